@@ -1,0 +1,1 @@
+"""The command line. It shows and asks; every decision is made on the floors below."""

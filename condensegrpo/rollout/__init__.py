@@ -1,0 +1,1 @@
+"""The trajectory engine: from a problem to a trajectory."""

@@ -1,0 +1,1 @@
+"""Built-in tasks: problems and the environments that pose them."""

@@ -1,0 +1,1 @@
+"""Built-in tools: plain typed functions."""

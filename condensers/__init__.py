@@ -1,0 +1,1 @@
+"""Condensers: how a history is rewritten before a turn."""

@@ -1,0 +1,1 @@
+"""Rewards: what a finished trajectory is worth."""
