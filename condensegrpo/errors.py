@@ -1,0 +1,96 @@
+"""Every error that condensegrpo raises on purpose.
+
+    CondenseError
+    ├── ConfigError          the configuration is wrong; raised before any model is loaded
+    │   └── PluginError      a plug-in is unknown, cannot be imported or refuses its options
+    ├── DataError            a file or dataset does not hold what it should
+    │   └── TrajectoryFileError  a trajectory file is truncated, of another version or breaks an invariant
+    ├── RolloutError         a trajectory cannot be sampled as asked
+    │   ├── PrefixBroken     a prompt does not continue the last one and no condensation was declared
+    │   ├── ContextOverflow  a prompt does not fit, whatever the condenser did
+    │   └── SamplerError     the sampler failed
+    ├── ScoreError           a reward is not a finite number
+    ├── LearnerError         the optimiser step cannot be taken as asked
+    │   └── CheckpointError  a checkpoint is damaged, incomplete or of another run
+    └── RunError             the run folder is in use, missing or full
+        └── Interrupted      somebody asked to stop before there was anything to save
+
+A message says what was being done, what was found, what was wanted and what to do now. Errors come back from worker
+processes, so none has an ``__init__`` of its own (they must unpickle): named constructors build the messages.
+"""
+
+from typing import Self
+
+
+class CondenseError(Exception):
+    """Base of every error that condensegrpo raises on purpose."""
+
+
+class ConfigError(CondenseError):
+    """The configuration is wrong."""
+
+
+class PluginError(ConfigError):
+    """A plug-in is unknown, cannot be imported or refuses its options."""
+
+
+class DataError(CondenseError):
+    """A file or dataset does not hold what it should."""
+
+
+class TrajectoryFileError(DataError):
+    """A trajectory file is truncated, of another version or breaks an invariant."""
+
+
+class RolloutError(CondenseError):
+    """A trajectory cannot be sampled as asked."""
+
+
+class PrefixBroken(RolloutError):
+    """A prompt does not begin with the tokens before it, and nobody declared a condensation."""
+
+    @classmethod
+    def at(cls, *, turn: int, position: int, wanted: int, found: int | None) -> Self:
+        """The error for the first token that differs; ``found=None`` says that the prompt ended there."""
+        held = "ends" if found is None else f"holds {found}"
+        return cls(
+            f"turn {turn} does not continue turn {turn - 1}: at token {position} the prompt {held}, the earlier turn "
+            f"held {wanted}, and no condensation was declared there. The text was probably tokenised anew; build the "
+            f"prompt from token ids, or declare the rewrite in Turn.condensation."
+        )
+
+
+class ContextOverflow(RolloutError):
+    """A prompt does not fit its budget, whatever the condenser did."""
+
+    @classmethod
+    def at(cls, *, turn: int, tokens: int, budget: int) -> Self:
+        """The error for a prompt of ``tokens`` where ``budget`` were allowed."""
+        return cls(
+            f"the prompt of turn {turn} needs {tokens} tokens and the context budget is {budget}: raise "
+            f"rollout.max_context_tokens or choose a condenser that keeps less"
+        )
+
+
+class SamplerError(RolloutError):
+    """The sampler failed."""
+
+
+class ScoreError(CondenseError):
+    """A reward is not a finite number."""
+
+
+class LearnerError(CondenseError):
+    """The optimiser step cannot be taken as asked."""
+
+
+class CheckpointError(LearnerError):
+    """A checkpoint is damaged, incomplete or of another run."""
+
+
+class RunError(CondenseError):
+    """The run folder is in use, missing or full."""
+
+
+class Interrupted(RunError):
+    """Somebody asked to stop before there was anything to save."""

@@ -1,0 +1,171 @@
+"""The seams: what a sampler, condenser, reward, task, environment, tool and tracker are. Standard library only.
+
+A plug-in inherits nothing from here; it has the method. Every seam has a deterministic fake or a small real member in
+the package. The engine decides *when* a plug-in is called and names the boundary when it raises; a plug-in raises plain
+Python errors.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from condensegrpo.messages import History, Message, Unit
+from condensegrpo.trajectory import Generation, SamplingParams, Span, Trajectory
+
+Split = Literal["train", "eval"]
+Count = Callable[[Sequence[Message]], int]  # tokens of these messages as a whole prompt, template and tools included
+NamedTensors = Iterable[
+    tuple[str, Any]
+]  # (name as in the model's state dict, torch.Tensor); Any keeps torch off this floor
+
+
+class Sampler(Protocol):
+    """Samples replies. Token ids in, token ids out."""
+
+    async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+        """One reply to one prompt. Log-probabilities are those of the distribution sampled from.
+
+        Requests that wait at the same time may be served together; the result of one must not depend on the others.
+        """
+
+    def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
+        """Take the learner's weights after optimiser step ``version``. No request may be under way."""
+
+    @property
+    def version(self) -> int:
+        """The optimiser step whose weights are in use."""
+
+    def close(self) -> None:
+        """Free what is held. May be called twice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What a condensed prompt may cost, and how to tell."""
+
+    tokens: int  # at most, of the whole prompt by ``count``
+    count: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condensed:
+    """A condenser's answer: the units to show after the head, in order, and what became of every unit."""
+
+    units: tuple[Unit, ...]
+    spans: tuple[Span, ...]  # one for every unit of the history, in order
+    reason: str = ""
+
+
+class Condenser(Protocol):
+    """Rewrites a history into a shorter one: *how* to condense. The head is never touched, units are atomic."""
+
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+        """The units to show before the next turn, within ``budget``; the newest alone if even that does not fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One question with its ground truth."""
+
+    id: str
+    question: str
+    answer: str | None = None  # ground truth
+    data: Mapping[str, Any] = field(default_factory=dict)  # whatever the task's environment and rewards need
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """An environment's answer to one reply. ``done`` without an ``answer`` is a format error."""
+
+    observations: tuple[Message, ...] = ()
+    done: bool = False
+    answer: str | None = None
+    turn_rewards: Mapping[str, float] = field(default_factory=dict)
+
+
+class Environment(Protocol):
+    """One episode of one problem; used once. Replies that call tools go to the tools, all others come here."""
+
+    async def start(self) -> tuple[Message, ...]:
+        """The head of the history: system message and question."""
+
+    async def step(self, reply: Message) -> Step:
+        """What follows from a reply that called no tool."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demonstration:
+    """One turn as it should be done, for the warm start: a context and the reply to it."""
+
+    context: tuple[Message, ...]
+    reply: str  # without the stop token, which the renderer adds
+
+
+class Task(Protocol):
+    """Problems and the environments that pose them."""
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """All problems of a split, in a fixed order. The splits share no problem."""
+
+    def environment(self, problem: Problem) -> Environment:
+        """A fresh episode."""
+
+
+@runtime_checkable
+class Demonstrates(Protocol):
+    """A task that can show how it is done."""
+
+    def demonstrations(self, seed: int) -> Iterator[Demonstration]:
+        """Turns of training problems, without end, in an order fixed by ``seed``."""
+
+    def corpus(self) -> Iterable[str]:
+        """Text that holds every word of the task, to build a tokenizer from."""
+
+    def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
+        """Whether a sampled reply is right for this context; ``None``: it commits to nothing that can be judged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardResult:
+    """A reward with its parts. ``None`` leaves the judgement to the plain rule of ``scoring.score``."""
+
+    total: float
+    components: Mapping[str, float] = field(default_factory=dict)
+    format_valid: bool | None = None
+    correct: float | None = None  # in [0, 1]
+
+
+class Reward(Protocol):
+    """What a finished trajectory is worth."""
+
+    def __call__(self, trajectory: Trajectory, problem: Problem) -> Mapping[str, float] | RewardResult:
+        """The reward, or its parts by name (their sum is then the reward)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One summand of a reward that is a weighted sum."""
+
+    name: str  # of its component in the breakdown
+    weight: float  # finite, not negative
+    reward: Reward
+
+    def __post_init__(self) -> None:
+        if isinstance(self.weight, bool) or not 0 <= self.weight < math.inf:
+            raise ValueError(
+                f"the weight of {self.name!r} is {self.weight}: wanted a finite number that is not negative"
+            )
+
+
+Tool = Callable[..., Any]  # a typed function with a docstring, sync or async; what it returns is shown as str(...)
+
+
+class Tracker(Protocol):
+    """Where metrics go."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of one step."""
+
+    def close(self) -> None:
+        """Flush and free."""

@@ -1,0 +1,202 @@
+"""Plug-ins by name and by file, what a person reads when one is not there, and errors that must survive pickling."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from condensegrpo import errors
+from condensegrpo.errors import CondenseError, ContextOverflow, PluginError, PrefixBroken
+from condensegrpo.plugins import KINDS, build, installed, load
+
+CONDENSER = '''
+"""A condenser in one file."""
+
+class Shortest:
+    """Keeps nothing but ``units``."""
+
+    def __init__(self, units: int, *, marker: str = "…") -> None:
+        if units < 0:
+            raise ValueError(f"units must not be negative, found {units}")
+        self.units, self.marker = units, marker
+'''
+
+
+@pytest.fixture
+def condenser_file(tmp_path: Path) -> Path:
+    path = tmp_path / "my_condenser.py"
+    path.write_text(CONDENSER, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("condensers", {"full", "last_k"}),
+        ("rewards", {"correct", "format", "inverse_max_context", "weighted_sum"}),
+        ("tasks", {"ledger", "gsm8k", "jsonl"}),
+        ("tools", {"calculator"}),
+        ("samplers", {"transformers", "scripted"}),
+        ("trackers", {"jsonl"}),
+    ],
+)
+def test_our_own_plug_ins_are_installed_like_anybody_elses(kind: str, names: set[str]) -> None:
+    assert names <= {point.name for point in installed(kind)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_installed_plug_ins_come_in_the_order_of_their_names(kind: str) -> None:
+    names = [point.name for point in installed(kind)]
+    assert names == sorted(names)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, point.name) for kind in KINDS for point in installed(kind) if kind != "samplers"]
+)
+def test_every_installed_plug_in_but_the_samplers_can_be_imported(kind: str, name: str) -> None:
+    assert callable(load(kind, name))
+
+
+def test_a_name_gives_the_very_object_that_its_package_holds() -> None:
+    from condensegrpo.condensers.last_k import LastK
+
+    assert load("condensers", "last_k") is LastK
+
+
+def test_a_near_miss_names_what_was_meant() -> None:
+    with pytest.raises(PluginError, match=r"'last-k' among the condensers: not installed\. Did you mean 'last_k'\?"):
+        load("condensers", "last-k")
+
+
+def test_a_wild_miss_lists_what_there_is_and_how_to_name_a_file() -> None:
+    with pytest.raises(PluginError, match=r"not installed\. Installed: .*full, .*path/to/file\.py:Name") as caught:
+        load("condensers", "zzz")
+    assert "Did you mean" not in str(caught.value)
+
+
+def test_an_unknown_option_lists_those_that_exist(condenser_file: Path) -> None:
+    with pytest.raises(
+        PluginError, match=r"unexpected keyword argument 'unitz'.*Its options are: units: int, marker: str = '…'"
+    ):
+        build("condensers", f"{condenser_file}:Shortest", {"units": 1, "unitz": 2})
+
+
+def test_a_missing_option_is_named(condenser_file: Path) -> None:
+    with pytest.raises(PluginError, match=r"missing a required argument: 'units'"):
+        build("condensers", f"{condenser_file}:Shortest", {})
+
+
+def test_a_value_that_a_plug_in_refuses_is_shown_with_its_reason(condenser_file: Path) -> None:
+    with pytest.raises(PluginError, match=r"with \{'units': -1\}: units must not be negative, found -1"):
+        build("condensers", f"{condenser_file}:Shortest", {"units": -1})
+
+
+def test_a_plug_in_in_a_file_is_built_with_its_options(condenser_file: Path) -> None:
+    made = build("condensers", f"{condenser_file}:Shortest", {"units": 2, "marker": "-"})
+    assert (made.units, made.marker) == (2, "-")
+
+
+def test_a_file_is_imported_once_so_that_its_classes_stay_the_same(condenser_file: Path) -> None:
+    name = f"{condenser_file}:Shortest"
+    assert load("condensers", name) is load("condensers", name)
+
+
+def test_files_of_the_same_name_in_two_folders_are_two_plug_ins(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(f"def where() -> str:\n    return {folder!r}\n", encoding="utf-8")
+    assert [build("tools", f"{tmp_path / folder / 'mine.py'}:where", {}) for folder in ("one", "two")] == ["one", "two"]
+
+
+def test_a_relative_path_is_taken_from_the_working_folder(
+    condenser_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(condenser_file.parent)
+    assert load("condensers", "my_condenser.py:Shortest") is load("condensers", f"{condenser_file}:Shortest")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PluginError, match=r"there is no file .*nothing\.py"):
+        load("rewards", f"{tmp_path / 'nothing.py'}:Reward")
+
+
+def test_a_file_without_the_object_lists_what_it_holds(condenser_file: Path) -> None:
+    with pytest.raises(PluginError, match=r"looking for 'Longest' in .*my_condenser\.py: it holds Shortest"):
+        load("condensers", f"{condenser_file}:Longest")
+
+
+def test_a_file_that_fails_on_import_says_why_and_may_be_mended(tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text("raise RuntimeError('out of coffee')\n", encoding="utf-8")
+    with pytest.raises(PluginError, match="importing .*broken.py: RuntimeError: out of coffee"):  # noqa: RUF043
+        load("tools", f"{path}:tool")
+    path.write_text("def tool() -> int:\n    return 42  # mended\n", encoding="utf-8")
+    assert load("tools", f"{path}:tool")() == 42
+
+
+def test_a_file_that_is_no_python_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello", encoding="utf-8")
+    with pytest.raises(PluginError, match=r"notes\.txt: it is not a Python file"):
+        load("tools", f"{tmp_path / 'notes.txt'}:tool")
+
+
+def test_a_plug_in_from_a_file_survives_pickling_in_its_process(condenser_file: Path) -> None:
+    made = build("condensers", f"{condenser_file}:Shortest", {"units": 3})
+    assert pickle.loads(pickle.dumps(made)).units == 3
+
+
+def test_looking_for_plug_ins_imports_no_torch() -> None:
+    program = (
+        "import sys, condensegrpo.plugins as p; [p.installed(k) for k in p.KINDS]; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
+
+
+def every_error() -> list[type[CondenseError]]:
+    return [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, CondenseError)]
+
+
+@pytest.mark.parametrize("kind", every_error())
+def test_every_error_comes_back_from_another_process_with_its_words(kind: type[CondenseError]) -> None:
+    back = pickle.loads(pickle.dumps(kind("training: found 3, wanted 4; add one")))
+    assert type(back) is kind
+    assert str(back) == "training: found 3, wanted 4; add one"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PrefixBroken.at(turn=1, position=2, wanted=10, found=None),
+        ContextOverflow.at(turn=3, tokens=900, budget=512),
+    ],
+)
+def test_errors_from_named_constructors_come_back_too(error: CondenseError) -> None:
+    back = pickle.loads(pickle.dumps(error))
+    assert (type(back), str(back)) == (type(error), str(error))
+
+
+def test_the_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
+    def tree(kind: type[CondenseError], depth: int) -> list[tuple[int, str]]:
+        below = [line for sub in kind.__subclasses__() if sub in every_error() for line in tree(sub, depth + 1)]
+        return [(depth, kind.__name__), *below]
+
+    drawn = [line for line in (errors.__doc__ or "").splitlines() if "Error" in line or "─" in line]
+    names = [(line.replace("│", " ").replace("├── ", "    ").replace("└── ", "    ")) for line in drawn]
+    depths = [((len(line) - len(line.lstrip())) // 4 - 1, line.split()[0]) for line in names if line.startswith("    ")]
+    assert depths == tree(CondenseError, 0)
+
+
+def test_broken_prefix_says_what_was_held_found_and_what_to_do() -> None:
+    words = str(PrefixBroken.at(turn=4, position=17, wanted=5, found=6))
+    for part in (
+        "turn 4",
+        "turn 3",
+        "token 17",
+        "holds 6",
+        "held 5",
+        "build the prompt from token ids",
+        "Turn.condensation",
+    ):
+        assert part in words
