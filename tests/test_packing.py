@@ -1,0 +1,253 @@
+"""Micro-batches: nothing lost, nothing doubled, and a gradient that does not depend on how the rows were packed."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import fields
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.functional import log_softmax, one_hot
+
+from condensegrpo.errors import LearnerError
+from condensegrpo.losses import clipped
+from condensegrpo.packing import PackedBatch, collate, dummy, pack
+from condensegrpo.trajectory import Segment
+
+VOCABULARY = 12
+
+
+def row(text: str, *, advantage: float = 1.0, weight: float = 0.25) -> Segment:
+    """Token ids by their numbers, trained where starred: ``row("5 6 7*")``."""
+    words = text.split()
+    trained = tuple(word.endswith("*") for word in words)
+    return Segment(
+        token_ids=tuple(int(word.rstrip("*")) for word in words),
+        trained=trained,
+        logprobs=tuple(-1.5 if yes else 0.0 for yes in trained),
+        advantages=tuple(advantage if yes else 0.0 for yes in trained),
+        weights=tuple(weight if yes else 0.0 for yes in trained),
+        trajectory="q/0",
+        first_turn=2,
+    )
+
+
+def test_rows_go_longest_first_into_the_first_micro_batch_with_room() -> None:
+    assert pack([3, 9, 5, 2], 10) == ((1,), (0, 2, 3))
+    assert pack([6, 5, 4, 4, 1], 10) == ((0, 2), (1, 3, 4))
+
+
+def test_equal_lengths_go_by_index() -> None:
+    assert pack([5, 5, 5, 5, 5], 10) == ((0, 1), (2, 3), (4,))
+
+
+def test_no_rows_make_no_micro_batches() -> None:
+    assert pack([], 10) == ()
+
+
+def test_a_row_as_long_as_the_budget_fits() -> None:
+    assert pack([10, 10], 10) == ((0,), (1,))
+
+
+def test_a_row_over_the_budget_is_an_error_that_names_it_and_the_cure() -> None:
+    with pytest.raises(
+        LearnerError, match=r"row 2 has 40 tokens .* hold 10\. .*learner\.tokens_per_micro_batch to at least 40"
+    ):
+        pack([3, 30, 40], 10)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.integers(1, 20), max_size=30), st.integers(20, 60))
+def test_every_row_is_in_exactly_one_micro_batch_within_the_budget(lengths: list[int], budget: int) -> None:
+    batches = pack(lengths, budget)
+    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
+    assert all(0 < sum(lengths[index] for index in batch) <= budget for batch in batches)
+    # no two micro-batches could have been one, so that at most about twice the tokens' worth of them exists
+    sizes = sorted(sum(lengths[index] for index in batch) for batch in batches)
+    assert len(sizes) < 2 or sizes[0] + sizes[1] > budget
+
+
+def test_rows_lie_behind_each_other_with_positions_of_their_own() -> None:
+    batch = collate([row("5 6 7*"), row("8 9*", advantage=-2, weight=0.5)])
+    assert batch.token_ids.tolist() == [[5, 6, 7, 8, 9]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1]]
+    assert batch.source.tolist() == [1, 3]
+    assert batch.target.tolist() == [7, 9]
+    assert batch.logprobs.tolist() == [-1.5, -1.5]
+    assert batch.advantages.tolist() == [1, -2]
+    assert batch.weights.tolist() == [0.25, 0.5]
+
+
+def test_tool_tokens_between_two_replies_are_context() -> None:
+    batch = collate([row("1 2* 3* 4 5 6*")])
+    assert batch.target.tolist() == [2, 3, 6]
+    assert batch.source.tolist() == [0, 1, 4]
+
+
+def test_the_padding_id_is_trained_where_it_was_sampled() -> None:
+    # trl#4974, MemGen#33: padding inferred from the id; there is no padding here
+    batch = collate([row("0 3 0*"), row("0 0*")])
+    assert batch.target.tolist() == [0, 0]
+    assert batch.token_ids.shape == (1, 5)
+
+
+def test_what_stands_at_untrained_places_cannot_reach_the_loss() -> None:
+    # OpenRLHF#1240: NaN · 0 = NaN at masked slots
+    planted = Segment(
+        token_ids=(1, 2, 3),
+        trained=(False, False, True),
+        logprobs=(float("nan"), float("inf"), -1.5),
+        advantages=(float("nan"), 0.0, 1.0),
+        weights=(float("inf"), float("nan"), 0.5),
+        trajectory="q/0",
+        first_turn=0,
+    )
+    batch = collate([planted])
+    found = clipped(torch.tensor([-1.5]), batch.logprobs, batch.advantages)
+    assert (batch.weights * found.loss_T).sum().item() == -0.5
+
+
+def test_types_and_shapes_are_what_a_model_takes() -> None:
+    batch = collate([row("5 6 7* 8*")])
+    shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in columns(batch).items()}
+    assert shapes == {
+        "token_ids": ((1, 4), torch.int64),
+        "position_ids": ((1, 4), torch.int64),
+        "source": ((2,), torch.int64),
+        "target": ((2,), torch.int64),
+        "logprobs": ((2,), torch.float32),
+        "advantages": ((2,), torch.float32),
+        "weights": ((2,), torch.float32),
+    }
+
+
+def test_a_batch_moves_as_a_whole() -> None:
+    moved = collate([row("5 6 7*")]).to("meta")
+    assert {tensor.device.type for tensor in columns(moved).values()} == {"meta"}
+
+
+def test_a_trained_token_without_context_is_an_error_that_names_its_row() -> None:
+    with pytest.raises(
+        LearnerError, match=r"row 1 \(trajectory 'q/0', from turn 2\): its first token is to be trained"
+    ):
+        collate([row("5 6*"), row("7* 8*")])
+
+
+def test_no_rows_make_no_batch() -> None:
+    with pytest.raises(ValueError, match=r"takes dummy\(\)"):
+        collate([])
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.lists(st.tuples(st.integers(0, 11), st.booleans()), min_size=1, max_size=6), min_size=1, max_size=5))
+def test_packing_keeps_every_trained_token_and_what_predicts_it(texts: list[list[tuple[int, bool]]]) -> None:
+    rows = [
+        row(" ".join(f"{token}{'*' if yes and place else ''}" for place, (token, yes) in enumerate(text)))
+        for text in texts
+    ]
+    wanted = [
+        (one.token_ids[place - 1], one.token_ids[place], place - 1)
+        for one in rows
+        for place, yes in enumerate(one.trained)
+        if yes
+    ]
+    batch = collate(rows)
+    source_ids = batch.token_ids[0, batch.source].tolist()
+    source_positions = batch.position_ids[0, batch.source].tolist()
+    assert list(zip(source_ids, batch.target.tolist(), source_positions, strict=True)) == wanted
+
+
+class Bigram(nn.Module):
+    """The smallest language model: the logits after a token depend on that token and its position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(7)
+        self.after = nn.Parameter(torch.randn(VOCABULARY, VOCABULARY, generator=generator))
+        self.place = nn.Parameter(torch.randn(16, VOCABULARY, generator=generator))
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """Log-probabilities (T,) of the trained tokens."""
+        logits_SV = self.after[batch.token_ids[0]] + self.place[batch.position_ids[0]]
+        return log_softmax(logits_SV[batch.source], dim=-1).gather(1, batch.target[:, None]).flatten()
+
+
+def columns(batch: PackedBatch) -> dict[str, Tensor]:
+    return {field.name: object.__getattribute__(batch, field.name) for field in fields(batch)}
+
+
+def gradient(batches: Sequence[PackedBatch]) -> Tensor:
+    """The gradient of Σ w·l over some micro-batches, all parameters in one vector."""
+    model = Bigram()
+    for batch in batches:
+        found = clipped(model(batch), batch.logprobs, batch.advantages, clip_low=0.9, clip_high=9)
+        (batch.weights * found.loss_T).sum().backward()
+    return torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None])
+
+
+def sixteen_rows() -> list[Segment]:
+    draw = random.Random(3)
+    lengths = [draw.randint(2, 12) for _ in range(16)]
+    return [
+        row(
+            " ".join(
+                f"{draw.randrange(VOCABULARY)}{'*' if place and draw.random() < 0.6 else ''}" for place in range(size)
+            ),
+            advantage=draw.uniform(-2, 2),
+            weight=draw.uniform(0.01, 0.1),
+        )
+        for size in lengths
+    ]
+
+
+@pytest.mark.parametrize("per_batch", [1, 4, 16])
+def test_the_gradient_is_the_same_for_any_micro_batches(per_batch: int) -> None:
+    # trl#3021, mlx-lm#1413: means of micro-batches; 16×1, 4×4 and 1×16 rows here
+    rows = sixteen_rows()
+    shuffled = random.Random(per_batch).sample(rows, 16)
+    batches = [collate(shuffled[start : start + per_batch]) for start in range(0, 16, per_batch)]
+    torch.testing.assert_close(gradient(batches), gradient([collate(rows)]), rtol=1e-5, atol=1e-7)
+
+
+def test_the_gradient_is_the_same_for_rows_packed_to_a_budget() -> None:
+    rows = sixteen_rows()
+    packed = pack([len(one.token_ids) for one in rows], 20)
+    assert 1 < len(packed) < 16
+    batches = [collate([rows[index] for index in batch]) for batch in packed]
+    torch.testing.assert_close(gradient(batches), gradient([collate(rows)]), rtol=1e-5, atol=1e-7)
+
+
+def test_the_gradient_is_the_same_for_a_merged_row_and_one_row_a_turn() -> None:
+    merged = row("1 2* 3* 4 5*")
+    apart = [row("1 2* 3*"), row("1 2 3 4 5*")]
+    torch.testing.assert_close(gradient([collate([merged])]), gradient([collate(apart)]), rtol=1e-5, atol=1e-7)
+
+
+def test_gradient_flows_from_sampled_tokens_only_and_from_the_place_before_them() -> None:
+    # RAGEN#71 (inverted mask), minimind#621 (off by one): the logits that get a gradient are those that predict a
+    # sampled token, the first of which is predicted by the last token of its context
+    batch = collate([row("1 2 3* 4* 5 6*"), row("7 8*")])
+    logits_SV = torch.zeros(8, VOCABULARY, requires_grad=True)
+    logp_T = log_softmax(logits_SV[batch.source], dim=-1).gather(1, batch.target[:, None]).flatten()
+    (batch.weights * clipped(logp_T, logp_T.detach(), batch.advantages).loss_T).sum().backward()
+    assert logits_SV.grad is not None
+    moved = logits_SV.grad.abs().sum(dim=1) > 0
+    assert moved.tolist() == [False, True, True, False, True, False, True, False]
+    # −w·A·∇logp of a uniform distribution: w·(1/V − one_hot)
+    wanted_TV = 0.25 * (1 / VOCABULARY - one_hot(torch.tensor([3, 4, 6, 8]), VOCABULARY).float())
+    torch.testing.assert_close(logits_SV.grad[moved], wanted_TV)
+
+
+def test_a_dummy_touches_every_parameter_with_a_gradient_of_zero() -> None:
+    # ms-swift#8102: a rank without rows must join forward and backward
+    found = gradient([dummy()])
+    assert len(found) == VOCABULARY * VOCABULARY + 16 * VOCABULARY
+    assert not found.any()
+
+
+def test_a_dummy_beside_real_rows_changes_nothing() -> None:
+    # verl#5969: padding with copies of real rows pollutes loss and metrics
+    rows = [collate([row("1 2* 3*")])]
+    assert torch.equal(gradient([*rows, dummy()]), gradient(rows))
