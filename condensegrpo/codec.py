@@ -1,0 +1,136 @@
+"""Frozen dataclasses to one line of JSON and back, checked. Standard library only.
+
+Not pydantic: its JSON parser refuses lone surrogates, which a byte-level tokenizer can produce, and its strict mode
+refuses the lists that JSON has for tuples, while its lax mode reads ``"5"`` as 5.
+
+A field that is absent takes its default if it has one, so a later version may add fields; an unknown field is an error.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import StrEnum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+def dump_line(value: object) -> str:
+    """One line of ASCII JSON without its newline; numbers read back equal to the last bit, text whatever it holds."""
+    return json.dumps(value, default=_plain, ensure_ascii=True, separators=(",", ":"))
+
+
+def decode(kind: type[T], value: object, place: str = "") -> T:
+    """The value of type ``kind`` (a dataclass or a type that its fields have) that parsed JSON stands for.
+
+    Raises:
+        ValueError: the first fault, named by its place under ``place``, such as ``trajectory.turns[2].logprobs[0]``.
+    """
+    return cast(T, _decode(kind, value, place))
+
+
+def _plain(value: object) -> dict[str, object]:
+    if is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} cannot be stored as JSON")
+
+
+def _decode(kind: Any, value: object, place: str) -> object:  # noqa: ANN401  a type or a typing construct
+    origin = get_origin(kind)
+    if origin in (Union, UnionType):
+        return _optional(kind, value, place)
+    if origin is Literal:
+        return _member(get_args(kind), value, place)
+    if origin is tuple:
+        return _items(get_args(kind)[0], value, place)
+    if origin is not None:  # the one mapping that the data has: Mapping[str, X]
+        return _mapping(get_args(kind)[1], value, place)
+    if is_dataclass(kind):
+        return _record(cast(type, kind), value, place)
+    if issubclass(kind, StrEnum):
+        return kind(_member(tuple(kind), value, place))
+    return _scalar(kind, value, place)
+
+
+def _optional(kind: Any, value: object, place: str) -> object:  # noqa: ANN401  X | None
+    inner = next(part for part in get_args(kind) if part is not NoneType)
+    return None if value is None else _decode(inner, value, place)
+
+
+def _items(kind: Any, value: object, place: str) -> tuple[object, ...]:  # noqa: ANN401  as _decode
+    if not isinstance(value, list):
+        raise _fault(place, "a list", value)
+    if kind in (int, float, str) and all(type(item) is kind for item in value):
+        return tuple(value)  # token ids and log-probabilities: nearly all there is
+    return tuple(_decode(kind, item, f"{place}[{index}]") for index, item in enumerate(value))
+
+
+def _mapping(kind: Any, value: object, place: str) -> dict[str, object]:  # noqa: ANN401  as _decode
+    if not isinstance(value, dict):
+        raise _fault(place, "an object", value)
+    return {key: _decode(kind, item, _inside(place, key)) for key, item in value.items()}
+
+
+def _record(kind: type[T], value: object, place: str) -> T:
+    if not isinstance(value, dict):
+        raise _fault(place, "an object", value)
+    known = _decoders(cast(Any, kind))
+    for key in value:
+        if key not in known:
+            raise ValueError(f"{_named(place)}: unknown field {key!r}; {kind.__name__} has {', '.join(known)}")
+    missing = [name for name, (_, required) in known.items() if required and name not in value]
+    if missing:
+        raise ValueError(f"{_named(place)}: {kind.__name__} misses {', '.join(missing)}")
+    given = {key: known[key][0](item, _inside(place, key)) for key, item in value.items()}
+    try:
+        return kind(**given)
+    except ValueError as error:  # what a constructor checks beyond types
+        raise ValueError(f"{_named(place)}: {error}") from error
+
+
+def _scalar(kind: type, value: object, place: str) -> object:
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise _fault(place, _WORDS[kind], value)
+    return value
+
+
+def _member(members: tuple[str, ...], value: object, place: str) -> str:
+    if not isinstance(value, str) or value not in members:
+        raise _fault(place, f"one of {', '.join(members)}", value)
+    return value
+
+
+@cache
+def _decoders(kind: Any) -> dict[str, tuple[Callable[[object, str], object], bool]]:  # noqa: ANN401  a dataclass
+    """The decoder of each field, and whether the field must be there."""
+    hints = get_type_hints(kind)
+
+    def decoder(field: Field[Any]) -> Callable[[object, str], object]:
+        return lambda value, place: _decode(hints[field.name], value, place)
+
+    return {
+        field.name: (decoder(field), field.default is MISSING and field.default_factory is MISSING)
+        for field in fields(kind)
+    }
+
+
+def _inside(place: str, key: str) -> str:
+    return f"{place}.{key}" if place else key
+
+
+def _named(place: str) -> str:
+    return place or "the whole"
+
+
+def _fault(place: str, wanted: str, found: object) -> ValueError:
+    text = repr(found)
+    return ValueError(f"{_named(place)}: wanted {wanted}, found {text if len(text) <= 60 else text[:57] + '...'}")
+
+
+_WORDS: Mapping[type, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}

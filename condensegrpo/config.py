@@ -1,0 +1,351 @@
+"""The configuration: a YAML file and ``key=value`` overrides in, frozen and checked values out.
+
+Defaults live here and nowhere else; a YAML file holds what an experiment changes. Every key says its unit and range.
+Plug-in options are checked by the plug-in itself when ``assemble`` builds it, before any model is loaded.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from condensegrpo.errors import ConfigError
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+S = TypeVar("S", bound=_Section)
+
+
+class Plugin(_Section):
+    """A plug-in by name (see ``condensegrpo plugins``) or as ``path/to/file.py:Name``."""
+
+    name: str
+    options: dict[str, Any] = {}
+    """Keyword arguments of the plug-in."""
+
+
+class WeightedPlugin(Plugin):
+    """A reward in a weighted sum."""
+
+    weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+
+
+class NewModel(_Section):
+    """A Qwen3 model made on the spot, with a tokenizer built from the task's own text."""
+
+    tokenizer: Literal["words", "bpe"] = "words"
+    vocab_size: int = Field(default=2048, ge=64)
+    """Of a bpe tokenizer; the most that a words tokenizer may need."""
+    hidden_size: int = Field(default=64, ge=8)
+    layers: int = Field(default=2, ge=1)
+    heads: int = Field(default=4, ge=1)
+    ffn_size: int = Field(default=256, ge=8)
+    initializer_range: float = Field(default=0.15, gt=0)
+    """Standard deviation of the initial weights."""
+    max_positions: int = Field(default=4096, ge=64)
+    """Longest context in tokens."""
+
+
+class Model(_Section):
+    """The policy: a Hugging Face folder or Hub id, or a new model."""
+
+    path: str | None = None
+    """Folder or Hub id with a tokenizer and a chat template. Not together with ``new``."""
+    new: NewModel | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    attention: str = "sdpa"
+    """transformers' ``attn_implementation`` of the learner."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "Model":
+        if self.path is not None and self.new is not None:
+            raise ValueError(
+                "set either path or new: a policy has one origin (model.new=null drops the one of the file)"
+            )
+        if self.path is None and self.new is None:
+            raise ValueError("set path (a Hugging Face folder or Hub id) or new (a model made on the spot)")
+        return self
+
+
+class Task(_Section):
+    """Where the problems come from."""
+
+    name: str
+    data: str | None = None
+    """Training problems: a JSONL or Parquet file, a folder or a Hub id."""
+    eval_data: str | None = None
+    """Held-out problems, likewise."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of the task."""
+
+
+class Rollout(_Section):
+    """How trajectories are sampled."""
+
+    max_turns: int = Field(default=8, ge=1)
+    """Replies of one trajectory, every reply counted."""
+    max_context_tokens: int = Field(default=2048, ge=8)
+    """Largest prompt of a turn, template included."""
+    max_output_tokens: int = Field(default=512, ge=1)
+    """Sampled tokens of one turn."""
+    temperature: float = Field(default=1.0, ge=0)
+    condense: Literal["every_turn", "over_budget"] = "every_turn"
+    """When the condenser is asked."""
+    tools: list[str] = []
+    """Names of tools, or path/to/file.py:function."""
+    tool_format: Literal["native", "tagged"] = "native"
+    """native: the chat template's own calls (Hermes/Qwen); tagged: <tool>{…}</tool> and <result>."""
+    tool_seconds: float = Field(default=10.0, gt=0)
+    """Time limit of one tool call."""
+    turn_seconds: float = Field(default=600.0, gt=0)
+    """Time limit of one reply and of one environment step."""
+    template_options: dict[str, Any] = {}
+    """Extra variables of the chat template, such as enable_thinking."""
+
+
+class Algorithm(_Section):
+    """How scores become gradients."""
+
+    estimator: str = "efficient"
+    """One of condensegrpo.advantages.ESTIMATORS."""
+    estimator_options: dict[str, Any] = {}
+    loss: str = "clipped"
+    """One of condensegrpo.losses.LOSSES."""
+    loss_options: dict[str, Any] = {}
+    aggregation: Literal["trajectory_constant", "trajectory_mean", "token_mean", "turn_mean"] = "trajectory_constant"
+    """The weight of a token in the optimiser step."""
+    aggregation_tokens: int | None = Field(default=None, ge=1)
+    """L of trajectory_constant; by default max_turns · max_output_tokens."""
+    updates_per_batch: int = Field(default=1, ge=1)
+    """Optimiser steps on each batch of trajectories."""
+
+
+class Optimiser(_Section):
+    """AdamW and its schedule."""
+
+    lr: float = Field(gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = Field(default=0.0, ge=0)
+    grad_clip: float = Field(default=1.0, gt=0)
+    """Largest norm of the whole gradient."""
+    warmup_steps: int = Field(default=0, ge=0)
+    schedule: Literal["constant", "cosine"] = "constant"
+
+
+class Learner(_Section):
+    """The DeepSpeed learner."""
+
+    optimiser: Optimiser = Optimiser(lr=1e-6)
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    tokens_per_micro_batch: int = Field(default=16384, ge=16)
+    """Largest packed micro-batch, in tokens; no row is ever split."""
+
+
+class WarmStart(_Section):
+    """Supervised steps on the task's own demonstrations before GRPO."""
+
+    steps: int = Field(default=0, ge=0)
+    """0: no warm start."""
+    turns_per_step: int = Field(default=64, ge=1)
+    optimiser: Optimiser = Optimiser(lr=4e-3, betas=(0.9, 0.98), schedule="cosine")
+    probe_target: float | None = Field(default=None, ge=0, le=1)
+    """Share of sampled replies that the task must call sound; short of it another round of steps follows."""
+    probe_turns: int = Field(default=256, ge=1)
+    """Contexts that the probe samples one reply for."""
+    max_rounds: int = Field(default=3, ge=1)
+    """Rounds of steps before the warm start gives up and says so."""
+
+
+class Train(_Section):
+    """The loop."""
+
+    steps: int = Field(default=100, ge=0)
+    problems_per_step: int = Field(default=16, ge=1)
+    """Problems of one batch, over all ranks."""
+    samples_per_problem: int = Field(default=8, ge=1)
+    """Trajectories of a group."""
+    eval_every: int = Field(default=20, ge=0)
+    """Steps between evaluations on held-out problems; 0: only before and after."""
+    save_every: int = Field(default=50, ge=0)
+    """Steps between checkpoints; 0: only at the end."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+
+
+class Evaluate(_Section):
+    """Evaluation on held-out problems."""
+
+    problems: int = Field(default=256, ge=1)
+    samples: int = Field(default=1, ge=1)
+    """Trajectories a problem."""
+    temperature: float | None = Field(default=None, ge=0)
+    """None: as in training."""
+    variants: dict[str, list[str]] = {}
+    """Further evaluations before and after training: name → key=value overrides."""
+
+
+class RunConfig(_Section):
+    """One run."""
+
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Of the run's folder."""
+    runs_dir: str = "runs"
+    seed: int = Field(default=0, ge=0)
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads of torch; None: one a core. One in all is fastest for tiny models, and gives the same everywhere."""
+    model: Model
+    task: Task
+    condenser: Plugin = Plugin(name="full")
+    reward: Plugin = Plugin(name="correct")
+    sampler: Plugin = Plugin(name="transformers")
+    trackers: list[Plugin] = []
+    """Beside metrics.jsonl, which is always written."""
+    rollout: Rollout = Rollout()
+    algorithm: Algorithm = Algorithm()
+    learner: Learner = Learner()
+    warm_start: WarmStart = WarmStart()
+    train: Train = Train()
+    evaluate: Evaluate = Evaluate()
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration of a YAML file with ``key=value`` overrides on top.
+
+    A value is read as YAML: ``train.steps=20``, ``rollout.tools=[calculator]``, ``model.new=null``.
+
+    Raises:
+        ConfigError: no such file, not YAML, an unknown key (with its nearest match), a wrong type or range.
+    """
+    tree = apply_overrides(read_yaml(path), overrides)
+    return validate(tree, source=str(path))
+
+
+def vary(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """A configuration with some ``key=value`` overrides."""
+    return validate(apply_overrides(config.model_dump(mode="json"), overrides), source="overrides")
+
+
+def dump_config(config: RunConfig) -> str:
+    """The resolved configuration as YAML; ``load_config`` reads it back to an equal value."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def shipped() -> tuple[str, ...]:
+    """The names of the configurations in the package, without ``.yaml``."""
+    return tuple(
+        sorted(entry.name[:-5] for entry in files("condensegrpo.configs").iterdir() if entry.name.endswith(".yaml"))
+    )
+
+
+def find_config(name: str) -> Path:
+    """The file that a command's CONFIG argument means: a path, or the name of a shipped configuration.
+
+    ``configs/quickstart.yaml`` works from an installed wheel as it does in a checkout.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    inside = Path(str(files("condensegrpo.configs"))) / f"{path.stem}.yaml"
+    if path.parent in (Path(), Path("configs")) and inside.is_file():
+        return inside
+    near = difflib.get_close_matches(path.stem, shipped(), n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    raise ConfigError(
+        f"reading the configuration {name}: there is no such file.{hint} Shipped: {', '.join(shipped())}."
+    )
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The tree of a YAML file."""
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"reading the configuration {path}: {error.strerror}. Give the path of a YAML file."
+        ) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"reading the configuration {path}: it is not YAML: {error}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"reading the configuration {path}: found {type(tree).__name__}, wanted a mapping of keys.")
+    return tree
+
+
+def apply_overrides(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A tree with dotted ``key=value`` overrides; missing branches are made, the given tree is left alone."""
+    result: dict[str, Any] = yaml.safe_load(yaml.safe_dump(dict(tree)))
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"reading the override {override!r}: wanted key=value, such as train.steps=20.")
+        *branches, leaf = key.split(".")
+        node = result
+        for branch in branches:
+            if not isinstance(node.get(branch), dict):
+                node[branch] = {}
+            node = node[branch]
+        try:
+            node[leaf] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"reading the override {override!r}: the value is not YAML: {error}") from error
+    return result
+
+
+def validate(tree: Mapping[str, Any], *, source: str) -> RunConfig:
+    """The checked configuration of a tree.
+
+    Raises:
+        ConfigError: every fault, one a line: the key, what was found and what was wanted.
+    """
+    return parse(RunConfig, tree, source=f"the configuration {source}")
+
+
+def parse(kind: type[S], tree: object, *, source: str) -> S:
+    """A checked section of a tree; raises as ``validate`` does."""
+    try:
+        return kind.model_validate(_numbers(tree))
+    except ValidationError as error:
+        lines = "\n".join(f"  {_fault(kind, fault)}" for fault in error.errors())
+        raise ConfigError(f"reading {source}:\n{lines}") from error
+
+
+def _numbers(tree: Any) -> Any:  # noqa: ANN401  a YAML tree
+    """YAML 1.1 reads ``1e-3`` as text; make it the number that its writer meant."""
+    if isinstance(tree, Mapping):
+        return {key: _numbers(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_numbers(value) for value in tree]
+    if isinstance(tree, str) and tree[:1] in "0123456789.-" and "e" in tree.lower():
+        try:
+            return float(tree)
+        except ValueError:
+            return tree
+    return tree
+
+
+def _fault(kind: type[BaseModel], fault: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
+    place = [str(part) for part in fault["loc"]]
+    key = ".".join(place) or "(the whole)"
+    if fault["type"] == "extra_forbidden":
+        known = _keys_of(kind, place[:-1])
+        near = difflib.get_close_matches(place[-1], known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
+        return f"{key}: unknown key; {hint}"
+    if fault["type"] == "missing":
+        return f"{key}: missing"
+    return f"{key}: found {fault['input']!r}; {fault['msg'].removeprefix('Value error, ')}"
+
+
+def _keys_of(section: type[BaseModel], place: Sequence[str]) -> list[str]:
+    for part in place:
+        annotation = section.model_fields[part].annotation if part in section.model_fields else None
+        candidates = [annotation, *get_args(annotation)]
+        inner = [kind for kind in candidates if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if inner:
+            section = inner[0]
+    return list(section.model_fields)

@@ -1,0 +1,142 @@
+"""The configuration: files and overrides in, checked values out, and errors that help."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from condensegrpo.config import (
+    apply_overrides,
+    dump_config,
+    find_config,
+    load_config,
+    shipped,
+    vary,
+)
+from condensegrpo.errors import ConfigError
+
+SMALL = "model: {new: {}}\ntask: {name: ledger}\n"
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+def refusal(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    return str(caught.value)
+
+
+def test_an_override_replaces_one_key_and_leaves_the_others(small: Path) -> None:
+    config = load_config(small, ["train.steps=7", "task.options.min_ops=4", "rollout.tools=[calculator]"])
+    assert config.train.steps == 7
+    assert config.train.problems_per_step == 16
+    assert config.task.options == {"min_ops": 4}
+    assert config.rollout.tools == ["calculator"]
+
+
+@pytest.mark.parametrize("text", ["1e-3", "1.0e-3", "0.001", "1E-3"])
+def test_a_learning_rate_may_be_written_in_any_notation(small: Path, text: str) -> None:
+    assert load_config(small, [f"learner.optimiser.lr={text}"]).learner.optimiser.lr == 0.001
+
+
+def test_an_override_can_drop_a_branch(small: Path) -> None:
+    config = load_config(small, ["model.new=null", "model.path=some/model"])
+    assert config.model.path == "some/model"
+    assert config.model.new is None
+
+
+def test_apply_overrides_leaves_the_given_tree_alone() -> None:
+    tree = {"a": {"b": 1}}
+    assert apply_overrides(tree, ["a.b=2", "a.c.d=x"]) == {"a": {"b": 2, "c": {"d": "x"}}}
+    assert tree == {"a": {"b": 1}}
+
+
+def test_an_unknown_key_names_its_nearest_match(small: Path) -> None:
+    assert "train.stps: unknown key; did you mean steps?" in refusal(small, "train.stps=3")
+    assert "model.new.hiden_size: unknown key; did you mean hidden_size?" in refusal(small, "model.new.hiden_size=3")
+
+
+def test_an_unknown_key_like_no_other_lists_those_that_exist(small: Path) -> None:
+    assert "known here: name, options" in refusal(small, "condenser.name=full", "condenser.zzz=1")
+
+
+def test_every_fault_is_reported_at_once(small: Path) -> None:
+    message = refusal(small, "train.steps=soon", "rollout.temperature=-1", "learner.zero_stage=4")
+    assert "train.steps: found 'soon'" in message
+    assert "rollout.temperature: found -1" in message
+    assert "learner.zero_stage: found 4" in message
+
+
+def test_a_policy_needs_exactly_one_origin(small: Path) -> None:
+    assert "set either path or new" in refusal(small, "model.path=x")
+    assert "set path" in refusal(small, "model.new=null")
+
+
+def test_a_run_name_cannot_leave_the_runs_folder(small: Path) -> None:
+    assert "name: found '../elsewhere'" in refusal(small, "name=../elsewhere")
+
+
+def test_an_override_without_a_value_says_how_it_is_written(small: Path) -> None:
+    assert "wanted key=value" in refusal(small, "train.steps")
+
+
+@pytest.mark.parametrize(("text", "wanted"), [("a: [", "not YAML"), ("- 1\n", "found list"), ("", "found NoneType")])
+def test_a_file_that_holds_no_mapping_is_refused(tmp_path: Path, text: str, wanted: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    assert wanted in refusal(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    assert "absent.yaml" in refusal(tmp_path / "absent.yaml")
+
+
+def test_a_dumped_configuration_reads_back_equal(small: Path, tmp_path: Path) -> None:
+    config = load_config(small, ["learner.optimiser.lr=1e-3", "evaluate.variants={far: [task.options.min_ops=9]}"])
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(dump_config(config))
+    assert load_config(copy) == config
+
+
+def test_vary_changes_only_what_it_is_told(small: Path) -> None:
+    config = load_config(small)
+    varied = vary(config, ["rollout.max_turns=50"])
+    assert varied.rollout.max_turns == 50
+    assert vary(varied, [f"rollout.max_turns={config.rollout.max_turns}"]) == config
+
+
+def test_a_shipped_configuration_is_found_by_name_and_by_its_path_in_a_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # neither file exists from here
+    assert find_config("quickstart") == find_config("configs/quickstart.yaml")
+    assert find_config("quickstart").is_file()
+
+
+def test_a_missing_configuration_names_the_nearest_shipped_one() -> None:
+    with pytest.raises(ConfigError, match="Did you mean quickstart"):
+        find_config("configs/quikstart.yaml")
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_configuration_loads(name: str) -> None:
+    assert load_config(find_config(name)).name == name
+
+
+def test_shipped_configurations_are_not_tabs_and_anchors_but_plain_yaml() -> None:
+    for name in shipped():
+        tree = yaml.safe_load(find_config(name).read_text(encoding="utf-8"))
+        assert set(tree) >= {"name", "model", "task"}
+
+
+def test_the_page_of_all_keys_is_up_to_date() -> None:
+    root = Path(__file__).parent.parent
+    made = subprocess.run([sys.executable, root / "docs/configuration.py"], capture_output=True, text=True, check=True)
+    assert (root / "docs/configuration.md").read_text(encoding="utf-8") == made.stdout

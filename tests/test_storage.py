@@ -1,0 +1,495 @@
+import errno
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from builders import condensation, ledger_episode, scored, trajectory, turn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from condensegrpo.codec import decode, dump_line
+from condensegrpo.errors import DataError, RunError, TrajectoryFileError
+from condensegrpo.messages import Message, ToolCall
+from condensegrpo.storage import (
+    Credit,
+    RunFolder,
+    append_line,
+    append_metrics,
+    read_credit,
+    read_metrics,
+    read_trajectories,
+    write_credit,
+    write_trajectory,
+)
+from condensegrpo.trajectory import Condensation, Fate, Score, ScoredTrajectory, Span, Stop, Trajectory, Turn
+
+TEXT = st.text(st.characters(exclude_categories=()), max_size=12)  # every code point, lone surrogates included
+FLOAT = st.floats(allow_nan=False)
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+CALLS = st.builds(ToolCall, id=TEXT, name=TEXT, arguments=TEXT)
+MESSAGES = st.builds(
+    Message,
+    role=st.sampled_from(["system", "user", "assistant", "tool"]),
+    content=TEXT,
+    tool_calls=st.lists(CALLS, max_size=2).map(tuple),
+    tool_call_id=st.none() | TEXT,
+    name=st.none() | TEXT,
+)
+SPANS = st.builds(Span, turn=st.integers(0, 9), fate=st.sampled_from(Fate), tokens=st.integers(0, 99))
+CONDENSATIONS = st.builds(
+    Condensation,
+    condenser=TEXT,
+    reason=TEXT,
+    tokens_before=st.integers(0, 999),
+    tokens_after=st.integers(0, 999),
+    spans=st.lists(SPANS, max_size=3).map(tuple),
+)
+
+
+@st.composite
+def turns(draw: st.DrawFn) -> Turn:
+    outputs = draw(st.lists(st.tuples(st.integers(0, 2**20), FLOAT), max_size=4))
+    return Turn(
+        prompt_ids=tuple(draw(st.lists(st.integers(0, 2**20), min_size=1, max_size=5))),
+        output_ids=tuple(token for token, _ in outputs),
+        logprobs=tuple(logprob for _, logprob in outputs),
+        policy_version=draw(st.integers(0, 99)),
+        kind=draw(st.sampled_from(["act", "condense"])),
+        condensation=draw(st.none() | CONDENSATIONS),
+        context=tuple(draw(st.lists(MESSAGES, max_size=2))),
+        reply=draw(MESSAGES),
+        observations=tuple(draw(st.lists(MESSAGES, max_size=2))),
+        turn_rewards=draw(st.dictionaries(TEXT, FLOAT, max_size=2)),
+    )
+
+
+TRAJECTORIES = st.builds(
+    Trajectory,
+    id=TEXT,
+    problem_id=TEXT,
+    group_id=TEXT,
+    turns=st.lists(turns(), max_size=3).map(tuple),
+    stop=st.sampled_from(Stop),
+    answer=st.none() | TEXT,
+    seconds=FINITE,
+    detail=TEXT,
+)
+SCORES = st.builds(
+    Score,
+    total=FINITE,
+    components=st.dictionaries(TEXT, FINITE, max_size=3),
+    format_valid=st.booleans(),
+    correct=FINITE,
+    context_tokens=st.integers(0, 9999),
+)
+
+
+def example(id: str = "p0/0") -> ScoredTrajectory:  # noqa: A002
+    return scored(trajectory(turn([1, 2], [10]), turn([1, 2, 10, 3], [11, 12]), id=id), 0.5)
+
+
+def run_folder(tmp_path: Path) -> RunFolder:
+    run = RunFolder.create(tmp_path / "runs" / "first")
+    run.config.write_text("name: first\n")
+    return run
+
+
+# --- trajectories
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.builds(ScoredTrajectory, trajectory=TRAJECTORIES, score=SCORES))
+def test_any_trajectory_reads_back_equal(one: ScoredTrajectory) -> None:
+    line = dump_line(one)
+    assert line.isascii()
+    assert "\n" not in line
+    assert decode(ScoredTrajectory, json.loads(line)) == one
+
+
+def test_a_file_gives_back_what_was_written_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "step_000001.jsonl"
+    odd = scored(
+        replace(ledger_episode([], []), answer=None, detail="lone \udc80 surrogate \x1b[31m"), 0.0, correct=0.0
+    )
+    for one in (example("b"), odd, example("a")):
+        write_trajectory(path, one)
+    result = read_trajectories(path)
+    assert result.trajectories == (example("b"), odd, example("a"))
+    assert result.problems == ()
+
+
+def test_a_trajectory_line_is_versioned_and_readable_by_others(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    write_trajectory(path, example())
+    line = json.loads(path.read_text())
+    assert line["version"] == 1
+    assert line["trajectory"]["turns"][1]["output_ids"] == [11, 12]
+    assert line["trajectory"]["stop"] == "answered"
+    assert line["score"]["components"] == {"correct": 1.0}
+
+
+def test_a_truncated_last_line_is_reported_not_fatal(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    write_trajectory(path, example("a"))
+    write_trajectory(path, example("b"))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-40])
+    result = read_trajectories(path)
+    assert [one.trajectory.id for one in result.trajectories] == ["a"]
+    assert len(result.problems) == 1
+    assert result.problems[0].startswith("line 2 is cut off after ")
+
+
+def test_a_last_line_that_only_misses_its_newline_counts(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    write_trajectory(path, example("a"))
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))
+    assert read_trajectories(path).trajectories == (example("a"),)
+    assert read_trajectories(path).problems == ()
+
+
+def test_appending_after_a_cut_off_line_does_not_bury_it_in_the_middle(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    write_trajectory(path, example("a"))
+    with path.open("a") as file:
+        file.write('{"version": 1, "traj' + "x" * 200_000)
+    write_trajectory(path, example("b"))
+    assert [one.trajectory.id for one in read_trajectories(path).trajectories] == ["a", "b"]
+
+
+def test_a_file_that_is_one_cut_off_line_starts_anew(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(b'{"version"')
+    write_trajectory(path, example("b"))
+    assert read_trajectories(path).trajectories == (example("b"),)
+
+
+def damage(path: Path, change: Callable[[dict[str, object]], object]) -> None:
+    """Rewrite line 2 of three."""
+    for name in "abc":
+        write_trajectory(path, example(name))
+    lines = path.read_text().splitlines()
+    lines[1] = json.dumps(change(json.loads(lines[1])))
+    path.write_text("\n".join(lines) + "\n")
+
+
+def at(line: object, *place: object, value: object) -> object:
+    """``line`` with ``value`` at a place."""
+    node = line
+    for key in place[:-1]:
+        node = node[key]  # type: ignore[index]
+    node[place[-1]] = value  # type: ignore[index]
+    return line
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda line: {**line, "version": 2}, "found version 2, wanted 1"),
+        (lambda line: {"trajectory": line["trajectory"]}, "found version None, wanted 1"),
+        (lambda line: [line], "found list, wanted an object"),
+        (lambda line: {**line, "extra": 1}, "unknown field 'extra'"),
+        (lambda line: {"version": 1, "score": line["score"]}, "ScoredTrajectory misses trajectory"),
+        (lambda line: at(line, "trajectory", "stop", value="bored"), "trajectory.stop: wanted one of answered"),
+        (lambda line: at(line, "trajectory", "answer", value=7), "trajectory.answer: wanted text, found 7"),
+        (lambda line: at(line, "trajectory", "seconds", value=True), "trajectory.seconds: wanted a number, found True"),
+        (lambda line: at(line, "trajectory", "turns", value={}), "trajectory.turns: wanted a list, found {}"),
+        (
+            lambda line: at(line, "trajectory", "turns", 1, "output_ids", 0, value="11"),
+            "trajectory.turns[1].output_ids[0]: wanted a whole number, found '11'",
+        ),
+        (
+            lambda line: at(line, "trajectory", "turns", 1, "logprobs", value=[-0.5]),
+            "2 tokens, 1 logprobs",
+        ),
+        (lambda line: at(line, "trajectory", "turns", 0, "kind", value="nap"), "turns[0].kind: wanted one of"),
+        (lambda line: at(line, "score", "components", value=[]), "score.components: wanted an object"),
+        (lambda line: at(line, "score", "total", value=float("nan")), "a score must be finite: total is nan"),
+    ],
+)
+def test_a_bad_line_in_the_middle_names_file_line_and_place(
+    tmp_path: Path, change: Callable[[dict[str, object]], object], said: str
+) -> None:
+    path = tmp_path / "t.jsonl"
+    damage(path, change)
+    with pytest.raises(TrajectoryFileError) as caught:
+        read_trajectories(path)
+    assert f"{path}, line 2" in str(caught.value)
+    assert said in str(caught.value)
+
+
+def test_a_whole_line_that_is_no_json_is_an_error_even_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    write_trajectory(path, example())
+    with path.open("ab") as file:
+        file.write(b"\xff\xfe\n")
+    with pytest.raises(TrajectoryFileError, match="line 2: not a line of JSON"):
+        read_trajectories(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TrajectoryFileError, match=r"none\.jsonl: No such file"):
+        read_trajectories(tmp_path / "none.jsonl")
+
+
+def test_a_field_with_a_default_may_be_absent() -> None:
+    written = json.loads(dump_line(example()))
+    del written["trajectory"]["detail"]
+    assert decode(ScoredTrajectory, written) == example()
+
+
+def test_a_value_that_is_no_data_is_refused_when_writing() -> None:
+    with pytest.raises(TypeError, match="set cannot be stored as JSON"):
+        dump_line({"found": {1, 2}})
+
+
+def test_a_writer_that_is_killed_leaves_every_earlier_line_readable(tmp_path: Path) -> None:
+    code = """
+        import sys
+        from pathlib import Path
+        sys.path.insert(0, sys.argv[2])
+        from builders import ledger_episode, scored
+        from condensegrpo.storage import write_trajectory
+        print("writing", flush=True)
+        while True:
+            write_trajectory(Path(sys.argv[1]), scored(ledger_episode(["<note> 3 </note>"] * 9, ["+1"] * 9), 1.0))
+    """
+    path = tmp_path / "t.jsonl"
+    command = [sys.executable, "-c", textwrap.dedent(code), str(path), str(Path(__file__).parent)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        while not path.is_file() or path.stat().st_size < 200_000:
+            assert process.poll() is None
+        process.kill()
+    before = len(read_trajectories(path).trajectories)
+    assert before >= 2
+    write_trajectory(path, example("after"))
+    result = read_trajectories(path)
+    assert (len(result.trajectories), result.problems) == (before + 1, ())
+
+
+def test_two_ranks_that_append_to_one_file_lose_nothing(tmp_path: Path) -> None:
+    code = """
+        import sys
+        from pathlib import Path
+        from condensegrpo.storage import append_line
+        for number in range(50):
+            append_line(Path(sys.argv[1]), f'"{sys.argv[2]} {number} {"x" * 20_000}"')
+    """
+    path = tmp_path / "t.jsonl"
+    command = [sys.executable, "-c", textwrap.dedent(code), str(path)]
+    ranks = [subprocess.Popen([*command, rank]) for rank in "01"]
+    assert [rank.wait() for rank in ranks] == [0, 0]
+    lines = [json.loads(line).split()[:2] for line in path.read_text().splitlines()]
+    assert sorted(lines) == sorted([rank, str(number)] for rank in "01" for number in range(50))
+
+
+# --- credit
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.dictionaries(TEXT, st.lists(st.tuples(FLOAT, FLOAT), max_size=4), max_size=4))
+def test_credit_reads_back_equal(
+    tmp_path_factory: pytest.TempPathFactory, given_credit: dict[str, list[tuple[float, float]]]
+) -> None:
+    path = tmp_path_factory.mktemp("credit") / "c.jsonl"
+    expected = {
+        name: Credit(trajectory=name, advantages=tuple(a for a, _ in pairs), weights=tuple(w for _, w in pairs))
+        for name, pairs in given_credit.items()
+    }
+    write_credit(path, expected.values())
+    assert read_credit(path) == expected
+
+
+def test_credit_is_replaced_not_appended_and_leaves_no_file_aside(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    write_credit(path, [Credit(trajectory="a", advantages=(1.0,), weights=(0.1,))])
+    write_credit(path, [Credit(trajectory="b", advantages=(2.0,), weights=(0.2,))])
+    assert list(read_credit(path)) == ["b"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_damaged_credit_names_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    write_credit(path, [Credit(trajectory="a", advantages=(1.0, 2.0), weights=(0.1, 0.2))])
+    path.write_text(path.read_text().replace("[0.1,0.2]", "[0.1]"))
+    with pytest.raises(
+        TrajectoryFileError, match="line 1: credit: credit needs one weight per advantage: 2 advantages, 1 weights"
+    ):
+        read_credit(path)
+    path.write_text('{"version"')
+    with pytest.raises(TrajectoryFileError, match="line 1 is cut off"):
+        read_credit(path)
+
+
+# --- metrics
+
+
+def test_metrics_read_back_without_a_cut_off_last_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    append_metrics(path, 1, {"success": 0.25})
+    append_metrics(path, 2, {"success": 0.5, "eval/success": 0.75})
+    with path.open("a") as file:
+        file.write('{"step": 3, "succ')
+    assert read_metrics(path) == ({"step": 1, "success": 0.25}, {"step": 2, "success": 0.5, "eval/success": 0.75})
+
+
+def test_no_metrics_file_is_no_metrics(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path / "metrics.jsonl") == ()
+
+
+def test_a_bad_metrics_line_in_the_middle_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": "two"}\n{"step": 3}\n')
+    with pytest.raises(DataError, match=r"line 2: step: wanted a number, found 'two'"):
+        read_metrics(path)
+
+
+def test_truncating_forgets_what_lies_after_the_resumed_step(tmp_path: Path) -> None:
+    run = run_folder(tmp_path)
+    for step in (9, 10, 11, 12):
+        write_trajectory(run.trajectories(step), example())
+        write_credit(run.credit(step), [])
+        append_metrics(run.metrics, step, {"loss": float(step)})
+    append_metrics(run.metrics, 10, {"eval/success": 0.5})
+    with run.metrics.open("a") as file:
+        file.write('{"step": 13, ')
+    run.truncate_after(10)
+    assert run.steps() == (9, 10)
+    assert sorted(file.name for file in run.credit_folder.iterdir()) == ["step_000009.jsonl", "step_000010.jsonl"]
+    assert [line["step"] for line in read_metrics(run.metrics)] == [9, 10, 10]
+    append_metrics(run.metrics, 11, {"loss": 1.0})
+    assert read_metrics(run.metrics)[-1] == {"step": 11, "loss": 1.0}
+
+
+# --- the run folder
+
+
+def test_the_names_inside_a_run_folder(tmp_path: Path) -> None:
+    run = run_folder(tmp_path)
+    assert run.trajectories(123) == run.path / "trajectories" / "step_000123.jsonl"
+    assert run.credit(123) == run.path / "credit" / "step_000123.jsonl"
+    assert run.trajectory_folder.is_dir()
+    assert run.credit_folder.is_dir()
+    assert run.checkpoints.is_dir()
+    assert run.steps() == ()
+    assert RunFolder.open(run.path) == run
+
+
+def test_a_run_folder_is_never_overwritten(tmp_path: Path) -> None:
+    run = run_folder(tmp_path)
+    with pytest.raises(
+        RunError, match=r"already\. Continue that run with --resume .*first, or give this one another name"
+    ):
+        RunFolder.create(run.path)
+    (tmp_path / "empty").mkdir()
+    assert RunFolder.create(tmp_path / "empty").trajectory_folder.is_dir()
+
+
+def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"writing .*file/run: Not a directory"):
+        RunFolder.create(tmp_path / "file" / "run")
+
+
+def test_opening_no_run_lists_those_beside_it(tmp_path: Path) -> None:
+    run_folder(tmp_path)
+    with pytest.raises(RunError, match=r"there is no such folder\. Runs in .*runs: first\."):
+        RunFolder.open(tmp_path / "runs" / "frist")
+    (tmp_path / "runs" / "bare").mkdir()
+    with pytest.raises(RunError, match=r"holds no config\.yaml"):
+        RunFolder.open(tmp_path / "runs" / "bare")
+
+
+def holder(path: Path) -> subprocess.Popen[str]:
+    """Another process that holds the lock until it is killed."""
+    code = """
+        import sys, time
+        from pathlib import Path
+        from condensegrpo.storage import RunFolder
+        with RunFolder(Path(sys.argv[1])).locked():
+            print("held", flush=True)
+            time.sleep(60)
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), str(path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_run_folder_in_use_by_another_process_names_it_and_death_lets_go(tmp_path: Path) -> None:
+    run = run_folder(tmp_path)
+    with holder(run.path) as process:
+        with (
+            pytest.raises(RunError, match=rf"run folder in use by another process \(pid {process.pid} on \S+\)"),
+            run.locked(),
+        ):
+            pass
+        process.kill()
+        process.wait()
+    with run.locked():
+        assert (run.path / "lock").read_text().startswith(f"pid {os.getpid()} on ")
+    with run.locked():  # let go at the end of the block
+        pass
+
+
+# --- a full disk
+
+
+def test_a_full_disk_says_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.symlink_to("/dev/full")
+    with pytest.raises(RunError, match=r"metrics\.jsonl: No space left on device\. Free some space .* --resume"):
+        append_metrics(path, 1, {"loss": 1.0})
+
+
+def test_a_line_that_does_not_fit_leaves_the_lines_before_it_whole(tmp_path: Path) -> None:
+    code = """
+        import resource, sys
+        from pathlib import Path
+        from condensegrpo.errors import RunError
+        from condensegrpo.storage import append_line, write_atomically
+        path, other = Path(sys.argv[1]), Path(sys.argv[2])
+        append_line(path, "1")
+        write_atomically(other, "old")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        for write in (lambda: append_line(path, "2" * 5000), lambda: write_atomically(other, "3" * 5000)):
+            try:
+                write()
+            except RunError as error:
+                print(error)
+    """
+    path, other = tmp_path / "t.jsonl", tmp_path / "c.jsonl"
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(path), str(other)], capture_output=True, text=True, check=True
+    )
+    assert path.read_text() == "1\n"
+    assert other.read_text() == "old"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["c.jsonl", "t.jsonl"]
+    assert done.stdout.count(os.strerror(errno.EFBIG)) == 2
+
+
+def test_a_file_that_may_not_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"Is a directory\. Check the folder and its permissions"):
+        append_line(tmp_path, "1")
+    with pytest.raises(RunError, match=r"No such file or directory"):
+        write_credit(tmp_path / "none" / "c.jsonl", [])
+
+
+def test_a_condensation_survives_the_file(tmp_path: Path) -> None:
+    declared = condensation("dk", [13, 12], before=40, after=27)
+    one = scored(trajectory(turn([1], [2]), turn([5], [6], condensation=declared)), 1.0)
+    write_trajectory(tmp_path / "t.jsonl", one)
+    read = read_trajectories(tmp_path / "t.jsonl").trajectories[0].trajectory.turns[1].condensation
+    assert read == declared
+    assert read is not None
+    assert [span.fate for span in read.spans] == [Fate.DROPPED, Fate.KEPT]
