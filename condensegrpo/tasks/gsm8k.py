@@ -1,0 +1,235 @@
+"""Grade-school arithmetic (https://arxiv.org/abs/2110.14168) with a calculator, and demonstrations of its use.
+
+A worked answer of the dataset marks its sums, and each mark becomes one turn of a demonstration:
+
+    Natalia sold 48/2 = <<48/2=24>>24 clips in May.   ─▶  Natalia sold <tool>{"name": "calculator", …}</tool>
+                                                          <result>24</result>
+    #### 72                                           ─▶  <answer>72</answer>
+"""
+
+import random
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from condensegrpo.errors import DataError
+from condensegrpo.messages import History, Message, Unit
+from condensegrpo.protocols import Demonstration, Problem, Split
+from condensegrpo.tasks.answer_environment import AnswerEnvironment, head, read_answer
+from condensegrpo.tasks.rows import read_rows, require_columns
+from condensegrpo.tasks.splits import without
+from condensegrpo.tasks.tool_text import ToolFormat, call_text, calls_in, result_message
+from condensegrpo.tools.calculator import calculator
+
+TOOL = "calculator"
+
+_MARK = re.compile(r"<<([^<>=]+)=([^<>=]*)>>")
+_SUM_WORD = re.compile(r"[$\d.,+\-*/×÷()%=−–]+|x")  # of a written-out sum: 48/2, =, $
+_BARE = re.compile(r"[\d.]+")  # <<36=36>> calculates nothing
+_FINAL = "####"
+_ROUNDING = 0.01  # a mark may differ from its sum by so much of its value: 1/3=.33
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sum:
+    """One use of the calculator."""
+
+    thought: str  # what the worked answer says before the sum; may be empty
+    expression: str
+    result: str  # as the tool writes it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lesson:
+    """One problem solved with the calculator."""
+
+    problem: Problem
+    sums: tuple[_Sum, ...]
+
+
+class Gsm8k:
+    """The task ``gsm8k``. Training questions that are in the evaluation data are left out; ``dropped`` counts them."""
+
+    def __init__(
+        self,
+        *,
+        data: str,
+        eval_data: str,
+        tool_format: ToolFormat = "tagged",
+        keep_last: int = 3,
+        max_examples: int | None = None,
+    ) -> None:
+        """Read the data: rows with ``question`` and ``answer``.
+
+        Args:
+            data: training rows, see ``rows.read_rows``; ``openai/gsm8k:main`` on a machine with a hub.
+            eval_data: held-out rows.
+            tool_format: how the calculator is called; that of ``rollout.tool_format``.
+            keep_last: turns that a demonstration's context shows, as the condenser ``last_k`` would.
+            max_examples: training rows to read, from the first.
+
+        Raises:
+            DataError: what ``rows.read_rows`` raises, a missing column, an answer without ``####``, or no problem left.
+        """
+        if tool_format not in ("native", "tagged"):
+            raise ValueError(f"tool_format={tool_format!r}: wanted 'native' or 'tagged'")
+        if keep_last < 0:
+            raise ValueError(f"keep_last={keep_last}: wanted a number of turns, at least 0")
+        self._tool_format = tool_format
+        self._keep_last = keep_last
+        self._system = _system(tool_format)
+        self._eval = _problems(eval_data, "test")
+        train = _problems(data, "train", limit=max_examples)
+        self._train = without(train, self._eval)
+        self.dropped = len(train) - len(self._train)
+        if not self._train:
+            raise DataError(
+                f"reading {data}: all {len(train)} questions are in {eval_data} too, none is left to train on. "
+                f"Give other eval_data"
+            )
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """The problems of a split, in the order of the file."""
+        return self._train if split == "train" else self._eval
+
+    def environment(self, problem: Problem) -> AnswerEnvironment:
+        """A fresh episode."""
+        return AnswerEnvironment(question=problem.question, system=self._system)
+
+    def demonstrations(self, seed: int) -> Iterator[Demonstration]:
+        """One turn each of a random training problem that the calculator solves.
+
+        Raises:
+            DataError: no worked answer marks a sum.
+        """
+        lessons = list(self._lessons())
+        if not lessons:
+            raise DataError(
+                "making demonstrations: no training answer holds a mark like <<48/2=24>>. Use the original GSM8K, or "
+                "set warm_start.steps=0"
+            )
+        rng = random.Random(f"gsm8k demonstrations {seed}")
+        while True:
+            lesson = rng.choice(lessons)
+            yield self._turn(lesson, rng.randrange(len(lesson.sums) + 1))
+
+    def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
+        """Whether a reply is well formed: one call of the calculator that can be parsed, or one answer."""
+        del context  # the form does not depend on it
+        calls = calls_in(self._tool_format, reply)
+        if not calls:
+            return read_answer(reply) is not None
+        if len(calls) > 1 or calls[0] is None or "<answer>" in reply:
+            return False
+        name, arguments = calls[0]
+        return name == TOOL and set(arguments) == {"expression"} and isinstance(arguments["expression"], str)
+
+    def corpus(self) -> Iterable[str]:
+        """The system message, every training question, and every turn of every demonstration."""
+        yield self._system
+        yield from (problem.question for problem in self._train)
+        for lesson in self._lessons():
+            turns = [self._unit(at, one) for at, one in enumerate(lesson.sums)]
+            yield from (message.content for unit in turns for message in unit.messages)
+            yield _final(lesson.problem)
+
+    def _lessons(self) -> Iterator[_Lesson]:
+        for problem in self._train:
+            sums = _sums(problem.data["worked"])
+            if sums:
+                yield _Lesson(problem=problem, sums=sums)
+
+    def _turn(self, lesson: _Lesson, turn: int) -> Demonstration:
+        units = tuple(self._unit(at, one) for at, one in enumerate(lesson.sums[:turn]))
+        shown = units[max(0, turn - self._keep_last) :]
+        context = History(head=head(system=self._system, question=lesson.problem.question), units=shown).messages
+        last = turn == len(lesson.sums)
+        return Demonstration(context=context, reply=_final(lesson.problem) if last else self._reply(lesson.sums[turn]))
+
+    def _unit(self, turn: int, one: _Sum) -> Unit:
+        result = result_message(self._tool_format, TOOL, "call_0", one.result)
+        return Unit(turn=turn, reply=Message(role="assistant", content=self._reply(one)), results=(result,))
+
+    def _reply(self, one: _Sum) -> str:
+        call = call_text(self._tool_format, TOOL, {"expression": one.expression})
+        return f"{one.thought} {call}".lstrip()
+
+
+def final_answer(worked: str) -> str | None:
+    """The ground truth of a worked answer, bare of ``$`` and ``,``; ``None`` if it has none.
+
+    >>> final_answer("He owes $1,080 - so:\\n#### $-1,080")
+    '-1080'
+    """
+    _, mark, text = worked.rpartition(_FINAL)
+    bare = re.sub(r"[$,\s]", "", text)
+    return bare if mark and bare else None
+
+
+def _system(tool_format: ToolFormat) -> str:
+    call = call_text(tool_format, TOOL, {"expression": "48/2"})
+    return (
+        f"Solve the problem step by step. To calculate, write {call} and wait for the result. "
+        f"End with <answer>number</answer>."
+    )
+
+
+def _problems(source: str, split: str, *, limit: int | None = None) -> tuple[Problem, ...]:
+    rows = read_rows(source, split=split, limit=limit)
+    require_columns(rows, ("question", "answer"), source=source)
+    found = []
+    for number, row in enumerate(rows):
+        worked = str(row["answer"])
+        answer = final_answer(worked)
+        if answer is None:
+            raise DataError(
+                f"reading {source}: the answer of row {number + 1} has no final line like '#### 72' (it ends in "
+                f"{worked[-40:]!r}). For answers of another form use the task jsonl"
+            )
+        found.append(
+            Problem(id=f"{split}-{number}", question=str(row["question"]), answer=answer, data={"worked": worked})
+        )
+    return tuple(found)
+
+
+def _sums(worked: str) -> tuple[_Sum, ...]:
+    """The marked sums of a worked answer; none at all if the calculator contradicts one of them."""
+    sums = []
+    for line in worked.rpartition(_FINAL)[0].splitlines():
+        at = 0
+        for mark in _MARK.finditer(line):
+            if _BARE.fullmatch(mark[1]):
+                continue
+            result = _calculate(mark[1])
+            if result is None or not _agree(result, mark[2]):
+                return ()
+            sums.append(_Sum(thought=_thought(line[at : mark.start()]), expression=mark[1], result=result))
+            at = mark.end()
+    return tuple(sums)
+
+
+def _calculate(expression: str) -> str | None:
+    try:
+        return calculator(expression)
+    except ValueError:
+        return None  # not every mark is arithmetic: <<2x=8>>
+
+
+def _agree(result: str, marked: str) -> bool:
+    try:
+        found, wanted = float(result), float(marked)
+    except ValueError:
+        return False
+    return abs(found - wanted) <= _ROUNDING * max(abs(wanted), 1.0)
+
+
+def _thought(text: str) -> str:
+    """A text without the written-out sum at its end: ``Natalia sold 48/2 = $`` is ``Natalia sold``."""
+    words = text.split()
+    while words and _SUM_WORD.fullmatch(words[-1]):
+        words.pop()
+    return " ".join(words)
+
+
+def _final(problem: Problem) -> str:
+    return f"<answer>{problem.answer}</answer>"

@@ -1,0 +1,104 @@
+"""Any questions and answers: a JSONL or Parquet file or a Hub dataset whose columns are mapped in the options."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from condensegrpo.errors import DataError
+from condensegrpo.protocols import Problem, Split
+from condensegrpo.tasks.answer_environment import AnswerEnvironment
+from condensegrpo.tasks.rows import Row, read_rows, require_columns, require_unique
+from condensegrpo.tasks.splits import is_held_out, without
+
+SYSTEM = "Answer the question. Think first, then end with <answer>your answer</answer>."
+
+
+class Jsonl:
+    """The task ``jsonl``. One reply answers the question, after as many tool calls as the rollout allows.
+
+    Without ``eval_data`` a share of the questions is held out by their hash; with it, training questions that are in
+    the evaluation data too are left out (``dropped`` counts them).
+    """
+
+    def __init__(
+        self,
+        *,
+        data: str,
+        eval_data: str | None = None,
+        question: str = "question",
+        answer: str | None = "answer",
+        id: str | None = None,  # noqa: A002  the option's name in the configuration
+        system: str = SYSTEM,
+        eval_share: float = 0.1,
+        max_examples: int | None = None,
+    ) -> None:
+        """Read the data.
+
+        Args:
+            data: training rows, see ``rows.read_rows``.
+            eval_data: held-out rows.
+            question: column of the question.
+            answer: column of the ground truth; of a list the first is the answer and all are aliases. None: none.
+            id: column of the problem's id; by default the row's number.
+            system: the system message; empty for none.
+            eval_share: of the questions, held out if there is no ``eval_data``.
+            max_examples: training rows to read, from the first.
+
+        Raises:
+            DataError: what ``rows.read_rows`` raises, a missing column, an id that occurs twice, or no problem left.
+        """
+        if not 0 < eval_share < 1:
+            raise ValueError(f"eval_share={eval_share}: wanted a share between 0 and 1")
+        self._system = system
+        columns = _Columns(question=question, answer=answer, id=id)
+        train = _problems(read_rows(data, split="train", limit=max_examples), columns, split="train", source=data)
+        if eval_data is None:
+            self._eval = tuple(problem for problem in train if is_held_out(problem.question, share=eval_share))
+        else:
+            self._eval = _problems(read_rows(eval_data, split="test"), columns, split="test", source=eval_data)
+        self._train = without(train, self._eval)
+        self.dropped = 0 if eval_data is None else len(train) - len(self._train)
+        if not self._train:
+            raise DataError(
+                f"splitting {data}: all {len(train)} questions are held out for evaluation, none is left to train on. "
+                f"Give other eval_data or lower eval_share"
+            )
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """The problems of a split, in the order of the file."""
+        return self._train if split == "train" else self._eval
+
+    def environment(self, problem: Problem) -> AnswerEnvironment:
+        """A fresh episode."""
+        return AnswerEnvironment(question=problem.question, system=self._system)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Columns:
+    """Where the parts of a problem stand in a row."""
+
+    question: str
+    answer: str | None
+    id: str | None
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in (self.question, self.answer, self.id) if name is not None]
+
+
+def _problems(rows: Sequence[Row], columns: _Columns, *, split: str, source: str) -> tuple[Problem, ...]:
+    require_columns(rows, columns.names, source=source)
+    if columns.id is not None:
+        require_unique(rows, columns.id, source=source)
+    return tuple(_problem(row, columns, number=f"{split}-{at}") for at, row in enumerate(rows))
+
+
+def _problem(row: Row, columns: _Columns, *, number: str) -> Problem:
+    answer = None if columns.answer is None else row[columns.answer]
+    aliases = [str(alias) for alias in answer] if isinstance(answer, list) else None
+    truth = next(iter(aliases), None) if aliases is not None else answer
+    return Problem(
+        id=number if columns.id is None else str(row[columns.id]),
+        question=str(row[columns.question]),
+        answer=None if truth is None else str(truth),
+        data=row if aliases is None else {**row, "aliases": aliases},
+    )

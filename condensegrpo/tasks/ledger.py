@@ -1,0 +1,297 @@
+"""The built-in memory task: carry a value through operations that are shown once. Needs no download.
+
+One episode with K = 2 operations (user messages on the left, replies on the right):
+
+    start 3 keep a note   ─▶  <note> 3 </note>
+    +2                    ─▶  <note> 5 </note>
+    -1                    ─▶  <note> the value was 5 and then -1 so it is now 4 </note>
+    done report           ─▶  <answer> 4 </answer>
+
+Values count modulo 10. Under the condenser ``last_k(keep_last=1)`` a turn sees the question, its previous reply and the
+newest observation only, so a value that is in no note is lost. The demonstrations are on purpose imperfect (four in
+ten notes forget the value, three are long-winded): what is left to find is to note it always, and shortly.
+"""
+
+import hashlib
+import itertools
+import random
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, overload
+
+from condensegrpo.messages import History, Message, Unit
+from condensegrpo.protocols import Demonstration, Problem, Split, Step
+
+OPERATIONS = ("+1", "+2", "+3", "-1", "-2", "-3")
+REPORT = "done report"
+EVAL_SHARE = 8  # one problem in so many is kept for evaluation, by the hash of what it is
+FORGETFUL, VERBOSE, TERSE = 0.4, 0.3, 0.3  # shares of the demonstrated note styles
+
+_TAG = re.compile(r"(</?(?:note|answer)>)")
+_ENUMERABLE = 10**5  # problems of one length are listed up to here, and drawn beyond
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """The task ``ledger``. Whether a problem is for training or evaluation does not depend on any option."""
+
+    min_ops: int = 3  # ≥ 1
+    max_ops: int = 6
+    train_problems: int = 100_000  # length of the virtual sequence; problems of few operations recur in it
+    eval_problems: int = 256  # all different, balanced over the number of operations
+    seed: int = 0  # of the order of the training problems
+    history: Literal["last", "full"] = "last"  # what demonstrations show: the previous turn only, or every turn
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_ops <= self.max_ops:
+            raise ValueError(f"min_ops={self.min_ops} and max_ops={self.max_ops}: wanted 1 <= min_ops <= max_ops")
+        if self.train_problems < 1 or self.eval_problems < 1:
+            raise ValueError(
+                f"train_problems={self.train_problems}, eval_problems={self.eval_problems}: wanted at least 1 of each"
+            )
+        if self.history not in ("last", "full"):
+            raise ValueError(f"history={self.history!r}: wanted 'last' or 'full'")
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """Training problems are made when asked for; the evaluation problems are a list.
+
+        Raises:
+            ValueError: so many different evaluation problems do not exist.
+        """
+        if split == "train":
+            return _TrainProblems(size=self.train_problems, lengths=self._lengths, seed=self.seed)
+        shares = [len(range(at, self.eval_problems, len(self._lengths))) for at in range(len(self._lengths))]
+        by_length = [_held_out(length, share) for length, share in zip(self._lengths, shares, strict=True)]
+        rows = (row for rows in itertools.zip_longest(*by_length) for row in rows if row is not None)
+        return [_problem(f"eval-{number}", start, operations) for number, (start, operations) in enumerate(rows)]
+
+    def environment(self, problem: Problem) -> "LedgerEnvironment":
+        """A fresh episode."""
+        return LedgerEnvironment(question=problem.question, operations=tuple(problem.data["ops"]))
+
+    def demonstrations(self, seed: int) -> Iterator[Demonstration]:
+        """One turn each of a random training problem, the turns before it played in the mixture of note styles."""
+        problems = self.problems("train")
+        rng = random.Random(f"ledger demonstrations {seed}")
+        while True:
+            problem = problems[rng.randrange(len(problems))]
+            observations = (*problem.data["ops"], REPORT)
+            wanted = rng.randrange(len(observations) + 1)
+            history = History(head=(Message(role="user", content=problem.question),))
+            for turn, observation in enumerate(observations[:wanted]):
+                reply = Message(role="assistant", content=_demonstrated_reply(self._shown(history), rng))
+                result = Message(role="user", content=observation)
+                history = history.add(Unit(turn=turn, reply=reply, results=(result,)))
+            context = self._shown(history)
+            yield Demonstration(context=context, reply=_demonstrated_reply(context, rng))
+
+    def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
+        """Whether a reply's value follows from its context; ``None`` for a well-formed note without a value.
+
+        What follows is the value of the previous note, or the start value if that note holds none, changed by the
+        operation of the newest observation: what a context without more in it allows to know.
+        """
+        due = _due(context)
+        words = _read(reply)
+        if due.report:
+            return _answer(words) == str(due.value)
+        note = _note(words)
+        if note is None:
+            return False
+        noted = _value(note)
+        return None if noted is None else noted == due.value
+
+    def corpus(self) -> Iterable[str]:
+        """Every word of the task."""
+        yield from (f"{_question(value)} {_terse(value)} {_reply('answer', str(value))}" for value in range(10))
+        yield from (_verbose(0, operation, 0) for operation in OPERATIONS)
+        yield from (_reply("note", "noted the op"), REPORT)
+
+    @property
+    def _lengths(self) -> range:
+        return range(self.min_ops, self.max_ops + 1)
+
+    def _shown(self, history: History) -> tuple[Message, ...]:
+        units = history.units if self.history == "full" else history.units[-1:]
+        return History(head=history.head, units=units).messages
+
+
+@dataclass(slots=True, kw_only=True)
+class LedgerEnvironment:
+    """One episode: an operation for every note, then the answer is due. Reads words, whatever the whitespace."""
+
+    question: str
+    operations: tuple[str, ...]
+    _shown: int = field(default=0, init=False)  # observations so far
+
+    async def start(self) -> tuple[Message, ...]:
+        """The question."""
+        return (Message(role="user", content=self.question),)
+
+    async def step(self, reply: Message) -> Step:
+        """The next operation after one note; the end after the answer that was asked for, or after anything else."""
+        words = _read(reply.content)
+        if self._shown > len(self.operations):
+            return Step(done=True, answer=_answer(words))
+        if _note(words) is None:
+            return Step(done=True)
+        observation = (*self.operations, REPORT)[self._shown]
+        self._shown += 1
+        return Step(observations=(Message(role="user", content=observation),))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TrainProblems(Sequence[Problem]):
+    """Problems drawn by their index, each length equally often on average, none of them held out."""
+
+    size: int
+    lengths: range
+    seed: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    @overload
+    def __getitem__(self, index: int) -> Problem: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Problem]: ...
+    def __getitem__(self, index: int | slice) -> Problem | Sequence[Problem]:
+        """The problem of an index, or a list for a slice."""
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(self.size))]
+        at = range(self.size)[index]
+        rng = random.Random(f"ledger train {self.seed} {at}")
+        length = rng.choice(self.lengths)
+        while True:  # seven draws in eight are for training
+            start, operations = _draw(rng, length)
+            if not _is_held_out(start, operations):
+                return _problem(f"train-{at}", start, operations)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Due:
+    """What the next reply must carry."""
+
+    value: int
+    operation: str | None  # that led to the value; None: none was shown
+    before: int  # the value before it
+    report: bool  # as the answer, not as a note
+
+
+def _due(context: Sequence[Message]) -> _Due:
+    """What follows from a context: the latest reply's value (else the start value) and the newest observation."""
+    start = next(int(word) for word in context[0].content.split() if word.isdigit())
+    replies = [message for message in context if message.role == "assistant"]
+    noted = _value(_read(replies[-1].content)) if replies else None
+    before = start if noted is None else noted
+    newest = context[-1].content.strip()
+    operation = newest if newest in OPERATIONS else None
+    value = before if operation is None else _apply(before, operation)
+    return _Due(value=value, operation=operation, before=before, report=newest == REPORT)
+
+
+def _demonstrated_reply(context: Sequence[Message], rng: random.Random) -> str:
+    due = _due(context)
+    if due.report:
+        return _reply("answer", str(due.value))
+    style = rng.random()
+    if style < FORGETFUL:
+        return _reply("note", "noted the op")
+    if style < FORGETFUL + TERSE:
+        return _terse(due.value)
+    return _verbose(due.before, due.operation, due.value)
+
+
+def _terse(value: int) -> str:
+    return _reply("note", str(value))
+
+
+def _verbose(before: int, operation: str | None, value: int) -> str:
+    if operation is None:
+        return _reply("note", f"the value is now {value}")
+    return _reply("note", f"the value was {before} and then {operation} so it is now {value}")
+
+
+def _reply(tag: str, text: str) -> str:
+    return f"<{tag}> {text} </{tag}>"
+
+
+def _question(start: int) -> str:
+    return f"start {start} keep a note"
+
+
+def _apply(value: int, operation: str) -> int:
+    return (value + int(operation)) % 10
+
+
+def _read(text: str) -> tuple[str, ...]:
+    return tuple(_TAG.sub(r" \1 ", text).split())
+
+
+def _inside(words: Sequence[str], tag: str) -> tuple[str, ...] | None:
+    """The words of a reply that is one opening tag, words without tags and the closing tag; ``None`` of any other."""
+    if len(words) < 3 or words[0] != f"<{tag}>" or words[-1] != f"</{tag}>":
+        return None
+    inside = tuple(words[1:-1])
+    return None if any(_TAG.fullmatch(word) for word in inside) else inside
+
+
+def _note(words: Sequence[str]) -> tuple[str, ...] | None:
+    return _inside(words, "note")
+
+
+def _answer(words: Sequence[str]) -> str | None:
+    inside = _inside(words, "answer")
+    return inside[0] if inside is not None and len(inside) == 1 and inside[0] in "0123456789" else None
+
+
+def _value(words: Sequence[str]) -> int | None:
+    """The value that a note commits to: its last word that is a digit."""
+    digits = [word for word in words if len(word) == 1 and word in "0123456789"]
+    return int(digits[-1]) if digits else None
+
+
+def _draw(rng: random.Random, length: int) -> tuple[int, tuple[str, ...]]:
+    return rng.randrange(10), tuple(rng.choices(OPERATIONS, k=length))
+
+
+def _is_held_out(start: int, operations: Sequence[str]) -> bool:
+    digest = hashlib.blake2b(_name(start, operations).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % EVAL_SHARE == 0
+
+
+def _held_out(length: int, count: int) -> list[tuple[int, tuple[str, ...]]]:
+    """``count`` different held-out problems of one length, always the same ones."""
+    rng = random.Random(f"ledger eval {length}")
+    if 10 * len(OPERATIONS) ** length <= _ENUMERABLE:
+        rows = list(itertools.product(range(10), itertools.product(OPERATIONS, repeat=length)))
+        rows = [row for row in rows if _is_held_out(*row)]
+        if len(rows) < count:
+            raise ValueError(
+                f"holding out {count} different problems of {length} operations: only {len(rows)} exist; "
+                f"lower eval_problems or raise min_ops"
+            )
+        return rng.sample(rows, count)
+    found: dict[tuple[int, tuple[str, ...]], None] = {}  # more than 10,000 exist
+    while len(found) < count:
+        row = _draw(rng, length)
+        if _is_held_out(*row):
+            found[row] = None
+    return list(found)
+
+
+def _name(start: int, operations: Sequence[str]) -> str:
+    return f"{start}{''.join(operations)}"
+
+
+def _problem(label: str, start: int, operations: Sequence[str]) -> Problem:
+    value = start
+    for operation in operations:
+        value = _apply(value, operation)
+    return Problem(
+        id=f"{label}:{_name(start, operations)}",
+        question=_question(start),
+        answer=str(value),
+        data={"start": start, "ops": list(operations)},
+    )

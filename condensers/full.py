@@ -1,0 +1,18 @@
+"""The condenser that does not condense: the baseline, whose trajectories merge into one segment."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from condensegrpo.condensers.spans import spans
+from condensegrpo.messages import History
+from condensegrpo.protocols import Budget, Condensed
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """Keeps everything. A history over budget comes back whole, and the engine stops with ``context_overflow``."""
+
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+        """All units, as they are."""
+        return Condensed(units=history.units, spans=spans(history, range(len(history.units)), budget.count))

@@ -1,0 +1,28 @@
+"""The reward ``format``: 1 for a well-formed trajectory, whatever its answer."""
+
+from condensegrpo.protocols import Problem, RewardResult
+from condensegrpo.rewards.verdict import Match, check_match, judge
+from condensegrpo.trajectory import Trajectory
+
+
+class Format:
+    """1 for a trajectory that ended with an answer and has no blank reply, else 0.
+
+    Whether the answer is right is reported, not paid; a problem without ground truth is then an error, unless
+    ``match`` is None.
+    """
+
+    def __init__(self, *, min_reply_chars: int = 1, match: Match | None = "exact") -> None:
+        if match is not None:
+            check_match(match)
+        if min_reply_chars < 1:
+            raise ValueError(
+                f"min_reply_chars={min_reply_chars}: wanted at least 1, a blank reply is never well formed"
+            )
+        self._min_reply_chars = min_reply_chars
+        self._match = match
+
+    def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
+        """The reward of one trajectory."""
+        valid, right = judge(trajectory, problem, match=self._match, min_reply_chars=self._min_reply_chars)
+        return RewardResult(total=float(valid), components={"format": float(valid)}, format_valid=valid, correct=right)

@@ -1,0 +1,29 @@
+"""The reward ``tool_calls``: the share of tool calls that worked, whatever the answer."""
+
+from condensegrpo.protocols import Problem, RewardResult
+from condensegrpo.rewards.verdict import Match, check_match, judge
+from condensegrpo.trajectory import TOOL_ATTEMPTS, TOOL_SUCCESSES, Trajectory
+
+
+class ToolCalls:
+    """``weight`` times successes/attempts over all turns; 0 for a trajectory that called no tool.
+
+    Whether the answer is right is reported, not paid; a problem without ground truth is then an error, unless
+    ``match`` is None.
+    """
+
+    def __init__(self, *, weight: float = 1.0, match: Match | None = "exact") -> None:
+        if not 0 <= weight < float("inf"):
+            raise ValueError(f"weight={weight}: wanted a finite number that is not negative")
+        if match is not None:
+            check_match(match)
+        self._weight = weight
+        self._match = match
+
+    def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
+        """The reward of one trajectory."""
+        valid, right = judge(trajectory, problem, match=self._match)
+        attempts = sum(turn.turn_rewards.get(TOOL_ATTEMPTS, 0.0) for turn in trajectory.turns)
+        successes = sum(turn.turn_rewards.get(TOOL_SUCCESSES, 0.0) for turn in trajectory.turns)
+        total = self._weight * successes / attempts if attempts else 0.0
+        return RewardResult(total=total, components={"tool_calls": total}, format_valid=valid, correct=right)

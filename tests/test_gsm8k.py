@@ -1,0 +1,273 @@
+"""The GSM8K task: worked answers, demonstrations with the calculator, episodes."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from condensegrpo.errors import DataError
+from condensegrpo.messages import Message, ToolCall
+from condensegrpo.protocols import Demonstrates, Step
+from condensegrpo.rewards.verdict import number
+from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox, parsed_arguments
+from condensegrpo.tasks.answer_environment import read_answer
+from condensegrpo.tasks.gsm8k import Gsm8k, final_answer
+from condensegrpo.tasks.tool_text import ToolFormat, calls_in
+from condensegrpo.tools.calculator import calculator
+
+FORMATS: tuple[ToolFormat, ...] = ("native", "tagged")
+CLIPS = {
+    "question": "Natalia sold clips to 48 friends in April and half as many in May. How many in all?",
+    "answer": "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nNatalia sold 48+24 = $<<48+24=72>>72 in all.\n#### 72",
+}
+TALK = {"question": "How many legs has a cat?", "answer": "A cat has four legs.\n#### 4"}
+WRONG = {"question": "What is 2 and 2?", "answer": "It is 2+2 = <<2+2=5>>5.\n#### 5"}
+HELD_OUT = {"question": "What is half of 10?", "answer": "It is 10/2 = <<10/2=5>>5.\n#### 5"}
+REAL = Path(__file__).resolve().parents[2] / "shared" / "data" / "gsm8k"
+
+
+def write(path: Path, rows: Sequence[dict[str, str]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    return {
+        "data": write(tmp_path / "train.jsonl", [CLIPS, TALK, WRONG]),
+        "eval_data": write(tmp_path / "test.jsonl", [HELD_OUT]),
+    }
+
+
+def step(task: Gsm8k, reply: str) -> Step:
+    environment = task.environment(task.problems("train")[0])
+    return asyncio.run(environment.step(Message(role="assistant", content=reply)))
+
+
+# --- data -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("worked", "answer"),
+    [
+        ("so\n#### 72", "72"),
+        ("so\n#### -5", "-5"),
+        ("so\n#### $1,080", "1080"),
+        ("so\n#### $-1,080", "-1080"),
+        ("so\n####3.5 ", "3.5"),
+        ("so 72", None),
+        ("so\n#### ", None),
+    ],
+)
+def test_the_answer_stands_after_the_last_mark(worked: str, answer: str | None) -> None:
+    assert final_answer(worked) == answer
+
+
+def test_problems_keep_the_order_of_the_file(files: dict[str, str]) -> None:
+    task = Gsm8k(**files)
+    assert [(problem.id, problem.answer) for problem in task.problems("train")] == [
+        ("train-0", "72"),
+        ("train-1", "4"),
+        ("train-2", "5"),
+    ]
+    assert [problem.question for problem in task.problems("eval")] == ["What is half of 10?"]
+
+
+def test_questions_of_the_evaluation_are_dropped_from_training(tmp_path: Path) -> None:
+    same = {**HELD_OUT, "question": "  what is HALF of 10? "}
+    data, held_out = write(tmp_path / "a.jsonl", [CLIPS, same]), write(tmp_path / "b.jsonl", [HELD_OUT])
+    task = Gsm8k(data=data, eval_data=held_out)
+    assert task.dropped == 1
+    assert [problem.answer for problem in task.problems("train")] == ["72"]
+    assert not any("half of 10" in text.lower() for text in task.corpus())
+    with pytest.raises(DataError, match=r"all 1 questions are in .* too"):
+        Gsm8k(data=held_out, eval_data=held_out)
+
+
+def test_an_answer_without_its_mark_is_an_error(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.jsonl", [CLIPS, {"question": "why?", "answer": "because"}])
+    with pytest.raises(DataError, match=r"row 2 has no final line like '#### 72' \(it ends in 'because'\)"):
+        Gsm8k(data=source, eval_data=source)
+
+
+def test_a_missing_column_names_those_that_exist(tmp_path: Path, files: dict[str, str]) -> None:
+    source = write(tmp_path / "a.jsonl", [{"problem": "why?", "answer": "#### 1"}])
+    with pytest.raises(DataError, match=r"row 1 has no column 'question'. It has: 'problem', 'answer'"):
+        Gsm8k(data=source, eval_data=files["eval_data"])
+
+
+def test_max_examples_takes_the_first_training_rows(files: dict[str, str]) -> None:
+    assert [problem.answer for problem in Gsm8k(**files, max_examples=1).problems("train")] == ["72"]
+
+
+@pytest.mark.parametrize("options", [{"tool_format": "xml"}, {"keep_last": -1}])
+def test_options_out_of_range_are_refused(files: dict[str, str], options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        Gsm8k(**files, **options)  # type: ignore[arg-type]
+
+
+# --- episodes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tool_format", FORMATS)
+def test_the_head_explains_the_calculator_in_the_chosen_format(files: dict[str, str], tool_format: ToolFormat) -> None:
+    task = Gsm8k(**files, tool_format=tool_format)
+    system, question = asyncio.run(task.environment(task.problems("train")[0]).start())
+    assert (system.role, question.role, question.content) == ("system", "user", CLIPS["question"])
+    (call,) = TOOL_FORMATS[tool_format].parse(system.content)
+    assert isinstance(call, ToolCall)
+    assert (call.name, parsed_arguments(call.arguments)) == ("calculator", {"expression": "48/2"})
+    assert "<answer>" in system.content
+
+
+def test_an_answer_ends_the_episode(files: dict[str, str]) -> None:
+    assert step(Gsm8k(**files), "so it is <answer> 72 </answer>") == Step(done=True, answer="72")
+
+
+def test_a_reply_without_tool_call_or_answer_is_a_format_error(files: dict[str, str]) -> None:
+    assert step(Gsm8k(**files), "it is 72") == Step(done=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<answer>5</answer>", "5"),
+        ("<answer>\n 5 apples \n</answer> I hope", "5 apples"),
+        ("<answer></answer>", None),
+        ("<answer> </answer>", None),
+        ("<answer>5", None),
+        ("<answer>Paris</tool>", None),
+        ("<answer>1</answer> or <answer>2</answer>", None),
+        ("<answer><answer>5</answer>", None),
+        ("<think><answer>1</answer>?</think> <answer>2</answer>", "2"),
+        ("so <answer>2</answer> <think>or <answer>3</answer>", "2"),
+        ("<think>it is <answer>1</answer>", None),
+    ],
+)
+def test_one_answer_is_read_and_no_other(text: str, answer: str | None) -> None:
+    assert read_answer(text) == answer
+
+
+# --- demonstrations -------------------------------------------------------------------------------------------------
+
+
+def test_every_mark_becomes_a_turn_and_the_answer_the_last(files: dict[str, str]) -> None:
+    lessons = {len(one.context): one for one in islice(Gsm8k(**files).demonstrations(0), 50)}
+    first = 'Natalia sold <tool>{"name": "calculator", "args": {"expression": "48/2"}}</tool>'
+    second = 'Natalia sold <tool>{"name": "calculator", "args": {"expression": "48+24"}}</tool>'
+    assert set(lessons) == {2, 4, 6}  # system and question, then reply and result of every sum so far
+    assert [lessons[length].reply for length in (2, 4, 6)] == [first, second, "<answer>72</answer>"]
+    assert [(m.role, m.content) for m in lessons[6].context[2:]] == [
+        ("assistant", first),
+        ("user", "<result>24</result>"),
+        ("assistant", second),
+        ("user", "<result>72</result>"),
+    ]
+
+
+@pytest.mark.parametrize("tool_format", FORMATS)
+def test_demonstrated_calls_and_results_are_those_of_the_rollout(
+    files: dict[str, str], tool_format: ToolFormat
+) -> None:
+    """The real parser reads the reply, the real tool runs, and the message is the one that the next context shows."""
+    toolbox = Toolbox({"calculator": calculator}, format=TOOL_FORMATS[tool_format], seconds=10.0)
+    for demonstration in islice(Gsm8k(**files, tool_format=tool_format).demonstrations(0), 30):
+        if demonstration.reply.startswith("<answer>"):
+            assert TOOL_FORMATS[tool_format].parse(demonstration.reply) == ()
+        shown = demonstration.context[2:]
+        for reply, result in zip(shown[::2], shown[1::2], strict=True):
+            assert asyncio.run(toolbox.answer(reply.content)).messages == (result,)
+
+
+def test_a_demonstration_shows_the_last_turns_only(files: dict[str, str]) -> None:
+    lessons = list(islice(Gsm8k(**files, keep_last=1).demonstrations(0), 50))
+    assert {len(one.context) for one in lessons} == {2, 4}
+    final = next(one for one in lessons if one.reply == "<answer>72</answer>")
+    assert final.context[-1].content == "<result>72</result>"
+    nothing_kept = islice(Gsm8k(**files, keep_last=0).demonstrations(0), 50)
+    assert {len(one.context) for one in nothing_kept} == {2}
+
+
+def test_answers_that_the_calculator_contradicts_and_answers_without_marks_teach_nothing(
+    files: dict[str, str], tmp_path: Path
+) -> None:
+    lessons = islice(Gsm8k(**files).demonstrations(0), 50)
+    assert {one.context[1].content for one in lessons} == {CLIPS["question"]}
+    useless = Gsm8k(data=write(tmp_path / "a.jsonl", [TALK, WRONG]), eval_data=files["eval_data"])
+    with pytest.raises(DataError, match="no training answer holds a mark"):
+        next(useless.demonstrations(0))
+
+
+def test_a_rounded_mark_is_taken_with_the_result_of_the_tool(files: dict[str, str], tmp_path: Path) -> None:
+    thirds = {"question": "A third?", "answer": "One of 3 is $1/3 = $<<1/3=.33>>.33, 5 = <<5=5>>5\n#### .33"}
+    task = Gsm8k(data=write(tmp_path / "a.jsonl", [thirds]), eval_data=files["eval_data"])
+    lessons = {one.reply: one for one in islice(task.demonstrations(0), 20)}
+    assert len(lessons) == 2  # <<5=5>> calculates nothing and is no turn
+    assert lessons["<answer>.33</answer>"].context[-1].content == "<result>0.3333333333</result>"
+
+
+def test_demonstrations_are_fixed_by_their_seed(files: dict[str, str]) -> None:
+    task = Gsm8k(**files)
+    assert list(islice(task.demonstrations(1), 20)) == list(islice(task.demonstrations(1), 20))
+    assert list(islice(task.demonstrations(1), 20)) != list(islice(task.demonstrations(2), 20))
+
+
+@pytest.mark.parametrize("tool_format", FORMATS)
+def test_the_corpus_holds_all_that_is_said(files: dict[str, str], tool_format: ToolFormat) -> None:
+    task = Gsm8k(**files, tool_format=tool_format)
+    corpus = set(task.corpus())
+    for demonstration in islice(task.demonstrations(0), 20):
+        assert {message.content for message in demonstration.context} | {demonstration.reply} <= corpus
+    assert isinstance(task, Demonstrates)
+
+
+# --- what is sound --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reply", "sound"),
+    [
+        ('so <tool>{"name": "calculator", "args": {"expression": "1+1"}}</tool>', True),
+        ("so <answer>2</answer>", True),
+        ("so it is 2", False),
+        ("", False),
+        ('<tool>{"name": "calculator", "args": {"expression": "1+1"}</tool>', False),  # truncated JSON
+        ('<tool>{"name": "calculator", "args": {"expression": "1+1"}}', False),  # no closing tag
+        ('<tool>{"name": "calculator", "args": {"expression": 2}}</tool>', False),
+        ('<tool>{"name": "calculator", "args": {"sum": "1+1"}}</tool>', False),
+        ('<tool>{"name": "search", "args": {"expression": "1+1"}}</tool>', False),
+        ('<tool>{"name": "calculator", "args": ["1+1"]}</tool>', False),
+        ("<tool>[1]</tool>", False),
+        ("<tool>" + "[" * 100_000 + "</tool>", False),
+        ('<tool>{"name": "calculator", "args": {"expression": "1"}}</tool><answer>2</answer>', False),
+        ('<tool>{"name": "calculator", "args": {"expression": "1"}}</tool>' * 2, False),
+    ],
+)
+def test_sound_is_one_readable_call_or_one_answer(files: dict[str, str], reply: str, sound: bool) -> None:
+    assert Gsm8k(**files).sound((), reply) is sound
+
+
+def test_the_other_format_is_not_a_call() -> None:
+    tagged = '<tool>{"name": "calculator", "args": {"expression": "1+1"}}</tool>'
+    assert calls_in("tagged", tagged) == (("calculator", {"expression": "1+1"}),)
+    assert calls_in("native", tagged) == ()
+
+
+# --- the real thing -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    not REAL.is_dir(), reason="the real GSM8K files are not beside this checkout (../shared/data/gsm8k)"
+)
+def test_the_real_files_give_demonstrations_that_the_real_parser_reads() -> None:
+    task = Gsm8k(data=str(REAL / "train.jsonl"), eval_data=str(REAL / "test.jsonl"))
+    assert (len(task.problems("train")), len(task.problems("eval")), task.dropped) == (7473, 1319, 0)
+    assert all(number(str(problem.answer)) is not None for problem in task.problems("train"))
+    for demonstration in islice(task.demonstrations(0), 2000):
+        calls = TOOL_FORMATS["tagged"].parse(demonstration.reply)
+        assert task.sound(demonstration.context, demonstration.reply) is True
+        assert len(calls) == 1 or demonstration.reply.startswith("<answer>")
+        assert all(isinstance(call, ToolCall) for call in calls)

@@ -1,0 +1,303 @@
+"""The ledger task: its episodes, its problems, its demonstrations, and what it calls sound."""
+
+import asyncio
+from collections import Counter
+from itertools import islice
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from condensegrpo.messages import Message
+from condensegrpo.protocols import Demonstrates, Problem, Step
+from condensegrpo.tasks.ledger import EVAL_SHARE, OPERATIONS, Ledger
+
+TWO_OPERATIONS = Problem(
+    id="by hand", question="start 3 keep a note", answer="4", data={"start": 3, "ops": ["+2", "-1"]}
+)
+
+
+def user(text: str) -> Message:
+    return Message(role="user", content=text)
+
+
+def assistant(text: str) -> Message:
+    return Message(role="assistant", content=text)
+
+
+def play(*replies: str, problem: Problem = TWO_OPERATIONS) -> list[Step]:
+    """The environment's answers to some replies; it is not asked again once it is done."""
+
+    async def run() -> list[Step]:
+        environment = Ledger().environment(problem)
+        assert await environment.start() == (user(problem.question),)
+        steps: list[Step] = []
+        for reply in replies:
+            assert not (steps and steps[-1].done), "the episode was over before this reply"
+            steps.append(await environment.step(assistant(reply)))
+        return steps
+
+    return asyncio.run(run())
+
+
+def identity(problem: Problem) -> tuple[int, tuple[str, ...]]:
+    return problem.data["start"], tuple(problem.data["ops"])
+
+
+# --- episodes -------------------------------------------------------------------------------------------------------
+
+
+def test_an_episode_shows_every_operation_once_and_ends_with_the_answer() -> None:
+    steps = play("<note> 3 </note>", "<note> 5 </note>", "<note> 4 </note>", "<answer> 4 </answer>")
+    assert [step.observations for step in steps] == [(user("+2"),), (user("-1"),), (user("done report"),), ()]
+    assert [step.done for step in steps] == [False, False, False, True]
+    assert steps[-1].answer == "4"
+
+
+def test_a_wrong_answer_is_an_answer() -> None:
+    assert play(*["<note> x </note>"] * 3, "<answer> 9 </answer>")[-1] == Step(done=True, answer="9")
+
+
+def test_an_early_answer_ends_the_episode_without_an_answer() -> None:
+    assert play("<note> 3 </note>", "<answer> 4 </answer>")[-1] == Step(done=True)
+
+
+def test_whitespace_does_not_matter() -> None:
+    steps = play("<note>3</note>", "  <note>\nis 5</note>\n", "<note> 4</note>", "<answer>4</answer> ")
+    assert steps[-1].answer == "4"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "",
+        "5",
+        "<note> 5",
+        "5 </note>",
+        "<note> </note>",
+        "<note> 5 </note> and more",
+        "well <note> 5 </note>",
+        "<note> 5 </note> <note> 5 </note>",
+        "<note> <note> 5 </note> </note>",
+        "<note> <answer> 5 </answer> </note>",
+        "<note> 5 </answer>",
+        "</note> 5 <note>",
+    ],
+)
+def test_anything_but_one_well_formed_note_is_a_format_error(reply: str) -> None:
+    assert play(reply) == [Step(done=True)]
+
+
+@pytest.mark.parametrize(
+    "reply", ["<answer> 42 </answer>", "<answer> x </answer>", "<answer> 4 4 </answer>", "<note> 4 </note>", "4", "²"]
+)
+def test_anything_but_one_digit_as_the_answer_is_a_format_error(reply: str) -> None:
+    assert play(*["<note> 3 </note>"] * 3, reply)[-1] == Step(done=True)
+
+
+# --- problems -------------------------------------------------------------------------------------------------------
+
+
+def test_the_answer_is_counted_modulo_ten() -> None:
+    for problem in Ledger().problems("train")[:200]:
+        moved = problem.data["start"] + sum(int(operation) for operation in problem.data["ops"])
+        assert problem.answer is not None
+        assert problem.answer in "0123456789"
+        assert (moved - int(problem.answer)) % 10 == 0
+
+
+def test_train_and_eval_share_no_problem_even_where_only_2160_exist() -> None:
+    ledger = Ledger(min_ops=3, max_ops=3, train_problems=20_000, eval_problems=200)
+    train = {identity(problem) for problem in ledger.problems("train")}
+    held_out = {identity(problem) for problem in ledger.problems("eval")}
+    assert len(held_out) == 200
+    assert not train & held_out
+    assert len(train) > 1800  # nearly all of the seven eighths of 2160: every problem can be drawn
+
+
+def test_demonstrations_never_come_from_a_held_out_problem() -> None:
+    """Each full episode that a demonstration shows (its final turn, under the full history) is a training problem."""
+    ledger = Ledger(min_ops=2, max_ops=2, eval_problems=30, history="full")
+    held_out = {identity(problem) for problem in ledger.problems("eval")}
+    shown = set()
+    for demonstration in islice(ledger.demonstrations(0), 5000):
+        operations = tuple(message.content for message in demonstration.context if message.content in OPERATIONS)
+        if len(operations) == 2:
+            shown.add((int(demonstration.context[0].content.split()[1]), operations))
+    assert len(shown) > 250  # of 360 problems, some 315 of them for training
+    assert not shown & held_out
+
+
+def test_whether_a_problem_is_held_out_does_not_depend_on_the_options() -> None:
+    wide = {identity(p) for p in Ledger(min_ops=3, max_ops=6, train_problems=5000, seed=1).problems("train")}
+    narrow = {identity(p) for p in Ledger(min_ops=4, max_ops=4, seed=2, eval_problems=1000).problems("eval")}
+    assert not wide & narrow
+
+
+def test_eval_problems_are_all_different_balanced_and_always_the_same() -> None:
+    problems = Ledger(seed=0).problems("eval")
+    assert Counter(len(problem.data["ops"]) for problem in problems) == {3: 64, 4: 64, 5: 64, 6: 64}
+    assert len({identity(problem) for problem in problems}) == len({problem.id for problem in problems}) == 256
+    assert list(problems) == list(Ledger(seed=7).problems("eval"))
+
+
+def test_eval_problems_that_do_not_divide_evenly_are_balanced_up_to_one() -> None:
+    assert sorted(Counter(len(p.data["ops"]) for p in Ledger(eval_problems=10).problems("eval")).values()) == [
+        2,
+        2,
+        3,
+        3,
+    ]
+
+
+def test_long_episodes_can_be_evaluated() -> None:
+    problems = Ledger(min_ops=50, max_ops=50, eval_problems=64).problems("eval")
+    assert {len(problem.data["ops"]) for problem in problems} == {50}
+    assert len(problems) == 64
+
+
+def test_more_eval_problems_than_exist_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"holding out 256 different problems of 1 operations: only \d+ exist"):
+        Ledger(min_ops=1, max_ops=1).problems("eval")
+
+
+def test_train_problems_are_a_sequence_in_a_fixed_order() -> None:
+    problems = Ledger(train_problems=50).problems("train")
+    again = Ledger(train_problems=50).problems("train")
+    assert len(problems) == 50
+    assert list(problems) == [again[index] for index in range(50)]
+    assert problems[-1] == problems[49]
+    assert list(problems[10:13]) == [problems[10], problems[11], problems[12]]
+    assert len({problem.id for problem in problems}) == 50
+    with pytest.raises(IndexError):
+        problems[50]
+    assert list(Ledger(train_problems=50, seed=1).problems("train")) != list(problems)
+
+
+def test_train_problems_are_balanced_over_the_number_of_operations() -> None:
+    counts = Counter(len(problem.data["ops"]) for problem in Ledger().problems("train")[:4000])
+    assert set(counts) == {3, 4, 5, 6}
+    assert all(900 < count < 1100 for count in counts.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"min_ops": 0}, "min_ops=0"),
+        ({"min_ops": 7}, "max_ops=6"),
+        ({"eval_problems": 0}, "eval_problems=0"),
+        ({"history": "some"}, "history='some'"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, int], found: str) -> None:
+    with pytest.raises(ValueError, match=found):
+        Ledger(**options)  # type: ignore[arg-type]
+
+
+# --- demonstrations -------------------------------------------------------------------------------------------------
+
+
+def test_a_demonstration_shows_the_question_the_previous_reply_and_the_observation() -> None:
+    for demonstration in islice(Ledger().demonstrations(0), 200):
+        roles = [message.role for message in demonstration.context]
+        assert roles in (["user"], ["user", "assistant", "user"])
+
+
+def test_demonstrations_with_full_history_show_every_turn() -> None:
+    lengths = {len(one.context) for one in islice(Ledger(history="full").demonstrations(0), 500)}
+    assert lengths == {1, 3, 5, 7, 9, 11, 13, 15}  # up to 7 turns before the answer to 6 operations
+
+
+def test_demonstrations_are_fixed_by_their_seed() -> None:
+    ledger = Ledger()
+    assert list(islice(ledger.demonstrations(3), 50)) == list(islice(ledger.demonstrations(3), 50))
+    assert list(islice(ledger.demonstrations(3), 50)) != list(islice(ledger.demonstrations(4), 50))
+
+
+def test_note_styles_are_mixed_four_to_three_to_three() -> None:
+    notes = [one.reply for one in islice(Ledger().demonstrations(0), 6000) if one.reply.startswith("<note>")]
+    forgetful = sum(note == "<note> noted the op </note>" for note in notes)
+    terse = sum(len(note.split()) == 3 for note in notes)
+    verbose = sum("the value" in note for note in notes)
+    assert forgetful + terse + verbose == len(notes)
+    assert forgetful / len(notes) == pytest.approx(0.4, abs=0.02)
+    assert verbose / len(notes) == pytest.approx(0.3, abs=0.02)
+
+
+def test_first_and_final_turns_come_in_their_natural_proportion() -> None:
+    """An episode of K operations has K + 2 turns, one of them the first and one the final: 1/6.5 on average."""
+    lessons = list(islice(Ledger().demonstrations(0), 6000))
+    first = sum(len(one.context) == 1 for one in lessons)
+    final = sum(one.context[-1].content == "done report" for one in lessons)
+    assert first / 6000 == pytest.approx(1 / 6.5, abs=0.02)
+    assert final / 6000 == pytest.approx(1 / 6.5, abs=0.02)
+
+
+def test_the_environment_accepts_what_the_demonstrator_writes() -> None:
+    for demonstration in islice(Ledger().demonstrations(1), 300):
+        if demonstration.context[-1].content != "done report":
+            assert not play(demonstration.reply)[0].done
+        else:
+            assert play(*["<note> 3 </note>"] * 3, demonstration.reply)[-1].answer is not None
+
+
+@given(seed=st.integers(0, 10**6), history=st.sampled_from(["last", "full"]))
+@settings(max_examples=20, deadline=None)
+def test_the_demonstrator_is_never_unsound(seed: int, history: str) -> None:
+    ledger = Ledger(history=history)  # type: ignore[arg-type]
+    for demonstration in islice(ledger.demonstrations(seed), 20):
+        assert ledger.sound(demonstration.context, demonstration.reply) is not False
+
+
+def test_the_corpus_has_every_word_of_questions_observations_and_demonstrations() -> None:
+    ledger = Ledger()
+    words = {word for text in ledger.corpus() for word in text.split()}
+    lessons = list(islice(ledger.demonstrations(0), 3000))
+    used = {word for one in lessons for text in (*(m.content for m in one.context), one.reply) for word in text.split()}
+    assert words == used
+    assert len(words) == 37  # 10 digits, 6 operations, 4 tags, 17 words
+
+
+def test_the_ledger_can_demonstrate() -> None:
+    assert isinstance(Ledger(), Demonstrates)
+
+
+# --- what is sound --------------------------------------------------------------------------------------------------
+
+QUESTION = user("start 3 keep a note")
+
+
+@pytest.mark.parametrize(
+    ("context", "reply", "verdict"),
+    [
+        ((QUESTION,), "<note> 3 </note>", True),
+        ((QUESTION,), "<note> the value is now 3 </note>", True),
+        ((QUESTION,), "<note> 4 </note>", False),
+        ((QUESTION,), "<note> noted the op </note>", None),
+        ((QUESTION, assistant("<note> 8 </note>"), user("+3")), "<note> 1 </note>", True),
+        ((QUESTION, assistant("<note> 8 </note>"), user("+3")), "<note> 6 </note>", False),  # from the start value
+        ((QUESTION, assistant("<note> noted the op </note>"), user("-3")), "<note>0</note>", True),
+        ((QUESTION, assistant("<note> 1 </note>"), user("-3")), "<note> the value was 1 so it is now 8 </note>", True),
+        ((QUESTION, assistant("<note> 1 </note>"), user("-3")), "<note> 8", False),  # not well formed
+        ((QUESTION, assistant("<note> 1 </note>"), user("-3")), "<answer> 8 </answer>", False),  # too early
+        ((QUESTION, assistant("<note> 6 </note>"), user("done report")), "<answer> 6 </answer>", True),
+        ((QUESTION, assistant("<note> 6 </note>"), user("done report")), "<answer> 3 </answer>", False),
+        ((QUESTION, assistant("<note> 6 </note>"), user("done report")), "<note> 6 </note>", False),
+        ((QUESTION, assistant("<note> was it </note>"), user("done report")), "<answer> 3 </answer>", True),
+    ],
+)
+def test_sound_compares_the_reply_with_what_its_context_implies(
+    context: tuple[Message, ...], reply: str, verdict: bool | None
+) -> None:
+    assert Ledger().sound(context, reply) is verdict
+
+
+def test_of_a_full_history_the_latest_reply_counts() -> None:
+    context = (QUESTION, assistant("<note> 3 </note>"), user("+1"), assistant("<note> 4 </note>"), user("+1"))
+    assert Ledger().sound(context, "<note> 5 </note>") is True
+
+
+def test_one_problem_in_eight_is_held_out() -> None:
+    assert EVAL_SHARE == 8
+    three = Ledger(min_ops=3, max_ops=3, train_problems=30_000, eval_problems=1).problems("train")
+    assert len({identity(problem) for problem in three}) / 2160 == pytest.approx(7 / 8, abs=0.02)

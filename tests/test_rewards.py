@@ -1,0 +1,276 @@
+"""The verdicts and the rewards that are built on them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from builders import assistant, trajectory, turn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from condensegrpo.plugins import build
+from condensegrpo.protocols import Part, Problem, Reward, RewardResult
+from condensegrpo.rewards.correct import Correct
+from condensegrpo.rewards.format import Format
+from condensegrpo.rewards.inverse_max_context import InverseMaxContext
+from condensegrpo.rewards.tool_calls import ToolCalls
+from condensegrpo.rewards.verdict import Match, correct, format_valid, number
+from condensegrpo.rewards.weighted_sum import WeightedSum
+from condensegrpo.trajectory import Stop, Trajectory
+
+SEVEN = Problem(id="p0", question="3 + 4?", answer="7")
+NO_TRUTH = Problem(id="p9", question="why?")
+
+
+def answered(
+    answer: str | None,
+    *,
+    stop: Stop = Stop.ANSWERED,
+    contexts: Sequence[int] = (3,),
+    replies: Sequence[str] = ("<answer>…</answer>",),
+) -> Trajectory:
+    """A trajectory whose turns have prompts of so many tokens and these replies."""
+    said = [*replies, *[replies[-1]] * (len(contexts) - len(replies))]
+    turns = [turn(range(length), [1], reply=reply) for length, reply in zip(contexts, said, strict=True)]
+    return trajectory(*turns, stop=stop, answer=answer)
+
+
+def calling(*counts: tuple[int, int], answer: str | None = "7") -> Trajectory:
+    """A trajectory whose turns tried and succeeded in so many tool calls."""
+    turns = [
+        replace(turn([1], [2]), turn_rewards={"tool_attempts": float(tried), "tool_successes": float(worked)})
+        for tried, worked in counts
+    ]
+    return trajectory(*turns, turn([1], [2]), answer=answer)
+
+
+# --- format ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop", [stop for stop in Stop if stop is not Stop.ANSWERED])
+def test_only_an_answered_trajectory_is_well_formed(stop: Stop) -> None:
+    assert format_valid(answered("7"))
+    assert not format_valid(answered("7", stop=stop))
+
+
+def test_a_blank_reply_spoils_the_format() -> None:
+    assert not format_valid(answered("7", contexts=(3, 3), replies=(" \n", "<answer>7</answer>")))
+
+
+def test_a_bare_correct_answer_fails_no_minimum_length() -> None:
+    assert format_valid(answered("5", replies=("5",)))
+    assert not format_valid(answered("5", replies=("5",)), min_reply_chars=2)
+
+
+def test_a_trajectory_without_turns_is_not_well_formed() -> None:
+    assert not format_valid(trajectory(stop=Stop.ANSWERED))
+
+
+# --- correctness ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("match", "truth", "answer", "right"),
+    [
+        ("exact", "Paris", " paris\n", 1.0),
+        ("exact", "New York", "new   york", 1.0),
+        ("exact", "Paris", "Paris, France", 0.0),
+        ("exact", "7", "7.0", 0.0),
+        ("number", "7", "7.0", 1.0),
+        ("number", "3", "3.14", 0.0),  # "3.14" is not read as "3"
+        ("number", "1080", "$1,080", 1.0),
+        ("number", "1,080", "1 080.00 $", 1.0),
+        ("number", "20", "20%", 1.0),
+        ("number", "-5", "-5", 1.0),
+        ("number", "-5", "5", 0.0),
+        ("number", ".5", "0.5", 1.0),
+        ("number", "0.3333333", "0.33333333", 1.0),
+        ("number", "0.33", "0.333", 0.0),
+        ("number", "7", "7 apples", 0.0),
+        ("number", "7", "therefore 7", 0.0),
+        ("number", "7", "", 0.0),
+        ("number", "7", "inf", 0.0),
+        ("number", "7", "nan", 0.0),
+        ("number", "7", "7²", 0.0),
+    ],
+)
+def test_an_answer_is_compared_with_the_ground_truth(match: Match, truth: str, answer: str, right: float) -> None:
+    problem = Problem(id="p0", question="?", answer=truth)
+    assert correct(answered(answer), problem, match=match) == right
+
+
+def test_any_alias_is_right() -> None:
+    problem = Problem(id="p0", question="Who?", answer="Ann Lee", data={"aliases": ["A. Lee", "Ann"]})
+    assert [correct(answered(said), problem, match="alias") for said in ("a. lee", "ann", "Ann Lee", "Lee")] == [
+        1,
+        1,
+        1,
+        0,
+    ]
+    assert correct(answered("Ann"), problem, match="exact") == 0.0
+    assert correct(answered("Ann"), replace(problem, answer=None), match="alias") == 1.0
+
+
+def test_no_answer_is_not_right() -> None:
+    assert correct(answered(None), SEVEN, match="exact") == 0.0
+
+
+@pytest.mark.parametrize("match", ["exact", "number", "alias"])
+@pytest.mark.parametrize("answer", ["therefore 7", None])
+def test_without_ground_truth_nothing_is_ever_called_right(match: Match, answer: str | None) -> None:
+    with pytest.raises(ValueError, match="judging problem p9: it has no ground truth"):
+        correct(answered(answer), NO_TRUTH, match=match)
+
+
+def test_a_ground_truth_that_is_no_number_cannot_be_judged_by_number() -> None:
+    with pytest.raises(ValueError, match="judging problem p0 by number: its ground truth 'seven' is not a number"):
+        correct(answered("7"), replace(SEVEN, answer="seven"), match="number")
+
+
+@given(st.integers(-(10**9), 10**9))
+@settings(max_examples=50, deadline=None)
+def test_a_number_is_read_however_it_is_grouped(value: int) -> None:
+    assert number(f"{value:,}") == number(f"$ {value}") == number(f"{value}.") == float(value)
+
+
+# --- rewards --------------------------------------------------------------------------------------------------------
+
+
+def test_correct_pays_a_right_answer_in_a_well_formed_trajectory() -> None:
+    assert Correct()(answered("7"), SEVEN) == RewardResult(
+        total=1.0, components={"correct": 1.0}, format_valid=True, correct=1.0
+    )
+    assert Correct()(answered("8"), SEVEN).total == 0.0
+    cut_off = Correct()(answered("7", stop=Stop.TURN_LIMIT), SEVEN)
+    assert (cut_off.total, cut_off.format_valid, cut_off.correct) == (0.0, False, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "reward"),
+    [
+        (answered("7", contexts=(200,)), 1 / 200),
+        (answered("7", contexts=(10, 40, 25)), 1 / 40),  # the largest context, not the last or the sum
+        (answered("8", contexts=(10,)), 0.0),
+        (answered("7", contexts=(10,), stop=Stop.OUTPUT_LENGTH), 0.0),
+        (answered("7", contexts=(10,), replies=("",)), 0.0),
+        (answered("7", contexts=(1,)), 1.0),
+    ],
+)
+def test_inverse_max_context_is_exact(one: Trajectory, reward: float) -> None:
+    result = InverseMaxContext()(one, SEVEN)
+    assert result.total == reward
+    assert result.components == {"inverse_max_context": reward}
+    assert result.correct == float(reward > 0)
+
+
+def test_format_pays_whatever_the_answer() -> None:
+    wrong = Format()(answered("8"), SEVEN)
+    assert (wrong.total, wrong.format_valid, wrong.correct) == (1.0, True, 0.0)
+    assert Format()(answered("7"), SEVEN).correct == 1.0
+    assert Format()(answered(None, stop=Stop.FORMAT), SEVEN).total == 0.0
+    assert Format(match=None)(answered("7"), NO_TRUTH).total == 1.0
+
+
+def test_tool_calls_pay_the_share_that_worked() -> None:
+    assert ToolCalls()(calling((2, 1), (2, 2)), SEVEN).total == 0.75
+    assert ToolCalls(weight=0.2)(calling((1, 1)), SEVEN).components == {"tool_calls": 0.2}
+    assert ToolCalls()(calling((0, 0)), SEVEN).total == 0.0
+    assert ToolCalls()(calling((1, 0)), SEVEN).correct == 1.0
+    assert ToolCalls(match=None)(calling((1, 1)), NO_TRUTH).total == 1.0
+
+
+def part(name: str, reward: Reward, weight: float = 1.0) -> Part:
+    return Part(name=name, weight=weight, reward=reward)
+
+
+REWARDS: Mapping[str, Reward] = {
+    "correct": Correct(),
+    "format": Format(),
+    "inverse_max_context": InverseMaxContext(),
+    "tool_calls": ToolCalls(),
+    "weighted_sum": WeightedSum(parts=[part("format", Format()), part("correct", Correct())]),
+}
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_every_reward_judges_format_and_correctness(name: str) -> None:
+    for one, verdict in (
+        (answered("7"), (True, 1.0)),
+        (answered("8"), (True, 0.0)),
+        (trajectory(answer=None), (False, 0.0)),
+    ):
+        result = REWARDS[name](one, SEVEN)
+        assert isinstance(result, RewardResult)
+        assert (result.format_valid, result.correct) == verdict
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_every_reward_refuses_a_problem_without_ground_truth(name: str) -> None:
+    for one in (answered("7"), answered(None, stop=Stop.FORMAT)):
+        with pytest.raises(ValueError, match="p9"):
+            REWARDS[name](one, NO_TRUTH)
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_every_reward_is_found_by_its_name(name: str) -> None:
+    options = {"parts": [part("correct", Correct())]} if name == "weighted_sum" else {}
+    assert type(build("rewards", name, options)) is type(REWARDS[name])
+
+
+@pytest.mark.parametrize("reward", [Correct, Format, InverseMaxContext, ToolCalls])
+def test_an_unknown_match_is_refused(reward: type[Correct]) -> None:
+    with pytest.raises(ValueError, match="match='roughly': wanted one of exact, number, alias"):
+        reward(match="roughly")  # type: ignore[arg-type]
+
+
+# --- weighted sum ---------------------------------------------------------------------------------------------------
+
+
+def test_a_weighted_sum_keeps_its_breakdown() -> None:
+    reward = WeightedSum(
+        parts=[
+            part("correct", Correct(match="number"), 2.0),
+            part("format", Format(), 0.5),
+            part("inverse_max_context", InverseMaxContext(match="number"), 100.0),
+        ]
+    )
+    result = reward(answered("7.0", contexts=(50,)), SEVEN)
+    assert result.components == {"correct": 2.0, "format": 0.5, "inverse_max_context": 2.0}
+    assert result.total == 4.5
+    assert (result.format_valid, result.correct) == (True, 1.0)
+
+
+def test_a_part_may_be_any_reward() -> None:
+    def brevity(trajectory: Trajectory, problem: Problem) -> dict[str, float]:
+        return {"short": 0.25, "plain": 0.25}
+
+    parts = [part("brevity", brevity, 2.0), part("correct", Correct())]
+    result = WeightedSum(parts=parts)(answered("7"), SEVEN)
+    assert result == RewardResult(
+        total=2.0, components={"brevity": 1.0, "correct": 1.0}, format_valid=True, correct=1.0
+    )
+    alone = WeightedSum(parts=parts[:1])(answered("7"), SEVEN)
+    assert (alone.format_valid, alone.correct) == (None, None)
+
+
+@pytest.mark.parametrize("weight", [-0.1, float("nan"), float("inf"), True])
+def test_weights_must_be_finite_and_not_negative(weight: float) -> None:
+    with pytest.raises(ValueError, match="the weight of 'correct' is"):
+        part("correct", Correct(), weight)
+    if weight is not True:
+        with pytest.raises(ValueError, match="weight="):
+            ToolCalls(weight=weight)
+
+
+@pytest.mark.parametrize(("names", "message"), [([], "a weighted sum of nothing"), (["correct"] * 2, "each name once")])
+def test_parts_that_make_no_sense_are_refused(names: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        WeightedSum(parts=[part(name, Correct()) for name in names])
+
+
+def test_the_text_of_the_replies_is_not_read_for_the_answer() -> None:
+    """The engine reads the answer, from the assistant's text only; a number elsewhere counts for nothing."""
+    loud = trajectory(
+        replace(turn([1], [2], reply="7 7 7"), observations=(assistant("7"),)), answer=None, stop=Stop.FORMAT
+    )
+    assert Correct()(loud, SEVEN).total == 0.0
