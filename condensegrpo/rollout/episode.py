@@ -1,0 +1,188 @@
+"""One episode: from a problem to a trajectory. A failed episode is data with a stop reason, never a crash.
+
+    prompt (condensed) ─▶ sampler ─▶ reply ─▶ tool calls? ─ yes ─▶ tools ───────┐
+        ▲                                        └─ no ──▶ environment ─ done ──┼─▶ stop
+        └──────────────────────────── observations ◀────────────────────────────┘
+
+A reply with at least one tool call, well formed or not, goes to the tools and to nobody else; every other reply goes to
+the environment, which alone can tell an answer. So an answer beside a tool call does not count.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from condensegrpo.messages import History, Message, Unit
+from condensegrpo.protocols import Environment, Problem, Step
+from condensegrpo.rollout.boundary import Ended, boundary
+from condensegrpo.rollout.engine import CondenseWhen, Engine
+from condensegrpo.rollout.prompt import Asked, Prompt, next_prompt
+from condensegrpo.trajectory import (
+    TOOL_ATTEMPTS,
+    TOOL_SUCCESSES,
+    Finish,
+    Generation,
+    SamplingParams,
+    Stop,
+    Trajectory,
+    Turn,
+)
+
+__all__ = ["CondenseWhen", "Engine", "run_episode"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ending:
+    stop: Stop
+    answer: str | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reaction:
+    """What a reply led to."""
+
+    reply: Message
+    observations: tuple[Message, ...] = ()
+    turn_rewards: Mapping[str, float] = field(default_factory=dict)
+    ending: _Ending | None = None
+
+
+async def run_episode(
+    problem: Problem,
+    *,
+    environment: Callable[[Problem], Environment],
+    engine: Engine,
+    trajectory_id: str,
+    group_id: str,
+    seed: Callable[[int], int],
+    abort: asyncio.Event | None = None,
+) -> Trajectory:
+    """Play one episode to its end.
+
+    Args:
+        environment: makes the episode's own environment, as ``Task.environment`` does.
+        seed: turn → seed of the reply's random stream.
+        abort: once set, the episode ends as ``aborted`` with the turns that it has.
+
+    Returns:
+        The trajectory with every turn that was sampled, whatever happened after; see ``Stop`` for how it may end.
+    """
+    started = time.monotonic()
+    turns: list[Turn] = []
+    playing = asyncio.create_task(_play(problem, environment, engine, seed, turns))
+    ending = await _unless_aborted(playing, abort)
+    return Trajectory(
+        id=trajectory_id,
+        problem_id=problem.id,
+        group_id=group_id,
+        turns=tuple(turns),
+        stop=ending.stop,
+        answer=ending.answer,
+        seconds=time.monotonic() - started,
+        detail=ending.detail,
+    )
+
+
+async def _unless_aborted(playing: asyncio.Task[_Ending], abort: asyncio.Event | None) -> _Ending:
+    if abort is None:
+        return await playing
+    watching = asyncio.create_task(abort.wait())
+    try:
+        await asyncio.wait({playing, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if playing.done():
+            return playing.result()
+        return _Ending(stop=Stop.ABORTED, detail="the run was interrupted")
+    finally:
+        playing.cancel()  # and not awaited: whatever is slow to give up must not hold up the others
+        watching.cancel()
+
+
+async def _play(
+    problem: Problem,
+    environment: Callable[[Problem], Environment],
+    engine: Engine,
+    seed: Callable[[int], int],
+    turns: list[Turn],
+) -> _Ending:
+    """The loop. Turns go into ``turns`` as they are sampled, so that a failure or an abort leaves them there."""
+    last: Asked | None = None
+    try:
+        async with boundary("starting the environment", Stop.ENVIRONMENT_ERROR, engine.limits.turn_seconds):
+            episode = environment(problem)
+            history = History(head=await episode.start())
+        for number in range(engine.limits.max_turns):
+            async with boundary("rendering the prompt", Stop.ENVIRONMENT_ERROR):
+                prompt = await next_prompt(engine, history, last)
+            version = engine.sampler.version
+            generation = await _sample(engine, prompt, seed(number))
+            reaction = await _react(engine, episode, generation)
+            turns.append(_turn(prompt, generation, version, reaction))
+            if reaction.ending is not None:
+                return reaction.ending
+            history = history.add(Unit(turn=number, reply=reaction.reply, results=reaction.observations))
+            last = Asked(prompt=prompt, output_ids=generation.token_ids)
+    except Ended as end:
+        return _Ending(stop=end.stop, detail=end.detail)
+    return _Ending(stop=Stop.TURN_LIMIT, detail=f"no answer in {engine.limits.max_turns} replies (rollout.max_turns)")
+
+
+async def _sample(engine: Engine, prompt: Prompt, seed: int) -> Generation:
+    params = SamplingParams(
+        max_tokens=engine.limits.max_output_tokens,
+        temperature=engine.temperature,
+        seed=seed,
+        stop_ids=tuple(engine.renderer.stop_ids),
+        stop_strings=engine.toolbox.format.stop_strings,
+    )
+    async with boundary("the sampler", Stop.SAMPLER_ERROR, engine.limits.turn_seconds):
+        generation = await engine.sampler.sample(prompt.ids, params)
+    if generation.finish is Finish.ABORT:
+        raise Ended(Stop.ABORTED, "the sampler gave the reply up")
+    return generation
+
+
+async def _react(engine: Engine, environment: Environment, generation: Generation) -> _Reaction:
+    """Let the tools or the environment answer a reply. What they raise is the reaction's ending: the turn stays."""
+    text = engine.renderer.text(generation.token_ids)
+    reply = Message(role="assistant", content=text)
+    if generation.finish is Finish.LENGTH:
+        detail = f"a reply was cut off at {len(generation.token_ids)} tokens (rollout.max_output_tokens)"
+        return _Reaction(reply=reply, ending=_Ending(stop=Stop.OUTPUT_LENGTH, detail=detail))
+    try:
+        async with boundary("the tools", Stop.ENVIRONMENT_ERROR):  # each call has the toolbox's own time limit
+            answers = await engine.toolbox.answer(text)
+        if answers.attempted:
+            return _Reaction(
+                reply=Message(role="assistant", content=text, tool_calls=tuple(answers.calls)),
+                observations=tuple(answers.messages),
+                turn_rewards={TOOL_ATTEMPTS: float(answers.attempted), TOOL_SUCCESSES: float(answers.succeeded)},
+            )
+        async with boundary("the environment", Stop.ENVIRONMENT_ERROR, engine.limits.turn_seconds):
+            step = await environment.step(reply)
+    except Ended as end:
+        return _Reaction(reply=reply, ending=_Ending(stop=end.stop, detail=end.detail))
+    return _Reaction(reply=reply, observations=step.observations, turn_rewards=step.turn_rewards, ending=_ending(step))
+
+
+def _ending(step: Step) -> _Ending | None:
+    if not step.done:
+        return None
+    if step.answer is None:
+        return _Ending(stop=Stop.FORMAT, detail="the environment could not read a reply and ended the episode")
+    return _Ending(stop=Stop.ANSWERED, answer=step.answer)
+
+
+def _turn(prompt: Prompt, generation: Generation, version: int, reaction: _Reaction) -> Turn:
+    return Turn(
+        prompt_ids=prompt.ids,
+        output_ids=generation.token_ids,
+        logprobs=generation.logprobs,
+        policy_version=version,
+        condensation=prompt.condensation,
+        context=prompt.context,
+        reply=reaction.reply,
+        observations=reaction.observations,
+        turn_rewards=reaction.turn_rewards,
+    )

@@ -1,0 +1,72 @@
+"""Many episodes at once: one asyncio task a trajectory, one group a problem, and nobody waits for anybody's turn."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from condensegrpo.protocols import Environment, Problem
+from condensegrpo.rollout.engine import Engine
+from condensegrpo.rollout.episode import run_episode
+from condensegrpo.rollout.randomness import stream_seed
+from condensegrpo.trajectory import Trajectory
+
+
+async def rollout(
+    problems: Sequence[Problem],
+    *,
+    samples: int,
+    environment: Callable[[Problem], Environment],
+    engine: Engine,
+    run_seed: int,
+    step: int,
+    on_finish: Callable[[Trajectory], None],
+    abort: asyncio.Event | None = None,
+) -> tuple[tuple[Trajectory, ...], ...]:
+    """``samples`` trajectories of every problem.
+
+    Group ``7-gsm8k-12`` of step 7 holds the trajectories ``7-gsm8k-12-0``, ``7-gsm8k-12-1``, …; a problem that comes
+    a second time is named ``gsm8k-12~2`` and has random streams of its own. An episode that fails or hangs costs only
+    itself.
+
+    Args:
+        on_finish: sees each trajectory the moment it ends, in whatever order they do; what it raises stops the rollout.
+        abort: once set, every episode that is under way ends as ``aborted``.
+
+    Returns:
+        One group a problem in the order of the problems, trajectories in the order of their sample number.
+    """
+
+    async def play(problem: Problem, name: str, sample: int) -> Trajectory:
+        trajectory = await run_episode(
+            problem,
+            environment=environment,
+            engine=engine,
+            trajectory_id=f"{step}-{name}-{sample}",
+            group_id=f"{step}-{name}",
+            seed=partial(stream_seed, run_seed, step, name, sample),
+            abort=abort,
+        )
+        on_finish(trajectory)
+        return trajectory
+
+    tasks = [
+        [asyncio.create_task(play(problem, name, sample)) for sample in range(samples)]
+        for problem, name in zip(problems, _names(problems), strict=True)
+    ]
+    flat = [task for group in tasks for task in group]
+    try:
+        await asyncio.gather(*flat)
+    finally:  # if one raised or the rollout was cancelled, nothing may go on behind the caller's back
+        for task in flat:
+            task.cancel()
+        await asyncio.gather(*flat, return_exceptions=True)
+    return tuple(tuple(task.result() for task in group) for group in tasks)
+
+
+def _names(problems: Sequence[Problem]) -> Iterator[str]:
+    """The id of each problem, told apart from its earlier occurrences in the same rollout."""
+    seen: Counter[str] = Counter()
+    for problem in problems:
+        seen[problem.id] += 1
+        yield problem.id if seen[problem.id] == 1 else f"{problem.id}~{seen[problem.id]}"

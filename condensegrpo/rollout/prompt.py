@@ -1,0 +1,133 @@
+"""The prompt of the next turn: the last one continued by token ids, or a fresh render that is declared as condensation.
+
+    turn 0   head                                          rendered
+    turn 1   head u0                                       turn 0's prompt + its output + what came back: by ids
+    turn 2   head [turn 0 …] u1                            u0 was dropped: rendered, Condensation(tokens 90 → 55)
+    turn 3   head [turn 0 …] u1 u2                         nothing new was dropped: turn 2 continued by ids, undeclared
+
+No token that was sampled is ever tokenised anew and taken for a continuation: what does not continue is declared.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from condensegrpo.errors import ContextOverflow
+from condensegrpo.messages import History, Message, Unit, flatten
+from condensegrpo.protocols import Budget, Condensed
+from condensegrpo.rollout.boundary import boundary
+from condensegrpo.rollout.budget import check_head
+from condensegrpo.rollout.engine import Engine
+from condensegrpo.trajectory import Condensation, Fate, Span, Stop
+
+CHAT_TEMPLATE = "chat_template"  # the condenser's name where only the template rewrote something
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What the policy is shown."""
+
+    ids: tuple[int, ...]  # (P,)
+    context: tuple[Message, ...]  # what ids render: the head and the messages of the units
+    units: tuple[Unit, ...] = ()  # shown after the head; a condenser may have rewritten them
+    spans: tuple[Span, ...] = ()  # of the last condensation; units younger than that are shown whole
+    condensation: Condensation | None = None  # None: ids continue the last prompt and output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A prompt with the reply that it got."""
+
+    prompt: Prompt
+    output_ids: tuple[int, ...]  # (A,)
+
+
+async def next_prompt(engine: Engine, history: History, last: Asked | None) -> Prompt:
+    """The prompt of the turn that follows ``history``, of at most ``max_context_tokens``.
+
+    Args:
+        history: the raw units, whatever earlier turns were shown: a condenser never sees its own work again.
+        last: the turn before; None in the first.
+
+    Raises:
+        ContextOverflow: neither the continuation nor what the condenser left fits.
+        Ended: the condenser failed or took too long.
+    """
+    if last is None:
+        check_head(engine.renderer, history.head, engine.limits)
+        return Prompt(ids=tuple(engine.renderer.prompt(history.head)), context=history.head)
+    condensed = await _condense(engine, history) if engine.condense_when == "every_turn" else None
+    if condensed is None or condensed.units == (*last.prompt.units, history.units[-1]):
+        grown = _grown(engine, history, last)
+        if len(grown.ids) <= engine.limits.max_context_tokens:
+            return grown
+    return _rewritten(engine, history, condensed or await _condense(engine, history))
+
+
+def _grown(engine: Engine, history: History, last: Asked) -> Prompt:
+    """All that was shown and the newest unit: by ids, or rendered and declared if the template rewrites replies."""
+    newest = history.units[-1]
+    units = (*last.prompt.units, newest)
+    context = flatten(history.head, units)
+    added = engine.renderer.continuation(last.prompt.context, newest.reply, newest.results, last.output_ids)
+    continued = (*last.prompt.ids, *last.output_ids, *added)
+    if engine.renderer.keeps_replies(context):
+        return Prompt(ids=continued, context=context, units=units, spans=last.prompt.spans)
+    ids = tuple(engine.renderer.prompt(context))
+    spans = _spans(engine, history, last.prompt.spans)
+    declared = Condensation(
+        condenser=CHAT_TEMPLATE,
+        reason="the chat template renders earlier replies otherwise than they were sampled (it strips their reasoning)",
+        tokens_before=len(continued),
+        tokens_after=len(ids),
+        spans=spans,
+    )
+    return Prompt(ids=ids, context=context, units=units, spans=spans, condensation=declared)
+
+
+def _rewritten(engine: Engine, history: History, condensed: Condensed) -> Prompt:
+    """What the condenser left, rendered and declared."""
+    context = flatten(history.head, condensed.units)
+    ids = tuple(engine.renderer.prompt(context))
+    budget = engine.limits.max_context_tokens
+    if len(ids) > budget:
+        raise ContextOverflow.at(turn=len(history.units), tokens=len(ids), budget=budget)
+    declared = Condensation(
+        condenser=engine.condenser_name,
+        reason=condensed.reason,
+        tokens_before=engine.renderer.count(history.messages),
+        tokens_after=len(ids),
+        spans=condensed.spans,
+    )
+    return Prompt(ids=ids, context=context, units=condensed.units, spans=condensed.spans, condensation=declared)
+
+
+async def _condense(engine: Engine, history: History) -> Condensed:
+    """Ask the condenser, and hold it to its contract."""
+    budget = Budget(tokens=engine.limits.max_context_tokens, count=engine.renderer.count)
+    who = f"the condenser {engine.condenser_name!r}"
+    async with boundary(who, Stop.ENVIRONMENT_ERROR, engine.limits.turn_seconds):
+        condensed = await engine.condenser.condense(history, budget, engine.toolbox.schemas)
+        _check_account(history.units, condensed)
+    return condensed
+
+
+def _check_account(units: Sequence[Unit], condensed: Condensed) -> None:
+    """Every unit has one span, in order, and what is said to be kept is shown as it was."""
+    wanted, found = [unit.turn for unit in units], [span.turn for span in condensed.spans]
+    if found != wanted:
+        raise ValueError(
+            f"its spans account for the units of turns {found}, wanted each one once and in order: {wanted}"
+        )
+    for unit, span in zip(units, condensed.spans, strict=True):
+        if span.fate is Fate.KEPT and unit not in condensed.units:
+            raise ValueError(f"its spans say that the unit of turn {unit.turn} was kept, but it is not shown verbatim")
+
+
+def _spans(engine: Engine, history: History, known: Sequence[Span]) -> tuple[Span, ...]:
+    """One span for every unit: as the last condensation had it, and kept since."""
+    count = engine.renderer.count
+    head = count(history.head)
+    younger = history.units[len(known) :]
+    tokens = [max(count(flatten(history.head, [unit])) - head, 0) for unit in younger]
+    kept = (Span(turn=unit.turn, fate=Fate.KEPT, tokens=cost) for unit, cost in zip(younger, tokens, strict=True))
+    return (*known, *kept)

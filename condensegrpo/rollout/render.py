@@ -1,0 +1,297 @@
+"""Messages to token ids: whole prompts, and the continuation of a prompt by ids.
+
+A prompt is templated and tokenised once, at the start of a segment. From then on a conversation grows by ids alone:
+
+    prompt_0 + output_0 + continuation_0 = prompt_1;   prompt_1 + output_1 + continuation_1 = prompt_2;   …
+
+so that sampled ids reach the learner byte-identical, however unusual their split of the text: there is no decode/encode
+round trip. Text is a view; only a prompt that a condenser rewrote is made from it anew.
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerFast
+
+from condensegrpo.errors import ConfigError, RolloutError
+from condensegrpo.messages import Message, ToolCall
+from condensegrpo.rollout.toolcalls import parsed_arguments
+
+
+class Renderer:
+    """Turns messages into prompts of one tokenizer and one chat template, with one set of tools.
+
+    The tools stand in every prompt of a run, those of condensers included, so that all share the same first ids.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """What to render with.
+
+        Args:
+            tokenizer: a fast tokenizer with a chat template. Its special tokens are the only control tokens; tags that
+                a model writes (``<answer>``) must be ordinary vocabulary or added tokens that are not special.
+            tools: schemas that the chat template shows; empty for tool formats that the system message explains.
+            template_options: further variables of the template, such as ``enable_thinking``.
+
+        Raises:
+            ConfigError: there is no chat template, it hides the replies, or no token ends a reply.
+        """
+        if not tokenizer.chat_template:
+            raise ConfigError(
+                "setting up the prompts: the tokenizer has no chat template. Use the tokenizer of a chat model, or put "
+                "a chat_template.jinja beside its tokenizer.json."
+            )
+        self._tokenizer = tokenizer
+        self._tools = [dict(tool) for tool in tools]
+        self._tool_text = json.dumps(self._tools, ensure_ascii=False, default=str)
+        self._options = dict(template_options or {})
+        self._encoder = _Encoder(tokenizer)
+        # a condensed prompt is counted and then rendered; counts of units come back in every turn of an episode
+        self._prompt = lru_cache(maxsize=32)(self._rendered)
+        self._length = lru_cache(maxsize=16384)(self._counted)
+        self._end_of_turn = self._find_end_of_turn()
+        self.stop_ids: tuple[int, ...] = tuple(
+            sorted({stop for stop in (tokenizer.eos_token_id, self._end_of_turn) if stop is not None})
+        )
+        if not self.stop_ids:
+            raise ConfigError(
+                "setting up the prompts: the tokenizer has no eos_token and its chat template puts no special token "
+                "after a reply, so nothing could end one. Set eos_token in tokenizer_config.json."
+            )
+
+    def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The whole prompt (P,), ending in the generation prompt.
+
+        It has exactly the special tokens that the template writes (one BOS, if it writes one). The text of a special
+        token inside a message is tokenised as the characters that it is made of.
+        """
+        return self._prompt(tuple(messages))
+
+    def count(self, messages: Sequence[Message]) -> int:
+        """How many tokens ``prompt(messages)`` has. Remembered by content."""
+        return self._length(tuple(messages))
+
+    def continuation(
+        self, context: Sequence[Message], reply: Message, observations: Sequence[Message], output_ids: Sequence[int]
+    ) -> tuple[int, ...]:
+        """The ids that lead from a sampled reply to the next prompt: prompt + output_ids + continuation.
+
+        In ChatML, with the reply ``ok`` and the observation ``go on``:
+
+            output_ids  ok<|im_end|>   →  ⏎<|im_start|>user⏎go on<|im_end|>⏎<|im_start|>assistant⏎
+            output_ids  ok             →  <|im_end|>⏎<|im_start|>user⏎go on<|im_end|>⏎<|im_start|>assistant⏎
+
+        The second was cut off by length or by a stop string: the closing token is then part of the prompt, not sampled,
+        and so is never trained.
+
+        Args:
+            context: the messages before the reply.
+            reply: what the policy said; only its place matters, its ids are ``output_ids``.
+            observations: what answered it.
+            output_ids: (A,) as sampled.
+        """
+        marker, sentinel = itertools.islice(self._unused((*context, reply, *observations)), 2)
+        stand_in = replace(reply, content=sentinel, tool_calls=())
+        text = self._templated((*context, stand_in, *observations), marker)
+        tail = _after(text, sentinel)
+        if output_ids and output_ids[-1] in self.stop_ids:
+            ids = self._encoder.encode(tail.lstrip(), marker)
+            if ids[:1] == (output_ids[-1],):
+                return ids[1:]
+        return self._encoder.encode(tail, marker)
+
+    def keeps_replies(self, messages: Sequence[Message]) -> bool:
+        """Whether the prompt of these messages is the prompt of their last reply, that reply, and then more.
+
+        If so, continuing by ids gives what the template would show. Templates like Qwen3's drop the thinking of replies
+        before the last user message: then it is False, and the next prompt is a rewritten one that must be declared.
+        What an earlier prompt showed rewritten already does not count again, nor does white space around a reply (some
+        templates trim it). True where there is no reply yet.
+        """
+        replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
+        if not replies:
+            return True
+        context, reply, observations = messages[: replies[-1]], messages[replies[-1]], messages[replies[-1] + 1 :]
+        marker, end = itertools.islice(self._unused(messages), 2)
+        before = self._templated(context, marker)
+        marked = replace(reply, content=reply.content + end, tool_calls=())
+        shown, found, _ = self._templated((*context, marked, *observations), marker).partition(end)
+        said = self._encoder.escape(reply.content, marker)
+        return bool(found) and shown.startswith(before) and shown[len(before) :].strip() == said.strip()
+
+    def text(self, output_ids: Sequence[int]) -> str:
+        """What sampled ids (A,) say, without the stop id at their end. For reading, never to be tokenised."""
+        stopped = bool(output_ids) and output_ids[-1] in self.stop_ids
+        said = list(output_ids[:-1] if stopped else output_ids)
+        return str(self._tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def reply_ids(self, text: str) -> tuple[int, ...]:
+        """The ids (A,) of a written reply as a policy should sample it, end-of-turn id included. For demonstrations."""
+        marker = next(_unused_characters((text,)))
+        end = self.stop_ids[0] if self._end_of_turn is None else self._end_of_turn
+        return (*self._encoder.encode(self._encoder.escape(text, marker), marker), end)
+
+    def _rendered(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
+        marker = next(self._unused(messages))
+        return self._encoder.encode(self._templated(messages, marker), marker)
+
+    def _counted(self, messages: tuple[Message, ...]) -> int:
+        return len(self._prompt(messages))
+
+    def _unused(self, messages: Sequence[Message]) -> Iterator[str]:
+        return _unused_characters((self._tool_text, *(text for message in messages for text in _texts(message))))
+
+    def _templated(self, messages: Sequence[Message], marker: str, *, generation_prompt: bool = True) -> str:
+        """The template's text, in which the marker breaks up every special token that is not the template's own."""
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    [self._entry(message, marker) for message in messages],
+                    tools=self._tools or None,
+                    add_generation_prompt=generation_prompt,
+                    tokenize=False,
+                    **self._options,
+                )
+            )
+        except TemplateError as error:
+            roles = ", ".join(message.role for message in messages)
+            raise RolloutError(
+                f"rendering {len(messages)} messages ({roles}): the chat template refuses them: {error}. Use a "
+                f"condenser, task or tool format that keeps to the order of roles that it wants."
+            ) from error
+
+    def _entry(self, message: Message, marker: str) -> dict[str, Any]:
+        """A message as chat templates want it. Calls that stand in the content already are not shown twice."""
+        entry: dict[str, Any] = {"role": message.role, "content": self._encoder.escape(message.content, marker)}
+        if message.role == "tool":
+            entry["name"] = self._encoder.escape(message.name or "", marker)
+            entry["tool_call_id"] = message.tool_call_id or ""
+        if any(
+            call.arguments not in message.content or call.name not in message.content for call in message.tool_calls
+        ):
+            entry["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": self._escaped(_function(call), marker)}
+                for call in message.tool_calls
+            ]
+        return entry
+
+    def _escaped(self, value: Any, marker: str) -> Any:  # noqa: ANN401  JSON is anything
+        if isinstance(value, str):
+            return self._encoder.escape(value, marker)
+        if isinstance(value, dict):
+            return {self._escaped(key, marker): self._escaped(item, marker) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._escaped(item, marker) for item in value]
+        return value
+
+    def _find_end_of_turn(self) -> int | None:
+        """The special token that the template puts right after a reply, if it does."""
+        marker, sentinel = itertools.islice(self._unused(()), 2)
+        talk = (Message(role="user", content="hi"), Message(role="assistant", content=sentinel))
+        return self._encoder.leading_control(_after(self._templated(talk, marker, generation_prompt=False), sentinel))
+
+
+class _Encoder:
+    """Tokenises text whose special tokens are control tokens, save where a marker breaks them up: that is text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._tokenizer = tokenizer
+        special = {token.content: token for token in tokenizer.added_tokens_decoder.values() if token.special}
+        longest_first = sorted(special, key=len, reverse=True)
+        self._ids = {text: int(tokenizer.convert_tokens_to_ids(text)) for text in longest_first}
+        self._forbidden = frozenset(self._ids.values()) - {tokenizer.unk_token_id}
+        nothing = "(?!)"  # matches nowhere
+        self._control = re.compile(
+            "|".join(
+                rf"{_space(special[text].lstrip)}({re.escape(text)}){_space(special[text].rstrip)}"
+                for text in longest_first
+            )
+            or nothing
+        )
+        texts = "|".join(map(re.escape, longest_first)) or nothing
+        self._text = re.compile(texts)
+        self._start = re.compile(rf"(?=(?:{texts}))(.)", re.DOTALL)  # finds overlapping ones too, but slowly
+
+    def escape(self, text: str, marker: str) -> str:
+        """The text with the marker after the first character of every special token's text."""
+        return self._start.sub(rf"\1{marker}", text) if self._text.search(text) else text
+
+    def leading_control(self, text: str) -> int | None:
+        """The id of the special token that the text starts with, white space aside."""
+        match = self._control.match(text.lstrip())
+        return self._id(match) if match else None
+
+    def encode(self, text: str, marker: str) -> tuple[int, ...]:
+        """The ids of a text; the marker falls away, and what it broke up gives no control token."""
+        if marker not in text:
+            return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        ids: list[int] = []
+        position = 0
+        for match in self._control.finditer(text):
+            ids.extend(self._plain(text[position : match.start()], marker))
+            ids.append(self._id(match))
+            position = match.end()
+        return (*ids, *self._plain(text[position:], marker))
+
+    def _id(self, match: re.Match[str]) -> int:
+        return self._ids[match[match.lastindex or 0]]
+
+    def _plain(self, piece: str, marker: str) -> list[int]:
+        ids = self._characters(piece.replace(marker, ""))
+        if self._forbidden.isdisjoint(ids):
+            return ids
+        # a word-level vocabulary holds its special tokens as words: only their halves are text to it
+        return [token for part in piece.split(marker) for token in self._characters(part)]
+
+    def _characters(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)) if text else []
+
+
+def _space(swallowed: bool) -> str:
+    return r"\s*" if swallowed else ""
+
+
+def _after(text: str, sentinel: str) -> str:
+    """The template's text after a stand-in reply."""
+    _, found, tail = text.rpartition(sentinel)
+    if not found:
+        raise ConfigError(
+            "rendering a conversation: the chat template does not show the content of an assistant message, so replies "
+            "would be lost. Use another chat template."
+        )
+    return tail
+
+
+def _texts(message: Message) -> Iterator[str]:
+    yield message.content
+    yield message.name or ""
+    for call in message.tool_calls:
+        yield call.name
+        yield call.arguments
+
+
+def _unused_characters(texts: Iterable[str]) -> Iterator[str]:
+    """Private-use characters that stand in none of the texts, always in the same order."""
+    known = tuple(texts)
+    private = itertools.chain(range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
+    return (character for character in map(chr, private) if not any(character in text for text in known))
+
+
+def _function(call: ToolCall) -> dict[str, Any]:
+    """A call as templates take it: its arguments as an object, or as text where they are none."""
+    try:
+        return {"name": call.name, "arguments": parsed_arguments(call.arguments)}
+    except ValueError:
+        return {"name": call.name, "arguments": call.arguments}

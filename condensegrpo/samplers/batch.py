@@ -1,0 +1,170 @@
+"""Draws the replies of one batch with transformers' ``generate``: token ids in, token ids and log-probabilities out.
+
+Every row has its own temperature, stops, length and random stream, so a reply is the same alone and in any company (up
+to rounding: a padded row's logits differ in the last bits). Knows nothing of queues, loops or weights' versions.
+
+Legend: _B rows of the batch, _P the longest prompt, _T sampled tokens, _V vocabulary, _S stop ids.
+"""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+
+from condensegrpo.errors import SamplerError
+from condensegrpo.trajectory import Finish, Generation, SamplingParams
+
+Decode = Callable[[list[list[int]]], list[str]]  # rows of token ids → their texts, special tokens included
+PAD = 0  # any id of the vocabulary: where prompts are padded is told by the mask alone, so pad == eos is no matter
+
+
+def draw(
+    model: Any,  # noqa: ANN401  transformers' classes are untyped
+    prompts: Sequence[Sequence[int]],
+    params: Sequence[SamplingParams],
+    *,
+    decode: Decode,
+    abandoned: Callable[[], bool],
+) -> tuple[Generation, ...]:
+    """One reply to each prompt.
+
+    Args:
+        model: a causal language model in eval mode whose ``generation_config`` is blank.
+        decode: only called if a row has stop strings.
+        abandoned: asked after every token; once true, rows that are not done end as ``Finish.ABORT``.
+
+    Raises:
+        SamplerError: the model's logits are not numbers.
+    """
+    device: torch.device = model.device
+    width = max(map(len, prompts))
+    ids_BP = torch.tensor([[PAD] * (width - len(ids)) + list(ids) for ids in prompts], device=device)
+    mask_BP = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts], device=device)
+    picker = _Picker(params, device)
+    stopper = _Stopper(params, width, decode=decode, abandoned=abandoned, device=device)
+    model.generate(
+        ids_BP,
+        attention_mask=mask_BP,
+        generation_config=GenerationConfig(
+            max_new_tokens=max(one.max_tokens for one in params), do_sample=False, use_cache=True, pad_token_id=PAD
+        ),
+        logits_processor=LogitsProcessorList([picker]),
+        stopping_criteria=StoppingCriteriaList([stopper]),
+    )
+    return _trimmed(picker, stopper)
+
+
+class _Picker(LogitsProcessor):  # type: ignore[misc]  # transformers' classes are untyped
+    """Draws the next token of every row itself and hides all others, so that greedy decoding must take it.
+
+    token = min {v : CDF_v > u·CDF_V},  CDF = cumulative sum of softmax(logits/T),  u from the row's own stream
+
+    This inverts the distribution function: one uniform a token, and no token of probability zero is ever drawn. The
+    recorded log-probability is log_softmax(logits/T)[token] in fp32; greedy rows (T = 0) record the one at T = 1.
+    """
+
+    def __init__(self, params: Sequence[SamplingParams], device: torch.device) -> None:
+        steps = max(one.max_tokens for one in params)
+        self._uniform_BT = torch.tensor(
+            [_uniforms(one.seed, one.max_tokens, steps) for one in params], dtype=torch.float64, device=device
+        )
+        self._greedy_B1 = torch.tensor([[one.temperature == 0] for one in params], device=device)
+        self._temperature_B1 = torch.tensor([[one.temperature or 1.0] for one in params], device=device)
+        self.tokens: list[Tensor] = []  # one (B, 1) a step
+        self.logprobs: list[Tensor] = []  # one (B, 1) a step, nats
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """The logits of the next token (B, V): 0 for the token drawn and minus infinity for all others."""
+        step = len(self.tokens)
+        logp_BV = torch.log_softmax(scores.float() / self._temperature_B1, dim=-1)
+        cdf_BV = logp_BV.double().exp_().cumsum(dim=-1)
+        total_B1 = cdf_BV[:, -1:]
+        below_total_B1 = torch.nextafter(total_B1, torch.zeros_like(total_B1))  # u·total may round up to the total
+        target_B1 = torch.minimum(self._uniform_BT[:, step : step + 1] * total_B1, below_total_B1)
+        drawn_B1 = torch.searchsorted(cdf_BV, target_B1, right=True).clamp_(
+            max=scores.shape[-1] - 1
+        )  # NaN: past the end
+        token_B1 = torch.where(self._greedy_B1, logp_BV.argmax(dim=-1, keepdim=True), drawn_B1)
+        self.tokens.append(token_B1)
+        self.logprobs.append(logp_BV.gather(1, token_B1))
+        return torch.full_like(scores, -torch.inf).scatter_(1, token_B1, 0.0)
+
+
+class _Stopper(StoppingCriteria):  # type: ignore[misc]  # transformers' classes are untyped
+    """Ends each row at its own stop id, stop string or length, and remembers where and why."""
+
+    def __init__(
+        self,
+        params: Sequence[SamplingParams],
+        prompt_width: int,
+        *,
+        decode: Decode,
+        abandoned: Callable[[], bool],
+        device: torch.device,
+    ) -> None:
+        most = max(len(one.stop_ids) for one in params)
+        stop_ids = [list(one.stop_ids) + [-1] * (most - len(one.stop_ids)) for one in params]  # no token is -1
+        self._stop_BS = torch.tensor(stop_ids, dtype=torch.long, device=device).reshape(len(params), most)
+        self._limit_B = torch.tensor([one.max_tokens for one in params], device=device)
+        self._strings = {row: one.stop_strings for row, one in enumerate(params) if one.stop_strings}
+        # a token is at least one byte of text, so this many of the last ones hold every stop string that they complete
+        self._tail = max((len(text.encode()) for texts in self._strings.values() for text in texts), default=0)
+        self._prompt_width = prompt_width
+        self._decode = decode
+        self._abandoned = abandoned
+        self.length_B = torch.zeros(len(params), dtype=torch.long, device=device)  # tokens that belong to the reply
+        self.stopped_B = torch.zeros(len(params), dtype=torch.bool, device=device)  # at a stop id or string
+        self.full_B = torch.zeros(len(params), dtype=torch.bool, device=device)  # at max_tokens
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
+        """(B,) True for the rows that are done."""
+        going_B = ~(self.stopped_B | self.full_B)
+        self.length_B += going_B
+        stop_B = (input_ids[:, -1:] == self._stop_BS).any(dim=1)
+        if self._strings:
+            stop_B |= self._completed(input_ids, going_B)
+        self.stopped_B |= going_B & stop_B
+        self.full_B |= going_B & ~stop_B & (self.length_B >= self._limit_B)
+        done_B: Tensor = self.stopped_B | self.full_B
+        return torch.ones_like(done_B) if self._abandoned() else done_B
+
+    def _completed(self, input_ids: Tensor, going_B: Tensor) -> Tensor:
+        """(B,) True where the last token completes a stop string of its row."""
+        going = going_B.tolist()
+        rows = [row for row in self._strings if going[row]]
+        start = max(self._prompt_width, input_ids.shape[1] - self._tail)
+        texts = self._decode(input_ids[rows, start:].tolist()) if rows else []
+        hits = [row for row, text in zip(rows, texts, strict=True) if any(stop in text for stop in self._strings[row])]
+        completed_B = torch.zeros_like(going_B)
+        completed_B[hits] = True
+        return completed_B
+
+
+def _uniforms(seed: int, count: int, width: int) -> list[float]:
+    """``count`` numbers in [0, 1) from the stream of ``seed``, filled up to ``width``.
+
+    ``random.Random`` keeps all bits of the seed (a torch generator keeps 32) and promises the same numbers for ever.
+    """
+    stream = random.Random(seed)
+    return [stream.random() for _ in range(count)] + [0.0] * (width - count)
+
+
+def _trimmed(picker: _Picker, stopper: _Stopper) -> tuple[Generation, ...]:
+    """Each row up to its own end."""
+    tokens_BT = torch.cat(picker.tokens, dim=1).tolist()
+    logprobs_BT = torch.cat(picker.logprobs, dim=1).tolist()
+    ends = zip(stopper.length_B.tolist(), stopper.stopped_B.tolist(), stopper.full_B.tolist(), strict=True)
+    replies = []
+    for tokens, logprobs, (length, stopped, full) in zip(tokens_BT, logprobs_BT, ends, strict=True):
+        if not all(map(math.isfinite, logprobs[:length])):
+            raise SamplerError(
+                f"sampling {len(tokens_BT)} replies: the model's logits are not numbers, nothing can be drawn. "
+                f"The weights have probably diverged: look at the last optimiser steps, lower the learning rate."
+            )
+        finish = Finish.STOP if stopped else Finish.LENGTH if full else Finish.ABORT
+        replies.append(Generation(token_ids=tuple(tokens[:length]), logprobs=tuple(logprobs[:length]), finish=finish))
+    return tuple(replies)

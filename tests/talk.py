@@ -1,0 +1,133 @@
+"""A talkative little world for the trajectory engine's tests: a real tokenizer, an environment that counts, agents.
+
+Every byte is a token of its own, and a few words have one as well: so any text can be said, and in more than one way.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from condensegrpo.condensers.full import Full
+from condensegrpo.messages import Message
+from condensegrpo.protocols import Condenser, Environment, Problem, Sampler, Step, Tool
+from condensegrpo.rollout.budget import Limits
+from condensegrpo.rollout.episode import CondenseWhen, Engine
+from condensegrpo.rollout.render import Renderer
+from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
+from condensegrpo.samplers.scripted import ScriptedSampler
+
+CHATML = (
+    "{%- for message in messages -%}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|im_start|>assistant\n{%- endif -%}"
+).replace("\n", "{{ '\\n' }}")
+FORGETS_THINKING = CHATML.replace(  # as Qwen3: replies before the newest user message lose their thoughts
+    "{{ message.content }}",
+    "{{ message.content.split('</think>')[-1] if message.role == 'assistant' and not loop.last else message.content }}",
+)
+
+
+@cache
+def tokenizer(template: str = CHATML) -> PreTrainedTokenizerFast:
+    pieces = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("l", "l"), ("h", "e"), ("he", "ll"), ("hell", "o"), ("o", "n"), ("on", "e")]
+    words = [*pieces, *(left + right for left, right in merges)]
+    bpe = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, merges))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>", chat_template=template)
+
+
+def said(text: str) -> list[int]:
+    """The ids of a text in the tokenizer's own split, the end of a turn included."""
+    return [*tokenizer().encode(text, add_special_tokens=False), END]
+
+
+def spelled(text: str) -> list[int]:
+    """The same text byte by byte: a split that the tokenizer itself never makes."""
+    return [piece for letter in text for piece in tokenizer().encode(letter, add_special_tokens=False)] + [END]
+
+
+def shown(prompt_ids: Sequence[int]) -> str:
+    return str(tokenizer().decode(list(prompt_ids), skip_special_tokens=False))
+
+
+END = int(tokenizer().convert_tokens_to_ids("<|im_end|>"))
+
+
+def agent(reply: Callable[[str], str], *, ids: Callable[[str], list[int]] = said) -> ScriptedSampler:
+    """A sampler that says what a function of the prompt's text returns."""
+    return ScriptedSampler(lambda prompt_ids: ids(reply(shown(prompt_ids))))
+
+
+def last_count(prompt: str) -> int:
+    """The number in the newest ``seen n`` of a prompt; 0 before the first."""
+    return int(prompt.rpartition("seen ")[2].partition("<")[0]) if "seen " in prompt else 0
+
+
+def counting(prompt: str) -> str:
+    """Replies ``hello n`` until five observations were seen."""
+    count = last_count(prompt)
+    return f"answer {count}" if count == 5 else f"hello {count}"
+
+
+class Counting:
+    """Answers the nth reply with ``seen n``; ``answer …`` ends the episode, ``gibberish`` cannot be read."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.replies: list[str] = []
+
+    async def start(self) -> tuple[Message, ...]:
+        return (Message(role="system", content="be brief"), Message(role="user", content=self.problem.question))
+
+    async def step(self, reply: Message) -> Step:
+        self.replies.append(reply.content)
+        if reply.content.startswith("answer "):
+            return Step(done=True, answer=reply.content.removeprefix("answer "), turn_rewards={"brief": 0.5})
+        if reply.content == "gibberish":
+            return Step(done=True)
+        return Step(observations=(Message(role="user", content=f"seen {len(self.replies)}"),))
+
+
+def problem(number: int = 0, question: str = "count") -> Problem:
+    return Problem(id=f"p{number}", question=question)
+
+
+def add(a: int, b: int) -> int:
+    """Adds.
+
+    Args:
+        a: one number.
+        b: another.
+    """
+    return a + b
+
+
+def engine(
+    sampler: Sampler,
+    *,
+    condenser: Condenser | None = None,
+    condense_when: CondenseWhen = "every_turn",
+    tools: Mapping[str, Tool] | None = None,
+    template: str = CHATML,
+    tool_seconds: float = 5.0,
+    **limits: Any,
+) -> Engine:
+    return Engine(
+        sampler=sampler,
+        renderer=Renderer(tokenizer(template)),
+        condenser=condenser if condenser is not None else Full(),
+        condenser_name="chosen",
+        condense_when=condense_when,
+        toolbox=Toolbox(tools or {}, format=TOOL_FORMATS["tagged"], seconds=tool_seconds),
+        limits=Limits(
+            **{"max_turns": 8, "max_context_tokens": 1000, "max_output_tokens": 80, "turn_seconds": 5.0, **limits}
+        ),
+    )
+
+
+EnvironmentOf = Callable[[Problem], Environment]

@@ -1,0 +1,329 @@
+"""Many episodes at once: nobody waits for anybody, nobody depends on anybody, and a failure stays where it is."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from talk import END, Counting, agent, counting, engine, last_count, problem, said, shown, tokenizer
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from condensegrpo import segments
+from condensegrpo.condensers.last_k import LastK
+from condensegrpo.messages import Message
+from condensegrpo.protocols import NamedTensors, Problem, Step
+from condensegrpo.rollout.engine import Engine
+from condensegrpo.rollout.group import rollout
+from condensegrpo.samplers.scripted import ScriptedSampler
+from condensegrpo.samplers.transformers import TransformersSampler
+from condensegrpo.tasks.ledger import Ledger
+from condensegrpo.trajectory import Finish, Generation, SamplingParams, Stop, Trajectory
+
+Groups = tuple[tuple[Trajectory, ...], ...]
+
+
+def roll(
+    parts: Engine,
+    problems: Sequence[Problem],
+    *,
+    samples: int = 2,
+    environment: Callable[[Problem], Counting] = Counting,
+    run_seed: int = 0,
+    on_finish: Callable[[Trajectory], None] = lambda _: None,
+    abort_after: float | None = None,
+) -> Groups:
+    async def run() -> Groups:
+        abort = asyncio.Event()
+        if abort_after == 0:
+            abort.set()
+        elif abort_after is not None:
+            asyncio.get_running_loop().call_later(abort_after, abort.set)
+        return await rollout(
+            problems,
+            samples=samples,
+            environment=environment,
+            engine=parts,
+            run_seed=run_seed,
+            step=7,
+            on_finish=on_finish,
+            abort=abort,
+        )
+
+    return asyncio.run(run())
+
+
+@dataclass
+class Seeded:
+    """A sampler whose reply is a function of prompt and seed, and whose pace is random."""
+
+    pace: random.Random = field(default_factory=random.Random)
+    version: int = 0
+
+    async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+        await asyncio.sleep(self.pace.choice((0.0, 0.0, 0.002)))
+        draw = random.Random(f"{params.seed} {shown(prompt_ids)}").randrange(4)
+        ids = tuple(said("answer 1" if draw == 0 else f"hello {draw}"))
+        return Generation(token_ids=ids, logprobs=(-1.0,) * len(ids), finish=Finish.STOP)
+
+    def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+def content(trajectory: Trajectory) -> tuple[object, ...]:
+    """All of a trajectory but how long it took."""
+    return trajectory.id, trajectory.turns, trajectory.stop, trajectory.answer
+
+
+def test_groups_come_in_problem_order_under_readable_names() -> None:
+    groups = roll(engine(agent(counting)), [problem(2), problem(1)], samples=3)
+    assert [[one.id for one in group] for group in groups] == [
+        ["7-p2-0", "7-p2-1", "7-p2-2"],
+        ["7-p1-0", "7-p1-1", "7-p1-2"],
+    ]
+    assert [{one.group_id for one in group} for group in groups] == [{"7-p2"}, {"7-p1"}]
+    assert [{one.problem_id for one in group} for group in groups] == [{"p2"}, {"p1"}]
+    assert {one.answer for group in groups for one in group} == {"5"}
+
+
+def test_on_finish_sees_each_trajectory_as_it_ends() -> None:
+    seen: list[str] = []
+    slow_first = ScriptedSampler(lambda _: said("answer 1"), seconds=lambda ids: 0.1 if "slow" in shown(ids) else 0.0)
+    problems = [problem(0, "slow"), problem(1, "fast")]
+    roll(engine(slow_first), problems, samples=1, on_finish=lambda one: seen.append(one.id))
+    assert seen == ["7-p1-0", "7-p0-0"]
+
+
+def test_nobody_waits_for_a_turn_of_another() -> None:
+    """With a barrier a turn, every turn would take as long as its slowest: 5 × 0.2 s instead of 0.2 s in all."""
+
+    def seconds(prompt_ids: tuple[int, ...]) -> float:
+        prompt = shown(prompt_ids)
+        return 0.2 if f"slow{last_count(prompt)}" in prompt else 0.0
+
+    problems = [problem(number, f"slow{number}") for number in range(5)]  # problem n is slow in its turn n alone
+    sampler = ScriptedSampler(lambda ids: said(counting(shown(ids))), seconds=seconds)
+    parts = engine(sampler)
+    started = time.monotonic()
+    groups = roll(parts, problems, samples=2)
+    wall = time.monotonic() - started
+    assert {len(one.turns) for group in groups for one in group} == {6}
+    assert sum(one.seconds for group in groups for one in group) >= 10 * 0.2
+    assert 0.2 <= wall < 0.8
+
+
+class Moody(Counting):
+    """Hangs, or raises, in the second turn of an episode whose question says so."""
+
+    async def step(self, reply: Message) -> Step:
+        if self.problem.question == "hang" and self.replies:
+            await asyncio.Event().wait()
+        if self.problem.question == "raise" and self.replies:
+            raise ZeroDivisionError("moody")
+        return await super().step(reply)
+
+
+def test_a_hung_or_crashed_sibling_costs_only_itself() -> None:
+    """Pitfall 29: the group completes in bounded time, and the sibling is marked."""
+    problems = [problem(0, "hang"), problem(1, "raise"), problem(2, "count")]
+    started = time.monotonic()
+    groups = roll(engine(agent(counting), turn_seconds=0.3), problems, environment=Moody)
+    assert time.monotonic() - started < 5
+    stops = [[(one.stop, len(one.turns)) for one in group] for group in groups]
+    assert stops[0] == stops[1] == [(Stop.ENVIRONMENT_ERROR, 2)] * 2
+    assert stops[2] == [(Stop.ANSWERED, 6)] * 2
+
+
+def test_a_trajectory_does_not_depend_on_its_company_or_on_the_pace() -> None:
+    parts = engine(Seeded())
+    problems = [problem(number) for number in range(4)]
+    together = {one.id: content(one) for group in roll(parts, problems, samples=4) for one in group}
+    backwards = {one.id: content(one) for group in roll(parts, problems[::-1], samples=2) for one in group}
+    single = {one.id: content(one) for one in roll(parts, [problems[2]], samples=1)[0]}
+    assert all(together[name] == backwards[name] for name in backwards)
+    assert single == {"7-p2-0": together["7-p2-0"]}
+    siblings = roll(parts, [problems[0]], samples=8)[0]
+    assert len({tuple(turn.output_ids for turn in one.turns) for one in siblings}) > 2
+
+
+def test_another_run_seed_gives_other_trajectories() -> None:
+    parts = engine(Seeded())
+    first, second = (roll(parts, [problem()], samples=6, run_seed=seed)[0] for seed in (0, 1))
+    assert [content(one) for one in first] != [content(one) for one in second]
+
+
+def test_a_problem_that_comes_twice_has_two_groups_with_streams_of_their_own() -> None:
+    first, second = roll(engine(Seeded()), [problem(), problem()], samples=6)
+    assert ({one.group_id for one in first}, {one.group_id for one in second}) == ({"7-p0"}, {"7-p0~2"})
+    assert {one.problem_id for one in (*first, *second)} == {"p0"}
+    assert len({one.id for one in (*first, *second)}) == 12
+    assert [one.turns for one in first] != [one.turns for one in second]
+
+
+def test_an_abort_ends_all_episodes_quickly_and_keeps_their_turns() -> None:
+    finished: list[Trajectory] = []
+    slow = ScriptedSampler(
+        lambda ids: said(counting(shown(ids))), seconds=lambda ids: 60.0 if "seen 2" in shown(ids) else 0.0
+    )
+    started = time.monotonic()
+    groups = roll(engine(slow, turn_seconds=60), [problem(0), problem(1)], on_finish=finished.append, abort_after=0.1)
+    assert time.monotonic() - started < 5
+    assert [(one.stop, len(one.turns)) for group in groups for one in group] == [(Stop.ABORTED, 2)] * 4
+    assert len(finished) == 4
+
+
+def test_an_abort_that_came_before_the_start_samples_nothing() -> None:
+    groups = roll(engine(ScriptedSampler(lambda _: said("hello"), seconds=60.0)), [problem()], abort_after=0)
+    assert [(one.stop, one.turns) for one in groups[0]] == [(Stop.ABORTED, ())] * 2
+
+
+def test_what_on_finish_raises_stops_the_rollout_and_leaves_nothing_running() -> None:
+    """Such as a full disk: no trajectory may be lost in silence."""
+
+    def full(trajectory: Trajectory) -> None:
+        raise OSError("no space left")
+
+    async def run() -> set[str]:
+        fast_and_slow = ScriptedSampler(
+            lambda _: said("answer 1"), seconds=lambda ids: 60.0 if "slow" in shown(ids) else 0.0
+        )
+        with pytest.raises(OSError, match="no space left"):
+            await rollout(
+                [problem(0, "fast"), problem(1, "slow")],
+                samples=1,
+                environment=Counting,
+                engine=engine(fast_and_slow, turn_seconds=60),
+                run_seed=0,
+                step=0,
+                on_finish=full,
+            )
+        await asyncio.sleep(0)
+        return {task.get_name() for task in asyncio.all_tasks()} - {asyncio.current_task().get_name()}  # type: ignore[union-attr]
+
+    started = time.monotonic()
+    assert asyncio.run(run()) == set()
+    assert time.monotonic() - started < 5
+
+
+def test_a_cancelled_rollout_leaves_nothing_running() -> None:
+    async def run() -> int:
+        slow = ScriptedSampler(lambda _: said("answer 1"), seconds=60.0)
+        task = asyncio.create_task(
+            rollout(
+                [problem()],
+                samples=3,
+                environment=Counting,
+                engine=engine(slow, turn_seconds=60),
+                run_seed=0,
+                step=0,
+                on_finish=lambda _: None,
+            )
+        )
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0)
+        return len(asyncio.all_tasks()) - 1
+
+    assert asyncio.run(run()) == 0
+
+
+@settings(max_examples=20, deadline=None)
+@given(sizes=st.lists(st.integers(0, 3), min_size=0, max_size=3), samples=st.integers(1, 3))
+def test_every_asked_trajectory_comes_back_exactly_once(sizes: list[int], samples: int) -> None:
+    problems = [problem(number) for number in sizes]
+    finished: list[str] = []
+    groups = roll(engine(Seeded()), problems, samples=samples, on_finish=lambda one: finished.append(one.id))
+    assert [len(group) for group in groups] == [samples] * len(problems)
+    returned = [one.id for group in groups for one in group]
+    assert sorted(returned) == sorted(finished)
+    assert len(set(returned)) == len(problems) * samples
+
+
+# --- the real sampler -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder: Path = tmp_path_factory.mktemp("talker")
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer()),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        initializer_range=0.02,
+    )
+    model = Qwen3ForCausalLM(config)
+    with torch.no_grad():  # all hidden states share a direction, and the end of a turn lies in it: about 1 token in 12
+        model.model.embed_tokens.weight += 1.0
+        model.lm_head.weight[END] = 0.1
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_model_and_an_environment_give_the_same_trajectories_in_any_company(model: str) -> None:
+    """An untrained model babbles bytes: half of a character, unusual splits, control tokens. All of it must hold."""
+    parts = engine(
+        TransformersSampler(model),
+        condenser=LastK(keep_last=1),
+        max_turns=5,
+        max_output_tokens=40,
+        max_context_tokens=200,
+    )
+    problems = [problem(number) for number in range(3)]
+    groups = roll(parts, problems, samples=4)
+    flat = [one for group in groups for one in group]
+    assert [segments.check(one) for one in flat] == [()] * 12
+    assert {one.stop for one in flat} <= {Stop.TURN_LIMIT, Stop.OUTPUT_LENGTH}
+    assert sum(len(one.turns) == 5 for one in flat) >= 3
+    again = {one.id: one for group in roll(parts, problems[::-1], samples=2) for one in group}
+    by_id = {one.id: one for one in flat}
+    for name, one in again.items():
+        assert [turn.output_ids for turn in one.turns] == [turn.output_ids for turn in by_id[name].turns]
+    seen = [turn.condensation for one in flat for turn in one.turns[2:]]
+    assert any(seen)
+
+
+def test_a_perfect_agent_solves_the_ledger_with_a_context_of_one_turn() -> None:
+    """The whole way: task, condenser, renderer and engine with an agent that reads only what it is shown."""
+    task = Ledger(eval_problems=12)
+
+    def reply(prompt: str) -> str:
+        messages = [part.partition("\n")[2].partition("<|im_end|>")[0] for part in prompt.split("<|im_start|>")]
+        newest = messages[-2]
+        notes = [int("".join(c for c in text if c.isdigit())) for text in messages if text.startswith("<note>")]
+        if newest.startswith("start"):
+            return f"<note> {newest.split()[1]} </note>"
+        if newest == "done report":
+            return f"<answer> {notes[-1]} </answer>"
+        return f"<note> {(notes[-1] + int(newest)) % 10} </note>"
+
+    async def run() -> Groups:
+        return await rollout(
+            task.problems("eval"),
+            samples=1,
+            environment=task.environment,
+            engine=engine(agent(reply), condenser=LastK(keep_last=1)),
+            run_seed=0,
+            step=0,
+            on_finish=lambda _: None,
+        )
+
+    for (one,), posed in zip(asyncio.run(run()), task.problems("eval"), strict=True):
+        assert (one.stop, one.answer) == (Stop.ANSWERED, posed.answer)
+        assert segments.check(one) == ()
+        assert len({len(turn.context) for turn in one.turns[1:]}) == 1  # however long the episode
