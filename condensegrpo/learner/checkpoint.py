@@ -1,0 +1,216 @@
+"""Checkpoints: all that a run needs to go on as if it had not stopped, published whole or not at all.
+
+checkpoints/
+    latest                  the name of the newest complete checkpoint; written last
+    step_000100/
+        manifest.json       size and SHA-256 of every file below, step, world size, ZeRO stage
+        state.json          the loop's own state, such as the data cursor
+        rng_rank_0.pt       states of the random number generators, a file per rank
+        engine/             DeepSpeed's: weights, optimiser, schedule
+        model/              whatever ``extra`` writes, such as the Hugging Face folder
+    step_000150.tmp-4711/   what a killed process left; never read, removed by ``prune``
+"""
+
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed import DeepSpeedEngine
+
+from condensegrpo.errors import CheckpointError
+from condensegrpo.learner.deepspeed import quiet, rank, sum_over_ranks, world_size
+from condensegrpo.learner.publish import aside, is_leftover, publish, write_text, written_aside
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+STATE = "state.json"
+ENGINE = "engine"
+LATEST = "latest"
+_STEP = re.compile(r"step_\d{6,}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a checkpoint holds and which engine can take it."""
+
+    format: int
+    step: int  # optimiser steps taken
+    world_size: int
+    zero_stage: int
+    sizes: Mapping[str, int]  # path in the checkpoint -> bytes
+    hashes: Mapping[str, str]  # path in the checkpoint -> SHA-256, hexadecimal
+
+
+def save(
+    engine: DeepSpeedEngine,
+    folder: Path,
+    *,
+    step: int,
+    state: Mapping[str, Any],
+    extra: Callable[[Path], None] | None = None,
+) -> Path:
+    """Write the checkpoint of optimiser step ``step``; every rank must call it.
+
+    Args:
+        engine: with weights, optimiser and schedule.
+        folder: of all checkpoints of the run.
+        step: optimiser steps taken; a checkpoint of the same step is replaced.
+        state: JSON, whatever the loop needs to go on; the first rank's is kept.
+        extra: writes further files into the folder that it is given; called on every rank.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        CheckpointError: it cannot be written; what was written is removed, and the last good one is untouched.
+    """
+    target = folder / f"step_{step:06d}"
+    token = int(sum_over_ranks([os.getpid() if rank() == 0 else 0])[0])  # one name for all ranks
+    with written_aside(aside(target, token)) as temporary:
+        with quiet():
+            engine.save_checkpoint(str(temporary), tag=ENGINE, save_latest=False)
+        torch.save(_random_states(), temporary / f"rng_rank_{rank()}.pt")
+        if extra is not None:
+            extra(temporary)
+        sum_over_ranks([])  # all ranks have written
+        if rank() == 0:
+            (temporary / STATE).write_text(json.dumps(state), encoding="utf-8")
+            manifest = _manifest(temporary, step=step, zero_stage=engine.zero_optimization_stage())
+            (temporary / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
+            publish(temporary, target)
+            write_text(folder / LATEST, target.name)
+    sum_over_ranks([])  # it is there
+    return target
+
+
+def load(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
+    """Restore weights, optimiser, schedule and random number generators; every rank must call it.
+
+    Returns:
+        The loop's own state, as it was given to ``save``.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or of another number of ranks or ZeRO stage.
+    """
+    manifest = verify(checkpoint) if rank() == 0 else _complete(checkpoint)
+    found = (manifest.world_size, manifest.zero_stage)
+    wanted = (world_size(), int(engine.zero_optimization_stage()))
+    if found != wanted:
+        raise CheckpointError(
+            f"loading {checkpoint}: it was saved by {found[0]} ranks with ZeRO stage {found[1]}, and this run has "
+            f"{wanted[0]} ranks with ZeRO stage {wanted[1]}. Resume with the former (torchrun "
+            f"--nproc_per_node {found[0]}, learner.zero_stage={found[1]}), or start anew from its exported model."
+        )
+    with quiet():
+        path, _ = engine.load_checkpoint(str(checkpoint), tag=ENGINE)
+    if path is None:
+        raise CheckpointError(
+            f"loading {checkpoint}: DeepSpeed found nothing in {ENGINE}/. Resume from another checkpoint."
+        )
+    _set_random_states(torch.load(checkpoint / f"rng_rank_{rank()}.pt", weights_only=True))
+    state: dict[str, Any] = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+    return state
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest complete checkpoint, with every file there at its full size; None if none was ever published.
+
+    Raises:
+        CheckpointError: the newest is damaged. It is not passed over in silence.
+    """
+    pointer = folder / LATEST
+    if not pointer.is_file():
+        return None
+    checkpoint = folder / pointer.read_text(encoding="utf-8").strip()
+    _complete(checkpoint)
+    return checkpoint
+
+
+def verify(checkpoint: Path) -> Manifest:
+    """Compare every file with its hash.
+
+    Raises:
+        CheckpointError: a file is missing or differs; the message names it.
+    """
+    manifest = _complete(checkpoint)
+    for name, wanted in manifest.hashes.items():
+        found = _sha256(checkpoint / name)
+        if found != wanted:
+            raise _damaged(checkpoint, name, f"its SHA-256 begins {found[:12]}", f"wanted {wanted[:12]}")
+    return manifest
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Remove all but the ``keep`` newest checkpoints, and what interrupted saves left. Not while another save runs.
+
+    Every rank may call it; the first does the work.
+    """
+    if rank() != 0 or not folder.is_dir():
+        return
+    steps = sorted(
+        (path for path in folder.iterdir() if _STEP.fullmatch(path.name)), key=lambda path: int(path.name[5:])
+    )
+    leftovers = [path for path in folder.iterdir() if is_leftover(path)]
+    for path in (*steps[: max(0, len(steps) - max(keep, 1))], *leftovers):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _complete(checkpoint: Path) -> Manifest:
+    """The manifest, once every file is known to be there at its full size."""
+    try:
+        manifest = Manifest(**json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise _damaged(checkpoint, MANIFEST, f"cannot be read ({error})", "wanted a manifest") from error
+    if manifest.format != FORMAT:
+        raise _damaged(checkpoint, MANIFEST, f"is of format {manifest.format}", f"wanted {FORMAT}")
+    for name, size in manifest.sizes.items():
+        path = checkpoint / name
+        if not path.is_file():
+            raise _damaged(checkpoint, name, "is missing", f"wanted {size} bytes")
+        if path.stat().st_size != size:
+            raise _damaged(checkpoint, name, f"has {path.stat().st_size} bytes", f"wanted {size}")
+    return manifest
+
+
+def _damaged(checkpoint: Path, name: str, found: str, wanted: str) -> CheckpointError:
+    return CheckpointError(
+        f"reading the checkpoint {checkpoint}: {name} {found}, {wanted}. It is damaged: restore it from a copy, or "
+        f"write the name of an older step_… folder into {checkpoint.parent / LATEST} to resume from that."
+    )
+
+
+def _manifest(temporary: Path, *, step: int, zero_stage: int) -> Manifest:
+    files = sorted(path for path in temporary.rglob("*") if path.is_file())
+    return Manifest(
+        format=FORMAT,
+        step=step,
+        world_size=world_size(),
+        zero_stage=int(zero_stage),
+        sizes={path.relative_to(temporary).as_posix(): path.stat().st_size for path in files},
+        hashes={path.relative_to(temporary).as_posix(): _sha256(path) for path in files},
+    )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _random_states() -> dict[str, Any]:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"python": random.getstate(), "torch": torch.get_rng_state(), "cuda": cuda}
+
+
+def _set_random_states(states: Mapping[str, Any]) -> None:
+    random.setstate(states["python"])
+    torch.set_rng_state(states["torch"])
+    if states["cuda"]:
+        torch.cuda.set_rng_state_all(states["cuda"])

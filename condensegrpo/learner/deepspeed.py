@@ -1,0 +1,273 @@
+"""DeepSpeed behind the few calls that the loops need: open an engine, take one optimiser step, sum over ranks.
+
+DeepSpeed is used in every case, world size 1 included. Processes come from ``torchrun`` or ``deepspeed``; a plain
+``python`` is a group of one. What divides by what: a token's weight already carries the denominators of the whole
+optimiser step (all ranks, all micro-batches), so that loss = Σ w·l; DeepSpeed's mean over ranks is undone here.
+"""
+
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import deepspeed
+import torch
+from deepspeed import DeepSpeedEngine as DeepSpeedEngine
+from deepspeed.accelerator import get_accelerator
+from torch import Tensor, distributed
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, though untyped
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedModel
+
+from condensegrpo.errors import ConfigError, LearnerError
+from condensegrpo.learner.logprobs import ChunkedHead, TrainedLogprobs
+from condensegrpo.losses import TokenLoss
+from condensegrpo.packing import PackedBatch, dummy
+
+STAGES = (0, 1, 2, 3)
+BUCKET = (
+    500_000_000  # elements that are reduced together at most; DeepSpeed allocates that much, however small the model
+)
+
+_NOISE = (  # other people's deprecations, raised while DeepSpeed runs; nothing here can avoid them
+    (DeprecationWarning, r"`torch\.jit\.script_method` is deprecated"),
+    (FutureWarning, r"`torch\.distributed\.\w+` is deprecated"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimiser:
+    """AdamW and its schedule."""
+
+    lr: float  # peak
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0  # largest norm of the whole gradient
+    warmup_steps: int = 0
+    schedule: Literal["constant", "cosine"] = "constant"
+    total_steps: int  # where the cosine reaches 0
+
+
+def learning_rate(optimiser: Optimiser, step: int) -> float:
+    """The learning rate of optimiser step ``step`` (from 0).
+
+    W = warmup_steps, N = total_steps, s = step:
+
+        s < W      lr·(s+1)/W
+        constant   lr
+        cosine     lr·½(1 + cos(π·min(1, (s−W)/(N−W))))
+    """
+    if step < optimiser.warmup_steps:
+        return optimiser.lr * (step + 1) / optimiser.warmup_steps
+    if optimiser.schedule == "constant":
+        return optimiser.lr
+    span = max(1, optimiser.total_steps - optimiser.warmup_steps)
+    return optimiser.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, (step - optimiser.warmup_steps) / span)))
+
+
+def join() -> None:
+    """Join the ranks' process group: that of the launcher, or a group of one. Gloo on a CPU, NCCL on GPUs."""
+    if distributed.is_initialized():
+        return
+    # Without this entry DeepSpeed compiles a shared-memory all-reduce with g++ and ninja, which only inference uses.
+    deepspeed.ops.__compatible_ops__ = {}
+    if "RANK" not in os.environ:
+        os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed insists on it
+        backend = get_accelerator().communication_backend_name()
+        distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
+    with quiet():
+        deepspeed.init_distributed()
+
+
+def leave() -> None:
+    """Leave the process group, if one was joined. A process calls it last: nothing here works afterwards."""
+    if distributed.is_initialized():
+        deepspeed.comm.destroy_process_group()
+
+
+def rank() -> int:
+    """This process among all, from 0."""
+    return distributed.get_rank() if distributed.is_initialized() else int(os.environ.get("RANK", "0"))
+
+
+def world_size() -> int:
+    """How many processes learn together."""
+    return distributed.get_world_size() if distributed.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def sum_over_ranks(values: Sequence[float]) -> tuple[float, ...]:
+    """The sums of the ranks' values, place by place. Every rank must call it, with as many values."""
+    join()
+    return tuple(_over_ranks(torch.tensor(values, dtype=torch.float64), distributed.ReduceOp.SUM).tolist())
+
+
+def open_engine(
+    policy: PreTrainedModel, *, zero_stage: int, optimiser: Optimiser, dtype: Literal["float32", "bfloat16"]
+) -> DeepSpeedEngine:
+    """A DeepSpeed engine that trains ``policy``; every rank must call it.
+
+    Its forward is that of ``TrainedLogprobs``. The policy stays in evaluation mode: without dropout the learner's
+    log-probabilities agree with the sampler's. In bfloat16 master weights, optimiser and accumulated gradients are
+    fp32; ZeRO 0 then runs as ZeRO 1, since DeepSpeed's ZeRO 0 would add gradients up in bfloat16.
+
+    Raises:
+        ConfigError: there is no such ZeRO stage.
+        LearnerError: the model's logits are not just its LM head's.
+    """
+    if zero_stage not in STAGES:
+        raise ConfigError(
+            f"opening DeepSpeed with ZeRO stage {zero_stage}: wanted one of {STAGES}; set learner.zero_stage."
+        )
+    join()
+    if dtype == "bfloat16":
+        zero_stage = max(zero_stage, 1)
+    module = TrainedLogprobs(policy.eval())
+    module.check()
+    deepspeed.utils.set_z3_leaf_modules(module, [ChunkedHead])
+    with quiet():
+        engine, *_ = deepspeed.initialize(
+            model=module,
+            optimizer=lambda parameters: _adamw(parameters, optimiser),
+            lr_scheduler=lambda adamw: LambdaLR(adamw, lambda step: learning_rate(optimiser, step) / optimiser.lr),
+            config=_settings(zero_stage, optimiser, dtype, sum(tensor.numel() for tensor in policy.parameters())),
+        )
+    return engine
+
+
+def close(engine: DeepSpeedEngine) -> None:
+    """Free what the engine holds. Its policy is not to be used any more; the process group stays."""
+    engine.destroy()
+
+
+def optimise(
+    engine: DeepSpeedEngine,
+    batches: Sequence[PackedBatch],
+    token_loss: Callable[[Tensor, PackedBatch], TokenLoss],
+    *,
+    temperature: float = 1.0,
+) -> dict[str, float]:
+    """Exactly one optimiser step over the micro-batches of all ranks; every rank must call it, with or without any.
+
+    loss = Σ w·l over all trained tokens. Ranks with fewer micro-batches than others take dummies of weight 0, since
+    every forward and backward pass is a collective operation.
+
+    Args:
+        batches: this rank's own; their weights are those of the whole optimiser step.
+        token_loss: from log-probabilities (T,) and the micro-batch they belong to.
+        temperature: that the trained tokens were sampled at.
+
+    Returns:
+        Over all ranks: ``loss``, ``grad_norm`` before clipping, ``lr``, ``tokens`` of non-zero weight, the mean over
+        those of each statistic of the ``TokenLoss`` (by its name without ``_T``), and ``ratio_max``.
+
+    Raises:
+        LearnerError: there is nothing to train on, or loss or gradient are not finite. The weights are untouched then,
+            but the engine holds half a step and is not to be used any more.
+    """
+    rounds = int(_over_ranks(torch.tensor(len(batches), dtype=torch.float64), distributed.ReduceOp.MAX))
+    if rounds == 0:
+        raise LearnerError(
+            "taking an optimiser step: no rank has a micro-batch. Skip the step when no trajectory carries a signal."
+        )
+    learning = float(engine.get_lr()[0])
+    tallies: list[tuple[Tensor, Tensor]] = []
+    with quiet():
+        for index in range(rounds):
+            batch = (batches[index] if index < len(batches) else dummy()).to(engine.device)
+            engine.set_gradient_accumulation_boundary(index == rounds - 1)
+            logp_T = engine(batch.token_ids, batch.position_ids, batch.source, batch.target, temperature)
+            result = token_loss(logp_T, batch)
+            loss = (batch.weights * result.loss_T).sum()
+            engine.backward(loss * world_size())
+            tallies.append(_tally(loss.detach(), result, batch.weights))
+        stats = _stats([total for total, _ in tallies], [largest for _, largest in tallies], TokenLoss._fields[1:])
+        grad_norm = _step(engine, stats["loss"])
+    return {**stats, "grad_norm": grad_norm, "lr": learning}
+
+
+def _step(engine: DeepSpeedEngine, loss: float) -> float:
+    """Update the weights; the norm of the gradient before clipping. Loss and gradient are the same on every rank."""
+    if not math.isfinite(loss):
+        raise _not_finite("loss", loss)
+    if engine.zero_optimization_stage() == 0:  # DeepSpeed neither records nor checks the norm there
+        grads = [tensor.grad for tensor in engine.module.parameters() if tensor.grad is not None]
+        grad_norm = float(torch.nn.utils.get_total_norm(grads))
+        if not math.isfinite(grad_norm):
+            raise _not_finite("gradient norm", grad_norm)
+        engine.step()
+        return grad_norm
+    engine.step()
+    grad_norm = float(engine.get_global_grad_norm())
+    if not engine.was_step_applied():
+        raise _not_finite("gradient norm", grad_norm)
+    return grad_norm
+
+
+def _not_finite(what: str, value: float) -> LearnerError:
+    return LearnerError(
+        f"taking an optimiser step: the {what} is {value}, wanted a finite number; the weights were left as they are. "
+        f"Resume from the last checkpoint with a lower learner.optimiser.lr or train in float32."
+    )
+
+
+def _tally(loss: Tensor, result: TokenLoss, weights_T: Tensor) -> tuple[Tensor, Tensor]:
+    """(loss, tokens, sum of each statistic) and (largest of each statistic) of one micro-batch, dummies left out."""
+    counted_T = weights_T != 0
+    statistics = [statistic_T.double() for statistic_T in result[1:]]
+    sums = [torch.where(counted_T, statistic_T, 0.0).sum() for statistic_T in statistics]
+    nothing = loss.new_full((1,), -math.inf, dtype=torch.float64)  # rows may hold no trained token at all
+    largest = [torch.cat([nothing, statistic_T[counted_T]]).max() for statistic_T in statistics]
+    return torch.stack([loss.double(), counted_T.sum().double(), *sums]), torch.stack(largest)
+
+
+def _stats(totals: Sequence[Tensor], largest: Sequence[Tensor], fields: Sequence[str]) -> dict[str, float]:
+    loss, tokens, *sums = _over_ranks(torch.stack(list(totals)).sum(dim=0), distributed.ReduceOp.SUM).tolist()
+    maxima = _over_ranks(torch.stack(list(largest)).amax(dim=0), distributed.ReduceOp.MAX).tolist()
+    names = [field.removesuffix("_T") for field in fields]
+    means = {name: total / max(tokens, 1.0) for name, total in zip(names, sums, strict=True)}
+    return {"loss": loss, "tokens": tokens, **means, "ratio_max": maxima[names.index("ratio")] if tokens else 0.0}
+
+
+def _over_ranks(values: Tensor, operation: distributed.ReduceOp.RedOpType) -> Tensor:
+    values = values.to(get_accelerator().current_device_name())
+    distributed.all_reduce(values, op=operation)
+    return values
+
+
+def _adamw(parameters: Sequence[Tensor], optimiser: Optimiser) -> Optimizer:
+    return AdamW(
+        parameters,
+        lr=optimiser.lr,
+        betas=optimiser.betas,
+        eps=optimiser.eps,
+        weight_decay=optimiser.weight_decay,
+        fused=True,
+    )
+
+
+def _settings(zero_stage: int, optimiser: Optimiser, dtype: str, elements: int) -> dict[str, Any]:
+    bucket = min(BUCKET, max(elements, 1))
+    settings: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,  # the boundary is set by hand: the number of micro-batches varies
+        "gradient_clipping": optimiser.grad_clip,
+        "zero_optimization": {"stage": zero_stage, "reduce_bucket_size": bucket, "stage3_prefetch_bucket_size": bucket},
+    }
+    if dtype == "bfloat16":
+        settings |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+    return settings
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the deprecation warnings that DeepSpeed calls up in torch."""
+    with warnings.catch_warnings():
+        for category, message in _NOISE:
+            warnings.filterwarnings("ignore", message=message, category=category)
+        yield

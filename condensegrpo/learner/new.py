@@ -1,0 +1,161 @@
+"""Makes a small tokenizer and a small model on the spot, for runs that download nothing."""
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+BEGIN, END, PAD, UNKNOWN = "<|im_start|>", "<|im_end|>", "<|pad|>", "[UNK]"
+ROLES = ("system", "user", "assistant", "tool")
+
+_TAG = r"</?[A-Za-z_]+>"
+
+# ChatML without a line break after <|im_end|>: a prompt that goes on after a sampled reply needs no separator. Content
+# is written as it is, tool-call markup included; structured calls are written out only where the content lacks them.
+CHAT_TEMPLATE = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0]['role'] == 'system' %}{{- messages[0]['content'] + '\\n' }}{%- endif %}
+    {{- '<tools>' }}
+    {%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
+    {{- '\\n</tools>\\nA call: <tool_call>{"name": ..., "arguments": {...}}</tool_call><|im_end|>' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if not (tools and loop.first and message['role'] == 'system') %}
+        {{- '<|im_start|>' + message['role'] + '\\n' + (message['content'] or '') }}
+        {%- if message['tool_calls'] and '<tool_call>' not in (message['content'] or '') %}
+            {%- for call in message['tool_calls'] %}
+                {%- set function = call['function'] or call %}
+                {{- '<tool_call>{"name": "' + function['name'] + '", "arguments": ' }}
+                {%- set arguments = function['arguments'] %}
+                {{- arguments if arguments is string else arguments | tojson }}
+                {{- '}</tool_call>' }}
+            {%- endfor %}
+        {%- endif %}
+        {{- '<|im_end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+
+def new_tokenizer(corpus: Iterable[str], *, kind: Literal["words", "bpe"], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A tokenizer for the text of ``corpus``, with a chat template.
+
+    ``words``: one token a word or ``<tag>``, in order of first appearance; other words become ``[UNK]``, whitespace is
+    lost and ``decode`` puts one space between words. ``vocab_size`` is the most that it may have.
+
+        <|im_start|>user\\nstart 3<|im_end|>   ─▶   <|im_start|> user start 3 <|im_end|>
+
+    ``bpe``: byte-level pairs learned up to ``vocab_size``; every text survives encode and decode; a digit is a token.
+
+    Raises:
+        ValueError: the words do not fit, or ``vocab_size`` leaves no room for the 256 bytes.
+    """
+    tokenizer = _words(corpus, vocab_size) if kind == "words" else _bpe(corpus, vocab_size)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=None,
+        eos_token=END,
+        pad_token=PAD,
+        unk_token=UNKNOWN if kind == "words" else None,
+        additional_special_tokens=[BEGIN],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def new_model(
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    hidden_size: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    ffn_size: int,
+    initializer_range: float,
+    max_position_embeddings: int,
+    seed: int,
+) -> Qwen3ForCausalLM:
+    """A Qwen3 of this size in fp32 with tied embeddings and random weights that depend on ``seed`` and nothing else.
+
+    The random state of torch is left as it was found.
+    """
+    if hidden_size % heads or heads % kv_heads:
+        raise ValueError(
+            f"a model of {heads} heads ({kv_heads} for keys and values) and hidden_size={hidden_size}: heads must "
+            f"divide hidden_size and kv_heads must divide heads"
+        )
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden_size,
+        intermediate_size=ffn_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=hidden_size // heads,
+        max_position_embeddings=max_position_embeddings,
+        initializer_range=initializer_range,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype=torch.float32,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return Qwen3ForCausalLM(config).to(torch.float32)
+
+
+def save_new(folder: Path, tokenizer: PreTrainedTokenizerFast, model: Qwen3ForCausalLM) -> None:
+    """Write a folder that ``AutoTokenizer`` and ``AutoModelForCausalLM`` load."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+
+
+def _words(corpus: Iterable[str], vocab_size: int) -> Tokenizer:
+    words = dict.fromkeys((PAD, BEGIN, END, UNKNOWN, *ROLES))
+    words.update(dict.fromkeys(word for text in corpus for word in _split(text)))
+    if len(words) > vocab_size:
+        raise ValueError(
+            f"making a tokenizer of one token a word: the text has {len(words)} different words (special tokens and "
+            f"roles included) and vocab_size is {vocab_size}; raise vocab_size, or choose the kind 'bpe'"
+        )
+    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(words)}, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(_TAG), "isolated"), pre_tokenizers.WhitespaceSplit()]
+    )
+    return tokenizer
+
+
+def _split(text: str) -> Iterator[str]:
+    yield from re.sub(f"({_TAG})", r" \1 ", text).split()
+
+
+def _bpe(corpus: Iterable[str], vocab_size: int) -> Tokenizer:
+    special = [PAD, BEGIN, END]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if vocab_size < len(alphabet) + len(special):
+        raise ValueError(
+            f"making a byte-level tokenizer: vocab_size is {vocab_size} and the {len(alphabet)} bytes and "
+            f"{len(special)} special tokens alone need {len(alphabet) + len(special)}; raise vocab_size"
+        )
+    tokenizer = Tokenizer(models.BPE())
+    pieces = rf"{_TAG}|\p{{N}}| ?\p{{L}}+| ?[^\s\p{{L}}\p{{N}}]+|\s"
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_TAG), "isolated"),
+            pre_tokenizers.Split(Regex(pieces), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(corpus, trainer)
+    return tokenizer

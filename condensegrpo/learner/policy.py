@@ -1,0 +1,143 @@
+"""The policy as a Hugging Face folder: load its tokenizer, load its model, write it back."""
+
+import copy
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, cast
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, distributed
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from condensegrpo.errors import ConfigError
+from condensegrpo.learner.publish import aside, publish, written_aside
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a local folder or Hub id, with its chat template.
+
+    Raises:
+        ConfigError: there is no such folder, no tokenizer in it, or no chat template.
+    """
+    source = _source(path, "tokenizer")
+    if Path(source).is_dir() and not any(Path(source).glob("*token*")):
+        raise ConfigError(
+            f"loading the tokenizer of {source}: the folder has no tokenizer (no tokenizer.json or "
+            f"tokenizer_config.json). Save one there with tokenizer.save_pretrained, or name another folder."
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise ConfigError(_not_found("tokenizer", path, error)) from error
+    if tokenizer.chat_template is None:
+        raise ConfigError(
+            f"loading the tokenizer of {path}: it has no chat template, which turns messages into a prompt. Use a chat "
+            f"or instruct model, or put a chat_template.jinja into the folder."
+        )
+    return cast(PreTrainedTokenizerBase, tokenizer)
+
+
+def load_policy(path: str, *, dtype: Literal["float32", "bfloat16"], attention: str = "sdpa") -> PreTrainedModel:
+    """The causal LM of a local folder or Hub id, in evaluation mode on the CPU.
+
+    Args:
+        path: a folder with ``config.json``, or a Hub id.
+        dtype: of the weights.
+        attention: transformers' ``attn_implementation``.
+
+    Raises:
+        ConfigError: there is no such model, or its attention is not to be had.
+    """
+    source = _source(path, "model")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], attn_implementation=attention)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(_not_found("model", path, error)) from error
+    return cast(PreTrainedModel, model.eval())
+
+
+def save_policy(
+    folder: Path,
+    *,
+    model_config: PretrainedConfig,
+    named_tensors: Iterable[tuple[str, Tensor]],
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """Write a plain Hugging Face folder that ``AutoModelForCausalLM`` and vLLM load; it appears whole or not at all.
+
+    Every rank must call it: all take the weights, which may be gathered from all, the first writes them.
+
+    Args:
+        folder: is replaced if it holds a model.
+        model_config: of the policy; its architecture and data type are filled in.
+        named_tensors: the weights, a tied one once.
+        tokenizer: is written beside them.
+
+    Raises:
+        CheckpointError: the folder cannot be written.
+        ConfigError: the folder holds something else.
+    """
+    ranks = distributed.is_initialized()
+    first = not ranks or distributed.get_rank() == 0
+    tensors = {}
+    for name, tensor in named_tensors:
+        if first:
+            tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
+    if first:
+        _write(folder, model_config, tensors, tokenizer)
+    if ranks:
+        distributed.barrier()  # so that every rank finds the folder afterwards
+
+
+def _write(
+    folder: Path, model_config: PretrainedConfig, tensors: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase
+) -> None:
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"writing the model to {folder}: the folder holds something else. Give a new or empty folder."
+        )
+    config = copy.deepcopy(model_config)
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
+    config.dtype = next(iter(tensors.values())).dtype
+    with written_aside(aside(folder, os.getpid())) as temporary:
+        save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
+        config.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        publish(temporary, folder)
+
+
+def _source(path: str, what: str) -> str:
+    """The folder that ``path`` means, or the Hub id that it may be.
+
+    Raises:
+        ConfigError: it can only be a folder, and there is none.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return str(folder)
+    inside = folder.parent != Path() and folder.parent.is_dir()  # runs/modle, where there is a folder runs
+    if path.startswith((".", "/", "~")) or path.count("/") > 1 or inside:
+        raise ConfigError(
+            f"loading the {what} of {path}: there is no folder {folder.absolute()}. Set model.path to a folder with "
+            f"config.json and a tokenizer, or to a Hub id such as Qwen/Qwen2.5-0.5B-Instruct."
+        )
+    return path
+
+
+def _not_found(what: str, path: str, error: Exception) -> str:
+    first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return (
+        f"loading the {what} of {path}: looked for a folder {Path(path).expanduser().absolute()} and for {path} in the "
+        f"local Hub cache and on the Hub: {first_line} Set model.path to a Hugging Face folder, or download it first."
+    )

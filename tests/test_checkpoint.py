@@ -1,0 +1,222 @@
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import qwen3, rows, tokenizer
+from two_ranks import loss, micro_batches
+
+from condensegrpo.errors import CheckpointError
+from condensegrpo.learner import checkpoint, deepspeed
+from condensegrpo.learner.deepspeed import DeepSpeedEngine, Optimiser
+from condensegrpo.learner.policy import save_policy
+from condensegrpo.learner.weights import gathered
+
+HERE = Path(__file__).parent
+COSINE = Optimiser(lr=0.01, weight_decay=0.1, grad_clip=0.05, warmup_steps=2, schedule="cosine", total_steps=8)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def engine(stage: int = 0, *, seed: int = 0) -> DeepSpeedEngine:
+    return deepspeed.open_engine(qwen3(seed), zero_stage=stage, optimiser=COSINE, dtype="float32")
+
+
+def steps(learner: DeepSpeedEngine, numbers: range) -> list[tuple[float, float, float]]:
+    """Steps whose rows come from torch's and Python's generators; learning rate, loss and gradient norm of each."""
+    seen = []
+    for _ in numbers:
+        seed = random.randrange(1000) + int(torch.randint(1000, ()))
+        stats = deepspeed.optimise(learner, micro_batches(rows(5, seed=seed), 2), loss)
+        seen.append((stats["lr"], stats["loss"], stats["grad_norm"]))
+    return seen
+
+
+def weights(learner: DeepSpeedEngine) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in gathered(learner)}
+
+
+def saved(folder: Path, *numbers: int) -> Path:
+    """Checkpoints of one engine under some step numbers; the last one's folder."""
+    learner = engine()
+    path = folder
+    for number in numbers:
+        path = checkpoint.save(learner, folder, step=number, state={"cursor": number})
+    deepspeed.close(learner)
+    return path
+
+
+def scenario(name: str, folder: Path) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, str(HERE / "two_ranks.py"), name, str(folder)], env=environment)
+
+
+@pytest.mark.parametrize("stage", deepspeed.STAGES)
+def test_resume_continues_bit_equal_with_weights_rate_and_random_numbers(tmp_path: Path, stage: int) -> None:
+    random.seed(5)
+    torch.manual_seed(5)
+    whole = engine(stage)
+    steps(whole, range(3))
+    checkpoint.save(whole, tmp_path, step=3, state={"cursor": 3})
+    wanted = steps(whole, range(3, 6))
+    wanted_weights = weights(whole)
+    deepspeed.close(whole)
+
+    random.seed(99)
+    torch.manual_seed(99)
+    resumed = engine(stage, seed=7)
+    newest = checkpoint.latest(tmp_path)
+    assert newest == tmp_path / "step_000003"
+    assert checkpoint.load(resumed, newest) == {"cursor": 3}
+    assert steps(resumed, range(3, 6)) == wanted
+    found = weights(resumed)
+    deepspeed.close(resumed)
+    assert [name for name, tensor in found.items() if not torch.equal(tensor, wanted_weights[name])] == []
+
+
+def test_resume_on_two_ranks_continues_bit_equal(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += [str(HERE / "two_ranks.py"), "saved_and_resumed", str(tmp_path)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for rank in range(2):
+        whole, halves, state = torch.load(tmp_path / f"resumed_rank{rank}.pt")
+        assert state == {"cursor": 3}
+        assert [name for name, tensor in whole.items() if not torch.equal(tensor, halves[name])] == []
+    learner = engine(2)
+    with pytest.raises(CheckpointError, match="saved by 2 ranks with ZeRO stage 2, and this run has 1 ranks"):
+        checkpoint.load(learner, tmp_path / "checkpoints" / "step_000003")
+    deepspeed.close(learner)
+
+
+def test_killed_while_saving_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
+    process = scenario("dies_while_saving", tmp_path)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "stalled").exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    checkpoints = tmp_path / "checkpoints"
+    assert any(path.name.startswith("step_000002.tmp-") for path in checkpoints.iterdir())
+    newest = checkpoint.latest(checkpoints)
+    assert newest == checkpoints / "step_000001"
+    assert checkpoint.verify(newest).step == 1
+    checkpoint.prune(checkpoints, keep=2)
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step_000001"]
+
+
+def test_full_disk_leaves_the_last_good_checkpoint_and_no_debris(tmp_path: Path) -> None:
+    assert scenario("runs_out_of_disk", tmp_path).wait(timeout=120) == 0
+    checkpoints = tmp_path / "checkpoints"
+    assert (tmp_path / "error.txt").read_text().startswith("CheckpointError: writing ")
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step_000001"]
+    assert checkpoint.latest(checkpoints) == checkpoints / "step_000001"
+
+
+def test_a_disk_that_is_full_while_extra_writes_says_what_to_do(tmp_path: Path) -> None:
+    def full(_: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    learner = engine()
+    checkpoint.save(learner, tmp_path, step=1, state={})
+    with pytest.raises(CheckpointError, match=r"No space left on device.*disk or quota is full: free some space"):
+        checkpoint.save(learner, tmp_path, step=2, state={}, extra=full)
+    deepspeed.close(learner)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_000001"]
+
+
+def test_a_flipped_bit_is_found_and_its_file_named(tmp_path: Path) -> None:
+    path = saved(tmp_path, 1)
+    victim = next((path / "engine").glob("*model_states.pt"))
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 1
+    victim.write_bytes(content)
+    assert checkpoint.latest(tmp_path) == path  # the sizes are right
+    learner = engine()
+    with pytest.raises(CheckpointError, match=rf"engine/{victim.name} its SHA-256 begins"):
+        checkpoint.load(learner, path)
+    deepspeed.close(learner)
+
+
+def test_a_missing_or_short_file_is_found_and_named(tmp_path: Path) -> None:
+    path = saved(tmp_path, 1)
+    (path / "state.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"state.json has 1 bytes, wanted 13"):
+        checkpoint.latest(tmp_path)
+    (path / "rng_rank_0.pt").unlink()
+    with pytest.raises(CheckpointError, match=r"rng_rank_0.pt is missing"):
+        checkpoint.verify(path)
+    (path / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"manifest.json cannot be read"):
+        checkpoint.verify(path)
+
+
+def test_another_zero_stage_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path, 1)
+    learner = engine(1)
+    with pytest.raises(CheckpointError, match="ZeRO stage 0, and this run has 1 ranks with ZeRO stage 1"):
+        checkpoint.load(learner, path)
+    deepspeed.close(learner)
+
+
+def test_without_checkpoints_there_is_no_latest(tmp_path: Path) -> None:
+    assert checkpoint.latest(tmp_path) is None
+    assert checkpoint.latest(tmp_path / "none") is None
+    checkpoint.prune(tmp_path / "none", keep=1)
+
+
+def test_prune_keeps_the_newest_and_the_pointer_stays_good(tmp_path: Path) -> None:
+    saved(tmp_path, 1, 2, 10)
+    (tmp_path / "step_000003.tmp-17").mkdir()
+    (tmp_path / "notes.txt").touch()
+    checkpoint.prune(tmp_path, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "notes.txt", "step_000002", "step_000010"]
+    assert checkpoint.latest(tmp_path) == tmp_path / "step_000010"
+
+
+def test_the_manifest_covers_every_file_and_extra_ones_too(tmp_path: Path) -> None:
+    learner = engine()
+
+    def export(folder: Path) -> None:
+        save_policy(
+            folder / "model",
+            model_config=learner.module.config,
+            named_tensors=gathered(learner),
+            tokenizer=tokenizer(),
+        )
+
+    path = checkpoint.save(learner, tmp_path, step=4, state={"cursor": [1, None, "x"]}, extra=export)
+    deepspeed.close(learner)
+    manifest = checkpoint.verify(path)
+    files = {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()} - {"manifest.json"}
+    assert manifest.hashes.keys() == manifest.sizes.keys() == files
+    assert "model/model.safetensors" in files
+    assert (manifest.step, manifest.world_size, manifest.zero_stage) == (4, 1, 0)
+    assert json.loads((path / "state.json").read_text()) == {"cursor": [1, None, "x"]}
+    assert torch.equal(load_file(path / "model/model.safetensors")["model.norm.weight"], torch.ones(16))
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    learner = engine()
+    checkpoint.save(learner, tmp_path, step=1, state={"try": 1})
+    path = checkpoint.save(learner, tmp_path, step=1, state={"try": 2})
+    assert checkpoint.load(learner, path) == {"try": 2}
+    deepspeed.close(learner)
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["latest", "step_000001"]

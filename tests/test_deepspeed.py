@@ -1,0 +1,213 @@
+import math
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import llama, plain_logprobs, qwen3, rows, segment, surrogate
+from torch import Tensor
+from torch.optim import AdamW
+from transformers import PreTrainedModel
+from two_ranks import OPTIMISER, SPLITS, STEPS, loss, micro_batches, train
+
+from condensegrpo.errors import ConfigError, LearnerError
+from condensegrpo.learner import deepspeed
+from condensegrpo.learner.deepspeed import STAGES, Optimiser, learning_rate
+from condensegrpo.learner.logprobs import trained_logprobs
+from condensegrpo.learner.weights import gathered
+from condensegrpo.losses import nll
+from condensegrpo.packing import collate
+from condensegrpo.trajectory import Segment
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def plain(
+    steps: Sequence[Sequence[Segment]], model: PreTrainedModel, temperature: float = 0.9
+) -> tuple[dict[str, Tensor], list[float]]:
+    """The reference: torch's own AdamW on all rows at once, clipping and schedule by hand; weights and norms."""
+    adamw = AdamW(model.parameters(), lr=0.01, betas=(0.9, 0.95), eps=1e-3, weight_decay=0.1)
+    norms = []
+    for step, some in enumerate(steps):
+        adamw.param_groups[0]["lr"] = (0.005, 0.01, 0.01)[step]  # warm-up of two steps to 0.01, then constant
+        batch = collate(some)
+        logp_T = trained_logprobs(model, batch, temperature=temperature)
+        (batch.weights * surrogate(logp_T, batch)).sum().backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)))
+        adamw.step()
+        adamw.zero_grad()
+    return {name: tensor.detach() for name, tensor in model.named_parameters()}, norms
+
+
+def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_zero_stage_equals_plain_torch(stage: int) -> None:
+    steps = [rows(6, seed=step) for step in range(STEPS)]
+    wanted, norms = plain(steps, qwen3())
+    found, stats = train(stage, [micro_batches(some, 2) for some in steps])
+    assert_same(found, wanted)
+    assert [one["grad_norm"] for one in stats] == pytest.approx(norms, rel=1e-5)
+    assert min(norms) < 0.05 < max(norms)  # one step is clipped, another is not
+    assert [one["lr"] for one in stats] == pytest.approx([0.005, 0.01, 0.01])
+
+
+def test_gradient_accumulation_the_same_rows_in_any_micro_batches_are_one_step() -> None:
+    some = rows(16)
+    wanted, _ = plain([some], qwen3())
+    shuffled = random.Random(1).sample(some, 16)
+    for split in (micro_batches(some, 16), micro_batches(some, 4), micro_batches(some, 1), micro_batches(shuffled, 5)):
+        found, (stats,) = train(1, [split])
+        assert_same(found, wanted)
+        assert stats["tokens"] == sum(sum(row.trained) for row in some)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two real processes found, in all scenarios of one launch."""
+    folder = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += [str(HERE / "two_ranks.py"), "uneven,chunks", str(folder)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_uneven_rows_on_two_ranks_equal_plain_torch_on_all_of_them(ranks: Path, split: str, stage: int) -> None:
+    wanted, norms = plain([rows(7, seed=step) for step in range(STEPS)], qwen3())
+    results = [torch.load(ranks / f"{split}_stage{stage}_rank{rank}.pt") for rank in range(2)]
+    for found, stats in results:
+        assert_same(found, wanted)
+        assert [one["grad_norm"] for one in stats] == pytest.approx(norms, rel=1e-5)
+    assert results[0][1] == results[1][1]  # metrics are over all ranks
+
+
+def test_zero_3_ranks_with_different_numbers_of_head_chunks_do_not_hang(ranks: Path) -> None:
+    (first, stats), (second, _) = (torch.load(ranks / f"chunks_rank{rank}.pt") for rank in range(2))
+    model = llama()
+    wanted, (norm,) = plain([[*rows(6), rows(7)[6]]], model, temperature=1.0)
+    assert_same(first, wanted)
+    assert_same(second, wanted)
+    assert stats["grad_norm"] == pytest.approx(norm, rel=1e-5)
+
+
+def test_metrics_are_means_over_trained_tokens() -> None:
+    some = [segment([3, 4, 5], [1, 2], weight=0.25), segment([6, 7], [1], weight=0.5)]
+    logp_T = torch.cat([plain_logprobs(qwen3(), row) for row in some]).detach()
+    engine = deepspeed.open_engine(qwen3(), zero_stage=0, optimiser=OPTIMISER, dtype="float32")
+    stats = deepspeed.optimise(engine, micro_batches(some, 1), loss)
+    deepspeed.close(engine)
+    assert stats["tokens"] == 3
+    assert stats["ratio"] == pytest.approx(float(logp_T.exp().mean()), rel=1e-5)
+    assert stats["ratio_max"] == pytest.approx(float(logp_T.exp().max()), rel=1e-5)
+    assert (stats["low"], stats["high"]) == (0.0, 0.0)
+    ratio_T = (logp_T + 1.0).exp()
+    assert stats["loss"] == pytest.approx(float(-(torch.tensor([0.25, 0.25, 0.5]) * ratio_T).sum()), rel=1e-5)
+
+
+def test_learning_rate_by_hand() -> None:
+    warm = Optimiser(lr=0.4, warmup_steps=4, schedule="cosine", total_steps=8)
+    values = [learning_rate(warm, step) for step in range(10)]
+    half = 0.2 * math.cos(math.pi / 4)
+    assert values == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.2 + half, 0.2, 0.2 - half, 0.0, 0.0], abs=1e-9)
+    assert [learning_rate(Optimiser(lr=0.4, total_steps=2), step) for step in range(4)] == [0.4] * 4
+
+
+def test_scheduler_steps_once_per_optimiser_step_whatever_the_micro_batches() -> None:
+    cosine = Optimiser(lr=0.1, schedule="cosine", total_steps=4)
+    engine = deepspeed.open_engine(qwen3(), zero_stage=2, optimiser=cosine, dtype="float32")
+    seen = [deepspeed.optimise(engine, micro_batches(rows(6), size), loss)["lr"] for size in (1, 6, 2)]
+    deepspeed.close(engine)
+    assert seen == pytest.approx([0.1, 0.05 + 0.05 * math.cos(math.pi / 4), 0.05])
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_loss_that_is_not_finite_leaves_the_weights_untouched(stage: int) -> None:
+    engine = deepspeed.open_engine(qwen3(), zero_stage=stage, optimiser=OPTIMISER, dtype="float32")
+    before = {name: tensor.clone() for name, tensor in gathered(engine)}
+    bad = collate([segment([3, 4, 5], [1], weight=math.nan)])
+    with pytest.raises(LearnerError, match="the loss is nan"):
+        deepspeed.optimise(engine, [bad], lambda logp_T, _: nll(logp_T))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in gathered(engine))
+    deepspeed.close(engine)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_gradient_that_is_not_finite_leaves_the_weights_untouched(stage: int) -> None:
+    engine = deepspeed.open_engine(qwen3(), zero_stage=stage, optimiser=OPTIMISER, dtype="float32")
+    before = {name: tensor.clone() for name, tensor in gathered(engine)}
+    batch = collate([segment([3, 4, 5], [1])])
+    with pytest.raises(LearnerError, match=r"the gradient norm is (nan|inf)"):  # sqrt(0): 0, with slope inf
+        deepspeed.optimise(engine, [batch], lambda logp_T, _: nll((logp_T - logp_T.detach()).sqrt()))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in gathered(engine))
+    deepspeed.close(engine)
+
+
+def test_a_step_without_any_micro_batch_is_refused() -> None:
+    engine = deepspeed.open_engine(qwen3(), zero_stage=0, optimiser=OPTIMISER, dtype="float32")
+    with pytest.raises(LearnerError, match="no rank has a micro-batch"):
+        deepspeed.optimise(engine, [], loss)
+    deepspeed.close(engine)
+
+
+def test_rows_without_trained_tokens_add_nothing() -> None:
+    some, idle = rows(3), segment([3, 4, 5], [])
+    wanted, _ = plain([some], qwen3())
+    found, (stats,) = train(2, [micro_batches([*some, idle], 1)])
+    assert_same(found, wanted)
+    assert stats["tokens"] == sum(sum(row.trained) for row in some)
+
+
+def test_an_unknown_zero_stage_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"ZeRO stage 4: wanted one of \(0, 1, 2, 3\)"):
+        deepspeed.open_engine(qwen3(), zero_stage=4, optimiser=OPTIMISER, dtype="float32")
+
+
+def test_bf16_zero_0_gradients_are_neither_scaled_nor_kept() -> None:
+    """Three steps in bfloat16 stay near those in fp32: nothing divides the gradient, nothing carries it over."""
+    steps = [rows(6, seed=step) for step in range(STEPS)]
+    _, norms = plain(steps, qwen3())
+    for stage in STAGES:
+        model = qwen3().to(torch.bfloat16)
+        engine = deepspeed.open_engine(model, zero_stage=stage, optimiser=OPTIMISER, dtype="bfloat16")
+        found = [deepspeed.optimise(engine, micro_batches(some, 2), loss, temperature=0.9) for some in steps]
+        assert {tensor.dtype for _, tensor in gathered(engine)} == {torch.bfloat16}
+        deepspeed.close(engine)
+        assert [one["grad_norm"] for one in found] == pytest.approx(norms, rel=0.1)
+
+
+def test_sums_over_a_group_of_one_are_the_values() -> None:
+    assert deepspeed.sum_over_ranks([1.5, -2.0]) == (1.5, -2.0)
+    assert (deepspeed.rank(), deepspeed.world_size()) == (0, 1)
+
+
+def test_no_compiler_is_needed_and_the_console_stays_quiet(tmp_path: Path) -> None:
+    code = (
+        "import condensegrpo.learner.deepspeed; from two_ranks import train, micro_batches; from tiny import rows; "
+        "[train(stage, [micro_batches(rows(2), 1)]) for stage in (0, 3)]"
+    )
+    environment = {"PATH": "", "PYTHONPATH": str(HERE), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

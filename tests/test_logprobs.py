@@ -1,0 +1,194 @@
+import dataclasses
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from tiny import VOCABULARY, llama, plain_logprobs, qwen3, rows, segment
+from torch import Tensor
+from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2ForCausalLM, PreTrainedModel
+from transformers.utils import ModelOutput
+
+from condensegrpo.errors import LearnerError
+from condensegrpo.learner.logprobs import TrainedLogprobs, side_by_side, trained_logprobs
+from condensegrpo.losses import nll
+from condensegrpo.packing import collate, dummy
+
+MODELS = pytest.mark.parametrize("make", [qwen3, llama])
+
+
+def gradients(model: PreTrainedModel, loss: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {name: tensor.grad.clone() for name, tensor in model.named_parameters() if tensor.grad is not None}
+
+
+@MODELS
+def test_packed_rows_give_what_each_row_gives_alone(make: Callable[[], PreTrainedModel]) -> None:
+    model, some = make(), rows(7)
+    wanted = torch.cat([plain_logprobs(model, row) for row in some])
+    torch.testing.assert_close(trained_logprobs(model, collate(some)), wanted, rtol=1e-5, atol=1e-5)
+
+
+@MODELS
+def test_packed_rows_give_the_gradient_of_the_rows_alone(make: Callable[[], PreTrainedModel]) -> None:
+    model, some = make(), rows(7)
+    wanted = gradients(model, sum(plain_logprobs(model, row).sum() for row in some))
+    found = gradients(model, trained_logprobs(model, collate(some)).sum())
+    assert found.keys() == wanted.keys()
+    for name, grad in wanted.items():
+        torch.testing.assert_close(found[name], grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("behind_each_other", [True, False])
+def test_rows_behind_each_other_and_side_by_side_see_only_themselves(behind_each_other: bool) -> None:
+    model, some = qwen3(), [segment([5, 6, 7, 8], [2, 3]), segment([9, 10], [1]), segment([11, 12, 13], [1, 2])]
+    batch, module = collate(some), TrainedLogprobs(model)
+    module.dense_width = None if behind_each_other else 1
+    found = module(batch.token_ids, batch.position_ids, batch.source, batch.target, 1.0)
+    torch.testing.assert_close(found, torch.cat([plain_logprobs(model, row) for row in some]), rtol=1e-5, atol=1e-5)
+    other = collate([segment([1, 2, 3, 4], [2, 3]), *some[1:]])  # another first row changes nothing after it
+    changed = module(other.token_ids, other.position_ids, other.source, other.target, 1.0)
+    torch.testing.assert_close(changed[2:], found[2:], rtol=1e-6, atol=1e-6)
+    assert (changed[:2] - found[:2]).abs().min() > 1e-3
+
+
+def test_layout_is_chosen_by_cost() -> None:
+    assert side_by_side(64, 30, 1920, 64)  # 1920·(384 + 30) < 1920·(384 + 1920)
+    assert not side_by_side(1, 1920, 1920, 64)  # nothing to put side by side
+    assert not side_by_side(9, 1000, 1080, 4096)  # one long row and eight of ten tokens: padding would be nine tenths
+
+
+def test_the_order_of_rows_only_orders_the_result() -> None:
+    model, (first, second, third) = qwen3(), rows(3)
+    sizes = [sum(row.trained) for row in (first, second, third)]
+    one, two, three = trained_logprobs(model, collate([first, second, third])).split(sizes)
+    turned = trained_logprobs(model, collate([third, first, second]))
+    torch.testing.assert_close(turned, torch.cat([three, one, two]), rtol=1e-5, atol=1e-5)
+
+
+def test_temperature_divides_the_logits() -> None:
+    model, row = llama(), rows(1)[0]
+    found = trained_logprobs(model, collate([row]), temperature=0.5)
+    torch.testing.assert_close(found, plain_logprobs(model, row, temperature=0.5), rtol=1e-5, atol=1e-5)
+    flat = trained_logprobs(model, collate([row]), temperature=1e6)
+    torch.testing.assert_close(flat, torch.full_like(flat, -math.log(VOCABULARY)), rtol=1e-4, atol=1e-4)
+
+
+def test_mask_off_by_one_the_logits_that_get_gradient_are_those_before_trained_tokens() -> None:
+    model, row = llama(), segment([3, 4, 5, 6, 7, 8], [2, 5])
+    seen: list[Tensor] = []
+
+    def watch(_: object, inputs: tuple[Tensor], output: Tensor) -> None:
+        output.retain_grad()
+        seen.append(output)
+
+    handle = model.get_output_embeddings().register_forward_hook(watch)
+    trained_logprobs(model, collate([row])).sum().backward()
+    handle.remove()
+    (logits,) = seen
+    assert logits.shape == (2, VOCABULARY)  # the head ran on two places, not on six
+    hidden = model.model(input_ids=torch.tensor([row.token_ids]), use_cache=False).last_hidden_state[0]
+    torch.testing.assert_close(logits, model.lm_head(hidden)[[1, 4]], rtol=1e-5, atol=1e-5)
+    assert logits.grad is not None
+    assert (logits.grad[0].argmax(), logits.grad[1].argmax()) == (5, 8)  # 1 − p at the trained token, −p elsewhere
+
+
+def test_gradient_is_non_zero_exactly_for_trained_tokens() -> None:
+    """Finite differences: move what predicts each token of the row in turn, and watch the loss."""
+    model, row = llama(), segment([3, 4, 5, 6, 7, 8], [2, 5])
+    still = trained_logprobs(model, collate([row])).sum().item()
+    moved = []
+    for place in range(1, 6):
+
+        def shift(_: object, __: object, output: ModelOutput, place: int = place) -> ModelOutput:
+            output.last_hidden_state[0, place - 1] += 0.5
+            return output
+
+        handle = model.model.register_forward_hook(shift)
+        with torch.no_grad():
+            moved.append(abs(trained_logprobs(model, collate([row])).sum().item() - still) > 1e-3)
+        handle.remove()
+    assert moved == [False, True, False, False, True]
+
+
+def test_nan_times_zero_a_nan_at_a_masked_slot_leaves_the_loss_finite() -> None:
+    row = segment([3, 4, 5, 6], [2])
+    poisoned = dataclasses.replace(row, logprobs=(math.nan, math.nan, -1.0, math.inf), advantages=(math.nan, 0, 1.0, 0))
+    batch = collate([poisoned])
+    logp_T = trained_logprobs(qwen3(), batch)
+    loss = (batch.weights * batch.advantages * (logp_T - batch.logprobs).exp()).sum()
+    assert math.isfinite(loss.item())
+
+
+def test_a_dummy_gives_every_parameter_a_gradient_of_exactly_zero() -> None:
+    model, batch = qwen3(), dummy()
+    found = gradients(model, (batch.weights * nll(trained_logprobs(model, batch)).loss_T).sum())
+    assert found.keys() == dict(model.named_parameters()).keys()
+    assert all(bool((grad == 0).all()) for grad in found.values())
+
+
+def test_chunks_equal_the_whole_and_are_recomputed_in_backward() -> None:
+    model, batch = llama(), collate(rows(5))
+    module = TrainedLogprobs(model)
+    arguments = (batch.token_ids, batch.position_ids, batch.source, batch.target, 0.7)
+    whole = module(*arguments)
+    wanted = gradients(model, whole.sum())
+    calls: list[int] = []
+    handle = model.get_output_embeddings().register_forward_hook(lambda _, __, output: calls.append(len(output)))
+    module.head.chunk_tokens = 4
+    chunked = module(*arguments)
+    chunks = [4] * (len(whole) // 4) + [len(whole) % 4] * (len(whole) % 4 > 0)
+    assert calls == chunks
+    found = gradients(model, chunked.sum())
+    handle.remove()
+    assert sorted(calls) == sorted(chunks * 2)
+    torch.testing.assert_close(chunked, whole, rtol=1e-6, atol=1e-6)
+    for name, grad in wanted.items():
+        torch.testing.assert_close(found[name], grad, rtol=1e-4, atol=1e-6)
+
+
+def test_a_final_softcap_is_applied() -> None:
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        initializer_range=1.0,
+        final_logit_softcapping=2.0,
+        attn_implementation="eager",
+    )
+    model, some = Gemma2ForCausalLM(config).eval(), rows(3)
+    TrainedLogprobs(model).check()
+    wanted = torch.cat([plain_logprobs(model, row) for row in some])
+    torch.testing.assert_close(trained_logprobs(model, collate(some)), wanted, rtol=1e-4, atol=1e-4)
+    assert wanted.min().item() > -4.0 - math.log(VOCABULARY)  # logits lie within ±2
+
+
+def test_a_model_that_does_more_to_its_logits_is_refused() -> None:
+    config = CohereConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        initializer_range=1.0,
+        logit_scale=0.25,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=1,
+    )
+    with pytest.raises(LearnerError, match=r"CohereForCausalLM .* does something more"):
+        TrainedLogprobs(CohereForCausalLM(config).eval()).check()
+
+
+def test_the_check_leaves_the_attention_as_it_was() -> None:
+    model = llama()
+    model.set_attn_implementation("flex_attention")
+    TrainedLogprobs(model).check()
+    assert model.config._attn_implementation == "flex_attention"
+    assert TrainedLogprobs(model).dense_width is None  # such attention skips other rows by itself

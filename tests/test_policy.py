@@ -1,0 +1,144 @@
+import errno
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import llama, qwen3, tokenizer
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from two_ranks import OPTIMISER
+
+from condensegrpo.errors import CheckpointError, ConfigError
+from condensegrpo.learner import deepspeed
+from condensegrpo.learner.policy import load_policy, load_tokenizer, save_policy
+from condensegrpo.learner.weights import gathered
+
+
+def written(folder: Path, model: PreTrainedModel) -> Path:
+    save_policy(folder, model_config=model.config, named_tensors=model.named_parameters(), tokenizer=tokenizer())
+    return folder
+
+
+@pytest.mark.parametrize("make", [qwen3, llama])
+def test_a_written_folder_loads_with_the_same_logits(tmp_path: Path, make: Callable[[], PreTrainedModel]) -> None:
+    model, folder = make(), written(tmp_path / "model", make())
+    ids = torch.arange(6)[None]
+    wanted = model(input_ids=ids).logits
+    assert torch.equal(load_policy(str(folder), dtype="float32")(input_ids=ids).logits, wanted)
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(folder)(input_ids=ids).logits, wanted)
+
+
+def test_tied_embeddings_are_written_once_and_tied_again(tmp_path: Path) -> None:
+    folder = written(tmp_path / "model", qwen3())
+    names = load_file(folder / "model.safetensors").keys()
+    assert "model.embed_tokens.weight" in names
+    assert "lm_head.weight" not in names
+    loaded = load_policy(str(folder), dtype="float32")
+    assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
+
+
+def test_a_written_folder_names_what_vllm_needs(tmp_path: Path) -> None:
+    config = json.loads((written(tmp_path / "model", qwen3().bfloat16()) / "config.json").read_text())
+    assert (config["architectures"], config["dtype"]) == (["Qwen3ForCausalLM"], "bfloat16")
+    assert config["tie_word_embeddings"] is True
+
+
+def test_an_engine_writes_what_it_would_gather(tmp_path: Path) -> None:
+    engine = deepspeed.open_engine(llama(), zero_stage=3, optimiser=OPTIMISER, dtype="float32")
+    save_policy(
+        tmp_path / "model", model_config=engine.module.config, named_tensors=gathered(engine), tokenizer=tokenizer()
+    )
+    deepspeed.close(engine)
+    found, wanted = load_file(tmp_path / "model" / "model.safetensors"), llama().state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+
+
+def test_the_data_type_is_the_one_asked_for(tmp_path: Path) -> None:
+    folder = written(tmp_path / "model", qwen3())
+    assert load_policy(str(folder), dtype="bfloat16").dtype == torch.bfloat16
+    assert load_policy(str(folder), dtype="float32", attention="eager").dtype == torch.float32
+
+
+def test_the_tokenizer_comes_back_with_its_chat_template(tmp_path: Path) -> None:
+    loaded = load_tokenizer(str(written(tmp_path / "model", qwen3())))
+    messages = [{"role": "user", "content": "w5 w6"}, {"role": "assistant", "content": " w7"}]
+    assert loaded.apply_chat_template(messages, return_dict=False) == [5, 6, 7]
+
+
+def test_writing_again_replaces_a_model_and_leaves_nothing_aside(tmp_path: Path) -> None:
+    written(tmp_path / "model", qwen3())
+    (tmp_path / "model" / "old.txt").touch()
+    folder = written(tmp_path / "model", qwen3(seed=3))
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert not (folder / "old.txt").exists()
+    loaded = load_policy(str(folder), dtype="float32").state_dict()
+    assert torch.equal(loaded["model.embed_tokens.weight"], qwen3(seed=3).state_dict()["model.embed_tokens.weight"])
+
+
+def test_a_folder_with_something_else_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match="the folder holds something else"):
+        written(tmp_path, qwen3())
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_weights_that_break_off_leave_the_old_model(tmp_path: Path) -> None:
+    folder = written(tmp_path / "model", qwen3())
+    before = (folder / "model.safetensors").read_bytes()
+
+    def broken() -> Iterator[tuple[str, Tensor]]:
+        yield "model.norm.weight", torch.ones(16)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        save_policy(folder, model_config=qwen3().config, named_tensors=broken(), tokenizer=tokenizer())
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"writing .*file/model.tmp-\d+: NotADirectoryError.*See that the folder"):
+        written(tmp_path / "file" / "model", qwen3())
+
+
+def test_a_missing_folder_is_named_with_what_to_do(tmp_path: Path) -> None:
+    missing = tmp_path / "nothing" / "here"
+    for load in (load_tokenizer, lambda path: load_policy(path, dtype="float32")):
+        with pytest.raises(ConfigError, match=f"there is no folder {missing}. Set model.path to a folder"):
+            load(str(missing))
+
+
+def test_a_misspelt_folder_is_not_looked_for_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"there is no folder {tmp_path}/runs/modle"):
+        load_tokenizer("runs/modle")
+
+
+def test_a_folder_without_a_model_is_named_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"loading the model of {tmp_path}: .*Set model.path"):
+        load_policy(str(tmp_path), dtype="float32")
+
+
+def test_a_folder_without_tokenizer_is_named_with_what_to_do(tmp_path: Path) -> None:
+    qwen3().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"the folder has no tokenizer.*save_pretrained"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_a_tokenizer_without_chat_template_is_named_with_what_to_do(tmp_path: Path) -> None:
+    plain = tokenizer()
+    plain.chat_template = None
+    plain.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"it has no chat template.*chat_template.jinja"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_attention_that_is_not_installed_is_named(tmp_path: Path) -> None:
+    folder = written(tmp_path / "model", qwen3())
+    with pytest.raises(ConfigError, match=r"loading the model of .*no_such_attention"):
+        load_policy(str(folder), dtype="float32", attention="no_such_attention")

@@ -1,0 +1,110 @@
+"""Real models of a few thousand parameters and rows to train them on, for the learner's tests: `from tiny import …`."""
+
+import random
+from collections.abc import Sequence
+
+import torch
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import models as token_models
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from condensegrpo.packing import PackedBatch
+from condensegrpo.trajectory import Segment
+
+VOCABULARY = 32
+
+
+def qwen3(seed: int = 0) -> PreTrainedModel:
+    """Tied embeddings, norms on queries and keys."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        tie_word_embeddings=True,
+        initializer_range=0.3,
+    )
+    return Qwen3ForCausalLM(config).eval()
+
+
+def llama(seed: int = 0) -> PreTrainedModel:
+    """An LM head of its own."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        tie_word_embeddings=False,
+        initializer_range=0.3,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = Tokenizer(token_models.WordLevel({f"w{index}": index for index in range(VOCABULARY)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        eos_token="w1",
+        chat_template="{% for message in messages %}{{ message['content'] }}{% endfor %}",
+    )
+
+
+def segment(
+    token_ids: Sequence[int],
+    trained: Sequence[int],
+    *,
+    weight: float = 1.0,
+    advantage: float = 1.0,
+    logprob: float = -1.0,
+) -> Segment:
+    """A row whose tokens at the places ``trained`` are trained."""
+    flags = tuple(place in trained for place in range(len(token_ids)))
+    return Segment(
+        token_ids=tuple(token_ids),
+        trained=flags,
+        logprobs=tuple(logprob if flag else 0.0 for flag in flags),
+        advantages=tuple(advantage if flag else 0.0 for flag in flags),
+        weights=tuple(weight if flag else 0.0 for flag in flags),
+        trajectory="t",
+        first_turn=0,
+    )
+
+
+def rows(count: int, *, seed: int = 0, weight: float = 0.01) -> list[Segment]:
+    """Rows of 3 to 20 tokens, some of which are trained."""
+    draw = random.Random(seed)
+    made = []
+    for _ in range(count):
+        length = draw.randint(3, 20)
+        trained = sorted(draw.sample(range(1, length), draw.randint(1, length - 1)))
+        ids = [draw.randrange(VOCABULARY) for _ in range(length)]
+        made.append(segment(ids, trained, weight=weight * draw.uniform(0.5, 1.5), advantage=draw.uniform(-1, 1)))
+    return made
+
+
+def plain_logprobs(model: PreTrainedModel, row: Segment, *, temperature: float = 1.0) -> Tensor:
+    """The same numbers the long way: one row alone, all logits, log-softmax, gather."""
+    logits = model(input_ids=torch.tensor([row.token_ids]), use_cache=False).logits[0].float() / temperature
+    everything = logits.log_softmax(dim=-1)
+    places = [place for place, flag in enumerate(row.trained) if flag]
+    return torch.stack([everything[place - 1, row.token_ids[place]] for place in places])
+
+
+def surrogate(logp_T: Tensor, batch: PackedBatch) -> Tensor:
+    """A loss with a gradient that depends on every field: −A·exp(logp − sampler's)."""
+    return -batch.advantages * (logp_T - batch.logprobs).exp()

@@ -1,0 +1,124 @@
+"""What several ranks do in the learner's tests, as processes of their own: ``torchrun … two_ranks.py SCENARIO FOLDER``.
+
+Every scenario writes what it found as ``FOLDER/<name>.pt``; the tests compare that with plain torch in their process.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from tiny import llama, qwen3, rows, surrogate
+from torch import Tensor
+
+from condensegrpo.learner import checkpoint, deepspeed
+from condensegrpo.learner.deepspeed import Optimiser
+from condensegrpo.learner.weights import gathered
+from condensegrpo.losses import TokenLoss
+from condensegrpo.packing import PackedBatch, collate
+from condensegrpo.trajectory import Segment
+
+OPTIMISER = Optimiser(lr=0.01, eps=1e-3, weight_decay=0.1, grad_clip=0.05, warmup_steps=2, total_steps=10)
+STEPS = 3
+SPLITS = {"4_3": (4, 3), "7_0": (7, 0)}  # rows of the two ranks
+
+
+def loss(logp_T: Tensor, batch: PackedBatch) -> TokenLoss:
+    loss_T = surrogate(logp_T, batch)
+    never_T = torch.zeros_like(loss_T, dtype=torch.bool)
+    return TokenLoss(loss_T=loss_T, ratio_T=logp_T.detach().exp(), low_T=never_T, high_T=never_T)
+
+
+def micro_batches(some: Sequence[Segment], size: int) -> list[PackedBatch]:
+    return [collate(some[start : start + size]) for start in range(0, len(some), size)]
+
+
+def train(stage: int, mine: Sequence[Sequence[PackedBatch]]) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
+    """Some steps of a fresh engine; the weights after them and the metrics of each."""
+    engine = deepspeed.open_engine(qwen3(), zero_stage=stage, optimiser=OPTIMISER, dtype="float32")
+    stats = [deepspeed.optimise(engine, batches, loss, temperature=0.9) for batches in mine]
+    weights = {name: tensor.clone() for name, tensor in gathered(engine)}
+    deepspeed.close(engine)
+    return weights, stats
+
+
+def uneven(folder: Path) -> None:
+    """Two ranks with 4 and 3 rows, then with 7 and none; a micro-batch a row."""
+    rank = deepspeed.rank()
+    for name, (first, second) in SPLITS.items():
+        mine = slice(0, first) if rank == 0 else slice(first, first + second)
+        batches = [micro_batches(rows(7, seed=step)[mine], 1) for step in range(STEPS)]
+        for stage in deepspeed.STAGES:
+            found = train(stage, batches)
+            torch.save(found, folder / f"{name}_stage{stage}_rank{rank}.pt")
+
+
+def chunks(folder: Path) -> None:
+    """ZeRO 3 with nothing kept gathered, and heads that need different numbers of chunks on the two ranks."""
+    rank = deepspeed.rank()
+    engine = deepspeed.open_engine(llama(), zero_stage=3, optimiser=OPTIMISER, dtype="float32")
+    engine.module.head.chunk_tokens = 5
+    mine = collate(rows(6)) if rank == 0 else collate(rows(7)[6:])
+    stats = deepspeed.optimise(engine, [mine], loss)
+    torch.save(({name: tensor.clone() for name, tensor in gathered(engine)}, stats), folder / f"chunks_rank{rank}.pt")
+
+
+def saved_and_resumed(folder: Path) -> None:
+    """Six steps at once, and three, a checkpoint, a fresh engine and three more; on all ranks."""
+    rank, checkpoints = deepspeed.rank(), folder / "checkpoints"
+    batches = [micro_batches(rows(5, seed=step)[rank::2], 2) for step in range(6)]
+    whole, _ = train(2, batches)
+    first = deepspeed.open_engine(qwen3(), zero_stage=2, optimiser=OPTIMISER, dtype="float32")
+    for some in batches[:3]:
+        deepspeed.optimise(first, some, loss, temperature=0.9)
+    path = checkpoint.save(first, checkpoints, step=3, state={"cursor": 3})
+    deepspeed.close(first)
+    second = deepspeed.open_engine(qwen3(seed=9), zero_stage=2, optimiser=OPTIMISER, dtype="float32")
+    state = checkpoint.load(second, path)
+    for some in batches[3:]:
+        deepspeed.optimise(second, some, loss, temperature=0.9)
+    halves = {name: tensor.clone() for name, tensor in gathered(second)}
+    torch.save((whole, halves, state), folder / f"resumed_rank{rank}.pt")
+
+
+def dies_while_saving(folder: Path) -> None:
+    """One good checkpoint, then a save that never ends: the test kills this process in the middle of it."""
+
+    def stall(_: Path) -> None:
+        (folder / "stalled").touch()
+        time.sleep(600)
+
+    engine = deepspeed.open_engine(qwen3(), zero_stage=0, optimiser=OPTIMISER, dtype="float32")
+    checkpoint.save(engine, folder / "checkpoints", step=1, state={"cursor": 1})
+    checkpoint.save(engine, folder / "checkpoints", step=2, state={"cursor": 2}, extra=stall)
+
+
+def runs_out_of_disk(folder: Path) -> None:
+    """One good checkpoint, then a save that may write no file of more than 4 kB."""
+    import resource
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that writing fails with EFBIG instead
+    engine = deepspeed.open_engine(qwen3(), zero_stage=0, optimiser=OPTIMISER, dtype="float32")
+    checkpoint.save(engine, folder / "checkpoints", step=1, state={})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    try:
+        checkpoint.save(engine, folder / "checkpoints", step=2, state={})
+    except deepspeed.LearnerError as error:
+        (folder / "error.txt").write_text(f"{type(error).__name__}: {error}")
+
+
+SCENARIOS: dict[str, Callable[[Path], None]] = {
+    scenario.__name__: scenario for scenario in (uneven, chunks, saved_and_resumed, dies_while_saving, runs_out_of_disk)
+}
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    deepspeed.join()
+    for wanted in sys.argv[1].split(","):
+        SCENARIOS[wanted](Path(sys.argv[2]))
+    deepspeed.leave()
+    sys.stdout.flush()
+    os._exit(0)  # interpreter shutdown of torch and DeepSpeed together takes longer than a scenario
