@@ -1,0 +1,20 @@
+"""Which problems a step trains on: a function of (seed, step) alone, so that the data cursor of a run *is* its step."""
+
+import random
+from functools import lru_cache
+
+
+@lru_cache(maxsize=2)
+def _permutation(seed: int, epoch: int, size: int) -> tuple[int, ...]:
+    order = list(range(size))
+    random.Random(f"order-{seed}-{epoch}").shuffle(order)
+    return tuple(order)
+
+
+def indices(*, seed: int, step: int, count: int, size: int) -> tuple[int, ...]:
+    """The indices of the problems of one step: ``count`` of ``size``, each once an epoch, every epoch shuffled anew.
+
+    Step 0 takes the first ``count`` of the first epoch's permutation, step 1 the next, across the epochs' borders.
+    """
+    places = range(step * count, (step + 1) * count)
+    return tuple(_permutation(seed, place // size, size)[place % size] for place in places)

@@ -1,0 +1,70 @@
+"""Evaluation: sample held-out problems with a policy and count what comes of it."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from transformers import PreTrainedTokenizerBase
+
+from condensegrpo import assemble
+from condensegrpo.collect import collect
+from condensegrpo.config import RunConfig, vary
+from condensegrpo.evaluation import HELD_OUT, Evaluation, evaluation
+from condensegrpo.learner import ranks
+from condensegrpo.observer import Observer
+from condensegrpo.protocols import Sampler
+from condensegrpo.trajectory import ScoredTrajectory
+
+EVALUATION_STEP = -1  # names the random streams of evaluations apart from those of training
+
+
+def evaluate(
+    name: str,
+    config: RunConfig,
+    *,
+    sampler: Sampler,
+    tokenizer: PreTrainedTokenizerBase,
+    observer: Observer,
+    on_scored: Callable[[ScoredTrajectory], None],
+) -> Evaluation:
+    """Evaluate the sampler's policy on the held-out problems of a configuration; every rank takes its share of them.
+
+    The random streams depend on ``config.seed`` and the problems alone: the same policy gives the same figures.
+    """
+    began = time.monotonic()
+    cast = assemble.check(config)
+    problems = assemble.problems(cast.task, "eval")[: config.evaluate.problems]
+    mine = problems[ranks.rank() :: ranks.world_size()]
+    temperature = config.evaluate.temperature
+    engine = assemble.engine(
+        config,
+        cast,
+        renderer=assemble.renderer(config, cast, tokenizer),
+        sampler=sampler,
+        temperature=config.rollout.temperature if temperature is None else temperature,
+    )
+    observer.phase(f"evaluating {name}", len(mine) * config.evaluate.samples)
+
+    def finished(one: ScoredTrajectory) -> None:
+        observer.advance()
+        on_scored(one)
+
+    scored = asyncio.run(
+        collect(
+            mine,
+            samples=config.evaluate.samples,
+            environment=cast.task.environment,
+            engine=engine,
+            reward=cast.reward,
+            run_seed=config.seed,
+            step=EVALUATION_STEP,
+            on_scored=finished,
+        )
+    )
+    everybody = [one for share in ranks.gather(scored) for one in share]
+    return evaluation(name, everybody, seed=config.seed, seconds=time.monotonic() - began)
+
+
+def evaluations(config: RunConfig) -> dict[str, RunConfig]:
+    """The evaluations that a configuration asks for: the held-out problems, then each of its variants."""
+    return {HELD_OUT: config, **{name: vary(config, overrides) for name, overrides in config.evaluate.variants.items()}}

@@ -1,0 +1,77 @@
+"""The figures of an evaluation: counted in trajectories, clustered by problem. Pure functions."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from condensegrpo.metrics import mean_interval_by_problem, pass_at_k, summarise
+from condensegrpo.trajectory import ScoredTrajectory
+
+HELD_OUT = "held-out"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What a policy did on some problems."""
+
+    name: str  # HELD_OUT, or the name of a variant
+    problems: int
+    samples: int  # trajectories a problem
+    seed: int
+    success: float  # mean of Score.correct over trajectories
+    success_low: (
+        float | None
+    )  # 95 % interval within [0, 1], clustered by problem; None: one problem tells nothing of others
+    success_high: float | None
+    pass_at: Mapping[int, float]  # k → unbiased pass@k
+    metrics: Mapping[str, float]  # of metrics.summarise
+    seconds: float
+
+
+def evaluation(name: str, scored: Sequence[ScoredTrajectory], *, seed: int, seconds: float) -> Evaluation:
+    """The figures of scored trajectories, equally many of each problem, in any order.
+
+    Raises:
+        ValueError: nothing was sampled, or problems have different numbers of trajectories.
+    """
+    ordered = sorted(scored, key=lambda one: one.trajectory.id)
+    correct = [one.score.correct for one in ordered]
+    owners = [one.trajectory.problem_id for one in ordered]
+    counts = {owner: owners.count(owner) for owner in dict.fromkeys(owners)}
+    if len(set(counts.values())) != 1:
+        raise ValueError(f"evaluating {name!r}: wanted equally many trajectories of each problem, found {counts}")
+    samples = next(iter(counts.values()))
+    solved = dict.fromkeys(owners, 0)
+    for owner, value in zip(owners, correct, strict=True):
+        solved[owner] += int(value >= 1)
+    mean, low, high = mean_interval_by_problem(correct, owners)
+    return Evaluation(
+        name=name,
+        problems=len(solved),
+        samples=samples,
+        seed=seed,
+        success=mean,
+        success_low=None if low is None else max(low, 0.0),
+        success_high=None if high is None else min(high, 1.0),
+        pass_at={
+            k: fmean(pass_at_k(successes, samples, k) for successes in solved.values()) for k in _powers_up_to(samples)
+        },
+        metrics=summarise(ordered),
+        seconds=seconds,
+    )
+
+
+def flat(result: Evaluation) -> dict[str, float]:
+    """An evaluation as metrics: ``eval/success``, or ``eval/<variant>/success`` for a variant."""
+    place = "eval" if result.name == HELD_OUT else f"eval/{result.name}"
+    bounds = {"success_low": result.success_low, "success_high": result.success_high}
+    return {
+        **{f"{place}/{key}": value for key, value in result.metrics.items()},
+        **{f"{place}/{key}": value for key, value in bounds.items() if value is not None},
+        f"{place}/success": result.success,
+        f"{place}/seconds": result.seconds,
+    }
+
+
+def _powers_up_to(samples: int) -> list[int]:
+    return [1 << power for power in range(samples.bit_length())]

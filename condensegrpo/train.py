@@ -1,0 +1,330 @@
+"""The training loop. One step reads as its sentence: roll out, give credit, update, send the new weights.
+
+problems ─▶ groups of trajectories ─▶ scores ─▶ advantages ─▶ segments ─▶ one optimiser step ─▶ sampler
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from condensegrpo import assemble
+from condensegrpo.assemble import Cast
+from condensegrpo.collect import collect
+from condensegrpo.config import RunConfig
+from condensegrpo.credit import Scores, advantages_of, rows_of, scores_of, turn_tokens
+from condensegrpo.data_order import indices
+from condensegrpo.errors import ConfigError, SamplerError
+from condensegrpo.evaluate import evaluate, evaluations
+from condensegrpo.evaluation import flat
+from condensegrpo.learner import checkpoint, deepspeed, ranks
+from condensegrpo.learner.policy import load_tokenizer, save_policy
+from condensegrpo.learner.weights import gathered
+from condensegrpo.losses import TokenLoss, Totals, token_weights, totals
+from condensegrpo.metrics import group_signal, summarise
+from condensegrpo.observer import Observer
+from condensegrpo.open_learner import open_learner
+from condensegrpo.origin import base_policy, first_policy
+from condensegrpo.packing import PackedBatch, collate, pack
+from condensegrpo.protocols import Problem, Sampler
+from condensegrpo.rollout.episode import Engine
+from condensegrpo.storage import Credit, RunFolder, write_credit, write_trajectory
+from condensegrpo.tracking import JsonlTracker
+from condensegrpo.trajectory import ScoredTrajectory, Segment, Stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rig:
+    """What lives as long as a run does."""
+
+    config: RunConfig
+    folder: RunFolder
+    cast: Cast
+    problems: Sequence[Problem]
+    tokenizer: PreTrainedTokenizerBase
+    sampler: Sampler
+    engine: Engine  # of trajectories
+    learner: deepspeed.DeepSpeedEngine
+    observer: Observer
+    log: Callable[[int, Mapping[str, float]], None]
+
+
+def train(config: RunConfig, folder: RunFolder, *, observer: Observer, stopping: Callable[[], bool]) -> bool:
+    """Run, or go on with, the training of a run folder.
+
+    Args:
+        stopping: asked after every step; True saves a checkpoint and returns.
+
+    Returns:
+        Whether all steps were taken.
+
+    Raises:
+        ConfigError: before any model is loaded, if the configuration cannot work.
+        Interrupted: stopped before there was anything to save.
+    """
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    deepspeed.join()
+    _check_ranks(config)
+    cast = assemble.check(config)
+    problems = assemble.problems(cast.task, "train")
+    assemble.problems(cast.task, "eval")
+    source = base_policy(config, cast, folder)
+    assemble.check_budget(config, cast, assemble.renderer(config, cast, load_tokenizer(source)), problems[0])
+    source = first_policy(config, cast, folder, source, observer=observer, stopping=stopping)
+    rig = _rig(config, folder, cast, problems, source, observer)
+    try:
+        done = _resume(rig)
+        if done == 0:
+            _evaluate(rig, 0)
+        finished = _loop(rig, done, stopping)
+    finally:
+        rig.sampler.close()
+        deepspeed.close(rig.learner)
+    return finished
+
+
+def _rig(
+    config: RunConfig, folder: RunFolder, cast: Cast, problems: Sequence[Problem], source: str, observer: Observer
+) -> Rig:
+    observer.phase("loading the policy", None)
+    tokenizer = load_tokenizer(source)
+    sampler = assemble.sampler(config, source)
+    return Rig(
+        config=config,
+        folder=folder,
+        cast=cast,
+        problems=problems,
+        tokenizer=tokenizer,
+        sampler=sampler,
+        engine=assemble.engine(
+            config,
+            cast,
+            renderer=assemble.renderer(config, cast, tokenizer),
+            sampler=sampler,
+            temperature=config.rollout.temperature,
+        ),
+        learner=open_learner(config, source, config.learner.optimiser, total_steps=config.train.steps),
+        observer=observer,
+        log=_log(config, folder),
+    )
+
+
+def _log(config: RunConfig, folder: RunFolder) -> Callable[[int, Mapping[str, float]], None]:
+    if ranks.rank() != 0:
+        return lambda step, metrics: None
+    trackers = (JsonlTracker(folder.metrics), *assemble.trackers(config))
+
+    def log(step: int, metrics: Mapping[str, float]) -> None:
+        for tracker in trackers:
+            tracker.log(step, metrics)
+
+    return log
+
+
+def _resume(rig: Rig) -> int:
+    """Load the newest checkpoint, if there is one, and send its weights; the steps already taken."""
+    newest = checkpoint.latest(rig.folder.checkpoints)
+    done = 0
+    if newest is not None:
+        done = int(checkpoint.load(rig.learner, newest)["step"])
+        rig.observer.say(f"resumed after step {done} from {newest}")
+    if ranks.rank() == 0:
+        rig.folder.truncate_after(done)
+    ranks.barrier()
+    rig.sampler.update_weights(gathered(rig.learner), done)
+    return done
+
+
+def _loop(rig: Rig, done: int, stopping: Callable[[], bool]) -> bool:
+    steps, cadence = rig.config.train.steps, rig.config.train
+    for step in range(done + 1, steps + 1):
+        metrics = _step(rig, step)
+        rig.log(step, metrics)
+        rig.observer.step(step, metrics)
+        last = step == steps
+        stop = ranks.any_rank(stopping())
+        if last or (cadence.eval_every and step % cadence.eval_every == 0 and not stop):
+            _evaluate(rig, step)
+        if last or stop or (cadence.save_every and step % cadence.save_every == 0):
+            _save(rig, step)
+        if stop and not last:
+            return False
+    return True
+
+
+def _step(rig: Rig, step: int) -> dict[str, float]:
+    """One batch of problems to one optimiser step; the metrics of it."""
+    began = time.monotonic()
+    scored = _roll_out(rig, step)
+    _check_alive(scored)
+    sampled = time.monotonic()
+    scores, advantage_NK, weight_NK = _credit(rig, scored)
+    _record(rig, step, scored, advantage_NK, weight_NK)
+    update = _update(rig, rows_of(scored, advantage_NK, weight_NK))
+    learned = time.monotonic()
+    rig.sampler.update_weights(gathered(rig.learner), step)
+    ended = time.monotonic()
+    return {
+        **_over_ranks(_describe(scored, scores, advantage_NK)),
+        **update,
+        "seconds": ended - began,
+        "seconds/rollout": sampled - began,
+        "seconds/learn": learned - sampled,
+        "seconds/sync": ended - learned,
+    }
+
+
+def _roll_out(rig: Rig, step: int) -> tuple[ScoredTrajectory, ...]:
+    """The scored trajectories of this rank's share of a step's problems, whole groups, each written as it finishes."""
+    plan = rig.config.train
+    chosen = indices(seed=rig.config.seed, step=step - 1, count=plan.problems_per_step, size=len(rig.problems))
+    mine = [rig.problems[index] for index in chosen[ranks.rank() :: ranks.world_size()]]
+    path = rig.folder.trajectories(step)
+    rig.observer.phase(f"step {step}: sampling", len(mine) * plan.samples_per_problem)
+
+    def finished(one: ScoredTrajectory) -> None:
+        write_trajectory(path, one)
+        rig.observer.advance()
+
+    return asyncio.run(
+        collect(
+            mine,
+            samples=plan.samples_per_problem,
+            environment=rig.cast.task.environment,
+            engine=rig.engine,
+            reward=rig.cast.reward,
+            run_seed=rig.config.seed,
+            step=step,
+            on_scored=finished,
+        )
+    )
+
+
+def _check_alive(scored: Sequence[ScoredTrajectory]) -> None:
+    """One failed trajectory is data; a batch in which nothing could be sampled is a dead sampler."""
+    if scored and all(one.trajectory.stop is Stop.SAMPLER_ERROR for one in scored):
+        raise SamplerError(f"all {len(scored)} trajectories of a step failed; the first: {scored[0].trajectory.detail}")
+
+
+def _credit(rig: Rig, scored: Sequence[ScoredTrajectory]) -> tuple[Scores, Tensor, Tensor]:
+    """Scores, advantage and token weight of every turn; denominators count all trajectories of all ranks."""
+    algorithm, rollout = rig.config.algorithm, rig.config.rollout
+    scores = scores_of(scored)
+    advantage_NK = advantages_of(scores, rig.cast.estimator, algorithm.estimator_options)
+    tokens_NK = turn_tokens(scored)
+    weight_NK = token_weights(
+        algorithm.aggregation,
+        tokens_NK,
+        totals=Totals(*ranks.sum_over_ranks(totals(tokens_NK, scores.turns_N))),
+        max_tokens=algorithm.aggregation_tokens or rollout.max_turns * rollout.max_output_tokens,
+    )
+    return scores, advantage_NK, weight_NK
+
+
+def _record(rig: Rig, step: int, scored: Sequence[ScoredTrajectory], advantage_NK: Tensor, weight_NK: Tensor) -> None:
+    rows = [
+        Credit(
+            trajectory=one.trajectory.id,
+            advantages=tuple(advantage_K[: len(one.trajectory.turns)]),
+            weights=tuple(weight_K[: len(one.trajectory.turns)]),
+        )
+        for one, advantage_K, weight_K in zip(scored, advantage_NK.tolist(), weight_NK.tolist(), strict=True)
+    ]
+    everybody = [credit for share in ranks.gather(rows) for credit in share]
+    if ranks.rank() == 0:
+        write_credit(rig.folder.credit(step), everybody)
+
+
+def _update(rig: Rig, rows: Sequence[Segment]) -> dict[str, float]:
+    """The optimiser steps of a batch; none if no rank has a row, since there is no gradient."""
+    (count,) = ranks.sum_over_ranks([len(rows)])
+    if count == 0:
+        return {"rows": 0.0}
+    rig.observer.phase("learning", None)
+    packed = pack([len(row.token_ids) for row in rows], rig.config.learner.tokens_per_micro_batch)
+    batches = [collate([rows[index] for index in batch]) for batch in packed]
+    loss = partial(_policy_loss, rig.cast.loss)
+    stats: dict[str, float] = {}
+    for _ in range(rig.config.algorithm.updates_per_batch):
+        stats = deepspeed.optimise(rig.learner, batches, loss, temperature=_learning_temperature(rig.config))
+    return {"rows": float(count), **stats}
+
+
+def _policy_loss(loss: Callable[..., TokenLoss], logp_T: Tensor, batch: PackedBatch) -> TokenLoss:
+    return loss(logp_T, batch.logprobs, batch.advantages)
+
+
+def _learning_temperature(config: RunConfig) -> float:
+    """The log-probabilities to learn from are those of the distribution sampled from; greedy ones are taken at 1."""
+    return config.rollout.temperature or 1.0
+
+
+def _describe(scored: Sequence[ScoredTrajectory], scores: Scores, advantage_NK: Tensor) -> dict[str, float]:
+    signal = group_signal(scores.total_N, scores.group_N, advantage_NK, correct_N=scores.correct_N)
+    return {
+        **summarise(scored),
+        "groups_of_equal_reward": signal.zero_variance_groups,
+        "trajectories_without_advantage": signal.zero_advantage,
+        "correct_with_negative_advantage": signal.correct_negative,
+    }
+
+
+def _over_ranks(mine: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of all ranks as one. Each has equally many trajectories: the mean of their means is the mean."""
+    shares = ranks.gather(dict(mine))
+    found = {key: [share[key] for share in shares if key in share] for share in shares for key in share}
+    merged = {key: fmean(values) for key, values in found.items()}
+    return merged | {"trajectories": sum(found["trajectories"]), "context_tokens_max": max(found["context_tokens_max"])}
+
+
+def _evaluate(rig: Rig, step: int) -> None:
+    """Evaluate on the held-out problems; before and after training on the variants too."""
+    wanted = evaluations(rig.config)
+    if 0 < step < rig.config.train.steps:
+        wanted = dict(list(wanted.items())[:1])
+    results = [
+        evaluate(
+            name,
+            config,
+            sampler=rig.sampler,
+            tokenizer=rig.tokenizer,
+            observer=rig.observer,
+            on_scored=lambda one: None,
+        )
+        for name, config in wanted.items()
+    ]
+    rig.log(step, {key: value for result in results for key, value in flat(result).items()})
+    rig.observer.evaluated(step, results)
+
+
+def _save(rig: Rig, step: int) -> None:
+    """Publish a checkpoint with the policy as a Hugging Face folder inside."""
+
+    def export(folder: Path) -> None:
+        save_policy(
+            folder / "model",
+            model_config=rig.learner.module.policy.config,
+            named_tensors=gathered(rig.learner),
+            tokenizer=rig.tokenizer,
+        )
+
+    rig.observer.phase("saving a checkpoint", None)
+    checkpoint.save(rig.learner, rig.folder.checkpoints, step=step, state={"step": step}, extra=export)
+    checkpoint.prune(rig.folder.checkpoints, rig.config.train.keep_checkpoints)
+
+
+def _check_ranks(config: RunConfig) -> None:
+    size = ranks.world_size()
+    if config.train.problems_per_step % size:
+        raise ConfigError(
+            f"checking train.problems_per_step: {config.train.problems_per_step} problems do not divide over {size} "
+            f"ranks; choose a multiple, so that every rank rolls out whole groups."
+        )

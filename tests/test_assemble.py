@@ -1,0 +1,130 @@
+"""What a configuration names is built, or refused before any model is loaded."""
+
+from pathlib import Path
+
+import pytest
+from builders import trajectory, turn
+
+from condensegrpo import assemble
+from condensegrpo.config import RunConfig, find_config, load_config, shipped
+from condensegrpo.errors import ConfigError
+from condensegrpo.evaluate import evaluations
+from condensegrpo.protocols import Problem, RewardResult
+
+
+def quickstart(*overrides: str) -> RunConfig:
+    return load_config(find_config("quickstart"), overrides)
+
+
+@pytest.mark.parametrize("name", sorted(set(shipped()) - {"gsm8k"}))
+def test_every_shipped_configuration_that_needs_no_data_can_be_built(name: str) -> None:
+    cast = assemble.check(load_config(find_config(name)))
+    train, held_out = (assemble.problems(cast.task, split) for split in ("train", "eval"))
+    assert len(train) > len(held_out) == 256
+
+
+def test_the_evaluations_of_the_quickstart_reach_beyond_what_it_trains_on() -> None:
+    config = quickstart()
+    longest = {len(one.data["ops"]) for one in assemble.problems(assemble.check(config).task, "train")[:200]}
+    assert longest == {3, 4, 5, 6}
+    for variant in ("K=20", "K=50"):
+        varied = evaluations(config)[variant]
+        problems = assemble.problems(assemble.check(varied).task, "eval")
+        operations = {len(one.data["ops"]) for one in problems}
+        assert operations == {int(variant.removeprefix("K="))}
+        assert varied.rollout.max_turns == operations.pop() + 2  # the first note, and the answer
+
+
+@pytest.mark.parametrize(
+    ("override", "wanted"),
+    [
+        ("condenser.name=last_kk", "Did you mean 'last_k'"),
+        ("condenser.options.keep_lst=3", "keep_last"),
+        ("algorithm.estimator=grop", "Did you mean grpo"),
+        ("algorithm.estimator_options.context_lo=3", "context_low"),
+        ("algorithm.loss=cliped", "Did you mean clipped"),
+        ("algorithm.loss_options.clip=3", "clip_low"),
+        ("rollout.tools=[calculater]", "Did you mean 'calculator'"),
+        ("task.options.min_ops=9", "min_ops <= max_ops"),
+        ("task.data=x.jsonl", "data"),
+        ("train.samples_per_problem=1", "at least 2 trajectories"),
+    ],
+)
+def test_what_does_not_exist_or_fit_is_named(override: str, wanted: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        assemble.check(quickstart(override))
+    assert wanted in str(caught.value)
+
+
+def test_a_reward_in_a_file_is_found_by_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "class Brief:\n"
+        "    def __init__(self, bonus=1.0):\n"
+        "        self.bonus = bonus\n"
+        "    def __call__(self, trajectory, problem):\n"
+        "        return {'brief': self.bonus / len(trajectory.turns)}\n"
+    )
+    cast = assemble.check(quickstart(f"reward={{name: '{path}:Brief', options: {{bonus: 3.0}}}}"))
+    assert type(cast.reward).__name__ == "Brief"
+
+
+def test_a_tool_in_a_file_gets_its_schema_from_its_signature(tmp_path: Path) -> None:
+    path = tmp_path / "tools.py"
+    path.write_text(
+        "def lookup(word: str) -> str:\n"
+        '    """Look a word up.\n\n    Args:\n        word: what to look up.\n    """\n'
+        "    return word.upper()\n"
+    )
+    cast = assemble.check(quickstart(f"rollout.tools=['{path}:lookup']"))
+    (schema,) = cast.toolbox.schemas
+    assert schema["function"]["name"] == "lookup"
+    assert list(schema["function"]["parameters"]["properties"]) == ["word"]
+
+
+def test_two_tools_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tools.py"
+    path.write_text(
+        'def calculator(expression: str) -> str:\n    """Add.\n\n    Args:\n        expression: it.\n    """\n'
+    )
+    with pytest.raises(ConfigError, match="two tools have one name"):
+        assemble.check(quickstart(f"rollout.tools=[calculator, '{path}:calculator']"))
+
+
+def test_every_reward_by_name_can_be_built() -> None:
+    for name in ("correct", "format", "inverse_max_context", "tool_calls"):
+        cast = assemble.check(quickstart(f"reward={{name: {name}}}"))
+        assert callable(cast.reward)
+
+
+def parts(text: str) -> str:
+    return f"reward={{name: weighted_sum, options: {{parts: [{text}]}}}}"
+
+
+def test_a_weighted_sum_takes_rewards_by_name_and_from_files(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "class Brief:\n"
+        "    def __call__(self, trajectory, problem):\n"
+        "        return {'brief': 1 / len(trajectory.turns)}\n"
+    )
+    reward = assemble.check(quickstart(parts(f"{{name: correct}}, {{name: '{path}:Brief', weight: 0.5}}"))).reward
+    one = trajectory(turn([1], [2]), turn([1, 2], [3]), answer="7")
+    result = reward(one, Problem(id="p", question="?", answer="7"))
+    assert isinstance(result, RewardResult)
+    assert result.components == {"correct": 1.0, "Brief": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("{name: corect}", "Did you mean 'correct'"),
+        ("{name: correct, wieght: 2}", "did you mean weight"),
+        ("{name: correct, weight: -1}", "weight: found -1"),
+        ("{weight: 1}", "name: missing"),
+    ],
+)
+def test_a_part_that_makes_no_sense_is_named(text: str, wanted: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        assemble.check(quickstart(parts(text)))
+    assert wanted in str(caught.value)
