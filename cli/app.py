@@ -1,0 +1,41 @@
+"""The command ``condensegrpo``: registers the commands and ends them. Imports nothing heavy: --help answers at once."""
+
+import os
+import sys
+
+import typer
+
+from condensegrpo.cli.doctor import doctor
+from condensegrpo.cli.evaluate import evaluate
+from condensegrpo.cli.inspect_trajectory import inspect_trajectory
+from condensegrpo.cli.plugins import plugins
+from condensegrpo.cli.train import train
+from condensegrpo.errors import CondenseError, ConfigError
+
+app = typer.Typer(
+    help="Multi-turn GRPO for language-model agents whose context is condensed before every turn.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+app.command("train")(train)
+app.command("eval")(evaluate)
+app.command("inspect-trajectory")(inspect_trajectory)
+app.command("doctor")(doctor)
+app.command("plugins")(plugins)
+
+
+def main() -> None:
+    """Run the command line. Exit code 2: the configuration is wrong; 1: the work failed; 130: interrupted."""
+    try:
+        app()
+    except CondenseError as error:
+        typer.secho(f"error: {error}", fg="red", err=True)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+    except KeyboardInterrupt:
+        typer.secho("interrupted: left at once, what was not saved is lost", fg="red", err=True)
+        sys.stderr.flush()
+        os._exit(130)  # a sampler's thread may still be at work and would hold up an ordinary exit
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os._exit(0)

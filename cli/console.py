@@ -1,0 +1,146 @@
+"""The console of a run: a live progress display below, one line a step above it, and all of it in log.txt."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from condensegrpo.evaluation import Evaluation
+
+# heading, metric and format of a step's row
+COLUMNS = (
+    ("success", "success", "{:.2f}"),
+    ("reward", "reward", "{:.3f}"),
+    ("format", "format_valid", "{:.2f}"),
+    ("context", "context_tokens", "{:.1f}"),
+    ("turns", "turns", "{:.1f}"),
+    ("output", "output_tokens", "{:.0f}"),
+    ("all equal", "groups_of_equal_reward", "{:.2f}"),
+    ("ratio", "ratio", "{:.4f}"),
+    ("gradient", "grad_norm", "{:.1e}"),
+    ("seconds", "seconds", "{:.1f}"),
+)
+HEADING_EVERY = 20  # rows
+
+
+class PhaseDisplay:
+    """Shows which wait is on and how far it is; nothing where there is no terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self.progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=32),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("[dim]{task.fields[note]}"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._phase: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        """Start the display."""
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the terminal as it was."""
+        self.progress.stop()
+
+    def phase(self, title: str, total: int | None) -> None:
+        """A wait begins."""
+        if self._phase is not None:
+            self.progress.remove_task(self._phase)
+        self._phase = self.progress.add_task(title, total=total, note="")
+
+    def advance(self, note: str = "") -> None:
+        """One part of the phase is done."""
+        if self._phase is not None:
+            self.progress.update(self._phase, advance=1, note=note)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Nothing: the steps of training are the console's."""
+
+    def evaluated(self, step: int, evaluations: "Sequence[Evaluation]") -> None:
+        """Nothing: whoever asked for the evaluation prints it."""
+
+    def say(self, text: str) -> None:
+        """Print a line above the display."""
+        self.progress.console.print(Text(text))
+
+
+class TrainingConsole:
+    """Shows a training run on a terminal, or as plain lines where there is none."""
+
+    def __init__(self, *, steps: int, log: Path, stream: TextIO | None = None) -> None:
+        self._console = Console(file=stream or sys.stdout, highlight=False, soft_wrap=True)
+        self._file = log.open("a", encoding="utf-8")
+        self._log = Console(file=self._file, highlight=False, soft_wrap=True, width=160)
+        self._display = PhaseDisplay(self._console)
+        self._steps = steps
+        self._training: TaskID | None = None
+        self._rows = 0
+
+    def __enter__(self) -> Self:
+        """Start the display."""
+        self._display.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the terminal as it was."""
+        self._display.__exit__()
+        self._file.close()
+
+    def say(self, text: str) -> None:
+        """Something happened that a person should know."""
+        self._print(Text(text))
+
+    def phase(self, title: str, total: int | None) -> None:
+        """A wait begins. Where there is no terminal the long ones get a line."""
+        self._display.phase(title, total)
+        if not self._console.is_terminal and self._training is None:
+            self._print(Text(f"{title} …"))
+
+    def advance(self, note: str = "") -> None:
+        """One part of the phase is done."""
+        self._display.advance(note)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One row of the table."""
+        progress = self._display.progress
+        if self._training is None:
+            self._training = progress.add_task("[bold]training", total=self._steps, note="")
+        progress.update(self._training, completed=step)
+        if self._rows % HEADING_EVERY == 0:
+            self._print(Text(_row("step", [heading for heading, _, _ in COLUMNS]), style="bold"))
+        self._rows += 1
+        cells = [form.format(metrics[key]) if key in metrics else "–" for _, key, form in COLUMNS]
+        self._print(Text(_row(str(step), cells)))
+
+    def evaluated(self, step: int, evaluations: "Sequence[Evaluation]") -> None:
+        """One line an evaluation."""
+        for one in evaluations:
+            bounds = "" if one.success_low is None else f" [{one.success_low:.3f}, {one.success_high:.3f}]"
+            line = (
+                f"after {step} steps, {one.name}: success {one.success:.3f}{bounds}, largest context "
+                f"{one.metrics['context_tokens']:.1f} tokens, {one.metrics['turns']:.1f} turns; {one.problems} "
+                f"problems, {one.seconds:.1f} s"
+            )
+            self._print(Text(line, style="cyan"))
+
+    def _print(self, line: Text) -> None:
+        self._console.print(line)
+        self._log.print(line)
+        self._file.flush()
+
+
+def _row(first: str, cells: Sequence[str]) -> str:
+    columns = zip(cells, COLUMNS, strict=True)
+    return f"{first:>4}  " + "  ".join(f"{cell:>{max(len(heading), 7)}}" for cell, (heading, _, _) in columns)

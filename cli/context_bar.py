@@ -1,0 +1,108 @@
+"""A condensation at a glance: the strip of what each prompt shows of the turns before it, and the bar of its make-up.
+
+0  1  2        context of 64 tokens
+▸              ██████████··························
+■■ ▸           ██████████■■■■■◆◆···················
+░░ ■■ ▸        ██████████■■■■◆◆░░░░░░░·············
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rich.text import Text
+
+from condensegrpo.cli import theme
+from condensegrpo.cli.context_view import ContextView
+from condensegrpo.trajectory import Fate
+
+BAR_WIDTH = 34  # cells
+STRIP_WIDTH = 40  # cells, at most
+
+
+class Mark(NamedTuple):
+    """How a part is drawn; the shapes alone tell the parts apart."""
+
+    glyph: str
+    style: str
+    word: str
+
+
+HEAD = Mark("█", theme.HEAD, "head")
+KEPT = Mark("■", theme.KEPT, "kept")
+REWRITTEN = Mark("▒", theme.REWRITTEN, "rewritten")
+NEWEST = Mark("◆", theme.NEWEST, "newest observation")
+DROPPED = Mark("░", theme.DROPPED, "dropped")
+FREE = Mark("·", theme.FREE, "free")
+FATES = {Fate.KEPT: KEPT, Fate.REWRITTEN: REWRITTEN, Fate.DROPPED: DROPPED}
+HERE = "▸"
+BURST = "»"
+
+
+def legend(budget: int) -> Text:
+    """What the marks mean."""
+    text = Text()
+    for mark in (HEAD, KEPT, REWRITTEN, NEWEST, DROPPED):
+        text.append(f"{mark.glyph} ", mark.style).append(f"{mark.word}   ", theme.DIM)
+    return text.append(f"{FREE.glyph} ", FREE.style).append(f"free, of {budget} tokens", theme.DIM)
+
+
+def bar(view: ContextView, width: int = BAR_WIDTH) -> Text:
+    """The make-up of one prompt against the budget, or against its own length if that is larger.
+
+    What was dropped is drawn where it would have stood, up to a » where it would have burst the budget.
+    """
+    ghost = min(view.saved, view.free)
+    marks = (HEAD, KEPT, REWRITTEN, NEWEST, DROPPED, FREE)
+    amounts = (view.head, view.kept, view.rewritten, view.newest, ghost, view.free - ghost)
+    text = Text()
+    for mark, cells in zip(marks, shares(amounts, width), strict=True):
+        text.append(mark.glyph * cells, mark.style)
+    if view.saved > view.free > 0:
+        text.right_crop(1)
+        text.append(BURST, DROPPED.style)
+    return text
+
+
+def shares(amounts: Sequence[int], width: int) -> list[int]:
+    """``width`` cells shared out in proportion; whatever is there at all gets a cell, taken from the widest."""
+    total = sum(amounts)
+    if total == 0:
+        return [0] * len(amounts)
+    exact = [amount * width / total for amount in amounts]
+    cells = [max(int(share), 1 if amount else 0) for share, amount in zip(exact, amounts, strict=True)]
+    while sum(cells) > width:
+        cells[max(range(len(cells)), key=lambda place: cells[place])] -= 1
+    while sum(cells) < width:
+        cells[max(range(len(cells)), key=lambda place: exact[place] - cells[place])] += 1
+    return cells
+
+
+def cell_width(units: int) -> int:
+    """Cells that a unit takes in a strip, the gap after it included."""
+    return 3 if units * 3 <= STRIP_WIDTH else 2 if units * 2 <= STRIP_WIDTH else 1
+
+
+def strip(view: ContextView, units: int) -> Text:
+    """What a prompt shows of every unit before it, one cell each, and then where it stands itself.
+
+    ``units`` is the number of columns of the whole strip; of more than fit, the newest are shown.
+    """
+    width, first = cell_width(units), max(0, units - STRIP_WIDTH)
+    text = Text("…" if first else "", theme.DIM)
+    fates = {span.turn: span.fate for span in view.units}
+    for column in range(first, view.turn):
+        mark = FATES[fates[column]] if column in fates else FREE
+        text.append((mark.glyph * max(1, width - 1)).ljust(width), mark.style)
+    return text.append(HERE, "bold")
+
+
+def ruler(units: int) -> Text:
+    """The turn numbers above the strips, as many as have room."""
+    width, first = cell_width(units), max(0, units - STRIP_WIDTH)
+    every = next(step for step in (1, 2, 5, 10, 20, 50, 100, 1000) if step * width > len(str(units)))
+    line = [" "] * (STRIP_WIDTH + 8)
+    for column in range(first, units):
+        if column % every == 0:
+            place = (column - first) * width + bool(first)
+            line[place : place + len(str(column))] = str(column)
+    return Text("".join(line).rstrip(), theme.DIM)

@@ -1,0 +1,131 @@
+"""What the context of each turn is made of, in tokens, told from a stored trajectory alone (no tokenizer).
+
+Worked example, budget 64: a head of 18 tokens, units of 13 and 12 (each a reply and what answered it).
+
+    turn 0   prompt 18             head 18
+    turn 1   prompt 31, continues  head 18, newest observation 4, kept 9                    units: kept
+    turn 2   prompt 30, condensed  head 18, newest observation 4, kept 8, saved 13 of 43    units: dropped, kept
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from condensegrpo.messages import Message
+from condensegrpo.trajectory import Condensation, Fate, Span, Trajectory, Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextView:
+    """The make-up of one prompt; head + kept + rewritten + newest is its length exactly."""
+
+    turn: int
+    units: tuple[Span, ...]  # what this prompt shows of every unit before it
+    tokens: int  # of the prompt
+    head: int  # system message, question, examples
+    kept: int  # earlier units, verbatim
+    rewritten: int  # what stands for units that were rewritten or dropped
+    newest: int  # what answered the last reply
+    saved: int  # tokens that the prompt would hold besides, had nothing ever been condensed
+    free: int  # up to the budget
+    budget: int
+
+
+def context_views(trajectory: Trajectory, budget: int) -> tuple[ContextView, ...]:
+    """The make-up of every prompt of a trajectory against a budget in tokens."""
+    views: list[ContextView] = []
+    for index, turn in enumerate(trajectory.turns):
+        if turn.condensation is not None:
+            views.append(_condensed(index, trajectory.turns, turn.condensation, budget))
+        elif index == 0:
+            views.append(_view(0, (), tokens=len(turn.prompt_ids), head=len(turn.prompt_ids), budget=budget))
+        else:
+            views.append(_continued(index, trajectory.turns, views[-1], budget))
+    return tuple(views)
+
+
+def newest_messages(context: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages after the last reply in a context; none if there is no reply."""
+    replies = [place for place, message in enumerate(context) if message.role == "assistant"]
+    return tuple(context[replies[-1] + 1 :]) if replies else ()
+
+
+def _continued(index: int, turns: Sequence[Turn], last: ContextView, budget: int) -> ContextView:
+    """A prompt that begins with the last prompt and output: everything in it stays what it was."""
+    tokens, output = len(turns[index].prompt_ids), len(turns[index - 1].output_ids)
+    unit = Span(turn=index - 1, fate=Fate.KEPT, tokens=max(0, tokens - last.tokens))
+    return _view(
+        index,
+        (*last.units, unit),
+        tokens=tokens,
+        head=min(last.head, tokens),
+        rewritten=last.rewritten,
+        newest=max(0, unit.tokens - output),
+        saved=last.saved,
+        budget=budget,
+    )
+
+
+def _condensed(index: int, turns: Sequence[Turn], declared: Condensation, budget: int) -> ContextView:
+    tokens = len(turns[index].prompt_ids)
+    head = min(tokens, _head(turns, declared))
+    kept = sum(span.tokens for span in declared.spans if span.fate is Fate.KEPT)
+    changed = any(span.fate is not Fate.KEPT for span in declared.spans)
+    return _view(
+        index,
+        declared.spans,
+        tokens=tokens,
+        head=head,
+        rewritten=max(0, tokens - head - kept) if changed else 0,
+        newest=_newest(index, turns, declared, tokens - head),
+        saved=max(0, declared.tokens_before - tokens),
+        budget=budget,
+    )
+
+
+def _view(
+    index: int,
+    units: tuple[Span, ...],
+    *,
+    tokens: int,
+    head: int,
+    rewritten: int = 0,
+    newest: int = 0,
+    saved: int = 0,
+    budget: int,
+) -> ContextView:
+    """A view whose parts add up: what is neither head, newest nor rewritten was kept."""
+    newest = min(newest, tokens - head)
+    rewritten = min(rewritten, tokens - head - newest)
+    return ContextView(
+        turn=index,
+        units=units,
+        tokens=tokens,
+        head=head,
+        kept=tokens - head - newest - rewritten,
+        rewritten=rewritten,
+        newest=newest,
+        saved=saved,
+        free=max(0, budget - tokens),
+        budget=budget,
+    )
+
+
+def _head(turns: Sequence[Turn], declared: Condensation) -> int:
+    """The first prompt is the head, unless it was condensed itself; then what the units leave over is."""
+    if turns[0].condensation is None:
+        return len(turns[0].prompt_ids)
+    return max(0, declared.tokens_before - sum(span.tokens for span in declared.spans))
+
+
+def _newest(index: int, turns: Sequence[Turn], declared: Condensation, room: int) -> int:
+    """Tokens of the newest observation: known if its unit was kept, else shared out by characters."""
+    if index == 0 or not declared.spans:
+        return 0
+    last = declared.spans[-1]
+    if last.fate is Fate.KEPT and last.turn == index - 1:
+        return min(room, max(0, last.tokens - len(turns[index - 1].output_ids)))
+    context = turns[index].context
+    body = context[len(turns[0].context) :]
+    shown = sum(len(message.content) for message in newest_messages(context))
+    whole = sum(len(message.content) for message in body)
+    return min(room, round(room * shown / whole)) if whole else 0

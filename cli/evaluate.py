@@ -1,0 +1,136 @@
+"""``condensegrpo eval``."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from condensegrpo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from condensegrpo.config import RunConfig
+    from condensegrpo.evaluation import Evaluation
+    from condensegrpo.storage import RunFolder
+
+
+def evaluate(
+    policy: Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="A run's folder, a model folder or a Hub id.")],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help="By default the run's own configuration."),
+    ] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Trajectories a problem.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Also write the trajectories to this JSONL file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Evaluate a policy on held-out problems: success with its 95 % interval, pass@k, context, turns, stop reasons.
+
+    Example: condensegrpo eval runs/quickstart --samples 4 task.options.min_ops=20 task.options.max_ops=20
+    """
+    config, model = _policy(policy, arguments or [])
+    from condensegrpo.config import vary
+
+    if samples is not None:
+        config = vary(config, [f"evaluate.samples={samples}"])
+    result = _evaluate(config, model, save, quiet=as_json)
+    if as_json:
+        typer.echo(json.dumps(asdict(result), indent=2))
+        return
+    _print(result, model)
+
+
+def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str]":
+    """The configuration and the model folder that the arguments mean."""
+    from condensegrpo.config import find_config, load_config
+    from condensegrpo.storage import RunFolder
+
+    names = [argument for argument in arguments if "=" not in argument]
+    overrides = [argument for argument in arguments if "=" in argument]
+    if len(names) > 1:
+        raise ConfigError(f"reading the arguments: wanted at most one CONFIG, found {names}.")
+    is_run = (Path(policy) / "config.yaml").is_file()
+    if not names and not is_run:
+        raise ConfigError(
+            f"evaluating {policy}: it is no run's folder, so a CONFIG must say the task. Add one, such as gsm8k."
+        )
+    config = load_config(find_config(names[0]) if names else Path(policy) / "config.yaml", overrides)
+    return config, _newest_model(RunFolder.open(Path(policy))) if is_run else policy
+
+
+def _newest_model(folder: "RunFolder") -> str:
+    from condensegrpo.errors import RunError
+    from condensegrpo.learner import checkpoint
+
+    newest = checkpoint.latest(folder.checkpoints)
+    if newest is None:
+        raise RunError(
+            f"evaluating {folder.path}: it has no checkpoint yet. Wait for one, or go on with train --resume."
+        )
+    return str(newest / "model")
+
+
+def _evaluate(config: "RunConfig", model: str, save: Path | None, *, quiet: bool) -> "Evaluation":
+    from rich.console import Console
+
+    from condensegrpo.cli.console import PhaseDisplay
+    from condensegrpo.storage import write_trajectory
+
+    with PhaseDisplay(Console(stderr=True, quiet=quiet)) as display:
+        display.phase("loading torch, transformers and the model", None)
+        from condensegrpo import assemble
+        from condensegrpo.cli.quiet import quiet_libraries
+        from condensegrpo.evaluate import evaluate as run_evaluation
+        from condensegrpo.evaluation import HELD_OUT
+        from condensegrpo.learner.policy import load_tokenizer
+
+        quiet_libraries()
+        assemble.check(config)
+        sampler = assemble.sampler(config, model)
+        on_scored: Callable[..., None] = partial(write_trajectory, save) if save else lambda one: None
+        try:
+            return run_evaluation(
+                HELD_OUT,
+                config,
+                sampler=sampler,
+                tokenizer=load_tokenizer(model),
+                observer=display,
+                on_scored=on_scored,
+            )
+        finally:
+            sampler.close()
+
+
+def _print(result: "Evaluation", model: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        title=f"{result.problems} held-out problems × {result.samples}, seed {result.seed}", title_justify="left"
+    )
+    table.add_column("measure")
+    table.add_column("value", justify="right")
+    low, high = result.success_low, result.success_high
+    bounds = "" if low is None or high is None else f"  95 % interval [{low:.3f}, {high:.3f}]"
+    table.add_row("success", f"{result.success:.3f}{bounds}")
+    for k, value in result.pass_at.items():
+        table.add_row(f"pass@{k}", f"{value:.3f}")
+    rows = (
+        ("reward", "reward"),
+        ("well-formed", "format_valid"),
+        ("largest context, tokens", "context_tokens"),
+        ("output, tokens", "output_tokens"),
+        ("turns", "turns"),
+    )
+    for label, key in rows:
+        table.add_row(label, f"{result.metrics[key]:.3f}")
+    for key, value in result.metrics.items():
+        if key.startswith("stop/"):
+            table.add_row(f"ended: {key.removeprefix('stop/')}", f"{value:.3f}")
+    table.add_row("seconds", f"{result.seconds:.1f}")
+    console = Console()
+    console.print(table)
+    console.print(f"model: {model}", highlight=False, soft_wrap=True)

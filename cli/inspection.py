@@ -1,0 +1,305 @@
+"""What ``inspect-trajectory`` shows, as data: read once, then drawn on a terminal or printed as JSON."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from condensegrpo.cli.context_view import ContextView, context_views
+from condensegrpo.cli.filters import Fields
+from condensegrpo.errors import CondenseError, ConfigError, DataError, RunError
+from condensegrpo.messages import Message, ToolCall
+from condensegrpo.storage import Credit, RunFolder, read_credit, read_trajectories
+from condensegrpo.trajectory import Condensation, ScoredTrajectory, Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """The trajectories of one file and what is known about them."""
+
+    file: Path
+    run: Path | None  # the run folder that the file lies in
+    number: int | None  # the step, if the file lies in a run folder
+    scored: tuple[ScoredTrajectory, ...]
+    credit: Mapping[str, Credit] | None  # None: there is no credit file, as after an evaluation
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sibling:
+    """The figures of one trajectory."""
+
+    id: str
+    group: str
+    problem: str
+    score: float
+    correct: float
+    format: bool
+    components: Mapping[str, float]
+    advantages: tuple[float, ...] | None  # (K,); None: not known
+    turns: int
+    context: int  # the largest, in tokens
+    output: int  # tokens of all turns
+    stop: str
+    answer: str | None
+    seconds: float
+
+    @property
+    def advantage(self) -> float | None:
+        """The mean over turns; None: not known, or there is no turn."""
+        return math.fsum(self.advantages) / len(self.advantages) if self.advantages else None
+
+    @property
+    def fields(self) -> Fields:
+        """What ``--where`` and ``--sort`` can ask for (``filters.FIELDS``)."""
+        return {
+            "id": self.id,
+            "group": self.group,
+            "problem": self.problem,
+            "score": self.score,
+            "correct": self.correct,
+            "format": self.format,
+            "advantage": self.advantage,
+            "turns": self.turns,
+            "context": self.context,
+            "output": self.output,
+            "stop": self.stop,
+            "answer": self.answer,
+            "seconds": self.seconds,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The trajectories of one problem in one step."""
+
+    id: str
+    problem: str
+    signal: bool  # False: nothing is learned from it, its scores are all equal
+    siblings: tuple[Sibling, ...]  # by id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenView:
+    """One sampled token."""
+
+    id: int
+    text: str | None  # None: there is no tokenizer to ask
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnView:
+    """One turn of the chosen trajectory."""
+
+    turn: int
+    kind: str
+    policy_version: int
+    context: ContextView
+    condensation: Condensation | None
+    messages: tuple[Message, ...]  # the context as rendered
+    reply: str
+    calls: tuple[ToolCall, ...]
+    observations: tuple[Message, ...]
+    turn_rewards: Mapping[str, float]
+    output_tokens: int
+    logprob: float | None  # mean of the output tokens, nats
+    advantage: float | None
+    weight: float | None  # of one token's loss; 0.0: not trained
+    tokens: tuple[TokenView, ...] | None  # None: not asked for
+
+
+def open_step(path: Path, number: int | None) -> Step:
+    """A step of a run folder (the last one by default), or a trajectory file.
+
+    Raises:
+        CondenseError: there is no such run, step or file, it holds nothing, or it is damaged.
+    """
+    if path.is_dir():
+        run = RunFolder.open(path)
+        return _read(_file_of(run, number), run.path)
+    if number is not None:
+        raise ConfigError(f"reading {path}: --step goes with a run folder; a file is one step.")
+    if not path.exists():
+        raise RunError(f"reading {path}: there is no such run folder or trajectory file.")
+    inside = path.resolve().parent
+    return _read(path, inside.parent if inside.name == "trajectories" else None)
+
+
+def siblings(step: Step) -> tuple[Sibling, ...]:
+    """The figures of every trajectory, in the order of their groups and ids."""
+    return tuple(_sibling(one, step.credit) for one in sorted(step.scored, key=_place))
+
+
+def groups(every: Sequence[Sibling]) -> tuple[Group, ...]:
+    """The trajectories by group, in order of appearance."""
+    found: dict[str, list[Sibling]] = {}
+    for sibling in every:
+        found.setdefault(sibling.group, []).append(sibling)
+    return tuple(
+        Group(id=name, problem=members[0].problem, signal=_has_signal(members), siblings=tuple(members))
+        for name, members in found.items()
+    )
+
+
+def turns(
+    one: ScoredTrajectory, credit: Credit | None, *, budget: int, tokenizer: "Tokens | None"
+) -> tuple[TurnView, ...]:
+    """Every turn of a trajectory; with its tokens if there is a ``tokenizer``."""
+    views = context_views(one.trajectory, budget)
+    return tuple(
+        TurnView(
+            turn=index,
+            kind=turn.kind,
+            policy_version=turn.policy_version,
+            context=view,
+            condensation=turn.condensation,
+            messages=turn.context,
+            reply=turn.reply.content,
+            calls=turn.reply.tool_calls,
+            observations=turn.observations,
+            turn_rewards=turn.turn_rewards,
+            output_tokens=len(turn.output_ids),
+            logprob=math.fsum(turn.logprobs) / len(turn.logprobs) if turn.logprobs else None,
+            advantage=credit.advantages[index] if credit and index < len(credit.advantages) else None,
+            weight=credit.weights[index] if credit and index < len(credit.weights) else None,
+            tokens=tokenizer.views(turn) if tokenizer else None,
+        )
+        for index, (turn, view) in enumerate(zip(one.trajectory.turns, views, strict=True))
+    )
+
+
+def budget_of(step: Step) -> int:
+    """The context budget in tokens of the run if its configuration can be read, else the step's largest context."""
+    largest = max((one.trajectory.max_context_tokens for one in step.scored), default=0)
+    if step.run is None or not RunFolder(step.run).config.is_file():
+        return largest
+    from condensegrpo.config import load_config  # imports pydantic: only when needed
+
+    try:
+        return load_config(RunFolder(step.run).config).rollout.max_context_tokens
+    except ConfigError:  # of an older version, perhaps; the trajectories can be shown all the same
+        return largest
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """``1–4, 6`` for 1, 2, 3, 4, 6."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+
+
+class Tokens:
+    """Tells the text of token ids by the tokenizer of a run, if one is found."""
+
+    def __init__(self, step: Step) -> None:
+        from tokenizers import Tokenizer  # compiled code: only when asked for
+
+        self.file = next((file for file in _tokenizer_files(step) if file.is_file()), None)
+        self._tokenizer = Tokenizer.from_file(str(self.file)) if self.file else None
+
+    def text(self, token: int) -> str | None:
+        """The text of one token; of part of a character, the tokenizer's own name for it."""
+        if self._tokenizer is None:
+            return None
+        plain: str = self._tokenizer.decode([token], skip_special_tokens=False)
+        if plain and "\ufffd" not in plain:
+            return plain
+        name: str | None = self._tokenizer.id_to_token(token)
+        return name
+
+    def views(self, turn: Turn) -> tuple[TokenView, ...]:
+        """The sampled tokens of a turn."""
+        pairs = zip(turn.output_ids, turn.logprobs, strict=True)
+        return tuple(TokenView(id=token, text=self.text(token), logprob=logprob) for token, logprob in pairs)
+
+
+def _file_of(run: RunFolder, number: int | None) -> Path:
+    steps = run.steps()
+    if not steps:
+        raise RunError(
+            f"reading {run.path}: there are no trajectories yet. Wait for the first step, or inspect another run."
+        )
+    if number is not None and number not in steps:
+        raise RunError(f"reading {run.path}: step {number} has no trajectories. There are steps {ranges(steps)}.")
+    return run.trajectories(steps[-1] if number is None else number)
+
+
+def _read(file: Path, run: Path | None) -> Step:
+    result = read_trajectories(file)
+    if not result.trajectories:
+        raise DataError(
+            f"reading {file}: it holds no trajectory{': ' + result.problems[0] if result.problems else ''}."
+        )
+    credit_file = RunFolder(run).credit_folder / file.name if run else None
+    known = credit_file is not None and credit_file.is_file()
+    digits = file.stem.removeprefix("step_")
+    return Step(
+        file=file,
+        run=run,
+        number=int(digits) if run and digits.isdecimal() else None,
+        scored=result.trajectories,
+        credit=read_credit(credit_file) if known and credit_file else None,
+        problems=result.problems,
+    )
+
+
+def _sibling(one: ScoredTrajectory, credit: Mapping[str, Credit] | None) -> Sibling:
+    trajectory, score = one.trajectory, one.score
+    known = credit.get(trajectory.id) if credit is not None else None
+    return Sibling(
+        id=trajectory.id,
+        group=trajectory.group_id,
+        problem=trajectory.problem_id,
+        score=score.total,
+        correct=score.correct,
+        format=score.format_valid,
+        components=score.components,
+        advantages=known.advantages if known else None,
+        turns=len(trajectory.turns),
+        context=trajectory.max_context_tokens,
+        output=trajectory.output_tokens,
+        stop=trajectory.stop.value,
+        answer=trajectory.answer,
+        seconds=trajectory.seconds,
+    )
+
+
+def _place(one: ScoredTrajectory) -> tuple[tuple[tuple[int, str], ...], ...]:
+    return _natural(one.trajectory.group_id), _natural(one.trajectory.id)
+
+
+def _natural(text: str) -> tuple[tuple[int, str], ...]:
+    """Sorts as a person does: p2 before p10."""
+    parts = re.split(r"([0-9]+)", text)  # text, digits, text, …
+    return tuple((int(part), "") if place % 2 else (0, part) for place, part in enumerate(parts))
+
+
+def _has_signal(members: Sequence[Sibling]) -> bool:
+    """By the advantages where they are known: with equal scores an estimator may still tell contexts apart."""
+    known = [sibling.advantages for sibling in members if sibling.advantages is not None]
+    if known:
+        return any(advantage != 0 for advantages in known for advantage in advantages)
+    return len({sibling.score for sibling in members}) > 1
+
+
+def _tokenizer_files(step: Step) -> Iterator[Path]:
+    """Where the tokenizer of a run may lie."""
+    if step.run is None:
+        return
+    run = RunFolder(step.run)
+    yield run.model / "tokenizer.json"
+    yield from sorted(run.checkpoints.glob("*/model/tokenizer.json"), reverse=True)
+    from condensegrpo.config import load_config  # imports pydantic: only when needed
+
+    try:
+        path = load_config(run.config).model.path
+    except CondenseError:
+        return
+    if path is not None:
+        yield Path(path) / "tokenizer.json"

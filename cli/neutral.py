@@ -1,0 +1,49 @@
+"""Words to show. Text of a model is made harmless to look at.
+
+What would move the cursor, colour or hide something is shown instead of done.
+"""
+
+import unicodedata
+
+_KEPT = "\n"
+
+
+def neutral(text: str) -> str:
+    """``text`` with every control and invisible character replaced by a visible sign.
+
+    Escape becomes ␛ and so on for all of ASCII; others, such as the marks that turn the direction of writing round,
+    become their code point: ⟨U+202E⟩. Line feeds stay. Rich markup is no concern of
+    this: it is never parsed from ``Text``.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(char if char in _KEPT else _visible(char) for char in text)
+
+
+def one_line(text: str, width: int) -> str:
+    """Neutral text on one line of at most ``width`` characters."""
+    flat = neutral(text).replace("\n", "⏎")
+    return flat if len(flat) <= width else f"{flat[: width - 1]}…"
+
+
+def excerpt(text: str, *, characters: int) -> str:
+    """Neutral text of at most ``characters``, saying how much was left out."""
+    if len(text) <= characters:
+        return neutral(text)
+    return f"{neutral(text[:characters])}… ({len(text) - characters} more characters: --full)"
+
+
+def counted(number: int, one: str, many: str) -> str:
+    """``1 group``, ``2 groups``."""
+    return f"{number} {one if number == 1 else many}"
+
+
+def _visible(char: str) -> str:
+    code = ord(char)
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if code == 0x7F:
+        return "␡"
+    if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
+        return f"⟨U+{code:04X}⟩"
+    return char

@@ -1,0 +1,53 @@
+"""What a finished run prints last: before and after, where things are, what to run next."""
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from condensegrpo.storage import RunFolder
+
+MEASURES = (
+    ("success", "success", "{:.3f}"),
+    ("largest context, tokens", "context_tokens", "{:.1f}"),
+    ("output, tokens", "output_tokens", "{:.1f}"),
+    ("well-formed", "format_valid", "{:.3f}"),
+)
+
+
+def print_summary(folder: "RunFolder") -> None:
+    """Print the closing summary of a run, from its ``metrics.jsonl`` alone."""
+    from condensegrpo.storage import read_metrics
+
+    evaluated = [line for line in read_metrics(folder.metrics) if "eval/success" in line]
+    console = Console(highlight=False, soft_wrap=True)
+    if evaluated:
+        console.print(_table(evaluated[0], evaluated[-1]))
+    path = folder.path
+    console.print(f"policy      {path}/checkpoints (newest: a Hugging Face folder in model/)")
+    console.print(f"curves      {path}/report.html  {path}/report.png  {path}/metrics.jsonl")
+    console.print(f"next        condensegrpo inspect-trajectory {path}")
+    console.print(f"            condensegrpo eval {path} --samples 4")
+
+
+def _table(before: dict[str, float], after: dict[str, float]) -> Table:
+    title = f"held-out problems, before → after {after['step']:.0f} steps"
+    table = Table(title=title, title_justify="left")
+    table.add_column("evaluation")
+    table.add_column("measure")
+    table.add_column("before", justify="right")
+    table.add_column("after", justify="right")
+    for name, place in _places(after):
+        for row, (label, key, form) in enumerate(MEASURES):
+            values = [
+                form.format(line[f"{place}/{key}"]) if f"{place}/{key}" in line else "–" for line in (before, after)
+            ]
+            table.add_row(name if row == 0 else "", label, *values, end_section=row == len(MEASURES) - 1)
+    return table
+
+
+def _places(line: dict[str, float]) -> list[tuple[str, str]]:
+    """The evaluations of a line of metrics: (name to show, prefix of its keys)."""
+    keys = [key.removesuffix("/success") for key in line if key.startswith("eval/") and key.endswith("/success")]
+    return [("held-out" if key == "eval" else key.removeprefix("eval/"), key) for key in sorted(keys, key=len)]

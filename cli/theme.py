@@ -1,0 +1,62 @@
+"""The look of everything that is shown: one console, few colours, all told apart by a colour-blind eye and by shape.
+
+The hues are those of Okabe and Ito (https://jfly.uni-koeln.de/color/). Rich markup is never parsed.
+"""
+
+import os
+import sys
+from io import StringIO
+from typing import TextIO
+
+from rich.console import Console
+
+HEAD = "#56b4e9"
+KEPT = "#009e73"
+REWRITTEN = "#e69f00"
+NEWEST = "#f0e442"
+DROPPED = "#9a6a6a"
+FREE = "grey35"
+GOOD = "#009e73"
+BAD = "#d55e00"
+WARN = "#e69f00"
+DIM = "grey58"
+
+PLAIN_WIDTH = 160  # columns where there is no terminal to fit
+PICTURE_WIDTH = 116  # columns of an SVG
+
+
+def console(stream: TextIO | None = None) -> Console:
+    """The console to print on: colours on a terminal, else plain text that is wide enough for tables."""
+    file = stream or sys.stdout
+    width = None if file.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
+    if (file.encoding or "utf-8").lower().replace("-", "") not in ("utf8", "utf16") and hasattr(file, "reconfigure"):
+        file.reconfigure(errors="replace")  # a terminal without box characters gets question marks, no crash
+    return Console(file=file, width=width, markup=False, highlight=False, emoji=False)
+
+
+def recorder() -> Console:
+    """A console that shows nothing and can export what was printed as a picture."""
+    return Console(
+        file=StringIO(),
+        width=PICTURE_WIDTH,
+        record=True,
+        force_terminal=True,
+        color_system="truecolor",
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
+
+
+def signed_style(value: float, scale: float, *, background: bool = False) -> str:
+    """Green for positive and vermilion for negative numbers, the paler the smaller ``|value| / scale``."""
+    strength = 0.0 if scale <= 0 else min(1.0, abs(value) / scale)
+    if strength == 0:
+        return DIM
+    hue = (0, 158, 115) if value > 0 else (213, 94, 0)
+    pale = (40, 44, 52) if background else (150, 150, 150)
+    red, green, blue = (
+        round(low + (high - low) * (0.25 + 0.75 * strength)) for low, high in zip(pale, hue, strict=True)
+    )
+    colour = f"#{red:02x}{green:02x}{blue:02x}"
+    return f"#ffffff on {colour}" if background else colour

@@ -1,0 +1,164 @@
+"""One trajectory on a terminal: the condensation at a glance, then turn by turn."""
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from condensegrpo.cli import context_bar, theme
+from condensegrpo.cli.context_view import newest_messages
+from condensegrpo.cli.inspect_tables import verdict
+from condensegrpo.cli.inspection import Sibling, TurnView, ranges
+from condensegrpo.cli.neutral import excerpt, one_line
+from condensegrpo.cli.token_view import token_grid
+from condensegrpo.messages import Message
+from condensegrpo.trajectory import Condensation, Fate
+
+EXCERPT = 600  # characters of a text without --full
+
+
+def heading(one: Sibling, detail: str) -> Text:
+    """Who it is, what it is worth and why it ended."""
+    answer = f"answered {one_line(one.answer, 40)!r}" if one.answer is not None else "no answer"
+    text = Text.assemble((one_line(one.id, 80), "bold"), "   ", verdict(one), f"   score {one.score:.4g}   {answer}\n")
+    text.append(f"stop {one.stop} · {one.turns} turns · largest context {one.context} tokens · ", theme.DIM)
+    text.append(f"{one.output} output tokens · {one.seconds:.1f} s", theme.DIM)
+    if detail:
+        text.append(f"\n{excerpt(detail, characters=EXCERPT)}", theme.WARN)
+    return text
+
+
+def overview(turns: Sequence[TurnView]) -> RenderableType:
+    """Every turn as one line: what its prompt still shows of the turns before it, and what it is made of."""
+    if not turns:
+        return Text("no turn was sampled", theme.DIM)
+    units, budget = len(turns), turns[0].context.budget
+    table = Table(box=None, pad_edge=False, header_style=theme.DIM, padding=(0, 2, 0, 0))
+    table.add_column("turn", justify="right")
+    table.add_column(context_bar.ruler(units), no_wrap=True)
+    table.add_column(Text(f"context of {budget} tokens"), no_wrap=True)
+    for name in ("tokens", "output", "advantage"):
+        table.add_column(name, justify="right", no_wrap=True)
+    scale = max((abs(turn.advantage) for turn in turns if turn.advantage is not None), default=0.0)
+    for turn in turns:
+        table.add_row(
+            str(turn.turn),
+            context_bar.strip(turn.context, units),
+            context_bar.bar(turn.context),
+            _tokens(turn),
+            str(turn.output_tokens),
+            _advantage(turn, scale),
+        )
+    return Group(table, Text(), context_bar.legend(budget))
+
+
+def details(turns: Sequence[TurnView], *, full: bool) -> Iterator[RenderableType]:
+    """Every turn with its context, reply, calls, results and credit."""
+    scale = max((abs(turn.advantage) for turn in turns if turn.advantage is not None), default=0.0)
+    for turn in turns:
+        yield Text()
+        yield Rule(_title(turn), align="left", style=theme.FREE)
+        rows = Table.grid(padding=(0, 2, 0, 0))
+        rows.add_column(style=theme.DIM, no_wrap=True, min_width=9)
+        rows.add_column(overflow="fold")
+        for label, shown in _rows(turn, scale, full=full):
+            rows.add_row(Text(label), shown)
+        yield Padding(rows, (0, 0, 0, 2))
+        if turn.tokens is not None:
+            yield Padding(token_grid(turn, scale), (1, 0, 0, 2))
+
+
+def _title(turn: TurnView) -> Text:
+    text = Text.assemble((f"turn {turn.turn}", "bold"))
+    if turn.kind != "act":
+        text.append(f" {turn.kind}", theme.REWRITTEN)
+    if turn.condensation is not None:
+        text.append(f"   condensed by {one_line(turn.condensation.condenser, 30)}", theme.REWRITTEN)
+        text.append(f"   {turn.condensation.tokens_before} → {turn.condensation.tokens_after} tokens")
+    return text
+
+
+def _rows(turn: TurnView, scale: float, *, full: bool) -> Iterator[tuple[str, Text]]:
+    size = 10**9 if full else EXCERPT
+    yield "context", Text.assemble(context_bar.bar(turn.context), "  ", _make_up(turn))
+    if turn.condensation is not None:
+        yield "units", _spans(turn.condensation)
+    yield from (_message("sees", message, size) for message in _shown(turn, full=full))
+    yield "reply", Text(excerpt(turn.reply, characters=size), "bold")
+    for call in turn.calls:
+        yield "call", Text(excerpt(f"{call.name}({call.arguments})", characters=size), theme.HEAD)
+    yield from (_message("then", message, size) for message in turn.observations)
+    for name, value in turn.turn_rewards.items():
+        yield "reward", Text(f"{one_line(name, 40)} {value:.4g}")
+    yield "trained", _credit(turn, scale)
+
+
+def _shown(turn: TurnView, *, full: bool) -> tuple[Message, ...]:
+    """Of the context: all of it, or the head at the first turn and what answered the last reply at the others."""
+    if full or turn.turn == 0:
+        return turn.messages
+    return newest_messages(turn.messages)
+
+
+def _message(when: str, message: Message, size: int) -> tuple[str, Text]:
+    speaker = one_line(message.name, 24) if message.name else message.role
+    return f"{when} {speaker}", Text(excerpt(message.content, characters=size))
+
+
+def _make_up(turn: TurnView) -> Text:
+    view = turn.context
+    parts = (
+        (context_bar.HEAD, view.head),
+        (context_bar.KEPT, view.kept),
+        (context_bar.REWRITTEN, view.rewritten),
+        (context_bar.NEWEST, view.newest),
+        (context_bar.FREE, view.free),
+    )
+    text = Text()
+    for mark, tokens in parts:
+        if tokens:
+            text.append(f"{mark.word.split()[0]} ", theme.DIM).append(f"{tokens}  ", mark.style)
+    return text
+
+
+def _spans(declared: Condensation) -> Text:
+    text = Text()
+    for fate in (Fate.KEPT, Fate.REWRITTEN, Fate.DROPPED):
+        spans = [span for span in declared.spans if span.fate is fate]
+        if spans:
+            mark = context_bar.FATES[fate]
+            names = ranges([span.turn for span in spans])
+            text.append(f"{mark.glyph} {mark.word} ", mark.style)
+            turns = f"turn {names}" if len(spans) == 1 else f"turns {names}"
+            text.append(f"{turns}, {sum(span.tokens for span in spans)} tokens   ")
+    return text.append(one_line(declared.reason, 60), theme.DIM)
+
+
+def _credit(turn: TurnView, scale: float) -> Text:
+    text = Text(f"{turn.output_tokens} tokens")
+    if turn.logprob is not None:
+        text.append(f"   mean log-probability {turn.logprob:.3f}", theme.DIM)
+    if turn.advantage is not None:
+        text.append("   advantage ", theme.DIM).append(
+            f"{turn.advantage:+.3f}", theme.signed_style(turn.advantage, scale)
+        )
+    if turn.weight is not None:
+        note = f"   weight {turn.weight:.3g} a token" if turn.weight else "   weight 0: not trained"
+        text.append(note, theme.DIM)
+    return text.append(f"   policy after {turn.policy_version} steps", theme.DIM)
+
+
+def _tokens(turn: TurnView) -> Text:
+    view = turn.context
+    if not view.saved:
+        return Text(str(view.tokens))
+    return Text.assemble((f"{view.tokens + view.saved} → ", theme.DIM), str(view.tokens))
+
+
+def _advantage(turn: TurnView, scale: float) -> Text:
+    if turn.advantage is None:
+        return Text("–", theme.DIM)
+    return Text(f"{turn.advantage:+.2f}", theme.signed_style(turn.advantage, scale))

@@ -1,0 +1,60 @@
+"""Runs the command line as a user does: a real subprocess, one torch thread, plain output."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+ENVIRONMENT: Mapping[str, str] = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",  # bit-equal runs need a fixed number of threads
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "COLUMNS": "160",
+    "NO_COLOR": "1",
+}
+
+# a run of seconds: the quickstart's policy and task with hardly any steps
+TINY = (
+    "configs/quickstart.yaml",
+    "warm_start.steps=60",
+    "warm_start.probe_target=null",
+    "train.steps=4",
+    "train.problems_per_step=4",
+    "train.samples_per_problem=4",
+    "train.eval_every=2",
+    "train.save_every=2",
+    "evaluate.problems=8",
+    "evaluate.variants={}",
+    "algorithm={estimator: grpo}",
+    "reward={name: weighted_sum, options: {parts: [{name: correct, weight: 1}, {name: format, weight: 0.2}]}}",
+)
+
+
+def command(*arguments: str, launcher: tuple[str, ...] = ("-m",)) -> list[str]:
+    return [sys.executable, *launcher, "condensegrpo.cli", *arguments]
+
+
+def run(*arguments: str, cwd: Path = ROOT, seconds: float = 240) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, timeout=seconds, check=False
+    )
+
+
+def succeed(*arguments: str, cwd: Path = ROOT) -> str:
+    done = run(*arguments, cwd=cwd)
+    assert done.returncode == 0, f"{done.args}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def start(*arguments: str, launcher: tuple[str, ...] = ("-m",)) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(*arguments, launcher=launcher),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=ENVIRONMENT,
+    )

@@ -1,0 +1,118 @@
+"""The command line as a user meets it: help, dry run, and errors that say what to do."""
+
+import json
+import resource
+import subprocess
+import time
+from pathlib import Path
+
+from command import ENVIRONMENT, ROOT, TINY, command, run, succeed
+
+
+def refused(*arguments: str, code: int = 2) -> str:
+    """The one error message of a command that must fail."""
+    done = run(*arguments)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_help_names_every_command() -> None:
+    out = succeed("--help")
+    for name in ("train", "eval", "inspect-trajectory", "doctor", "plugins"):
+        assert name in out
+
+
+def test_help_imports_neither_torch_nor_transformers() -> None:
+    """What keeps ``--help`` fast; the seconds themselves are measured by benchmarks/help.py."""
+    done = subprocess.run(
+        command("--help", launcher=("-X", "importtime", "-m")),
+        capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, timeout=60, check=True,
+    )  # fmt: skip
+    modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "typer" in modules
+    assert modules.isdisjoint({"torch", "transformers", "deepspeed", "matplotlib", "datasets", "numpy"})
+
+
+def test_plugins_lists_what_is_installed() -> None:
+    out = succeed("plugins")
+    for name in ("last_k", "ledger", "gsm8k", "inverse_max_context", "calculator", "transformers"):
+        assert name in out
+
+
+def test_a_dry_run_prints_the_resolved_configuration_and_makes_nothing(tmp_path: Path) -> None:
+    began = time.monotonic()
+    out = succeed("train", *TINY, f"runs_dir={tmp_path}", "--dry-run")
+    assert "problems_per_step: 4" in out
+    assert "aggregation: trajectory_constant" in out  # a default, resolved
+    assert list(tmp_path.iterdir()) == []
+    assert time.monotonic() - began < 60
+
+
+def test_a_mistyped_key_names_its_nearest_match() -> None:
+    assert "did you mean steps?" in refused("train", "configs/quickstart.yaml", "train.stps=3", "--dry-run")
+
+
+def test_a_mistyped_option_of_a_plug_in_lists_those_that_exist() -> None:
+    message = refused("train", "configs/quickstart.yaml", "condenser.options.keep_lst=3", "--dry-run")
+    assert "keep_lst" in message
+    assert "keep_last" in message
+
+
+def test_a_missing_configuration_names_the_shipped_ones() -> None:
+    assert "Did you mean quickstart" in refused("train", "quikstart")
+
+
+def test_train_without_a_configuration_says_what_it_wants() -> None:
+    assert "wanted one CONFIG" in refused("train", "train.steps=3")
+
+
+def test_resuming_what_is_no_run_says_so(tmp_path: Path) -> None:
+    assert "no config.yaml" in refused("train", "--resume", str(tmp_path), code=1)
+
+
+def test_evaluating_a_model_needs_to_know_the_task(tmp_path: Path) -> None:
+    assert "a CONFIG must say the task" in refused("eval", str(tmp_path))
+
+
+def test_a_budget_below_the_question_stops_the_run_before_the_warm_start(tmp_path: Path) -> None:
+    message = refused("train", *TINY, "rollout.max_context_tokens=8", f"runs_dir={tmp_path}", code=1)
+    assert "rollout.max_context_tokens" in message
+    assert not (tmp_path / "quickstart/origin/warm").exists()
+
+
+def test_a_missing_data_file_is_named(tmp_path: Path) -> None:
+    absent = tmp_path / "absent.jsonl"
+    assert str(absent) in refused(
+        "train", "gsm8k", f"task.data={absent}", f"task.eval_data={absent}", "--dry-run", code=1
+    )
+
+
+def test_a_missing_column_is_named_with_those_that_exist(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"frage": "1+1", "answer": "2"}) + "\n")
+    arguments = (f"task.data={path}", "task.name=jsonl", "task.options={}", "--dry-run")
+    message = refused("train", "gsm8k", *arguments, code=1)
+    assert "question" in message
+    assert "frage" in message
+
+
+def test_a_model_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text('{"model_type": "qwen3"}')
+    arguments = ("model.new=null", f"model.path={tmp_path / 'model'}", f"runs_dir={tmp_path}")
+    message = refused("train", *TINY, *arguments)
+    assert "tokenizer" in message
+    assert str(tmp_path / "model") in message
+
+
+def test_a_full_disk_ends_the_run_with_what_to_do(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for the disk: the system answers with the same kind of error."""
+    done = subprocess.run(
+        command("train", *TINY, f"runs_dir={tmp_path}"),
+        capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, timeout=240, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (700_000, 700_000)),
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Free some space" in done.stderr or "free" in done.stderr.lower()

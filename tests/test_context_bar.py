@@ -1,0 +1,121 @@
+from builders import condensation, ledger_episode, trajectory, turn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from condensegrpo.cli.context_bar import bar, cell_width, legend, ruler, shares, strip
+from condensegrpo.cli.context_view import context_views, newest_messages
+from condensegrpo.messages import Message
+from condensegrpo.trajectory import Fate, Trajectory
+
+# a head of 9 tokens; each unit is a reply of 3 + 2 and an operation of 1 + 2
+REPLIES = ["<note> 3 </note>", "<note> 5 </note>", "<note> 6 </note>", "<answer> 6 </answer>"]
+OPERATIONS = ["+2", "+1", "done report"]
+
+
+def test_a_history_that_is_never_condensed_only_grows() -> None:
+    views = context_views(ledger_episode(REPLIES, OPERATIONS), budget=48)
+    assert [view.tokens for view in views] == [9, 17, 25, 34]
+    assert [view.head for view in views] == [9, 9, 9, 9]
+    assert [view.newest for view in views] == [0, 4, 4, 5]  # <user> +1 <end> <assistant>
+    assert [view.kept for view in views] == [0, 4, 12, 20]
+    assert [view.saved for view in views] == [0, 0, 0, 0]
+    assert [view.free for view in views] == [39, 31, 23, 14]
+    assert [span.fate for span in views[3].units] == [Fate.KEPT] * 3
+
+
+def test_a_condensed_history_says_what_is_left_and_what_was_saved() -> None:
+    views = context_views(ledger_episode(REPLIES, OPERATIONS, keep_last=1), budget=48)
+    assert [view.tokens for view in views] == [9, 17, 17, 18]
+    assert [view.saved for view in views] == [0, 0, 8, 16]
+    assert [(view.head, view.kept, view.newest, view.rewritten) for view in views[2:]] == [(9, 4, 4, 0), (9, 4, 5, 0)]
+    assert [span.fate for span in views[3].units] == [Fate.DROPPED, Fate.DROPPED, Fate.KEPT]
+
+
+def test_what_stands_for_rewritten_units_is_told_apart() -> None:
+    """Head 4; units of 10 and 6; the first was rewritten to 3: 4 + 3 + 6 = 13; of the last unit 2 were sampled."""
+    declared = condensation("rk", [10, 6], before=20, after=13)
+    views = context_views(
+        trajectory(turn([1] * 4, [2] * 2), turn([1] * 14, [2] * 2), turn([7] * 13, [2], condensation=declared)),
+        budget=20,
+    )
+    last = views[2]
+    assert (last.head, last.rewritten, last.kept, last.newest, last.saved, last.free) == (4, 3, 2, 4, 7, 7)
+
+
+def test_the_prompt_after_a_condensation_goes_on_from_it() -> None:
+    declared = condensation("d", [10], before=14, after=6)
+    views = context_views(
+        trajectory(turn([1] * 4, [2] * 3), turn([9] * 6, [2] * 2, condensation=declared), turn([9] * 11, [2])),
+        budget=20,
+    )
+    assert [span.fate for span in views[2].units] == [Fate.DROPPED, Fate.KEPT]
+    assert (views[2].head, views[2].rewritten, views[2].newest, views[2].kept, views[2].saved) == (4, 2, 3, 2, 8)
+
+
+def test_the_newest_messages_are_those_after_the_last_reply() -> None:
+    said = [Message(role=role, content=role) for role in ("user", "assistant", "tool", "user")]
+    assert [message.role for message in newest_messages(said)] == ["tool", "user"]
+    assert newest_messages(said[:1]) == ()
+
+
+@st.composite
+def trajectories(draw: st.DrawFn) -> Trajectory:
+    """Prompts of any length, condensed or not, honest declarations or not: a damaged file must still be shown."""
+    turns = []
+    for index in range(draw(st.integers(0, 5))):
+        tokens = draw(st.integers(1, 60))
+        declared = None
+        if index and draw(st.booleans()):
+            fates = "".join(draw(st.lists(st.sampled_from("kdr"), min_size=index, max_size=index)))
+            sizes = draw(st.lists(st.integers(0, 40), min_size=index, max_size=index))
+            declared = condensation(fates, sizes, before=draw(st.integers(0, 200)), after=tokens)
+        turns.append(turn([1] * tokens, [2] * draw(st.integers(0, 9)), condensation=declared))
+    return trajectory(*turns)
+
+
+@settings(deadline=None, max_examples=100)
+@given(trajectories(), st.integers(0, 80))
+def test_the_parts_of_a_context_add_up_to_its_prompt(one: Trajectory, budget: int) -> None:
+    for view, each in zip(context_views(one, budget), one.turns, strict=True):
+        parts = (view.head, view.kept, view.rewritten, view.newest)
+        assert sum(parts) == len(each.prompt_ids)
+        assert min(*parts, view.saved, view.free) >= 0
+        assert len(bar(view, 30).plain) == 30
+        assert len(view.units) == view.turn
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(0, 5000), min_size=6, max_size=6), st.integers(6, 60))
+def test_shares_fill_the_bar_and_show_every_part(amounts: list[int], width: int) -> None:
+    cells = shares(amounts, width)
+    assert sum(cells) == (width if sum(amounts) else 0)
+    assert all((count > 0) == (amount > 0) for count, amount in zip(cells, amounts, strict=True))
+
+
+def test_a_bar_drawn_by_hand() -> None:
+    views = context_views(ledger_episode(REPLIES, OPERATIONS, keep_last=1), budget=34)
+    assert bar(views[0], 34).plain == "█" * 9 + "·" * 25
+    assert bar(views[2], 34).plain == "█" * 9 + "■" * 4 + "◆" * 4 + "░" * 8 + "·" * 9
+    assert bar(views[3], 34).plain == "█" * 9 + "■" * 4 + "◆" * 5 + "░" * 16
+    tight = context_views(ledger_episode(REPLIES, OPERATIONS, keep_last=1), budget=20)
+    assert bar(tight[3], 20).plain == "█" * 9 + "■" * 4 + "◆" * 5 + "░»"
+
+
+def test_a_strip_drawn_by_hand() -> None:
+    views = context_views(ledger_episode(REPLIES, OPERATIONS, keep_last=1), budget=34)
+    assert [strip(view, 4).plain for view in views] == ["▸", "■■ ▸", "░░ ■■ ▸", "░░ ░░ ■■ ▸"]
+    assert ruler(4).plain == "0  1  2  3"
+
+
+def test_a_long_strip_takes_less_room_and_shows_the_newest() -> None:
+    assert [cell_width(units) for units in (13, 14, 20, 21, 99)] == [3, 2, 2, 1, 1]
+    long = ledger_episode(["<note> 3 </note>"] * 60, ["+1"] * 60, keep_last=2)
+    views = context_views(long, budget=100)
+    assert strip(views[59], 60).plain == "…" + "░" * 37 + "■■▸"
+    assert strip(views[5], 60).plain == "…▸"
+    assert ruler(60).plain.split() == ["20", "25", "30", "35", "40", "45", "50", "55"]
+
+
+def test_every_mark_stands_in_the_legend() -> None:
+    assert all(mark in legend(64).plain for mark in "█■▒◆░·")
+    assert "of 64 tokens" in legend(64).plain

@@ -1,0 +1,278 @@
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import typer
+from builders import write_tokenizer
+from typer.testing import CliRunner, Result
+
+from condensegrpo.cli import doctor as doctor_module
+from condensegrpo.cli.doctor import (
+    compiler_findings,
+    device_findings,
+    disk_finding,
+    doctor,
+    free_memory,
+    memory_findings,
+    package_findings,
+    python_findings,
+    thread_finding,
+    usable_cores,
+)
+from condensegrpo.cli.doctor_config import config_findings, parameters_of_files, parameters_of_new
+from condensegrpo.cli.findings import Finding, Level, ok, problem, show, warning
+from condensegrpo.cli.plugins import inspected, plugins
+from condensegrpo.cli.theme import console
+from condensegrpo.config import NewModel
+from condensegrpo.errors import PluginError
+from condensegrpo.plugins import KINDS
+
+CONFIG = """
+name: demo
+model: {new: {}}
+task: {name: ledger}
+"""
+
+
+def levels(findings: Sequence[Finding]) -> dict[str, Level]:
+    return {finding.area: finding.level for finding in findings}
+
+
+def cure(findings: Sequence[Finding], area: str) -> str:
+    return next(finding.cure for finding in findings if finding.area == area)
+
+
+def called(function: object, *arguments: str) -> Result:
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(function)  # type: ignore[type-var]
+    return CliRunner(env={"COLUMNS": "160"}).invoke(app, list(arguments))
+
+
+def config_with(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+# --- the machine
+
+
+def test_this_environment_is_well() -> None:
+    assert levels(python_findings()) == {"Python": Level.OK}
+    assert set(levels(device_findings())) >= {"devices"}
+    assert levels(device_findings())["devices"] is Level.OK
+
+
+def test_a_package_is_held_against_its_pin() -> None:
+    findings = package_findings(["rich>=13", "typer==0.0.1", "no-such-package-xyz>=1", "vllm; extra == 'vllm'"])
+    assert levels(findings) == {"rich": Level.OK, "typer": Level.PROBLEM, "no-such-package-xyz": Level.PROBLEM}
+    assert cure(findings, "typer") == "pip install 'typer==0.0.1'"
+    assert "wanted >=1" in findings[2].found
+
+
+def test_free_memory_is_told_in_bytes() -> None:
+    free = free_memory()
+    assert free is not None
+    assert 0 < free < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert [finding.area for finding in memory_findings()] == ["memory"]
+
+
+def test_a_missing_compiler_is_a_warning_with_its_cure() -> None:
+    code = """
+from condensegrpo.cli.doctor import compiler_findings
+print([(finding.area, finding.level.value, finding.cure) for finding in compiler_findings()])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PATH": "/nowhere"}
+    )
+    assert "('g++', 'warning', 'apt-get install g++')" in done.stdout
+    assert "('ninja', 'warning', 'pip install ninja" in done.stdout
+    assert [finding.area for finding in compiler_findings()] == ["g++", "ninja"]
+
+
+def test_more_threads_than_cores_are_a_warning() -> None:
+    assert thread_finding(2, 2).level is Level.OK
+    assert thread_finding(8, 2).level is Level.WARNING
+    assert "OMP_NUM_THREADS=2" in thread_finding(8, 2).cure
+
+
+def test_the_quota_of_a_container_counts() -> None:
+    allowed = len(os.sched_getaffinity(0))
+    assert usable_cores("") == usable_cores("max 100000\n") == usable_cores("99900000 100000\n") == allowed
+    assert usable_cores("100000 100000\n") == 1
+    assert usable_cores("50000 100000\n") == 1
+
+
+def test_the_disk_of_a_folder_that_does_not_exist_yet_is_that_of_its_parent(tmp_path: Path) -> None:
+    finding = disk_finding(tmp_path / "a" / "b")
+    assert finding.found.endswith(f"GiB free in {tmp_path}")
+
+
+def test_a_disk_that_is_full_is_a_problem() -> None:
+    assert disk_finding(Path("/proc/self")).level is Level.PROBLEM
+
+
+def test_the_hub_cache_and_the_offline_switch_are_told(tmp_path: Path) -> None:
+    (tmp_path / "models--Qwen--Qwen2.5-0.5B-Instruct").mkdir()
+    code = "from condensegrpo.cli.doctor import hub_finding; print(hub_finding().found)"
+    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout == f"1 model in {tmp_path}; HF_HUB_OFFLINE is set\n"
+
+
+# --- a configuration
+
+
+def test_a_sound_configuration_has_no_problem(tmp_path: Path) -> None:
+    findings = config_findings(config_with(tmp_path, CONFIG), [])
+    assert levels(findings)["configuration"] is Level.OK
+    assert levels(findings)["plug-ins"] is Level.OK
+    assert levels(findings)["model memory"] is Level.OK
+    assert "problem" not in levels(findings).values()
+
+
+def test_a_mistyped_key_is_a_problem(tmp_path: Path) -> None:
+    findings = config_findings(config_with(tmp_path, CONFIG), ["rollout.max_turn=3"])
+    assert levels(findings) == {"configuration": Level.PROBLEM}
+    assert "did you mean max_turns?" in findings[0].found
+
+
+def test_a_plugin_that_is_not_there_is_a_problem(tmp_path: Path) -> None:
+    findings = config_findings(config_with(tmp_path, CONFIG), ["rollout.tools=[calculatr]"])
+    assert levels(findings)["plug-ins"] is Level.PROBLEM
+    assert "Did you mean 'calculator'?" in next(one.found for one in findings if one.area == "plug-ins")
+
+
+def test_missing_data_is_a_problem(tmp_path: Path) -> None:
+    findings = config_findings(
+        config_with(tmp_path, CONFIG), [f"task.data={tmp_path}/none.jsonl", f"task.eval_data={tmp_path}"]
+    )
+    assert levels(findings)["task.data"] is Level.PROBLEM
+    assert levels(findings)["task.eval_data"] is Level.OK
+
+
+def write_safetensors(file: Path, shapes: dict[str, list[int]]) -> None:
+    """Headers only: what the doctor reads."""
+    header: dict[str, object] = {
+        name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()
+    }
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text)
+
+
+def folder_findings(tmp_path: Path) -> list[Finding]:
+    text = f"name: demo\nmodel: {{path: {tmp_path / 'policy'}}}\ntask: {{name: ledger}}\n"
+    return config_findings(config_with(tmp_path, text), [])
+
+
+def test_a_model_folder_without_tokenizer_or_chat_template_is_a_problem(tmp_path: Path) -> None:
+    policy = tmp_path / "policy"
+    policy.mkdir()
+    assert levels(folder_findings(tmp_path))["model"] is Level.PROBLEM
+    (policy / "config.json").write_text("{}")
+    assert levels(folder_findings(tmp_path))["tokenizer"] is Level.PROBLEM
+    write_tokenizer(policy)
+    assert levels(folder_findings(tmp_path))["chat template"] is Level.PROBLEM
+    (policy / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    assert levels(folder_findings(tmp_path))["model"] is Level.OK
+
+
+def test_a_model_that_does_not_fit_the_memory_is_a_problem(tmp_path: Path) -> None:
+    policy = tmp_path / "policy"
+    write_tokenizer(policy)
+    (policy / "config.json").write_text("{}")
+    (policy / "chat_template.jinja").write_text("{{ messages }}")
+    write_safetensors(policy / "model.safetensors", {"a": [10, 20], "b": [3]})
+    assert parameters_of_files(policy) == 203
+    assert levels(folder_findings(tmp_path))["model memory"] is Level.OK
+    write_safetensors(policy / "model-2.safetensors", {"c": [10**7, 10**7]})
+    findings = folder_findings(tmp_path)
+    assert levels(findings)["model memory"] is Level.PROBLEM
+    assert "learner.zero_stage=3" in cure(findings, "model memory")
+
+
+def test_a_model_that_is_nowhere_is_a_problem(tmp_path: Path) -> None:
+    path = config_with(tmp_path, f"name: demo\nmodel: {{path: {tmp_path}/none}}\ntask: {{name: ledger}}\n")
+    assert levels(config_findings(path, []))["model"] is Level.PROBLEM
+    assert levels(config_findings(path, ["model.path=some/model-of-nobody"]))["model"] in (Level.WARNING, Level.PROBLEM)
+
+
+def test_the_parameters_of_a_new_model_counted_by_hand() -> None:
+    """2 layers of 4·8² attention and 3·8·16 feed-forward weights, and 10 embeddings of 8."""
+    small = NewModel(hidden_size=8, ffn_size=16, layers=2)
+    assert parameters_of_new(small, 10) == 2 * (256 + 384) + 80
+
+
+# --- what is shown
+
+
+def test_every_finding_shows_its_mark_and_its_cure() -> None:
+    screen = console()
+    with screen.capture() as capture:
+        show([ok("a", "fine"), warning("b", "slow\x1b[31m", "hurry"), problem("c", "[red]broken", "mend it")], screen)
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    assert lines == [
+        "✓  a  fine",
+        "!  b  slow␛[31m",
+        "      → hurry",
+        "✗  c  [red]broken",
+        "      → mend it",
+        "",
+        "1 ok, 1 warning, 1 problem",
+    ]
+
+
+def test_the_exit_code_is_1_iff_there_is_a_problem(tmp_path: Path) -> None:
+    config = config_with(tmp_path, CONFIG)
+    well = called(doctor, config, "--runs-dir", str(tmp_path))
+    assert (well.exit_code, "0 problems" in well.stdout) == (0, True)
+    ill = called(doctor, config, "no_such_key=1", "--json")
+    assert ill.exit_code == 1
+    last = json.loads(ill.stdout)["findings"][-1]
+    assert (last["area"], last["level"]) == ("configuration", "problem")
+    assert doctor_module.INSTALL.startswith("pip install")
+
+
+# --- plugins
+
+
+def test_plugins_lists_every_kind_with_its_origin() -> None:
+    result = called(plugins, "--json")
+    found = json.loads(result.stdout)["plugins"]
+    assert {one["kind"] for one in found} == set(KINDS)
+    jsonl = next(one for one in found if (one["kind"], one["name"]) == ("trackers", "jsonl"))
+    assert jsonl["object"] == "condensegrpo.tracking:JsonlTracker"
+    assert jsonl["distribution"].startswith("condensegrpo ")
+    assert jsonl["summary"].startswith("Appends ")
+    assert jsonl["error"] == ""
+
+
+def test_one_kind_can_be_listed() -> None:
+    result = called(plugins, "trackers")
+    assert result.exit_code == 0
+    assert "condensegrpo.tracking:JsonlTracker" in result.stdout
+    assert "condensers" not in result.stdout
+
+
+def test_an_unknown_kind_names_those_that_exist() -> None:
+    result = called(plugins, "tracker")
+    assert isinstance(result.exception, PluginError)
+    assert "there are condensers, rewards" in str(result.exception)
+
+
+def test_a_plugin_that_does_not_load_says_why() -> None:
+    broken = EntryPoint(name="nowhere", value="condensegrpo.nowhere:Nothing", group="condensegrpo.tools")
+    found = inspected("tools", broken)
+    assert found.error.startswith("looking for 'nowhere' among the tools: not installed")
+    assert found.distribution == ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_shipped_loads(kind: str) -> None:
+    assert called(plugins, kind).exit_code == 0

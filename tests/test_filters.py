@@ -1,0 +1,124 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from condensegrpo.cli.filters import FIELDS, Fields, Value, parse_sort, parse_where, sort_key
+from condensegrpo.errors import ConfigError
+
+
+def fields(**changed: Value) -> Fields:
+    plain: dict[str, Value] = {
+        "id": "p0/0",
+        "group": "p0",
+        "problem": "p0",
+        "score": 0.5,
+        "correct": 1.0,
+        "format": True,
+        "advantage": -0.25,
+        "turns": 4,
+        "context": 31,
+        "output": 20,
+        "stop": "answered",
+        "answer": "7",
+        "seconds": 1.5,
+    }
+    assert tuple(plain) == FIELDS
+    return {**plain, **changed}
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("score == 0.5 and turns > 3", True),
+        ("score==0 and turns>3", False),
+        ("correct", True),
+        ("not correct or not format", False),
+        ("stop == 'answered'", True),
+        ("stop in ('format', 'aborted')", False),
+        ("stop not in ['format']", True),
+        ("-1 < advantage < 0", True),
+        ("0 < turns < 4 < 9", False),
+        ("turns != 4 or (context >= 31 and output <= 20)", True),
+        ("'swer' in stop", True),
+        ("answer == '7'", True),
+        ("answer == 7", False),
+        ("answer == None", False),
+        ("True", True),
+    ],
+)
+def test_what_a_condition_says(text: str, holds: bool) -> None:
+    assert parse_where(text)(fields()) is holds
+
+
+def test_what_is_not_known_is_neither_less_nor_greater() -> None:
+    unknown = fields(advantage=None, answer=None)
+    assert not parse_where("advantage > 0")(unknown)
+    assert not parse_where("advantage <= 0")(unknown)
+    assert parse_where("advantage == None and answer == None")(unknown)
+    assert not parse_where("'7' in answer")(unknown)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os').system('true')",
+        "score.__class__",
+        "(lambda: 1)()",
+        "[x for x in (1,)]",
+        "turns + 1 > 3",
+        "turns if correct else 0",
+        "score is None",
+        "f'{score}'",
+        "(turns := 3)",
+        "score == 0; turns",
+        "score =",
+        "",
+        "stop in (('a',),)",
+        "-turns > 0",
+        "b'x' == stop",
+        "a" * 2000,
+        "(" * 400 + "1" + ")" * 400,
+        "score == 0\x00",
+    ],
+)
+def test_anything_beyond_comparing_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="reading --where"):
+        parse_where(text)(fields())
+
+
+def test_a_mistyped_field_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"unknown field 'socre'; did you mean score\?"):
+        parse_where("socre == 0")
+    with pytest.raises(ConfigError, match="unknown field 'zzz'; there are id, group"):
+        parse_sort("-zzz")
+
+
+@pytest.mark.parametrize("text", ["stop > 3", "turns < 'a'", "turns in 5"])
+def test_comparing_text_with_a_number_is_told(text: str) -> None:
+    with pytest.raises(ConfigError, match="it compares text with a number"):
+        parse_where(text)(fields())
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.text(max_size=30)
+    | st.lists(st.sampled_from([*FIELDS, "(", ")", "and", "not", "<", "in", "1", "'a'", ",", "[", "]"])).map(" ".join)
+)
+def test_any_text_is_read_or_refused_and_never_crashes(text: str) -> None:
+    try:
+        answer = parse_where(text)(fields())
+    except ConfigError:
+        return
+    assert isinstance(answer, bool)
+
+
+def test_sorting_puts_the_largest_first_on_request_and_unknown_last() -> None:
+    rows = [fields(id="a", context=3), fields(id="b", context=None), fields(id="c", context=9)]
+
+    def order(text: str) -> list[Value]:
+        key = sort_key(*parse_sort(text))
+        return [row["id"] for row in sorted(rows, key=lambda row: key(row))]
+
+    assert order("context") == ["a", "c", "b"]
+    assert order("-context") == ["c", "a", "b"]
+    assert order("id") == ["a", "b", "c"]

@@ -1,0 +1,589 @@
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import typer
+from builders import IDS, condensation, ledger_episode, scored, trajectory, turn, write_tokenizer
+from rich.console import Console
+from rich.text import Text
+from typer.testing import CliRunner, Result
+
+from condensegrpo.cli.filters import FIELDS
+from condensegrpo.cli.inspect_check import breaches
+from condensegrpo.cli.inspect_trajectory import inspect_trajectory
+from condensegrpo.cli.inspection import Step, Tokens, TokenView, groups, open_step, ranges, siblings, turns
+from condensegrpo.cli.neutral import excerpt, neutral, one_line
+from condensegrpo.cli.theme import PLAIN_WIDTH, console, signed_style
+from condensegrpo.cli.token_view import Glosses, token_grid
+from condensegrpo.errors import CondenseError, ConfigError, DataError, RunError, TrajectoryFileError
+from condensegrpo.messages import Message, ToolCall
+from condensegrpo.storage import Credit, RunFolder, write_credit, write_trajectory
+from condensegrpo.trajectory import Score, ScoredTrajectory, Stop
+
+CONFIG = """
+name: demo
+model: {new: {}}
+task: {name: ledger}
+rollout: {max_context_tokens: 48}
+"""
+REPLIES = ["<note> 3 </note>", "<note> 5 </note>", "<note> 6 </note>", "<answer> 6 </answer>"]
+OPERATIONS = ["+2", "+1", "done report"]
+ALONE = """
+import typer
+from condensegrpo.cli.inspect_trajectory import inspect_trajectory
+typer.run(inspect_trajectory)
+"""
+
+
+def command() -> typer.Typer:
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(inspect_trajectory)
+    return app
+
+
+def inspect(*arguments: object) -> str:
+    """What the command prints; its own errors are raised."""
+    result = run(*arguments)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner(env={"COLUMNS": "140"}).invoke(command(), [str(argument) for argument in arguments])
+
+
+def episode(group: str, sample: int, total: float, *, keep_last: int | None = 1) -> ScoredTrajectory:
+    one = ledger_episode(REPLIES, OPERATIONS, keep_last=keep_last, id=f"{group}/{sample}", group=group, answer="6")
+    return scored(one, total, correct=float(total > 0), components={"correct": float(total > 0), "short": total / 10})
+
+
+def credit(one: ScoredTrajectory, *advantages: float) -> Credit:
+    return Credit(trajectory=one.trajectory.id, advantages=advantages, weights=(0.001,) * len(advantages))
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Path:
+    """Two steps; in step 2, group p2 has no signal, p10 has: a right, short one and a wrong one with a long context."""
+    folder = RunFolder.create(tmp_path / "demo")
+    folder.config.write_text(CONFIG)
+    write_trajectory(folder.trajectories(1), episode("p1", 0, 0.5))
+    same = [episode("p2", sample, 0.5) for sample in (0, 1)]
+    right, wrong = episode("p10", 0, 0.5), episode("p10", 1, 0.0, keep_last=None)
+    for one in (wrong, *same, right):
+        write_trajectory(folder.trajectories(2), one)
+    flat = [credit(one, 0.0, 0.0, 0.0, 0.0) for one in same]
+    write_credit(folder.credit(2), [*flat, credit(right, 1.0, 1.0, 1.0, 1.0), credit(wrong, -1.0, -1.0, -0.5, -1.0)])
+    return folder.path
+
+
+# --- what is shown
+
+
+def test_groups_come_first_and_those_without_signal_are_flagged(demo: Path) -> None:
+    lines = inspect(demo).splitlines()
+    assert "step 2 · 4 trajectories" in lines[0]
+    flagged = [line for line in lines if "no signal" in line]
+    assert len(flagged) == 1
+    assert flagged[0].split()[:3] == ["p2", "2", "1.00"]
+    chosen = next(line for line in lines if line.strip().startswith("▶"))
+    assert chosen.split()[1:4] == ["p10", "2", "0.50"]
+    assert any("2 groups, 1 without signal" in line for line in lines)
+
+
+def test_the_siblings_of_the_first_group_with_signal_are_listed(demo: Path) -> None:
+    lines = inspect(demo).splitlines()
+    title = next(place for place, line in enumerate(lines) if line.startswith("group p10"))
+    table = lines[title : title + 6]
+    assert table[2].split() == [
+        "trajectory",
+        "score",
+        "correct",
+        "short",
+        "advantage",
+        "turns",
+        "context",
+        "output",
+        "stop",
+        "answer",
+    ]
+    assert table[4].split() == [
+        "▶",
+        "p10/0",
+        "✓",
+        "correct",
+        "0.500",
+        "1",
+        "0.05",
+        "+1.00",
+        "4",
+        "18",
+        "16",
+        "answered",
+        "6",
+    ]
+    assert table[5].split()[:7] == ["p10/1", "✗", "wrong", "0.000", "0", "0", "-1.00"]
+    assert "-1.00 … -0.50" in table[5]
+
+
+def test_a_condensation_at_a_glance(demo: Path) -> None:
+    """Each turn is one line: which units its prompt still shows, what the prompt is made of, tokens before → after."""
+    lines = [line.rstrip() for line in inspect(demo).splitlines()]
+    start = next(place for place, line in enumerate(lines) if line.startswith("turn  0  1  2  3"))
+    glance = [line.split() for line in lines[start + 1 : start + 5]]
+    assert glance[0][:2] == ["0", "▸"]
+    assert glance[1][:3] == ["1", "■■", "▸"]
+    assert glance[2][:4] == ["2", "░░", "■■", "▸"]
+    assert glance[3][:5] == ["3", "░░", "░░", "■■", "▸"]
+    assert glance[3][6:] == ["34", "→", "18", "4", "+1.00"]
+    assert glance[0][3:] == ["9", "4", "+1.00"]
+    bar = glance[3][5]
+    assert len(bar) == 34
+    assert list(dict.fromkeys(bar)) == ["█", "■", "◆", "░", "·"]
+    assert "context of 48 tokens" in lines[start]
+
+
+def test_every_turn_is_told(demo: Path) -> None:
+    text = inspect(demo, "--turn", 3)
+    assert "turn 3   condensed by last_k   34 → 18 tokens" in text
+    assert "turn 2 " not in text
+    assert "░ dropped turns 0–1, 16 tokens" in text
+    assert "■ kept turn 2, 9 tokens" in text
+    assert "head 9  kept 4  newest 5  free 30" in text
+    assert "sees user  done report" in text
+    assert "reply      <answer> 6 </answer>" in text
+    assert "advantage +1.000   weight 0.001 a token" in text
+
+
+def test_tool_calls_and_results_are_told(tmp_path: Path) -> None:
+    call = ToolCall(id="1", name="calculator", arguments='{"expression": "3+2"}')
+    reply = Message(role="assistant", content="let me see", tool_calls=(call,))
+    result = Message(role="tool", content="5", tool_call_id="1", name="calculator")
+    one = replace(turn([1], [2]), reply=reply, observations=(result,), turn_rewards={"tool_calls": 0.25})
+    write_trajectory(tmp_path / "t.jsonl", scored(trajectory(one), 1.0))
+    text = inspect(tmp_path / "t.jsonl")
+    assert 'calculator({"expression": "3+2"})' in text
+    assert "then calculator  5" in text
+    assert "tool_calls 0.25" in text
+
+
+def test_a_step_and_a_file_can_be_named(demo: Path) -> None:
+    assert "step 1 · 1 trajectory" in inspect(demo, "--step", 1)
+    text = inspect(demo / "trajectories" / "step_000002.jsonl")
+    assert "+1.00" in text  # the credit beside it was found
+    assert "context of 48 tokens" in text  # and the budget
+
+
+def test_where_and_sort_choose(demo: Path) -> None:
+    text = inspect(demo, "--where", "correct == 0")
+    assert "1 trajectory where correct == 0" in text
+    assert "p10/1   ✗ wrong   score 0" in text
+    ordered = json.loads(inspect(demo, "--sort", "-context", "--json"))
+    assert [one["id"] for one in ordered["matches"]] == ["p10/1", "p2/0", "p2/1", "p10/0"]
+    assert ordered["trajectory"]["id"] == "p10/1"
+
+
+def test_a_group_and_a_trajectory_can_be_named(demo: Path) -> None:
+    text = inspect(demo, "--group", "p2")
+    assert "groups," not in text
+    assert "group p2: no signal, nothing is learned from it" in text
+    assert "p2/1   ✓ correct" in inspect(demo, "--trajectory", "p2/1")
+
+
+def test_without_a_configuration_the_budget_is_the_largest_context(demo: Path) -> None:
+    (demo / "config.yaml").write_text("name: demo\nno_such_key: 1\n")
+    assert "context of 34 tokens" in inspect(demo)
+
+
+def test_a_trajectory_without_turns_is_shown(tmp_path: Path) -> None:
+    failed = trajectory(stop=Stop.SAMPLER_ERROR, answer=None)
+    one = ScoredTrajectory(
+        trajectory=replace(failed, detail="out of memory"),
+        score=Score(total=0.0, components={}, format_valid=False, correct=0.0, context_tokens=0),
+    )
+    write_trajectory(tmp_path / "t.jsonl", one)
+    text = inspect(tmp_path / "t.jsonl")
+    assert "no turn was sampled" in text
+    assert "out of memory" in text
+    assert "✗ malformed" in text
+
+
+def test_a_cut_off_file_is_shown_as_far_as_it_goes(demo: Path) -> None:
+    file = demo / "trajectories" / "step_000002.jsonl"
+    file.write_bytes(file.read_bytes()[:-50])
+    text = inspect(demo)
+    assert "incomplete: line 4 is cut off" in text
+    assert "3 trajectories" in text
+
+
+def test_long_texts_are_cut_unless_asked_for(tmp_path: Path) -> None:
+    write_trajectory(tmp_path / "t.jsonl", scored(trajectory(turn([1], [2], reply="word " * 400)), 1.0))
+    short, full = inspect(tmp_path / "t.jsonl"), inspect(tmp_path / "t.jsonl", "--full")
+    assert (short.count("word"), full.count("word")) == (120, 400)
+    assert "(1400 more characters: --full)" in " ".join(short.split())
+
+
+# --- tokens
+
+
+def test_tokens_have_text_id_and_logprob(demo: Path) -> None:
+    write_tokenizer(demo / "model")
+    lines = [line.strip() for line in inspect(demo, "--turn", 3, "--tokens").splitlines()]
+    place = lines.index(next(line for line in lines if line.startswith("<answer>      6  </answer>")))
+    assert lines[place].split() == ["<answer>", "6", "</answer>", "<end>"]
+    assert lines[place + 1].split() == [str(IDS[word]) for word in ("<answer>", "6", "</answer>", "<end>")]
+    assert lines[place + 2].split() == ["-0.50"] * 4
+
+
+def test_tokens_without_a_tokenizer_are_ids_and_say_so(demo: Path) -> None:
+    text = inspect(demo, "--turn", 3, "--tokens")
+    assert "no tokenizer.json was found" in text
+    assert f"{IDS['<answer>']}" in text
+
+
+def test_the_tokenizer_of_the_configured_model_is_found(demo: Path, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "policy")
+    (demo / "config.yaml").write_text(f"model: {{path: {tmp_path / 'policy'}}}\ntask: {{name: ledger}}\n")
+    view = json.loads(inspect(demo, "--turn", 3, "--tokens", "--json"))
+    assert view["tokenizer"] == str(tmp_path / "policy" / "tokenizer.json")
+    assert [token["text"] for token in view["turns"][0]["tokens"]] == ["<answer>", "6", "</answer>", "<end>"]
+
+
+def glosses(texts: list[str], *, width: int, logprob: float = -0.25) -> list[str]:
+    tokens = tuple(TokenView(id=place, text=text, logprob=logprob) for place, text in enumerate(texts))
+    screen = Console(width=width, color_system=None)
+    with screen.capture() as capture:
+        screen.print(Glosses(tokens, "red"))
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def test_glosses_stand_under_each_other_and_wrap() -> None:
+    assert glosses(["one", "three", "漢字"], width=18) == [
+        "  one  three",
+        "    0      1",
+        "-0.25  -0.25",
+        "",
+        " 漢字",
+        "    2",
+        "-0.25",
+        "",
+    ]
+
+
+def test_blanks_and_line_feeds_of_a_token_are_seen() -> None:
+    assert glosses([" a\n", "\x1b"], width=80)[0] == "  ␣a⏎      ␛"
+    assert glosses([], width=80) == []
+
+
+def test_a_token_wider_than_the_console_still_has_its_line() -> None:
+    assert len(glosses(["x" * 60, "y"], width=10)) >= 8
+
+
+def test_tokens_that_are_not_trained_have_no_colour(demo: Path) -> None:
+    one = open_step(demo, None).scored[0]
+    untrained = Credit(trajectory=one.trajectory.id, advantages=(1.0,) * 4, weights=(0.0,) * 4)
+    trained = replace(untrained, weights=(0.5,) * 4)
+    styles = []
+    for each in (untrained, trained):
+        view = turns(one, each, budget=48, tokenizer=Tokens(open_step(demo, None)))[0]
+        screen = Console(width=100, force_terminal=True, color_system="truecolor")
+        with screen.capture() as capture:
+            screen.print(token_grid(view, 1.0))
+        styles.append("48;2;0;158;115" in capture.get())  # the background of a full positive advantage
+    assert styles == [False, True]
+
+
+def test_a_condense_turn_is_told_as_one(tmp_path: Path) -> None:
+    """A policy that writes its own summary: turn 1 condenses, turn 2 goes on from the summary."""
+    summary = replace(turn([1, 2, 3, 4], [5, 6], reply="so far: 3"), kind="condense")
+    rewritten = condensation("r", [3], before=9, after=5, condenser="summary")
+    one = trajectory(turn([1, 2], [3]), summary, turn([1, 2, 5, 6, 8], [9], condensation=rewritten))
+    write_trajectory(tmp_path / "t.jsonl", scored(one, 1.0))
+    text = inspect(tmp_path / "t.jsonl")
+    assert "turn 1 condense" in text
+    assert "condensed by summary   9 → 5 tokens" in text
+    assert "▒ rewritten turn 0, 3 tokens" in text
+
+
+def test_colours_follow_the_sign_and_size_of_the_advantage() -> None:
+    strong, weak = signed_style(1.0, 1.0), signed_style(0.1, 1.0)
+    assert strong == "#009e73"
+    assert weak != strong
+    assert signed_style(-1.0, 1.0) == "#d55e00"
+    assert signed_style(0.0, 1.0) == signed_style(0.5, 0.0)
+    assert signed_style(-1.0, 1.0, background=True) == "#ffffff on #d55e00"
+
+
+# --- for machines
+
+
+def test_json_is_one_object_with_everything(demo: Path) -> None:
+    view = json.loads(inspect(demo, "--json"))
+    assert (view["version"], view["step"]) == (1, 2)
+    assert [(group["id"], group["signal"]) for group in view["groups"]] == [("p2", False), ("p10", True)]
+    last = view["turns"][3]
+    assert (
+        last["context"]["head"] + last["context"]["kept"] + last["context"]["newest"] == last["context"]["tokens"] == 18
+    )
+    assert last["condensation"]["spans"][0] == {"turn": 0, "fate": "dropped", "tokens": 8}
+    assert (last["advantage"], last["weight"], last["tokens"]) == (1.0, 0.001, None)
+
+
+def test_every_field_of_the_filter_is_known_of_a_trajectory(demo: Path) -> None:
+    every = siblings(open_step(demo, None))
+    assert all(tuple(one.fields) == FIELDS for one in every)
+    assert [one.id for one in every] == ["p2/0", "p2/1", "p10/0", "p10/1"]
+
+
+def test_a_group_has_signal_if_any_advantage_is_not_zero_or_if_unknown_scores_differ() -> None:
+    def signal(*totals: float, advantage: float | None = None) -> bool:
+        one = siblings_of(totals)
+        known = None if advantage is None else (advantage,)
+        return groups([replace(sibling, advantages=known) for sibling in one])[0].signal
+
+    assert signal(1.0, 0.0)
+    assert not signal(1.0, 1.0)
+    assert signal(1.0, 1.0, advantage=0.1)
+    assert not signal(1.0, 0.0, advantage=0.0)
+
+
+def siblings_of(totals: tuple[float, ...]) -> list:  # type: ignore[type-arg]
+    made = tuple(episode("p0", sample, total) for sample, total in enumerate(totals))
+    return list(siblings(Step(file=Path("t"), run=None, number=None, scored=made, credit=None, problems=())))
+
+
+def test_a_picture_shows_what_the_terminal_shows(demo: Path, tmp_path: Path) -> None:
+    inspect(demo, "--svg", tmp_path / "glance.svg")
+    svg = (tmp_path / "glance.svg").read_text()
+    assert svg.startswith("<svg")
+    assert "condensegrpo&#160;inspect-trajectory" in svg or "condensegrpo inspect-trajectory" in svg
+    assert "░░" in svg
+    assert "#009e73" in svg
+
+
+# --- checks
+
+
+def checked(*some: ScoredTrajectory, tmp_path: Path, given: list[Credit] | None = None) -> tuple[str, ...]:
+    folder = RunFolder.create(tmp_path / "run")
+    folder.config.write_text(CONFIG)
+    for one in some:
+        write_trajectory(folder.trajectories(1), one)
+    if given is not None:
+        write_credit(folder.credit(1), given)
+    return breaches(open_step(folder.path, None))
+
+
+def test_a_sound_run_has_no_breach(demo: Path) -> None:
+    assert "4 trajectories, 16 turns, no breach" in inspect(demo, "--check")
+    assert json.loads(inspect(demo, "--check", "--json"))["breaches"] == []
+
+
+def test_an_undeclared_condensation_is_a_breach(tmp_path: Path) -> None:
+    """The pitfall of the field: a rewritten prompt that nobody declared."""
+    one = scored(trajectory(turn([1, 2], [10]), turn([1, 2, 99], [11])), 0.5)
+    found = checked(one, tmp_path=tmp_path)
+    assert len(found) == 1
+    assert found[0].startswith("p0/0: turn 1 does not continue turn 0: at token 2 the prompt holds 99")
+
+
+def test_scores_groups_and_ids_that_do_not_fit_are_breaches(tmp_path: Path) -> None:
+    one = scored(trajectory(turn([1, 2], [10]), id="a"), 0.5)
+    other = replace(one, trajectory=replace(one.trajectory, problem_id="another"))
+    odd = replace(
+        one, trajectory=replace(one.trajectory, id="b"), score=replace(one.score, context_tokens=9, correct=2.0)
+    )
+    assert checked(one, other, odd, tmp_path=tmp_path) == (
+        "b: the score counts 9 context tokens, its largest prompt has 2",
+        "b: correct is 2.0, wanted a number from 0 to 1",
+        "group p0 holds problem p0 and, in a, problem another",
+        "a stands in the file twice",
+    )
+
+
+def test_credit_that_does_not_fit_is_a_breach(tmp_path: Path) -> None:
+    some = [scored(trajectory(turn([1], [10]), id=name), 0.5) for name in "abc"]
+    given = [
+        Credit(trajectory="a", advantages=(1.0, 2.0), weights=(0.1, 0.1)),
+        Credit(trajectory="b", advantages=(float("nan"),), weights=(-1.0,)),
+        Credit(trajectory="z", advantages=(), weights=()),
+    ]
+    assert checked(*some, tmp_path=tmp_path, given=given) == (
+        "c has no credit",
+        "a: it has 1 turns and credit for 2",
+        "b: the advantage of turn 0 is nan",
+        "b: the token weight of turn 0 is -1.0, wanted a finite number of at least 0",
+        "the credit of z belongs to no trajectory of the file",
+    )
+
+
+def test_a_breach_ends_with_exit_code_1(demo: Path) -> None:
+    file = demo / "trajectories" / "step_000002.jsonl"
+    file.write_bytes(file.read_bytes()[:-50])
+    result = run(demo, "--check")
+    assert result.exit_code == 1
+    assert "✗ line 4 is cut off" in result.stdout
+    assert run(demo, "--check", "--json").exit_code == 1
+
+
+# --- what goes wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "said"),
+    [
+        (["--step", "7"], RunError, "step 7 has no trajectories. There are steps 1–2."),
+        (["--group", "p3"], DataError, "looking for group 'p3': there are p2, p10."),
+        (["--trajectory", "x"], DataError, "looking for trajectory 'x': there are p2/0, p2/1"),
+        (["--where", "score > 9"], DataError, "none of 4 is left"),
+        (["--where", "socre > 9"], ConfigError, "did you mean score?"),
+        (["--sort", "-contxt"], ConfigError, "did you mean context?"),
+        (["--turn", "9"], DataError, "it has 4 turns, counted from 0"),
+    ],
+)
+def test_what_is_not_there_is_named(demo: Path, arguments: list[str], kind: type[CondenseError], said: str) -> None:
+    with pytest.raises(kind) as caught:
+        inspect(demo, *arguments)
+    assert said in str(caught.value)
+
+
+def test_no_run_no_trajectories_and_no_file_are_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="there is no such run folder or trajectory file"):
+        inspect(tmp_path / "none")
+    run = RunFolder.create(tmp_path / "fresh")
+    run.config.write_text(CONFIG)
+    with pytest.raises(RunError, match="there are no trajectories yet"):
+        inspect(run.path)
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(DataError, match="it holds no trajectory"):
+        inspect(tmp_path / "empty.jsonl")
+    with pytest.raises(ConfigError, match="--step goes with a run folder"):
+        inspect(tmp_path / "empty.jsonl", "--step", 1)
+
+
+def test_a_damaged_file_is_one_line_on_stderr_without_a_traceback(demo: Path) -> None:
+    file = demo / "trajectories" / "step_000002.jsonl"
+    file.write_text(file.read_text().replace('"version":1', '"version":3', 1))
+    code = """
+import sys, typer
+from condensegrpo.cli.inspect_trajectory import inspect_trajectory
+from condensegrpo.errors import CondenseError
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command()(inspect_trajectory)
+try:
+    app()
+except CondenseError as error:
+    sys.exit(str(error))
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(demo)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "line 1: found version 3, wanted 1" in done.stderr
+    with pytest.raises(TrajectoryFileError):
+        inspect(demo)
+
+
+# --- model text is neutralised
+
+EVIL = "\x1b[31mred\x1b[0m [red]markup[/red] [/nope] \x1b]8;;http://evil\x1b\\click\x1b]8;;\x07 "
+EVIL += "\x9b2J \r\b\u202eback \ud800 :smile:"
+
+
+def test_neutral_text_shows_what_would_act() -> None:
+    shown = neutral(EVIL)
+    assert not any(ord(char) < 32 or 0x7F <= ord(char) < 0xA0 or char in "\u202e\ud800" for char in shown)
+    assert shown.startswith("␛[31mred␛[0m [red]markup[/red]")
+    assert "⟨U+009B⟩2J ␍␈⟨U+202E⟩back ⟨U+D800⟩" in shown
+    assert neutral("plain text, ünïcödé, 漢字, 🙂\n") == "plain text, ünïcödé, 漢字, 🙂\n"
+    assert neutral("a\x7fb") == "a␡b"
+    assert one_line("a\nb" + "c" * 20, 6) == "a⏎bcc…"
+    assert excerpt("abcdef", characters=6) == "abcdef"
+
+
+def test_model_text_cannot_act_on_the_terminal(tmp_path: Path) -> None:
+    """Every place that shows text of a model, a tool or a file: reply, context, call, result, answer, ids, reasons."""
+    call = ToolCall(id=EVIL, name=EVIL, arguments=EVIL)
+    said = Message(role="tool", content=EVIL, name=EVIL)
+    reply = Message(role="assistant", content=EVIL, tool_calls=(call,))
+    head = Message(role="user", content=EVIL)
+    first = replace(turn([1], [2]), context=(head,), reply=reply, observations=(said,), turn_rewards={EVIL: 1.0})
+    declared = replace(condensation("d", [2], before=9, after=1), condenser=EVIL, reason=EVIL)
+    second = replace(turn([5], [6], condensation=declared), context=(head, reply, said), reply=reply)
+    one = replace(trajectory(first, second, id=EVIL, group=EVIL, answer=EVIL), detail=EVIL)
+    write_trajectory(tmp_path / "t.jsonl", scored(one, 1.0, components={EVIL: 1.0}))
+    environment = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": "140", "TERM": "xterm-256color"}
+    shown = subprocess.run(
+        [sys.executable, "-c", ALONE, str(tmp_path / "t.jsonl"), "--full"],
+        capture_output=True,
+        check=True,
+        env=environment,
+    ).stdout.decode()
+    sequences = {part.split("m")[0] for part in shown.split("\x1b")[1:]}
+    assert all(sequence.startswith("[") and set(sequence[1:]) <= set("0123456789;") for sequence in sequences)
+    assert not any(char in shown for char in "\x9b\r\b\x07\u202e")
+    assert "[red]markup[/red] [/nope]" in shown.replace("\n", "")
+    assert ":smile:" in shown
+    as_json = inspect(tmp_path / "t.jsonl", "--json")
+    assert as_json.isascii()
+    assert "\x1b" not in as_json
+    assert json.loads(as_json)["turns"][0]["reply"] == EVIL
+    check = run(tmp_path / "t.jsonl", "--check")
+    assert "\x1b" not in check.stdout
+
+
+def test_a_picture_neutralises_too(tmp_path: Path) -> None:
+    write_trajectory(tmp_path / "t.jsonl", scored(trajectory(turn([1], [2], reply=EVIL + "<script>")), 1.0))
+    inspect(tmp_path / "t.jsonl", "--svg", tmp_path / "x.svg")
+    svg = (tmp_path / "x.svg").read_text()
+    assert "\x1b" not in svg
+    assert "<script>" not in svg
+
+
+# --- the console
+
+
+def test_output_that_is_no_terminal_is_plain_and_wide(demo: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "FORCE_COLOR")}
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, str(demo)],
+        capture_output=True,
+        check=True,
+        env={**environment, "PYTHONIOENCODING": "ascii"},
+    )
+    text = done.stdout.decode("ascii")  # a terminal without such letters gets question marks
+    assert "\x1b" not in text
+    assert max(len(line) for line in text.splitlines()) == PLAIN_WIDTH
+
+
+def test_the_command_does_not_load_heavy_packages() -> None:
+    code = """
+import sys
+import condensegrpo.cli.inspect_trajectory, condensegrpo.cli.doctor, condensegrpo.cli.plugins
+heavy = {"torch", "transformers", "deepspeed", "matplotlib", "numpy", "tokenizers", "pydantic", "yaml"}
+sys.exit(", ".join(heavy & set(sys.modules)) or None)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_narrow_terminal_keeps_every_figure(demo: Path) -> None:
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(command(), [str(demo)])
+    row = next(line for line in result.stdout.splitlines() if "p10/0" in line and "0.500" in line)
+    assert row.split() == ["▶", "p10/0", "✓", "0.500", "+1.00", "4", "18", "16", "answered"]
+
+
+def test_numbers_in_a_row_are_written_as_ranges() -> None:
+    assert ranges([1, 2, 3, 7, 9, 10]) == "1–3, 7, 9–10"
+    assert ranges([4]) == "4"
+
+
+def test_markup_is_never_parsed() -> None:
+    screen = console(None)
+    assert isinstance(screen, Console)
+    with screen.capture() as capture:
+        screen.print("[red]x[/red]", Text("[bold]"), "[/]")
+    assert capture.get() == "[red]x[/red] [bold] [/]\n"

@@ -1,0 +1,215 @@
+"""Training through the command line: real DeepSpeed, real models, real subprocesses."""
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from command import TINY, run, start, succeed
+from safetensors.torch import load_file
+
+from condensegrpo.storage import read_metrics, read_trajectories
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four steps that nobody disturbed."""
+    runs = tmp_path_factory.mktemp("runs")
+    succeed("train", *TINY, f"runs_dir={runs}", "name=whole")
+    return runs / "whole"
+
+
+def weights(run_folder: Path, step: int) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = load_file(run_folder / f"checkpoints/step_{step:06d}/model/model.safetensors")
+    return found
+
+
+def sampled(run_folder: Path, step: int) -> dict[str, list[tuple[int, ...]]]:
+    """What every trajectory of a step sampled, by its id: files are written in the order of finishing."""
+    read = read_trajectories(run_folder / f"trajectories/step_{step:06d}.jsonl")
+    return {one.trajectory.id: [turn.output_ids for turn in one.trajectory.turns] for one in read.trajectories}
+
+
+def undisturbed(line: dict[str, float]) -> dict[str, float]:
+    """A line of metrics without what the clock says."""
+    return {key: value for key, value in line.items() if "seconds" not in key}
+
+
+def assert_equal_runs(one: Path, other: Path) -> None:
+    for step in (3, 4):
+        assert sampled(one, step) == sampled(other, step)
+    first, second = weights(one, 4), weights(other, 4)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    lines, others = read_metrics(one / "metrics.jsonl"), read_metrics(other / "metrics.jsonl")
+    assert [undisturbed(line) for line in lines] == [undisturbed(line) for line in others]
+
+
+def wait_for(path: Path, process: subprocess.Popen[str], seconds: float = 200) -> None:
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, f"{path} did not appear within {seconds} s"
+        time.sleep(0.02)
+
+
+def test_a_run_leaves_everything_that_its_folder_promises(finished: Path) -> None:
+    for name in ("config.yaml", "metrics.jsonl", "log.txt", "report.png", "report.html"):
+        assert (finished / name).stat().st_size > 0, name
+    steps = [line for line in read_metrics(finished / "metrics.jsonl") if "loss" in line]
+    assert [line["step"] for line in steps] == [1, 2, 3, 4]
+    assert {len(sampled(finished, step)) for step in (1, 2, 3, 4)} == {16}
+
+
+def test_metrics_hold_evaluations_before_between_and_after(finished: Path) -> None:
+    lines = [line for line in read_metrics(finished / "metrics.jsonl") if "eval/success" in line]
+    assert [line["step"] for line in lines] == [0, 2, 4]
+
+
+def test_the_sampler_took_the_learners_weights_after_every_step(finished: Path) -> None:
+    """verl-tool and trl#3185: a sampler that never hears of the update samples from the base model for ever."""
+    for step in (1, 2, 3, 4):
+        read = read_trajectories(finished / f"trajectories/step_{step:06d}.jsonl")
+        assert {turn.policy_version for one in read.trajectories for turn in one.trajectory.turns} == {step - 1}
+
+
+def test_sampler_and_learner_agree_on_every_log_probability(finished: Path) -> None:
+    ratios = [line["ratio_max"] for line in read_metrics(finished / "metrics.jsonl") if line.get("tokens")]
+    assert ratios
+    assert all(ratio == pytest.approx(1, abs=1e-4) for ratio in ratios)
+
+
+def test_the_trajectories_of_a_run_keep_every_invariant(finished: Path) -> None:
+    assert run("inspect-trajectory", str(finished), "--check").returncode == 0
+
+
+def test_two_runs_of_one_seed_are_equal_bit_for_bit(finished: Path, tmp_path: Path) -> None:
+    succeed("train", *TINY, f"runs_dir={tmp_path}", "name=whole")
+    assert_equal_runs(finished, tmp_path / "whole")
+
+
+def test_a_killed_run_goes_on_as_if_it_had_not_been(finished: Path, tmp_path: Path) -> None:
+    process = start("train", *TINY, f"runs_dir={tmp_path}", "name=killed")
+    wait_for(tmp_path / "killed/trajectories/step_000003.jsonl", process)  # after the checkpoint of step 2
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (tmp_path / "killed/checkpoints/step_000004").exists()
+    out = succeed("train", "--resume", str(tmp_path / "killed"))
+    assert "resumed after step 2" in out
+    assert_equal_runs(finished, tmp_path / "killed")
+
+
+def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(finished: Path, tmp_path: Path) -> None:
+    process = start("train", *TINY, "train.save_every=0", f"runs_dir={tmp_path}", "name=stopped")
+    wait_for(tmp_path / "stopped/trajectories/step_000001.jsonl", process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "finishing the step and saving" in err
+    assert f"condensegrpo train --resume {tmp_path / 'stopped'}" in out
+    succeed("train", "--resume", str(tmp_path / "stopped"))
+    assert_equal_runs(finished, tmp_path / "stopped")
+
+
+def test_ctrl_c_twice_leaves_at_once(tmp_path: Path) -> None:
+    long = ("warm_start.steps=1", "evaluate.problems=256", "evaluate.samples=400")  # an evaluation of minutes
+    process = start("train", *TINY, *long, f"runs_dir={tmp_path}", "name=left")
+    wait_for(tmp_path / "left/origin/warm", process)
+    time.sleep(2.0)
+    process.send_signal(signal.SIGINT)
+    time.sleep(1.0)
+    assert process.poll() is None  # still at it: once means to finish first
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130, err
+    assert "left at once" in err
+
+
+def test_a_run_folder_in_use_is_refused(tmp_path: Path) -> None:
+    process = start("train", *TINY, "warm_start.steps=100000", f"runs_dir={tmp_path}", "name=busy")
+    wait_for(tmp_path / "busy/lock", process)
+    time.sleep(0.5)
+    second = run("train", "--resume", str(tmp_path / "busy"))
+    process.kill()
+    process.communicate()
+    assert second.returncode == 1
+    assert "in use by another process" in second.stderr
+    assert f"pid {process.pid}" in second.stderr
+
+
+def test_a_name_that_is_taken_gets_a_number_and_nothing_is_overwritten(finished: Path) -> None:
+    before = (finished / "metrics.jsonl").read_bytes()
+    succeed("train", *TINY, "train.steps=0", "warm_start.steps=0", f"runs_dir={finished.parent}", "name=whole")
+    assert (finished.parent / "whole-2/config.yaml").is_file()
+    assert (finished / "metrics.jsonl").read_bytes() == before
+
+
+def test_two_ranks_under_zero_3_train_evaluate_and_resume(tmp_path: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29613", "-m")
+    arguments = (
+        *TINY,
+        "learner.zero_stage=3",
+        "train.steps=2",
+        "train.save_every=1",
+        f"runs_dir={tmp_path}",
+        "name=two",
+    )
+    process = start("train", *arguments, launcher=launcher)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, out[-2000:] + err[-4000:]
+    lines = read_metrics(tmp_path / "two/metrics.jsonl")
+    assert [line["trajectories"] for line in lines if "loss" in line] == [16, 16]
+    assert all(line["ratio_max"] == pytest.approx(1, abs=1e-4) for line in lines if line.get("tokens"))
+    assert len(sampled(tmp_path / "two", 2)) == 16
+    shutil.rmtree(tmp_path / "two/checkpoints/step_000001")
+    process = start("train", "--resume", str(tmp_path / "two"), "train.steps=3", launcher=launcher)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, out[-2000:] + err[-4000:]
+    assert "resumed after step 2" in out
+    assert [line["step"] for line in read_metrics(tmp_path / "two/metrics.jsonl") if "loss" in line] == [1, 2, 3]
+
+
+def test_what_one_rank_samples_does_not_depend_on_how_many_there_are(finished: Path, tmp_path: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29614", "-m")
+    shutil.copytree(finished / "origin", tmp_path / "two/origin")
+    (tmp_path / "two/config.yaml").write_text((finished / "config.yaml").read_text())
+    for name in ("trajectories", "credit", "checkpoints"):
+        (tmp_path / "two" / name).mkdir()
+    process = start("train", "--resume", str(tmp_path / "two"), "train.steps=1", launcher=launcher)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, out[-2000:] + err[-4000:]
+    assert sampled(tmp_path / "two", 1) == sampled(finished, 1)
+    assert first_update(tmp_path / "two") == pytest.approx(first_update(finished), rel=1e-4)
+
+
+def first_update(run_folder: Path) -> dict[str, float]:
+    """The first step's loss and gradient norm."""
+    line = next(line for line in read_metrics(run_folder / "metrics.jsonl") if line["step"] == 1 and "loss" in line)
+    return {key: line[key] for key in ("loss", "grad_norm", "tokens")}
+
+
+def test_eval_of_a_run_gives_the_figures_of_its_last_evaluation(finished: Path) -> None:
+    result = json.loads(succeed("eval", str(finished), "--json"))
+    last = [line for line in read_metrics(finished / "metrics.jsonl") if "eval/success" in line][-1]
+    assert result["success"] == last["eval/success"]
+    assert result["metrics"]["context_tokens"] == last["eval/context_tokens"]
+    assert (result["problems"], result["samples"]) == (8, 1)
+
+
+def test_eval_shows_pass_at_k_and_saves_trajectories_that_can_be_inspected(finished: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "eval.jsonl"
+    out = succeed("eval", str(finished), "--samples", "4", "--save", str(saved))
+    assert "pass@4" in out
+    assert "95 % interval" in out
+    assert len(read_trajectories(saved).trajectories) == 32
+    assert "turn" in succeed("inspect-trajectory", str(saved))
+
+
+def test_eval_of_a_model_folder_takes_a_configuration(finished: Path) -> None:
+    model = finished / "checkpoints/step_000004/model"
+    result = json.loads(succeed("eval", str(model), *TINY, "--json"))
+    assert result == {**json.loads(succeed("eval", str(finished), "--json")), "seconds": result["seconds"]}
