@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from condensegrpo.cli.doctor import GIB, disk_finding, free_memory, hub_cache, offline
+from condensegrpo.cli.doctor_machine import GIB, disk_finding, free_memory, hub_cache, offline
 from condensegrpo.cli.findings import Finding, ok, problem, warning
 from condensegrpo.errors import CondenseError
 
@@ -81,13 +81,9 @@ def _data_file(key: str, place: str) -> Finding:
 
 def _plugins(config: "RunConfig") -> Finding:
     from condensegrpo.assemble import check
-    from condensegrpo.plugins import load
 
     try:
         check(config)
-        load("samplers", config.sampler.name)
-        for tracker in config.trackers:
-            load("trackers", tracker.name)
     except CondenseError as error:
         return problem("plug-ins", str(error), "see condensegrpo plugins for what is installed")
     named = (config.task.name, config.condenser.name, config.reward.name, config.sampler.name, *config.rollout.tools)

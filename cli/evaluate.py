@@ -89,6 +89,7 @@ def _evaluate(config: "RunConfig", model: str, save: Path | None, *, quiet: bool
 
         quiet_libraries()
         assemble.check(config)
+        assemble.use_threads(config)
         sampler = assemble.sampler(config, model)
         on_scored: Callable[..., None] = partial(write_trajectory, save) if save else lambda one: None
         try:
@@ -124,9 +125,12 @@ def _print(result: "Evaluation", model: str) -> None:
         ("largest context, tokens", "context_tokens"),
         ("output, tokens", "output_tokens"),
         ("turns", "turns"),
+        ("tool calls", "tool_calls"),
+        ("tool calls that worked", "tool_calls_valid"),
     )
     for label, key in rows:
-        table.add_row(label, f"{result.metrics[key]:.3f}")
+        if key in result.metrics:
+            table.add_row(label, f"{result.metrics[key]:.3f}")
     for key, value in result.metrics.items():
         if key.startswith("stop/"):
             table.add_row(f"ended: {key.removeprefix('stop/')}", f"{value:.3f}")

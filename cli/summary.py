@@ -39,11 +39,12 @@ def _table(before: dict[str, float], after: dict[str, float]) -> Table:
     table.add_column("before", justify="right")
     table.add_column("after", justify="right")
     for name, place in _places(after):
-        for row, (label, key, form) in enumerate(MEASURES):
-            values = [
+        measured = [one for one in MEASURES if f"{place}/{one[1]}" in after]
+        for row, (label, key, form) in enumerate(measured):
+            cells = [
                 form.format(line[f"{place}/{key}"]) if f"{place}/{key}" in line else "–" for line in (before, after)
             ]
-            table.add_row(name if row == 0 else "", label, *values, end_section=row == len(MEASURES) - 1)
+            table.add_row(name if row == 0 else "", label, *cells, end_section=row == len(measured) - 1)
     return table
 
 

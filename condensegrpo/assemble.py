@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+
 from condensegrpo.advantages import ESTIMATORS
 from condensegrpo.config import Plugin, RunConfig, WeightedPlugin, parse
 from condensegrpo.credit import Estimator
@@ -48,6 +50,9 @@ def check(config: RunConfig) -> Cast:
             "checking train.samples_per_problem: found 1; a group-relative advantage needs at least 2 "
             "trajectories a problem."
         )
+    load("samplers", config.sampler.name)  # built once there is a model
+    for tracker in config.trackers:
+        load("trackers", tracker.name)
     return Cast(
         task=_task(config),
         reward=_reward(config.reward),
@@ -77,6 +82,12 @@ def problems(task: Task, split: Split) -> tuple[Problem, ...] | Any:  # noqa: AN
     if not len(found):
         raise ConfigError(f"reading the {split} problems of the task: found none. Check task.data and task.eval_data.")
     return found
+
+
+def use_threads(config: RunConfig) -> None:
+    """Give torch as many CPU threads as the configuration says."""
+    if config.learner.threads is not None:
+        torch.set_num_threads(config.learner.threads)
 
 
 def sampler(config: RunConfig, model_path: str) -> Sampler:

@@ -146,6 +146,8 @@ class Learner(_Section):
     zero_stage: Literal[0, 1, 2, 3] = 0
     tokens_per_micro_batch: int = Field(default=16384, ge=16)
     """Largest packed micro-batch, in tokens; no row is ever split."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads of torch, the sampler's included; None: one a core. For tiny models one is fastest."""
 
 
 class WarmStart(_Section):
@@ -197,8 +199,6 @@ class RunConfig(_Section):
     """Of the run's folder."""
     runs_dir: str = "runs"
     seed: int = Field(default=0, ge=0)
-    threads: int | None = Field(default=None, ge=1)
-    """CPU threads of torch; None: one a core. One in all is fastest for tiny models, and gives the same everywhere."""
     model: Model
     task: Task
     condenser: Plugin = Plugin(name="full")

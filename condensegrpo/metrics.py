@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from condensegrpo.trajectory import ScoredTrajectory, Stop
+from condensegrpo.trajectory import TOOL_ATTEMPTS, TOOL_SUCCESSES, ScoredTrajectory, Stop, Trajectory
 
 
 class Interval(NamedTuple):
@@ -98,8 +98,10 @@ def summarise(scored: Sequence[ScoredTrajectory]) -> dict[str, float]:
 
     Means over trajectories: ``success``, ``reward``, ``format_valid``, ``context_tokens`` (the largest context of a
     trajectory), ``turns``, ``output_tokens``, ``condensations`` (declared ones), ``seconds``, ``reward/<component>``
-    (over those that have the component), ``stop/<reason>`` (every reason, as a share). Also ``context_tokens_max``, the
-    largest of all, and ``trajectories``, their number. Of none: ``trajectories`` alone.
+    (over those that have the component), ``stop/<reason>`` (every reason, as a share). Also ``context_tokens_max``,
+    the largest of all, and ``trajectories``, their number. If any tool was called: ``tool_calls``, the mean number of
+    calls, and ``tool_calls_valid``, the share of all calls that a tool answered without an error. Of none:
+    ``trajectories`` alone.
     """
     if not scored:
         return {"trajectories": 0.0}
@@ -117,8 +119,18 @@ def summarise(scored: Sequence[ScoredTrajectory]) -> dict[str, float]:
         "condensations": _mean(sum(turn.condensation is not None for turn in each.turns) for each in trajectories),
         "seconds": _mean(each.seconds for each in trajectories),
         **{f"stop/{stop.value}": _share(each.stop is stop for each in trajectories) for stop in Stop},
+        **_tool_calls(trajectories),
         **_component_means(scored),
     }
+
+
+def _tool_calls(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    rewards = [turn.turn_rewards for each in trajectories for turn in each.turns]
+    attempts = sum(earned.get(TOOL_ATTEMPTS, 0.0) for earned in rewards)
+    successes = sum(earned.get(TOOL_SUCCESSES, 0.0) for earned in rewards)
+    if not attempts:
+        return {}
+    return {"tool_calls": attempts / len(trajectories), "tool_calls_valid": successes / attempts}
 
 
 def _component_means(scored: Sequence[ScoredTrajectory]) -> dict[str, float]:

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -69,8 +68,7 @@ def train(config: RunConfig, folder: RunFolder, *, observer: Observer, stopping:
         ConfigError: before any model is loaded, if the configuration cannot work.
         Interrupted: stopped before there was anything to save.
     """
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    assemble.use_threads(config)
     deepspeed.join()
     _check_ranks(config)
     cast = assemble.check(config)

@@ -67,7 +67,7 @@ PLUG_INS = (
     "condensegrpo.tools",
     "condensegrpo.sandbox",
 )
-LOADERS = {"condensegrpo.assemble", "condensegrpo.cli.plugins", "condensegrpo.cli.doctor"}
+LOADERS = {"condensegrpo.assemble", "condensegrpo.cli.plugins"}
 
 
 @cache

@@ -12,12 +12,13 @@ import typer
 from builders import write_tokenizer
 from typer.testing import CliRunner, Result
 
-from condensegrpo.cli import doctor as doctor_module
-from condensegrpo.cli.doctor import (
+from condensegrpo.cli import doctor_machine
+from condensegrpo.cli.doctor import doctor
+from condensegrpo.cli.doctor_config import config_findings, parameters_of_files, parameters_of_new
+from condensegrpo.cli.doctor_machine import (
     compiler_findings,
     device_findings,
     disk_finding,
-    doctor,
     free_memory,
     memory_findings,
     package_findings,
@@ -25,7 +26,6 @@ from condensegrpo.cli.doctor import (
     thread_finding,
     usable_cores,
 )
-from condensegrpo.cli.doctor_config import config_findings, parameters_of_files, parameters_of_new
 from condensegrpo.cli.findings import Finding, Level, ok, problem, show, warning
 from condensegrpo.cli.plugins import inspected, plugins
 from condensegrpo.cli.theme import console
@@ -85,7 +85,7 @@ def test_free_memory_is_told_in_bytes() -> None:
 
 def test_a_missing_compiler_is_a_warning_with_its_cure() -> None:
     code = """
-from condensegrpo.cli.doctor import compiler_findings
+from condensegrpo.cli.doctor_machine import compiler_findings
 print([(finding.area, finding.level.value, finding.cure) for finding in compiler_findings()])
 """
     done = subprocess.run(
@@ -120,7 +120,7 @@ def test_a_disk_that_is_full_is_a_problem() -> None:
 
 def test_the_hub_cache_and_the_offline_switch_are_told(tmp_path: Path) -> None:
     (tmp_path / "models--Qwen--Qwen2.5-0.5B-Instruct").mkdir()
-    code = "from condensegrpo.cli.doctor import hub_finding; print(hub_finding().found)"
+    code = "from condensegrpo.cli.doctor_machine import hub_finding; print(hub_finding().found)"
     environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout == f"1 model in {tmp_path}; HF_HUB_OFFLINE is set\n"
@@ -236,7 +236,7 @@ def test_the_exit_code_is_1_iff_there_is_a_problem(tmp_path: Path) -> None:
     assert ill.exit_code == 1
     last = json.loads(ill.stdout)["findings"][-1]
     assert (last["area"], last["level"]) == ("configuration", "problem")
-    assert doctor_module.INSTALL.startswith("pip install")
+    assert doctor_machine.INSTALL.startswith("pip install")
 
 
 # --- plugins

@@ -4,6 +4,7 @@ import math
 import random
 import statistics
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -218,6 +219,14 @@ def test_components_are_averaged_over_those_that_have_them() -> None:
     )
     assert found["reward/correct"] == 0.5
     assert found["reward/format"] == 0.5
+
+
+def test_valid_tool_calls_are_a_share_of_all_calls_and_not_of_trajectories() -> None:
+    calls = ({"tool_attempts": 3.0, "tool_successes": 3.0}, {"tool_attempts": 1.0, "tool_successes": 0.0}, {})
+    found = summarise([scored(replace(turn(1, 1), turn_rewards=one), correct=0, total=0) for one in calls])
+    assert found["tool_calls"] == pytest.approx(4 / 3)
+    assert found["tool_calls_valid"] == 0.75
+    assert "tool_calls" not in summarise([scored(turn(1, 1), correct=0, total=0)])
 
 
 def test_a_trajectory_that_never_began_counts_too() -> None:
