@@ -32,7 +32,7 @@ from condensegrpo.observer import Observer
 from condensegrpo.open_learner import open_learner
 from condensegrpo.origin import base_policy, first_policy
 from condensegrpo.packing import PackedBatch, collate, pack
-from condensegrpo.protocols import Problem, Sampler
+from condensegrpo.protocols import Problem, Sampler, Tracker
 from condensegrpo.rollout.episode import Engine
 from condensegrpo.storage import Credit, RunFolder, write_credit, write_trajectory
 from condensegrpo.tracking import JsonlTracker
@@ -52,7 +52,7 @@ class Rig:
     engine: Engine  # of trajectories
     learner: deepspeed.DeepSpeedEngine
     observer: Observer
-    log: Callable[[int, Mapping[str, float]], None]
+    trackers: tuple[Tracker, ...]  # none on any rank but the first
 
 
 def train(config: RunConfig, folder: RunFolder, *, observer: Observer, stopping: Callable[[], bool]) -> bool:
@@ -86,6 +86,8 @@ def train(config: RunConfig, folder: RunFolder, *, observer: Observer, stopping:
     finally:
         rig.sampler.close()
         deepspeed.close(rig.learner)
+        for tracker in rig.trackers:
+            tracker.close()
     return finished
 
 
@@ -111,20 +113,13 @@ def _rig(
         ),
         learner=open_learner(config, source, config.learner.optimiser, total_steps=config.train.steps),
         observer=observer,
-        log=_log(config, folder),
+        trackers=(JsonlTracker(folder.metrics), *assemble.trackers(config)) if ranks.rank() == 0 else (),
     )
 
 
-def _log(config: RunConfig, folder: RunFolder) -> Callable[[int, Mapping[str, float]], None]:
-    if ranks.rank() != 0:
-        return lambda step, metrics: None
-    trackers = (JsonlTracker(folder.metrics), *assemble.trackers(config))
-
-    def log(step: int, metrics: Mapping[str, float]) -> None:
-        for tracker in trackers:
-            tracker.log(step, metrics)
-
-    return log
+def _log(rig: Rig, step: int, metrics: Mapping[str, float]) -> None:
+    for tracker in rig.trackers:
+        tracker.log(step, metrics)
 
 
 def _resume(rig: Rig) -> int:
@@ -145,7 +140,7 @@ def _loop(rig: Rig, done: int, stopping: Callable[[], bool]) -> bool:
     steps, cadence = rig.config.train.steps, rig.config.train
     for step in range(done + 1, steps + 1):
         metrics = _step(rig, step)
-        rig.log(step, metrics)
+        _log(rig, step, metrics)
         rig.observer.step(step, metrics)
         last = step == steps
         stop = ranks.any_rank(stopping())
@@ -299,7 +294,7 @@ def _evaluate(rig: Rig, step: int) -> None:
         )
         for name, config in wanted.items()
     ]
-    rig.log(step, {key: value for result in results for key, value in flat(result).items()})
+    _log(rig, step, {key: value for result in results for key, value in flat(result).items()})
     rig.observer.evaluated(step, results)
 
 
