@@ -1,7 +1,9 @@
 """The command ``condensegrpo``: registers the commands and ends them. Imports nothing heavy: --help answers at once."""
 
 import os
+import signal
 import sys
+from types import FrameType
 
 import typer
 
@@ -28,14 +30,15 @@ app.command("plugins")(plugins)
 
 def main() -> None:
     """Run the command line. Exit code 2: the configuration is wrong; 1: the work failed; 130: interrupted."""
+    signal.signal(signal.SIGINT, _leave)  # train has a handler of its own
     try:
         app()
     except CondenseError as error:
         typer.secho(f"error: {error}", fg="red", err=True)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
-    except KeyboardInterrupt:
-        typer.secho("interrupted: left at once, what was not saved is lost", fg="red", err=True)
-        sys.stderr.flush()
-        os._exit(130)  # a sampler's thread may still be at work and would hold up an ordinary exit
-    except BrokenPipeError:  # the reader, such as head, has seen enough
-        os._exit(0)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Without waiting for a sampler's thread, which an ordinary exit would do."""
+    os.write(2, b"\ninterrupted\n")
+    os._exit(130)

@@ -102,10 +102,15 @@ class TrainingConsole:
         """Something happened that a person should know."""
         self._print(Text(text))
 
+    def record(self, text: str) -> None:
+        """A line for log.txt alone."""
+        self._log.print(Text(text))
+        self._file.flush()
+
     def phase(self, title: str, total: int | None) -> None:
-        """A wait begins. Where there is no terminal the long ones get a line."""
+        """A wait begins. Where there is no terminal those outside a step get a line."""
         self._display.phase(title, total)
-        if not self._console.is_terminal and self._training is None:
+        if not self._console.is_terminal and not title.startswith("step "):
             self._print(Text(f"{title} …"))
 
     def advance(self, note: str = "") -> None:

@@ -99,7 +99,11 @@ def _model(config: "RunConfig") -> list[Finding]:
     if not folder.is_dir():
         return [_hub_model(place)]
     findings = _model_folder(folder)
-    known = parameters_of_files(folder)
+    try:
+        known = parameters_of_files(folder)
+    except (OSError, ValueError, KeyError, struct.error) as error:
+        cure = "copy the model's files again: they are damaged or cut off"
+        return [*findings, problem("weights", f"{folder}: a safetensors file cannot be read ({error})", cure)]
     return [*findings, *(_memory(known, config.model.dtype) if known else [])]
 
 
@@ -121,7 +125,7 @@ def _has_template(folder: Path) -> bool:
     if (folder / "chat_template.jinja").is_file():
         return True
     file = folder / "tokenizer_config.json"
-    return file.is_file() and "chat_template" in json.loads(file.read_text(encoding="utf-8"))
+    return file.is_file() and '"chat_template"' in file.read_text(encoding="utf-8", errors="replace")
 
 
 def _hub_model(place: str) -> Finding:

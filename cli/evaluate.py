@@ -36,11 +36,23 @@ def evaluate(
 
     if samples is not None:
         config = vary(config, [f"evaluate.samples={samples}"])
+    if save is not None:
+        _create(save)
     result = _evaluate(config, model, save, quiet=as_json)
     if as_json:
         typer.echo(json.dumps(asdict(result), indent=2))
         return
     _print(result, model)
+
+
+def _create(save: Path) -> None:
+    """Make the file, so that a place that cannot be written, or is taken, is known before anything is loaded."""
+    from condensegrpo.errors import RunError
+
+    try:
+        save.touch(exist_ok=False)
+    except OSError as error:
+        raise RunError(f"creating {save} for the trajectories: {error.strerror}. Give another file.") from error
 
 
 def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str]":
@@ -77,6 +89,7 @@ def _evaluate(config: "RunConfig", model: str, save: Path | None, *, quiet: bool
     from rich.console import Console
 
     from condensegrpo.cli.console import PhaseDisplay
+    from condensegrpo.config import HELD_OUT
     from condensegrpo.storage import write_trajectory
 
     with PhaseDisplay(Console(stderr=True, quiet=quiet)) as display:
@@ -84,11 +97,9 @@ def _evaluate(config: "RunConfig", model: str, save: Path | None, *, quiet: bool
         from condensegrpo import assemble
         from condensegrpo.cli.quiet import quiet_libraries
         from condensegrpo.evaluate import evaluate as run_evaluation
-        from condensegrpo.evaluation import HELD_OUT
-        from condensegrpo.learner.policy import load_tokenizer
 
         quiet_libraries()
-        assemble.check(config)
+        assemble.check_model(config, assemble.check(config), model)
         assemble.use_threads(config)
         sampler = assemble.sampler(config, model)
         on_scored: Callable[..., None] = partial(write_trajectory, save) if save else lambda one: None
@@ -97,7 +108,7 @@ def _evaluate(config: "RunConfig", model: str, save: Path | None, *, quiet: bool
                 HELD_OUT,
                 config,
                 sampler=sampler,
-                tokenizer=load_tokenizer(model),
+                source=model,
                 observer=display,
                 on_scored=on_scored,
             )
@@ -137,4 +148,4 @@ def _print(result: "Evaluation", model: str) -> None:
     table.add_row("seconds", f"{result.seconds:.1f}")
     console = Console()
     console.print(table)
-    console.print(f"model: {model}", highlight=False, soft_wrap=True)
+    console.print(f"model: {model}", highlight=False, soft_wrap=True, markup=False)

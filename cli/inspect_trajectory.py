@@ -20,6 +20,7 @@ from condensegrpo.cli.inspection import (
     Tokens,
     TurnView,
     budget_of,
+    every_step,
     groups,
     open_step,
     siblings,
@@ -61,7 +62,8 @@ def inspect_trajectory(
     ] = False,
     full: Annotated[bool, typer.Option("--full", help="Show whole contexts and texts.")] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Only verify the file's invariants; exit code 1 on a breach.")
+        bool,
+        typer.Option("--check", help="Only verify the invariants, of all steps without --step; exit code 1."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     svg: Annotated[Path | None, typer.Option(help="Also draw what is shown into this SVG file.")] = None,
@@ -70,10 +72,10 @@ def inspect_trajectory(
 
     Example: condensegrpo inspect-trajectory runs/quickstart --where 'correct == 0' --sort -context --tokens
     """
-    opened = open_step(path, step)
     if check:
-        _check(opened, as_json=as_json)
+        _check(every_step(path, step), as_json=as_json)
         return
+    opened = open_step(path, step)
     every = siblings(opened)
     matches = select(every, group=group, trajectory=trajectory, where=where, sort=sort)
     view = _view(opened, every, matches, tokens=tokens)
@@ -197,19 +199,24 @@ def _trajectory_parts(view: View, shown: Sequence[TurnView], *, tokens: bool, fu
     yield from details(shown, full=full)
 
 
-def _check(opened: Step, *, as_json: bool) -> None:
+def _check(steps: Sequence[Step], *, as_json: bool) -> None:
     from condensegrpo.cli.inspect_check import breaches
 
-    found = breaches(opened)
+    found = {str(step.file): breaches(step) for step in steps}
     if as_json:
-        typer.echo(json.dumps({"version": 1, "file": str(opened.file), "breaches": found}))
+        typer.echo(json.dumps({"version": 1, "breaches": found}))
     else:
         screen = theme.console()
-        for breach in found:
-            screen.print(Text(f"✗ {neutral(breach)}", theme.BAD))
-        count = sum(len(one.trajectory.turns) for one in opened.scored)
-        verdict = counted(len(found), "breach", "breaches") if found else "no breach"
-        trajectories = counted(len(opened.scored), "trajectory", "trajectories")
-        screen.print(Text(f"{opened.file}: {trajectories}, {counted(count, 'turn', 'turns')}, {verdict}"))
-    if found:
+        for step in steps:
+            for breach in found[str(step.file)]:
+                screen.print(Text(f"✗ {neutral(breach)}", theme.BAD))
+            screen.print(Text(f"{step.file}: {_verdict(step, len(found[str(step.file)]))}"))
+    if any(found.values()):
         raise typer.Exit(1)
+
+
+def _verdict(step: Step, breached: int) -> str:
+    turns = sum(len(one.trajectory.turns) for one in step.scored)
+    trajectories = counted(len(step.scored), "trajectory", "trajectories")
+    verdict = counted(breached, "breach", "breaches") if breached else "no breach"
+    return f"{trajectories}, {counted(turns, 'turn', 'turns')}, {verdict}"

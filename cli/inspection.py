@@ -127,6 +127,14 @@ def open_step(path: Path, number: int | None) -> Step:
     return _read(path, inside.parent if inside.name == "trajectories" else None)
 
 
+def every_step(path: Path, number: int | None) -> tuple[Step, ...]:
+    """All steps of a run folder, or the one that ``open_step`` opens; raises as that does."""
+    if number is not None or not path.is_dir():
+        return (open_step(path, number),)
+    run = RunFolder.open(path)
+    return tuple(_read(_file_of(run, step), run.path) for step in run.steps()) or (open_step(path, None),)
+
+
 def siblings(step: Step) -> tuple[Sibling, ...]:
     """The figures of every trajectory, in the order of their groups and ids."""
     return tuple(_sibling(one, step.credit) for one in sorted(step.scored, key=_place))
@@ -293,8 +301,8 @@ def _tokenizer_files(step: Step) -> Iterator[Path]:
     if step.run is None:
         return
     run = RunFolder(step.run)
-    yield run.model / "tokenizer.json"
     yield from sorted(run.checkpoints.glob("*/model/tokenizer.json"), reverse=True)
+    yield from sorted(run.path.glob("origin/*/tokenizer.json"))
     from condensegrpo.config import load_config  # imports pydantic: only when needed
 
     try:

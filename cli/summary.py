@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from condensegrpo.storage import RunFolder
@@ -21,7 +22,7 @@ def print_summary(folder: "RunFolder") -> None:
     from condensegrpo.storage import read_metrics
 
     evaluated = [line for line in read_metrics(folder.metrics) if "eval/success" in line]
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     if evaluated:
         console.print(_table(evaluated[0], evaluated[-1]))
     path = folder.path
@@ -44,7 +45,7 @@ def _table(before: dict[str, float], after: dict[str, float]) -> Table:
             cells = [
                 form.format(line[f"{place}/{key}"]) if f"{place}/{key}" in line else "–" for line in (before, after)
             ]
-            table.add_row(name if row == 0 else "", label, *cells, end_section=row == len(measured) - 1)
+            table.add_row(Text(name if row == 0 else ""), label, *cells, end_section=row == len(measured) - 1)
     return table
 
 

@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from condensegrpo.errors import ConfigError, Interrupted, RunError
+from condensegrpo.errors import CondenseError, ConfigError, Interrupted
 
 if TYPE_CHECKING:
+    from condensegrpo.assemble import Cast
     from condensegrpo.config import RunConfig
+    from condensegrpo.protocols import Split
     from condensegrpo.storage import RunFolder
+
+SPLITS: tuple["Split", ...] = ("train", "eval")
 
 
 def train(
@@ -31,21 +35,24 @@ def train(
 
     Example: condensegrpo train configs/quickstart.yaml train.steps=40 seed=1
     """
+    from rich.console import Console
+
+    from condensegrpo.cli.console import PhaseDisplay
     from condensegrpo.config import dump_config
-    from condensegrpo.storage import RunFolder, write_atomically
 
     config = _configuration(arguments or [], resume)
+    with PhaseDisplay(Console(stderr=True)) as display:
+        display.phase("checking the configuration", None)
+        from condensegrpo import assemble
+
+        cast = assemble.check(config)
     if dry_run:
-        _check(config)
+        _describe(cast)
         typer.echo(dump_config(config), nl=False)
-        return
-    if int(os.environ.get("RANK", "0")) > 0:
-        _follow(config)
-        return
-    folder = RunFolder.open(resume) if resume else _new_folder(config)
-    with folder.locked():
-        write_atomically(folder.config, dump_config(config))
-        _lead(config, folder)
+    elif int(os.environ.get("RANK", "0")) > 0:
+        _follow(config, cast)
+    else:
+        _lead(config, cast, resume)
 
 
 def _configuration(arguments: list[str], resume: Path | None) -> "RunConfig":
@@ -54,15 +61,7 @@ def _configuration(arguments: list[str], resume: Path | None) -> "RunConfig":
     names = [argument for argument in arguments if "=" not in argument]
     overrides = [argument for argument in arguments if "=" in argument]
     if resume is not None:
-        if names:
-            raise ConfigError(
-                f"resuming {resume}: found the configuration {names[0]} as well; a run keeps its own. Leave it out."
-            )
-        if not (resume / "config.yaml").is_file():
-            raise RunError(
-                f"resuming {resume}: there is no config.yaml in it. Give the folder of a run, such as runs/quickstart."
-            )
-        return load_config(resume / "config.yaml", overrides)
+        return _resumed(resume, names, overrides)
     if len(names) != 1:
         raise ConfigError(
             f"reading the arguments: wanted one CONFIG and KEY=VALUEs, found {len(names)} without '='{names or ''}."
@@ -70,35 +69,73 @@ def _configuration(arguments: list[str], resume: Path | None) -> "RunConfig":
     return load_config(find_config(names[0]), overrides)
 
 
-def _check(config: "RunConfig") -> None:
+def _resumed(resume: Path, names: list[str], overrides: list[str]) -> "RunConfig":
+    """The run's own configuration. What its past was made of cannot be changed."""
+    from condensegrpo.config import load_config
+    from condensegrpo.storage import RunFolder
+
+    path = RunFolder.open(resume).config
+    if names:
+        raise ConfigError(
+            f"resuming {resume}: found the configuration {names[0]} as well; a run keeps its own. Leave it out."
+        )
+    before, after = load_config(path), load_config(path, overrides)
+    for key in ("name", "runs_dir", "seed", "model", "task", "warm_start"):
+        if getattr(before, key) != getattr(after, key):
+            raise ConfigError(
+                f"resuming {resume}: {key} was changed from {getattr(before, key)!r} to {getattr(after, key)!r}. What "
+                f"the run has done so far hangs on it: leave it as it is, or start a new run."
+            )
+    return after
+
+
+def _describe(cast: "Cast") -> None:
     from condensegrpo import assemble
 
-    cast = assemble.check(config)
-    for split in ("train", "eval"):
+    for split in SPLITS:
         found = assemble.problems(cast.task, split)
         typer.echo(f"# {split}: {len(found)} problems, the first: {found[0].question[:80]!r}")
 
 
 def _new_folder(config: "RunConfig") -> "RunFolder":
-    """The run's folder; a name that is taken gets a number, so that no run is ever overwritten."""
-    from condensegrpo.storage import RunFolder
+    """The run's folder, with its configuration; a name that is taken gets a number, so that no run is overwritten."""
+    from condensegrpo.config import dump_config
+    from condensegrpo.storage import RunFolder, write_atomically
 
     number, path = 1, Path(config.runs_dir) / config.name
     while path.exists():
         number += 1
         path = Path(config.runs_dir) / f"{config.name}-{number}"
-    return RunFolder.create(path)
+    folder = RunFolder.create(path)
+    write_atomically(folder.config, dump_config(config))
+    return folder
 
 
-def _lead(config: "RunConfig", folder: "RunFolder") -> None:
+def _lead(config: "RunConfig", cast: "Cast", resume: Path | None) -> None:
     """Train as rank 0, which alone shows and writes."""
-    from condensegrpo.cli.console import TrainingConsole
     from condensegrpo.cli.summary import print_summary
+    from condensegrpo.storage import RunFolder
+
+    folder = RunFolder.open(resume) if resume else _new_folder(config)
+    with folder.locked():
+        finished = _run(config, cast, folder)
+        if finished:
+            from condensegrpo.report import write_report
+
+            write_report(folder.path)
+            print_summary(folder)
+    if not finished:
+        typer.echo(f"stopped. To go on: condensegrpo train --resume {folder.path}")
+        raise typer.Exit(130)
+
+
+def _run(config: "RunConfig", cast: "Cast", folder: "RunFolder") -> bool:
+    from condensegrpo.cli.console import TrainingConsole
 
     stop = StopRequest()
     with TrainingConsole(steps=config.train.steps, log=folder.log) as console:
         console.say(f"run folder {folder.path}")
-        console.phase("loading torch, transformers and DeepSpeed", None)
+        console.phase("loading DeepSpeed", None)
         from condensegrpo.cli.quiet import quiet_libraries
         from condensegrpo.learner import deepspeed, ranks
         from condensegrpo.train import train as run_training
@@ -107,21 +144,16 @@ def _lead(config: "RunConfig", folder: "RunFolder") -> None:
         deepspeed.join()
         ranks.from_first(folder)
         try:
-            finished = run_training(config, folder, observer=console, stopping=stop.requested)
+            return run_training(config, cast, folder, observer=console, stopping=stop.requested)
         except Interrupted as reason:
             console.say(str(reason))
-            finished = False
-    if finished:
-        from condensegrpo.report import write_report
-
-        write_report(folder.path)
-        print_summary(folder)
-    else:
-        typer.echo(f"stopped. To go on: condensegrpo train --resume {folder.path}")
-        raise typer.Exit(130)
+            return False
+        except CondenseError as error:
+            console.record(f"error: {error}")
+            raise
 
 
-def _follow(config: "RunConfig") -> None:
+def _follow(config: "RunConfig", cast: "Cast") -> None:
     """Train as another rank: rank 0 says in which folder."""
     from condensegrpo.cli.quiet import quiet_libraries
     from condensegrpo.learner import deepspeed, ranks
@@ -130,9 +162,14 @@ def _follow(config: "RunConfig") -> None:
     from condensegrpo.train import train as run_training
 
     quiet_libraries()
+    stop = StopRequest()
     deepspeed.join()
     folder = ranks.from_first(RunFolder(Path()))
-    if not run_training(config, folder, observer=Silent(), stopping=StopRequest().requested):
+    try:
+        finished = run_training(config, cast, folder, observer=Silent(), stopping=stop.requested)
+    except Interrupted:
+        finished = False
+    if not finished:
         raise typer.Exit(130)
 
 
@@ -153,4 +190,4 @@ class StopRequest:
             os.write(2, b"\nleft at once; the last checkpoint is intact\n")
             os._exit(130)
         self._asked = True
-        os.write(2, b"\nfinishing the step and saving; once more to leave at once\n")
+        os.write(2, b"\nfinishing the step and saving what can be saved; once more to leave at once\n")

@@ -8,16 +8,19 @@ import difflib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from condensegrpo.errors import ConfigError
 
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9=._-]*$")]  # of a folder, or in a metric's name
+HELD_OUT = "held-out"  # the evaluation on a configuration's own problems
+
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 S = TypeVar("S", bound=_Section)
@@ -31,10 +34,28 @@ class Plugin(_Section):
     """Keyword arguments of the plug-in."""
 
 
+class CondenserPlugin(Plugin):
+    """What rewrites the history before a turn."""
+
+    name: str = "full"
+
+
+class RewardPlugin(Plugin):
+    """What a trajectory is worth."""
+
+    name: str = "correct"
+
+
+class SamplerPlugin(Plugin):
+    """What samples replies."""
+
+    name: str = "transformers"
+
+
 class WeightedPlugin(Plugin):
     """A reward in a weighted sum."""
 
-    weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    weight: float = Field(default=1.0, ge=0)
 
 
 class NewModel(_Section):
@@ -51,6 +72,12 @@ class NewModel(_Section):
     """Standard deviation of the initial weights."""
     max_positions: int = Field(default=4096, ge=64)
     """Longest context in tokens."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> "NewModel":
+        if self.hidden_size % self.heads:
+            raise ValueError(f"hidden_size={self.hidden_size} is no multiple of heads={self.heads}")
+        return self
 
 
 class Model(_Section):
@@ -116,6 +143,7 @@ class Algorithm(_Section):
     estimator: str = "efficient"
     """One of condensegrpo.advantages.ESTIMATORS."""
     estimator_options: dict[str, Any] = {}
+    """Keyword arguments of the estimator; the anchors of efficient default to 1/16 and all of the context budget."""
     loss: str = "clipped"
     """One of condensegrpo.losses.LOSSES."""
     loss_options: dict[str, Any] = {}
@@ -188,22 +216,22 @@ class Evaluate(_Section):
     """Trajectories a problem."""
     temperature: float | None = Field(default=None, ge=0)
     """None: as in training."""
-    variants: dict[str, list[str]] = {}
+    variants: dict[Name, list[str]] = {}
     """Further evaluations before and after training: name → key=value overrides."""
 
 
 class RunConfig(_Section):
     """One run."""
 
-    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: Name = "run"
     """Of the run's folder."""
     runs_dir: str = "runs"
     seed: int = Field(default=0, ge=0)
     model: Model
     task: Task
-    condenser: Plugin = Plugin(name="full")
-    reward: Plugin = Plugin(name="correct")
-    sampler: Plugin = Plugin(name="transformers")
+    condenser: CondenserPlugin = CondenserPlugin()
+    reward: RewardPlugin = RewardPlugin()
+    sampler: SamplerPlugin = SamplerPlugin()
     trackers: list[Plugin] = []
     """Beside metrics.jsonl, which is always written."""
     rollout: Rollout = Rollout()
@@ -228,7 +256,12 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 def vary(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """A configuration with some ``key=value`` overrides."""
-    return validate(apply_overrides(config.model_dump(mode="json"), overrides), source="overrides")
+    return validate(apply_overrides(config.model_dump(mode="json"), overrides), source=f"overrides {list(overrides)}")
+
+
+def evaluations(config: RunConfig) -> dict[str, RunConfig]:
+    """What a configuration evaluates on: ``held-out``, its own problems, then each of ``evaluate.variants``."""
+    return {HELD_OUT: config, **{name: vary(config, overrides) for name, overrides in config.evaluate.variants.items()}}
 
 
 def dump_config(config: RunConfig) -> str:
@@ -283,17 +316,25 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
         key, equals, text = override.partition("=")
         if not equals or not key:
             raise ConfigError(f"reading the override {override!r}: wanted key=value, such as train.steps=20.")
-        *branches, leaf = key.split(".")
-        node = result
-        for branch in branches:
-            if not isinstance(node.get(branch), dict):
-                node[branch] = {}
-            node = node[branch]
         try:
-            node[leaf] = yaml.safe_load(text)
+            _put(result, key.split("."), yaml.safe_load(text))
         except yaml.YAMLError as error:
             raise ConfigError(f"reading the override {override!r}: the value is not YAML: {error}") from error
+        except (IndexError, ValueError) as error:
+            raise ConfigError(f"reading the override {override!r}: no such entry of a list: {error}") from error
     return result
+
+
+def _put(tree: Any, path: Sequence[str], value: object) -> None:  # noqa: ANN401  a YAML tree
+    """Set the value at a path, making the mappings on the way; a number picks the entry of a list."""
+    first, *rest = path
+    key: Any = int(first) if isinstance(tree, list) else first
+    if not rest:
+        tree[key] = value
+        return
+    if isinstance(tree, dict) and not isinstance(tree.get(key), (dict, list)):
+        tree[key] = {}
+    _put(tree[key], rest, value)
 
 
 def validate(tree: Mapping[str, Any], *, source: str) -> RunConfig:

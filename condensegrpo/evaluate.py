@@ -4,15 +4,14 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from transformers import PreTrainedTokenizerBase
-
 from condensegrpo import assemble
-from condensegrpo.collect import collect
-from condensegrpo.config import RunConfig, vary
-from condensegrpo.evaluation import HELD_OUT, Evaluation, evaluation
+from condensegrpo.collect import collect, tell_failures
+from condensegrpo.config import RunConfig
+from condensegrpo.evaluation import Evaluation, evaluation
 from condensegrpo.learner import ranks
 from condensegrpo.observer import Observer
 from condensegrpo.protocols import Sampler
+from condensegrpo.rollout.group import named
 from condensegrpo.trajectory import ScoredTrajectory
 
 EVALUATION_STEP = -1  # names the random streams of evaluations apart from those of training
@@ -23,23 +22,26 @@ def evaluate(
     config: RunConfig,
     *,
     sampler: Sampler,
-    tokenizer: PreTrainedTokenizerBase,
+    source: str,
     observer: Observer,
     on_scored: Callable[[ScoredTrajectory], None],
 ) -> Evaluation:
     """Evaluate the sampler's policy on the held-out problems of a configuration; every rank takes its share of them.
 
     The random streams depend on ``config.seed`` and the problems alone: the same policy gives the same figures.
+
+    Args:
+        source: the folder or Hub id whose tokenizer and chat template the policy has.
     """
     began = time.monotonic()
-    cast = assemble.check(config)
-    problems = assemble.problems(cast.task, "eval")[: config.evaluate.problems]
-    mine = problems[ranks.rank() :: ranks.world_size()]
+    cast = assemble.cast(config)
+    chosen = named(assemble.problems(cast.task, "eval")[: config.evaluate.problems])
+    mine = dict(list(chosen.items())[ranks.rank() :: ranks.world_size()])
     temperature = config.evaluate.temperature
     engine = assemble.engine(
         config,
         cast,
-        renderer=assemble.renderer(config, cast, tokenizer),
+        renderer=assemble.renderer(config, cast, source),
         sampler=sampler,
         temperature=config.rollout.temperature if temperature is None else temperature,
     )
@@ -61,10 +63,6 @@ def evaluate(
             on_scored=finished,
         )
     )
+    tell_failures(scored, observer.say)
     everybody = [one for share in ranks.gather(scored) for one in share]
     return evaluation(name, everybody, seed=config.seed, seconds=time.monotonic() - began)
-
-
-def evaluations(config: RunConfig) -> dict[str, RunConfig]:
-    """The evaluations that a configuration asks for: the held-out problems, then each of its variants."""
-    return {HELD_OUT: config, **{name: vary(config, overrides) for name, overrides in config.evaluate.variants.items()}}

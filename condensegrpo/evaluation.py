@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from condensegrpo.config import HELD_OUT
 from condensegrpo.metrics import mean_interval_by_problem, pass_at_k, summarise
 from condensegrpo.trajectory import ScoredTrajectory
-
-HELD_OUT = "held-out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

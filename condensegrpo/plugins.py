@@ -52,16 +52,25 @@ def build(kind: str, name: str, options: Mapping[str, Any]) -> Any:  # noqa: ANN
         PluginError: an option is unknown or missing (the message lists what exists), or a value is refused.
     """
     factory = load(kind, name)
+    _bind(factory, kind, name, options)
+    try:
+        return factory(**options)
+    except (TypeError, ValueError) as error:
+        raise PluginError(f"setting up {name!r} of the {kind} with {dict(options)}: {error}") from error
+
+
+def check(kind: str, name: str, options: Mapping[str, Any]) -> None:
+    """Find a plug-in and compare the options with its signature, without calling it; raises as ``build`` does."""
+    _bind(load(kind, name), kind, name, options)
+
+
+def _bind(factory: Any, kind: str, name: str, options: Mapping[str, Any]) -> None:  # noqa: ANN401  see load
     signature = inspect.signature(factory)
     try:
         signature.bind(**options)
     except TypeError as error:
         known = ", ".join(str(parameter) for parameter in signature.parameters.values()) or "none"
         raise PluginError(f"setting up {name!r} of the {kind}: {error}. Its options are: {known}.") from error
-    try:
-        return factory(**options)
-    except (TypeError, ValueError) as error:
-        raise PluginError(f"setting up {name!r} of the {kind} with {dict(options)}: {error}") from error
 
 
 def _from_file(kind: str, name: str) -> Any:  # noqa: ANN401  see load

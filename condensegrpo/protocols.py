@@ -85,7 +85,11 @@ class Step:
 
 
 class Environment(Protocol):
-    """One episode of one problem; used once. Replies that call tools go to the tools, all others come here."""
+    """One episode of one problem; used once. Replies that call tools go to the tools, all others come here.
+
+    No time limit can end code that blocks the event loop (``time.sleep``, a synchronous request), which holds up every
+    episode until it is put in ``asyncio.to_thread``, nor code that catches every cancellation.
+    """
 
     async def start(self) -> tuple[Message, ...]:
         """The head of the history: system message and question."""
@@ -134,6 +138,27 @@ class RewardResult:
     components: Mapping[str, float] = field(default_factory=dict)
     format_valid: bool | None = None
     correct: float | None = None  # in [0, 1]
+
+    @classmethod
+    def of(cls, given: "Mapping[str, float] | RewardResult") -> "RewardResult":
+        """What a reward gave, in plain floats: a mapping is the sum of it, ``format`` and ``correct`` judge.
+
+        {"correct": 1, "format": 0, "brevity": 0.2}   ─▶   total 1.2, correct 1.0, format_valid False
+        """
+        if isinstance(given, RewardResult):
+            return cls(
+                total=float(given.total),
+                components={name: float(value) for name, value in given.components.items()},
+                format_valid=given.format_valid,
+                correct=None if given.correct is None else float(given.correct),
+            )
+        parts = {name: float(value) for name, value in given.items()}
+        return cls(
+            total=sum(parts.values()),  # not fsum, which raises on inf − inf before the value can be named
+            components=parts,
+            format_valid=bool(parts["format"]) if "format" in parts else None,
+            correct=parts.get("correct"),
+        )
 
 
 class Reward(Protocol):

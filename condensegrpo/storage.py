@@ -5,7 +5,7 @@
         metrics.jsonl                    one line a step or evaluation
         trajectories/step_000123.jsonl   one line a trajectory, written as it finishes
         credit/step_000123.jsonl         advantage and token weight of every turn
-        checkpoints/ model/ log.txt      of the learner and the loop
+        checkpoints/ origin/ log.txt     of the learner and the loop
         lock                             held by the process that writes
 
 A line is written whole or not at all as far as the process can help it; what a killed process leaves behind, a cut-off
@@ -121,11 +121,6 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
-    def model(self) -> Path:
-        """The exported model."""
-        return self.path / "model"
-
-    @property
     def trajectory_folder(self) -> Path:
         """The trajectory files of all steps."""
         return self.path / "trajectories"
@@ -158,8 +153,9 @@ class RunFolder:
                         file.unlink()
         except OSError as error:
             raise _write_error(self.path, error) from error
-        kept = [line for line in read_metrics(self.metrics) if line.get("step", 0) <= step]
-        write_atomically(self.metrics, "".join(f"{dump_line(line)}\n" for line in kept))
+        lines = self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.is_file() else []
+        kept = [line for line, read in zip(lines, read_metrics(self.metrics), strict=False) if read["step"] <= step]
+        write_atomically(self.metrics, "".join(f"{line}\n" for line in kept))
 
     @contextmanager
     def locked(self) -> Iterator[None]:

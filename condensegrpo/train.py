@@ -12,19 +12,18 @@ from pathlib import Path
 from statistics import fmean
 
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from condensegrpo import assemble
 from condensegrpo.assemble import Cast
-from condensegrpo.collect import collect
-from condensegrpo.config import RunConfig
-from condensegrpo.credit import Scores, advantages_of, rows_of, scores_of, turn_tokens
+from condensegrpo.collect import collect, tell_failures
+from condensegrpo.config import RunConfig, dump_config, evaluations
+from condensegrpo.credit import Scores, rows_of, scores_of, turn_tokens
 from condensegrpo.data_order import indices
-from condensegrpo.errors import ConfigError, SamplerError
-from condensegrpo.evaluate import evaluate, evaluations
+from condensegrpo.errors import CondenseError, ConfigError, RunError
+from condensegrpo.evaluate import evaluate
 from condensegrpo.evaluation import flat
 from condensegrpo.learner import checkpoint, deepspeed, ranks
-from condensegrpo.learner.policy import load_tokenizer, save_policy
+from condensegrpo.learner.policy import end_ids, load_tokenizer, save_policy
 from condensegrpo.learner.weights import gathered
 from condensegrpo.losses import TokenLoss, Totals, token_weights, totals
 from condensegrpo.metrics import group_signal, summarise
@@ -34,9 +33,10 @@ from condensegrpo.origin import base_policy, first_policy
 from condensegrpo.packing import PackedBatch, collate, pack
 from condensegrpo.protocols import Problem, Sampler, Tracker
 from condensegrpo.rollout.episode import Engine
-from condensegrpo.storage import Credit, RunFolder, write_credit, write_trajectory
+from condensegrpo.rollout.group import named
+from condensegrpo.storage import Credit, RunFolder, read_metrics, write_atomically, write_credit, write_trajectory
 from condensegrpo.tracking import JsonlTracker
-from condensegrpo.trajectory import ScoredTrajectory, Segment, Stop
+from condensegrpo.trajectory import ScoredTrajectory, Segment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Rig:
     folder: RunFolder
     cast: Cast
     problems: Sequence[Problem]
-    tokenizer: PreTrainedTokenizerBase
+    source: str  # the folder or Hub id that GRPO starts from
     sampler: Sampler
     engine: Engine  # of trajectories
     learner: deepspeed.DeepSpeedEngine
@@ -55,33 +55,39 @@ class Rig:
     trackers: tuple[Tracker, ...]  # none on any rank but the first
 
 
-def train(config: RunConfig, folder: RunFolder, *, observer: Observer, stopping: Callable[[], bool]) -> bool:
+def train(
+    config: RunConfig, cast: Cast, folder: RunFolder, *, observer: Observer, stopping: Callable[[], bool]
+) -> bool:
     """Run, or go on with, the training of a run folder.
 
     Args:
+        cast: what ``assemble.check`` made of the configuration.
         stopping: asked after every step; True saves a checkpoint and returns.
 
     Returns:
         Whether all steps were taken.
 
     Raises:
-        ConfigError: before any model is loaded, if the configuration cannot work.
+        ConfigError: before any model is trained, if the configuration cannot work with this model.
         Interrupted: stopped before there was anything to save.
     """
     assemble.use_threads(config)
     deepspeed.join()
     _check_ranks(config)
-    cast = assemble.check(config)
-    problems = assemble.problems(cast.task, "train")
-    assemble.problems(cast.task, "eval")
+    if config.algorithm.estimator == "efficient" and config.reward.name != "correct":
+        observer.say(
+            f"the estimator efficient learns from correctness and context; the total of {config.reward.name} is logged"
+        )
     source = base_policy(config, cast, folder)
-    assemble.check_budget(config, cast, assemble.renderer(config, cast, load_tokenizer(source)), problems[0])
+    assemble.check_model(config, cast, source)
     source = first_policy(config, cast, folder, source, observer=observer, stopping=stopping)
-    rig = _rig(config, folder, cast, problems, source, observer)
+    rig = _rig(config, folder, cast, source, observer)
     try:
         done = _resume(rig)
-        if done == 0:
-            _evaluate(rig, 0)
+        if _evaluation_is_due(rig, done):
+            _evaluate(rig, done)
+        if config.train.steps == 0:
+            _save(rig, 0)
         finished = _loop(rig, done, stopping)
     finally:
         rig.sampler.close()
@@ -91,27 +97,29 @@ def train(config: RunConfig, folder: RunFolder, *, observer: Observer, stopping:
     return finished
 
 
-def _rig(
-    config: RunConfig, folder: RunFolder, cast: Cast, problems: Sequence[Problem], source: str, observer: Observer
-) -> Rig:
+def _rig(config: RunConfig, folder: RunFolder, cast: Cast, source: str, observer: Observer) -> Rig:
     observer.phase("loading the policy", None)
-    tokenizer = load_tokenizer(source)
     sampler = assemble.sampler(config, source)
     return Rig(
         config=config,
         folder=folder,
         cast=cast,
-        problems=problems,
-        tokenizer=tokenizer,
+        problems=assemble.problems(cast.task, "train"),
+        source=source,
         sampler=sampler,
         engine=assemble.engine(
             config,
             cast,
-            renderer=assemble.renderer(config, cast, tokenizer),
+            renderer=assemble.renderer(config, cast, source),
             sampler=sampler,
             temperature=config.rollout.temperature,
         ),
-        learner=open_learner(config, source, config.learner.optimiser, total_steps=config.train.steps),
+        learner=open_learner(
+            config,
+            source,
+            config.learner.optimiser,
+            total_steps=config.train.steps * config.algorithm.updates_per_batch,
+        ),
         observer=observer,
         trackers=(JsonlTracker(folder.metrics), *assemble.trackers(config)) if ranks.rank() == 0 else (),
     )
@@ -119,21 +127,39 @@ def _rig(
 
 def _log(rig: Rig, step: int, metrics: Mapping[str, float]) -> None:
     for tracker in rig.trackers:
-        tracker.log(step, metrics)
+        try:
+            tracker.log(step, metrics)
+        except CondenseError:
+            raise
+        except Exception as error:  # the boundary to a tracker
+            name = type(tracker).__name__
+            raise RunError(f"logging step {step} with {name}: {type(error).__name__}: {error}") from error
 
 
 def _resume(rig: Rig) -> int:
-    """Load the newest checkpoint, if there is one, and send its weights; the steps already taken."""
+    """Load the newest checkpoint, if there is one, and send its weights; the steps already taken.
+
+    Only now is the configuration written: one that the checkpoint refused must not stay.
+    """
     newest = checkpoint.latest(rig.folder.checkpoints)
     done = 0
     if newest is not None:
         done = int(checkpoint.load(rig.learner, newest)["step"])
         rig.observer.say(f"resumed after step {done} from {newest}")
     if ranks.rank() == 0:
-        rig.folder.truncate_after(done)
+        rig.folder.truncate_after(-1 if newest is None else done)
+        write_atomically(rig.folder.config, dump_config(rig.config))
     ranks.barrier()
     rig.sampler.update_weights(gathered(rig.learner), done)
     return done
+
+
+def _evaluation_is_due(rig: Rig, done: int) -> bool:
+    """Whether the policy after ``done`` steps is still to be evaluated: at the start, or where a run was stopped."""
+    every = rig.config.train.eval_every
+    if done and done < rig.config.train.steps and not (every and done % every == 0):
+        return False
+    return not any("eval/success" in line for line in read_metrics(rig.folder.metrics) if line["step"] == done)
 
 
 def _loop(rig: Rig, done: int, stopping: Callable[[], bool]) -> bool:
@@ -157,11 +183,11 @@ def _step(rig: Rig, step: int) -> dict[str, float]:
     """One batch of problems to one optimiser step; the metrics of it."""
     began = time.monotonic()
     scored = _roll_out(rig, step)
-    _check_alive(scored)
+    tell_failures(scored, rig.observer.say)
     sampled = time.monotonic()
     scores, advantage_NK, weight_NK = _credit(rig, scored)
     _record(rig, step, scored, advantage_NK, weight_NK)
-    update = _update(rig, rows_of(scored, advantage_NK, weight_NK))
+    update = _update(rig, step, rows_of(scored, advantage_NK, weight_NK))
     learned = time.monotonic()
     rig.sampler.update_weights(gathered(rig.learner), step)
     ended = time.monotonic()
@@ -179,7 +205,8 @@ def _roll_out(rig: Rig, step: int) -> tuple[ScoredTrajectory, ...]:
     """The scored trajectories of this rank's share of a step's problems, whole groups, each written as it finishes."""
     plan = rig.config.train
     chosen = indices(seed=rig.config.seed, step=step - 1, count=plan.problems_per_step, size=len(rig.problems))
-    mine = [rig.problems[index] for index in chosen[ranks.rank() :: ranks.world_size()]]
+    batch = named([rig.problems[index] for index in chosen])
+    mine = dict(list(batch.items())[ranks.rank() :: ranks.world_size()])
     path = rig.folder.trajectories(step)
     rig.observer.phase(f"step {step}: sampling", len(mine) * plan.samples_per_problem)
 
@@ -201,17 +228,11 @@ def _roll_out(rig: Rig, step: int) -> tuple[ScoredTrajectory, ...]:
     )
 
 
-def _check_alive(scored: Sequence[ScoredTrajectory]) -> None:
-    """One failed trajectory is data; a batch in which nothing could be sampled is a dead sampler."""
-    if scored and all(one.trajectory.stop is Stop.SAMPLER_ERROR for one in scored):
-        raise SamplerError(f"all {len(scored)} trajectories of a step failed; the first: {scored[0].trajectory.detail}")
-
-
 def _credit(rig: Rig, scored: Sequence[ScoredTrajectory]) -> tuple[Scores, Tensor, Tensor]:
     """Scores, advantage and token weight of every turn; denominators count all trajectories of all ranks."""
     algorithm, rollout = rig.config.algorithm, rig.config.rollout
     scores = scores_of(scored)
-    advantage_NK = advantages_of(scores, rig.cast.estimator, algorithm.estimator_options)
+    advantage_NK = rig.cast.estimator(scores)
     tokens_NK = turn_tokens(scored)
     weight_NK = token_weights(
         algorithm.aggregation,
@@ -236,12 +257,12 @@ def _record(rig: Rig, step: int, scored: Sequence[ScoredTrajectory], advantage_N
         write_credit(rig.folder.credit(step), everybody)
 
 
-def _update(rig: Rig, rows: Sequence[Segment]) -> dict[str, float]:
+def _update(rig: Rig, step: int, rows: Sequence[Segment]) -> dict[str, float]:
     """The optimiser steps of a batch; none if no rank has a row, since there is no gradient."""
     (count,) = ranks.sum_over_ranks([len(rows)])
     if count == 0:
         return {"rows": 0.0}
-    rig.observer.phase("learning", None)
+    rig.observer.phase(f"step {step}: learning", None)
     packed = pack([len(row.token_ids) for row in rows], rig.config.learner.tokens_per_micro_batch)
     batches = [collate([rows[index] for index in batch]) for batch in packed]
     loss = partial(_policy_loss, rig.cast.loss)
@@ -271,7 +292,10 @@ def _describe(scored: Sequence[ScoredTrajectory], scores: Scores, advantage_NK: 
 
 
 def _over_ranks(mine: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of all ranks as one. Each has equally many trajectories: the mean of their means is the mean."""
+    """The metrics of all ranks as one, by the mean of their means: each has equally many trajectories.
+
+    A share of *some* trajectories (the components that only some have, the correct ones) is weighted by ranks, then.
+    """
     shares = ranks.gather(dict(mine))
     found = {key: [share[key] for share in shares if key in share] for share in shares for key in share}
     merged = {key: fmean(values) for key, values in found.items()}
@@ -288,7 +312,7 @@ def _evaluate(rig: Rig, step: int) -> None:
             name,
             config,
             sampler=rig.sampler,
-            tokenizer=rig.tokenizer,
+            source=rig.source,
             observer=rig.observer,
             on_scored=lambda one: None,
         )
@@ -306,7 +330,8 @@ def _save(rig: Rig, step: int) -> None:
             folder / "model",
             model_config=rig.learner.module.policy.config,
             named_tensors=gathered(rig.learner),
-            tokenizer=rig.tokenizer,
+            tokenizer=load_tokenizer(rig.source),
+            stop_ids=end_ids(rig.source),
         )
 
     rig.observer.phase("saving a checkpoint", None)

@@ -42,8 +42,8 @@ class Fate(StrEnum):
     """What a condenser did with one unit."""
 
     KEPT = "kept"  # verbatim
-    DROPPED = "dropped"  # gone; a placeholder may stand for it
-    REWRITTEN = "rewritten"  # replaced by a shorter text
+    DROPPED = "dropped"  # gone
+    REWRITTEN = "rewritten"  # replaced by a shorter text, such as a placeholder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +87,8 @@ class Condensation:
 
     condenser: str
     reason: str
-    tokens_before: int  # of the whole prompt, template included
-    tokens_after: int
+    tokens_before: int  # of the whole prompt, template included; from a condenser: the head's + the sum of the spans'
+    tokens_after: int  # of the prompt as sampled from
     spans: tuple[Span, ...]  # one for every unit of the history
 
 

@@ -4,7 +4,9 @@ GRPO learns from differences between samples: a policy that never gets a traject
 """
 
 import asyncio
+import shutil
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
@@ -15,16 +17,20 @@ from condensegrpo.assemble import Cast
 from condensegrpo.config import RunConfig
 from condensegrpo.errors import ConfigError, Interrupted
 from condensegrpo.learner import deepspeed, ranks
-from condensegrpo.learner.policy import load_tokenizer, save_policy
+from condensegrpo.learner.policy import end_ids, load_tokenizer, save_policy
 from condensegrpo.learner.weights import gathered
 from condensegrpo.losses import TokenLoss, nll
+from condensegrpo.messages import Message
 from condensegrpo.observer import Observer
 from condensegrpo.open_learner import open_learner
 from condensegrpo.packing import PackedBatch, collate, pack
-from condensegrpo.protocols import Demonstrates, Demonstration, Sampler
+from condensegrpo.protocols import Demonstrates, Sampler
 from condensegrpo.rollout.randomness import stream_seed
 from condensegrpo.rollout.render import Renderer
+from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
 from condensegrpo.trajectory import SamplingParams, Segment
+
+Pair = tuple[tuple[int, ...], tuple[int, ...]]  # the ids of a prompt and of the reply to it
 
 
 def warm_start(
@@ -39,17 +45,12 @@ def warm_start(
         ConfigError: the task shows no demonstrations.
         Interrupted: ``stopping`` said so; nothing was published.
     """
-    task, settings = cast.task, config.warm_start
-    if not isinstance(task, Demonstrates):
-        raise ConfigError(
-            f"warming up on task {config.task.name!r}: it has no demonstrations. "
-            f"Set warm_start.steps=0 or give the task some."
-        )
-    tokenizer = load_tokenizer(source)
-    renderer = assemble.renderer(config, cast, tokenizer)
-    lessons = _lessons(
-        task.demonstrations(config.seed), renderer, settings.turns_per_step, config.learner.tokens_per_micro_batch
-    )
+    task, settings = _demonstrating(config, cast), config.warm_start
+    tokenizer, stop_ids = load_tokenizer(source), end_ids(source)
+    renderer = assemble.renderer(config, cast, source)
+    prompt, reply = _prompts(renderer, cast.toolbox), lru_cache(maxsize=8192)(renderer.reply_ids)
+    pairs = ((prompt(turn.context), reply(turn.reply)) for turn in task.demonstrations(config.seed))
+    lessons = _lessons(pairs, settings.turns_per_step, config.learner.tokens_per_micro_batch)
     for number in range(1, settings.max_rounds + 1):
         learner = open_learner(config, source, settings.optimiser, total_steps=settings.steps)
         observer.phase(f"warm start, round {number}", settings.steps)
@@ -61,14 +62,31 @@ def warm_start(
                 model_config=learner.module.policy.config,
                 named_tensors=gathered(learner),
                 tokenizer=tokenizer,
+                stop_ids=stop_ids,
             )
         finally:
             deepspeed.close(learner)
-        if settings.probe_target is None or _probe(config, task, renderer, source, observer) >= settings.probe_target:
+        if settings.probe_target is None:
             break
+        sound = ranks.from_first(_probe(config, cast, renderer, source, observer))
+        if sound >= settings.probe_target:
+            break
+        if number == settings.max_rounds:
+            observer.say(f"the warm start gives up after {number} rounds (warm_start.max_rounds) and training goes on")
     if ranks.rank() == 0:
         Path(source).rename(target)
+        for earlier in target.parent.glob(".round-*"):
+            shutil.rmtree(earlier)
     ranks.barrier()
+
+
+def _demonstrating(config: RunConfig, cast: Cast) -> Demonstrates:
+    if isinstance(cast.task, Demonstrates):
+        return cast.task
+    raise ConfigError(
+        f"warming up on task {config.task.name!r}: it has no demonstrations. Set warm_start.steps=0 or give the "
+        f"task some."
+    )
 
 
 def _teach(
@@ -84,23 +102,26 @@ def _teach(
         observer.advance(f"loss {stats['loss']:.3f}")
 
 
-def _lessons(
-    turns: Iterator[Demonstration], renderer: Renderer, turns_per_step: int, max_tokens: int
-) -> Iterator[list[PackedBatch]]:
+def _prompts(renderer: Renderer, toolbox: Toolbox) -> Callable[[tuple[Message, ...]], tuple[int, ...]]:
+    """Renders contexts as the rollout does; one that comes again is not rendered again."""
+
+    @lru_cache(maxsize=8192)
+    def prompt(context: tuple[Message, ...]) -> tuple[int, ...]:
+        return renderer.prompt(toolbox.introduced(context))
+
+    return prompt
+
+
+def _lessons(pairs: Iterator[Pair], turns_per_step: int, max_tokens: int) -> Iterator[list[PackedBatch]]:
     """The micro-batches of one step after another, without end."""
     while True:
-        yield _batches(list(islice(turns, turns_per_step)), renderer, max_tokens=max_tokens)
+        yield _batches(list(islice(pairs, turns_per_step)), max_tokens=max_tokens)
 
 
-def _batches(turns: Sequence[Demonstration], renderer: Renderer, *, max_tokens: int) -> list[PackedBatch]:
-    """This rank's share of some demonstrated turns, packed; every reply token of every rank weighs the same."""
-    replies = [renderer.reply_ids(turn.reply) for turn in turns]
-    weight = 1 / sum(len(reply) for reply in replies)
-    mine = slice(ranks.rank(), None, ranks.world_size())
-    rows = [
-        _row(renderer.prompt(turn.context), reply, weight)
-        for turn, reply in zip(turns[mine], replies[mine], strict=True)
-    ]
+def _batches(pairs: Sequence[Pair], *, max_tokens: int) -> list[PackedBatch]:
+    """This rank's share of some (prompt, reply) pairs, packed; every reply token of every rank weighs the same."""
+    weight = 1 / sum(len(reply) for _, reply in pairs)
+    rows = [_row(prompt, reply, weight) for prompt, reply in pairs[ranks.rank() :: ranks.world_size()]]
     packed = pack([len(row.token_ids) for row in rows], max_tokens)
     return [collate([rows[index] for index in batch]) for batch in packed]
 
@@ -122,13 +143,15 @@ def _supervised(logp_T: Tensor, batch: PackedBatch) -> TokenLoss:
     return nll(logp_T)
 
 
-def _probe(config: RunConfig, task: Demonstrates, renderer: Renderer, model: str, observer: Observer) -> float:
+def _probe(config: RunConfig, cast: Cast, renderer: Renderer, model: str, observer: Observer) -> float:
     """The share of sampled single replies that the task calls sound, among those that it can judge."""
+    task = _demonstrating(config, cast)
     turns = list(islice(task.demonstrations(config.seed + 1), config.warm_start.probe_turns))
+    prompts = list(map(_prompts(renderer, cast.toolbox), (turn.context for turn in turns)))
     observer.phase("probing single turns", None)
     sampler = assemble.sampler(config, model)
     try:
-        replies = asyncio.run(_replies(config, sampler, renderer, turns))
+        replies = asyncio.run(_replies(config, sampler, renderer, prompts))
     finally:
         sampler.close()
     judged = [task.sound(turn.context, reply) for turn, reply in zip(turns, replies, strict=True)]
@@ -141,15 +164,16 @@ def _probe(config: RunConfig, task: Demonstrates, renderer: Renderer, model: str
 
 
 async def _replies(
-    config: RunConfig, sampler: Sampler, renderer: Renderer, turns: Sequence[Demonstration]
+    config: RunConfig, sampler: Sampler, renderer: Renderer, prompts: Sequence[tuple[int, ...]]
 ) -> list[str]:
-    async def reply(number: int, turn: Demonstration) -> str:
+    async def reply(number: int, prompt: tuple[int, ...]) -> str:
         params = SamplingParams(
             max_tokens=config.rollout.max_output_tokens,
             temperature=config.rollout.temperature,
             seed=stream_seed(config.seed, 0, "probe", number, 0),
             stop_ids=renderer.stop_ids,
+            stop_strings=TOOL_FORMATS[config.rollout.tool_format].stop_strings,
         )
-        return renderer.text((await sampler.sample(renderer.prompt(turn.context), params)).token_ids)
+        return renderer.text((await sampler.sample(prompt, params)).token_ids)
 
-    return await asyncio.gather(*(reply(number, turn) for number, turn in enumerate(turns)))
+    return await asyncio.gather(*(reply(number, prompt) for number, prompt in enumerate(prompts)))

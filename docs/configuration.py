@@ -1,5 +1,8 @@
 """Writes the page of all keys: python docs/configuration.py > docs/configuration.md"""
 
+import re
+from typing import get_args
+
 from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -39,7 +42,9 @@ def default(model: type[BaseModel], name: str) -> str:
 
 def kind(annotation: object) -> str:
     """A type in the words of YAML."""
-    text = getattr(annotation, "__name__", str(annotation)) if isinstance(annotation, type) else str(annotation)
+    plain = isinstance(annotation, type) and not get_args(annotation)
+    text = annotation.__name__ if plain else str(annotation)
+    text = re.sub(r"Annotated\[str, FieldInfo\(.*\)\]", "name", text)
     for module in ("typing.", "condensegrpo.config."):
         text = text.replace(module, "")
     return text.replace("|", "or").replace("NoneType", "null").replace("None", "null")

@@ -9,7 +9,8 @@ from condensegrpo.trajectory import Stop, Trajectory
 Match = Literal["exact", "number", "alias"]
 MATCHES: tuple[Match, ...] = ("exact", "number", "alias")
 
-_DECORATION = re.compile(r"[,$%\s]")
+_DECORATION = re.compile(r"[,$%]")
+_MINUS = "\N{MINUS SIGN}"
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 _TOLERANCE = 1e-6
 
@@ -45,8 +46,8 @@ def format_valid(trajectory: Trajectory, *, min_reply_chars: int = 1) -> bool:
 def correct(trajectory: Trajectory, problem: Problem, *, match: Match) -> float:
     """1.0 if the answer is the ground truth, 0.0 if it is not or none was given.
 
-    ``exact`` folds case and whitespace; ``number`` compares values, with ``, $ %`` and spaces removed; ``alias`` is
-    ``exact`` for any of ``problem.data["aliases"]`` or the ground truth.
+    ``exact`` folds case and whitespace; ``number`` compares values, see there; ``alias`` is ``exact`` for any of
+    ``problem.data["aliases"]`` or the ground truth.
 
     Raises:
         ValueError: the problem has no ground truth: nothing is ever guessed from the look of an answer.
@@ -64,12 +65,14 @@ def correct(trajectory: Trajectory, problem: Problem, *, match: Match) -> float:
 
 
 def number(text: str) -> float | None:
-    """The value of a text that is one number after ``, $ %`` and spaces are removed; ``None`` if it is anything else.
+    """The value of a text that is one number after ``, $ %`` are removed; ``None`` if it is anything else.
 
-    >>> number("$1,080"), number("3.14"), number("12 apples")
-    (1080.0, 3.14, None)
+    White space may surround the number and never stands in it: "7 2" are two numbers.
+
+    >>> number("$1,080"), number("3.14"), number("\u22125"), number("7 2"), number("12 apples")
+    (1080.0, 3.14, -5.0, None, None)
     """
-    bare = _DECORATION.sub("", text)
+    bare = _DECORATION.sub("", text).strip().replace(_MINUS, "-")
     return float(bare) if _NUMBER.fullmatch(bare) else None
 
 

@@ -1,7 +1,7 @@
 """The reward ``weighted_sum``: several rewards with weights, the breakdown kept."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from condensegrpo.protocols import Part, Problem, RewardResult
 from condensegrpo.trajectory import Trajectory
@@ -25,7 +25,7 @@ class WeightedSum:
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
-        results = [_result(part.reward(trajectory, problem)) for part in self._parts]
+        results = [RewardResult.of(part.reward(trajectory, problem)) for part in self._parts]
         components = {part.name: part.weight * result.total for part, result in zip(self._parts, results, strict=True)}
         valid = [result.format_valid for result in results if result.format_valid is not None]
         right = [result.correct for result in results if result.correct is not None]
@@ -35,9 +35,3 @@ class WeightedSum:
             format_valid=all(valid) if valid else None,
             correct=max(right, default=None),
         )
-
-
-def _result(given: Mapping[str, float] | RewardResult) -> RewardResult:
-    if isinstance(given, RewardResult):
-        return given
-    return RewardResult(total=math.fsum(given.values()), components=given)

@@ -54,6 +54,7 @@ FLOORS = {
     "condensegrpo.observer": 6,
     "condensegrpo.origin": 6,
     "condensegrpo.open_learner": 6,
+    "condensegrpo.consistency": 6,
     "condensegrpo.report": 6,
     "condensegrpo.train": 6,
     "condensegrpo.warm_start": 6,

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
+import torch
 from builders import trajectory, turn
 
 from condensegrpo import assemble
-from condensegrpo.config import RunConfig, find_config, load_config, shipped
+from condensegrpo.config import RunConfig, evaluations, find_config, load_config, shipped
 from condensegrpo.errors import ConfigError
-from condensegrpo.evaluate import evaluations
 from condensegrpo.protocols import Problem, RewardResult
 
 
@@ -48,6 +48,15 @@ def test_the_evaluations_of_the_quickstart_reach_beyond_what_it_trains_on() -> N
         ("task.options.min_ops=9", "min_ops <= max_ops"),
         ("task.data=x.jsonl", "data"),
         ("train.samples_per_problem=1", "at least 2 trajectories"),
+        ("algorithm.estimator_options.context_low=60", "context_low"),
+        ("algorithm.loss_options.clip_low=abc", "checking algorithm.loss_options"),
+        ("task.options={min_ops: 1, max_ops: 1}", "only 9 exist"),
+        ("evaluate.variants={far: [rollout.max_turnz=20]}", "did you mean max_turns"),
+        ("evaluate.variants={far: [task.options.min_opz=20]}", "min_opz"),
+        ("sampler.name=transfomers", "Did you mean 'transformers'"),
+        ("sampler.options.max_bach=2", "max_bach"),
+        ("trackers=[{name: wandb}]", "project"),
+        ("reward={name: weighted_sum, options: {parts: {name: correct}}}", "wanted a list of rewards"),
     ],
 )
 def test_what_does_not_exist_or_fit_is_named(override: str, wanted: str) -> None:
@@ -80,6 +89,13 @@ def test_a_tool_in_a_file_gets_its_schema_from_its_signature(tmp_path: Path) -> 
     (schema,) = cast.toolbox.schemas
     assert schema["function"]["name"] == "lookup"
     assert list(schema["function"]["parameters"]["properties"]) == ["word"]
+
+
+def test_a_plug_in_without_its_method_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("class Forgetful:\n    def shorten(self, history): ...\n")
+    with pytest.raises(ConfigError, match="Forgetful has no condense"):
+        assemble.check(quickstart(f"condenser={{name: '{path}:Forgetful'}}"))
 
 
 def test_two_tools_of_one_name_are_refused(tmp_path: Path) -> None:
@@ -128,3 +144,19 @@ def test_a_part_that_makes_no_sense_is_named(text: str, wanted: str) -> None:
     with pytest.raises(ConfigError) as caught:
         assemble.check(quickstart(parts(text)))
     assert wanted in str(caught.value)
+
+
+def test_the_anchors_of_the_default_estimator_follow_the_context_budget() -> None:
+    """Budget 160: contexts of 10 tokens and fewer are as good as they get, those of 160 as bad."""
+    cast = assemble.check(quickstart("algorithm={}", "rollout.max_context_tokens=160"))
+    scores = assemble.TOY_SCORES._replace(
+        correct_N=torch.tensor([1.0, 1.0, 1.0, 0.0]),
+        total_N=torch.tensor([1.0, 1.0, 1.0, 0.0]),
+        context_N=torch.tensor([5.0, 10.0, 160.0, 5.0]),
+        turn_N=torch.zeros(4),
+        group_N=torch.zeros(4, dtype=torch.int64),
+        turns_N=torch.ones(4, dtype=torch.int64),
+        result_turn_N=-torch.ones(4, dtype=torch.int64),
+    )
+    shortest, short, long, wrong = cast.estimator(scores).flatten().tolist()
+    assert shortest == short > long > 0 > wrong

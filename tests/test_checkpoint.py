@@ -100,6 +100,8 @@ def test_resume_on_two_ranks_continues_bit_equal(tmp_path: Path) -> None:
         whole, halves, state = torch.load(tmp_path / f"resumed_rank{rank}.pt")
         assert state == {"cursor": 3}
         assert [name for name, tensor in whole.items() if not torch.equal(tensor, halves[name])] == []
+    manifest = checkpoint.verify(tmp_path / "checkpoints" / "step_000003")
+    assert [name for name in manifest.hashes if name.startswith("rng_")] == ["rng_rank_0.pt", "rng_rank_1.pt"]
     learner = engine(2)
     with pytest.raises(CheckpointError, match="saved by 2 ranks with ZeRO stage 2, and this run has 1 ranks"):
         checkpoint.load(learner, tmp_path / "checkpoints" / "step_000003")
@@ -189,6 +191,59 @@ def test_prune_keeps_the_newest_and_the_pointer_stays_good(tmp_path: Path) -> No
     checkpoint.prune(tmp_path, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "notes.txt", "step_000002", "step_000010"]
     assert checkpoint.latest(tmp_path) == tmp_path / "step_000010"
+
+
+@pytest.mark.parametrize(
+    ("steps_there", "pointer", "keep", "kept"),
+    [
+        ((10, 12, 30), 12, 1, (12,)),  # 30 belongs to a continuation that was abandoned at 12
+        ((5, 10, 12, 30, 31), 12, 2, (10, 12)),
+        ((5, 10, 12), 12, 9, (5, 10, 12)),
+        ((5, 10, 12), 5, 2, (5,)),
+        ((5, 10, 12), 12, 0, (12,)),
+        ((999999, 1000000), 1000000, 1, (1000000,)),  # by number, not by name
+        ((10, 12), None, 1, (10, 12)),  # killed before the first was pointed to
+        ((10, 12), 11, 1, (10, 12)),
+    ],
+)
+def test_prune_keeps_the_newest_up_to_the_one_that_latest_names(
+    tmp_path: Path, steps_there: tuple[int, ...], pointer: int | None, keep: int, kept: tuple[int, ...]
+) -> None:
+    for step in steps_there:
+        (tmp_path / f"step_{step:06d}").mkdir()
+    if pointer is not None:
+        (tmp_path / "latest").write_text(f"step_{pointer:06d}\n")
+    checkpoint.prune(tmp_path, keep=keep)
+    assert sorted(int(path.name[5:]) for path in tmp_path.glob("step_*")) == list(kept)
+
+
+def test_what_a_process_of_the_same_id_left_is_not_published(tmp_path: Path) -> None:
+    stale = tmp_path / f"step_000001.tmp-{os.getpid()}"
+    stale.mkdir()
+    (stale / "rng_rank_7.pt").touch()
+    path = saved(tmp_path, 1)
+    assert not (path / "rng_rank_7.pt").exists()
+    assert "rng_rank_7.pt" not in checkpoint.verify(path).hashes
+
+
+def test_an_old_folder_that_a_process_of_the_same_id_left_is_no_obstacle(tmp_path: Path) -> None:
+    learner = engine()
+    checkpoint.save(learner, tmp_path, step=1, state={"try": 1})
+    old = tmp_path / f"step_000001.tmp-old-{os.getpid()}"
+    old.mkdir()
+    (old / "state.json").touch()
+    path = checkpoint.save(learner, tmp_path, step=1, state={"try": 2})
+    assert checkpoint.load(learner, path) == {"try": 2}
+    deepspeed.close(learner)
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["latest", "step_000001"]
+
+
+def test_a_leftover_that_cannot_be_removed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / f"step_000001.tmp-{os.getpid()}"
+    link.symlink_to(tmp_path / "elsewhere")  # which is not followed when folders are removed
+    with pytest.raises(CheckpointError, match=rf"removing .*{link.name}, which an interrupted process left: OSError"):
+        saved(tmp_path, 1)
 
 
 def test_the_manifest_covers_every_file_and_extra_ones_too(tmp_path: Path) -> None:

@@ -67,6 +67,27 @@ def test_an_unknown_key_like_no_other_lists_those_that_exist(small: Path) -> Non
     assert "known here: name, options" in refusal(small, "condenser.name=full", "condenser.zzz=1")
 
 
+def test_an_override_reaches_into_a_list(small: Path) -> None:
+    config = load_config(
+        small, ["reward={name: sum, options: {parts: [{name: a}, {name: b}]}}", "reward.options.parts.1.weight=0.5"]
+    )
+    assert config.reward.options["parts"] == [{"name": "a"}, {"name": "b", "weight": 0.5}]
+    assert "no such entry" in refusal(small, "rollout.tools=[a]", "rollout.tools.3=b")
+
+
+@pytest.mark.parametrize("value", [".inf", ".nan", "-.inf"])
+def test_a_figure_must_be_finite(small: Path, value: str) -> None:
+    assert "learner.optimiser.lr" in refusal(small, f"learner.optimiser.lr={value}")
+
+
+def test_the_size_of_a_new_model_must_divide_into_its_heads(small: Path) -> None:
+    assert "hidden_size=64 is no multiple of heads=5" in refusal(small, "model.new.heads=5")
+
+
+def test_a_variant_cannot_take_the_name_of_the_evaluation_itself_apart(small: Path) -> None:
+    assert "evaluate.variants" in refusal(small, "evaluate.variants={a/b: []}")
+
+
 def test_every_fault_is_reported_at_once(small: Path) -> None:
     message = refusal(small, "train.steps=soon", "rollout.temperature=-1", "learner.zero_stage=4")
     assert "train.steps: found 'soon'" in message

@@ -159,12 +159,17 @@ class Watching:
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
         self.histories.append(history)
-        spans = [Span(turn=unit.turn, fate=Fate.DROPPED, tokens=9) for unit in history.units[:-1]]
+        head = budget.count(history.head)
+        costs = [budget.count((*history.head, *unit.messages)) - head for unit in history.units]
+        spans = [
+            Span(turn=unit.turn, fate=Fate.DROPPED, tokens=cost)
+            for unit, cost in zip(history.units[:-1], costs, strict=False)
+        ]
         newest = history.units[-1]
         short = replace(newest.reply, content=f"[short of {newest.reply.content}]")
         return Condensed(
             units=(Unit(turn=newest.turn, reply=short),),
-            spans=(*spans, Span(turn=newest.turn, fate=Fate.REWRITTEN, tokens=9)),
+            spans=(*spans, Span(turn=newest.turn, fate=Fate.REWRITTEN, tokens=costs[-1])),
         )
 
 
@@ -241,6 +246,34 @@ def test_a_continuation_too_long_by_ids_is_rendered_anew_and_declared() -> None:
     assert segments.check(trajectory) == ()
 
 
+def test_the_rendering_of_a_turn_does_not_grow_with_the_history() -> None:
+    """Under last_k a prompt shows one unit: whoever renders the whole history in every turn works O(K²)."""
+    parts = engine(
+        ScriptedSampler([said("hello")] * 12), condenser=LastK(keep_last=1), max_turns=12, max_context_tokens=10_000
+    )
+    rendered: list[int] = []  # messages each time
+
+    class Listening(Renderer):
+        def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
+            rendered.append(len(messages))
+            return super().prompt(messages)
+
+        def count(self, messages: Sequence[Message]) -> int:
+            rendered.append(len(messages))
+            return super().count(messages)
+
+    trajectory = play(replace(parts, renderer=Listening(tokenizer())))
+    assert len(trajectory.turns) == 12
+    assert max(rendered) == 4  # the head and one unit
+    final = trajectory.turns[-1].condensation
+    assert final is not None
+    whole = [
+        *trajectory.turns[0].context,
+        *(m for turn in trajectory.turns[:-1] for m in (turn.reply, *turn.observations)),
+    ]
+    assert final.tokens_before == len(parts.renderer.prompt(whole))  # and the sum of the parts is the whole
+
+
 @dataclass
 class Faulty:
     """A condenser that breaks its contract."""
@@ -255,6 +288,17 @@ class Faulty:
             await asyncio.Event().wait()
         if self.fault == "forgets":
             return Condensed(units=history.units, spans=spans[1:])
+        if self.fault == "repeats":
+            return Condensed(units=(*history.units, *history.units), spans=spans)
+        if self.fault == "invents":
+            return Condensed(units=(*history.units, replace(history.units[-1], turn=9)), spans=spans)
+        if self.fault == "shows":
+            return Condensed(units=history.units, spans=tuple(replace(one, fate=Fate.DROPPED) for one in spans))
+        if self.fault == "edits":
+            reply = replace(history.units[0].reply, content="something else")
+            return Condensed(units=(replace(history.units[0], reply=reply), *history.units[1:]), spans=spans)
+        if self.fault == "turns round":  # in the first turn that can
+            return Condensed(units=history.units[::-1], spans=spans)
         return Condensed(units=history.units[1:], spans=spans)
 
 
@@ -265,11 +309,17 @@ class Faulty:
         ("hangs", "the condenser 'chosen': nothing came back within 0.3 seconds"),
         ("forgets", r"account for the units of turns \[\], wanted each one once and in order: \[0\]"),
         ("lies", "the unit of turn 0 was kept, but it is not shown"),
+        ("edits", "the unit of turn 0 was kept, but it is not shown"),
+        ("shows", "the unit of turn 0 was dropped, but it is shown"),
+        ("repeats", r"shows the units of turns \[0, 0\], wanted units of the history, each at most once .* \[0\]"),
+        ("invents", r"shows the units of turns \[0, 9\], wanted units of the history"),
+        ("turns round", r"shows the units of turns \[1, 0\], wanted .* in order: \[0, 1\]"),
     ],
 )
 def test_a_condenser_that_fails_ends_one_episode_and_is_named(fault: str, words: str) -> None:
     trajectory = play(engine(agent(counting), condenser=Faulty(fault), turn_seconds=0.3))
-    assert (trajectory.stop, len(trajectory.turns)) == (Stop.ENVIRONMENT_ERROR, 1)
+    turns = 2 if fault == "turns round" else 1
+    assert (trajectory.stop, len(trajectory.turns)) == (Stop.ENVIRONMENT_ERROR, turns)
     with pytest.raises(RuntimeError, match=words):
         raise RuntimeError(trajectory.detail)
 
@@ -486,6 +536,17 @@ def test_a_malformed_tool_call_is_an_observation_and_the_episode_goes_on() -> No
     assert (trajectory.stop, len(trajectory.turns)) == (Stop.ANSWERED, 2)
     assert dict(trajectory.turns[0].turn_rewards) == {"tool_attempts": 1.0, "tool_successes": 0.0}
     assert segments.check(trajectory) == ()
+
+
+def test_a_model_without_a_tool_template_hears_of_its_tools() -> None:
+    """The task jsonl, for one, does not know of them."""
+    trajectory = play(engine(ScriptedSampler([said(CALL), said("answer 5")]), tools={"add": add}))
+    system = trajectory.turns[0].context[0]
+    assert system.content.startswith("be brief\n\nYou can use tools.")
+    assert '"name": "add"' in shown(trajectory.turns[0].prompt_ids)
+    assert trajectory.turns[1].context[0] == system
+    assert segments.check(trajectory) == ()
+    assert play(engine(ScriptedSampler([said("answer 5")]))).turns[0].context[0].content == "be brief"
 
 
 def test_an_answer_beside_a_tool_call_does_not_count() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from condensegrpo.condensers.last_k import LastK
 from condensegrpo.messages import Message
 from condensegrpo.protocols import NamedTensors, Problem, Step
 from condensegrpo.rollout.engine import Engine
-from condensegrpo.rollout.group import rollout
+from condensegrpo.rollout.group import named, rollout
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.samplers.transformers import TransformersSampler
 from condensegrpo.tasks.ledger import Ledger
@@ -45,7 +45,7 @@ def roll(
         elif abort_after is not None:
             asyncio.get_running_loop().call_later(abort_after, abort.set)
         return await rollout(
-            problems,
+            named(problems),
             samples=samples,
             environment=environment,
             engine=parts,
@@ -168,6 +168,44 @@ def test_a_problem_that_comes_twice_has_two_groups_with_streams_of_their_own() -
     assert [one.turns for one in first] != [one.turns for one in second]
 
 
+def test_two_ranks_sample_what_one_would() -> None:
+    """Names are given in the whole batch: within a rank's share both occurrences of p0 would be ``p0``."""
+    batch = named([problem(0), problem(1), problem(1), problem(0)])
+    parts = engine(Seeded())
+
+    def sampled(share: Mapping[str, Problem]) -> dict[str, object]:
+        groups = asyncio.run(
+            rollout(
+                share,
+                samples=3,
+                environment=Counting,
+                engine=parts,
+                run_seed=0,
+                step=7,
+                on_finish=lambda _: None,
+            )
+        )
+        return {one.id: content(one) for group in groups for one in group}
+
+    together = sampled(batch)
+    shares = [sampled(dict(list(batch.items())[rank::2])) for rank in range(2)]
+    assert len(together) == 12
+    assert not shares[0].keys() & shares[1].keys()
+    assert {**shares[0], **shares[1]} == together
+
+
+def test_problems_that_come_again_are_numbered() -> None:
+    batch = [problem(0), problem(1), problem(0, "again"), problem(0)]
+    assert list(named(batch).items()) == list(zip(["p0", "p1", "p0~2", "p0~3"], batch, strict=True))
+    assert named([]) == {}
+
+
+@given(st.lists(st.sampled_from(["a", "a~2", "a~3", "a~2~", "a~2~2", "b"])))
+def test_names_are_unique_whatever_the_ids(ids: list[str]) -> None:
+    batch = [Problem(id=one, question=str(number)) for number, one in enumerate(ids)]
+    assert list(named(batch).values()) == batch  # in order, none lost
+
+
 def test_an_abort_ends_all_episodes_quickly_and_keeps_their_turns() -> None:
     finished: list[Trajectory] = []
     slow = ScriptedSampler(
@@ -197,7 +235,7 @@ def test_what_on_finish_raises_stops_the_rollout_and_leaves_nothing_running() ->
         )
         with pytest.raises(OSError, match="no space left"):
             await rollout(
-                [problem(0, "fast"), problem(1, "slow")],
+                named([problem(0, "fast"), problem(1, "slow")]),
                 samples=1,
                 environment=Counting,
                 engine=engine(fast_and_slow, turn_seconds=60),
@@ -218,7 +256,7 @@ def test_a_cancelled_rollout_leaves_nothing_running() -> None:
         slow = ScriptedSampler(lambda _: said("answer 1"), seconds=60.0)
         task = asyncio.create_task(
             rollout(
-                [problem()],
+                named([problem()]),
                 samples=3,
                 environment=Counting,
                 engine=engine(slow, turn_seconds=60),
@@ -314,7 +352,7 @@ def test_a_perfect_agent_solves_the_ledger_with_a_context_of_one_turn() -> None:
 
     async def run() -> Groups:
         return await rollout(
-            task.problems("eval"),
+            named(task.problems("eval")),
             samples=1,
             environment=task.environment,
             engine=engine(agent(reply), condenser=LastK(keep_last=1)),

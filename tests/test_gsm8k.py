@@ -197,7 +197,7 @@ def test_answers_that_the_calculator_contradicts_and_answers_without_marks_teach
     lessons = islice(Gsm8k(**files).demonstrations(0), 50)
     assert {one.context[1].content for one in lessons} == {CLIPS["question"]}
     useless = Gsm8k(data=write(tmp_path / "a.jsonl", [TALK, WRONG]), eval_data=files["eval_data"])
-    with pytest.raises(DataError, match="no training answer holds a mark"):
+    with pytest.raises(DataError, match="no training answer holds marks like"):
         next(useless.demonstrations(0))
 
 
@@ -207,6 +207,60 @@ def test_a_rounded_mark_is_taken_with_the_result_of_the_tool(files: dict[str, st
     lessons = {one.reply: one for one in islice(task.demonstrations(0), 20)}
     assert len(lessons) == 2  # <<5=5>> calculates nothing and is no turn
     assert lessons["<answer>.33</answer>"].context[-1].content == "<result>0.3333333333</result>"
+
+
+@pytest.mark.parametrize(
+    ("expression", "mark", "taught"),
+    [
+        ("48/2", "24", True),
+        ("48/2", "24.", True),
+        ("48/2", "24.0", True),
+        ("100/3", "33.33", True),
+        ("100/3", "33.3", True),
+        ("100/3", "33", False),  # a whole number is the result or is not
+        ("1000+1", "1000", False),  # though within 1 % of it
+        ("2/3", ".67", True),
+        ("2/3", ".66", False),  # cut off, not rounded
+        ("1/8", ".13", True),  # halves go either way
+        ("1/8", ".12", True),
+        ("1/8", ".14", False),
+        ("2/3", "0.66666666666666", True),  # more decimals than the calculator writes
+        ("2-5", "-3", True),
+        ("2-5", "3", False),
+        ("6*7", "forty-two", False),
+        ("6*7", "nan", False),
+        ("6*7", "", False),
+    ],
+)
+def test_a_mark_agrees_with_its_sum_but_for_rounding(
+    tmp_path: Path, files: dict[str, str], expression: str, mark: str, taught: bool
+) -> None:
+    one = {"question": "How much?", "answer": f"It is <<{expression}={mark}>>, +0 is <<6*7=42>>42\n#### 42"}
+    task = Gsm8k(data=write(tmp_path / "a.jsonl", [CLIPS, one]), eval_data=files["eval_data"])
+    questions = {one.context[1].content for one in islice(task.demonstrations(0), 60)}
+    assert ("How much?" in questions) == taught
+
+
+@pytest.mark.parametrize(
+    ("end", "taught"),
+    [
+        ("25*4 = <<25*4=100>>100\n#### 100", True),
+        ("25*4 = <<25*4=100>>100\n#### $100.00", True),
+        ("25*4 = <<25*4=100>>100, and with the 228 it is 328\n#### 328", False),
+        ("25*4 = <<25*4=100>>100, minus 1 for himself\n#### 99", False),
+        ("328 = <<300+28=328>>328, 25*4 = <<25*4=100>>100\n#### 328", False),  # not the last result
+        ("$1/3 = <<1/3=.33>>.33\n#### .33", True),
+        ("10/3 = <<10/3=3.33>>3.33 boxes, so 4\n#### 4", False),
+    ],
+)
+def test_an_answer_that_is_not_the_last_result_teaches_nothing(
+    tmp_path: Path, files: dict[str, str], end: str, taught: bool
+) -> None:
+    one = {"question": "How much?", "answer": end}
+    task = Gsm8k(data=write(tmp_path / "a.jsonl", [CLIPS, one]), eval_data=files["eval_data"])
+    questions = {one.context[1].content for one in islice(task.demonstrations(0), 60)}
+    assert ("How much?" in questions) == taught
+    assert "How much?" in {problem.question for problem in task.problems("train")}  # trained on all the same
 
 
 def test_demonstrations_are_fixed_by_their_seed(files: dict[str, str]) -> None:
@@ -266,7 +320,12 @@ def test_the_real_files_give_demonstrations_that_the_real_parser_reads() -> None
     task = Gsm8k(data=str(REAL / "train.jsonl"), eval_data=str(REAL / "test.jsonl"))
     assert (len(task.problems("train")), len(task.problems("eval")), task.dropped) == (7473, 1319, 0)
     assert all(number(str(problem.answer)) is not None for problem in task.problems("train"))
+    finals = [text for text in task.corpus() if text.startswith("<answer>")]
+    assert len(finals) == 6876  # of 7473; 186 have no sums or sums that are wrong, 411 go on after the last
     for demonstration in islice(task.demonstrations(0), 2000):
+        if (answer := read_answer(demonstration.reply)) is not None:
+            shown = number(demonstration.context[-1].content.removeprefix("<result>").removesuffix("</result>"))
+            assert shown == pytest.approx(number(answer), abs=0.005)
         calls = TOOL_FORMATS["tagged"].parse(demonstration.reply)
         assert task.sound(demonstration.context, demonstration.reply) is True
         assert len(calls) == 1 or demonstration.reply.startswith("<answer>")

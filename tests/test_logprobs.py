@@ -6,7 +6,15 @@ import pytest
 import torch
 from tiny import VOCABULARY, llama, plain_logprobs, qwen3, rows, segment
 from torch import Tensor
-from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2ForCausalLM, PreTrainedModel
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+)
 from transformers.utils import ModelOutput
 
 from condensegrpo.errors import LearnerError
@@ -167,6 +175,31 @@ def test_a_final_softcap_is_applied() -> None:
     wanted = torch.cat([plain_logprobs(model, row) for row in some])
     torch.testing.assert_close(trained_logprobs(model, collate(some)), wanted, rtol=1e-4, atol=1e-4)
     assert wanted.min().item() > -4.0 - math.log(VOCABULARY)  # logits lie within ±2
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_model_that_calls_its_sizes_by_other_names_gives_what_its_full_logits_give(attention: str) -> None:
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        n_positions=64,
+        initializer_range=0.3,
+        bos_token_id=1,
+        eos_token_id=1,
+        attn_implementation=attention,
+    )
+    model, some = GPT2LMHeadModel(config).eval(), rows(7)
+    module, batch = TrainedLogprobs(model), collate(some)
+    module.check()
+    assert module.dense_width == 16
+    wanted = torch.cat([plain_logprobs(model, row) for row in some])
+    for width in (1, None):  # side by side, behind each other
+        module.dense_width = width
+        found = module(batch.token_ids, batch.position_ids, batch.source, batch.target, 1.0)
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_model_that_does_more_to_its_logits_is_refused() -> None:

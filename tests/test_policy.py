@@ -1,5 +1,6 @@
 import errno
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,12 +9,20 @@ import torch
 from safetensors.torch import load_file
 from tiny import llama, qwen3, tokenizer
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    GenerationConfig,
+    GPT2Config,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+)
 from two_ranks import OPTIMISER
 
 from condensegrpo.errors import CheckpointError, ConfigError
 from condensegrpo.learner import deepspeed
-from condensegrpo.learner.policy import load_policy, load_tokenizer, save_policy
+from condensegrpo.learner.policy import end_ids, load_policy, load_tokenizer, positions, save_policy
 from condensegrpo.learner.weights import gathered
 
 
@@ -79,6 +88,16 @@ def test_writing_again_replaces_a_model_and_leaves_nothing_aside(tmp_path: Path)
     assert torch.equal(loaded["model.embed_tokens.weight"], qwen3(seed=3).state_dict()["model.embed_tokens.weight"])
 
 
+def test_what_a_process_of_the_same_id_left_does_not_get_into_a_model(tmp_path: Path) -> None:
+    written(tmp_path / "model", qwen3())
+    for stale in (f"model.tmp-{os.getpid()}", f"model.tmp-old-{os.getpid()}"):
+        (tmp_path / stale).mkdir()
+        (tmp_path / stale / "stale.txt").touch()
+    folder = written(tmp_path / "model", qwen3(seed=3))
+    assert not (folder / "stale.txt").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
 def test_a_folder_with_something_else_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(ConfigError, match="the folder holds something else"):
@@ -142,3 +161,61 @@ def test_attention_that_is_not_installed_is_named(tmp_path: Path) -> None:
     folder = written(tmp_path / "model", qwen3())
     with pytest.raises(ConfigError, match=r"loading the model of .*no_such_attention"):
         load_policy(str(folder), dtype="float32", attention="no_such_attention")
+
+
+# --- what a folder says of itself ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("eos", "wanted"), [(5, (5,)), (0, (0,)), ([7, 5], (7, 5)), (None, ())])
+def test_the_end_ids_are_those_of_the_generation_config(
+    tmp_path: Path, eos: int | list[int] | None, wanted: tuple[int, ...]
+) -> None:
+    folder = written(tmp_path / "model", qwen3())
+    GenerationConfig(eos_token_id=eos).save_pretrained(folder)
+    assert end_ids(str(folder)) == wanted
+
+
+def test_without_generation_config_there_are_no_end_ids(tmp_path: Path) -> None:
+    assert end_ids(str(written(tmp_path / "model", qwen3()))) == ()
+
+
+def test_a_generation_config_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    folder = written(tmp_path / "model", qwen3())
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"generation_config.json cannot be used: .*Correct that file, or remove it"):
+        end_ids(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        (Qwen3Config(max_position_embeddings=2048), 2048),
+        (GPT2Config(n_positions=96), 96),
+        (BloomConfig(), None),  # ALiBi: no position embeddings
+    ],
+)
+def test_the_positions_are_those_of_the_text_configuration(
+    tmp_path: Path, config: PretrainedConfig, wanted: int | None
+) -> None:
+    config.save_pretrained(tmp_path)
+    assert positions(str(tmp_path)) == wanted
+
+
+def test_positions_and_end_ids_of_a_missing_folder_name_it(tmp_path: Path) -> None:
+    for read in (positions, end_ids):
+        with pytest.raises(ConfigError, match=f"there is no folder {tmp_path}/nothing/here. Set model.path"):
+            read(str(tmp_path / "nothing" / "here"))
+    with pytest.raises(ConfigError, match=f"loading the configuration of {tmp_path}: .*Set model.path"):
+        positions(str(tmp_path))
+
+
+def test_a_saved_policy_keeps_what_ends_its_replies(tmp_path: Path) -> None:
+    model = qwen3()
+    save_policy(
+        tmp_path / "saved",
+        model_config=model.config,
+        named_tensors=model.named_parameters(),
+        tokenizer=load_tokenizer(str(written(tmp_path / "model", model))),
+        stop_ids=(7, 3),
+    )
+    assert end_ids(str(tmp_path / "saved")) == (7, 3)

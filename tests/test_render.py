@@ -266,6 +266,20 @@ def test_an_end_of_turn_that_is_eos_is_one_stop_id() -> None:
     assert renderer.stop_ids == ids(renderer, "<|im_end|>")
 
 
+def test_the_models_further_stop_ids_end_a_reply_too() -> None:
+    """A generation_config may name several: Llama 3 ends in <|eot_id|>, <|eom_id|> or <|end_of_text|>."""
+    (extra,) = ids(chatml(), "<|eot_id|>")
+    renderer = Renderer(tokenizer("bpe", CHATML, "<|endoftext|>"), stop_ids=[extra, *chatml().stop_ids])
+    assert set(renderer.stop_ids) == {extra, *chatml().stop_ids}
+    assert renderer.stop_ids == tuple(sorted(renderer.stop_ids))
+    output = (*renderer.reply_ids("okay")[:-1], extra)
+    assert renderer.text(output) == "okay"
+    assert chatml().text(output) == "okay<|eot_id|>"
+    found = renderer.continuation([QUESTION], reply("okay"), [GO_ON], output)
+    assert shown(renderer, found) == "<|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
+    assert renderer.reply_ids("okay") == chatml().reply_ids("okay")
+
+
 def test_text_leaves_out_the_stop_id_and_nothing_else() -> None:
     renderer = chatml()
     start, end, eos = ids(renderer, "<|im_start|>", "<|im_end|>", "<|endoftext|>")
@@ -443,11 +457,49 @@ def test_a_template_that_hides_replies_is_refused() -> None:
 
 
 def test_a_template_without_end_of_turn_falls_back_to_eos() -> None:
-    renderer = Renderer(bare("{% for m in messages %}{{ m.content }} {% endfor %}", "<eos>"))
+    template = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    renderer = Renderer(bare(template, "<eos>"))
     assert renderer.reply_ids("a") == (1, *renderer.stop_ids)
+    assert Renderer(bare(template, "<eos>"), stop_ids=[0]).reply_ids("a") == (1, *renderer.stop_ids)
+    assert Renderer(bare(template, None), stop_ids=[0]).reply_ids("a") == (1, 0)
 
 
 def test_roles_that_the_template_refuses_are_named() -> None:
     renderer = Renderer(tokenizer("bpe", LLAMA2, "<|im_end|>"))
     with pytest.raises(RolloutError, match=r"rendering 2 messages \(user, user\).*roles must alternate"):
         renderer.prompt([QUESTION, GO_ON])
+
+
+# --- roles of tools -----------------------------------------------------------------------------------------------
+
+RESULT = Message(role="tool", content="4", tool_call_id="call_0", name="add")
+TAGGED_RESULT = Message(role="user", content="<result>4</result>", tool_call_id="call_0", name="add")
+
+
+def test_a_template_that_refuses_results_is_found_before_sampling() -> None:
+    """Every trajectory that calls a tool would end as environment_error."""
+    strict = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
+    renderer = Renderer(tokenizer("bpe", strict + CHATML, "<|im_end|>"))
+    refusal = r"\(user, assistant, tool\): the chat template refuses them: no tools.*Set rollout.tool_format=tagged"
+    with pytest.raises(ConfigError, match=refusal):
+        renderer.check_roles([QUESTION], RESULT)
+    renderer.check_roles([QUESTION], TAGGED_RESULT)
+
+
+def test_roles_that_the_tagged_format_does_not_cure_are_not_sent_there() -> None:
+    renderer = Renderer(tokenizer("bpe", LLAMA2, "<|im_end|>"))
+    renderer.check_roles([QUESTION], TAGGED_RESULT)
+    with pytest.raises(ConfigError, match=r"\(system, user, assistant, user\).*roles must alternate") as caught:
+        renderer.check_roles([SYSTEM, QUESTION], TAGGED_RESULT)
+    assert "tagged" not in str(caught.value)
+
+
+def test_a_template_that_leaves_results_out_is_found_before_sampling() -> None:
+    silent = CHATML.replace("{%- for m in messages %}", "{%- for m in messages if m.role != 'tool' %}")
+    with pytest.raises(ConfigError, match=r"leaves out messages of role 'tool'.*rollout.tool_format=tagged"):
+        Renderer(tokenizer("bpe", silent, "<|im_end|>")).check_roles([QUESTION], RESULT)
+
+
+@pytest.mark.parametrize("make", RENDERERS)
+def test_templates_that_know_results_pass(make: Any) -> None:
+    make().check_roles([SYSTEM, QUESTION], RESULT)

@@ -16,6 +16,7 @@ from condensegrpo.rewards.inverse_max_context import InverseMaxContext
 from condensegrpo.rewards.tool_calls import ToolCalls
 from condensegrpo.rewards.verdict import Match, correct, format_valid, number
 from condensegrpo.rewards.weighted_sum import WeightedSum
+from condensegrpo.rollout.scoring import score
 from condensegrpo.trajectory import Stop, Trajectory
 
 SEVEN = Problem(id="p0", question="3 + 4?", answer="7")
@@ -79,9 +80,17 @@ def test_a_trajectory_without_turns_is_not_well_formed() -> None:
         ("number", "7", "7.0", 1.0),
         ("number", "3", "3.14", 0.0),  # "3.14" is not read as "3"
         ("number", "1080", "$1,080", 1.0),
-        ("number", "1,080", "1 080.00 $", 1.0),
+        ("number", "1,080", " 1080.00 $\n", 1.0),
+        ("number", "72", "7 2", 0.0),  # two numbers
+        ("number", "72", "7, 2", 0.0),
+        ("number", "1080", "1 080", 0.0),
+        ("number", "5", "5.", 1.0),
         ("number", "20", "20%", 1.0),
+        ("number", "50", "50 %", 1.0),
         ("number", "-5", "-5", 1.0),
+        ("number", "-5", "\u22125", 1.0),  # the Unicode minus
+        ("number", "-5", "$\u22125", 1.0),
+        ("number", "-5", "- 5", 0.0),
         ("number", "-5", "5", 0.0),
         ("number", ".5", "0.5", 1.0),
         ("number", "0.3333333", "0.33333333", 1.0),
@@ -251,6 +260,26 @@ def test_a_part_may_be_any_reward() -> None:
     )
     alone = WeightedSum(parts=parts[:1])(answered("7"), SEVEN)
     assert (alone.format_valid, alone.correct) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"correct": 1, "format": 0},
+        {"correct": 0.0, "format": 1.0},
+        {"bonus": 0.25},
+        RewardResult(total=1, correct=1, format_valid=False),
+    ],
+)
+def test_a_part_judges_as_it_does_alone(given: Mapping[str, float] | RewardResult) -> None:
+    def fixed(trajectory: Trajectory, problem: Problem) -> Mapping[str, float] | RewardResult:
+        return given
+
+    one = trajectory(turn([1], [2]), answer="7")
+    alone = score(one, SEVEN, fixed)
+    whole = score(one, SEVEN, WeightedSum(parts=[part("fixed", fixed, 0.5)]))
+    assert (whole.correct, whole.format_valid) == (alone.correct, alone.format_valid)
+    assert whole.total == 0.5 * alone.total
 
 
 @pytest.mark.parametrize("weight", [-0.1, float("nan"), float("inf"), True])

@@ -80,6 +80,20 @@ def test_a_reward_that_is_not_finite_names_trajectory_and_value(value: float) ->
         paying(RewardResult(total=1.0, correct=value))
 
 
+def test_a_result_of_a_mapping_holds_its_sum_its_parts_and_its_judgements() -> None:
+    assert RewardResult.of({"correct": 1, "format": 0, "brevity": 0.5}) == RewardResult(
+        total=1.5, components={"correct": 1.0, "format": 0.0, "brevity": 0.5}, format_valid=False, correct=1.0
+    )
+    assert RewardResult.of({"brevity": 0.5}) == RewardResult(total=0.5, components={"brevity": 0.5})
+    assert RewardResult.of({}) == RewardResult(total=0.0)
+
+
+def test_a_result_of_a_result_is_the_same_in_floats() -> None:
+    found = RewardResult.of(RewardResult(total=1, components={"a": True}, format_valid=False, correct=0))
+    assert found == RewardResult(total=1.0, components={"a": 1.0}, format_valid=False, correct=0.0)
+    assert [type(value) for value in (found.total, found.correct, found.components["a"])] == [float] * 3
+
+
 def test_infinities_that_cancel_are_found() -> None:
     with pytest.raises(ScoreError, match=r"p0/3 .* plus is inf"):
         paying({"plus": float("inf"), "minus": float("-inf")})

@@ -240,6 +240,55 @@ def test_instructions_tell_of_tools_only_where_the_template_does_not() -> None:
     assert TAGGED.instructions(()) == NATIVE.instructions(box.schemas) == ""
 
 
+# --- introducing --------------------------------------------------------------------------------------------------
+
+SYSTEM = Message(role="system", content="be brief")
+QUESTION = Message(role="user", content="what is 2 + 2? never write <tool>")
+
+
+def test_the_system_message_tells_of_the_tools() -> None:
+    box = toolbox(add, form="tagged")
+    instructions = TAGGED.instructions(box.schemas)
+    assert box.introduced([SYSTEM, QUESTION]) == (
+        Message(role="system", content=f"be brief\n\n{instructions}"),
+        QUESTION,
+    )
+
+
+def test_a_head_without_system_message_gets_one() -> None:
+    box = toolbox(add, form="tagged")
+    told = Message(role="system", content=TAGGED.instructions(box.schemas))
+    assert box.introduced([QUESTION]) == box.introduced([Message(role="system", content=""), QUESTION])
+    assert box.introduced([QUESTION]) == (told, QUESTION)
+
+
+def test_the_first_system_message_alone_is_added_to() -> None:
+    first, *rest = toolbox(add, form="tagged").introduced([SYSTEM, QUESTION, SYSTEM])
+    assert "You can use tools" in first.content
+    assert rest == [QUESTION, SYSTEM]
+
+
+def test_a_task_that_explains_its_tools_itself_is_left_alone() -> None:
+    own = Message(role="system", content='To add, write <tool>{"name": "add", …}</tool>.')
+    box = toolbox(add, form="tagged")
+    assert box.introduced([own, QUESTION]) == (own, QUESTION)
+    once = box.introduced([SYSTEM, QUESTION])
+    assert box.introduced(once) == once
+
+
+def test_without_tools_or_with_a_template_that_shows_them_the_head_stays() -> None:
+    assert toolbox(form="tagged").introduced([SYSTEM, QUESTION]) == (SYSTEM, QUESTION)
+    assert toolbox(add, form="native").introduced([SYSTEM, QUESTION]) == (SYSTEM, QUESTION)
+
+
+@pytest.mark.parametrize("form", ["native", "tagged"])
+def test_what_opens_a_call_is_what_is_read(form: str) -> None:
+    """``introduced`` looks for it in the head."""
+    format_ = TOOL_FORMATS[form]
+    assert format_.parse(f"so {format_.opening}") != ()
+    assert format_.parse(f"so {format_.opening[:-1]}") == ()
+
+
 # --- running ------------------------------------------------------------------------------------------------------
 
 

@@ -67,13 +67,17 @@ def chunks(folder: Path) -> None:
 
 
 def saved_and_resumed(folder: Path) -> None:
-    """Six steps at once, and three, a checkpoint, a fresh engine and three more; on all ranks."""
+    """Six steps at once, and three, a checkpoint over a leftover, a fresh engine and three more; on all ranks."""
     rank, checkpoints = deepspeed.rank(), folder / "checkpoints"
     batches = [micro_batches(rows(5, seed=step)[rank::2], 2) for step in range(6)]
     whole, _ = train(2, batches)
     first = deepspeed.open_engine(qwen3(), zero_stage=2, optimiser=OPTIMISER, dtype="float32")
     for some in batches[:3]:
         deepspeed.optimise(first, some, loss, temperature=0.9)
+    if rank == 0:  # as a process of the same id would have left it
+        stale = checkpoints / f"step_000003.tmp-{os.getpid()}"
+        stale.mkdir(parents=True)
+        (stale / "rng_rank_7.pt").touch()
     path = checkpoint.save(first, checkpoints, step=3, state={"cursor": 3})
     deepspeed.close(first)
     second = deepspeed.open_engine(qwen3(seed=9), zero_stage=2, optimiser=OPTIMISER, dtype="float32")

@@ -27,7 +27,7 @@ from deepspeed import DeepSpeedEngine
 
 from condensegrpo.errors import CheckpointError
 from condensegrpo.learner.deepspeed import quiet, rank, sum_over_ranks, world_size
-from condensegrpo.learner.publish import aside, is_leftover, publish, write_text, written_aside
+from condensegrpo.learner.publish import aside, clear, is_leftover, publish, write_text, written_aside
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -73,8 +73,7 @@ def save(
         CheckpointError: it cannot be written; what was written is removed, and the last good one is untouched.
     """
     target = folder / f"step_{step:06d}"
-    token = int(sum_over_ranks([os.getpid() if rank() == 0 else 0])[0])  # one name for all ranks
-    with written_aside(aside(target, token)) as temporary:
+    with written_aside(_place_aside(target)) as temporary:
         with quiet():
             engine.save_checkpoint(str(temporary), tag=ENGINE, save_latest=False)
         torch.save(_random_states(), temporary / f"rng_rank_{rank()}.pt")
@@ -126,11 +125,9 @@ def latest(folder: Path) -> Path | None:
     Raises:
         CheckpointError: the newest is damaged. It is not passed over in silence.
     """
-    pointer = folder / LATEST
-    if not pointer.is_file():
-        return None
-    checkpoint = folder / pointer.read_text(encoding="utf-8").strip()
-    _complete(checkpoint)
+    checkpoint = _pointed_to(folder)
+    if checkpoint is not None:
+        _complete(checkpoint)
     return checkpoint
 
 
@@ -149,7 +146,12 @@ def verify(checkpoint: Path) -> Manifest:
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Remove all but the ``keep`` newest checkpoints, and what interrupted saves left. Not while another save runs.
+    """Remove old and abandoned checkpoints, and what interrupted saves left. Not while another save runs.
+
+    Kept are the ``keep`` newest steps (at least one) up to and including the one that ``latest`` names. Steps beyond it
+    belong to a continuation that was abandoned, and go. Where ``latest`` names no step that is there, no step goes.
+
+        steps 5 10 12 30, latest 12, keep 2   ─▶   10 12
 
     Every rank may call it; the first does the work.
     """
@@ -158,9 +160,27 @@ def prune(folder: Path, keep: int) -> None:
     steps = sorted(
         (path for path in folder.iterdir() if _STEP.fullmatch(path.name)), key=lambda path: int(path.name[5:])
     )
+    newest = _pointed_to(folder)
+    end = steps.index(newest) + 1 if newest in steps else None
+    kept = steps if end is None else steps[max(0, end - max(keep, 1)) : end]
     leftovers = [path for path in folder.iterdir() if is_leftover(path)]
-    for path in (*steps[: max(0, len(steps) - max(keep, 1))], *leftovers):
+    for path in (*(step for step in steps if step not in kept), *leftovers):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _place_aside(target: Path) -> Path:
+    """Where all ranks write what becomes ``target``: one name for all of them, and nothing there yet."""
+    if rank() == 0:
+        clear(aside(target, os.getpid()))
+    # Besides agreeing on the name, the ranks wait here for each other: nobody writes before the first has cleared.
+    token = int(sum_over_ranks([os.getpid() if rank() == 0 else 0])[0])
+    return aside(target, token)
+
+
+def _pointed_to(folder: Path) -> Path | None:
+    """What ``latest`` names, there or not; None if nothing was ever published."""
+    pointer = folder / LATEST
+    return folder / pointer.read_text(encoding="utf-8").strip() if pointer.is_file() else None
 
 
 def _complete(checkpoint: Path) -> Manifest:

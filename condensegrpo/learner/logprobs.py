@@ -68,12 +68,13 @@ class TrainedLogprobs(nn.Module):
         super().__init__()
         self.policy = policy
         self.decoder = (policy.get_decoder(),)  # in a tuple, so that its parameters are not registered twice
-        settings: dict[str, Any] = policy.config.get_text_config().to_dict()
-        self.dense_width = settings["hidden_size"] if policy.config._attn_implementation in DENSE_ATTENTION else None
+        config = policy.config.get_text_config()  # its attributes know other names, such as GPT-2's n_embd
+        settings: dict[str, Any] = config.to_dict()
+        self.dense_width = config.hidden_size if policy.config._attn_implementation in DENSE_ATTENTION else None
         self.head = ChunkedHead(
             policy.get_output_embeddings(),
             softcap=settings.get("final_logit_softcapping"),
-            vocabulary=settings["vocab_size"],
+            vocabulary=config.vocab_size,
         )
 
     def forward(

@@ -1,8 +1,8 @@
-"""The policy as a Hugging Face folder: load its tokenizer, load its model, write it back."""
+"""The policy as a Hugging Face folder: load its tokenizer, load its model, read what it says of itself, write it."""
 
 import copy
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, cast
 
@@ -11,17 +11,20 @@ from safetensors.torch import save_file
 from torch import Tensor, distributed
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from condensegrpo.errors import ConfigError
-from condensegrpo.learner.publish import aside, publish, written_aside
+from condensegrpo.learner.publish import aside, clear, publish, written_aside
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+GENERATION_CONFIG = "generation_config.json"
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
@@ -67,12 +70,60 @@ def load_policy(path: str, *, dtype: Literal["float32", "bfloat16"], attention: 
     return cast(PreTrainedModel, model.eval())
 
 
+def end_ids(path: str) -> tuple[int, ...]:
+    """Token ids that end a reply, as the ``generation_config`` of a local folder or Hub id says; () if it has none.
+
+    Qwen2.5-Instruct names two, (151645, 151643), where its tokenizer names one.
+
+    Raises:
+        ConfigError: there is no such folder, or its generation_config.json cannot be read.
+    """
+    source = _source(path, "generation configuration")
+    local = Path(source).is_dir()
+    if local and not (Path(source) / GENERATION_CONFIG).is_file():
+        return ()
+    try:
+        found: int | list[int] | None = GenerationConfig.from_pretrained(source).eos_token_id
+    except (OSError, ValueError) as error:
+        if not local and isinstance(error, OSError):
+            return ()  # the Hub has none; that it is out of reach shows when the model is loaded
+        raise ConfigError(
+            f"loading the generation configuration of {path}: {GENERATION_CONFIG} cannot be used: {error} Correct that "
+            f"file, or remove it; replies then end with the tokenizer's eos_token."
+        ) from error
+    if found is None:
+        return ()
+    return (found,) if isinstance(found, int) else tuple(found)
+
+
+def positions(path: str) -> int | None:
+    """Tokens that the model of a local folder or Hub id has positions for, prompt and reply together.
+
+    That is ``max_position_embeddings`` of its text configuration; None if it does not say, as models without position
+    embeddings do not.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    source = _source(path, "configuration")
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(source).get_text_config()
+    except (OSError, ValueError) as error:
+        raise ConfigError(_not_found("configuration", path, error)) from error
+    try:
+        found: int | None = config.max_position_embeddings  # an attribute: GPT-2's file calls it n_positions
+    except AttributeError:
+        return None
+    return found
+
+
 def save_policy(
     folder: Path,
     *,
     model_config: PretrainedConfig,
     named_tensors: Iterable[tuple[str, Tensor]],
     tokenizer: PreTrainedTokenizerBase,
+    stop_ids: Sequence[int] = (),
 ) -> None:
     """Write a plain Hugging Face folder that ``AutoModelForCausalLM`` and vLLM load; it appears whole or not at all.
 
@@ -83,6 +134,7 @@ def save_policy(
         model_config: of the policy; its architecture and data type are filled in.
         named_tensors: the weights, a tied one once.
         tokenizer: is written beside them.
+        stop_ids: what ends a reply beside the tokenizer's eos; ``end_ids`` finds them again.
 
     Raises:
         CheckpointError: the folder cannot be written.
@@ -95,13 +147,17 @@ def save_policy(
         if first:
             tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
     if first:
-        _write(folder, model_config, tensors, tokenizer)
+        _write(folder, model_config, tensors, tokenizer, stop_ids)
     if ranks:
         distributed.barrier()  # so that every rank finds the folder afterwards
 
 
 def _write(
-    folder: Path, model_config: PretrainedConfig, tensors: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase
+    folder: Path,
+    model_config: PretrainedConfig,
+    tensors: dict[str, Tensor],
+    tokenizer: PreTrainedTokenizerBase,
+    stop_ids: Sequence[int],
 ) -> None:
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").is_file():
         raise ConfigError(
@@ -110,10 +166,14 @@ def _write(
     config = copy.deepcopy(model_config)
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
     config.dtype = next(iter(tensors.values())).dtype
-    with written_aside(aside(folder, os.getpid())) as temporary:
+    place = aside(folder, os.getpid())
+    clear(place)
+    with written_aside(place) as temporary:
         save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
         config.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
+        if stop_ids:
+            GenerationConfig(eos_token_id=list(stop_ids)).save_pretrained(temporary)
         publish(temporary, folder)
 
 

@@ -27,9 +27,27 @@ def is_leftover(path: Path) -> bool:
     return ".tmp-" in path.name
 
 
+def clear(folder: Path) -> None:
+    """Remove a folder that an earlier process of the same id left; process ids repeat in containers.
+
+    Raises:
+        CheckpointError: it cannot be removed.
+    """
+    try:
+        if folder.is_dir():
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"removing {folder}, which an interrupted process left: {type(error).__name__}: {error}. Remove it by "
+            f"hand, then resume."
+        ) from error
+
+
 @contextmanager
 def written_aside(temporary: Path) -> Iterator[Path]:
     """Make a folder to write into; if that fails, it goes.
+
+    Several ranks may write into it together, so it is not emptied here: ``clear`` it first, on one rank only.
 
     Raises:
         CheckpointError: instead of whatever file system, torch and safetensors raise when they cannot write.
@@ -50,6 +68,7 @@ def publish(temporary: Path, folder: Path) -> None:
     for path in (*temporary.rglob("*"), temporary):
         sync(path)
     old = folder.with_name(f"{folder.name}.tmp-old-{os.getpid()}")
+    clear(old)
     if folder.exists():
         folder.rename(old)
     temporary.rename(folder)

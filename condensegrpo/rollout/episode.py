@@ -9,13 +9,15 @@ the environment, which alone can tell an answer. So an answer beside a tool call
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from condensegrpo.messages import History, Message, Unit
 from condensegrpo.protocols import Environment, Problem, Step
-from condensegrpo.rollout.boundary import Ended, boundary
+from condensegrpo.rollout.boundary import Ended, checked_messages, guarded
 from condensegrpo.rollout.engine import CondenseWhen, Engine
 from condensegrpo.rollout.prompt import Asked, Prompt, next_prompt
 from condensegrpo.trajectory import (
@@ -37,6 +39,15 @@ class _Ending:
     stop: Stop
     answer: str | None = None
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sampled:
+    """What the policy said, by tokens and as text."""
+
+    generation: Generation
+    text: str
+    version: int  # of the policy, when it was asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,26 +120,37 @@ async def _play(
     """The loop. Turns go into ``turns`` as they are sampled, so that a failure or an abort leaves them there."""
     last: Asked | None = None
     try:
-        async with boundary("starting the environment", Stop.ENVIRONMENT_ERROR, engine.limits.turn_seconds):
-            episode = environment(problem)
-            history = History(head=await episode.start())
+        episode, head = await guarded(
+            partial(_started, environment, problem),
+            who="starting the environment",
+            stop=Stop.ENVIRONMENT_ERROR,
+            seconds=engine.limits.turn_seconds,
+        )
+        history = History(head=engine.toolbox.introduced(head))
         for number in range(engine.limits.max_turns):
-            async with boundary("rendering the prompt", Stop.ENVIRONMENT_ERROR):
-                prompt = await next_prompt(engine, history, last)
-            version = engine.sampler.version
-            generation = await _sample(engine, prompt, seed(number))
-            reaction = await _react(engine, episode, generation)
-            turns.append(_turn(prompt, generation, version, reaction))
+            prompt = await guarded(
+                partial(next_prompt, engine, history, last), who="rendering the prompt", stop=Stop.ENVIRONMENT_ERROR
+            )
+            sampled = await _sample(engine, prompt, seed(number))
+            reaction = await _react(engine, episode, sampled)
+            turns.append(_turn(prompt, sampled, reaction))
             if reaction.ending is not None:
                 return reaction.ending
             history = history.add(Unit(turn=number, reply=reaction.reply, results=reaction.observations))
-            last = Asked(prompt=prompt, output_ids=generation.token_ids)
+            last = Asked(prompt=prompt, output_ids=sampled.generation.token_ids)
     except Ended as end:
         return _Ending(stop=end.stop, detail=end.detail)
     return _Ending(stop=Stop.TURN_LIMIT, detail=f"no answer in {engine.limits.max_turns} replies (rollout.max_turns)")
 
 
-async def _sample(engine: Engine, prompt: Prompt, seed: int) -> Generation:
+async def _started(
+    environment: Callable[[Problem], Environment], problem: Problem
+) -> tuple[Environment, tuple[Message, ...]]:
+    episode = environment(problem)
+    return episode, checked_messages(await episode.start(), "start()")
+
+
+async def _sample(engine: Engine, prompt: Prompt, seed: int) -> _Sampled:
     params = SamplingParams(
         max_tokens=engine.limits.max_output_tokens,
         temperature=engine.temperature,
@@ -136,34 +158,63 @@ async def _sample(engine: Engine, prompt: Prompt, seed: int) -> Generation:
         stop_ids=tuple(engine.renderer.stop_ids),
         stop_strings=engine.toolbox.format.stop_strings,
     )
-    async with boundary("the sampler", Stop.SAMPLER_ERROR, engine.limits.turn_seconds):
-        generation = await engine.sampler.sample(prompt.ids, params)
-    if generation.finish is Finish.ABORT:
+    sampled = await guarded(
+        partial(_sampled, engine, prompt, params),
+        who="the sampler",
+        stop=Stop.SAMPLER_ERROR,
+        seconds=engine.limits.turn_seconds,
+    )
+    if sampled.generation.finish is Finish.ABORT:
         raise Ended(Stop.ABORTED, "the sampler gave the reply up")
-    return generation
+    return sampled
 
 
-async def _react(engine: Engine, environment: Environment, generation: Generation) -> _Reaction:
+async def _sampled(engine: Engine, prompt: Prompt, params: SamplingParams) -> _Sampled:
+    version = engine.sampler.version
+    generation = await engine.sampler.sample(prompt.ids, params)
+    if not isinstance(generation, Generation):
+        raise TypeError(f"sample() gave {generation!r:.80}, wanted a Generation")
+    return _Sampled(generation=generation, text=engine.renderer.text(generation.token_ids), version=version)
+
+
+async def _react(engine: Engine, environment: Environment, sampled: _Sampled) -> _Reaction:
     """Let the tools or the environment answer a reply. What they raise is the reaction's ending: the turn stays."""
-    text = engine.renderer.text(generation.token_ids)
-    reply = Message(role="assistant", content=text)
-    if generation.finish is Finish.LENGTH:
-        detail = f"a reply was cut off at {len(generation.token_ids)} tokens (rollout.max_output_tokens)"
+    reply = Message(role="assistant", content=sampled.text)
+    if sampled.generation.finish is Finish.LENGTH:
+        detail = f"a reply was cut off at {len(sampled.generation.token_ids)} tokens (rollout.max_output_tokens)"
         return _Reaction(reply=reply, ending=_Ending(stop=Stop.OUTPUT_LENGTH, detail=detail))
     try:
-        async with boundary("the tools", Stop.ENVIRONMENT_ERROR):  # each call has the toolbox's own time limit
-            answers = await engine.toolbox.answer(text)
+        answers = await guarded(  # each call has the toolbox's own time limit
+            partial(engine.toolbox.answer, sampled.text), who="the tools", stop=Stop.ENVIRONMENT_ERROR
+        )
         if answers.attempted:
             return _Reaction(
-                reply=Message(role="assistant", content=text, tool_calls=tuple(answers.calls)),
+                reply=replace(reply, tool_calls=tuple(answers.calls)),
                 observations=tuple(answers.messages),
                 turn_rewards={TOOL_ATTEMPTS: float(answers.attempted), TOOL_SUCCESSES: float(answers.succeeded)},
             )
-        async with boundary("the environment", Stop.ENVIRONMENT_ERROR, engine.limits.turn_seconds):
-            step = await environment.step(reply)
+        step = await guarded(
+            partial(_stepped, environment, reply),
+            who="the environment",
+            stop=Stop.ENVIRONMENT_ERROR,
+            seconds=engine.limits.turn_seconds,
+        )
     except Ended as end:
         return _Reaction(reply=reply, ending=_Ending(stop=end.stop, detail=end.detail))
     return _Reaction(reply=reply, observations=step.observations, turn_rewards=step.turn_rewards, ending=_ending(step))
+
+
+async def _stepped(environment: Environment, reply: Message) -> Step:
+    """An environment's answer to a reply, checked: what is wrong in it would come up only where a file is written."""
+    step = await environment.step(reply)
+    if not isinstance(step, Step):
+        raise TypeError(f"step() gave {step!r:.80}, wanted a Step")
+    if not isinstance(step.answer, str | None):
+        raise TypeError(f"step() gave the answer {step.answer!r:.80}, wanted text or None")
+    rewards = {str(name): float(value) for name, value in step.turn_rewards.items()}
+    if not all(map(math.isfinite, rewards.values())):
+        raise ValueError(f"step() gave the turn rewards {rewards}, wanted finite numbers")
+    return replace(step, observations=checked_messages(step.observations, "step()"), turn_rewards=rewards)
 
 
 def _ending(step: Step) -> _Ending | None:
@@ -174,12 +225,12 @@ def _ending(step: Step) -> _Ending | None:
     return _Ending(stop=Stop.ANSWERED, answer=step.answer)
 
 
-def _turn(prompt: Prompt, generation: Generation, version: int, reaction: _Reaction) -> Turn:
+def _turn(prompt: Prompt, sampled: _Sampled, reaction: _Reaction) -> Turn:
     return Turn(
         prompt_ids=prompt.ids,
-        output_ids=generation.token_ids,
-        logprobs=generation.logprobs,
-        policy_version=version,
+        output_ids=sampled.generation.token_ids,
+        logprobs=sampled.generation.logprobs,
+        policy_version=sampled.version,
         condensation=prompt.condensation,
         context=prompt.context,
         reply=reaction.reply,

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from condensegrpo.protocols import Environment, Problem
@@ -13,7 +13,7 @@ from condensegrpo.trajectory import Trajectory
 
 
 async def rollout(
-    problems: Sequence[Problem],
+    problems: Mapping[str, Problem],
     *,
     samples: int,
     environment: Callable[[Problem], Environment],
@@ -25,11 +25,12 @@ async def rollout(
 ) -> tuple[tuple[Trajectory, ...], ...]:
     """``samples`` trajectories of every problem.
 
-    Group ``7-gsm8k-12`` of step 7 holds the trajectories ``7-gsm8k-12-0``, ``7-gsm8k-12-1``, …; a problem that comes
-    a second time is named ``gsm8k-12~2`` and has random streams of its own. An episode that fails or hangs costs only
-    itself.
+    Group ``7-gsm8k-12`` of step 7 holds the trajectories ``7-gsm8k-12-0``, ``7-gsm8k-12-1``, …. An episode that
+    fails or hangs costs only itself.
 
     Args:
+        problems: by a name that is unique in the whole batch, see ``named``. The name is part of the ids of groups and
+            trajectories and names the random streams, so it must not depend on which share of the batch this is.
         on_finish: sees each trajectory the moment it ends, in whatever order they do; what it raises stops the rollout.
         abort: once set, every episode that is under way ends as ``aborted``.
 
@@ -52,7 +53,7 @@ async def rollout(
 
     tasks = [
         [asyncio.create_task(play(problem, name, sample)) for sample in range(samples)]
-        for problem, name in zip(problems, _names(problems), strict=True)
+        for name, problem in problems.items()
     ]
     flat = [task for group in tasks for task in group]
     try:
@@ -64,9 +65,20 @@ async def rollout(
     return tuple(tuple(task.result() for task in group) for group in tasks)
 
 
-def _names(problems: Sequence[Problem]) -> Iterator[str]:
-    """The id of each problem, told apart from its earlier occurrences in the same rollout."""
+def named(problems: Sequence[Problem]) -> dict[str, Problem]:
+    """The problems of a batch by unique names, in order: its id, and for an id that comes again ``id~2``, ``id~3``, ….
+
+    To be applied to the whole batch of a step, before ranks take their shares: then two occurrences of one problem have
+    random streams of their own, wherever they are sampled.
+
+        a b a  ─▶  a: a   b: b   a~2: a
+    """
+    names: dict[str, Problem] = {}
     seen: Counter[str] = Counter()
     for problem in problems:
         seen[problem.id] += 1
-        yield problem.id if seen[problem.id] == 1 else f"{problem.id}~{seen[problem.id]}"
+        name = problem.id if seen[problem.id] == 1 else f"{problem.id}~{seen[problem.id]}"
+        while name in names:  # the id of another problem
+            name += "~"
+        names[name] = problem
+    return names

@@ -10,11 +10,12 @@ No token that was sampled is ever tokenised anew and taken for a continuation: w
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from condensegrpo.errors import ContextOverflow
 from condensegrpo.messages import History, Message, Unit, flatten
 from condensegrpo.protocols import Budget, Condensed
-from condensegrpo.rollout.boundary import boundary
+from condensegrpo.rollout.boundary import guarded
 from condensegrpo.rollout.budget import check_head
 from condensegrpo.rollout.engine import Engine
 from condensegrpo.trajectory import Condensation, Fate, Span, Stop
@@ -56,7 +57,7 @@ async def next_prompt(engine: Engine, history: History, last: Asked | None) -> P
         check_head(engine.renderer, history.head, engine.limits)
         return Prompt(ids=tuple(engine.renderer.prompt(history.head)), context=history.head)
     condensed = await _condense(engine, history) if engine.condense_when == "every_turn" else None
-    if condensed is None or condensed.units == (*last.prompt.units, history.units[-1]):
+    if condensed is None or tuple(condensed.units) == (*last.prompt.units, history.units[-1]):
         grown = _grown(engine, history, last)
         if len(grown.ids) <= engine.limits.max_context_tokens:
             return grown
@@ -91,10 +92,12 @@ def _rewritten(engine: Engine, history: History, condensed: Condensed) -> Prompt
     budget = engine.limits.max_context_tokens
     if len(ids) > budget:
         raise ContextOverflow.at(turn=len(history.units), tokens=len(ids), budget=budget)
+    # not count(history.messages): in every turn that would render everything said so far
+    tokens_before = engine.renderer.count(history.head) + sum(span.tokens for span in condensed.spans)
     declared = Condensation(
         condenser=engine.condenser_name,
         reason=condensed.reason,
-        tokens_before=engine.renderer.count(history.messages),
+        tokens_before=tokens_before,
         tokens_after=len(ids),
         spans=condensed.spans,
     )
@@ -103,24 +106,41 @@ def _rewritten(engine: Engine, history: History, condensed: Condensed) -> Prompt
 
 async def _condense(engine: Engine, history: History) -> Condensed:
     """Ask the condenser, and hold it to its contract."""
+    return await guarded(
+        partial(_accounted, engine, history),
+        who=f"the condenser {engine.condenser_name!r}",
+        stop=Stop.ENVIRONMENT_ERROR,
+        seconds=engine.limits.turn_seconds,
+    )
+
+
+async def _accounted(engine: Engine, history: History) -> Condensed:
     budget = Budget(tokens=engine.limits.max_context_tokens, count=engine.renderer.count)
-    who = f"the condenser {engine.condenser_name!r}"
-    async with boundary(who, Stop.ENVIRONMENT_ERROR, engine.limits.turn_seconds):
-        condensed = await engine.condenser.condense(history, budget, engine.toolbox.schemas)
-        _check_account(history.units, condensed)
+    condensed = await engine.condenser.condense(history, budget, engine.toolbox.schemas)
+    if not isinstance(condensed, Condensed):
+        raise TypeError(f"condense() gave {condensed!r:.80}, wanted a Condensed")
+    _check_account(history.units, condensed)
     return condensed
 
 
 def _check_account(units: Sequence[Unit], condensed: Condensed) -> None:
-    """Every unit has one span, in order, and what is said to be kept is shown as it was."""
+    """Every unit has one span, in order; what is shown are units of the history, in order; and the spans are true."""
     wanted, found = [unit.turn for unit in units], [span.turn for span in condensed.spans]
     if found != wanted:
         raise ValueError(
             f"its spans account for the units of turns {found}, wanted each one once and in order: {wanted}"
         )
+    shown = {unit.turn: unit for unit in condensed.units}
+    if [unit.turn for unit in condensed.units] != [turn for turn in wanted if turn in shown]:
+        raise ValueError(
+            f"it shows the units of turns {[unit.turn for unit in condensed.units]}, wanted units of the history, "
+            f"each at most once and in order: {wanted}"
+        )
     for unit, span in zip(units, condensed.spans, strict=True):
-        if span.fate is Fate.KEPT and unit not in condensed.units:
+        if span.fate is Fate.KEPT and shown.get(unit.turn) != unit:
             raise ValueError(f"its spans say that the unit of turn {unit.turn} was kept, but it is not shown verbatim")
+        if span.fate is Fate.DROPPED and unit.turn in shown:
+            raise ValueError(f"its spans say that the unit of turn {unit.turn} was dropped, but it is shown")
 
 
 def _spans(engine: Engine, history: History, known: Sequence[Span]) -> tuple[Span, ...]:

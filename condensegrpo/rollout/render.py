@@ -11,6 +11,7 @@ round trip. Text is a view; only a prompt that a condenser rewrote is made from 
 import itertools
 import json
 import re
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -36,6 +37,7 @@ class Renderer:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         template_options: Mapping[str, Any] | None = None,
+        stop_ids: Sequence[int] = (),
     ) -> None:
         """What to render with.
 
@@ -44,6 +46,7 @@ class Renderer:
                 a model writes (``<answer>``) must be ordinary vocabulary or added tokens that are not special.
             tools: schemas that the chat template shows; empty for tool formats that the system message explains.
             template_options: further variables of the template, such as ``enable_thinking``.
+            stop_ids: that the model ends a reply with beside the tokenizer's, as its ``generation_config`` says.
 
         Raises:
             ConfigError: there is no chat template, it hides the replies, or no token ends a reply.
@@ -58,18 +61,19 @@ class Renderer:
         self._tool_text = json.dumps(self._tools, ensure_ascii=False, default=str)
         self._options = dict(template_options or {})
         self._encoder = _Encoder(tokenizer)
-        # a condensed prompt is counted and then rendered; counts of units come back in every turn of an episode
-        self._prompt = lru_cache(maxsize=32)(self._rendered)
+        # a condensed prompt is counted and then rendered, with the counts of other episodes in between; counts
+        # of units come back in every turn of an episode
+        self._prompt = lru_cache(maxsize=512)(self._rendered)
         self._length = lru_cache(maxsize=16384)(self._counted)
         self._end_of_turn = self._find_end_of_turn()
-        self.stop_ids: tuple[int, ...] = tuple(
-            sorted({stop for stop in (tokenizer.eos_token_id, self._end_of_turn) if stop is not None})
-        )
-        if not self.stop_ids:
+        ends = [stop for stop in (self._end_of_turn, tokenizer.eos_token_id, *stop_ids) if stop is not None]
+        self.stop_ids: tuple[int, ...] = tuple(sorted(set(ends)))
+        if not ends:
             raise ConfigError(
                 "setting up the prompts: the tokenizer has no eos_token and its chat template puts no special token "
                 "after a reply, so nothing could end one. Set eos_token in tokenizer_config.json."
             )
+        self._closing = ends[0]
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The whole prompt (P,), ending in the generation prompt.
@@ -77,7 +81,7 @@ class Renderer:
         It has exactly the special tokens that the template writes (one BOS, if it writes one). The text of a special
         token inside a message is tokenised as the characters that it is made of.
         """
-        return self._prompt(tuple(messages))
+        return tuple(self._prompt(tuple(messages)))
 
     def count(self, messages: Sequence[Message]) -> int:
         """How many tokens ``prompt(messages)`` has. Remembered by content."""
@@ -131,6 +135,31 @@ class Renderer:
         said = self._encoder.escape(reply.content, marker)
         return bool(found) and shown.startswith(before) and shown[len(before) :].strip() == said.strip()
 
+    def check_roles(self, head: Sequence[Message], result: Message) -> None:
+        """Check, before anything is sampled, that a conversation in which a tool is called can be shown.
+
+        Args:
+            head: system message and question of some problem.
+            result: of a tool, as the tool format writes it.
+
+        Raises:
+            ConfigError: the chat template refuses the roles, or shows no result.
+        """
+        called = Message(role="assistant", content="calling")
+        marker = next(self._unused((*head, called, result)))
+        cure = " Set rollout.tool_format=tagged: its results are user messages." if result.role == "tool" else ""
+        try:
+            texts = {
+                self._templated((*head, called, replace(result, content=content)), marker) for content in ("1", "2")
+            }
+        except RolloutError as error:
+            raise ConfigError(f"checking how tools are shown: {error}{cure}") from error
+        if len(texts) == 1:
+            raise ConfigError(
+                f"checking how tools are shown: the chat template leaves out messages of role {result.role!r}, so the "
+                f"policy would never see a tool's result.{cure or ' Use another chat template.'}"
+            )
+
     def text(self, output_ids: Sequence[int]) -> str:
         """What sampled ids (A,) say, without the stop id at their end. For reading, never to be tokenised."""
         stopped = bool(output_ids) and output_ids[-1] in self.stop_ids
@@ -140,12 +169,12 @@ class Renderer:
     def reply_ids(self, text: str) -> tuple[int, ...]:
         """The ids (A,) of a written reply as a policy should sample it, end-of-turn id included. For demonstrations."""
         marker = next(_unused_characters((text,)))
-        end = self.stop_ids[0] if self._end_of_turn is None else self._end_of_turn
-        return (*self._encoder.encode(self._encoder.escape(text, marker), marker), end)
+        return (*self._encoder.encode(self._encoder.escape(text, marker), marker), self._closing)
 
-    def _rendered(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
+    def _rendered(self, messages: tuple[Message, ...]) -> "array[int]":
+        """The prompt as an array: four bytes an id, where a tuple of numbers takes nine times as many."""
         marker = next(self._unused(messages))
-        return self._encoder.encode(self._templated(messages, marker), marker)
+        return array("I", self._encoder.encode(self._templated(messages, marker), marker))
 
     def _counted(self, messages: tuple[Message, ...]) -> int:
         return len(self._prompt(messages))

@@ -1,7 +1,6 @@
 """Applies a reward to a finished trajectory, and sums up what its turns earned."""
 
 import math
-from collections.abc import Mapping
 from types import FunctionType
 from typing import NamedTuple
 
@@ -31,7 +30,7 @@ def score(trajectory: Trajectory, problem: Problem, reward: Reward) -> Score:
     """
     doing = f"scoring trajectory {trajectory.id} of problem {problem.id} with the reward {_name(reward)}"
     try:
-        result = _result(reward(trajectory, problem))
+        result = RewardResult.of(reward(trajectory, problem))
     except Exception as error:  # the boundary to a plug-in
         raise ScoreError(f"{doing}: {type(error).__name__}: {error}") from error
     valid = trajectory.stop is Stop.ANSWERED if result.format_valid is None else result.format_valid
@@ -65,21 +64,6 @@ def turn_sums(trajectory: Trajectory) -> TurnSums:
         if any(message.tool_call_id is not None for message in turn.observations)
     )
     return TurnSums(total=math.fsum(rewards), result_turn=next(answered, -1))
-
-
-def _result(given: Mapping[str, float] | RewardResult) -> RewardResult:
-    """What a reward gave, in plain floats."""
-    if isinstance(given, RewardResult):
-        parts = {name: float(value) for name, value in given.components.items()}
-        right = None if given.correct is None else float(given.correct)
-        return RewardResult(total=float(given.total), components=parts, format_valid=given.format_valid, correct=right)
-    parts = {name: float(value) for name, value in given.items()}
-    return RewardResult(
-        total=sum(parts.values()),  # not fsum, which raises on inf − inf before the value can be named
-        components=parts,
-        format_valid=bool(parts["format"]) if "format" in parts else None,
-        correct=parts.get("correct"),
-    )
 
 
 def _name(reward: Reward) -> str:

@@ -14,7 +14,7 @@ import re
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -41,6 +41,10 @@ class ToolFormat(Protocol):
     """How calls stand in a reply, and how results stand in the conversation."""
 
     @property
+    def opening(self) -> str:
+        """The markup that opens a call."""
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         """What ends a reply in this format beside the stop ids."""
 
@@ -57,11 +61,12 @@ class ToolFormat(Protocol):
 class Native:
     """The format of Hermes, Qwen and most chat templates: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``."""
 
+    opening: str = "<tool_call>"
     stop_strings: tuple[str, ...] = ()
 
     def parse(self, text: str) -> tuple[ToolCall | Malformed, ...]:
         """All calls of a reply; there may be several in a row."""
-        return _parse(text, _Markup(opening="<tool_call>", closing="</tool_call>", arguments="arguments"))
+        return _parse(text, _Markup(opening=self.opening, closing="</tool_call>", arguments="arguments"))
 
     def result(self, call_id: str, name: str, text: str) -> Message:
         """A message of role ``tool``."""
@@ -75,11 +80,12 @@ class Native:
 class Tagged:
     """A format for models without a tool template: ``<tool>{"name": …, "args": {…}}</tool>``, results by the user."""
 
+    opening: str = "<tool>"
     stop_strings: tuple[str, ...] = ("</tool>",)
 
     def parse(self, text: str) -> tuple[ToolCall | Malformed, ...]:
         """All calls of a reply; the stop string lets there be one."""
-        return _parse(text, _Markup(opening="<tool>", closing="</tool>", arguments="args"))
+        return _parse(text, _Markup(opening=self.opening, closing="</tool>", arguments="args"))
 
     def result(self, call_id: str, name: str, text: str) -> Message:
         """A user message with the result in ``<result>`` tags."""
@@ -158,6 +164,24 @@ class Toolbox:
         self._tools = dict(tools)
         self._seconds = seconds
         self._max_chars = max_chars
+
+    def introduced(self, head: Sequence[Message]) -> tuple[Message, ...]:
+        """The head of a history, in which the system message tells of the tools if the chat template does not.
+
+            system  Be brief.   ─▶   system  Be brief.⏎⏎You can use tools. To call one, write <tool>…
+
+        A head without a system message gets one. If a system message shows how a call is opened, the task explains its
+        tools itself, and the head stays as it is.
+        """
+        instructions = self.format.instructions(self.schemas)
+        systems = [index for index, message in enumerate(head) if message.role == "system"]
+        if not instructions or any(self.format.opening in head[index].content for index in systems):
+            return tuple(head)
+        if not systems:
+            return (Message(role="system", content=instructions), *head)
+        first = systems[0]
+        told = "\n\n".join(text for text in (head[first].content, instructions) if text)
+        return (*head[:first], replace(head[first], content=told), *head[first + 1 :])
 
     async def answer(self, text: str) -> ToolAnswers:
         """Read the calls of a reply, run them, and give the messages that follow it. Never raises for what they do."""

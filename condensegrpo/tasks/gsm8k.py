@@ -5,12 +5,16 @@ A worked answer of the dataset marks its sums, and each mark becomes one turn of
     Natalia sold 48/2 = <<48/2=24>>24 clips in May.   ─▶  Natalia sold <tool>{"name": "calculator", …}</tool>
                                                           <result>24</result>
     #### 72                                           ─▶  <answer>72</answer>
+
+A worked answer that does not end in the result of its last sum, since it goes on in words, is no demonstration: it
+would show 100 and answer 328, and teach to guess.
 """
 
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 from condensegrpo.errors import DataError
 from condensegrpo.messages import History, Message, Unit
@@ -27,7 +31,8 @@ _MARK = re.compile(r"<<([^<>=]+)=([^<>=]*)>>")
 _SUM_WORD = re.compile(r"[$\d.,+\-*/×÷()%=−–]+|x")  # of a written-out sum: 48/2, =, $
 _BARE = re.compile(r"[\d.]+")  # <<36=36>> calculates nothing
 _FINAL = "####"
-_ROUNDING = 0.01  # a mark may differ from its sum by so much of its value: 1/3=.33
+_NUMERAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)")
+_TINY = Decimal("1e-6")  # a mark may have more decimals than the calculator writes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,13 +105,13 @@ class Gsm8k:
         """One turn each of a random training problem that the calculator solves.
 
         Raises:
-            DataError: no worked answer marks a sum.
+            DataError: no worked answer marks sums that the calculator agrees with and that end in its answer.
         """
         lessons = list(self._lessons())
         if not lessons:
             raise DataError(
-                "making demonstrations: no training answer holds a mark like <<48/2=24>>. Use the original GSM8K, or "
-                "set warm_start.steps=0"
+                "making demonstrations: no training answer holds marks like <<48/2=24>> that are right and the last of "
+                "which gives the answer. Use the original GSM8K, or set warm_start.steps=0"
             )
         rng = random.Random(f"gsm8k demonstrations {seed}")
         while True:
@@ -134,9 +139,10 @@ class Gsm8k:
             yield _final(lesson.problem)
 
     def _lessons(self) -> Iterator[_Lesson]:
+        """The training problems whose answer is the result of the last sum of their worked answer."""
         for problem in self._train:
             sums = _sums(problem.data["worked"])
-            if sums:
+            if sums and _agree(sums[-1].result, str(problem.answer)):
                 yield _Lesson(problem=problem, sums=sums)
 
     def _turn(self, lesson: _Lesson, turn: int) -> Demonstration:
@@ -201,7 +207,7 @@ def _sums(worked: str) -> tuple[_Sum, ...]:
             if _BARE.fullmatch(mark[1]):
                 continue
             result = _calculate(mark[1])
-            if result is None or not _agree(result, mark[2]):
+            if result is None or not _agree(result, mark[2].strip()):
                 return ()
             sums.append(_Sum(thought=_thought(line[at : mark.start()]), expression=mark[1], result=result))
             at = mark.end()
@@ -215,12 +221,16 @@ def _calculate(expression: str) -> str | None:
         return None  # not every mark is arithmetic: <<2x=8>>
 
 
-def _agree(result: str, marked: str) -> bool:
-    try:
-        found, wanted = float(result), float(marked)
-    except ValueError:
+def _agree(result: str, stated: str) -> bool:
+    """Whether a stated number is the calculator's result, rounded at most to the decimals that it has.
+
+    24 and 24. are 24 and nothing else; .33 is 0.3333333333, being within half a unit of its last decimal.
+    """
+    if not _NUMERAL.fullmatch(stated):
         return False
-    return abs(found - wanted) <= _ROUNDING * max(abs(wanted), 1.0)
+    decimals = len(stated.partition(".")[2])
+    allowed = max(Decimal(5).scaleb(-decimals - 1), _TINY) if decimals else Decimal(0)
+    return abs(Decimal(result) - Decimal(stated)) <= allowed
 
 
 def _thought(text: str) -> str:

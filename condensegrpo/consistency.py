@@ -1,0 +1,56 @@
+"""Whether the figures of a configuration fit together. Looks at the configuration alone."""
+
+from condensegrpo.config import RunConfig
+from condensegrpo.errors import ConfigError
+
+
+def check_figures(config: RunConfig) -> None:
+    """Check keys against each other.
+
+    Raises:
+        ConfigError: the first pair that does not fit, with both values.
+    """
+    _check_group(config)
+    _check_lengths(config)
+    _check_task(config)
+
+
+def _check_group(config: RunConfig) -> None:
+    if config.train.samples_per_problem == 1 and config.train.steps:
+        raise ConfigError(
+            "checking train.samples_per_problem: found 1; a group-relative advantage needs at least 2 "
+            "trajectories a problem."
+        )
+
+
+def _check_lengths(config: RunConfig) -> None:
+    """The longest row that a rollout can make is a full context and a full reply after it."""
+    rollout = config.rollout
+    longest = rollout.max_context_tokens + rollout.max_output_tokens
+    made_of = f"rollout.max_context_tokens + rollout.max_output_tokens = {longest}"
+    room = config.learner.tokens_per_micro_batch
+    if longest > room:
+        raise ConfigError(
+            f"checking learner.tokens_per_micro_batch: found {room}, and a row may have {made_of} tokens. Rows are "
+            f"never split: raise it to at least {longest}."
+        )
+    if config.model.new is not None and longest > config.model.new.max_positions:
+        raise ConfigError(
+            f"checking model.new.max_positions: found {config.model.new.max_positions}, and a context with its reply "
+            f"may have {made_of} tokens. Raise it to at least {longest}."
+        )
+
+
+def _check_task(config: RunConfig) -> None:
+    """A task's option named as a key of the rollout must say the same: its demonstrations show that rollout."""
+    twins = (
+        ("tool_format", "rollout.tool_format", config.rollout.tool_format),
+        ("keep_last", "condenser.options.keep_last", config.condenser.options.get("keep_last")),
+    )
+    for option, key, value in twins:
+        found = config.task.options.get(option, value)
+        if found != value:
+            raise ConfigError(
+                f"checking task.options.{option}: found {found!r}, and {key} is {value!r}. The task's prompts and "
+                f"demonstrations must be those of the rollout: set both to one value."
+            )

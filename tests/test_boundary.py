@@ -1,0 +1,357 @@
+"""The line between the engine and what others wrote: whatever is past it costs its own episode, and is named."""
+
+import asyncio
+import logging
+import math
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import pytest
+from talk import Counting, agent, counting, engine, problem, said
+
+from condensegrpo import codec
+from condensegrpo.errors import ContextOverflow
+from condensegrpo.messages import History, Message
+from condensegrpo.protocols import Budget, Condensed, NamedTensors, Problem, Step
+from condensegrpo.rollout.boundary import Ended, checked_messages, guarded
+from condensegrpo.rollout.engine import Engine
+from condensegrpo.rollout.group import named, rollout
+from condensegrpo.trajectory import Finish, Generation, SamplingParams, Stop, Trajectory
+
+Play = Callable[[], Coroutine[Any, Any, Any]]
+
+
+def ended(work: Play, seconds: float | None = None) -> Ended:
+    """How guarded work ended."""
+
+    async def run() -> Ended:
+        with pytest.raises(Ended) as caught:
+            await guarded(work, who="it", stop=Stop.ENVIRONMENT_ERROR, seconds=seconds)
+        return caught.value
+
+    return asyncio.run(run())
+
+
+def roll(parts: Engine, environment: Callable[[Problem], Any] = Counting) -> tuple[Trajectory, ...]:
+    """One trajectory of the question ``fault`` and one of ``count``."""
+    problems = named([problem(0, "fault"), problem(1, "count")])
+    groups = asyncio.run(
+        rollout(
+            problems,
+            samples=1,
+            environment=environment,
+            engine=parts,
+            run_seed=0,
+            step=0,
+            on_finish=lambda _: None,
+        )
+    )
+    return tuple(one for group in groups for one in group)
+
+
+# --- guarded ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_work_returns_comes_back() -> None:
+    async def five() -> int:
+        await asyncio.sleep(0)
+        return 5
+
+    assert asyncio.run(guarded(five, who="it", stop=Stop.ENVIRONMENT_ERROR, seconds=5)) == 5
+
+
+class Panic(BaseException):
+    """As pyo3's PanicException, which a Rust extension raises: no Exception."""
+
+
+@pytest.mark.parametrize(
+    ("error", "stop", "detail"),
+    [
+        (KeyError("lost"), Stop.ENVIRONMENT_ERROR, "it: KeyError: 'lost'"),
+        (SystemExit(0), Stop.ENVIRONMENT_ERROR, "it: SystemExit: 0"),
+        (Panic("rust"), Stop.ENVIRONMENT_ERROR, "it: Panic: rust"),
+        (TimeoutError("its own"), Stop.ENVIRONMENT_ERROR, "it: TimeoutError: its own"),
+        (asyncio.CancelledError(), Stop.ENVIRONMENT_ERROR, "it: CancelledError: it cancelled itself"),
+        (StopIteration(1), Stop.ENVIRONMENT_ERROR, "it: RuntimeError: coroutine raised StopIteration"),
+        (ContextOverflow("too long"), Stop.CONTEXT_OVERFLOW, "too long"),
+        (Ended(Stop.SAMPLER_ERROR, "further in"), Stop.SAMPLER_ERROR, "further in"),
+    ],
+)
+def test_whatever_is_raised_ends_the_episode_by_name(error: BaseException, stop: Stop, detail: str) -> None:
+    async def work() -> NoReturn:
+        await asyncio.sleep(0)
+        raise error
+
+    end = ended(work, seconds=5)
+    assert (end.stop, end.detail) == (stop, detail)
+
+
+def test_work_that_is_not_even_asynchronous_ends_the_episode() -> None:
+    end = ended(lambda: 5)  # type: ignore[arg-type, return-value]
+    assert "it: TypeError" in end.detail
+
+
+def test_work_that_cancels_its_own_task_cancels_nobody_else() -> None:
+    async def work() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(20)
+
+    assert ended(work).detail == "it: CancelledError: it cancelled itself"
+
+
+def test_work_that_ignores_its_cancellation_is_not_waited_for() -> None:
+    finished: list[str] = []
+
+    async def stubborn() -> None:
+        try:
+            await asyncio.sleep(20)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.5)
+        finished.append("stubborn")
+
+    async def run() -> tuple[str, list[str]]:
+        with pytest.raises(Ended) as caught:
+            await guarded(stubborn, who="it", stop=Stop.ENVIRONMENT_ERROR, seconds=0.05)
+        return caught.value.detail, list(finished)
+
+    assert asyncio.run(run()) == ("it: nothing came back within 0.05 seconds (rollout.turn_seconds)", [])
+
+
+def test_what_abandoned_work_raises_later_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    async def late() -> None:
+        try:
+            await asyncio.sleep(20)
+        except asyncio.CancelledError:
+            raise OSError("too late") from None
+
+    async def run() -> None:
+        with pytest.raises(Ended):
+            await guarded(late, who="it", stop=Stop.ENVIRONMENT_ERROR, seconds=0.02)
+        await asyncio.sleep(0.02)
+
+    with caplog.at_level(logging.ERROR, logger="asyncio"):
+        asyncio.run(run())
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("pause", [0, 0.02])  # before the work's first step, and in the middle of it
+def test_a_cancellation_of_the_episode_reaches_the_work_and_passes_through(pause: float) -> None:
+    seen: list[str] = []
+
+    async def patient() -> None:
+        seen.append("started")
+        try:
+            await asyncio.sleep(20)
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    async def run() -> bool:
+        task = asyncio.create_task(guarded(patient, who="it", stop=Stop.ENVIRONMENT_ERROR, seconds=20))
+        await asyncio.sleep(pause)
+        task.cancel()
+        await asyncio.wait({task})
+        await asyncio.sleep(0)
+        return task.cancelled()
+
+    assert asyncio.run(run())
+    assert seen in ([], ["started", "cancelled"])
+    assert pause == 0 or seen
+
+
+def test_ctrl_c_is_not_the_plugins() -> None:
+    async def interrupted() -> NoReturn:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(guarded(interrupted, who="it", stop=Stop.ENVIRONMENT_ERROR))
+
+
+# --- messages of others -----------------------------------------------------------------------------------------------
+
+
+def test_a_list_of_messages_is_taken_as_a_tuple() -> None:
+    message = Message(role="user", content="hi")
+    assert checked_messages([message], "start()") == (message,)
+
+
+@pytest.mark.parametrize(
+    ("found", "complaint"),
+    [
+        (None, r"start\(\) gave None, wanted a tuple of messages"),
+        ("hi", r"start\(\) gave 'h' among its messages"),
+        ([{"role": "user", "content": "hi"}], "wanted a Message whose content is text"),
+        ([Message(role="user", content=None)], "wanted a Message whose content is text"),  # type: ignore[arg-type]
+        ([Message(role="human", content="hi")], "role 'human', known are system, user, assistant, tool"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_message_is_refused(found: object, complaint: str) -> None:
+    with pytest.raises(TypeError, match=complaint):
+        checked_messages(found, "start()")
+
+
+# --- faulty environments ----------------------------------------------------------------------------------------------
+
+
+async def _swallows() -> Step:
+    try:
+        await asyncio.sleep(20)
+    except asyncio.CancelledError:
+        await asyncio.sleep(2)  # as if nothing had happened
+    return Step()
+
+
+async def _raises(error: BaseException) -> Step:
+    raise error
+
+
+async def _gives(step: Any) -> Step:
+    found: Step = step
+    return found
+
+
+FAULTS: Mapping[str, tuple[Callable[[], Awaitable[Step]], str]] = {
+    "none": (lambda: _gives(None), "TypeError: step() gave None, wanted a Step"),
+    "text": (lambda: _gives(Step(observations="seen")), "'s' among its messages"),  # type: ignore[arg-type]
+    "number": (lambda: _gives(Step(done=True, answer=5)), "the answer 5, wanted text or None"),  # type: ignore[arg-type]
+    "nan": (lambda: _gives(Step(turn_rewards={"r": math.nan})), "wanted finite numbers"),
+    "no rewards": (lambda: _gives(Step(turn_rewards=None)), "AttributeError"),  # type: ignore[arg-type]
+    "exit": (lambda: _raises(SystemExit(0)), "SystemExit: 0"),
+    "sys.exit": (lambda: sys.exit(3), "SystemExit: 3"),
+    "cancels": (lambda: _raises(asyncio.CancelledError()), "CancelledError: it cancelled itself"),
+    "swallows": (_swallows, "nothing came back within 0.3 seconds (rollout.turn_seconds)"),
+    "synchronous": (lambda: Step(), "TypeError: object Step can't be used in 'await'"),  # type: ignore[arg-type, return-value]
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_environment_costs_its_own_episode(fault: str) -> None:
+    act, complaint = FAULTS[fault]
+
+    class Faulty(Counting):
+        async def step(self, reply: Message) -> Step:
+            return await act() if self.problem.question == "fault" else await super().step(reply)
+
+    started = time.monotonic()
+    failed, fine = roll(engine(agent(counting), turn_seconds=0.3), Faulty)
+    assert time.monotonic() - started < 10
+    assert (failed.stop, len(failed.turns), failed.turns[0].observations) == (Stop.ENVIRONMENT_ERROR, 1, ())
+    assert failed.detail.startswith("the environment: ")
+    assert complaint in failed.detail
+    assert (fine.stop, len(fine.turns)) == (Stop.ANSWERED, 6)
+    assert codec.dump_line(failed)
+
+
+def test_turn_rewards_are_stored_as_plain_floats() -> None:
+    class Paying(Counting):
+        async def step(self, reply: Message) -> Step:
+            return Step(done=True, answer="1", turn_rewards={"one": 1, "yes": True})
+
+    _, one = roll(engine(agent(counting)), Paying)
+    assert [type(value) for value in one.turns[0].turn_rewards.values()] == [float, float]
+
+
+@pytest.mark.parametrize(
+    ("act", "complaint"),
+    [
+        (lambda: _gives(None), "TypeError: start() gave None, wanted a tuple of messages"),
+        (lambda: _raises(SystemExit(1)), "SystemExit: 1"),
+        (_swallows, "nothing came back within 0.3 seconds"),
+    ],
+)
+def test_an_environment_that_does_not_start_costs_its_own_episode(act: Callable[[], Any], complaint: str) -> None:
+    class Faulty(Counting):
+        async def start(self) -> tuple[Message, ...]:
+            found: tuple[Message, ...] = await act() if self.problem.question == "fault" else await super().start()
+            return found
+
+    failed, fine = roll(engine(agent(counting), turn_seconds=0.3), Faulty)
+    assert (failed.stop, failed.turns) == (Stop.ENVIRONMENT_ERROR, ())
+    assert failed.detail.startswith("starting the environment: ")
+    assert complaint in failed.detail
+    assert fine.stop is Stop.ANSWERED
+
+
+# --- faulty condensers and samplers -----------------------------------------------------------------------------------
+
+
+@dataclass
+class FaultyCondenser:
+    """Misbehaves, whatever it is asked."""
+
+    act: Callable[[], Awaitable[Any]]
+
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+        found: Condensed = await self.act()
+        return found
+
+
+@pytest.mark.parametrize(
+    ("act", "complaint"),
+    [
+        (lambda: _gives(None), "TypeError: condense() gave None, wanted a Condensed"),
+        (lambda: _raises(SystemExit(0)), "SystemExit: 0"),
+        (lambda: _raises(asyncio.CancelledError()), "CancelledError: it cancelled itself"),
+        (_swallows, "nothing came back within 0.3 seconds"),
+    ],
+)
+def test_a_faulty_condenser_costs_its_own_episodes(act: Callable[[], Any], complaint: str) -> None:
+    for one in roll(engine(agent(counting), condenser=FaultyCondenser(act), turn_seconds=0.3)):
+        assert (one.stop, len(one.turns)) == (Stop.ENVIRONMENT_ERROR, 1)
+        assert one.detail.startswith("the condenser 'chosen': ")
+        assert complaint in one.detail
+
+
+@dataclass
+class FaultySampler:
+    """Misbehaves, whatever it is asked."""
+
+    act: Callable[[], Awaitable[Any]]
+
+    async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+        found: Generation = await self.act()
+        return found
+
+    def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
+        raise NotImplementedError
+
+    @property
+    def version(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+class Versionless(FaultySampler):
+    """Does not know its version."""
+
+    @property
+    def version(self) -> int:
+        raise LookupError("no version")
+
+
+@pytest.mark.parametrize(
+    ("sampler", "complaint"),
+    [
+        (FaultySampler(lambda: _gives(said("hello"))), "wanted a Generation"),
+        (
+            FaultySampler(lambda: _gives(Generation(token_ids=(-1,), logprobs=(0.0,), finish=Finish.STOP))),
+            "OverflowError",  # no text can be read from it
+        ),
+        (FaultySampler(lambda: _raises(SystemExit(0))), "SystemExit: 0"),
+        (FaultySampler(lambda: _raises(asyncio.CancelledError())), "CancelledError: it cancelled itself"),
+        (FaultySampler(_swallows), "nothing came back within 0.3 seconds"),
+        (Versionless(lambda: _gives(None)), "LookupError: no version"),
+    ],
+)
+def test_a_faulty_sampler_costs_its_own_episodes(sampler: FaultySampler, complaint: str) -> None:
+    for one in roll(engine(sampler, turn_seconds=0.3)):
+        assert (one.stop, one.turns) == (Stop.SAMPLER_ERROR, ())
+        assert one.detail.startswith("the sampler: ")
+        assert complaint in one.detail
