@@ -143,7 +143,7 @@ def _print(result: "Evaluation", model: str) -> None:
         if key in result.metrics:
             table.add_row(label, f"{result.metrics[key]:.3f}")
     for key, value in result.metrics.items():
-        if key.startswith("stop/"):
+        if key.startswith("stop/") and value:
             table.add_row(f"ended: {key.removeprefix('stop/')}", f"{value:.3f}")
     table.add_row("seconds", f"{result.seconds:.1f}")
     console = Console()
