@@ -29,8 +29,8 @@ lint: install
 # The package-dir mapping of pyproject.toml is invisible to mypy: it reads a folder of symbolic links laid out as installed.
 typecheck: install
 	rm -rf .typecheck && mkdir -p .typecheck/condensegrpo
-	ln -s ../../condensegrpo/* ../../condensers ../../rewards ../../cli ../../configs .typecheck/condensegrpo/
-	cd .typecheck && ../$(BIN)/python -m mypy --config-file ../pyproject.toml
+	cd .typecheck/condensegrpo && ln -s ../../condensegrpo/* ../../condensers ../../rewards ../../cli ../../configs .
+	cd .typecheck && $(abspath $(BIN))/python -m mypy --config-file ../pyproject.toml
 
 seeds: install
 	$(BIN)/python benchmarks/seeds.py

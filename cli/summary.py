@@ -14,6 +14,7 @@ MEASURES = (
     ("largest context, tokens", "context_tokens", "{:.1f}"),
     ("output, tokens", "output_tokens", "{:.1f}"),
     ("well-formed", "format_valid", "{:.3f}"),
+    ("tool calls that worked", "tool_calls_valid", "{:.3f}"),
 )
 
 
