@@ -2,7 +2,8 @@
 
     python benchmarks/seeds.py --config configs/quickstart.yaml --seeds 0 1 2 3 4
 
-Every run is an ordinary `condensegrpo train` in a process of its own; the figures are read from its metrics.jsonl.
+Every run is an ordinary `condensegrpo train` in a process of its own; the figures are read from its metrics.jsonl. Runs
+that are in --runs-dir already are read and not repeated.
 """
 
 import argparse
@@ -26,9 +27,18 @@ class Row:
     """One run."""
 
     seed: int
-    before: dict[str, float]  # the metrics of its first evaluation
-    after: dict[str, float]  # and of its last
-    seconds: float  # of the whole process
+    evaluated: list[dict[str, float]]  # the metrics of its evaluations, in order
+    seconds: float | None  # of the whole process; None: it was there already
+
+    @property
+    def before(self) -> dict[str, float]:
+        """The first evaluation."""
+        return self.evaluated[0]
+
+    @property
+    def after(self) -> dict[str, float]:
+        """The last evaluation."""
+        return self.evaluated[-1]
 
     @property
     def shorter(self) -> float:
@@ -44,14 +54,16 @@ class Row:
 
 
 def run(config: Path, seed: int, runs_dir: Path, overrides: list[str]) -> Row:
-    """Train once; the output goes to the run's own log."""
+    """Train once, unless the run is there; the output goes to the run's own log."""
     name = f"{config.stem}-seed{seed}"
     command = [sys.executable, "-m", "condensegrpo.cli", "train", str(config), f"seed={seed}", f"name={name}"]
-    began = time.monotonic()
-    subprocess.run([*command, f"runs_dir={runs_dir}", *overrides], check=True, stdout=subprocess.DEVNULL)
-    seconds = time.monotonic() - began
+    seconds = None
+    if not (runs_dir / name).is_dir():
+        began = time.monotonic()
+        subprocess.run([*command, f"runs_dir={runs_dir}", *overrides], check=True, stdout=subprocess.DEVNULL)
+        seconds = time.monotonic() - began
     evaluated = [line for line in read_metrics(runs_dir / name / "metrics.jsonl") if "eval/success" in line]
-    return Row(seed=seed, before=evaluated[0], after=evaluated[-1], seconds=seconds)
+    return Row(seed=seed, evaluated=evaluated, seconds=seconds)
 
 
 def line(cells: list[str]) -> str:
@@ -74,7 +86,7 @@ def table(rows: list[Row]) -> str:
     for row in rows:
         cells = [f"{row.before['eval/success']:.3f}", *(f"{row.after[f'{place}/success']:.3f}" for place in places)]
         context = f"{row.before['eval/context_tokens']:.1f} → {row.after['eval/context_tokens']:.1f}"
-        lines.append(line([str(row.seed), *cells, context, f"{row.shorter:.0%}", f"{row.seconds:.0f}"]))
+        lines.append(line([str(row.seed), *cells, context, f"{row.shorter:.0%}", _seconds([row])]))
     median = [statistics.median(row.before["eval/success"] for row in rows)]
     median += [statistics.median(row.after[f"{place}/success"] for row in rows) for place in places]
     context = " → ".join(
@@ -82,9 +94,23 @@ def table(rows: list[Row]) -> str:
         for part in ([r.before["eval/context_tokens"] for r in rows], [r.after["eval/context_tokens"] for r in rows])
     )
     shorter = f"{statistics.median(row.shorter for row in rows):.0%}"
-    seconds = f"{statistics.median(row.seconds for row in rows):.0f}"
-    lines.append(line(["median", *(f"{value:.3f}" for value in median), context, shorter, seconds]))
+    lines.append(line(["median", *(f"{value:.3f}" for value in median), context, shorter, _seconds(rows)]))
     return "\n".join(lines)
+
+
+def course(rows: list[Row]) -> str:
+    """Success and context of every evaluation on the way, seed by seed, as a Markdown table."""
+    heads = ["steps", *(f"seed {row.seed}: success, context" for row in rows)]
+    lines = [line(heads), line(["---"] * len(heads))]
+    for evaluations in zip(*(row.evaluated for row in rows), strict=True):
+        cells = [f"{one['eval/success']:.3f}, {one['eval/context_tokens']:.1f}" for one in evaluations]
+        lines.append(line([f"{evaluations[0]['step']:.0f}", *cells]))
+    return "\n".join(lines)
+
+
+def _seconds(rows: list[Row]) -> str:
+    known = [row.seconds for row in rows if row.seconds is not None]
+    return f"{statistics.median(known):.0f}" if known else "–"
 
 
 def _name(place: str) -> str:
@@ -105,10 +131,10 @@ def main() -> None:
     for seed in arguments.seeds:
         rows.append(run(path, seed, arguments.runs_dir, arguments.overrides))
         print(
-            f"seed {seed}: {rows[-1].seconds:.0f} s, {'meets' if rows[-1].passed else 'misses'} the bar",
+            f"seed {seed}: {_seconds(rows[-1:])} s, {'meets' if rows[-1].passed else 'misses'} the bar",
             file=sys.stderr,
         )
-    print(table(rows))
+    print(f"{table(rows)}\n\n{course(rows)}")
     print(f"\n{sum(row.passed for row in rows)} of {len(rows)} runs meet the bar of the quickstart")
 
 
