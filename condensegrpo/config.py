@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from condensegrpo.errors import ConfigError
+from condensegrpo.yaml_tree import apply_overrides, numbers, read_yaml
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9=._-]*$")]  # of a folder, or in a metric's name
 HELD_OUT = "held-out"  # the evaluation on a configuration's own problems
@@ -294,49 +295,6 @@ def find_config(name: str) -> Path:
     )
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The tree of a YAML file."""
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"reading the configuration {path}: {error.strerror}. Give the path of a YAML file."
-        ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"reading the configuration {path}: it is not YAML: {error}") from error
-    if not isinstance(tree, dict):
-        raise ConfigError(f"reading the configuration {path}: found {type(tree).__name__}, wanted a mapping of keys.")
-    return tree
-
-
-def apply_overrides(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A tree with dotted ``key=value`` overrides; missing branches are made, the given tree is left alone."""
-    result: dict[str, Any] = yaml.safe_load(yaml.safe_dump(dict(tree)))
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"reading the override {override!r}: wanted key=value, such as train.steps=20.")
-        try:
-            _put(result, key.split("."), yaml.safe_load(text))
-        except yaml.YAMLError as error:
-            raise ConfigError(f"reading the override {override!r}: the value is not YAML: {error}") from error
-        except (IndexError, ValueError) as error:
-            raise ConfigError(f"reading the override {override!r}: no such entry of a list: {error}") from error
-    return result
-
-
-def _put(tree: Any, path: Sequence[str], value: object) -> None:  # noqa: ANN401  a YAML tree
-    """Set the value at a path, making the mappings on the way; a number picks the entry of a list."""
-    first, *rest = path
-    key: Any = int(first) if isinstance(tree, list) else first
-    if not rest:
-        tree[key] = value
-        return
-    if isinstance(tree, dict) and not isinstance(tree.get(key), (dict, list)):
-        tree[key] = {}
-    _put(tree[key], rest, value)
-
-
 def validate(tree: Mapping[str, Any], *, source: str) -> RunConfig:
     """The checked configuration of a tree.
 
@@ -349,24 +307,10 @@ def validate(tree: Mapping[str, Any], *, source: str) -> RunConfig:
 def parse(kind: type[S], tree: object, *, source: str) -> S:
     """A checked section of a tree; raises as ``validate`` does."""
     try:
-        return kind.model_validate(_numbers(tree))
+        return kind.model_validate(numbers(tree))
     except ValidationError as error:
         lines = "\n".join(f"  {_fault(kind, fault)}" for fault in error.errors())
         raise ConfigError(f"reading {source}:\n{lines}") from error
-
-
-def _numbers(tree: Any) -> Any:  # noqa: ANN401  a YAML tree
-    """YAML 1.1 reads ``1e-3`` as text; make it the number that its writer meant."""
-    if isinstance(tree, Mapping):
-        return {key: _numbers(value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [_numbers(value) for value in tree]
-    if isinstance(tree, str) and tree[:1] in "0123456789.-" and "e" in tree.lower():
-        try:
-            return float(tree)
-        except ValueError:
-            return tree
-    return tree
 
 
 def _fault(kind: type[BaseModel], fault: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails

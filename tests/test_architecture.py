@@ -31,6 +31,7 @@ FLOORS = {
     # 2 edges: files and what a person writes
     "condensegrpo.codec": 2,
     "condensegrpo.config": 2,
+    "condensegrpo.yaml_tree": 2,
     "condensegrpo.storage": 2,
     "condensegrpo.tracking": 2,
     # 3 plug-ins

@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from condensegrpo.config import (
-    apply_overrides,
     dump_config,
     find_config,
     load_config,
@@ -16,6 +15,7 @@ from condensegrpo.config import (
     vary,
 )
 from condensegrpo.errors import ConfigError
+from condensegrpo.yaml_tree import apply_overrides
 
 SMALL = "model: {new: {}}\ntask: {name: ledger}\n"
 
@@ -113,6 +113,12 @@ def test_a_file_that_holds_no_mapping_is_refused(tmp_path: Path, text: str, want
     path = tmp_path / "bad.yaml"
     path.write_text(text)
     assert wanted in refusal(path)
+
+
+def test_a_section_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "twice.yaml"
+    path.write_text(SMALL + "train: {steps: 3}\ntrain: {eval_every: 1}\n")
+    assert "the key 'train' stands twice" in refusal(path)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
