@@ -123,13 +123,13 @@ def main() -> None:
     parser.add_argument("--config", default="configs/quickstart.yaml")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--runs-dir", type=Path, default=Path("runs") / f"seeds-{time.strftime('%Y%m%d-%H%M%S')}")
-    parser.add_argument("overrides", nargs="*", help="key=value, as for condensegrpo train")
+    parser.add_argument("--set", nargs="*", default=[], help="key=value, as for condensegrpo train")
     arguments = parser.parse_args()
     path = find_config(arguments.config)
-    load_config(path, arguments.overrides)
+    load_config(path, arguments.set)
     rows: list[Row] = []
     for seed in arguments.seeds:
-        rows.append(run(path, seed, arguments.runs_dir, arguments.overrides))
+        rows.append(run(path, seed, arguments.runs_dir, arguments.set))
         print(
             f"seed {seed}: {_seconds(rows[-1:])} s, {'meets' if rows[-1].passed else 'misses'} the bar",
             file=sys.stderr,

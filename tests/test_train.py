@@ -328,7 +328,12 @@ def test_eval_of_a_model_folder_takes_a_configuration(finished: Path) -> None:
 def test_the_script_that_runs_the_seeds_prints_its_table(tmp_path: Path) -> None:
     script = [sys.executable, "benchmarks/seeds.py", "--config", TINY[0], "--runs-dir", str(tmp_path), "--seeds", "3"]
     done = subprocess.run(
-        [*script, *TINY[1:], "train.steps=1"], capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, check=True
+        [*script, "--set", *TINY[1:], "train.steps=1"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        check=True,
     )
     first = read_metrics(tmp_path / "quickstart-seed3/metrics.jsonl")[0]
     assert f"| 3 | {first['eval/success']:.3f} |" in done.stdout
