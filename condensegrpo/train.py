@@ -76,7 +76,8 @@ def train(
     _check_ranks(config)
     if config.algorithm.estimator == "efficient" and config.reward.name != "correct":
         observer.say(
-            f"the estimator efficient learns from correctness and context; the total of {config.reward.name} is logged"
+            f"the estimator efficient learns from correctness and context tokens: the total of the reward "
+            f"{config.reward.name} is only logged"
         )
     source = base_policy(config, cast, folder)
     assemble.check_model(config, cast, source)
@@ -159,20 +160,21 @@ def _evaluation_is_due(rig: Rig, done: int) -> bool:
     every = rig.config.train.eval_every
     if done and done < rig.config.train.steps and not (every and done % every == 0):
         return False
-    return not any("eval/success" in line for line in read_metrics(rig.folder.metrics) if line["step"] == done)
+    there = any("eval/success" in line for line in read_metrics(rig.folder.metrics) if line["step"] == done)
+    return not ranks.from_first(there)
 
 
 def _loop(rig: Rig, done: int, stopping: Callable[[], bool]) -> bool:
-    steps, cadence = rig.config.train.steps, rig.config.train
-    for step in range(done + 1, steps + 1):
+    plan = rig.config.train
+    for step in range(done + 1, plan.steps + 1):
         metrics = _step(rig, step)
         _log(rig, step, metrics)
         rig.observer.step(step, metrics)
-        last = step == steps
+        last = step == plan.steps
         stop = ranks.any_rank(stopping())
-        if last or (cadence.eval_every and step % cadence.eval_every == 0 and not stop):
+        if last or (plan.eval_every and step % plan.eval_every == 0 and not stop):
             _evaluate(rig, step)
-        if last or stop or (cadence.save_every and step % cadence.save_every == 0):
+        if last or stop or (plan.save_every and step % plan.save_every == 0):
             _save(rig, step)
         if stop and not last:
             return False
