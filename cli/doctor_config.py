@@ -51,7 +51,11 @@ def _parameters_of_file(file: Path) -> int:
     """The header: its length as 8 bytes, little-endian, then JSON of name → dtype, shape, data_offsets."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
+        if length > file.stat().st_size:
+            raise ValueError(f"its header claims {length} bytes, the file has {file.stat().st_size}")
         header: dict[str, dict[str, list[int]]] = json.loads(stream.read(length))
+    if not isinstance(header, dict):
+        raise ValueError(f"its header is {type(header).__name__}, wanted an object")
     count = 0
     for name, tensor in header.items():
         if name != "__metadata__":

@@ -247,7 +247,7 @@ def read_metrics(path: Path) -> tuple[dict[str, float], ...]:
     found = []
     for number, line in lines:
         try:
-            found.append(dict(decode(Mapping[str, float], line)))  # type: ignore[type-abstract]
+            found.append(dict(decode(Mapping[str, float], line)))  # type: ignore[type-abstract]  # a typing construct as a value
         except ValueError as error:
             raise DataError(f"reading {path}, line {number}: {error}. Remove the line.") from error
     return tuple(found)

@@ -276,3 +276,16 @@ def test_a_plugin_that_does_not_load_says_why() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_shipped_loads(kind: str) -> None:
     assert called(plugins, kind).exit_code == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"\x05\x00", b"\xff" * 8 + b"{}", (2).to_bytes(8, "little") + b"[]"])
+def test_a_damaged_weights_file_is_a_finding_and_no_traceback(tmp_path: Path, content: bytes) -> None:
+    policy = tmp_path / "policy"
+    write_tokenizer(policy)
+    (policy / "config.json").write_text("{}")
+    (policy / "tokenizer_config.json").write_text("{ broken")
+    (policy / "model.safetensors").write_bytes(content)
+    (tmp_path / "demo.yaml").write_text(f"model: {{path: {policy}}}\ntask: {{name: ledger}}\n")
+    found = {finding.area: finding for finding in config_findings(str(tmp_path / "demo.yaml"), ())}
+    assert found["weights"].level is Level.PROBLEM
+    assert found["chat template"].level is Level.PROBLEM

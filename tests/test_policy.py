@@ -20,10 +20,11 @@ from transformers import (
 )
 from two_ranks import OPTIMISER
 
-from condensegrpo.errors import CheckpointError, ConfigError
+from condensegrpo.errors import CheckpointError, ConfigError, SamplerError
 from condensegrpo.learner import deepspeed
 from condensegrpo.learner.policy import end_ids, load_policy, load_tokenizer, positions, save_policy
 from condensegrpo.learner.weights import gathered
+from condensegrpo.samplers.transformers import TransformersSampler
 
 
 def written(folder: Path, model: PreTrainedModel) -> Path:
@@ -219,3 +220,13 @@ def test_a_saved_policy_keeps_what_ends_its_replies(tmp_path: Path) -> None:
         stop_ids=(7, 3),
     )
     assert end_ids(str(tmp_path / "saved")) == (7, 3)
+
+
+def test_a_weights_file_that_was_cut_off_is_named(tmp_path: Path) -> None:
+    folder = written(tmp_path / "model", qwen3())
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(ConfigError, match=r"damaged or cut off .*Copy the model's files again"):
+        load_policy(str(folder), dtype="float32")
+    with pytest.raises(SamplerError, match="loading the sampler's model"):
+        TransformersSampler(str(folder))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, distributed
 from transformers import (
@@ -65,6 +66,11 @@ def load_policy(path: str, *, dtype: Literal["float32", "bfloat16"], attention: 
     source = _source(path, "model")
     try:
         model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], attn_implementation=attention)
+    except SafetensorError as error:
+        raise ConfigError(
+            f"loading the model of {path}: a weights file is damaged or cut off ({error}). Copy the "
+            f"model's files again."
+        ) from error
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(_not_found("model", path, error)) from error
     return cast(PreTrainedModel, model.eval())

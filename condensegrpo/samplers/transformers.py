@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
@@ -202,7 +203,7 @@ class TransformersSampler:
 def _load(path: str, dtype: torch.dtype, device: str) -> Any:  # noqa: ANN401  transformers' classes are untyped
     try:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise SamplerError(
             f"loading the sampler's model from {path!r}: {error} Wanted a Hugging Face folder or Hub id of a causal "
             f"language model."
