@@ -13,6 +13,15 @@ from condensegrpo.cli.inspect_trajectory import inspect_trajectory
 from condensegrpo.cli.plugins import plugins
 from condensegrpo.cli.train import train
 from condensegrpo.errors import CondenseError, ConfigError
+from condensegrpo.names import ESTIMATORS, LOSSES
+
+
+def _algorithms() -> str:
+    """What the configuration chooses credit from."""
+    tables = (("algorithm.estimator", ESTIMATORS), ("algorithm.loss", LOSSES))
+    lists = (f"[bold]{key}[/bold]: {', '.join(table)}" for key, table in tables)
+    return "\n\n".join((*lists, "Formulas and when to use which: docs/algorithms.md"))
+
 
 app = typer.Typer(
     help="Multi-turn GRPO for language-model agents whose context is condensed before every turn.",
@@ -21,7 +30,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-app.command("train")(train)
+app.command("train", epilog=_algorithms())(train)
 app.command("eval")(evaluate)
 app.command("inspect-trajectory")(inspect_trajectory)
 app.command("doctor")(doctor)

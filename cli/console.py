@@ -1,9 +1,12 @@
-"""The console of a run: a live progress display below, one line a step above it, and all of it in log.txt."""
+"""The console of a run: a live progress display below, one line a step above it, and all of it in log.txt.
+
+A terminal shows as many columns as fit; log.txt and pipes get all of them. docs/metrics.md explains the headings.
+"""
 
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, NamedTuple, Self, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
@@ -12,19 +15,37 @@ from rich.text import Text
 if TYPE_CHECKING:
     from condensegrpo.evaluation import Evaluation
 
-# heading, metric and format of a step's row
+
+class Column(NamedTuple):
+    """One metric in a step's row."""
+
+    heading: str
+    metric: str
+    form: str  # format of a value
+    width: int  # of the usual values and of the heading
+    rank: int  # 1: the last that a narrow terminal leaves out
+
+
 COLUMNS = (
-    ("success", "success", "{:.2f}"),
-    ("reward", "reward", "{:.3f}"),
-    ("format", "format_valid", "{:.2f}"),
-    ("context", "context_tokens", "{:.1f}"),
-    ("turns", "turns", "{:.1f}"),
-    ("output", "output_tokens", "{:.0f}"),
-    ("all equal", "groups_of_equal_reward", "{:.2f}"),
-    ("ratio", "ratio", "{:.4f}"),
-    ("gradient", "grad_norm", "{:.1e}"),
-    ("seconds", "seconds", "{:.1f}"),
+    Column("success", "success", "{:.2f}", 7, 1),
+    Column("reward", "reward", "{:.3f}", 6, 2),
+    Column("format", "format_valid", "{:.2f}", 6, 14),
+    Column("context", "context_tokens", "{:.1f}", 7, 3),
+    Column("turns", "turns", "{:.1f}", 5, 8),
+    Column("output", "output_tokens", "{:.0f}", 6, 15),
+    Column("equal", "groups_of_equal_reward", "{:.2f}", 5, 6),
+    Column("dropped", "groups_dropped", "{:.2f}", 7, 16),
+    Column("masked", "masked", "{:.2f}", 6, 11),
+    Column("no adv", "trajectories_without_advantage", "{:.2f}", 6, 5),
+    Column("neg", "correct_with_negative_advantage", "{:.2f}", 4, 7),
+    Column("w right", "weight/correct", "{:.2f}", 7, 12),
+    Column("gini", "weight/gini", "{:.2f}", 4, 13),
+    Column("ratio", "ratio", "{:.4f}", 6, 10),
+    Column("gradient", "grad_norm", "{:.1e}", 8, 4),
+    Column("seconds", "seconds", "{:.1f}", 7, 9),
 )
+GAP = 2  # blanks before every column
+FIRST = 4  # columns of the step's number
 HEADING_EVERY = 20  # rows
 
 
@@ -87,6 +108,7 @@ class TrainingConsole:
         self._steps = steps
         self._training: TaskID | None = None
         self._rows = 0
+        self._shown: tuple[Column, ...] = ()
 
     def __enter__(self) -> Self:
         """Start the display."""
@@ -123,11 +145,18 @@ class TrainingConsole:
         if self._training is None:
             self._training = progress.add_task("[bold]training", total=self._steps, note="")
         progress.update(self._training, completed=step)
-        if self._rows % HEADING_EVERY == 0:
-            self._print(Text(_row("step", [heading for heading, _, _ in COLUMNS]), style="bold"))
+        shown = fitting(self._console.width) if self._console.is_terminal else COLUMNS
+        due = self._rows % HEADING_EVERY == 0
+        for target, columns, heading in (
+            (self._console, shown, due or shown != self._shown),
+            (self._log, COLUMNS, due),
+        ):
+            if heading:
+                target.print(Text(headings(columns), style="bold"))
+            target.print(Text(row(step, metrics, columns)))
+        self._shown = shown
         self._rows += 1
-        cells = [form.format(metrics[key]) if key in metrics else "–" for _, key, form in COLUMNS]
-        self._print(Text(_row(str(step), cells)))
+        self._file.flush()
 
     def evaluated(self, step: int, evaluations: "Sequence[Evaluation]") -> None:
         """One line an evaluation."""
@@ -146,6 +175,25 @@ class TrainingConsole:
         self._file.flush()
 
 
-def _row(first: str, cells: Sequence[str]) -> str:
-    columns = zip(cells, COLUMNS, strict=True)
-    return f"{first:>4}  " + "  ".join(f"{cell:>{max(len(heading), 7)}}" for cell, (heading, _, _) in columns)
+def fitting(width: int) -> tuple[Column, ...]:
+    """The columns that a terminal of so many characters has room for: the least important ones are left out."""
+    shown = sorted(COLUMNS, key=lambda column: column.rank)
+    while shown and len(headings(shown)) > width:
+        shown.pop()
+    return tuple(column for column in COLUMNS if column in shown)
+
+
+def headings(columns: Sequence[Column]) -> str:
+    """The line above the steps' rows."""
+    return _line("step", [column.heading for column in columns], columns)
+
+
+def row(step: int, metrics: Mapping[str, float], columns: Sequence[Column]) -> str:
+    """The line of a step; what was not measured is a dash."""
+    cells = [column.form.format(metrics[column.metric]) if column.metric in metrics else "–" for column in columns]
+    return _line(str(step), cells, columns)
+
+
+def _line(first: str, cells: Sequence[str], columns: Sequence[Column]) -> str:
+    padded = (f"{cell:>{column.width}}" for cell, column in zip(cells, columns, strict=True))
+    return f"{first:>{FIRST}}" + "".join(" " * GAP + cell for cell in padded)

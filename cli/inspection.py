@@ -102,7 +102,8 @@ class TurnView:
     reply: str
     calls: tuple[ToolCall, ...]
     observations: tuple[Message, ...]
-    turn_rewards: Mapping[str, float]
+    turn_rewards: Mapping[str, float]  # of the environment, and counts
+    paid: float | None  # by the reward function, for this turn; None: it pays no single turns
     output_tokens: int
     logprob: float | None  # mean of the output tokens, nats
     advantage: float | None
@@ -168,6 +169,7 @@ def turns(
             calls=turn.reply.tool_calls,
             observations=turn.observations,
             turn_rewards=turn.turn_rewards,
+            paid=one.score.turn_rewards[index] if index < len(one.score.turn_rewards) else None,
             output_tokens=len(turn.output_ids),
             logprob=math.fsum(turn.logprobs) / len(turn.logprobs) if turn.logprobs else None,
             advantage=credit.advantages[index] if credit and index < len(credit.advantages) else None,

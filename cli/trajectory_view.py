@@ -93,6 +93,8 @@ def _rows(turn: TurnView, scale: float, *, full: bool) -> Iterator[tuple[str, Te
     yield from (_message("then", message, size) for message in turn.observations)
     for name, value in turn.turn_rewards.items():
         yield "reward", Text(f"{one_line(name, 40)} {value:.4g}")
+    if turn.paid is not None:
+        yield "reward", Text(f"of the turn {turn.paid:.4g}")
     yield "trained", _credit(turn, scale)
 
 

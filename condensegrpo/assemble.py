@@ -15,15 +15,29 @@ import torch
 
 from condensegrpo import plugins
 from condensegrpo.advantages import ESTIMATORS
-from condensegrpo.config import HELD_OUT, Plugin, RunConfig, WeightedPlugin, evaluations, parse
+from condensegrpo.config import HELD_OUT, Algorithm, Plugin, RunConfig, WeightedPlugin, evaluations, parse
 from condensegrpo.consistency import check_figures
 from condensegrpo.credit import Scores, advantages_of
 from condensegrpo.errors import ConfigError, ContextOverflow
 from condensegrpo.learner.policy import end_ids, load_tokenizer, positions
-from condensegrpo.losses import LOSSES, TokenLoss
+from condensegrpo.losses import KL, LOSSES, importance
 from condensegrpo.messages import Message
+from condensegrpo.objective import Minimised, PolicyLoss, bound, corrected, first_update, policy, with_kl
+from condensegrpo.packing import dummy
 from condensegrpo.plugins import build, load
-from condensegrpo.protocols import Condenser, Part, Problem, Reward, Sampler, Split, Task, Tool, Tracker
+from condensegrpo.protocols import (
+    Condenser,
+    GroupReward,
+    Part,
+    Problem,
+    Reward,
+    Sampler,
+    Split,
+    Task,
+    Tool,
+    Tracker,
+    TurnReward,
+)
 from condensegrpo.rollout.budget import Limits, check_head
 from condensegrpo.rollout.episode import Engine
 from condensegrpo.rollout.render import Renderer
@@ -33,9 +47,17 @@ P = TypeVar("P")
 
 # two trajectories of one turn and one token each: what the options of estimators and losses are tried out on
 TOY_SCORES = Scores(
-    *torch.tensor([[1.0, 0.0], [1.0, 0.0], [8.0, 8.0], [0.0, 0.0]]), *torch.tensor([[0, 0], [1, 1], [-1, -1]])
+    total_N=torch.tensor([1.0, 0.0]),
+    correct_N=torch.tensor([1.0, 0.0]),
+    context_N=torch.tensor([8.0, 8.0]),
+    turn_N=torch.tensor([0.0, 0.0]),
+    group_N=torch.tensor([0, 0]),
+    turns_N=torch.tensor([1, 1]),
+    result_turn_N=torch.tensor([-1, -1]),
+    truncated_N=torch.tensor([False, False]),
+    state_NK=torch.tensor([[0], [0]]),
 )
-TOY_TOKENS = (torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -1.0]), torch.tensor([1.0, -1.0]))
+TOY_TOKENS = (*torch.tensor([[-1.0, -1.0], [-1.0, -1.0], [1.0, -1.0]]), torch.tensor([0, 1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +65,11 @@ class Cast:
     """What a run is made of, besides the model."""
 
     task: Task
-    reward: Reward
+    reward: Reward | GroupReward
     condenser: Condenser
     toolbox: Toolbox
     estimator: Callable[[Scores], torch.Tensor]  # the advantage of every turn, (N, K)
-    loss: Callable[..., TokenLoss]
+    objective: Minimised
 
 
 def check(config: RunConfig) -> Cast:
@@ -74,13 +96,14 @@ def cast(config: RunConfig) -> Cast:
     check_figures(config)
     algorithm = config.algorithm
     estimator = _chosen("algorithm.estimator", ESTIMATORS, algorithm.estimator, algorithm.estimator_options)
-    loss = _chosen("algorithm.loss", LOSSES, algorithm.loss, algorithm.loss_options)
-    options = _estimator_options(config)
+    loss = bound(_chosen("algorithm.loss", LOSSES, algorithm.loss, algorithm.loss_options), algorithm.loss_options)
+    options, objective = _estimator_options(config), _objective(algorithm, loss)
     _try_out("algorithm.estimator_options", partial(advantages_of, TOY_SCORES, estimator, options))
-    _try_out("algorithm.loss_options", partial(loss, *TOY_TOKENS, **algorithm.loss_options))
+    _try_out("algorithm.loss_options", partial(loss, *TOY_TOKENS))
+    _try_out("algorithm.importance", partial(objective, torch.tensor([-1.0]), dummy()))
     return Cast(
         task=_with_methods(_task(config), config.task.name, "problems", "environment"),
-        reward=_with_methods(_reward(config.reward), config.reward.name, "__call__"),
+        reward=_reward(config.reward),
         condenser=_with_methods(
             build("condensers", config.condenser.name, config.condenser.options), config.condenser.name, "condense"
         ),
@@ -90,7 +113,7 @@ def cast(config: RunConfig) -> Cast:
             seconds=config.rollout.tool_seconds,
         ),
         estimator=partial(advantages_of, estimator=estimator, options=options),
-        loss=partial(loss, **algorithm.loss_options),
+        objective=objective,
     )
 
 
@@ -202,22 +225,51 @@ def _task(config: RunConfig) -> Task:
     return built
 
 
-def _reward(plugin: Plugin) -> Reward:
+def _reward(plugin: Plugin) -> Reward | GroupReward:
     """A reward. Where its options hold ``parts``, each of them is a reward by name with a weight beside it."""
     options = dict(plugin.options)
     if "parts" in options:
         if not isinstance(options["parts"], list):
             raise ConfigError(f"checking reward.options.parts: found {options['parts']!r}, wanted a list of rewards.")
         options["parts"] = [
-            _part(parse(WeightedPlugin, part, source="reward.options.parts")) for part in options["parts"]
+            _part(parse(WeightedPlugin, part, source=f"reward.options.parts[{place}]"))
+            for place, part in enumerate(options["parts"])
         ]
-    built: Reward = build("rewards", plugin.name, options)
+    built = _of_one_kind(build("rewards", plugin.name, options), plugin.name)
+    if isinstance(built, TurnReward):
+        raise ConfigError(
+            f"setting up the reward {plugin.name}: it pays single turns and says nothing of the outcome. Make it a "
+            f"part of a weighted_sum beside one that does, such as correct: "
+            f"reward={{name: weighted_sum, options: {{parts: [{{name: correct}}, {{name: {plugin.name!r}}}]}}}}."
+        )
     return built
 
 
 def _part(plugin: WeightedPlugin) -> Part:
-    name = plugin.name.rpartition(":")[2]
-    return Part(name=name, weight=plugin.weight, reward=build("rewards", plugin.name, plugin.options))
+    built = _of_one_kind(build("rewards", plugin.name, plugin.options), plugin.name)
+    if isinstance(built, GroupReward):
+        raise ConfigError(
+            f"setting up the part {plugin.name} of reward.options.parts: it scores a group as a whole, and a weighted "
+            f"sum scores one trajectory at a time. Use it alone: reward.name={plugin.name}."
+        )
+    return Part(name=plugin.name.rpartition(":")[2], weight=plugin.weight, reward=built)
+
+
+def _of_one_kind(reward: Any, name: str) -> Reward | GroupReward | TurnReward:  # noqa: ANN401  see plugins.load
+    """The reward, if it is one for outcomes, one for groups or one for turns: with two of them, which is meant?"""
+    kinds = {
+        "__call__": callable(reward),
+        "score_group": isinstance(reward, GroupReward),
+        "turn_rewards": isinstance(reward, TurnReward),
+    }
+    found = [method for method, there in kinds.items() if there]
+    if len(found) != 1:
+        raise ConfigError(
+            f"setting up {name}: of {', '.join(kinds)} {type(reward).__name__} has {' and '.join(found) or 'none'}, "
+            f"wanted exactly one; see Reward, GroupReward and TurnReward in protocols.py."
+        )
+    built: Reward | GroupReward | TurnReward = reward
+    return built
 
 
 def _with_methods(plugin: P, name: str, *methods: str) -> P:
@@ -237,6 +289,20 @@ def _estimator_options(config: RunConfig) -> dict[str, Any]:
         return given
     budget = config.rollout.max_context_tokens
     return {"context_low": budget / 16, "context_high": float(budget), **given}
+
+
+def _objective(algorithm: Algorithm, loss: PolicyLoss) -> Minimised:
+    """The loss with what the configuration puts around it."""
+    minimised: Minimised = partial(policy, loss=loss)
+    if algorithm.importance.cap:
+        correction = partial(importance, **algorithm.importance.model_dump())
+        minimised = partial(corrected, loss=loss, correction=correction)
+        if algorithm.updates_per_batch == 1:
+            minimised = partial(first_update, objective=minimised)
+    if algorithm.kl.coefficient:
+        penalty = KL[algorithm.kl.estimator]
+        minimised = partial(with_kl, objective=minimised, penalty=penalty, coefficient=algorithm.kl.coefficient)
+    return minimised
 
 
 def _try_out(key: str, call: Callable[[], object]) -> None:

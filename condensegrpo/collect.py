@@ -1,13 +1,14 @@
-"""Roll out and score: problems in, scored trajectories out, each handed on the moment it is finished."""
+"""Roll out and score: problems in, scored trajectories out, each handed on the moment it can be scored."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from condensegrpo.errors import RolloutError
-from condensegrpo.protocols import Environment, Problem, Reward
+from condensegrpo.protocols import Environment, GroupReward, Problem, Reward
 from condensegrpo.rollout.episode import Engine
 from condensegrpo.rollout.group import rollout
-from condensegrpo.rollout.scoring import score
-from condensegrpo.trajectory import ScoredTrajectory, Stop, Trajectory
+from condensegrpo.rollout.scoring import score, score_group
+from condensegrpo.trajectory import Score, ScoredTrajectory, Stop, Trajectory
 
 OnScored = Callable[[ScoredTrajectory], None]
 FAILURES = frozenset({Stop.SAMPLER_ERROR, Stop.ENVIRONMENT_ERROR})  # stops that are nobody's decision
@@ -19,7 +20,7 @@ async def collect(
     samples: int,
     environment: Callable[[Problem], Environment],
     engine: Engine,
-    reward: Reward,
+    reward: Reward | GroupReward,
     run_seed: int,
     step: int,
     on_scored: OnScored,
@@ -28,17 +29,31 @@ async def collect(
 
     Args:
         problems: by a name that is unique in the batch, see ``rollout.group.named``.
-        on_scored: sees each one as it finishes, in whatever order they do.
+        reward: one of single trajectories scores each as it finishes; a group reward scores all of a group, failed
+            ones included, when its last one has finished.
+        on_scored: sees each one once it is scored, in whatever order they finish; those of a group reward by groups,
+            in the order of their sample numbers. Of a rollout that is interrupted it never sees unfinished groups then.
         run_seed: names the random streams, together with ``step`` and the problem's name.
     """
     by_id = {problem.id: problem for problem in problems.values()}
+    waiting: dict[str, list[Trajectory]] = defaultdict(list)  # by group, with a group reward
     scored: dict[str, ScoredTrajectory] = {}
 
-    def finish(trajectory: Trajectory) -> None:
-        problem = by_id[trajectory.problem_id]
-        one = ScoredTrajectory(trajectory=trajectory, score=score(trajectory, problem, reward))
+    def hand_on(trajectory: Trajectory, its: Score) -> None:
+        one = ScoredTrajectory(trajectory=trajectory, score=its)
         scored[trajectory.id] = one
         on_scored(one)
+
+    def finish(trajectory: Trajectory) -> None:
+        problem, group = by_id[trajectory.problem_id], waiting[trajectory.group_id]
+        if not isinstance(reward, GroupReward):
+            hand_on(trajectory, score(trajectory, problem, reward))
+            return
+        group.append(trajectory)
+        if len(group) == samples:
+            ordered = sorted(group, key=lambda one: (len(one.id), one.id))  # they end in a number: …-2 before …-10
+            for one, its in zip(ordered, score_group(ordered, problem, reward), strict=True):
+                hand_on(one, its)
 
     groups = await rollout(
         problems,

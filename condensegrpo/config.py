@@ -11,13 +11,19 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from condensegrpo.errors import ConfigError
+from condensegrpo.trajectory import Handling, Stop
 from condensegrpo.yaml_tree import apply_overrides, numbers, read_yaml
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9=._-]*$")]  # of a folder, or in a metric's name
 HELD_OUT = "held-out"  # the evaluation on a configuration's own problems
+FAILURES_MASKED: dict[Stop, Handling] = {  # what went wrong there was not the policy's doing
+    Stop.ENVIRONMENT_ERROR: "mask",
+    Stop.SAMPLER_ERROR: "mask",
+    Stop.ABORTED: "mask",
+}
 
 
 class _Section(BaseModel):
@@ -138,6 +144,26 @@ class Rollout(_Section):
     """Extra variables of the chat template, such as enable_thinking."""
 
 
+class Kl(_Section):
+    """A term that keeps the policy near the one that GRPO started from."""
+
+    coefficient: float = Field(default=0.0, ge=0)
+    """Of the KL term, a token; 0: none, and no reference model is loaded."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """One of condensegrpo.losses.KL."""
+
+
+class Importance(_Section):
+    """Correction for what sampler and learner make of the same weights: other kernels, lower precision."""
+
+    cap: float = Field(default=0.0, ge=0)
+    """Bound of the weight, at least 1; 0: no correction, ratios are taken against the sampler."""
+    level: Literal["token", "turn"] = "token"
+    """Whose probabilities the weight compares."""
+    mode: Literal["truncate", "mask"] = "truncate"
+    """truncate: min(weight, cap); mask: 0 outside 1/cap … cap."""
+
+
 class Algorithm(_Section):
     """How scores become gradients."""
 
@@ -154,6 +180,21 @@ class Algorithm(_Section):
     """L of trajectory_constant; by default max_turns · max_output_tokens."""
     updates_per_batch: int = Field(default=1, ge=1)
     """Optimiser steps on each batch of trajectories."""
+    whiten: bool = False
+    """Whether advantages get mean 0 and deviation 1 over all trained tokens of the batch."""
+    kl: Kl = Kl()
+    importance: Importance = Importance()
+    on_stop: dict[Stop, Handling] = FAILURES_MASKED
+    """By stop reason: train (where none is named), mask (as if never sampled) or penalise (wrong, and less reward)."""
+    stop_penalty: float = Field(default=1.0, ge=0)
+    """What penalise takes off the total reward."""
+    resample_rounds: int = Field(default=0, ge=0)
+    """Rounds of new problems for groups without any advantage, which are dropped (DAPO); 0: they stay and count."""
+
+    @field_validator("on_stop")
+    @classmethod
+    def _over_defaults(cls, given: dict[Stop, Handling]) -> dict[Stop, Handling]:
+        return {**FAILURES_MASKED, **given}
 
 
 class Optimiser(_Section):

@@ -16,10 +16,12 @@ def check_figures(config: RunConfig) -> None:
 
 
 def _check_group(config: RunConfig) -> None:
-    if config.train.samples_per_problem == 1 and config.train.steps:
+    raw = config.algorithm.estimator_options.get("singleton") == "raw"
+    if config.train.samples_per_problem == 1 and config.train.steps and not raw:
         raise ConfigError(
-            "checking train.samples_per_problem: found 1; a group-relative advantage needs at least 2 "
-            "trajectories a problem."
+            "checking train.samples_per_problem: found 1; a group-relative advantage needs at least 2 trajectories a "
+            "problem. Raise it, or set algorithm.estimator_options.singleton=raw (where the estimator has that) to "
+            "train on the reward itself."
         )
 
 

@@ -1,6 +1,7 @@
 """Which problems a step trains on: a function of (seed, step) alone, so that the data cursor of a run *is* its step."""
 
 import random
+from collections.abc import Sequence
 from functools import lru_cache
 
 
@@ -18,3 +19,12 @@ def indices(*, seed: int, step: int, count: int, size: int) -> tuple[int, ...]:
     """
     places = range(step * count, (step + 1) * count)
     return tuple(_permutation(seed, place // size, size)[place % size] for place in places)
+
+
+def spare_indices(*, seed: int, step: int, number: int, count: int, size: int, used: Sequence[int]) -> tuple[int, ...]:
+    """The indices of ``count`` further problems for round ``number`` of a step, none of ``used`` as long as there are
+    others. They do not move the cursor: the data comes in its own order later, whatever was drawn here.
+    """
+    draw = random.Random(f"spare-{seed}-{step}-{number}")
+    fresh = [index for index in draw.sample(range(size), min(size, count + len(set(used)))) if index not in used]
+    return tuple((fresh + draw.choices(range(size), k=max(0, count - len(fresh))))[:count])

@@ -9,9 +9,11 @@ from condensegrpo.collect import collect, tell_failures
 from condensegrpo.config import RunConfig
 from condensegrpo.evaluation import Evaluation, evaluation
 from condensegrpo.learner import ranks
+from condensegrpo.metrics import facts_of
 from condensegrpo.observer import Observer
 from condensegrpo.protocols import Sampler
 from condensegrpo.rollout.group import named
+from condensegrpo.rollout.scoring import turn_sums
 from condensegrpo.trajectory import ScoredTrajectory
 
 EVALUATION_STEP = -1  # names the random streams of evaluations apart from those of training
@@ -64,5 +66,6 @@ def evaluate(
         )
     )
     tell_failures(scored, observer.say)
-    everybody = [one for share in ranks.gather(scored) for one in share]
+    facts = [facts_of(one, turn_reward=turn_sums(one).total) for one in scored]
+    everybody = [one for share in ranks.gather(facts) for one in share]
     return evaluation(name, everybody, seed=config.seed, seconds=time.monotonic() - began)

@@ -1,12 +1,13 @@
 """The figures of an evaluation: counted in trajectories, clustered by problem. Pure functions."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from condensegrpo.config import HELD_OUT
-from condensegrpo.metrics import mean_interval_by_problem, pass_at_k, summarise
-from condensegrpo.trajectory import ScoredTrajectory
+from condensegrpo.estimates import mean_interval_by_problem, pass_at_k
+from condensegrpo.metrics import Facts, summarise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,29 +19,26 @@ class Evaluation:
     samples: int  # trajectories a problem
     seed: int
     success: float  # mean of Score.correct over trajectories
-    success_low: (
-        float | None
-    )  # 95 % interval within [0, 1], clustered by problem; None: one problem tells nothing of others
+    success_low: float | None  # 95 % interval in [0, 1], clustered by problem; None: one tells nothing of others
     success_high: float | None
     pass_at: Mapping[int, float]  # k → unbiased pass@k
     metrics: Mapping[str, float]  # of metrics.summarise
     seconds: float
 
 
-def evaluation(name: str, scored: Sequence[ScoredTrajectory], *, seed: int, seconds: float) -> Evaluation:
-    """The figures of scored trajectories, equally many of each problem, in any order.
+def evaluation(name: str, facts: Sequence[Facts], *, seed: int, seconds: float) -> Evaluation:
+    """The figures of some trajectories, equally many of each problem, in any order.
 
     Raises:
         ValueError: nothing was sampled, or problems have different numbers of trajectories.
     """
-    ordered = sorted(scored, key=lambda one: one.trajectory.id)
-    correct = [one.score.correct for one in ordered]
-    owners = [one.trajectory.problem_id for one in ordered]
-    counts = {owner: owners.count(owner) for owner in dict.fromkeys(owners)}
+    correct = [one.correct for one in facts]
+    owners = [one.problem_id for one in facts]
+    counts = Counter(owners)
     if len(set(counts.values())) != 1:
-        raise ValueError(f"evaluating {name!r}: wanted equally many trajectories of each problem, found {counts}")
+        raise ValueError(f"evaluating {name!r}: wanted equally many trajectories of each problem, found {dict(counts)}")
     samples = next(iter(counts.values()))
-    solved = dict.fromkeys(owners, 0)
+    solved = dict.fromkeys(counts, 0)
     for owner, value in zip(owners, correct, strict=True):
         solved[owner] += int(value >= 1)
     mean, low, high = mean_interval_by_problem(correct, owners)
@@ -55,7 +53,7 @@ def evaluation(name: str, scored: Sequence[ScoredTrajectory], *, seed: int, seco
         pass_at={
             k: fmean(pass_at_k(successes, samples, k) for successes in solved.values()) for k in _powers_up_to(samples)
         },
-        metrics=summarise(ordered),
+        metrics=summarise(facts),
         seconds=seconds,
     )
 

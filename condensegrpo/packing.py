@@ -7,7 +7,7 @@ Legend of the suffixes: ``_1S`` one row of S packed tokens, ``_T`` the trained o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 import torch
@@ -19,27 +19,25 @@ from condensegrpo.trajectory import Segment
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedBatch:
-    """One micro-batch. Columns of trained tokens hold nothing else: no loss or ratio of a context token can exist."""
+    """One micro-batch. Columns of trained tokens hold nothing else: no loss or ratio of a context token can exist.
+
+    ``old`` and ``reference`` are the sampler's log-probabilities until the learner measures others.
+    """
 
     token_ids: Tensor  # (1, S) int64
     position_ids: Tensor  # (1, S) int64, from 0 in every row
     source: Tensor  # (T,) int64, the place in S whose logits predict the token: the one before it
     target: Tensor  # (T,) int64, the token's id
+    turns: Tensor  # (T,) int64, the turn that sampled the token: a number of its own for every turn of the micro-batch
     logprobs: Tensor  # (T,) float32, nats, of the sampler
+    old: Tensor  # (T,) float32, nats, under the weights that ratios are taken against
+    reference: Tensor  # (T,) float32, nats, of the policy that the KL term is measured to
     advantages: Tensor  # (T,) float32
     weights: Tensor  # (T,) float32, in the optimiser step's loss
 
     def to(self, device: torch.device | str) -> Self:
         """The same batch on another device."""
-        return type(self)(
-            token_ids=self.token_ids.to(device),
-            position_ids=self.position_ids.to(device),
-            source=self.source.to(device),
-            target=self.target.to(device),
-            logprobs=self.logprobs.to(device),
-            advantages=self.advantages.to(device),
-            weights=self.weights.to(device),
-        )
+        return replace(self, **{column.name: getattr(self, column.name).to(device) for column in fields(self)})
 
 
 def pack(lengths: Sequence[int], max_tokens: int) -> tuple[tuple[int, ...], ...]:
@@ -82,6 +80,7 @@ def collate(segments: Sequence[Segment]) -> PackedBatch:
         position_ids 0 1 2 0 1
         source       1 3            6 predicts 7, 8 predicts 9
         target       7 9
+        turns        0 1
 
     Raises:
         LearnerError: a trained token stands at the start of its row, where nothing predicts it.
@@ -97,12 +96,16 @@ def collate(segments: Sequence[Segment]) -> PackedBatch:
     trained_S = torch.tensor([flag for segment in segments for flag in segment.trained], dtype=torch.bool)
     target_place_T = trained_S.nonzero().flatten()
     token_ids_S = torch.tensor([token for segment in segments for token in segment.token_ids], dtype=torch.int64)
+    logprobs_T = _column([segment.logprobs for segment in segments])[target_place_T]
     return PackedBatch(
         token_ids=token_ids_S[None],
         position_ids=torch.cat([torch.arange(len(segment.token_ids)) for segment in segments])[None],
         source=target_place_T - 1,
         target=token_ids_S[target_place_T],
-        logprobs=_column([segment.logprobs for segment in segments])[target_place_T],
+        turns=_turn_numbers(segments),
+        logprobs=logprobs_T,
+        old=logprobs_T,
+        reference=logprobs_T,
         advantages=_column([segment.advantages for segment in segments])[target_place_T],
         weights=_column([segment.weights for segment in segments])[target_place_T],
     )
@@ -127,6 +130,20 @@ def dummy() -> PackedBatch:
             )
         ]
     )
+
+
+def _turn_numbers(segments: Sequence[Segment]) -> Tensor:
+    """The number (T,) of the turn that sampled each trained token, counted over all rows."""
+    turns = [
+        (row, turn)
+        for row, segment in enumerate(segments)
+        for turn, trained in zip(
+            segment.turns or (segment.first_turn,) * len(segment.trained), segment.trained, strict=True
+        )
+        if trained
+    ]
+    number = {turn: place for place, turn in enumerate(dict.fromkeys(turns))}
+    return torch.tensor([number[turn] for turn in turns], dtype=torch.int64)
 
 
 def _column(rows: Sequence[Sequence[float]]) -> Tensor:

@@ -134,10 +134,11 @@ class Demonstrates(Protocol):
 class RewardResult:
     """A reward with its parts. ``None`` leaves the judgement to the plain rule of ``scoring.score``."""
 
-    total: float
+    total: float  # of the outcome; turn rewards are not in it
     components: Mapping[str, float] = field(default_factory=dict)
     format_valid: bool | None = None
     correct: float | None = None  # in [0, 1]
+    turn_rewards: tuple[float, ...] = ()  # (K,) what single turns are paid besides; () none
 
     @classmethod
     def of(cls, given: "Mapping[str, float] | RewardResult") -> "RewardResult":
@@ -151,6 +152,7 @@ class RewardResult:
                 components={name: float(value) for name, value in given.components.items()},
                 format_valid=given.format_valid,
                 correct=None if given.correct is None else float(given.correct),
+                turn_rewards=tuple(float(value) for value in given.turn_rewards),
             )
         parts = {name: float(value) for name, value in given.items()}
         return cls(
@@ -162,19 +164,37 @@ class RewardResult:
 
 
 class Reward(Protocol):
-    """What a finished trajectory is worth."""
+    """What the outcome of a finished trajectory is worth: R^O."""
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> Mapping[str, float] | RewardResult:
         """The reward, or its parts by name (their sum is then the reward)."""
 
 
+@runtime_checkable
+class GroupReward(Protocol):
+    """What finished trajectories are worth beside their siblings. The engine waits for the last one of a group."""
+
+    def score_group(
+        self, trajectories: Sequence[Trajectory], problem: Problem
+    ) -> Sequence[Mapping[str, float] | RewardResult]:
+        """The reward of every trajectory of one group, failed ones included, in the order given: by sample number."""
+
+
+@runtime_checkable
+class TurnReward(Protocol):
+    """What the single turns of a finished trajectory are worth: its part of R^T. It says nothing of the outcome."""
+
+    def turn_rewards(self, trajectory: Trajectory, problem: Problem) -> Sequence[float]:
+        """One number a turn."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One summand of a reward that is a weighted sum."""
+    """One summand of a reward that is a weighted sum: of its total, or of its turn rewards."""
 
     name: str  # of its component in the breakdown
     weight: float  # finite, not negative
-    reward: Reward
+    reward: Reward | TurnReward
 
     def __post_init__(self) -> None:
         if isinstance(self.weight, bool) or not 0 <= self.weight < math.inf:

@@ -19,6 +19,7 @@ TRAIN = "#0072B2"
 HELD_OUT = "#D55E00"
 VARIANTS = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("s", "^", "D", "v")
+STYLES = ((TRAIN, "-"), (HELD_OUT, "--"), ("#009E73", "-."), ("#CC79A7", ":"))
 
 
 class Panel(NamedTuple):
@@ -37,6 +38,37 @@ PANELS = (
     Panel("output_tokens", "Output length", "tokens a trajectory"),
     Panel("turns", "Turns", "replies a trajectory"),
     Panel("grad_norm", "Gradient norm", "before clipping"),
+)
+
+
+class Shares(NamedTuple):
+    """One diagram of several shares of the same batches, of training only."""
+
+    title: str
+    unit: str
+    lines: tuple[tuple[str, str], ...]  # metric and label
+
+
+SHARES = (
+    Shares(
+        "Signal",
+        "share of groups or trajectories",
+        (
+            ("groups_of_equal_reward", "groups of equal reward"),
+            ("trajectories_without_advantage", "no advantage"),
+            ("correct_with_negative_advantage", "right, pushed down"),
+            ("masked", "masked"),
+        ),
+    ),
+    Shares(
+        "Credit",
+        "share of the batch's weight",
+        (
+            ("weight/correct", "weight on correct ones"),
+            ("pull/correct", "pull on correct ones"),
+            ("weight/gini", "Gini of the weights"),
+        ),
+    ),
 )
 
 
@@ -92,11 +124,14 @@ def _draw(metrics: Metrics, *, title: str, file: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13, 7.2), dpi=110, layout="constrained", facecolor="white")
+    figure = Figure(figsize=(16, 7.2), dpi=110, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)  # no pyplot: it would keep the figure, and look for a display
     figure.suptitle(title, fontsize=15, fontweight="bold", x=0.01, ha="left")
-    for axes, panel in zip(figure.subplots(2, 3).flat, PANELS, strict=True):
+    places = figure.subplots(2, 4)
+    for axes, panel in zip(places[:, :3].flat, PANELS, strict=True):
         _panel(axes, panel, metrics)
+    for axes, shares in zip(places[:, 3], SHARES, strict=True):
+        _shares(axes, shares, metrics)
     figure.savefig(file)
 
 
@@ -105,8 +140,29 @@ def _panel(axes: "Axes", panel: Panel, metrics: Metrics) -> None:
     if train.steps:
         _training_line(axes, train)
     _held_out(axes, panel, metrics)
-    axes.set_title(panel.title, loc="left", fontsize=12, fontweight="bold")
-    axes.set_ylabel(panel.unit, fontsize=9, color="#555555")
+    if panel.metric == "success":
+        axes.set_ylim(-0.03, 1.03)
+    elif axes.has_data():
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    _finish(axes, panel.title, panel.unit)
+
+
+def _shares(axes: "Axes", shares: Shares, metrics: Metrics) -> None:
+    for (metric, label), (colour, style) in zip(shares.lines, STYLES[: len(shares.lines)], strict=True):
+        line = series(metrics, metric)
+        if line.steps:
+            marker = "o" if len(line.steps) == 1 else ""
+            values = smoothed(line.values, _window(line))
+            axes.plot(line.steps, values, color=colour, linestyle=style, linewidth=1.6, marker=marker, label=label)
+    axes.set_ylim(-0.03, 1.3)  # the legend stands above the curves
+    axes.set_yticks([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    _finish(axes, shares.title, shares.unit, columns=2)
+
+
+def _finish(axes: "Axes", title: str, unit: str, *, columns: int = 1) -> None:
+    """What all diagrams have in common."""
+    axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
+    axes.set_ylabel(unit, fontsize=9, color="#555555")
     axes.set_xlabel("optimiser steps", fontsize=9, color="#555555")
     axes.grid(color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
@@ -115,24 +171,26 @@ def _panel(axes: "Axes", panel: Panel, metrics: Metrics) -> None:
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color("#bbbbbb")
-    if panel.metric == "success":
-        axes.set_ylim(-0.03, 1.03)
-    elif axes.has_data():
-        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     if axes.has_data():
-        axes.legend(fontsize=8.5, frameon=False)
+        place = "upper left" if columns > 1 else "best"
+        axes.legend(fontsize=8.5, frameon=False, ncols=columns, loc=place, columnspacing=1.0)
     else:
         axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes, color="#999999")
 
 
 def _training_line(axes: "Axes", train: Series) -> None:
     """The measured values pale, their running mean strong: a batch is a small sample."""
-    window = max(1, len(train.values) // 12)
+    window = _window(train)
     if window > 1:
         axes.plot(train.steps, train.values, color=TRAIN, alpha=0.25, linewidth=1)
     marker = "o" if len(train.steps) == 1 else ""
     label = f"training, mean of {window} steps" if window > 1 else "training"
     axes.plot(train.steps, smoothed(train.values, window), color=TRAIN, linewidth=1.8, marker=marker, label=label)
+
+
+def _window(line: Series) -> int:
+    """Steps that a running mean looks back."""
+    return max(1, len(line.values) // 12)
 
 
 def _held_out(axes: "Axes", panel: Panel, metrics: Metrics) -> None:
@@ -169,7 +227,7 @@ th {{ color: #555; font-weight: 600; }}
 <table><thead><tr><th>measure</th><th>first</th><th>last</th><th>at steps</th></tr></thead><tbody>
 {_rows(metrics)}
 </tbody></table>
-<img alt="Success, context, reward and lengths over optimiser steps" src="data:image/png;base64,{picture}">
+<img alt="Success, context, reward, lengths and credit over optimiser steps" src="data:image/png;base64,{picture}">
 </body></html>
 """
 
@@ -177,12 +235,16 @@ th {{ color: #555; font-weight: 600; }}
 def _rows(metrics: Metrics) -> str:
     """The first and last value of everything that the diagrams show."""
     places = [("held-out", "eval/"), *((f"held-out {name}", f"eval/{name}/") for name in variants(metrics))]
-    rows = []
-    for label, prefix in (*places, ("training", "")):
-        for panel in PANELS:
-            line = series(metrics, f"{prefix}{panel.metric}")
-            if line.steps:
-                cells = (f"{panel.title}, {label}", f"{line.values[0]:.4g}", f"{line.values[-1]:.4g}")
-                steps = f"{line.steps[0]:.0f} – {line.steps[-1]:.0f}"
-                rows.append("".join(f"<td>{html.escape(cell)}</td>" for cell in (*cells, steps)))
-    return "\n".join(f"<tr>{row}</tr>" for row in rows)
+    found = [
+        (f"{panel.title}, {label}", series(metrics, f"{prefix}{panel.metric}"))
+        for label, prefix in (*places, ("training", ""))
+        for panel in PANELS
+    ]
+    found += [(f"{shares.title}: {label}", series(metrics, key)) for shares in SHARES for key, label in shares.lines]
+    return "\n".join(f"<tr>{_row(label, line)}</tr>" for label, line in found if line.steps)
+
+
+def _row(label: str, line: Series) -> str:
+    steps = f"{line.steps[0]:.0f} – {line.steps[-1]:.0f}"
+    cells = (label, f"{line.values[0]:.4g}", f"{line.values[-1]:.4g}", steps)
+    return "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)

@@ -42,6 +42,12 @@ def segments(trajectory: Trajectory, *, advantage_K: Sequence[float], weight_K: 
             f"trajectory {trajectory.id!r} has {len(turns)} turns and needs an advantage and a weight for each, found "
             f"{len(advantage_K)} advantages and {len(weight_K)} weights"
         )
+    bad = [weight for weight in weight_K[: len(turns)] if not 0 <= weight < math.inf]
+    if bad:
+        raise ValueError(
+            f"trajectory {trajectory.id!r} has a turn whose tokens weigh {bad[0]}, wanted a finite number that is not "
+            f"negative: the sign of a token's loss is its advantage's"
+        )
     rows = (
         _segment(trajectory.id, first, turns[first:end], advantage_K[first:end], weight_K[first:end])
         for first, end in pairwise([*_starts(turns), len(turns)])
@@ -97,13 +103,15 @@ def _segment(
     logprobs: list[float] = []
     advantages: list[float] = []
     weights: list[float] = []
-    for turn, advantage, weight in zip(turns, advantage_K, weight_K, strict=True):
+    sampled_in: list[int] = []
+    for index, (turn, advantage, weight) in enumerate(zip(turns, advantage_K, weight_K, strict=True), start=first):
         context, sampled = len(turn.prompt_ids) - len(token_ids), len(turn.output_ids)
         token_ids += (*turn.prompt_ids[len(token_ids) :], *turn.output_ids)
         trained += [False] * context + [True] * sampled
         logprobs += [0.0] * context + list(turn.logprobs)
         advantages += [0.0] * context + [float(advantage)] * sampled
         weights += [0.0] * context + [float(weight)] * sampled
+        sampled_in += [-1] * context + [index] * sampled
     return Segment(
         token_ids=tuple(token_ids),
         trained=tuple(trained),
@@ -112,6 +120,7 @@ def _segment(
         weights=tuple(weights),
         trajectory=trajectory,
         first_turn=first,
+        turns=tuple(sampled_in),
     )
 
 

@@ -38,6 +38,9 @@ class Stop(StrEnum):
     ABORTED = "aborted"  # the run was interrupted
 
 
+Handling = Literal["train", "mask", "penalise"]  # what training makes of a trajectory, by its stop
+
+
 class Fate(StrEnum):
     """What a condenser did with one unit."""
 
@@ -144,14 +147,16 @@ class Trajectory:
 class Score:
     """What a trajectory is worth, with the parts that it is made of."""
 
-    total: float
-    components: Mapping[str, float]
+    total: float  # R^O: what the outcome is worth; turn rewards are not in it
+    components: Mapping[str, float]  # by name; that of a turn reward is its sum over the turns
     format_valid: bool
     correct: float  # in [0, 1]
     context_tokens: int  # the largest context of any turn
+    turn_rewards: tuple[float, ...] = ()  # (K,) what reward functions pay single turns; () none
 
     def __post_init__(self) -> None:
-        for name, value in {"total": self.total, "correct": self.correct, **self.components}.items():
+        turns = {f"turn_rewards[{turn}]": value for turn, value in enumerate(self.turn_rewards)}
+        for name, value in {"total": self.total, "correct": self.correct, **self.components, **turns}.items():
             if not math.isfinite(value):
                 raise ValueError(f"a score must be finite: {name} is {value}")
 
@@ -175,8 +180,10 @@ class Segment:
     weights: tuple[float, ...]  # (L,) of the token's loss in the optimiser step; 0.0 where not trained
     trajectory: str  # Trajectory.id
     first_turn: int
+    turns: tuple[int, ...] = ()  # (L,) the turn that sampled the token, −1 where not trained; (): all first_turn's
 
     def __post_init__(self) -> None:
-        lengths = {len(self.token_ids), len(self.trained), len(self.logprobs), len(self.advantages), len(self.weights)}
+        columns = (self.token_ids, self.trained, self.logprobs, self.advantages, self.weights)
+        lengths = {len(column) for column in (*columns, self.turns or self.token_ids)}
         if len(lengths) != 1:
             raise ValueError(f"the columns of a segment must have one length, found {sorted(lengths)}")

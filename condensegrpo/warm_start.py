@@ -10,8 +10,6 @@ from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
-from torch import Tensor
-
 from condensegrpo import assemble
 from condensegrpo.assemble import Cast
 from condensegrpo.config import RunConfig
@@ -19,8 +17,8 @@ from condensegrpo.errors import ConfigError, Interrupted
 from condensegrpo.learner import deepspeed, ranks
 from condensegrpo.learner.policy import end_ids, load_tokenizer, save_policy
 from condensegrpo.learner.weights import gathered
-from condensegrpo.losses import TokenLoss, nll
 from condensegrpo.messages import Message
+from condensegrpo.objective import supervised
 from condensegrpo.observer import Observer
 from condensegrpo.open_learner import open_learner
 from condensegrpo.packing import PackedBatch, collate, pack
@@ -98,7 +96,7 @@ def _teach(
     for batches in lessons:
         if ranks.any_rank(stopping()):
             raise Interrupted("stopped during the warm start, which will be repeated")
-        stats = deepspeed.optimise(learner, batches, _supervised)
+        stats = deepspeed.optimise(learner, batches, supervised)
         observer.advance(f"loss {stats['loss']:.3f}")
 
 
@@ -137,10 +135,6 @@ def _row(prompt: tuple[int, ...], reply: tuple[int, ...], weight: float) -> Segm
         trajectory="demonstration",
         first_turn=0,
     )
-
-
-def _supervised(logp_T: Tensor, batch: PackedBatch) -> TokenLoss:
-    return nll(logp_T)
 
 
 def _probe(config: RunConfig, cast: Cast, renderer: Renderer, model: str, observer: Observer) -> float:

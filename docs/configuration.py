@@ -37,6 +37,8 @@ def default(model: type[BaseModel], name: str) -> str:
         return "required"
     if isinstance(value, BaseModel):
         return f"`{value.model_dump(mode='json', exclude_unset=True)}`"
+    if isinstance(value, dict):
+        return f"`{ {str(key): one for key, one in value.items()} }`"
     return f"`{'null' if value is None else value}`"
 
 
@@ -45,7 +47,7 @@ def kind(annotation: object) -> str:
     plain = isinstance(annotation, type) and not get_args(annotation)
     text = annotation.__name__ if plain else str(annotation)
     text = re.sub(r"Annotated\[str, FieldInfo\(.*\)\]", "name", text)
-    for module in ("typing.", "condensegrpo.config."):
+    for module in ("typing.", "condensegrpo.config.", "condensegrpo.trajectory."):
         text = text.replace(module, "")
     return text.replace("|", "or").replace("NoneType", "null").replace("None", "null")
 

@@ -1,6 +1,7 @@
 """The reward ``inverse_max_context``: the smaller the largest context, the more a right answer is worth."""
 
 from condensegrpo.protocols import Problem, RewardResult
+from condensegrpo.rewards.context import Measure, check_measure, context_tokens
 from condensegrpo.rewards.verdict import Match, check_match, judge
 from condensegrpo.trajectory import Trajectory
 
@@ -9,14 +10,17 @@ class InverseMaxContext:
     """0 if the format is invalid, 0 if the answer is wrong, else 1 / max(C, 1).
 
     C is the largest prompt of any turn, in tokens: a right answer under contexts of at most 200 tokens gives 0.005.
+    Another ``measure`` takes the sum of all prompts or the last one.
     """
 
-    def __init__(self, *, match: Match = "exact") -> None:
+    def __init__(self, *, measure: Measure = "max", match: Match = "exact") -> None:
+        check_measure(measure)
         check_match(match)
+        self._measure = measure
         self._match = match
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
         valid, right = judge(trajectory, problem, match=self._match)
-        total = right / max(trajectory.max_context_tokens, 1)
+        total = right / max(context_tokens(trajectory, self._measure), 1)
         return RewardResult(total=total, components={"inverse_max_context": total}, format_valid=valid, correct=right)

@@ -1,18 +1,22 @@
 """The reward ``weighted_sum``: several rewards with weights, the breakdown kept."""
 
-import math
 from collections.abc import Sequence
 
-from condensegrpo.protocols import Part, Problem, RewardResult
+from condensegrpo.protocols import Part, Problem, RewardResult, TurnReward
 from condensegrpo.trajectory import Trajectory
 
 
 class WeightedSum:
-    """Σ weight · reward. A component is what a part adds to the total: its weight is in it.
+    """Σ weight · reward, outcome and turns apart. A component is what a part adds: its weight is in it.
 
     In a configuration each part is a reward by name, with a weight beside it; ``assemble`` builds the parts.
 
-        parts: [{name: correct, weight: 1.0, options: {match: number}}, {name: format, weight: 0.1}]
+        parts: [{name: correct, weight: 1.0, options: {match: number}}, {name: tool_execution, weight: 0.2}]
+
+    A part that is a turn reward adds to the turn rewards and nothing to the total; its component is what all turns
+    together get. Right answer, two calls in turn 0 of which one worked, none in turn 1:
+
+        total 1.0   components {correct: 1.0, tool_execution: 0.1}   turn rewards 0.1, 0.0
 
     The trajectory is well formed if every part says so, and as correct as the part that finds most in it says.
     """
@@ -22,16 +26,48 @@ class WeightedSum:
         names = [part.name for part in self._parts]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"a weighted sum of {names or 'nothing'}: wanted at least one part, each name once")
+        if all(isinstance(part.reward, TurnReward) for part in self._parts):
+            raise ValueError(
+                f"a weighted sum of {names}: all of them pay single turns; add a part that pays the outcome, such as "
+                f"correct"
+            )
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
-        results = [RewardResult.of(part.reward(trajectory, problem)) for part in self._parts]
-        components = {part.name: part.weight * result.total for part, result in zip(self._parts, results, strict=True)}
+        results = [_weighted(part, trajectory, problem) for part in self._parts]
         valid = [result.format_valid for result in results if result.format_valid is not None]
         right = [result.correct for result in results if result.correct is not None]
+        paying_K = [result.turn_rewards for result in results if result.turn_rewards]
         return RewardResult(
-            total=math.fsum(components.values()),
-            components=components,
+            total=sum(result.total for result in results),  # not fsum, which raises on inf − inf; see RewardResult.of
+            components={name: value for result in results for name, value in result.components.items()},
             format_valid=all(valid) if valid else None,
             correct=max(right, default=None),
+            turn_rewards=tuple(sum(turn) for turn in zip(*paying_K, strict=True)),
         )
+
+
+def _weighted(part: Part, trajectory: Trajectory, problem: Problem) -> RewardResult:
+    """What one part adds to the total, or to the turn rewards."""
+    turns = len(trajectory.turns)
+    if isinstance(part.reward, TurnReward):
+        paid_K = [float(value) for value in part.reward.turn_rewards(trajectory, problem)]
+        _check_turns(part, paid_K, turns)
+        turn_K = tuple(part.weight * value for value in paid_K)
+        return RewardResult(total=0.0, components={part.name: sum(turn_K)}, turn_rewards=turn_K)
+    given = RewardResult.of(part.reward(trajectory, problem))
+    if given.turn_rewards:
+        _check_turns(part, given.turn_rewards, turns)
+    total = part.weight * given.total
+    return RewardResult(
+        total=total,
+        components={part.name: total},
+        format_valid=given.format_valid,
+        correct=given.correct,
+        turn_rewards=tuple(part.weight * value for value in given.turn_rewards),
+    )
+
+
+def _check_turns(part: Part, paid_K: Sequence[float], turns: int) -> None:
+    if len(paid_K) != turns:
+        raise ValueError(f"the part {part.name} gave {len(paid_K)} turn rewards for {turns} turns, wanted one a turn")

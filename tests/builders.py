@@ -97,7 +97,12 @@ def trajectory(
 
 
 def scored(
-    one: Trajectory, total: float, *, correct: float = 1.0, components: Mapping[str, float] | None = None
+    one: Trajectory,
+    total: float,
+    *,
+    correct: float = 1.0,
+    components: Mapping[str, float] | None = None,
+    turn_rewards: Sequence[float] = (),
 ) -> ScoredTrajectory:
     return ScoredTrajectory(
         trajectory=one,
@@ -107,6 +112,7 @@ def scored(
             format_valid=True,
             correct=correct,
             context_tokens=one.max_context_tokens,
+            turn_rewards=tuple(turn_rewards),
         ),
     )
 

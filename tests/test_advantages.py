@@ -1,117 +1,97 @@
-"""Group-relative advantages, against numbers worked out by hand."""
+"""What every estimator keeps to: its table, its refusals, its rules for odd groups, its invariances."""
 
+import inspect
 import math
+from typing import Any
 
 import pytest
 import torch
+from estimating import NORMALISED, SCALAR, WITH_SINGLETON, Row, batches, estimate, run, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from condensegrpo.advantages import ESTIMATORS, efficient, grpo
+from condensegrpo import advantages
+from condensegrpo.advantages import ESTIMATORS, MAX_REWARD, grpo
 from condensegrpo.errors import ScoreError
 
 ROOT_HALF = math.sqrt(0.5)
+ALL = sorted(ESTIMATORS)
+# No estimator but these treats a turn by how far it is from the end.
+FROM_THE_END = ("turn_discounted", "gigpo")
+# A clamp that touches none of the rewards drawn below: invariances hold between its bounds only.
+WIDE: dict[str, dict[str, Any]] = {"reinforce": {"clamp": 1e6}}
 
 
-def run_grpo(outcomes: list[float], groups: list[int], turns: list[int] | None = None, **options: object) -> Tensor:
-    """grpo on doubles, where only the columns that matter to it are given."""
-    turns_N = torch.tensor(turns or [1] * len(outcomes))
-    outcome_N = torch.tensor(outcomes, dtype=torch.float64)
-    none_N = torch.full_like(turns_N, -1)
-    return grpo(outcome_N, torch.zeros_like(outcome_N), torch.tensor(groups), turns_N, none_N, **options)  # type: ignore[arg-type]
+def members(table: Tensor, rows: list[Row], group: int) -> Tensor:
+    return table[[place for place, row in enumerate(rows) if row[2] == group]]
 
 
-def run_efficient(
-    outcomes: list[float], contexts: list[int], groups: list[int] | None = None, **options: object
-) -> Tensor:
-    """One column of ``efficient``, anchors 100 and 1000 tokens, accuracy unscaled unless asked for."""
-    outcome_N = torch.tensor(outcomes, dtype=torch.float64)
-    one_N = torch.ones(len(outcomes), dtype=torch.int64)
-    settings_used = {"context_low": 100, "context_high": 1000, "accuracy": "none", **options}
-    group_N = torch.tensor(groups) if groups else one_N
-    context_N = torch.tensor(contexts)
-    return efficient(
-        outcome_N,
-        torch.zeros_like(outcome_N),
-        group_N,
-        one_N,
-        -one_N,
-        context_N=context_N,
-        **settings_used,  # type: ignore[arg-type]
-    ).flatten()
+def test_the_table_names_every_estimator_by_its_function() -> None:
+    assert list(ESTIMATORS) == [
+        "grpo",
+        "grpo_merged",
+        "ms_grpo",
+        "mt_grpo",
+        "ms_po",
+        "rloo",
+        "reinforce",
+        "turn_discounted",
+        "efficient",
+        "gigpo",
+    ]
+    assert all(function.__name__ == name for name, function in ESTIMATORS.items())
 
 
-def same(found: Tensor, wanted: list[float] | list[list[float]], atol: float = 1e-5) -> bool:
-    return torch.allclose(found, torch.tensor(wanted, dtype=found.dtype), atol=atol, rtol=0)
+def test_all_that_is_exported_can_be_imported() -> None:
+    assert set(ESTIMATORS) < set(advantages.__all__)
+    assert all(hasattr(advantages, name) for name in advantages.__all__)
 
 
-def test_grpo_centres_on_the_group_and_divides_by_its_deviation() -> None:
-    # mean 3/4; squares 3·1/16 + 9/16 = 3/4; variance with ddof 1 is 1/4, std 1/2
-    assert same(run_grpo([1, 1, 1, 0], [0, 0, 0, 0]), [[0.5], [0.5], [0.5], [-1.5]])
+@pytest.mark.parametrize("name", ALL)
+def test_the_formula_and_the_bias_are_written_down(name: str) -> None:
+    text = ESTIMATORS[name].__doc__ or ""
+    assert all(part in text for part in ("A_i", "Biased by:", "Example", "Returns:", "Raises:"))
 
 
-def test_grpo_without_scaling_only_centres() -> None:
-    assert same(run_grpo([1, 1, 1, 0], [0, 0, 0, 0], scale="none"), [[0.25], [0.25], [0.25], [-0.75]])
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("grpo", {"scale": "std", "singleton": "zero", "eps": 1e-6}),
+        ("grpo_merged", {"scale": "std", "singleton": "zero", "eps": 1e-4}),
+        ("ms_grpo", {"coef": 1.0, "scale": "std", "singleton": "zero", "eps": 1e-4}),
+        ("mt_grpo", {"coef": 1.0, "scale": "std", "singleton": "zero", "eps": 1e-4}),
+        ("ms_po", {"gamma": 1.0, "scale": "std", "singleton": "zero", "eps": 1e-4}),
+        ("rloo", {"singleton": "zero"}),
+        ("reinforce", {"clamp": 10.0, "singleton": "zero", "eps": 1e-8}),
+        ("turn_discounted", {"gamma": 0.9, "scale": "std", "singleton": "zero", "eps": 1e-6}),
+        ("gigpo", {"coef": 1.0, "gamma": 0.95, "scale": "std", "eps": 1e-6}),
+    ],
+)
+def test_options_and_their_defaults_are_those_that_runs_were_configured_by(name: str, wanted: dict[str, Any]) -> None:
+    parameters = inspect.signature(ESTIMATORS[name]).parameters
+    assert list(parameters)[:5] == ["outcome_N", "turn_N", "group_N", "turns_N", "result_turn_N"]
+    keywords = {key: one.default for key, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
+    assert {key: value for key, value in keywords.items() if key != "state_NK"} == wanted
 
 
-def test_grpo_adds_eps_to_the_deviation() -> None:
-    # std of [0, 2] with ddof 1 is √2
-    assert same(
-        run_grpo([0, 2], [0, 0], eps=0.5), [[-1 / (math.sqrt(2) + 0.5)], [1 / (math.sqrt(2) + 0.5)]], atol=1e-12
-    )
-
-
-def test_groups_are_told_by_label_whatever_the_order() -> None:
-    found = run_grpo([1, 10, 0, 30], [7, -2, 7, -2])
-    assert same(found, [[ROOT_HALF], [-ROOT_HALF], [-ROOT_HALF], [ROOT_HALF]])
-
-
-def test_every_turn_of_a_trajectory_has_its_scalar_and_turns_beyond_have_zero() -> None:
-    # SkyRL#1492: the last step's mask broadcast to all rows; here the lengths differ as much as they can
-    found = run_grpo([1, 0], [0, 0], turns=[4, 1], scale="none")
-    assert found.tolist() == [[0.5, 0.5, 0.5, 0.5], [-0.5, 0, 0, 0]]
-
-
-def test_statistics_count_a_trajectory_once_however_many_turns_it_made() -> None:
-    # statistics over rows: the four turns of the first would count as four rewards of 1
-    assert (
-        run_grpo([1, 0, 0], [0, 0, 0], turns=[4, 1, 1])[:, 0].tolist() == run_grpo([1, 0, 0], [0, 0, 0])[:, 0].tolist()
-    )
-
-
-def test_three_rows_of_one_against_one_give_half_and_not_a_quarter() -> None:
-    # slime#1414: [1, 1, 1 | 0] are two trajectories, the first of three rows
-    assert run_grpo([1, 0], [0, 0], turns=[3, 1], scale="none")[:, 0].tolist() == [0.5, -0.5]
-
-
-def test_uneven_groups_beside_a_constant_one() -> None:
-    # slime: groups of 4, 3 and 4 with a constant group gave −1.09 there, where 0 is right
-    found = run_grpo([1, 1, 0, 0, 0.3, 0.3, 0.3, 1, 0, 0, 0], [0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2])
-    assert found[4:7].flatten().tolist() == [0, 0, 0]
-    assert same(found[:4], [[0.8660254], [0.8660254], [-0.8660254], [-0.8660254]])
-    assert same(found[7:], [[1.5], [-0.5], [-0.5], [-0.5]])
-
-
-@pytest.mark.parametrize("reward", [0.1, 1 / 3, -7.3, 4.1e-4])
-def test_equal_rewards_give_exactly_zero(reward: float) -> None:
-    assert run_grpo([reward] * 7, [0] * 7).tolist() == [[0.0]] * 7
-
-
-def test_a_group_of_one_gives_zero_and_not_nan() -> None:
-    assert run_grpo([0.7, 1, 0], [5, 6, 6], scale="none").flatten().tolist() == [0, 0.5, -0.5]
-    assert run_grpo([0.7], [5]).tolist() == [[0]]
-
-
-def test_a_group_of_one_may_keep_its_raw_reward() -> None:
-    found = run_grpo([0.7, 1, 0], [5, 6, 6], scale="none", singleton="raw")
-    assert found.flatten().tolist() == [0.7, 0.5, -0.5]
+# Refusals
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_reward_that_is_not_finite_names_its_trajectory_and_spoils_no_sibling(value: float) -> None:
-    with pytest.raises(ScoreError, match=rf"outcome reward of trajectory 2 .*is {value}"):
-        run_grpo([1, 0, value, 0], [0, 0, 0, 0])
+@pytest.mark.parametrize("name", ALL)
+def test_one_reward_that_is_not_finite_is_an_error_and_spoils_no_sibling(name: str, value: float) -> None:
+    """trl#5773: one NaN made NaN of its whole group. The clamp of ``reinforce`` would have hidden an infinity."""
+    with pytest.raises(ScoreError, match=rf"outcome reward of trajectory 2 \(of 4, counted from 0\) is {value}"):
+        estimate(name, [1, 0, value, 0])
+    with pytest.raises(ScoreError, match=rf"turn reward of trajectory 1 \(of 2, counted from 0\) is {value}"):
+        estimate(name, [1, 0], turn_rewards=[0, value])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_rewards_of_nan_only_are_an_error_too(name: str) -> None:
+    with pytest.raises(ScoreError, match="outcome reward of trajectory 0"):
+        estimate(name, [math.nan] * 3)
 
 
 def test_a_turn_reward_that_is_not_finite_is_an_error_too() -> None:
@@ -120,163 +100,348 @@ def test_a_turn_reward_that_is_not_finite_is_an_error_too() -> None:
         grpo(torch.zeros(2), torch.tensor([0.0, math.nan]), one_N, one_N, -one_N)
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_a_reward_too_large_for_statistics_names_trajectory_and_value(name: str) -> None:
+    with pytest.raises(
+        ScoreError, match=r"outcome reward of trajectory 1 .*is -1e\+200, wanted a magnitude of at most"
+    ):
+        estimate(name, [0, -1e200])
+    with pytest.raises(ScoreError, match=r"turn reward of trajectory 0 .*is 1.1e\+100"):
+        estimate(name, [0, 0], turn_rewards=[1.1e100, 0])
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name != "efficient"])
+@pytest.mark.parametrize("scale", ["std", "none"])
+def test_the_largest_rewards_allowed_give_finite_advantages(name: str, scale: str) -> None:
+    options = {} if name in ("rloo", "reinforce") else {"scale": scale}
+    high = [MAX_REWARD, -MAX_REWARD, MAX_REWARD, 0]
+    found = estimate(name, high, turn_rewards=high, turns=[2, 2, 1, 1], results=[0, -1, 0, 0], **options)
+    assert found.isfinite().all()
+    assert found[0, 0] > 0 > found[1, 0]
+
+
+def test_an_advantage_too_large_for_the_type_asked_for_is_an_error_and_no_infinity() -> None:
+    # float16 ends at 65504; 60000 − (−60000) does not fit
+    with pytest.raises(ScoreError, match=r"trajectory 0 .*\[inf\] as torch.float16.*outcome reward is 60000"):
+        estimate("rloo", [60000, -60000], dtype=torch.float16)
+    with pytest.raises(ScoreError, match="scale the rewards of its group, or the estimator's options, down"):
+        estimate("ms_grpo", [0, 0], turn_rewards=[1e10, 0], results=[0, 0], scale="none", coef=1e300)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(("result", "turns"), [(-2, 3), (3, 3), (0, 0), (9, 2)])
+def test_a_result_outside_the_turns_names_its_trajectory(name: str, result: int, turns: int) -> None:
+    with pytest.raises(ValueError, match=rf"result turn of trajectory 1 .*is {result}, wanted .*its {turns} turns"):
+        estimate(name, [1, 0], turns=[3, turns], results=[-1, result])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_negative_number_of_turns_names_its_trajectory(name: str) -> None:
+    with pytest.raises(ValueError, match=r"trajectory 1 \(of 2, counted from 0\) has -1 turns"):
+        estimate(name, [1, 0], turns=[1, -1])
+
+
 def test_tensors_of_different_shapes_are_refused() -> None:
     one_N = torch.ones(2, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"one shape \(N,\), found \[\(3,\), \(2,\)"):
         grpo(torch.zeros(3), torch.zeros(2), one_N, one_N, -one_N)
 
 
-def test_tiny_rewards_in_single_precision_keep_their_order() -> None:
-    # the reward 1/C: 1/2048 and 1/2049 differ by 2.4e-7
-    outcome_N = torch.tensor([1 / 2048, 1 / 2049], dtype=torch.float32)
-    one_N = torch.ones(2, dtype=torch.int64)
-    found = grpo(outcome_N, torch.zeros(2), one_N, one_N, -one_N, scale="none")
-    assert found.dtype == torch.float32
-    assert found[0, 0] > 0 > found[1, 0]
+@pytest.mark.parametrize("name", ALL)
+def test_a_table_of_rewards_is_refused(name: str) -> None:
+    square = torch.zeros(2, 2, dtype=torch.int64)
+    extra = {"efficient": {"context_N": square, "context_low": 1, "context_high": 2}, "gigpo": {"state_NK": square}}
+    with pytest.raises(ValueError, match=r"one shape \(N,\)"):
+        ESTIMATORS[name](square.double(), square.double(), square, square, square, **extra.get(name, {}))
 
 
-def test_no_trajectory_and_no_turn_make_empty_tables() -> None:
-    assert run_grpo([], []).shape == (0, 0)
-    assert run_grpo([1, 0], [0, 0], turns=[0, 2]).tolist()[0] == [0, 0]
-    empty_N = torch.zeros(2, dtype=torch.int64)
-    assert grpo(torch.ones(2), torch.ones(2), empty_N, empty_N, empty_N).shape == (2, 0)
-
-
-@settings(deadline=None, max_examples=50)
-@given(
-    st.lists(st.tuples(st.floats(-1e3, 1e3), st.integers(0, 3)), min_size=1, max_size=16),
-    st.sampled_from(["std", "none"]),
+@pytest.mark.parametrize(
+    ("name", "option", "value", "wanted"),
+    [
+        *((name, "eps", -1e-9, "at least 0") for name in ALL if name != "rloo"),
+        *((name, "coef", math.nan, "a finite number") for name in ("ms_grpo", "mt_grpo", "gigpo")),
+        *((name, "coef", math.inf, "a finite number") for name in ("ms_grpo", "mt_grpo", "gigpo")),
+        *((name, "gamma", 1.01, r"in \[0, 1\]") for name in FROM_THE_END),
+        *((name, "gamma", math.nan, r"in \[0, 1\]") for name in FROM_THE_END),
+        ("ms_po", "gamma", -0.5, "at least 0"),
+        ("ms_po", "gamma", math.inf, "at least 0"),
+        ("reinforce", "clamp", math.inf, "at least 0"),
+        ("reinforce", "clamp", -1.0, "at least 0"),
+    ],
 )
-def test_advantages_are_finite_and_sum_to_zero_in_every_group(pairs: list[tuple[float, int]], scale: str) -> None:
-    found = run_grpo([reward for reward, _ in pairs], [group for _, group in pairs], scale=scale).flatten()
-    group_N = torch.tensor([group for _, group in pairs])
-    assert found.isfinite().all()
-    for group in set(group_N.tolist()):
-        assert abs(float(found[group_N == group].sum())) < 1e-6
+def test_a_number_that_can_be_no_option_says_which_could(name: str, option: str, value: float, wanted: str) -> None:
+    with pytest.raises(ValueError, match=rf"option {option} .*is {value}, wanted a finite number") as caught:
+        estimate(name, [1, 0], **{option: value})
+    assert caught.match(wanted)
 
 
-@settings(deadline=None, max_examples=25)
-@given(st.permutations(range(6)))
-def test_the_order_of_trajectories_does_not_matter(order: list[int]) -> None:
-    outcomes, groups = [1.0, 0.0, 0.5, 0.2, 0.9, 0.4], [0, 0, 0, 1, 1, 1]
-    straight = run_grpo(outcomes, groups)
-    shuffled = run_grpo([outcomes[place] for place in order], [groups[place] for place in order])
-    assert torch.allclose(shuffled, straight[order], atol=1e-12)
+def test_a_clamp_of_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"option clamp .*is 0, wanted a number above it"):
+        estimate("reinforce", [1, 0], clamp=0)
 
 
-def test_efficient_rewards_the_shorter_of_two_correct_contexts() -> None:
-    # u = 0 and 1, mean ½, std √½, so E = ±√½; p = ½, λ = 0.2
-    found = run_efficient([1, 1, 0, 0], [100, 1000, 100, 100])
-    assert same(found, [0.5 + 0.1 * ROOT_HALF, 0.5 - 0.1 * ROOT_HALF, -0.5, -0.5])
+@pytest.mark.parametrize("name", WITH_SINGLETON)
+def test_an_unknown_word_for_an_option_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"option singleton .*'drop', wanted one of zero, raw"):
+        estimate(name, [1, 0], singleton="drop")
+    if name not in ("rloo", "reinforce"):
+        with pytest.raises(ValueError, match=r"option scale .*'stdd', wanted one of std, none"):
+            estimate(name, [1, 0], scale="stdd")
 
 
-def test_efficient_measures_context_by_its_logarithm() -> None:
-    # 316.23 = 100·√10 lies half-way; u = 0, ½, 1: mean ½, std ½; E = 1, 0, −1; all correct, so A_acc = 0 and p = 1
-    assert same(run_efficient([1, 1, 1], [100, 316, 1000]), [0.2, 0.0, -0.2], atol=1e-3)
+# Groups of one, equal rewards, empty input
 
 
-def test_contexts_beyond_the_anchors_count_as_the_anchors_and_none_as_cheapest() -> None:
-    assert run_efficient([1, 1], [0, 5000]).tolist() == run_efficient([1, 1], [100, 1000]).tolist()
-
-
-def test_nearly_equal_contexts_are_not_blown_up_by_a_tiny_deviation() -> None:
-    # u differs by 0.02 about its mean: the deviation 0.014 is taken as 0.1, so E = ±0.01/0.1
-    near = round(100 * 10**0.02)  # 105
-    u = math.log10(near / 100)
-    assert same(run_efficient([1, 1], [100, near]), [0.2 * u / 0.2, -0.2 * u / 0.2])
-
-
-def test_the_context_term_is_clipped_to_one_deviation() -> None:
-    # u = 0, 0, 0, 1: mean ¼, std ½; E = ½, ½, ½ and −1.5, clipped to −1
-    assert same(run_efficient([1, 1, 1, 1], [100, 100, 100, 1000]), [0.1, 0.1, 0.1, -0.2])
-
-
-def test_the_context_term_counts_by_the_pass_rate_and_not_below_its_threshold() -> None:
-    outcomes, contexts = [1, 1, 0, 0], [100, 1000, 100, 100]
-    assert same(run_efficient(outcomes, contexts, min_pass_rate=0.6), [0.5, 0.5, -0.5, -0.5])
-    assert run_efficient(outcomes, contexts, min_pass_rate=0.5).tolist() == run_efficient(outcomes, contexts).tolist()
-
-
-def test_a_single_correct_trajectory_earns_no_context_term() -> None:
-    assert same(run_efficient([1, 0], [1000, 100]), [0.5, -0.5])
-
-
-def test_a_wrong_trajectory_earns_nothing_for_a_short_context() -> None:
-    assert same(run_efficient([1, 1, 0.9, 0], [500, 500, 1, 1]), [0.275, 0.275, 0.175, -0.725])
-
-
-def test_the_guard_keeps_a_long_but_correct_trajectory_positive() -> None:
-    # A_acc of a correct one is 1/8; E of the last correct is −1, so unguarded it had 0.125 − 2·0.875 < 0
-    outcomes, contexts = [1, 1, 1, 1, 1, 1, 1, 0], [100, 100, 100, 100, 100, 100, 1000, 100]
-    found = run_efficient(outcomes, contexts, coefficient=2.0)
-    assert float(found[6]) == pytest.approx(0.25 * 0.125)
-    assert float(found[7]) == pytest.approx(-0.875)
-
-
-def test_in_an_all_correct_group_the_guard_does_not_bite() -> None:
-    assert same(run_efficient([1, 1], [100, 1000], guard=1.0), [0.2 * ROOT_HALF, -0.2 * ROOT_HALF])
-
-
-def test_no_correct_trajectory_at_a_high_pass_rate_is_punished_for_its_length() -> None:
-    # the fault of 1/C with std scaling: at pass rate 0.97 almost half of the correct get a negative advantage
-    contexts = [100 + 29 * place for place in range(32)]
-    found = run_efficient([1.0] * 31 + [0.0], contexts, accuracy="std")
-    assert (found[:31] > 0).all()
-    assert found[31] < 0
-
-
-def test_a_truncated_trajectory_earns_no_context_term() -> None:
-    truncated_N = torch.tensor([True, False])
-    assert same(run_efficient([1, 1], [100, 1000], truncated_N=truncated_N), [0.0, -0.2 * ROOT_HALF])
-
-
-def test_accuracy_may_be_scaled_by_its_deviation() -> None:
-    # std of [1, 1, 0, 0] with ddof 1 is √⅓; no difference in context
-    found = run_efficient([1, 1, 0, 0], [100, 100, 100, 100], accuracy="std")
-    assert same(found, [0.8660254, 0.8660254, -0.8660254, -0.8660254])
-
-
-def test_groups_are_compared_within_themselves_only() -> None:
-    found = run_efficient([1, 1, 1, 1], [100, 1000, 500, 500], groups=[4, 9, 4, 9])
-    alone = run_efficient([1, 1], [100, 500])
-    assert torch.allclose(found[[0, 2]], alone)
-    assert torch.allclose(found[[1, 3]], run_efficient([1, 1], [1000, 500]))
-
-
-def test_a_group_without_any_correct_trajectory_has_no_signal() -> None:
-    assert run_efficient([0, 0, 0], [100, 500, 1000], accuracy="std").tolist() == [0, 0, 0]
-
-
-@pytest.mark.parametrize("value", [1.5, -0.1])
-def test_an_outcome_that_is_no_correctness_is_refused(value: float) -> None:
-    with pytest.raises(ScoreError, match=rf"trajectory 1 .*is {value}.*use the estimator 'grpo'"):
-        run_efficient([1, value], [100, 100])
-
-
-@pytest.mark.parametrize(("low", "high"), [(0, 100), (100, 100), (200, 100)])
-def test_context_anchors_must_rise(low: float, high: float) -> None:
-    with pytest.raises(ValueError, match="0 < context_low < context_high"):
-        run_efficient([1, 1], [100, 100], context_low=low, context_high=high)
-
-
-@settings(deadline=None, max_examples=50)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(0, 4000), st.integers(0, 2)), min_size=1, max_size=12
+@pytest.mark.parametrize("name", ALL)
+def test_a_group_of_one_gives_zero_and_not_nan(name: str) -> None:
+    """OpenRLHF asserts n > 1, elsewhere the deviation of one is NaN (axolotl#3353)."""
+    found = estimate(
+        name, [0.7, 1, 0], turn_rewards=[0.2, 0, 0], groups=[5, 6, 6], turns=[2, 1, 1], results=[0, -1, -1]
     )
+    assert found[0].tolist() == [0, 0]
+    assert found[1, 0] > 0 > found[2, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "wanted"),
+    [
+        ("grpo", {}, [0.7, 0.7]),
+        ("grpo_merged", {}, [0.9, 0.9]),  # 0.2 + 0.7
+        ("ms_grpo", {"coef": 2}, [1.1, 0.7]),  # 0.7 + 2·0.2, then 0.7
+        ("mt_grpo", {"coef": 2}, [1.1, 0.7]),
+        ("ms_po", {"gamma": 0.5}, [0.55, 0.7]),  # 0.2 + ½·0.7, then 0.7
+        ("rloo", {}, [0.7, 0.7]),
+        ("reinforce", {"clamp": 0.5}, [0.5, 0.5]),
+        ("turn_discounted", {"gamma": 0.5}, [0.35, 0.7]),
+    ],
 )
-def test_efficient_keeps_its_promises(rows: list[tuple[float, int, int]]) -> None:
-    outcomes, contexts, groups = (list(column) for column in zip(*rows, strict=True))
-    found = run_efficient(outcomes, contexts, groups, accuracy="std")
-    accuracy = run_grpo(outcomes, groups).flatten()
+def test_a_group_of_one_may_keep_its_raw_reward(name: str, options: dict[str, float], wanted: list[float]) -> None:
+    columns = {"turn_rewards": [0.2, 0, 0], "groups": [5, 6, 6], "turns": [2, 1, 1], "results": [0, -1, -1]}
+    found = estimate(name, [0.7, 1, 0], **columns, singleton="raw", **options)
+    assert same(found[0], wanted, atol=1e-12)
+    assert torch.equal(found[1:], estimate(name, [0.7, 1, 0], **columns, **options)[1:])
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-300, 1e-6])
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 1.0])
+@pytest.mark.parametrize("name", ALL)
+def test_equal_rewards_give_exactly_zero_whatever_eps(name: str, value: float, eps: float) -> None:
+    """slime: a constant group of three beside groups of four gave −1.09."""
+    options = {} if name == "rloo" else {"eps": eps}
+    groups = [0, 0, 0, 0, 1, 1, 1]
+    found = estimate(
+        name,
+        [1, 1, 0, 0] + [value] * 3,
+        turn_rewards=[1, 0, 2, 5] + [value] * 3,
+        groups=groups,
+        turns=[2] * 7,
+        results=[0, 1, -1, 0, 0, -1, 1],
+        **options,
+    )
+    assert found[4:].tolist() == [[0, 0]] * 3
+    assert found[:4].any()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_trajectory_and_no_turn_make_empty_tables(name: str) -> None:
+    assert estimate(name, []).shape == (0, 0)
+    assert estimate(name, [1, 0], turns=[0, 0]).shape == (2, 0)
+    assert estimate(name, [1, 0], turns=[0, 2])[0].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_type_is_that_of_the_outcome(name: str) -> None:
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        assert estimate(name, [1, 0], dtype=dtype).dtype == dtype
+    assert estimate(name, [1, 0], dtype=torch.int64).dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_single_precision_is_computed_in_double(name: str) -> None:
+    # 1/2048 and 1/2049 differ by 2.4e-7, and their squares would by 1e-10; efficient centres 1, 1, 0
+    outcomes = [1, 1, 0] if name == "efficient" else [1 / 2048, 1 / 2049, 1 / 2050]
+    exact = torch.tensor(outcomes, dtype=torch.float32).tolist()  # what single precision holds
+    found = estimate(name, exact, dtype=torch.float32)
+    assert torch.equal(found, estimate(name, exact).float())
+    assert found[0, 0] > 0 > found[2, 0]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from(ALL),
+    st.lists(
+        st.tuples(
+            st.floats(-1e100, 1e100), st.floats(-1e100, 1e100), st.integers(0, 2), st.integers(0, 3), st.just(-1)
+        ),
+        min_size=1,
+        max_size=10,
+    ),
+    st.sampled_from([0.0, 1e-300, 1e-6]),
+)
+def test_nothing_ever_gives_nan(name: str, rows: list[Row], eps: float) -> None:
+    if name == "efficient":
+        rows = [(float(outcome > 0), *rest) for outcome, *rest in rows]  # type: ignore[misc]
+    rows = [(*row[:4], row[3] - 1) for row in rows]  # the result at the last turn; −1 where there is none
+    found = run(name, rows, **({} if name == "rloo" else {"eps": eps}))
     assert found.isfinite().all()
-    for place, outcome in enumerate(outcomes):
-        if outcome < 1:
-            assert found[place] == accuracy[place]
-        if accuracy[place] > 0:
-            assert found[place] >= 0.25 * accuracy[place] - 1e-12
-        assert abs(found[place] - accuracy[place]) <= 0.2 + 1e-12
+    beyond = torch.arange(found.shape[1]) >= torch.tensor([row[3] for row in rows])[:, None]
+    assert not found[beyond].any()
 
 
-def test_the_table_names_the_estimators_of_the_configuration() -> None:
-    assert dict(ESTIMATORS) == {"grpo": grpo, "efficient": efficient}
+# Invariances
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from((*WITH_SINGLETON, "gigpo")), batches(), st.integers(-20, 20), st.integers(-20, 20))
+def test_a_shift_of_all_rewards_changes_nothing(name: str, rows: list[Row], outcome_by: int, turn_by: int) -> None:
+    # a discounted return is no difference of rewards: gigpo with γ = 1
+    options = WIDE.get(name, {}) | ({"gamma": 1} if name == "gigpo" else {})
+    shifted = [(outcome + outcome_by, reward + turn_by, *rest) for outcome, reward, *rest in rows]
+    assert same(run(name, shifted, **options), run(name, rows, **options), atol=1e-6)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from(sorted({*WITH_SINGLETON, "gigpo"} - {"rloo"})), batches(), st.sampled_from([1e-3, 0.5, 3, 1e9]))
+def test_the_unit_of_rewards_does_not_matter_where_they_are_scaled(name: str, rows: list[Row], unit: float) -> None:
+    options = {"eps": 0} | ({"clamp": 1e12} if name == "reinforce" else {})
+    scaled = [(unit * outcome, unit * reward, *rest) for outcome, reward, *rest in rows]
+    assert same(run(name, scaled, **options), run(name, rows, **options), atol=1e-6)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from(sorted({*WITH_SINGLETON, "gigpo"} - {"reinforce"})), batches(), st.sampled_from([0.5, 3, 1e4]))
+def test_where_they_are_not_advantages_are_in_the_unit_of_rewards(name: str, rows: list[Row], unit: float) -> None:
+    options = {} if name == "rloo" else {"scale": "none"}
+    scaled = [(unit * outcome, unit * reward, *rest) for outcome, reward, *rest in rows]
+    assert same(run(name, scaled, **options), unit * run(name, rows, **options), atol=1e-6)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from(ALL), batches(unit=True), st.data())
+def test_the_order_of_trajectories_does_not_matter(name: str, rows: list[Row], data: st.DataObject) -> None:
+    order = data.draw(st.permutations(range(len(rows))))
+    contexts = [100 + 97 * place for place in range(len(rows))]
+    straight, shuffled = {}, {}
+    if name == "efficient":
+        straight, shuffled = {"contexts": contexts}, {"contexts": [contexts[place] for place in order]}
+    found = run(name, [rows[place] for place in order], **shuffled)
+    assert same(found, run(name, rows, **straight)[order], atol=1e-6)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from(ALL), batches(unit=True))
+def test_the_labels_of_groups_do_not_matter(name: str, rows: list[Row]) -> None:
+    # −7, 0, 40 become numbers of another order
+    labels = {-7: 2**40, 0: -1, 40: -(2**62)}
+    renamed = [(outcome, reward, labels[group], *rest) for outcome, reward, group, *rest in rows]
+    assert torch.equal(run(name, renamed), run(name, rows))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from(ALL), batches(unit=True))
+def test_what_another_group_holds_does_not_matter(name: str, rows: list[Row]) -> None:
+    whole = run(name, rows)
+    for group in {row[2] for row in rows}:
+        alone = run(name, [row for row in rows if row[2] == group])
+        assert torch.equal(members(whole, rows, group)[:, : alone.shape[1]], alone)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from(SCALAR), batches())
+def test_one_scalar_a_trajectory_sums_to_zero_over_its_group(name: str, rows: list[Row]) -> None:
+    found = run(name, rows)
+    for place, row in enumerate(rows):
+        assert set(found[place, : row[3]].tolist()) == {found[place, 0].item()}
+    for group in {row[2] for row in rows}:
+        assert abs(members(found, rows, group)[:, 0].sum().item()) < 1e-6
+
+
+@settings(deadline=None, max_examples=40)
+@given(batches())
+def test_discounted_advantages_sum_to_zero_at_the_last_turns(rows: list[Row]) -> None:
+    found = run("turn_discounted", rows)
+    for group in {row[2] for row in rows}:
+        last = [found[place, row[3] - 1].item() for place, row in enumerate(rows) if row[2] == group]
+        assert abs(sum(last)) < 1e-6
+
+
+@settings(deadline=None, max_examples=40)
+@given(batches(), st.sampled_from(["std", "none"]), st.sampled_from(["zero", "raw"]))
+def test_without_a_discount_turn_discounted_is_grpo(rows: list[Row], scale: str, singleton: str) -> None:
+    options = {"scale": scale, "singleton": singleton}
+    assert torch.equal(run("turn_discounted", rows, gamma=1, **options), run("grpo", rows, **options))
+
+
+@settings(deadline=None, max_examples=40)
+@given(batches(least=2))
+def test_leave_one_out_is_n_over_n_less_one_times_centring(rows: list[Row]) -> None:
+    centred, found = run("grpo", rows, scale="none"), run("rloo", rows)
+    groups = [row[2] for row in rows]
+    for place, group in enumerate(groups):
+        count = groups.count(group)
+        factor = count / (count - 1) if count > 1 else 0.0
+        assert same(found[place], factor * centred[place], atol=1e-12)
+
+
+@settings(deadline=None, max_examples=40)
+@given(batches())
+def test_without_turn_rewards_merging_is_grpo(rows: list[Row]) -> None:
+    silent = [(outcome, 0.0, *rest) for outcome, _, *rest in rows]
+    assert torch.equal(run("grpo_merged", silent), run("grpo", silent, eps=1e-4))
+
+
+# Rows are not trajectories
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from((*NORMALISED, "efficient")), batches(unit=True), st.data())
+def test_group_statistics_over_rows_and_not_trajectories(name: str, rows: list[Row], data: st.DataObject) -> None:
+    """slime#1414 and others: statistics over rows counted a trajectory once for each. More turns change none."""
+    place = data.draw(st.integers(0, len(rows) - 1))
+    outcome, reward, group, turns, result = rows[place]
+    longer = [*rows[:place], (outcome, reward, group, 2 * turns, result), *rows[place + 1 :]]
+    assert torch.equal(run(name, longer)[:, 0], run(name, rows)[:, 0])
+
+
+@settings(deadline=None, max_examples=40)
+@given(batches(), st.data())
+def test_a_longer_trajectory_discounts_nobody_but_itself(rows: list[Row], data: st.DataObject) -> None:
+    place = data.draw(st.integers(0, len(rows) - 1))
+    outcome, reward, group, turns, result = rows[place]
+    longer = [*rows[:place], (outcome, reward, group, 2 * turns, result), *rows[place + 1 :]]
+    found, before = run("turn_discounted", longer), run("turn_discounted", rows)
+    others = [other for other in range(len(rows)) if other != place]
+    width = before.shape[1]
+    assert torch.equal(found[others, :width], before[others])
+    assert found[place, 2 * turns - 1] == before[place, turns - 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "half"),
+    [("grpo", ROOT_HALF), ("grpo_merged", ROOT_HALF), ("rloo", 1.0), ("reinforce", ROOT_HALF), ("ms_grpo", ROOT_HALF)],
+)
+def test_three_rows_of_one_success_beside_one_failure_weigh_the_same(name: str, half: float) -> None:
+    """slime#1414: [1, 1, 1 | 0] are two trajectories; over rows the mean is ¾."""
+    found = estimate(name, [1, 0], turns=[3, 1])
+    assert same(found, [[half] * 3, [-half, 0, 0]], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_uneven_groups_beside_a_constant_one_keep_to_themselves(name: str) -> None:
+    """slime: groups of 4, 3 and 4 were cut as if all were of one size."""
+    outcomes, groups = [1, 1, 0, 0, 1, 1, 1, 1, 0, 0, 0], [0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
+    found = estimate(name, outcomes, groups=groups)
+    assert found[4:7].tolist() == [[0]] * 3
+    assert torch.equal(found[:4], estimate(name, outcomes[:4]))
+    assert torch.equal(found[7:], estimate(name, outcomes[7:]))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_advantage_reaches_every_turn_and_stops_at_the_last(name: str) -> None:
+    """SkyRL#1492, SkyRL#1507: the last step's mask cut the advantage of all rows. Here lengths differ a lot."""
+    found = estimate(name, [1, 0], turns=[9, 1])
+    assert (found[0] > 0).all()
+    assert found[1, 0] < 0
+    assert found[1, 1:].tolist() == [0] * 8
+    if name not in FROM_THE_END:
+        assert len(set(found[0].tolist())) == 1

@@ -1,11 +1,132 @@
-"""Failed trajectories are told of; a batch of nothing but failures is an error."""
+"""Trajectories are scored as they finish, or by whole groups; failed ones are told of."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from builders import scored, trajectory
+from talk import Counting, engine, problem, said, shown
 
-from condensegrpo.collect import tell_failures
-from condensegrpo.errors import RolloutError
-from condensegrpo.trajectory import ScoredTrajectory, Stop
+from condensegrpo.collect import collect, tell_failures
+from condensegrpo.errors import RolloutError, ScoreError
+from condensegrpo.protocols import GroupReward, Problem, Reward
+from condensegrpo.rewards.correct import Correct
+from condensegrpo.rewards.linear_pass_rate import LinearPassRate
+from condensegrpo.rollout.group import named
+from condensegrpo.samplers.scripted import ScriptedSampler
+from condensegrpo.trajectory import ScoredTrajectory, Stop, Trajectory
+
+
+class Siblings:
+    """A group reward that gives everybody the size of the group, and remembers who was in it."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[str]] = []
+
+    def score_group(self, trajectories: Sequence[Trajectory], problem: Problem) -> list[dict[str, float]]:
+        self.seen.append([one.id for one in trajectories])
+        return [{"size": float(len(trajectories))} for _ in trajectories]
+
+
+class Broken:
+    """A group reward that raises."""
+
+    def score_group(self, trajectories: Sequence[Trajectory], problem: Problem) -> list[dict[str, float]]:
+        raise KeyError("level")
+
+
+def gather(
+    reward: Reward | GroupReward, *, slow: set[str], samples: int = 3, problems: Sequence[Problem] = (), **limits: float
+) -> tuple[tuple[ScoredTrajectory, ...], list[str]]:
+    """Everybody answers 1 at once, but the ``slow`` ones, called ``problem/sample``, after 0.15 s.
+
+    Returns:
+        What was collected, and the ids in the order in which they were handed on.
+    """
+    handed: list[str] = []
+    begun: dict[str, int] = {}
+
+    def environment(one: Problem) -> Counting:
+        begun[one.id] = begun.get(one.id, -1) + 1
+        return Counting(replace(one, question=f"[{one.id}/{begun[one.id]}]"))
+
+    sampler = ScriptedSampler(
+        lambda _: said("answer 1"),
+        seconds=lambda ids: 0.15 if any(f"[{name}]" in shown(ids) for name in slow) else 0.0,
+    )
+    found = asyncio.run(
+        collect(
+            named(problems or [replace(problem(0), answer="1")]),
+            samples=samples,
+            environment=environment,
+            engine=engine(sampler, **limits),
+            reward=reward,
+            run_seed=0,
+            step=7,
+            on_scored=lambda one: handed.append(one.trajectory.id),
+        )
+    )
+    return found, handed
+
+
+# --- scoring --------------------------------------------------------------------------------------------------------
+
+
+def test_a_reward_of_single_trajectories_scores_each_the_moment_it_finishes() -> None:
+    found, handed = gather(Correct(), slow={"p0/0"})
+    assert handed == ["7-p0-1", "7-p0-2", "7-p0-0"]
+    assert [one.trajectory.id for one in found] == ["7-p0-0", "7-p0-1", "7-p0-2"]
+    assert [one.score.total for one in found] == [1.0, 1.0, 1.0]
+
+
+def test_a_group_reward_scores_a_group_once_when_its_last_one_has_finished() -> None:
+    reward = Siblings()
+    found, handed = gather(reward, slow={"p0/0"}, problems=[problem(0), problem(1)])
+    second, first = ["7-p1-0", "7-p1-1", "7-p1-2"], ["7-p0-0", "7-p0-1", "7-p0-2"]
+    assert reward.seen == [second, first]  # nobody waits for another group
+    assert handed == [*second, *first]
+    assert [one.trajectory.id for one in found] == [*first, *second]
+    assert {one.score.total for one in found} == {3.0}
+
+
+def test_siblings_stand_in_the_order_of_their_sample_numbers() -> None:
+    """Whoever finishes first: a reward that looks at places gives the same in every run. 2 comes before 10."""
+    reward = Siblings()
+    gather(reward, slow={"p0/1", "p0/4"}, samples=12)
+    assert reward.seen == [[f"7-p0-{sample}" for sample in range(12)]]
+
+
+def test_a_problem_that_comes_twice_makes_two_groups() -> None:
+    reward = Siblings()
+    gather(reward, slow=set(), samples=2, problems=[problem(0), problem(0)])
+    assert sorted(reward.seen) == [["7-p0-0", "7-p0-1"], ["7-p0~2-0", "7-p0~2-1"]]
+
+
+def test_a_group_of_one_is_a_group() -> None:
+    """As in an evaluation with one sample a problem."""
+    reward = Siblings()
+    found, handed = gather(reward, slow=set(), samples=1)
+    assert reward.seen == [handed] == [["7-p0-0"]]
+    assert found[0].score.total == 1.0
+
+
+def test_a_hung_sibling_neither_holds_its_group_up_nor_leaves_its_pass_rate() -> None:
+    """NeMo-RL#3238. Two of four hang: p = 1/2, and at the upper anchor λ·p·u = 0.5 · 0.5 · 1."""
+    reward = LinearPassRate(context_low=1, context_high=2, coefficient=0.5)
+    found, handed = gather(reward, slow={"p0/1", "p0/3"}, samples=4, turn_seconds=0.05)
+    assert handed == [f"7-p0-{sample}" for sample in range(4)]
+    assert [one.trajectory.stop for one in found] == [Stop.ANSWERED, Stop.SAMPLER_ERROR] * 2
+    assert [one.score.total for one in found] == [0.75, 0.0, 0.75, 0.0]
+    assert [one.score.correct for one in found] == [1.0, 0.0, 1.0, 0.0]
+
+
+def test_a_group_reward_that_raises_stops_the_rollout_and_is_named() -> None:
+    with pytest.raises(ScoreError, match="the 3 trajectories of group 7-p0 with the reward Broken: KeyError: 'level'"):
+        gather(Broken(), slow=set())
+
+
+# --- failures -------------------------------------------------------------------------------------------------------
 
 
 def ended(*stops: Stop) -> list[ScoredTrajectory]:

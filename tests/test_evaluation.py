@@ -2,14 +2,15 @@
 
 import pytest
 from builders import scored, trajectory, turn
+from metrics_page import unexplained
 
 from condensegrpo.evaluation import evaluation, flat
-from condensegrpo.trajectory import ScoredTrajectory
+from condensegrpo.metrics import Facts, facts_of
 
 
-def sample(problem: str, number: int, correct: float, *, context: int = 3) -> ScoredTrajectory:
+def sample(problem: str, number: int, correct: float, *, context: int = 3, turn_reward: float = 0.0) -> Facts:
     one = trajectory(turn(range(context), [7]), id=f"{problem}/{number}", group=problem)
-    return scored(one, correct, correct=correct)
+    return facts_of(scored(one, correct, correct=correct), turn_reward=turn_reward)
 
 
 def test_success_is_the_mean_over_trajectories_and_pass_at_k_the_mean_over_problems() -> None:
@@ -26,8 +27,27 @@ def test_the_order_of_the_trajectories_changes_nothing() -> None:
 
 
 def test_uneven_samples_are_refused() -> None:
-    with pytest.raises(ValueError, match="equally many"):
+    with pytest.raises(ValueError, match=r"equally many .* found \{'a': 2, 'b': 1\}"):
         evaluation("x", [sample("a", 0, 1), sample("a", 1, 1), sample("b", 0, 1)], seed=0, seconds=0.0)
+
+
+def test_nothing_sampled_is_refused() -> None:
+    with pytest.raises(ValueError, match="equally many"):
+        evaluation("x", [], seed=0, seconds=0.0)
+
+
+def test_ranks_may_hand_in_uneven_shares() -> None:
+    # five problems on two ranks: 0, 2, 4 and 1, 3; tenths, whose sums depend on the order where they are rounded
+    whole = [sample(name, n, (n + ord(name)) % 10 / 10) for name in "abcde" for n in range(3)]
+    shares = [one for rank in (0, 1) for one in whole if (ord(one.problem_id) - ord("a")) % 2 == rank]
+    assert shares != whole
+    assert evaluation("x", shares, seed=0, seconds=0.0) == evaluation("x", whole, seed=0, seconds=0.0)
+
+
+def test_what_turns_were_paid_is_told() -> None:
+    metrics = flat(evaluation("held-out", [sample("a", 0, 1, turn_reward=0.5)], seed=0, seconds=0.0))
+    assert metrics["eval/turn_reward"] == 0.5
+    assert unexplained([metrics]) == set()
 
 
 def test_metrics_name_the_variant_and_leave_out_what_is_not_known() -> None:
@@ -36,6 +56,8 @@ def test_metrics_name_the_variant_and_leave_out_what_is_not_known() -> None:
     variant = flat(evaluation("K=20", one_problem, seed=0, seconds=2.0))
     assert held_out["eval/success"] == 1
     assert held_out["eval/context_tokens"] == 4
+    assert held_out["eval/seconds"] == 2  # of the evaluation; a trajectory's own are beside it
+    assert held_out["eval/seconds/trajectory"] == 0.25
     assert variant["eval/K=20/success"] == 1
     assert "eval/success_low" not in held_out  # one problem tells nothing of others
 

@@ -172,6 +172,21 @@ def test_tool_calls_and_results_are_told(tmp_path: Path) -> None:
     assert "tool_calls 0.25" in text
 
 
+def test_what_the_reward_pays_a_turn_stands_beside_what_the_environment_does(tmp_path: Path) -> None:
+    one = trajectory(replace(turn([1], [2]), turn_rewards={"hint": 0.25}), turn([1], [2]))
+    write_trajectory(tmp_path / "t.jsonl", scored(one, 1.0, turn_rewards=(0.1, 0.0)))
+    first, _, second = inspect(tmp_path / "t.jsonl").partition("turn 1 ")
+    assert "hint 0.25" in first
+    assert "of the turn 0.1 " in first
+    assert "of the turn 0 " in second
+    turns = json.loads(inspect(tmp_path / "t.jsonl", "--json"))["turns"]
+    assert [each["paid"] for each in turns] == [0.1, 0.0]
+
+
+def test_a_turn_that_no_reward_pays_says_nothing_of_it(demo: Path) -> None:
+    assert "of the turn" not in inspect(demo)
+
+
 def test_a_step_and_a_file_can_be_named(demo: Path) -> None:
     assert "step 1 · 1 trajectory" in inspect(demo, "--step", 1)
     text = inspect(demo / "trajectories" / "step_000002.jsonl")

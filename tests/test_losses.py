@@ -1,6 +1,7 @@
-"""The loss of a token, and the weight of a token's loss, against numbers worked out by hand."""
+"""The loss of a token and its gradient, against numbers worked out by hand; bad columns and bounds."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from condensegrpo.losses import LOSSES, WEIGHTS, Totals, clipped, nll, token_weights, totals
+from condensegrpo.losses import LOSSES, TokenLoss, cispo, clipped, gspo, nll, reinforce
 
 
 def one_token(ratio: float, advantage: float, **bounds: float) -> tuple[float, float, bool, bool]:
@@ -108,91 +109,264 @@ def test_the_supervised_loss_is_the_negative_log_probability() -> None:
 
 
 def test_the_table_names_the_losses_of_the_configuration() -> None:
-    assert dict(LOSSES) == {"clipped": clipped}
+    assert dict(LOSSES) == {"clipped": clipped, "gspo": gspo, "cispo": cispo, "reinforce": reinforce}
 
 
-# Two trajectories: one of two turns with 2 and 4 tokens, one of a single turn with 3.
-TOKENS_NK = torch.tensor([[2, 4], [3, 0]])
-TURNS_N = torch.tensor([2, 1])
+def column(*values: float, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.tensor(values, dtype=dtype)
 
 
-def test_totals_count_trajectories_turns_and_tokens() -> None:
-    assert totals(TOKENS_NK, TURNS_N) == Totals(trajectories=2, turns=3, tokens=9)
+def of(name: str, logp_T: Tensor, old_T: Tensor, advantage_T: Tensor, turn_T: Tensor | None = None) -> TokenLoss:
+    """A loss of the table by its name; without turns, all tokens are of one turn."""
+    turn_T = torch.zeros(len(logp_T), dtype=torch.int64) if turn_T is None else turn_T
+    options = {"turn_T": turn_T} if name == "gspo" else {}
+    return LOSSES[name](logp_T, old_T, advantage_T, **options)
 
 
-def test_totals_count_what_sampled_nothing() -> None:
-    found = totals(torch.tensor([[0, 0], [0, 5], [0, 0]]), torch.tensor([0, 2, 1]))
-    assert found == Totals(trajectories=3, turns=3, tokens=5)
+def gradient(loss_T: Tensor, logp_T: Tensor) -> list[float]:
+    """d Σ loss / d logp of every token."""
+    (gradient_T,) = torch.autograd.grad(loss_T.sum(), logp_T)
+    found: list[float] = gradient_T.tolist()
+    return found
 
 
-def test_totals_of_no_trajectory_are_zero() -> None:
-    assert totals(torch.zeros(0, 0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)) == Totals(0, 0, 0)
+# reinforce
+
+
+def test_reinforce_is_minus_the_advantage_times_the_log_probability() -> None:
+    logp_T = column(-0.5, -2.0).requires_grad_()
+    found = reinforce(logp_T, column(-0.5, -2.0 - math.log(2)), column(3.0, -1.0))
+    assert found.loss_T.tolist() == [1.5, -2.0]
+    assert gradient(found.loss_T, logp_T) == [-3.0, 1.0]
+    assert found.ratio_T.tolist() == pytest.approx([1, 2])  # reported, and nothing more
+    assert not found.low_T.any()
+    assert not found.high_T.any()
+
+
+# cispo: a token that was sampled with probability 0.1
 
 
 @pytest.mark.parametrize(
-    ("mode", "wanted"),
+    ("ratio", "loss", "slope", "low", "high"),  # for A = 1, bounds 0.8 and 1.5
     [
-        ("trajectory_constant", [[1 / (2 * 10), 1 / (2 * 10)], [1 / (2 * 10), 0]]),  # 1/(B·L)
-        ("trajectory_mean", [[1 / (2 * 6), 1 / (2 * 6)], [1 / (2 * 3), 0]]),  # 1/(B·N_i)
-        ("token_mean", [[1 / 9, 1 / 9], [1 / 9, 0]]),  # 1/ΣN_i
-        ("turn_mean", [[1 / (3 * 2), 1 / (3 * 4)], [1 / (3 * 3), 0]]),  # 1/(ΣK_i·n_it)
+        (1.2, -1.2 * math.log(0.12), -1.2, False, False),  # inside
+        (0.5, -0.8 * math.log(0.05), -0.8, True, False),  # raised to the lower bound
+        (8.0, -1.5 * math.log(0.8), -1.5, False, True),  # lowered to the upper bound
     ],
 )
-def test_every_aggregation_has_its_closed_form(mode: str, wanted: list[list[float]]) -> None:
-    found = token_weights(mode, TOKENS_NK, totals=Totals(2, 3, 9), max_tokens=10)  # type: ignore[arg-type]
-    assert torch.allclose(found, torch.tensor(wanted, dtype=torch.float64), rtol=1e-14)
-    assert found.dtype == torch.float64
+@pytest.mark.parametrize("advantage", [1.0, -1.0, 2.5])
+def test_cispo_bounds_the_factor_and_keeps_the_gradient(
+    advantage: float, ratio: float, loss: float, slope: float, low: bool, high: bool
+) -> None:
+    logp_T = column(math.log(0.1 * ratio)).requires_grad_()
+    found = cispo(logp_T, column(math.log(0.1)), column(advantage), clip_low=0.2, clip_high=0.5)
+    assert found.loss_T.item() == pytest.approx(advantage * loss)
+    assert gradient(found.loss_T, logp_T) == pytest.approx([advantage * slope])
+    assert (bool(found.low_T), bool(found.high_T)) == (low, high)
+    assert found.ratio_T.item() == pytest.approx(ratio)
+
+
+def test_cispo_by_default_bounds_the_upper_side_only() -> None:
+    logp_T = column(math.log(0.5), math.log(0.001)).requires_grad_()
+    found = cispo(logp_T, column(math.log(0.5 / 8), math.log(0.1)), column(1.0, 1.0))
+    assert found.loss_T.tolist() == pytest.approx([5 * math.log(2), 0.01 * math.log(1000)])  # 3.47 and 0.07
+    assert gradient(found.loss_T, logp_T) == pytest.approx([-5, -0.01])
+    assert (found.low_T.tolist(), found.high_T.tolist()) == ([False, False], [True, False])
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.floats(-1e4, 0), st.floats(-1e4, 0), st.floats(1e-3, 5), st.sampled_from([-1, 1]))
+def test_cispo_never_drops_a_token_that_has_an_advantage(logp: float, old: float, size: float, sign: int) -> None:
+    logp_T = column(logp).requires_grad_()
+    (slope,) = gradient(cispo(logp_T, column(old), column(sign * size)).loss_T, logp_T)
+    assert 0 < -sign * slope <= 5 * size * (1 + 1e-12)
+
+
+# gspo: a turn of two tokens, whose ratio is the square root of the product of theirs
+
+
+def two_tokens(
+    ratio: float, advantage: float, **bounds: float
+) -> tuple[list[float], list[float], list[bool], list[bool]]:
+    """(losses, gradients, low, high) of a turn whose first token moved by ratio² and whose second stood still."""
+    logp_T = column(-3 + 2 * math.log(ratio), -1).requires_grad_()
+    turn_T = torch.tensor([5, 5])
+    found = gspo(logp_T, column(-3, -1), column(advantage, advantage), turn_T=turn_T, **bounds)
+    assert found.ratio_T.tolist() == pytest.approx([ratio, ratio])
+    return found.loss_T.tolist(), gradient(found.loss_T, logp_T), found.low_T.tolist(), found.high_T.tolist()
 
 
 @pytest.mark.parametrize(
-    ("mode", "first", "second"),  # what the loss of a trajectory weighs: Σ w over its tokens
+    ("ratio", "advantage", "loss", "slope", "low", "high"),  # of either token; bounds 0.8 and 1.5
     [
-        ("trajectory_constant", 6 / 20, 3 / 20),
-        ("trajectory_mean", 1 / 2, 1 / 2),
-        ("token_mean", 6 / 9, 3 / 9),
-        ("turn_mean", 2 / 3, 1 / 3),
+        (1.25, 1.0, -1.25, -1.25, False, False),  # inside
+        (0.9, -1.0, 0.9, 0.9, False, False),  # inside
+        (2.0, 1.0, -1.5, 0.0, False, True),  # raised enough
+        (0.5, 1.0, -0.5, -0.5, False, False),  # to be raised, fell: full gradient
+        (0.5, -1.0, 0.8, 0.0, True, False),  # lowered enough
+        (2.0, -1.0, 2.0, 2.0, False, False),  # to be lowered, rose: full gradient
+        (2.0, 0.0, 0.0, 0.0, False, False),  # no advantage
     ],
 )
-def test_what_a_trajectory_weighs(mode: str, first: float, second: float) -> None:
-    weight_NK = token_weights(mode, TOKENS_NK, totals=Totals(2, 3, 9), max_tokens=10)  # type: ignore[arg-type]
-    assert (weight_NK * TOKENS_NK).sum(dim=1).tolist() == pytest.approx([first, second])
+def test_gspo_bounds_the_turn_and_not_its_tokens(
+    ratio: float, advantage: float, loss: float, slope: float, low: bool, high: bool
+) -> None:
+    losses, slopes, lows, highs = two_tokens(ratio, advantage, clip_low=0.2, clip_high=0.5)
+    assert losses == pytest.approx([loss, loss])
+    assert slopes == pytest.approx([slope, slope])
+    assert (lows, highs) == ([low, low], [high, high])
 
 
-@pytest.mark.parametrize("mode", ["trajectory_constant", "trajectory_mean", "token_mean"])
-def test_more_turns_of_the_same_tokens_do_not_weigh_more(mode: str) -> None:
-    # SkyRL#1529: the same six tokens in one turn, or in six
-    whole = token_weights(mode, torch.tensor([[6]]), totals=Totals(1, 1, 6), max_tokens=8)  # type: ignore[arg-type]
-    split = token_weights(mode, torch.tensor([[1] * 6]), totals=Totals(1, 6, 6), max_tokens=8)  # type: ignore[arg-type]
-    assert float(whole[0, 0]) * 6 == pytest.approx(float(split.sum()))
+def test_gspo_has_the_narrow_bounds_of_its_paper() -> None:
+    assert two_tokens(1 + 3.9e-4, 1.0)[3] == [False, False]
+    assert two_tokens(1 + 4.1e-4, 1.0)[3] == [True, True]
+    assert two_tokens(1 - 2.9e-4, -1.0)[2] == [False, False]
+    assert two_tokens(1 - 3.1e-4, -1.0)[2] == [True, True]
 
 
-@pytest.mark.parametrize("mode", sorted(WEIGHTS))
-def test_what_sampled_nothing_weighs_nothing_and_divides_nothing(mode: str) -> None:
-    tokens_NK = torch.tensor([[0, 0], [0, 5], [0, 0]])
-    weight_NK = token_weights(mode, tokens_NK, totals=Totals(3, 3, 5), max_tokens=10)  # type: ignore[arg-type]
-    assert (weight_NK > 0).tolist() == [[False, False], [False, True], [False, False]]
-    nothing_NK = torch.zeros(1, 1, dtype=torch.int64)
-    assert token_weights(mode, nothing_NK, totals=Totals(1, 1, 0), max_tokens=10).tolist() == [[0]]  # type: ignore[arg-type]
-    empty_NK = torch.zeros(0, 0, dtype=torch.int64)
-    assert token_weights(mode, empty_NK, totals=Totals(0, 0, 0), max_tokens=10).shape == (0, 0)  # type: ignore[arg-type]
+def test_gspo_keeps_turns_apart_whatever_their_labels() -> None:
+    # turn 9: ln 4 and 0, so 2; turn −4: ln ½ alone, so ½
+    old_T = column(-2, -2, -2)
+    turn_T = torch.tensor([9, -4, 9])
+    found = gspo(old_T + column(math.log(4), -math.log(2), 0), old_T, column(1, 1, 1), turn_T=turn_T)
+    assert found.ratio_T.tolist() == pytest.approx([2, 0.5, 2])
 
 
-@pytest.mark.parametrize("mode", sorted(WEIGHTS))
-def test_two_ranks_with_the_totals_of_both_weigh_as_one(mode: str) -> None:
-    # trl#3021, prime-rl#2358: means of means; here 1 and 3 trajectories on two ranks
-    tokens_NK, turns_N = torch.tensor([[7, 1], [2, 0], [3, 3], [1, 0]]), torch.tensor([2, 1, 2, 1])
-    parts = [totals(tokens_NK[:1], turns_N[:1]), totals(tokens_NK[1:], turns_N[1:])]
-    both = Totals(*(sum(column) for column in zip(*parts, strict=True)))
-    alone = token_weights(mode, tokens_NK, totals=totals(tokens_NK, turns_N), max_tokens=10)  # type: ignore[arg-type]
-    shared = [token_weights(mode, part, totals=both, max_tokens=10) for part in (tokens_NK[:1], tokens_NK[1:])]  # type: ignore[arg-type]
-    assert torch.equal(torch.cat(shared), alone)
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.floats(-2, 2), min_size=1, max_size=8), st.floats(-3, 3))
+def test_gspo_has_the_size_of_a_token_level_loss(moves: list[float], advantage: float) -> None:
+    # Σ over the turn = −n·s·A, and its gradient −s·A in every token, however many there are
+    logp_T = column(*moves).requires_grad_()
+    turn_T = torch.ones(len(moves), dtype=torch.int32)
+    advantage_T = torch.full_like(logp_T, advantage)
+    found = gspo(logp_T, torch.zeros_like(logp_T), advantage_T, turn_T=turn_T, clip_low=1, clip_high=9)
+    ratio = math.exp(sum(moves) / len(moves))
+    assert found.loss_T.sum().item() == pytest.approx(-len(moves) * ratio * advantage)
+    assert gradient(found.loss_T, logp_T) == pytest.approx([-ratio * advantage] * len(moves))
 
 
-@pytest.mark.parametrize("length", [None, 0, -1])
-def test_the_constant_must_be_given(length: float | None) -> None:
-    with pytest.raises(ValueError, match="trajectory_constant needs max_tokens > 0"):
-        token_weights("trajectory_constant", TOKENS_NK, totals=Totals(2, 3, 9), max_tokens=length)
+def test_gspo_with_unequal_weights_acts_by_their_mean() -> None:
+    logp_T = column(-1, -1).requires_grad_()
+    found = gspo(logp_T, column(-1, -1), column(1, 1), turn_T=torch.tensor([0, 0]))
+    assert gradient(column(0.25, 0.75) * found.loss_T, logp_T) == [-0.5, -0.5]
 
 
-def test_other_aggregations_need_no_constant() -> None:
-    assert token_weights("token_mean", TOKENS_NK, totals=Totals(2, 3, 9)).sum().item() == pytest.approx(3 / 9)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gspo_with_turns_of_one_token_is_clipped(dtype: torch.dtype) -> None:
+    moved = [math.log(ratio) for ratio in (1.1, 1.5, 0.5, 0.5, 1.5, 1e-12)]
+    logp_T = column(*moved, dtype=dtype).requires_grad_()
+    old_T, advantage_T = torch.zeros_like(logp_T), column(1, 1, 1, -1, -1, -1, dtype=dtype)
+    one = gspo(logp_T, old_T, advantage_T, turn_T=torch.tensor([3, 1, 4, 15, 9, 2]), clip_low=0.2, clip_high=0.2)
+    other = clipped(logp_T, old_T, advantage_T)
+    assert [part.tolist() for part in one] == [part.tolist() for part in other]
+    assert gradient(one.loss_T, logp_T) == gradient(other.loss_T, logp_T)
+    assert one.loss_T.dtype == dtype
+
+
+# all of them
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+def test_on_policy_all_losses_have_the_gradient_of_reinforce(name: str, advantage: float) -> None:
+    logp_T = column(-0.5, -3.0, -0.1).requires_grad_()
+    found = of(name, logp_T, logp_T.detach(), torch.full_like(logp_T, advantage), torch.tensor([1, 1, 0]))
+    assert found.ratio_T.tolist() == [1, 1, 1]
+    assert gradient(found.loss_T, logp_T) == pytest.approx([-advantage] * 3)
+    assert not any(part.requires_grad for part in found[1:])
+
+
+FAR = [0.0, -1.0, -30.0, -1e4, -math.inf]
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("advantage", [1.0, -1.0, 0.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("one_turn", [True, False])
+def test_log_probabilities_far_apart_or_infinite_make_no_nan(
+    name: str, advantage: float, dtype: torch.dtype, one_turn: bool
+) -> None:
+    # OpenRLHF#1240: NaN × 0 is NaN, so neither a loss of weight 0 nor a gradient behind torch.where may hold one
+    pairs = [(logp, old) for logp in FAR for old in FAR]
+    logp_T = column(*(logp for logp, _ in pairs), dtype=dtype).requires_grad_()
+    old_T = column(*(old for _, old in pairs), dtype=dtype)
+    turn_T = torch.zeros(len(pairs), dtype=torch.int64) if one_turn else torch.arange(len(pairs))
+    found = of(name, logp_T, old_T, torch.full_like(old_T, advantage), turn_T)
+    assert found.loss_T.isfinite().all()
+    assert found.ratio_T.isfinite().all()
+    assert (found.ratio_T > 0).all()
+    assert all(map(math.isfinite, gradient(found.loss_T, logp_T)))
+    silent_T = torch.zeros_like(old_T) * of(name, logp_T, old_T, torch.full_like(old_T, advantage), turn_T).loss_T
+    assert gradient(silent_T, logp_T) == [0] * len(pairs)
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_a_probability_of_zero_has_the_largest_ratio_the_smallest_or_one(name: str) -> None:
+    logp_T = column(-1, -math.inf, -math.inf).requires_grad_()
+    found = of(name, logp_T, column(-math.inf, -1, -math.inf), column(1, 1, 1), torch.tensor([0, 1, 2]))
+    assert found.ratio_T.tolist() == pytest.approx([math.exp(20), math.exp(-20), 1])
+    assert gradient(found.loss_T, logp_T)[1:] == [0, 0]  # of probability 0 under the learner: no gradient
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_a_nan_of_the_model_is_not_hidden(name: str) -> None:
+    found = of(name, column(math.nan, -1), column(-1, -1), column(1, 1), torch.tensor([0, 1]))
+    assert found.loss_T.isnan().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_no_trained_tokens_have_a_loss_of_zero_and_an_empty_gradient(name: str) -> None:
+    logp_T = column().requires_grad_()
+    found = of(name, logp_T, column(), column())
+    assert [part.shape for part in found] == [(0,)] * 4
+    assert found.loss_T.sum().item() == 0
+    assert gradient(found.loss_T, logp_T) == []
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("lengths", [(2, 3, 2), (2, 2, 1), (3, 2, 2)])
+def test_columns_of_different_lengths_are_refused(name: str, lengths: tuple[int, int, int]) -> None:
+    shapes = rf"logp_T \({lengths[0]},\), old_T \({lengths[1]},\), advantage_T \({lengths[2]},\)"
+    with pytest.raises(ValueError, match=f"computing the loss {name}: found the shapes {shapes}"):
+        of(name, *(torch.zeros(length) for length in lengths))
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_rows_of_tokens_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"wanted one shape \(T,\)"):
+        of(name, torch.zeros(1, 2), torch.zeros(1, 2), torch.zeros(1, 2), torch.zeros(1, 2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("loss", [clipped, cispo, gspo])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("clip_low", 1.2),
+        ("clip_low", -0.1),
+        ("clip_low", math.nan),
+        ("clip_high", -0.1),
+        ("clip_high", math.inf),
+        ("clip_high", math.nan),
+    ],
+)
+def test_bounds_out_of_range_are_refused(loss: Callable[..., TokenLoss], option: str, value: float) -> None:
+    turns = {"turn_T": torch.tensor([0])} if loss is gspo else {}
+    with pytest.raises(ValueError, match=rf"{option} is {value}, wanted a (finite )?number"):
+        loss(column(-1), column(-1), column(1), **turns, **{option: value})
+
+
+@pytest.mark.parametrize("value", [1.0, 0.5, -3.0, math.inf, math.nan])
+def test_a_dual_clip_that_is_no_bound_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match=rf"dual_clip is {value}, wanted a finite number above 1"):
+        clipped(column(-1), column(-1), column(1), dual_clip=value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
+def test_turns_that_are_no_integers_are_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match=f"turn_T is of type {dtype}, wanted an integer type"):
+        gspo(column(-1), column(-1), column(1), turn_T=torch.zeros(1, dtype=dtype))
+
+
+def test_turns_of_another_length_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"turn_T \(2,\), wanted one shape"):
+        gspo(column(-1), column(-1), column(1), turn_T=torch.tensor([0, 0]))

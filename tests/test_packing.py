@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -117,10 +117,29 @@ def test_types_and_shapes_are_what_a_model_takes() -> None:
         "position_ids": ((1, 4), torch.int64),
         "source": ((2,), torch.int64),
         "target": ((2,), torch.int64),
+        "turns": ((2,), torch.int64),
         "logprobs": ((2,), torch.float32),
+        "old": ((2,), torch.float32),
+        "reference": ((2,), torch.float32),
         "advantages": ((2,), torch.float32),
         "weights": ((2,), torch.float32),
     }
+
+
+def test_turns_are_numbered_over_all_rows_and_told_apart_where_they_touch() -> None:
+    merged = replace(row("5 6* 7* 8 9*"), turns=(-1, 0, 1, -1, 2))
+    again = replace(row("5 6* 7"), turns=(-1, 1, -1))  # turn 1 of another trajectory
+    assert collate([merged, again]).turns.tolist() == [0, 1, 2, 3]
+
+
+def test_a_row_that_names_no_turns_is_one_turn() -> None:
+    assert collate([row("5 6* 7 8*"), row("5 6*")]).turns.tolist() == [0, 0, 1]
+
+
+def test_ratios_and_divergence_are_those_to_the_sampler_until_others_are_measured() -> None:
+    batch = collate([row("5 6* 7*")])
+    assert torch.equal(batch.old, batch.logprobs)
+    assert torch.equal(batch.reference, batch.logprobs)
 
 
 def test_a_batch_moves_as_a_whole() -> None:

@@ -3,9 +3,10 @@ import re
 from pathlib import Path
 
 import pytest
+from metrics_page import explained
 
 from condensegrpo.errors import RunError
-from condensegrpo.report import Series, series, smoothed, variants, write_report
+from condensegrpo.report import SHARES, Series, series, smoothed, variants, write_report
 from condensegrpo.storage import append_metrics
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -48,8 +49,27 @@ def test_the_page_tells_first_and_last_values(tmp_path: Path) -> None:
     assert "Output length" not in text
 
 
+def test_the_page_tells_who_got_the_credit(tmp_path: Path) -> None:
+    lines = [{"step": step, "weight/correct": step / 8, "masked": 0.5 - step / 8} for step in (1, 2, 3, 4)]
+    _, page = write_report(run_with(tmp_path, *lines))
+    text = page.read_text()
+    assert "<td>Credit: weight on correct ones</td><td>0.125</td><td>0.5</td><td>1 – 4</td>" in text
+    assert "<td>Signal: masked</td><td>0.375</td><td>0</td><td>1 – 4</td>" in text
+    assert "Gini" not in text  # a run of an earlier version did not measure it
+
+
+def test_every_share_that_is_drawn_is_explained() -> None:
+    assert all(explained(metric) for shares in SHARES for metric, _ in shares.lines)
+
+
 @pytest.mark.parametrize(
-    "line", [{"step": 1, "loss": 0.5}, {"step": 1, "success": 1.0}, {"step": 0, "eval/success": 0.5}]
+    "line",
+    [
+        {"step": 1, "loss": 0.5},
+        {"step": 1, "success": 1.0},
+        {"step": 0, "eval/success": 0.5},
+        {"step": 1, "masked": 0.0},
+    ],
 )
 def test_absent_metrics_leave_empty_diagrams(tmp_path: Path, line: dict[str, float]) -> None:
     image, _ = write_report(run_with(tmp_path, line))

@@ -13,10 +13,11 @@ from condensegrpo.protocols import Part, Problem, Reward, RewardResult
 from condensegrpo.rewards.correct import Correct
 from condensegrpo.rewards.format import Format
 from condensegrpo.rewards.inverse_max_context import InverseMaxContext
+from condensegrpo.rewards.inverse_scaled import InverseScaled
+from condensegrpo.rewards.multiplicative import Multiplicative
 from condensegrpo.rewards.tool_calls import ToolCalls
 from condensegrpo.rewards.verdict import Match, correct, format_valid, number
 from condensegrpo.rewards.weighted_sum import WeightedSum
-from condensegrpo.rollout.scoring import score
 from condensegrpo.trajectory import Stop, Trajectory
 
 SEVEN = Problem(id="p0", question="3 + 4?", answer="7")
@@ -196,8 +197,15 @@ REWARDS: Mapping[str, Reward] = {
     "correct": Correct(),
     "format": Format(),
     "inverse_max_context": InverseMaxContext(),
+    "inverse_scaled": InverseScaled(reference_tokens=3),
+    "multiplicative": Multiplicative(context_low=3, context_high=9),
     "tool_calls": ToolCalls(),
     "weighted_sum": WeightedSum(parts=[part("format", Format()), part("correct", Correct())]),
+}
+OPTIONS: Mapping[str, Mapping[str, object]] = {  # those that must be given
+    "inverse_scaled": {"reference_tokens": 3},
+    "multiplicative": {"context_low": 3, "context_high": 9},
+    "weighted_sum": {"parts": [part("correct", Correct())]},
 }
 
 
@@ -222,79 +230,13 @@ def test_every_reward_refuses_a_problem_without_ground_truth(name: str) -> None:
 
 @pytest.mark.parametrize("name", REWARDS)
 def test_every_reward_is_found_by_its_name(name: str) -> None:
-    options = {"parts": [part("correct", Correct())]} if name == "weighted_sum" else {}
-    assert type(build("rewards", name, options)) is type(REWARDS[name])
+    assert type(build("rewards", name, OPTIONS.get(name, {}))) is type(REWARDS[name])
 
 
 @pytest.mark.parametrize("reward", [Correct, Format, InverseMaxContext, ToolCalls])
 def test_an_unknown_match_is_refused(reward: type[Correct]) -> None:
     with pytest.raises(ValueError, match="match='roughly': wanted one of exact, number, alias"):
         reward(match="roughly")  # type: ignore[arg-type]
-
-
-# --- weighted sum ---------------------------------------------------------------------------------------------------
-
-
-def test_a_weighted_sum_keeps_its_breakdown() -> None:
-    reward = WeightedSum(
-        parts=[
-            part("correct", Correct(match="number"), 2.0),
-            part("format", Format(), 0.5),
-            part("inverse_max_context", InverseMaxContext(match="number"), 100.0),
-        ]
-    )
-    result = reward(answered("7.0", contexts=(50,)), SEVEN)
-    assert result.components == {"correct": 2.0, "format": 0.5, "inverse_max_context": 2.0}
-    assert result.total == 4.5
-    assert (result.format_valid, result.correct) == (True, 1.0)
-
-
-def test_a_part_may_be_any_reward() -> None:
-    def brevity(trajectory: Trajectory, problem: Problem) -> dict[str, float]:
-        return {"short": 0.25, "plain": 0.25}
-
-    parts = [part("brevity", brevity, 2.0), part("correct", Correct())]
-    result = WeightedSum(parts=parts)(answered("7"), SEVEN)
-    assert result == RewardResult(
-        total=2.0, components={"brevity": 1.0, "correct": 1.0}, format_valid=True, correct=1.0
-    )
-    alone = WeightedSum(parts=parts[:1])(answered("7"), SEVEN)
-    assert (alone.format_valid, alone.correct) == (None, None)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"correct": 1, "format": 0},
-        {"correct": 0.0, "format": 1.0},
-        {"bonus": 0.25},
-        RewardResult(total=1, correct=1, format_valid=False),
-    ],
-)
-def test_a_part_judges_as_it_does_alone(given: Mapping[str, float] | RewardResult) -> None:
-    def fixed(trajectory: Trajectory, problem: Problem) -> Mapping[str, float] | RewardResult:
-        return given
-
-    one = trajectory(turn([1], [2]), answer="7")
-    alone = score(one, SEVEN, fixed)
-    whole = score(one, SEVEN, WeightedSum(parts=[part("fixed", fixed, 0.5)]))
-    assert (whole.correct, whole.format_valid) == (alone.correct, alone.format_valid)
-    assert whole.total == 0.5 * alone.total
-
-
-@pytest.mark.parametrize("weight", [-0.1, float("nan"), float("inf"), True])
-def test_weights_must_be_finite_and_not_negative(weight: float) -> None:
-    with pytest.raises(ValueError, match="the weight of 'correct' is"):
-        part("correct", Correct(), weight)
-    if weight is not True:
-        with pytest.raises(ValueError, match="weight="):
-            ToolCalls(weight=weight)
-
-
-@pytest.mark.parametrize(("names", "message"), [([], "a weighted sum of nothing"), (["correct"] * 2, "each name once")])
-def test_parts_that_make_no_sense_are_refused(names: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        WeightedSum(parts=[part(name, Correct()) for name in names])
 
 
 def test_the_text_of_the_replies_is_not_read_for_the_answer() -> None:

@@ -59,6 +59,7 @@ def test_turns_that_continue_each_other_are_one_row() -> None:
         weights=(0, 0, 0.5, 0, 0.25, 0.25),
         trajectory="q/0",
         first_turn=0,
+        turns=(-1, -1, 0, -1, 1, 1),
     )
 
 
@@ -67,6 +68,7 @@ def test_a_declared_condensation_opens_a_second_row() -> None:
     assert first.token_ids == (1, 2, 10, 20, 11, 12)
     assert (second.first_turn, second.token_ids, second.trained) == (2, (90, 91, 13), (False, False, True))
     assert (second.advantages, second.weights) == ((0, 0, 3), (0, 0, 0.125))
+    assert second.turns == (-1, -1, 2)
 
 
 def test_turns_after_a_condensation_continue_the_new_row() -> None:
@@ -153,6 +155,19 @@ def test_a_trajectory_without_turns_has_no_rows() -> None:
 def test_a_row_of_the_advantage_table_may_be_longer_than_the_trajectory() -> None:
     (row,) = segments(trajectory(CONTINUING[0]), advantage_K=[3.0, 0.0, 0.0], weight_K=[1.0, 0.0, 0.0])
     assert row.advantages == (0, 0, 3)
+
+
+def test_turns_that_touch_are_told_apart_by_their_index() -> None:
+    """By turn index, never by mask transitions: nothing stands between the two replies."""
+    (row,) = rows(trajectory(turn([1, 2], [10]), turn([1, 2, 10], [11, 12])))
+    assert row.turns == (-1, -1, 0, 1, 1)
+    assert row.advantages == (0, 0, 1, 2, 2)
+
+
+@pytest.mark.parametrize("weight", [-0.5, math.nan, math.inf])
+def test_a_weight_that_could_turn_a_loss_round_is_refused(weight: float) -> None:
+    with pytest.raises(ValueError, match=rf"trajectory 'q/0' has a turn whose tokens weigh {weight}"):
+        segments(trajectory(*CONTINUING), advantage_K=[1, 1], weight_K=[1.0, weight])
 
 
 def test_too_few_advantages_are_refused() -> None:

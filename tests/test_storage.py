@@ -87,6 +87,7 @@ SCORES = st.builds(
     format_valid=st.booleans(),
     correct=FINITE,
     context_tokens=st.integers(0, 9999),
+    turn_rewards=st.lists(FINITE, max_size=3).map(tuple),
 )
 
 
@@ -132,6 +133,15 @@ def test_a_trajectory_line_is_versioned_and_readable_by_others(tmp_path: Path) -
     assert line["trajectory"]["turns"][1]["output_ids"] == [11, 12]
     assert line["trajectory"]["stop"] == "answered"
     assert line["score"]["components"] == {"correct": 1.0}
+
+
+def test_a_line_from_before_scores_had_turn_rewards_reads_as_paying_none(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    write_trajectory(path, example())
+    line = json.loads(path.read_text())
+    del line["score"]["turn_rewards"]
+    path.write_text(json.dumps(line) + "\n")
+    assert read_trajectories(path).trajectories == (example(),)
 
 
 def test_a_truncated_last_line_is_reported_not_fatal(tmp_path: Path) -> None:

@@ -12,9 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 from command import ENVIRONMENT, ROOT, TINY, run, start, succeed
+from metrics_page import missing, unexplained
 from safetensors.torch import load_file
 
 from condensegrpo.storage import read_metrics, read_trajectories
+
+
+TWO_RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m")
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +27,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = tmp_path_factory.mktemp("runs")
     succeed("train", *TINY, f"runs_dir={runs}", "name=whole")
     return runs / "whole"
+
+
+def test_every_metric_of_a_run_is_explained(finished: Path) -> None:
+    lines = read_metrics(finished / "metrics.jsonl")
+    assert unexplained(lines) == set()
+    assert [missing(line) for line in lines if "loss" in line] == [set()] * 4
 
 
 def weights(run_folder: Path, step: int) -> dict[str, torch.Tensor]:
@@ -239,7 +249,6 @@ def test_a_name_that_is_taken_gets_a_number_and_nothing_is_overwritten(finished:
 
 
 def test_two_ranks_under_zero_3_train_evaluate_and_resume(tmp_path: Path) -> None:
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m")
     arguments = (
         *TINY,
         "learner.zero_stage=3",
@@ -248,7 +257,7 @@ def test_two_ranks_under_zero_3_train_evaluate_and_resume(tmp_path: Path) -> Non
         f"runs_dir={tmp_path}",
         "name=two",
     )
-    process = start("train", *arguments, launcher=launcher)
+    process = start("train", *arguments, launcher=TWO_RANKS)
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, out[-2000:] + err[-4000:]
     lines = read_metrics(tmp_path / "two/metrics.jsonl")
@@ -256,7 +265,7 @@ def test_two_ranks_under_zero_3_train_evaluate_and_resume(tmp_path: Path) -> Non
     assert all(line["ratio_max"] == pytest.approx(1, abs=1e-4) for line in lines if line.get("tokens"))
     assert len(sampled(tmp_path / "two", 2)) == 16
     shutil.rmtree(tmp_path / "two/checkpoints/step_000001")
-    process = start("train", "--resume", str(tmp_path / "two"), "train.steps=3", launcher=launcher)
+    process = start("train", "--resume", str(tmp_path / "two"), "train.steps=3", launcher=TWO_RANKS)
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, out[-2000:] + err[-4000:]
     assert "resumed after step 2" in out
@@ -264,22 +273,38 @@ def test_two_ranks_under_zero_3_train_evaluate_and_resume(tmp_path: Path) -> Non
 
 
 def test_what_one_rank_samples_does_not_depend_on_how_many_there_are(finished: Path, tmp_path: Path) -> None:
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m")
-    shutil.copytree(finished / "origin", tmp_path / "two/origin")
-    (tmp_path / "two/config.yaml").write_text((finished / "config.yaml").read_text())
+    one_step(finished, tmp_path / "two", launcher=TWO_RANKS)
+    assert sampled(tmp_path / "two", 1) == sampled(finished, 1)
+    assert first_update(tmp_path / "two") == pytest.approx(first_update(finished), rel=1e-4, abs=1e-6)
+
+
+def test_what_dynamic_sampling_adds_does_not_depend_on_the_number_of_ranks(finished: Path, tmp_path: Path) -> None:
+    """Ranks agree on how many groups are missing over all of them, and every metric is that of all trajectories."""
+    algorithm = "algorithm={estimator: grpo, resample_rounds: 2, whiten: true, on_stop: {turn_limit: mask}}"
+    changes = ("reward={name: correct}", algorithm)  # hardly any answer is right yet
+    one_step(finished, tmp_path / "one", *changes)
+    one_step(finished, tmp_path / "two", *changes, launcher=TWO_RANKS)
+    assert sampled(tmp_path / "one", 1) == sampled(tmp_path / "two", 1)
+    found = first_update(tmp_path / "one")
+    assert found["groups_dropped"] > 0
+    assert first_update(tmp_path / "two") == pytest.approx(found, rel=1e-4, abs=1e-6)
+
+
+def one_step(finished: Path, folder: Path, *changes: str, launcher: tuple[str, ...] = ("-m",)) -> None:
+    """The first step of a run that starts where another one did."""
+    shutil.copytree(finished / "origin", folder / "origin")
+    (folder / "config.yaml").write_text((finished / "config.yaml").read_text())
     for name in ("trajectories", "credit", "checkpoints"):
-        (tmp_path / "two" / name).mkdir()
-    process = start("train", "--resume", str(tmp_path / "two"), "train.steps=1", launcher=launcher)
+        (folder / name).mkdir()
+    process = start("train", "--resume", str(folder), "train.steps=1", *changes, launcher=launcher)
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, out[-2000:] + err[-4000:]
-    assert sampled(tmp_path / "two", 1) == sampled(finished, 1)
-    assert first_update(tmp_path / "two") == pytest.approx(first_update(finished), rel=1e-4)
 
 
 def first_update(run_folder: Path) -> dict[str, float]:
-    """The first step's loss and gradient norm."""
-    line = next(line for line in read_metrics(run_folder / "metrics.jsonl") if line["step"] == 1 and "loss" in line)
-    return {key: line[key] for key in ("loss", "grad_norm", "tokens")}
+    """The metrics of the first step, without what the clock says."""
+    lines = read_metrics(run_folder / "metrics.jsonl")
+    return undisturbed(next(line for line in lines if line["step"] == 1 and "loss" in line))
 
 
 def test_eval_of_a_run_gives_the_figures_of_its_last_evaluation(finished: Path) -> None:

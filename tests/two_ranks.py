@@ -17,7 +17,7 @@ from torch import Tensor
 from condensegrpo.learner import checkpoint, deepspeed
 from condensegrpo.learner.deepspeed import Optimiser
 from condensegrpo.learner.weights import gathered
-from condensegrpo.losses import TokenLoss
+from condensegrpo.objective import Objective
 from condensegrpo.packing import PackedBatch, collate
 from condensegrpo.trajectory import Segment
 
@@ -26,10 +26,8 @@ STEPS = 3
 SPLITS = {"4_3": (4, 3), "7_0": (7, 0)}  # rows of the two ranks
 
 
-def loss(logp_T: Tensor, batch: PackedBatch) -> TokenLoss:
-    loss_T = surrogate(logp_T, batch)
-    never_T = torch.zeros_like(loss_T, dtype=torch.bool)
-    return TokenLoss(loss_T=loss_T, ratio_T=logp_T.detach().exp(), low_T=never_T, high_T=never_T)
+def loss(logp_T: Tensor, batch: PackedBatch) -> Objective:
+    return Objective(loss_T=surrogate(logp_T, batch), statistics={"ratio": logp_T.detach().exp()})
 
 
 def micro_batches(some: Sequence[Segment], size: int) -> list[PackedBatch]:

@@ -8,10 +8,10 @@ optimiser step (all ranks, all micro-batches), so that loss = Σ w·l; DeepSpeed
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import deepspeed
 import torch
@@ -25,10 +25,11 @@ from transformers import PreTrainedModel
 
 from condensegrpo.errors import ConfigError, LearnerError
 from condensegrpo.learner.logprobs import ChunkedHead, TrainedLogprobs
-from condensegrpo.losses import TokenLoss
+from condensegrpo.objective import Minimised, Objective
 from condensegrpo.packing import PackedBatch, dummy
 
 STAGES = (0, 1, 2, 3)
+MAXIMA = ("ratio", "importance")  # statistics whose largest value is told beside their mean
 BUCKET = (
     500_000_000  # elements that are reduced together at most; DeepSpeed allocates that much, however small the model
 )
@@ -148,7 +149,7 @@ def close(engine: DeepSpeedEngine) -> None:
 def optimise(
     engine: DeepSpeedEngine,
     batches: Sequence[PackedBatch],
-    token_loss: Callable[[Tensor, PackedBatch], TokenLoss],
+    objective: Minimised,
     *,
     temperature: float = 1.0,
 ) -> dict[str, float]:
@@ -159,36 +160,55 @@ def optimise(
 
     Args:
         batches: this rank's own; their weights are those of the whole optimiser step.
-        token_loss: from log-probabilities (T,) and the micro-batch they belong to.
+        objective: of log-probabilities (T,) and the micro-batch they belong to.
         temperature: that the trained tokens were sampled at.
 
     Returns:
         Over all ranks: ``loss``, ``grad_norm`` before clipping, ``lr``, ``tokens`` of non-zero weight, the mean over
-        those of each statistic of the ``TokenLoss`` (by its name without ``_T``), and ``ratio_max``.
+        those of each statistic of the objective, and the largest of those in ``MAXIMA``.
 
     Raises:
         LearnerError: there is nothing to train on, or loss or gradient are not finite. The weights are untouched then,
             but the engine holds half a step and is not to be used any more.
     """
-    rounds = int(_over_ranks(torch.tensor(len(batches), dtype=torch.float64), distributed.ReduceOp.MAX))
+    rounds = _rounds(len(batches))
     if rounds == 0:
         raise LearnerError(
             "taking an optimiser step: no rank has a micro-batch. Skip the step when no trajectory carries a signal."
         )
     learning = float(engine.get_lr()[0])
-    tallies: list[tuple[Tensor, Tensor]] = []
+    tallies: list[Tally] = []
     with quiet():
         for index in range(rounds):
             batch = (batches[index] if index < len(batches) else dummy()).to(engine.device)
             engine.set_gradient_accumulation_boundary(index == rounds - 1)
             logp_T = engine(batch.token_ids, batch.position_ids, batch.source, batch.target, temperature)
-            result = token_loss(logp_T, batch)
+            result = objective(logp_T, batch)
             loss = (batch.weights * result.loss_T).sum()
             engine.backward(loss * world_size())
             tallies.append(_tally(loss.detach(), result, batch.weights))
-        stats = _stats([total for total, _ in tallies], [largest for _, largest in tallies], TokenLoss._fields[1:])
+        stats = _stats(tallies)
         grad_norm = _step(engine, stats["loss"])
     return {**stats, "grad_norm": grad_norm, "lr": learning}
+
+
+@torch.no_grad()
+def measure(engine: DeepSpeedEngine, batches: Sequence[PackedBatch], *, temperature: float = 1.0) -> tuple[Tensor, ...]:
+    """The log-probabilities (T,) of every micro-batch's trained tokens under the engine's weights as they are.
+
+    Every rank must call it, with or without micro-batches.
+    """
+    found = []
+    with quiet():
+        for index in range(_rounds(len(batches))):
+            batch = (batches[index] if index < len(batches) else dummy()).to(engine.device)
+            found.append(engine(batch.token_ids, batch.position_ids, batch.source, batch.target, temperature))
+    return tuple(found[: len(batches)])
+
+
+def _rounds(batches: int) -> int:
+    """The micro-batches of the rank that has most: how many passes every rank must make."""
+    return int(_over_ranks(torch.tensor(batches, dtype=torch.float64), distributed.ReduceOp.MAX))
 
 
 def _step(engine: DeepSpeedEngine, loss: float) -> float:
@@ -216,22 +236,35 @@ def _not_finite(what: str, value: float) -> LearnerError:
     )
 
 
-def _tally(loss: Tensor, result: TokenLoss, weights_T: Tensor) -> tuple[Tensor, Tensor]:
-    """(loss, tokens, sum of each statistic) and (largest of each statistic) of one micro-batch, dummies left out."""
+class Tally(NamedTuple):
+    """What one micro-batch adds to the statistics of a step, tokens without weight left out."""
+
+    names: tuple[str, ...]
+    sums: Tensor  # float64: the loss, the tokens, then each statistic by ``names``
+    largest: Tensor  # float64, by ``names``
+
+
+def _tally(loss: Tensor, result: Objective, weights_T: Tensor) -> Tally:
     counted_T = weights_T != 0
-    statistics = [statistic_T.double() for statistic_T in result[1:]]
+    statistics = [statistic_T.double() for statistic_T in result.statistics.values()]
     sums = [torch.where(counted_T, statistic_T, 0.0).sum() for statistic_T in statistics]
     nothing = loss.new_full((1,), -math.inf, dtype=torch.float64)  # rows may hold no trained token at all
     largest = [torch.cat([nothing, statistic_T[counted_T]]).max() for statistic_T in statistics]
-    return torch.stack([loss.double(), counted_T.sum().double(), *sums]), torch.stack(largest)
+    return Tally(
+        names=tuple(result.statistics),
+        sums=torch.stack([loss.double(), counted_T.sum().double(), *sums]),
+        largest=torch.stack([nothing[0], *largest])[1:],
+    )
 
 
-def _stats(totals: Sequence[Tensor], largest: Sequence[Tensor], fields: Sequence[str]) -> dict[str, float]:
-    loss, tokens, *sums = _over_ranks(torch.stack(list(totals)).sum(dim=0), distributed.ReduceOp.SUM).tolist()
-    maxima = _over_ranks(torch.stack(list(largest)).amax(dim=0), distributed.ReduceOp.MAX).tolist()
-    names = [field.removesuffix("_T") for field in fields]
-    means = {name: total / max(tokens, 1.0) for name, total in zip(names, sums, strict=True)}
-    return {"loss": loss, "tokens": tokens, **means, "ratio_max": maxima[names.index("ratio")] if tokens else 0.0}
+def _stats(tallies: Sequence[Tally]) -> dict[str, float]:
+    sums = torch.stack([tally.sums for tally in tallies]).sum(dim=0)
+    largest = torch.stack([tally.largest for tally in tallies]).amax(dim=0)
+    loss, tokens, *totals = _over_ranks(sums, distributed.ReduceOp.SUM).tolist()
+    maxima = dict(zip(tallies[0].names, _over_ranks(largest, distributed.ReduceOp.MAX).tolist(), strict=True))
+    means = {name: total / max(tokens, 1.0) for name, total in zip(tallies[0].names, totals, strict=True)}
+    tops = {f"{name}_max": maxima[name] if tokens else 0.0 for name in MAXIMA if name in maxima}
+    return {"loss": loss, "tokens": tokens, **means, **tops}
 
 
 def _over_ranks(values: Tensor, operation: distributed.ReduceOp.RedOpType) -> Tensor:

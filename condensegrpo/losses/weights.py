@@ -1,0 +1,107 @@
+"""The weight of a trained token in the optimiser step's loss. Pure functions of tensors; torch only.
+
+Legend of the suffixes: ``_N`` trajectories, ``_K`` turns.
+
+What divides by what: totals are those of the whole optimiser step, over all ranks and micro-batches, and count
+trajectories that carry no signal too. No weight depends on the rows or micro-batches that a trajectory was cut into.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+Aggregation = Literal["trajectory_constant", "trajectory_mean", "token_mean", "turn_mean"]
+
+
+class Totals(NamedTuple):
+    """The denominators: what one optimiser step holds, over all ranks. The ranks' own totals add up field by field."""
+
+    trajectories: float  # B, those without turns or without signal included
+    turns: float  # Σ K_i
+    tokens: float  # Σ N_i, sampled tokens
+
+
+def totals(tokens_NK: Tensor, turns_N: Tensor) -> Totals:
+    """The totals of the trajectories at hand.
+
+    Args:
+        tokens_NK: sampled tokens of each turn, 0 beyond the trajectory's turns.
+        turns_N: how many turns it has; a turn that sampled nothing counts.
+
+    Raises:
+        ValueError: a count is negative.
+    """
+    _check_counts("adding up the totals of trajectories", tokens_NK=tokens_NK, turns_N=turns_N)
+    return Totals(trajectories=len(turns_N), turns=float(turns_N.sum()), tokens=float(tokens_NK.sum()))
+
+
+def token_weights(mode: Aggregation, tokens_NK: Tensor, *, totals: Totals, max_tokens: float | None = None) -> Tensor:
+    """The weight in the optimiser step's loss of each trained token of turn t of trajectory i.
+
+    With n_it sampled tokens in the turn and N_i in the trajectory:
+
+        trajectory_constant  1 / (B·L)          L = max_tokens, a constant: Dr. GRPO over the trajectory, unbiased
+        trajectory_mean      1 / (B·N_i)        every trajectory weighs the same
+        token_mean           1 / Σ_i N_i        every token weighs the same (DAPO)
+        turn_mean            1 / (ΣK_i · n_it)  every turn weighs the same; rewards splitting turns, for parity only
+
+    Args:
+        tokens_NK: sampled tokens n_it, 0 beyond the trajectory's turns.
+        totals: B, ΣK_i and ΣN_i of the whole optimiser step over all ranks, and not of these N trajectories alone.
+        max_tokens: L > 0, which only ``trajectory_constant`` needs.
+
+    Returns:
+        float64 (N, K), 0 for a turn that sampled nothing and beyond the trajectory's turns.
+
+    Raises:
+        ValueError: a count or a total is negative, or ``max_tokens`` is missing or not above 0.
+    """
+    _check_counts("weighing tokens", tokens_NK=tokens_NK)
+    if not all(0 <= total < math.inf for total in totals):
+        raise ValueError(
+            f"weighing tokens: found {totals}, wanted finite counts >= 0: those of all trajectories, turns and tokens "
+            f"of the optimiser step over all ranks."
+        )
+    count_NK = tokens_NK.double()
+    weight_NK = WEIGHTS[mode](count_NK, totals, max_tokens)
+    return torch.where(count_NK > 0, weight_NK, 0.0)
+
+
+def _check_counts(doing: str, **counts: Tensor) -> None:
+    for name, count in counts.items():
+        bad = (~(count >= 0)).nonzero().tolist()  # NaN included
+        if bad:
+            raise ValueError(
+                f"{doing}: {name}{bad[0]} is {count[tuple(bad[0])].item()}, wanted a count >= 0: a turn that sampled "
+                f"nothing has 0 tokens, and so has a place beyond the trajectory's turns."
+            )
+
+
+def _trajectory_constant(count_NK: Tensor, totals: Totals, max_tokens: float | None) -> Tensor:
+    if max_tokens is None or not 0 < max_tokens < math.inf:
+        raise ValueError(f"the aggregation trajectory_constant needs max_tokens > 0, found {max_tokens}")
+    return torch.full_like(count_NK, 1 / (max(totals.trajectories, 1) * max_tokens))
+
+
+def _trajectory_mean(count_NK: Tensor, totals: Totals, max_tokens: float | None) -> Tensor:
+    length_N1 = count_NK.sum(dim=1, keepdim=True).clamp(min=1)
+    return (1 / (max(totals.trajectories, 1) * length_N1)).expand_as(count_NK)
+
+
+def _token_mean(count_NK: Tensor, totals: Totals, max_tokens: float | None) -> Tensor:
+    return torch.full_like(count_NK, 1 / max(totals.tokens, 1))
+
+
+def _turn_mean(count_NK: Tensor, totals: Totals, max_tokens: float | None) -> Tensor:
+    return 1 / (max(totals.turns, 1) * count_NK.clamp(min=1))
+
+
+WEIGHTS: Mapping[str, Callable[[Tensor, Totals, float | None], Tensor]] = {
+    "trajectory_constant": _trajectory_constant,
+    "trajectory_mean": _trajectory_mean,
+    "token_mean": _token_mean,
+    "turn_mean": _turn_mean,
+}

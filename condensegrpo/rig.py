@@ -1,0 +1,76 @@
+"""What lives as long as a training run does: built once, then only handed on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from condensegrpo import assemble
+from condensegrpo.assemble import Cast
+from condensegrpo.config import RunConfig
+from condensegrpo.learner import ranks
+from condensegrpo.learner.deepspeed import DeepSpeedEngine
+from condensegrpo.learner.logprobs import TrainedLogprobs
+from condensegrpo.learner.reference import open_reference
+from condensegrpo.observer import Observer
+from condensegrpo.open_learner import open_learner
+from condensegrpo.protocols import Problem, Sampler, Tracker
+from condensegrpo.rollout.episode import Engine
+from condensegrpo.storage import RunFolder
+from condensegrpo.tracking import JsonlTracker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rig:
+    """The parts of a run."""
+
+    config: RunConfig
+    folder: RunFolder
+    cast: Cast
+    problems: Sequence[Problem]
+    source: str  # the folder or Hub id that GRPO starts from
+    sampler: Sampler
+    engine: Engine  # of trajectories
+    learner: DeepSpeedEngine
+    reference: TrainedLogprobs | None  # only where a KL term is measured to it
+    observer: Observer
+    trackers: tuple[Tracker, ...]  # none on any rank but the first
+
+
+def set_up(config: RunConfig, folder: RunFolder, cast: Cast, source: str, observer: Observer) -> Rig:
+    """Load the policy into sampler and learner, and whatever else a run needs; every rank must call it."""
+    observer.phase("loading the policy", None)
+    sampler = assemble.sampler(config, source)
+    learner = open_learner(
+        config, source, config.learner.optimiser, total_steps=config.train.steps * config.algorithm.updates_per_batch
+    )
+    return Rig(
+        config=config,
+        folder=folder,
+        cast=cast,
+        problems=assemble.problems(cast.task, "train"),
+        source=source,
+        sampler=sampler,
+        engine=assemble.engine(
+            config,
+            cast,
+            renderer=assemble.renderer(config, cast, source),
+            sampler=sampler,
+            temperature=config.rollout.temperature,
+        ),
+        learner=learner,
+        reference=_reference(config, source, learner) if config.algorithm.kl.coefficient else None,
+        observer=observer,
+        trackers=(JsonlTracker(folder.metrics), *assemble.trackers(config)) if ranks.rank() == 0 else (),
+    )
+
+
+def take_down(rig: Rig) -> None:
+    """Free what the run holds."""
+    rig.sampler.close()
+    rig.learner.destroy()
+    for tracker in rig.trackers:
+        tracker.close()
+
+
+def _reference(config: RunConfig, source: str, learner: DeepSpeedEngine) -> TrainedLogprobs:
+    model = config.model
+    return open_reference(source, dtype=model.dtype, attention=model.attention, device=learner.device)

@@ -1,0 +1,114 @@
+"""The credit of one step: advantage and token weight of every turn, kept for inspection and summed up as metrics."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+from torch import Tensor
+
+from condensegrpo.advantages import Moments, moments, whiten
+from condensegrpo.credit import Scores, scores_of, turn_tokens
+from condensegrpo.diagnostics import Credited, credit_metrics
+from condensegrpo.learner import ranks
+from condensegrpo.losses import Totals, token_weights, totals
+from condensegrpo.metrics import facts_of, summarise
+from condensegrpo.rig import Rig
+from condensegrpo.rollout.scoring import turn_sums
+from condensegrpo.step_sampling import Sampled
+from condensegrpo.storage import Credit, write_credit
+from condensegrpo.trajectory import ScoredTrajectory
+
+T = TypeVar("T")
+
+
+class StepCredit(NamedTuple):
+    """What the trajectories that train are given."""
+
+    scores: Scores
+    advantage_NK: Tensor
+    weight_NK: Tensor  # of one trained token of the turn
+
+
+def give_credit(rig: Rig, kept: Sequence[ScoredTrajectory]) -> StepCredit:
+    """Scores, advantages and weights; denominators count the trajectories that train on all ranks."""
+    algorithm, rollout = rig.config.algorithm, rig.config.rollout
+    scores = scores_of(kept, on_stop=algorithm.on_stop, stop_penalty=algorithm.stop_penalty)
+    tokens_NK = turn_tokens(kept)
+    advantage_NK = rig.cast.estimator(scores)
+    if algorithm.whiten:
+        everywhere = Moments(*ranks.sum_over_ranks(moments(advantage_NK, tokens_NK)))
+        advantage_NK = whiten(advantage_NK, tokens_NK, moments=everywhere)
+    weight_NK = token_weights(
+        algorithm.aggregation,
+        tokens_NK,
+        totals=Totals(*ranks.sum_over_ranks(totals(tokens_NK, scores.turns_N))),
+        max_tokens=algorithm.aggregation_tokens or rollout.max_turns * rollout.max_output_tokens,
+    )
+    return StepCredit(scores, advantage_NK, weight_NK)
+
+
+def record_credit(rig: Rig, step: int, sampled: Sampled, credit: StepCredit) -> None:
+    """Write the credit of every trajectory of every rank; one that does not train has advantages and weights of 0."""
+    rows = [
+        Credit(
+            trajectory=one.trajectory.id,
+            advantages=tuple(advantage_K[: len(one.trajectory.turns)]),
+            weights=tuple(weight_K[: len(one.trajectory.turns)]),
+        )
+        for one, advantage_K, weight_K in zip(
+            sampled.kept, credit.advantage_NK.tolist(), credit.weight_NK.tolist(), strict=True
+        )
+    ]
+    for one in (*sampled.masked, *sampled.dropped):
+        nothing = (0.0,) * len(one.trajectory.turns)
+        rows.append(Credit(trajectory=one.trajectory.id, advantages=nothing, weights=nothing))
+    everybody = [row for share in ranks.gather(rows) for row in share]
+    if ranks.rank() == 0:
+        write_credit(rig.folder.credit(step), everybody)
+
+
+def metrics_of(rig: Rig, sampled: Sampled, credit: StepCredit) -> dict[str, float]:
+    """What the trajectories of all ranks were like and what became of them, each counted once."""
+    everyone = (*sampled.kept, *sampled.masked, *sampled.dropped)
+    facts = [facts_of(one, turn_reward=turn_sums(one).total) for one in everyone]
+    rows = [*_credited(rig, sampled.kept, credit), *_left_out(rig, sampled)]
+    return summarise(_everybody(facts)) | credit_metrics(_everybody(rows))
+
+
+def _everybody(mine: Sequence[T]) -> list[T]:
+    return [one for share in ranks.gather(list(mine)) for one in share]
+
+
+def _credited(rig: Rig, kept: Sequence[ScoredTrajectory], credit: StepCredit) -> Iterator[Credited]:
+    algorithm, scores = rig.config.algorithm, credit.scores
+    outcome_N = scores.correct_N if algorithm.estimator == "efficient" else scores.total_N
+    pull_NK = credit.weight_NK * turn_tokens(kept)
+    columns = (column.tolist() for column in (outcome_N, scores.correct_N, credit.advantage_NK, pull_NK))
+    for one, outcome, correct, advantage_K, weight_K in zip(kept, *columns, strict=True):
+        turns = len(one.trajectory.turns)
+        yield Credited(
+            group_id=one.trajectory.group_id,
+            outcome=outcome,
+            correct=correct,
+            tokens=one.trajectory.output_tokens,
+            advantages=tuple(advantage_K[:turns]),
+            turn_weights=tuple(weight_K[:turns]),
+            handling=algorithm.on_stop.get(one.trajectory.stop, "train"),
+            dropped=False,
+        )
+
+
+def _left_out(rig: Rig, sampled: Sampled) -> Iterator[Credited]:
+    """Those that no weight is given to."""
+    left_out = (*((one, False) for one in sampled.masked), *((one, True) for one in sampled.dropped))
+    for one, dropped in left_out:
+        nothing = (0.0,) * len(one.trajectory.turns)
+        yield Credited(
+            group_id=one.trajectory.group_id,
+            outcome=one.score.total,
+            correct=one.score.correct,
+            tokens=one.trajectory.output_tokens,
+            advantages=nothing,
+            turn_weights=nothing,
+            handling=rig.config.algorithm.on_stop.get(one.trajectory.stop, "train"),
+            dropped=dropped,
+        )

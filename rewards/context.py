@@ -1,0 +1,62 @@
+"""What the context of a trajectory is measured by, and what it costs: shared by the context-efficiency rewards."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from condensegrpo.trajectory import Trajectory
+
+Measure = Literal["max", "sum", "last"]
+MEASURES: tuple[Measure, ...] = ("max", "sum", "last")
+
+
+def context_tokens(trajectory: Trajectory, measure: Measure) -> int:
+    """C, the context tokens of a trajectory; 0 without turns.
+
+    ``max`` is what must fit into memory, ``sum`` what was read in all, ``last`` where the history ended up.
+
+        prompts of 10, 40 and 25 tokens   ─▶   max 40   sum 75   last 25
+    """
+    prompts_K = [len(turn.prompt_ids) for turn in trajectory.turns] or [0]
+    if measure == "last":
+        return prompts_K[-1]
+    return sum(prompts_K) if measure == "sum" else max(prompts_K)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextTax:
+    """λ·u, the share of a reward that context takes; u = clip(ln(C/C_lo) / ln(C_hi/C_lo), 0, 1).
+
+    Free up to C_lo, dearest from C_hi on, and every doubling between them costs the same. With λ = 0.4, C_lo = 100 and
+    C_hi = 400: 100 tokens take 0, 200 take 0.2, 400 and more take 0.4.
+    """
+
+    measure: Measure
+    context_low: float  # C_lo, tokens
+    context_high: float  # C_hi, tokens
+    coefficient: float  # λ in [0, 1]
+
+    def __post_init__(self) -> None:
+        check_measure(self.measure)
+        if not 0 < self.context_low < self.context_high < math.inf:
+            raise ValueError(
+                f"context_low={self.context_low} and context_high={self.context_high}: wanted finite token counts "
+                f"with 0 < context_low < context_high"
+            )
+        if not 0 <= self.coefficient <= 1:
+            raise ValueError(
+                f"coefficient={self.coefficient}: wanted a number in [0, 1], the share of the reward that the largest "
+                f"context takes"
+            )
+
+    def of(self, trajectory: Trajectory) -> float:
+        """The tax of one trajectory, in [0, λ]."""
+        context = max(context_tokens(trajectory, self.measure), 1)
+        clipped = min(max(context, self.context_low), self.context_high)
+        return self.coefficient * math.log(clipped / self.context_low) / math.log(self.context_high / self.context_low)
+
+
+def check_measure(measure: str) -> None:
+    """Raise ValueError unless ``measure`` is one of ``MEASURES``."""
+    if measure not in MEASURES:
+        raise ValueError(f"measure={measure!r}: wanted one of {', '.join(MEASURES)}")

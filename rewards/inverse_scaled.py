@@ -1,0 +1,31 @@
+"""The reward ``inverse_scaled``: as ``inverse_max_context``, in units that a person can read."""
+
+import math
+
+from condensegrpo.protocols import Problem, RewardResult
+from condensegrpo.rewards.context import Measure, check_measure, context_tokens
+from condensegrpo.rewards.verdict import Match, check_match, judge
+from condensegrpo.trajectory import Trajectory
+
+
+class InverseScaled:
+    """0 if the format is invalid, 0 if the answer is wrong, else min(1, C_ref / max(C, 1)).
+
+    C is the context tokens by ``measure``, C_ref is ``reference_tokens``, below which there is nothing to gain: with
+    C_ref = 100 a right answer gives 1 at 50 tokens, 1 at 100 and 0.25 at 400.
+    """
+
+    def __init__(self, *, reference_tokens: float, measure: Measure = "max", match: Match = "exact") -> None:
+        if not 0 < reference_tokens < math.inf:
+            raise ValueError(f"reference_tokens={reference_tokens}: wanted a finite number of tokens above 0")
+        check_measure(measure)
+        check_match(match)
+        self._reference_tokens = reference_tokens
+        self._measure = measure
+        self._match = match
+
+    def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
+        """The reward of one trajectory."""
+        valid, right = judge(trajectory, problem, match=self._match)
+        total = right * min(1.0, self._reference_tokens / max(context_tokens(trajectory, self._measure), 1))
+        return RewardResult(total=total, components={"inverse_scaled": total}, format_valid=valid, correct=right)

@@ -1,0 +1,49 @@
+"""The reward ``linear_pass_rate``: context is taxed in proportion to how easily a question is solved."""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from condensegrpo.protocols import Problem, RewardResult
+from condensegrpo.rewards.context import ContextTax, Measure
+from condensegrpo.rewards.verdict import Match, check_match, judge
+from condensegrpo.trajectory import Trajectory
+
+
+class LinearPassRate:
+    """r·(1 − λ·p·u), with p the share of the group that is right: a group reward.
+
+    r is 1 for a right answer in a well-formed trajectory, else 0; u is the logarithm of the context between two anchors
+    (see ``ContextTax``). A question that one of four solves pays a quarter of the tax that one pays that all solve. So
+    hard questions may take the context they need. The idea is that of the adaptive length penalty of "Just Enough
+    Thinking" (https://arxiv.org/abs/2506.05256), which subtracts β·tokens·p of the reply from the reward.
+
+    With λ = 0.4, C_lo = 100, C_hi = 400 and a context of 400 tokens a right answer gives 0.6 where all are right and
+    0.9 where a quarter is. Whoever failed or gave no answer counts as wrong in p. A group of one has p = r.
+    """
+
+    def __init__(
+        self,
+        *,
+        context_low: float,
+        context_high: float,
+        coefficient: float = 0.2,
+        measure: Measure = "max",
+        match: Match = "exact",
+    ) -> None:
+        self._tax = ContextTax(
+            measure=measure, context_low=context_low, context_high=context_high, coefficient=coefficient
+        )
+        check_match(match)
+        self._match = match
+
+    def score_group(self, trajectories: Sequence[Trajectory], problem: Problem) -> list[RewardResult]:
+        """The reward of every trajectory of a group."""
+        verdicts = [judge(trajectory, problem, match=self._match) for trajectory in trajectories]
+        pass_rate = fmean(verdict.correct for verdict in verdicts)
+        results = []
+        for trajectory, (valid, right) in zip(trajectories, verdicts, strict=True):
+            total = right * (1 - pass_rate * self._tax.of(trajectory))
+            results.append(
+                RewardResult(total=total, components={"linear_pass_rate": total}, format_valid=valid, correct=right)
+            )
+        return results

@@ -1,0 +1,36 @@
+"""The reward ``multiplicative``: a right answer loses a share of its worth to context."""
+
+from condensegrpo.protocols import Problem, RewardResult
+from condensegrpo.rewards.context import ContextTax, Measure
+from condensegrpo.rewards.verdict import Match, check_match, judge
+from condensegrpo.trajectory import Trajectory
+
+
+class Multiplicative:
+    """r·(1 − λu), with u the logarithm of the context between two anchors (see ``ContextTax``).
+
+    r is 1 for a right answer in a well-formed trajectory, else 0. With λ = 0.4, C_lo = 100 and C_hi = 400 a right
+    answer gives 1 up to 100 tokens, 0.8 at 200, and 0.6 from 400 on. λ < 1 keeps every right answer above every wrong
+    one.
+    """
+
+    def __init__(
+        self,
+        *,
+        context_low: float,
+        context_high: float,
+        coefficient: float = 0.2,
+        measure: Measure = "max",
+        match: Match = "exact",
+    ) -> None:
+        self._tax = ContextTax(
+            measure=measure, context_low=context_low, context_high=context_high, coefficient=coefficient
+        )
+        check_match(match)
+        self._match = match
+
+    def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
+        """The reward of one trajectory."""
+        valid, right = judge(trajectory, problem, match=self._match)
+        total = right * (1 - self._tax.of(trajectory))
+        return RewardResult(total=total, components={"multiplicative": total}, format_valid=valid, correct=right)

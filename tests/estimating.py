@@ -1,0 +1,85 @@
+"""Calls of the estimators for tests: lists in, and only the columns that the test is about."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from condensegrpo.advantages import ESTIMATORS
+
+# One scalar a trajectory, which sums to zero over its group.
+SCALAR = ("grpo", "grpo_merged", "rloo", "reinforce")
+# Everything that only looks at differences of rewards within a group, without discount.
+NORMALISED = (*SCALAR, "ms_grpo", "mt_grpo", "ms_po")
+WITH_SINGLETON = (*NORMALISED, "turn_discounted")
+
+Row = tuple[float, float, int, int, int]  # outcome, turn reward, group, turns, result turn
+
+
+def estimate(
+    estimator: str | Callable[..., Tensor],
+    outcomes: Sequence[float],
+    *,
+    groups: Sequence[int] | None = None,
+    turns: Sequence[int] | None = None,
+    turn_rewards: Sequence[float] | None = None,
+    results: Sequence[int] | None = None,
+    dtype: torch.dtype = torch.float64,
+    **options: Any,
+) -> Tensor:
+    """The table of an estimator. Unless given: one group, one turn each, no turn rewards, no results.
+
+    ``efficient`` gets equal contexts, and ``gigpo`` the index of a turn as its state, unless they are given.
+    """
+    count = len(outcomes)
+    turns_N = torch.tensor([1] * count if turns is None else turns, dtype=torch.int64)
+    if estimator == "efficient":
+        contexts = options.pop("contexts", [500] * count)
+        options = {
+            "context_N": torch.tensor(contexts, dtype=torch.float64),
+            "context_low": 100,
+            "context_high": 1000,
+        } | options
+    if estimator == "gigpo":
+        place_K = torch.arange(max(turns_N.tolist(), default=0))
+        options = {"state_NK": torch.where(place_K < turns_N[:, None], place_K, -1)} | options
+    function = ESTIMATORS[estimator] if isinstance(estimator, str) else estimator
+    return function(
+        torch.tensor(outcomes, dtype=dtype),
+        torch.tensor([0.0] * count if turn_rewards is None else turn_rewards, dtype=dtype),
+        torch.tensor([0] * count if groups is None else groups, dtype=torch.int64),
+        turns_N,
+        torch.tensor([-1] * count if results is None else results, dtype=torch.int64),
+        **options,
+    )
+
+
+def run(estimator: str, rows: Sequence[Row], **options: Any) -> Tensor:
+    """The table of an estimator for trajectories that were drawn by ``batches``."""
+    outcomes, rewards, groups, turns, results = zip(*rows, strict=True)
+    return estimate(estimator, outcomes, turn_rewards=rewards, groups=groups, turns=turns, results=results, **options)
+
+
+@st.composite
+def batches(draw: st.DrawFn, *, unit: bool = False, least: int = 1, turns: int = 1) -> list[Row]:
+    """Trajectories of up to three groups.
+
+    Rewards lie on a grid of quarters, so that unequal ones differ by more than rounding; with ``unit``, outcomes are
+    0, ½ or 1. Every trajectory has ``turns`` turns or up to three more, and a result at one of them or none.
+    """
+    quarters = st.integers(-32, 32).map(lambda n: n / 4)
+    rows: list[Row] = []
+    for _ in range(draw(st.integers(least, 10))):
+        outcome = draw(st.sampled_from([0.0, 0.5, 1.0]) if unit else quarters)
+        length = draw(st.integers(turns, turns + 3))
+        result = draw(st.integers(-1, length - 1))
+        rows.append((outcome, draw(quarters), draw(st.sampled_from([-7, 0, 40])), length, result))
+    return rows
+
+
+def same(found: Tensor, wanted: Tensor | Sequence[Any], atol: float = 1e-5) -> bool:
+    """Whether two tables are of one shape and equal but for rounding."""
+    other = torch.as_tensor(wanted, dtype=found.dtype)
+    return found.shape == other.shape and torch.allclose(found, other, atol=atol, rtol=0)

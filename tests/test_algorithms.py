@@ -1,0 +1,171 @@
+"""Every estimator, loss and option of ``algorithm`` trains the quickstart: real rollouts, real DeepSpeed, three steps.
+
+In this process, so that the libraries load once: ``assemble.check`` and ``train`` are what the command calls.
+"""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from command import ROOT
+
+from condensegrpo import assemble, names
+from condensegrpo.advantages import ESTIMATORS
+from condensegrpo.config import load_config
+from condensegrpo.errors import ConfigError
+from condensegrpo.losses import LOSSES
+from condensegrpo.observer import Silent
+from condensegrpo.storage import RunFolder, read_credit, read_metrics, read_trajectories
+from condensegrpo.train import train
+from condensegrpo.trajectory import Stop
+
+SMALL = (
+    "train.steps=3",
+    "train.problems_per_step=8",
+    "train.samples_per_problem=4",
+    "train.eval_every=0",
+    "train.save_every=0",
+    "evaluate.problems=4",
+    "evaluate.variants={}",
+    "task.options={min_ops: 2, max_ops: 3, eval_problems: 8}",
+)
+# a reward that differs among siblings of a policy which knows little yet, and turn rewards beside it
+COMPOSED = (
+    "reward={name: weighted_sum, options: {parts: [{name: correct}, {name: format, weight: 0.5}, "
+    f"{{name: {ROOT}/tests/turn_reward.py:Brief, weight: 0.3}}]}}}}",
+)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def run(folder: Path, *changes: str) -> list[dict[str, float]]:
+    """Train with some keys changed; the metrics of its steps."""
+    config = load_config(ROOT / "configs" / "quickstart.yaml", [*SMALL, *changes])
+    assert train(config, assemble.check(config), RunFolder.create(folder), observer=Silent(), stopping=lambda: False), (
+        "all steps were taken"
+    )
+    return [line for line in read_metrics(folder / "metrics.jsonl") if "rows" in line]
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A policy that sometimes answers right: the quickstart's after a short warm start."""
+    folder = tmp_path_factory.mktemp("warm") / "run"
+    run(folder, "train.steps=0", "warm_start.steps=250", "warm_start.probe_target=null")
+    return str(folder / "origin" / "warm")
+
+
+def from_warm(warm: str) -> tuple[str, ...]:
+    return ("model.new=null", f"model.path={warm}", "warm_start.steps=0")
+
+
+def assert_learned(lines: list[dict[str, float]]) -> None:
+    assert len(lines) == 3
+    assert all(math.isfinite(value) for line in lines for value in line.values())
+    assert all(line["rows"] > 0 and line["grad_norm"] > 0 for line in lines)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_every_estimator_trains_the_quickstart(estimator: str, warm: str, tmp_path: Path) -> None:
+    chosen = f"algorithm={{estimator: {estimator}}}"
+    assert_learned(run(tmp_path / "run", *from_warm(warm), *COMPOSED, chosen))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_loss_trains_the_quickstart(loss: str, warm: str, tmp_path: Path) -> None:
+    chosen = f"algorithm={{estimator: grpo, loss: {loss}}}"
+    lines = run(tmp_path / "run", *from_warm(warm), *COMPOSED, chosen)
+    assert_learned(lines)
+    assert all(line["ratio"] == pytest.approx(1, abs=1e-3) for line in lines)  # one update a batch: on policy
+
+
+def test_several_updates_move_the_ratio_from_one(warm: str, tmp_path: Path) -> None:
+    chosen = "algorithm={estimator: grpo, updates_per_batch: 3}"
+    lines = run(tmp_path / "run", *from_warm(warm), *COMPOSED, chosen, "learner.optimiser.lr=0.002")
+    assert_learned(lines)
+    assert max(line["ratio_max"] for line in lines) > 1.01
+    assert all(line["kl"] > 1e-7 for line in lines)  # to the policy that sampled
+
+
+def test_importance_correction_and_whitening_train(warm: str, tmp_path: Path) -> None:
+    chosen = "algorithm={estimator: grpo, whiten: true, updates_per_batch: 2, importance: {cap: 2.0, level: turn}}"
+    lines = run(tmp_path / "run", *from_warm(warm), *COMPOSED, chosen)
+    assert_learned(lines)
+    for line in lines:  # sampler and learner agree here
+        assert line["importance"] == pytest.approx(1, abs=1e-3)
+        assert line["importance_bounded"] == 0
+        assert line["trajectories_without_advantage"] == 0  # whitening moves a zero too
+
+
+def test_a_kl_term_keeps_the_policy_near_its_origin(warm: str, tmp_path: Path) -> None:
+    """The reference is the policy before the first step and stays it; a heavy term holds the policy to it."""
+    base = (*from_warm(warm), *COMPOSED, "train.steps=10", "learner.optimiser.betas=[0.5, 0.9]")
+    free = run(tmp_path / "free", *base, "algorithm={estimator: grpo, kl: {coefficient: 1.0e-9}}")
+    held = run(tmp_path / "held", *base, "algorithm={estimator: grpo, kl: {coefficient: 10.0, estimator: k2}}")
+    assert free[0]["kl"] == pytest.approx(0, abs=1e-6)
+    assert held[9]["kl"] < free[9]["kl"] / 2
+    assert all(line["rows"] >= line["trajectories"] for line in held)  # trl#7068: groups of equal reward train too
+
+
+def test_dynamic_sampling_drops_idle_groups_and_samples_new_ones(warm: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    lines = run(folder, *from_warm(warm), "algorithm={estimator: grpo, resample_rounds: 3}")
+    assert any(line["groups_dropped"] > 0 for line in lines)
+    assert all(line["groups_of_equal_reward"] == 0 for line in lines)
+    for step, line in enumerate(lines, start=1):
+        read = read_trajectories(folder / f"trajectories/step_{step:06d}.jsonl").trajectories
+        ids = [one.trajectory.id for one in read]
+        assert len(ids) == len(set(ids)) == line["trajectories"]
+        assert len(ids) > 8 * 4  # more than one round was sampled
+        credit = read_credit(folder / f"credit/step_{step:06d}.jsonl")
+        groups: dict[str, list[float]] = {}
+        for one in read:
+            groups.setdefault(one.trajectory.group_id, []).append(one.score.total)
+        for one in read:  # a group trains if and only if its rewards differ, and there is room for it in the step
+            differ = len(set(groups[one.trajectory.group_id])) > 1
+            assert any(credit[one.trajectory.id].weights) == differ
+        trained = [group for group, rewards in groups.items() if len(set(rewards)) > 1]
+        assert len(trained) <= 8
+
+
+def test_a_masked_stop_trains_nothing_and_counts_nowhere(warm: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    chosen = "algorithm={estimator: grpo, on_stop: {format: mask, turn_limit: penalise, output_length: penalise}}"
+    lines = run(folder, *from_warm(warm), *COMPOSED, chosen)
+    assert any(line["masked"] > 0 for line in lines)
+    assert all(line["masked"] == pytest.approx(line["stop/format"]) for line in lines)
+    read = read_trajectories(folder / "trajectories/step_000001.jsonl").trajectories
+    credit = read_credit(folder / "credit/step_000001.jsonl")
+    masked = [one.trajectory.id for one in read if one.trajectory.stop is Stop.FORMAT]
+    assert masked
+    assert not any(any(credit[name].weights) or any(credit[name].advantages) for name in masked)
+
+
+def test_names_are_those_of_the_functions() -> None:
+    assert set(names.ESTIMATORS) == set(ESTIMATORS)
+    assert set(names.LOSSES) == set(LOSSES)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("algorithm.estimator=gropo", r"algorithm.estimator: 'gropo' is unknown. Did you mean grpo\?"),
+        ("algorithm.loss=gsp", r"algorithm.loss: 'gsp' is unknown. Did you mean gspo\?"),
+        ("algorithm={estimator: ms_grpo, estimator_options: {coeff: 1}}", "ms_grpo has no option 'coeff'"),
+        ("algorithm={estimator: turn_discounted, estimator_options: {gamma: 2}}", "estimator_options: .*gamma"),
+        ("algorithm={loss: gspo, loss_options: {clip_low: -1}}", "loss_options: .*clip_low"),
+        ("algorithm.importance.cap=0.5", "algorithm.importance: .*cap"),
+        ("algorithm={on_stop: {lost: mask}}", "on_stop"),
+        ("train.samples_per_problem=1", "samples_per_problem: found 1"),
+    ],
+)
+def test_a_wrong_algorithm_stops_before_a_model_is_loaded(change: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        assemble.check(load_config(ROOT / "configs" / "quickstart.yaml", [change]))

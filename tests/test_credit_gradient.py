@@ -1,0 +1,234 @@
+"""The gradient of a real model through score, advantage, weight and loss: the same however the rows are cut.
+
+Sixteen trajectories of one to four turns, some condensed, some continuing; 1×16, 4×4 and 16×1 micro-batches, packed to
+a budget and padded, rows shuffled, a trajectory's turns merged or each a row of its own.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from itertools import pairwise
+
+import pytest
+import torch
+from builders import condensation, scored, trajectory, turn
+from tiny import VOCABULARY, qwen3
+from torch import Tensor
+
+from condensegrpo.advantages import ESTIMATORS
+from condensegrpo.credit import advantages_of, rows_of, scores_of, turn_tokens
+from condensegrpo.learner.logprobs import trained_logprobs
+from condensegrpo.losses import KL, LOSSES, WEIGHTS, importance, token_weights, totals
+from condensegrpo.objective import Minimised, bound, corrected, policy, with_kl
+from condensegrpo.packing import PackedBatch, collate, pack
+from condensegrpo.trajectory import ScoredTrajectory, Segment, Turn
+
+OPTIONS = {"efficient": {"context_low": 2, "context_high": 30, "accuracy": "none"}}
+WIDE = {  # bounds that ratios of an untrained model stay within: a token beyond one would have no gradient to compare
+    "clipped": {"clip_low": 0.999, "clip_high": 1e6},
+    "gspo": {"clip_low": 0.999, "clip_high": 1e6},
+    "cispo": {"clip_high": 1e6},
+    "reinforce": {},
+}
+
+
+def one_trajectory(number: int, *, continues: bool) -> ScoredTrajectory:
+    """One to four turns of one to three tokens; each prompt continues the last, or is new and declared condensed."""
+    draw = random.Random(number)
+    turns: list[Turn] = []
+    for index in range(draw.randint(1, 4)):
+        fresh = [draw.randrange(VOCABULARY) for _ in range(draw.randint(2, 5))]
+        before = [*turns[-1].prompt_ids, *turns[-1].output_ids] if turns and continues else []
+        prompt = [*before, *fresh]
+        output = [draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 3))]
+        declared = (
+            None if not turns or continues else condensation("d" * index, [3] * index, before=20, after=len(prompt))
+        )
+        logprobs = [draw.uniform(-4, -1) for _ in output]
+        turns.append(turn(prompt, output, logprobs=logprobs, condensation=declared))
+    right = float(draw.random() < 0.5)
+    return scored(
+        trajectory(*turns, id=f"g{number // 4}/{number}", group=f"g{number // 4}"), right + draw.random(), correct=right
+    )
+
+
+@cache
+def batch_of_16() -> tuple[ScoredTrajectory, ...]:
+    return tuple(one_trajectory(number, continues=number % 2 == 0) for number in range(16))
+
+
+def rows(*, estimator: str = "grpo", aggregation: str = "trajectory_constant") -> list[Segment]:
+    """The training rows of the sixteen: what ``train`` does between rollout and optimiser step."""
+    everything = batch_of_16()
+    scores, tokens_NK = scores_of(everything), turn_tokens(everything)
+    advantage_NK = advantages_of(scores, ESTIMATORS[estimator], OPTIONS.get(estimator, {}))
+    weight_NK = token_weights(
+        aggregation,  # type: ignore[arg-type]  # a name from WEIGHTS
+        tokens_NK,
+        totals=totals(tokens_NK, scores.turns_N),
+        max_tokens=12,
+    )
+    return list(rows_of(everything, advantage_NK, weight_NK))
+
+
+def apart(row: Segment) -> list[Segment]:
+    """A merged row as one row a turn: the earlier turns of it are context to the later ones."""
+    ends = [place + 1 for place, (now, after) in enumerate(pairwise((*row.turns, -1))) if now >= 0 and after != now]
+    return [
+        Segment(
+            token_ids=row.token_ids[:end],
+            trained=tuple(turn == row.turns[end - 1] for turn in row.turns[:end]),
+            logprobs=row.logprobs[:end],
+            advantages=row.advantages[:end],
+            weights=row.weights[:end],
+            trajectory=row.trajectory,
+            first_turn=row.turns[end - 1],
+        )
+        for end in ends
+    ]
+
+
+def padded_logprobs(model: torch.nn.Module, batch: Sequence[Segment]) -> Tensor:
+    """The long way: rows side by side, padded on the right, all logits, one softmax, gather."""
+    longest = max(len(row.token_ids) for row in batch)
+    ids_RL = torch.tensor([[*row.token_ids, *[0] * (longest - len(row.token_ids))] for row in batch])
+    mask_RL = torch.tensor([[1] * len(row.token_ids) + [0] * (longest - len(row.token_ids)) for row in batch])
+    logp_RLV = model(input_ids=ids_RL, attention_mask=mask_RL, use_cache=False).logits.float().log_softmax(dim=-1)
+    places = [
+        (number, place) for number, row in enumerate(batch) for place, trained in enumerate(row.trained) if trained
+    ]
+    return torch.stack([logp_RLV[number, place - 1, ids_RL[number, place]] for number, place in places])
+
+
+def gradient(
+    cut: Sequence[Sequence[Segment]], objective: Minimised, *, padded: bool = False, seed: int = 0
+) -> dict[str, Tensor]:
+    """The gradient of Σ w·l over all parameters, from micro-batches of these rows."""
+    model = qwen3(seed)
+    for some in cut:
+        batch = collate(some)
+        logp_T = padded_logprobs(model, some) if padded else trained_logprobs(model, batch)
+        (batch.weights * objective(logp_T, batch).loss_T).sum().backward()
+    return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+
+
+def pieces(some: Sequence[Segment], size: int) -> list[Sequence[Segment]]:
+    return [some[start : start + size] for start in range(0, len(some), size)]
+
+
+def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    scale = max(float(each.abs().max()) for each in wanted.values())
+    assert scale > 1e-4, "there is a gradient to compare"
+    for name, each in wanted.items():
+        torch.testing.assert_close(found[name], each, rtol=1e-5, atol=1e-5 * scale)
+
+
+def cuts(some: Sequence[Segment]) -> dict[str, list[Sequence[Segment]]]:
+    """The same rows cut in every way that training may cut them."""
+    shuffled = random.Random(5).sample(some, len(some))
+    packed = pack([len(row.token_ids) for row in some], 40)
+    return {
+        "1×16": [some],
+        "4×4": pieces(some, (len(some) + 3) // 4),
+        "16×1": pieces(some, 1),
+        "shuffled": pieces(shuffled, 5),
+        "packed to a budget": [[some[index] for index in batch] for batch in packed],
+        "a row a turn": pieces([piece for row in some for piece in apart(row)], 6),
+    }
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_gradient_of_every_loss_is_the_same_however_the_rows_are_cut(loss: str) -> None:
+    """trl#3021, open-instruct#1161: a mean over the micro-batch; SkyRL#1529: one over the rows."""
+    some = rows()
+    objective = partial(policy, loss=bound(LOSSES[loss], WIDE[loss]))
+    wanted = gradient(pieces(some, 1), objective, padded=True)
+    for cut in cuts(some).values():
+        assert_same(gradient(cut, objective), wanted)
+    assert_same(gradient([some], objective, padded=True), wanted)
+
+
+@pytest.mark.parametrize("aggregation", WEIGHTS)
+def test_the_gradient_under_every_aggregation_is_the_same_however_the_rows_are_cut(aggregation: str) -> None:
+    """verl#6025, TRL#7206: denominators span micro-batches, ranks and the accumulation window."""
+    some = rows(aggregation=aggregation)
+    objective = partial(policy, loss=bound(LOSSES["clipped"], WIDE["clipped"]))
+    wanted = gradient(pieces(some, 1), objective, padded=True)
+    for cut in cuts(some).values():
+        assert_same(gradient(cut, objective), wanted)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_the_gradient_of_every_estimator_is_the_same_however_the_rows_are_cut(estimator: str) -> None:
+    some = rows(estimator=estimator)
+    objective = partial(policy, loss=bound(LOSSES["clipped"], WIDE["clipped"]))
+    wanted = gradient(pieces(some, 1), objective, padded=True)
+    for cut in cuts(some).values():
+        assert_same(gradient(cut, objective), wanted)
+
+
+@pytest.mark.parametrize(("level", "mode"), [("token", "truncate"), ("turn", "truncate"), ("turn", "mask")])
+def test_importance_weights_and_a_kl_term_do_not_depend_on_the_cut_either(level: str, mode: str) -> None:
+    correction = partial(importance, cap=20.0, level=level, mode=mode)  # type: ignore[arg-type]  # names from above
+    inner = partial(corrected, loss=bound(LOSSES["clipped"], WIDE["clipped"]), correction=correction)
+    objective = partial(with_kl, objective=inner, penalty=KL["k3"], coefficient=0.3)
+    some = rows()
+    wanted = gradient(pieces(some, 1), objective)
+    for cut in cuts(some).values():
+        assert_same(gradient(cut, objective), wanted)
+
+
+def test_duplicated_turns_of_a_sibling_change_nobodys_statistics() -> None:
+    """PITFALLS 18: were statistics over rows, the siblings' advantages would move with the length of one."""
+    everything = list(batch_of_16()[:4])
+    long = everything[0].trajectory
+    before = advantages_of(scores_of(everything), ESTIMATORS["grpo"], {})
+    doubled = scored(
+        trajectory(*long.turns, *long.turns, id=long.id, group=long.group_id),
+        everything[0].score.total,
+        correct=everything[0].score.correct,
+    )
+    after = advantages_of(scores_of([doubled, *everything[1:]]), ESTIMATORS["grpo"], {})
+    assert after[:, 0].tolist() == before[:, 0].tolist()
+
+
+def finite_differences(
+    logits_SV: Tensor, batch: PackedBatch, objective: Callable[[Tensor, PackedBatch], Tensor]
+) -> Tensor:
+    """∂ loss / ∂ logit of every place and word, by central differences in double precision."""
+
+    def loss(at_SV: Tensor) -> float:
+        logp_T = at_SV[batch.source].log_softmax(dim=-1).gather(1, batch.target[:, None])[:, 0]
+        return float((batch.weights.double() * objective(logp_T, batch)).sum())
+
+    step = 1e-5
+    found_SV = torch.zeros_like(logits_SV)
+    for place in range(logits_SV.shape[0]):
+        for word in range(logits_SV.shape[1]):
+            moved_SV = torch.zeros_like(logits_SV)
+            moved_SV[place, word] = step
+            found_SV[place, word] = (loss(logits_SV + moved_SV) - loss(logits_SV - moved_SV)) / (2 * step)
+    return found_SV
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_logit_has_a_gradient_if_and_only_if_the_token_it_predicts_was_sampled(loss: str) -> None:
+    """RAGEN#71, minimind#621: masks inverted or shifted by one; NeMo-RL#2176: replies in the prompt trained."""
+    row = rows()[0]
+    batch = collate([row])
+    with torch.no_grad():
+        logits_SV = qwen3()(input_ids=batch.token_ids, use_cache=False).logits[0].double()
+    minimised = partial(policy, loss=bound(LOSSES[loss], WIDE[loss]))
+    found_SV = finite_differences(logits_SV, batch, lambda logp_T, rows: minimised(logp_T, rows).loss_T)
+    predicts_sampled_S = [*row.trained[1:], False]
+    assert any(predicts_sampled_S)
+    if loss == "cispo":  # its ratio is a constant to the gradient and not to a difference: only the places can be told
+        assert (found_SV != 0).any(dim=1).tolist() == predicts_sampled_S
+        return
+    at_SV = logits_SV.clone().requires_grad_()
+    logp_T = at_SV[batch.source].log_softmax(dim=-1).gather(1, batch.target[:, None])[:, 0]
+    (batch.weights.double() * minimised(logp_T, batch).loss_T).sum().backward()
+    assert at_SV.grad is not None
+    torch.testing.assert_close(found_SV, at_SV.grad, rtol=1e-4, atol=1e-9)
+    assert (at_SV.grad != 0).all(dim=1).tolist() == predicts_sampled_S
