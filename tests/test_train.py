@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 
 from condensegrpo.storage import read_metrics, read_trajectories
 
-
 TWO_RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m")
 
 
