@@ -283,12 +283,13 @@ def _with_methods(plugin: P, name: str, *methods: str) -> P:
 
 
 def _estimator_options(config: RunConfig) -> dict[str, Any]:
-    """The options of the estimator; ``efficient`` takes its anchors from the context budget unless they are given."""
+    """The options of the estimator, with its anchors for ``efficient``, which alone measures contexts by them."""
     given = config.algorithm.estimator_options
     if config.algorithm.estimator != "efficient":
         return given
     budget = config.rollout.max_context_tokens
-    return {"context_low": budget / 16, "context_high": float(budget), **given}
+    low, high = config.algorithm.context_anchors or (budget / 16, float(budget))
+    return {"context_low": low, "context_high": high, **given}
 
 
 def _objective(algorithm: Algorithm, loss: PolicyLoss) -> Minimised:

@@ -170,7 +170,9 @@ class Algorithm(_Section):
     estimator: str = "efficient"
     """One of condensegrpo.advantages.ESTIMATORS."""
     estimator_options: dict[str, Any] = {}
-    """Keyword arguments of the estimator; the anchors of efficient default to 1/16 and all of the context budget."""
+    """Keyword arguments of the estimator."""
+    context_anchors: tuple[float, float] | None = None
+    """Context tokens that cost nothing and that cost all, to efficient; None: 1/16 and all of the context budget."""
     loss: str = "clipped"
     """One of condensegrpo.losses.LOSSES."""
     loss_options: dict[str, Any] = {}

@@ -74,14 +74,12 @@ def assert_learned(lines: list[dict[str, float]]) -> None:
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_every_estimator_trains_the_quickstart(estimator: str, warm: str, tmp_path: Path) -> None:
-    chosen = f"algorithm={{estimator: {estimator}}}"
-    assert_learned(run(tmp_path / "run", *from_warm(warm), *COMPOSED, chosen))
+    assert_learned(run(tmp_path / "run", *from_warm(warm), *COMPOSED, f"algorithm.estimator={estimator}"))
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_loss_trains_the_quickstart(loss: str, warm: str, tmp_path: Path) -> None:
-    chosen = f"algorithm={{estimator: grpo, loss: {loss}}}"
-    lines = run(tmp_path / "run", *from_warm(warm), *COMPOSED, chosen)
+    lines = run(tmp_path / "run", *from_warm(warm), *COMPOSED, "algorithm.estimator=grpo", f"algorithm.loss={loss}")
     assert_learned(lines)
     assert all(line["ratio"] == pytest.approx(1, abs=1e-3) for line in lines)  # one update a batch: on policy
 

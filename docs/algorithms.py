@@ -1,0 +1,82 @@
+"""Every table of docs/algorithms.md, and its plot, from the package's own functions.
+
+    python docs/algorithms.py                              prints the tables, as they stand in the page
+    python docs/algorithms.py --plot docs/advantage.svg    draws the plot
+
+A test compares tables and page.
+"""
+
+import argparse
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from algorithms_context import draw_plot, pressure_table, reward_table, unscaled_table
+from algorithms_example import (
+    advantage_table,
+    group_table,
+    importance_table,
+    kl_table,
+    loss_table,
+    together_table,
+    weight_table,
+)
+from algorithms_parts import table
+from torch import Tensor
+
+from condensegrpo import names
+from condensegrpo.advantages import ESTIMATORS
+from condensegrpo.losses import LOSSES
+
+COLUMNS = frozenset({"context_N", "truncated_N", "state_NK"})  # taken from the batch and not from a configuration
+ANCHORS = {"context_low": "1/16 of the budget", "context_high": "the budget"}  # as assemble.py fills them in
+
+
+def tables() -> dict[str, str]:
+    """Every table that the page quotes."""
+    return {
+        "Estimators": choices_table("estimator", names.ESTIMATORS, ESTIMATORS),
+        "Losses": choices_table("loss", names.LOSSES, LOSSES),
+        "Rewards": reward_table(),
+        "Pressure": pressure_table(),
+        "Pressure without scaling": unscaled_table(),
+        "Example: the group": group_table(),
+        "Example: advantages": advantage_table(),
+        "Example: weights": weight_table(),
+        "Example: losses": loss_table(),
+        "Example: KL": kl_table(),
+        "Example: importance": importance_table(),
+        "Example: put together": together_table(),
+    }
+
+
+def choices_table(kind: str, lines: Mapping[str, str], functions: Mapping[str, Callable[..., object]]) -> str:
+    """Names, what they are in a line, and their options with defaults."""
+    rows = [[f"[`{name}`](#{kind}-{name})", line, options_of(functions[name])] for name, line in lines.items()]
+    return table([kind, "", "options and defaults"], rows)
+
+
+def options_of(function: Callable[..., object]) -> str:
+    """The keyword arguments that a configuration may give, with their defaults."""
+    found = [one for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    kept = [one for one in found if one.name not in COLUMNS and one.annotation is not Tensor]
+    return ", ".join(f"`{one.name}` {ANCHORS.get(one.name, _plain(one.default))}" for one in kept) or "–"
+
+
+def _plain(value: object) -> str:
+    return "none" if value is None else str(value).replace("e-0", "e-")
+
+
+def main() -> None:
+    """Print the tables, or draw the plot."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the plot there instead")
+    path = parser.parse_args().plot
+    if path is not None:
+        draw_plot(path)
+        return
+    print("\n\n".join(f"# {title}\n\n{text}" for title, text in tables().items()))
+
+
+if __name__ == "__main__":
+    main()
