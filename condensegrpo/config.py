@@ -189,7 +189,7 @@ class Algorithm(_Section):
     on_stop: dict[Stop, Handling] = FAILURES_MASKED
     """By stop reason: train (where none is named), mask (as if never sampled) or penalise (wrong, and less reward)."""
     stop_penalty: float = Field(default=1.0, ge=0)
-    """What penalise takes off the total reward."""
+    """What penalise takes off the total reward; efficient takes correctness only and does not see it."""
     resample_rounds: int = Field(default=0, ge=0)
     """Rounds of new problems for groups without any advantage, which are dropped (DAPO); 0: they stay and count."""
 

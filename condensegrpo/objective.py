@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from condensegrpo.losses import Importance, TokenLoss, gspo, k3, nll
+from condensegrpo.losses import MAX_DIFFERENCE, Importance, TokenLoss, gspo, k3, nll
 from condensegrpo.packing import PackedBatch
 
 PolicyLoss = Callable[[Tensor, Tensor, Tensor, Tensor], TokenLoss]  # of logp_T, old_T, advantage_T, turn_T
@@ -52,7 +52,8 @@ def policy(logp_T: Tensor, batch: PackedBatch, *, loss: PolicyLoss) -> Objective
 
         ratio      of the probabilities under the weights that learn and the old ones (of a turn's, in gspo)
         low, high  1 where the ratio is beyond its lower, its upper bound
-        entropy    −logp: what the sampled tokens say of the policy's entropy, unbiased where the policy sampled them
+        entropy    −logp: what the sampled tokens say of the policy's entropy, unbiased where the policy sampled them;
+                   1e4 for a token of probability 0, so that one does not make the mean infinite
         kl         k3(logp, reference); the reference is the sampler's policy unless there is a reference model
     """
     found = loss(logp_T, batch.old, batch.advantages, batch.turns)
@@ -61,7 +62,7 @@ def policy(logp_T: Tensor, batch: PackedBatch, *, loss: PolicyLoss) -> Objective
         "ratio": found.ratio_T,
         "low": found.low_T,
         "high": found.high_T,
-        "entropy": -still_T,
+        "entropy": -still_T.clamp(min=-MAX_DIFFERENCE),
         "kl": k3(still_T, batch.reference),
     }
     return Objective(loss_T=found.loss_T, statistics=statistics)

@@ -103,5 +103,15 @@ def test_statistics_carry_no_gradient() -> None:
         assert not any(value_T.requires_grad for value_T in found.statistics.values())
 
 
+def test_a_token_of_probability_zero_does_not_make_the_entropy_infinite() -> None:
+    # 1e4, what an infinite difference counts as; the ratio is e^-20, and NaN stays visible
+    found = policy(torch.tensor([-math.inf, HALF]), two_tokens(), loss=bound(clipped, {}))
+    assert found.statistics["entropy"].tolist() == pytest.approx([1e4, -HALF])
+    assert all(value_T.float().isfinite().all() for value_T in found.statistics.values())
+    assert (
+        policy(torch.tensor([math.nan, HALF]), two_tokens(), loss=bound(clipped, {})).statistics["entropy"][0].isnan()
+    )
+
+
 def test_supervised_raises_every_token() -> None:
     assert supervised(torch.tensor([HALF, QUARTER]), two_tokens()).loss_T.tolist() == pytest.approx([-HALF, -QUARTER])
