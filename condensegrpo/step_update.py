@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from condensegrpo.config import RunConfig
 from condensegrpo.learner import deepspeed, ranks
-from condensegrpo.learner.reference import against
 from condensegrpo.packing import PackedBatch, collate, pack
 from condensegrpo.rig import Rig
 from condensegrpo.trajectory import Segment
@@ -46,7 +45,7 @@ def _measured(rig: Rig, batches: list[PackedBatch]) -> list[PackedBatch]:
     """
     algorithm, temperature = rig.config.algorithm, learning_temperature(rig.config)
     if rig.reference is not None:
-        batches = list(against(rig.reference, batches, temperature=temperature))
+        batches = rig.reference(batches, temperature)
     if algorithm.importance.cap and algorithm.updates_per_batch > 1:
         old = deepspeed.measure(rig.learner, batches, temperature=temperature)
         batches = [replace(batch, old=old_T.to(batch.old.device)) for batch, old_T in zip(batches, old, strict=True)]

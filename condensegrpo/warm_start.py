@@ -49,8 +49,9 @@ def warm_start(
     prompt, reply = _prompts(renderer, cast.toolbox), lru_cache(maxsize=8192)(renderer.reply_ids)
     pairs = ((prompt(turn.context), reply(turn.reply)) for turn in task.demonstrations(config.seed))
     lessons = _lessons(pairs, settings.turns_per_step, config.learner.tokens_per_micro_batch)
+    lora = None if config.model.new else config.model.lora  # adapters of random weights would learn next to nothing
     for number in range(1, settings.max_rounds + 1):
-        learner = open_learner(config, source, settings.optimiser, total_steps=settings.steps)
+        learner = open_learner(config, source, settings.optimiser, lora=lora, total_steps=settings.steps)
         observer.phase(f"warm start, round {number}", settings.steps)
         try:
             _teach(learner, islice(lessons, settings.steps), observer, stopping)

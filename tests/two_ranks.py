@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from adapters import moved_qwen3
 from tiny import llama, qwen3, rows, surrogate
 from torch import Tensor
 
 from condensegrpo.learner import checkpoint, deepspeed
 from condensegrpo.learner.deepspeed import Optimiser
+from condensegrpo.learner.reference import against_base
 from condensegrpo.learner.weights import gathered
 from condensegrpo.objective import Objective
 from condensegrpo.packing import PackedBatch, collate
@@ -64,6 +66,29 @@ def chunks(folder: Path) -> None:
     torch.save(({name: tensor.clone() for name, tensor in gathered(engine)}, stats), folder / f"chunks_rank{rank}.pt")
 
 
+def with_adapters(folder: Path) -> None:
+    """Two ranks with 5 and 2 rows that train adapters, their reference measured between the steps."""
+    rank = deepspeed.rank()
+    mine = slice(0, 5) if rank == 0 else slice(5, 7)
+    for stage in deepspeed.STAGES:
+        engine = deepspeed.open_engine(moved_qwen3(), zero_stage=stage, optimiser=OPTIMISER, dtype="float32")
+        references = []
+        for step in range(STEPS):
+            batches = against_base(engine, micro_batches(rows(7, seed=step)[mine], 1), 0.9)
+            references += [batch.reference for batch in batches]
+            deepspeed.optimise(engine, batches, loss, temperature=0.9)
+        weights = {name: tensor.clone() for name, tensor in gathered(engine)}
+        deepspeed.close(engine)
+        torch.save((weights, references), folder / f"adapters_stage{stage}_rank{rank}.pt")
+
+
+def _late(folder: Path) -> None:
+    """The second rank is slow to write."""
+    if deepspeed.rank() == 1:
+        time.sleep(1.0)
+        (folder / "late.txt").write_text("written")
+
+
 def saved_and_resumed(folder: Path) -> None:
     """Six steps at once, and three, a checkpoint over a leftover, a fresh engine and three more; on all ranks."""
     rank, checkpoints = deepspeed.rank(), folder / "checkpoints"
@@ -76,7 +101,7 @@ def saved_and_resumed(folder: Path) -> None:
         stale = checkpoints / f"step_000003.tmp-{os.getpid()}"
         stale.mkdir(parents=True)
         (stale / "rng_rank_7.pt").touch()
-    path = checkpoint.save(first, checkpoints, step=3, state={"cursor": 3})
+    path = checkpoint.save(first, checkpoints, step=3, state={"cursor": 3}, extra=_late)
     deepspeed.close(first)
     second = deepspeed.open_engine(qwen3(seed=9), zero_stage=2, optimiser=OPTIMISER, dtype="float32")
     state = checkpoint.load(second, path)
@@ -113,7 +138,8 @@ def runs_out_of_disk(folder: Path) -> None:
 
 
 SCENARIOS: dict[str, Callable[[Path], None]] = {
-    scenario.__name__: scenario for scenario in (uneven, chunks, saved_and_resumed, dies_while_saving, runs_out_of_disk)
+    scenario.__name__: scenario
+    for scenario in (uneven, chunks, with_adapters, saved_and_resumed, dies_while_saving, runs_out_of_disk)
 }
 
 if __name__ == "__main__":
