@@ -46,6 +46,8 @@ def set_up(config: RunConfig, folder: RunFolder, cast: Cast, source: str, observ
         lora=config.model.lora,
         total_steps=config.train.steps * config.algorithm.updates_per_batch,
     )
+    if learner.module.without_trees:
+        observer.say(f"prefixes that rows share are computed once for every row: {learner.module.without_trees}")
     return Rig(
         config=config,
         folder=folder,

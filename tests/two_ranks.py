@@ -12,12 +12,13 @@ from pathlib import Path
 
 import torch
 from adapters import moved_qwen3
-from tiny import llama, qwen3, rows, surrogate
+from tiny import forking_rows, llama, qwen3, rows, surrogate
 from torch import Tensor
 
 from condensegrpo.learner import checkpoint, deepspeed
 from condensegrpo.learner.deepspeed import Optimiser
 from condensegrpo.learner.reference import against_base
+from condensegrpo.learner.sharing import packed
 from condensegrpo.learner.weights import gathered
 from condensegrpo.objective import Objective
 from condensegrpo.packing import PackedBatch, collate
@@ -54,6 +55,18 @@ def uneven(folder: Path) -> None:
         for stage in deepspeed.STAGES:
             found = train(stage, batches)
             torch.save(found, folder / f"{name}_stage{stage}_rank{rank}.pt")
+
+
+def shared_out(folder: Path) -> None:
+    """Rows that share prefixes, all but two of them on the first rank until they are shared out."""
+    rank = deepspeed.rank()
+    steps = []
+    for step in range(STEPS):
+        mine = slice(0, 22) if rank == 0 else slice(22, 24)
+        steps.append(packed(forking_rows(24, seed=step)[mine], max_tokens=40, width=16))
+    sizes = [sum(batch.token_ids.numel() for batch in batches) for batches in steps]
+    for stage in (1, 3):
+        torch.save((*train(stage, steps), sizes), folder / f"shared_stage{stage}_rank{rank}.pt")
 
 
 def chunks(folder: Path) -> None:
@@ -139,7 +152,7 @@ def runs_out_of_disk(folder: Path) -> None:
 
 SCENARIOS: dict[str, Callable[[Path], None]] = {
     scenario.__name__: scenario
-    for scenario in (uneven, chunks, with_adapters, saved_and_resumed, dies_while_saving, runs_out_of_disk)
+    for scenario in (uneven, shared_out, chunks, with_adapters, saved_and_resumed, dies_while_saving, runs_out_of_disk)
 }
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
 from condensegrpo.errors import ConfigError, LearnerError
-from condensegrpo.learner.logprobs import ChunkedHead, TrainedLogprobs
+from condensegrpo.learner.head import ChunkedHead
+from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.lora import dropping
 from condensegrpo.objective import Minimised, Objective
 from condensegrpo.packing import PackedBatch, dummy
@@ -206,7 +207,7 @@ def optimise(
         for index in range(rounds):
             batch = (batches[index] if index < len(batches) else dummy()).to(engine.device)
             engine.set_gradient_accumulation_boundary(index == rounds - 1)
-            logp_T = engine(batch.token_ids, batch.position_ids, batch.source, batch.target, temperature)
+            logp_T = engine(*batch.inputs, temperature).logp_T
             result = objective(logp_T, batch)
             loss = (batch.weights * result.loss_T).sum()
             engine.backward(loss * world_size())
@@ -226,7 +227,7 @@ def measure(engine: DeepSpeedEngine, batches: Sequence[PackedBatch], *, temperat
     with quiet():
         for index in range(_rounds(len(batches))):
             batch = (batches[index] if index < len(batches) else dummy()).to(engine.device)
-            found.append(engine(batch.token_ids, batch.position_ids, batch.source, batch.target, temperature))
+            found.append(engine(*batch.inputs, temperature).logp_T)
     return tuple(found[: len(batches)])
 
 

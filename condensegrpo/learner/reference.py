@@ -44,7 +44,7 @@ def against_copy(
     found = []
     for batch in batches:
         there = batch.to(device)
-        logp_T = reference(there.token_ids, there.position_ids, there.source, there.target, temperature)
+        logp_T = reference(*there.inputs, temperature).logp_T
         found.append(replace(batch, reference=logp_T.to(batch.reference.device)))
     reference.to(home)
     return found
