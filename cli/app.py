@@ -4,11 +4,13 @@ import os
 import signal
 import sys
 from types import FrameType
+from typing import Annotated
 
 import typer
 
 from condensegrpo.cli.doctor import doctor
 from condensegrpo.cli.evaluate import evaluate
+from condensegrpo.cli.export import export
 from condensegrpo.cli.inspect_trajectory import inspect_trajectory
 from condensegrpo.cli.plugins import plugins
 from condensegrpo.cli.train import train
@@ -30,9 +32,17 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def _launched(local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True)] = None) -> None:
+    """Take the option that the deepspeed launcher gives to every process; LOCAL_RANK says the same."""
+
+
 app.command("train", epilog=_algorithms())(train)
 app.command("eval")(evaluate)
 app.command("inspect-trajectory")(inspect_trajectory)
+app.command("export")(export)
 app.command("doctor")(doctor)
 app.command("plugins")(plugins)
 

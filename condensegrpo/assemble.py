@@ -20,6 +20,7 @@ from condensegrpo.consistency import check_figures
 from condensegrpo.credit import Scores, advantages_of
 from condensegrpo.errors import ConfigError, ContextOverflow
 from condensegrpo.learner.policy import end_ids, load_tokenizer, positions
+from condensegrpo.learner.targets import as_targets, check_targets_of
 from condensegrpo.losses import KL, LOSSES, importance
 from condensegrpo.messages import Message
 from condensegrpo.objective import Minimised, PolicyLoss, bound, corrected, first_update, policy, with_kl
@@ -184,7 +185,7 @@ def check_model(config: RunConfig, cast: Cast, source: str) -> None:
 
     Raises:
         ConfigError: system message and question, or a context with its reply, are too long (the message says which key
-            to change), or the chat template knows no tool results.
+            to change), the chat template knows no tool results, or the model has no layers for the adapters.
     """
     rendering = renderer(config, cast, source)
     head = cast.toolbox.introduced(asyncio.run(_head(cast.task, problems(cast.task, "train")[0])))
@@ -200,6 +201,8 @@ def check_model(config: RunConfig, cast: Cast, source: str) -> None:
             f"checking rollout.max_context_tokens: with rollout.max_output_tokens it makes {longest} tokens, and the "
             f"model has {room} positions. Lower one of them."
         )
+    if config.model.lora is not None:
+        check_targets_of(source, as_targets(config.model.lora.targets))
 
 
 async def _head(task: Task, problem: Problem) -> tuple[Message, ...]:

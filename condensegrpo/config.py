@@ -18,6 +18,7 @@ from condensegrpo.trajectory import Handling, Stop
 from condensegrpo.yaml_tree import apply_overrides, numbers, read_yaml
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9=._-]*$")]  # of a folder, or in a metric's name
+LINEAR = [f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")]  # of Llama, Qwen and their like
 HELD_OUT = "held-out"  # the evaluation on a configuration's own problems
 FAILURES_MASKED: dict[Stop, Handling] = {  # what went wrong there was not the policy's doing
     Stop.ENVIRONMENT_ERROR: "mask",
@@ -87,6 +88,19 @@ class NewModel(_Section):
         return self
 
 
+class Lora(_Section):
+    """Adapters (PEFT) that train in place of the weights: (alpha/rank)·B·A beside a weight, which stays as it is."""
+
+    rank: int = Field(default=16, ge=1)
+    """Rows of A, columns of B."""
+    alpha: float = Field(default=32.0, gt=0)
+    """Strength: B·A is multiplied by alpha/rank."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Share of an adapter's inputs set to 0 while an optimiser step is taken, and nowhere else."""
+    targets: list[str] | Literal["all-linear"] = LINEAR
+    """Linear layers by the last part of their names, each of which must exist; all-linear: all but the LM head."""
+
+
 class Model(_Section):
     """The policy: a Hugging Face folder or Hub id, or a new model."""
 
@@ -96,6 +110,8 @@ class Model(_Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     attention: str = "sdpa"
     """transformers' ``attn_implementation`` of the learner."""
+    lora: Lora | None = None
+    """null: all weights train. The warm start of a new model trains all of them in any case."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "Model":
@@ -216,6 +232,10 @@ class Learner(_Section):
 
     optimiser: Optimiser = Optimiser(lr=1e-6)
     zero_stage: Literal[0, 1, 2, 3] = 0
+    offload: Literal["none", "optimiser", "optimiser_and_weights"] = "none"
+    """What lies in the machine's memory instead of the GPU's; the optimiser needs zero_stage ≥ 1, the weights 3."""
+    offload_reference: bool = False
+    """Whether the reference model of algorithm.kl lies there while it is not in use; with LoRA there is none."""
     tokens_per_micro_batch: int = Field(default=16384, ge=16)
     """Largest packed micro-batch, in tokens; no row is ever split."""
     threads: int | None = Field(default=None, ge=1)

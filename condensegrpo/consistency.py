@@ -16,6 +16,7 @@ def check_figures(config: RunConfig) -> None:
     _check_group(config)
     _check_anchors(config)
     _check_lengths(config)
+    _check_offload(config)
     _check_task(config)
 
 
@@ -57,6 +58,21 @@ def _check_lengths(config: RunConfig) -> None:
         raise ConfigError(
             f"checking model.new.max_positions: found {config.model.new.max_positions}, and a context with its reply "
             f"may have {made_of} tokens. Raise it to at least {longest}."
+        )
+
+
+def _check_offload(config: RunConfig) -> None:
+    stage, offload = config.learner.zero_stage, config.learner.offload
+    least = {"none": 0, "optimiser": 1, "optimiser_and_weights": 3}[offload]
+    if stage < least:
+        raise ConfigError(
+            f"checking learner.offload: found {offload}, and learner.zero_stage is {stage}; DeepSpeed takes out of the "
+            f"GPU only what ZeRO shares out. Set learner.zero_stage={least}, or learner.offload=none."
+        )
+    if config.learner.offload_reference and config.model.lora is not None:
+        raise ConfigError(
+            "checking learner.offload_reference: found true, and model.lora is set; the reference is then the "
+            "learner's own base, and there is no copy to take out of the GPU. Set learner.offload_reference=false."
         )
 
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from condensegrpo import assemble
 from condensegrpo.assemble import Cast
 from condensegrpo.config import RunConfig
 from condensegrpo.learner import ranks
 from condensegrpo.learner.deepspeed import DeepSpeedEngine
-from condensegrpo.learner.logprobs import TrainedLogprobs
-from condensegrpo.learner.reference import open_reference
+from condensegrpo.learner.reference import Reference, against_base, against_copy, open_reference
 from condensegrpo.observer import Observer
 from condensegrpo.open_learner import open_learner
 from condensegrpo.protocols import Problem, Sampler, Tracker
@@ -30,7 +30,7 @@ class Rig:
     sampler: Sampler
     engine: Engine  # of trajectories
     learner: DeepSpeedEngine
-    reference: TrainedLogprobs | None  # only where a KL term is measured to it
+    reference: Reference | None  # only where a KL term is measured to it
     observer: Observer
     trackers: tuple[Tracker, ...]  # none on any rank but the first
 
@@ -40,8 +40,14 @@ def set_up(config: RunConfig, folder: RunFolder, cast: Cast, source: str, observ
     observer.phase("loading the policy", None)
     sampler = assemble.sampler(config, source)
     learner = open_learner(
-        config, source, config.learner.optimiser, total_steps=config.train.steps * config.algorithm.updates_per_batch
+        config,
+        source,
+        config.learner.optimiser,
+        lora=config.model.lora,
+        total_steps=config.train.steps * config.algorithm.updates_per_batch,
     )
+    if learner.module.without_trees:
+        observer.say(f"prefixes that rows share are computed once for every row: {learner.module.without_trees}")
     return Rig(
         config=config,
         folder=folder,
@@ -71,6 +77,10 @@ def take_down(rig: Rig) -> None:
         tracker.close()
 
 
-def _reference(config: RunConfig, source: str, learner: DeepSpeedEngine) -> TrainedLogprobs:
-    model = config.model
-    return open_reference(source, dtype=model.dtype, attention=model.attention, device=learner.device)
+def _reference(config: RunConfig, source: str, learner: DeepSpeedEngine) -> Reference:
+    model, device = config.model, learner.device
+    if model.lora is not None:
+        return partial(against_base, learner)
+    home = "cpu" if config.learner.offload_reference else device
+    copy = open_reference(source, dtype=model.dtype, attention=model.attention, device=home)
+    return partial(against_copy, copy, device)

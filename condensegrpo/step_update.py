@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from condensegrpo.config import RunConfig
 from condensegrpo.learner import deepspeed, ranks
-from condensegrpo.learner.reference import against
-from condensegrpo.packing import PackedBatch, collate, pack
+from condensegrpo.learner.sharing import packed
+from condensegrpo.packing import PackedBatch
 from condensegrpo.rig import Rig
 from condensegrpo.trajectory import Segment
 
@@ -14,28 +14,30 @@ from condensegrpo.trajectory import Segment
 def update(rig: Rig, rows: Sequence[Segment]) -> dict[str, float]:
     """Take ``algorithm.updates_per_batch`` optimiser steps on the rows of all ranks; the statistics of the last one.
 
-    None is taken if no rank has a row, since there is no gradient.
+    None is taken if no rank has a row, since there is no gradient. Beside the statistics of the step:
+
+        rows             of training data
+        tokens/rows      in all of them
+        tokens/computed  that went through the model in a pass: prefixes that rows share once, padding left out
     """
-    (count,) = ranks.sum_over_ranks([len(rows)])
+    batches = packed(rows, max_tokens=rig.config.learner.tokens_per_micro_batch, width=rig.learner.module.tree_width)
+    count, in_rows, computed = ranks.sum_over_ranks(
+        [len(rows), sum(len(row.token_ids) for row in rows), sum(batch.token_ids.numel() for batch in batches)]
+    )
     if count == 0:
         return {"rows": 0.0}
-    batches = _measured(rig, _packed(rows, rig.config.learner.tokens_per_micro_batch))
+    batches = _measured(rig, batches)
     stats: dict[str, float] = {}
     for _ in range(rig.config.algorithm.updates_per_batch):
         stats = deepspeed.optimise(
             rig.learner, batches, rig.cast.objective, temperature=learning_temperature(rig.config)
         )
-    return {"rows": float(count), **stats}
+    return {"rows": count, "tokens/rows": in_rows, "tokens/computed": computed, **stats}
 
 
 def learning_temperature(config: RunConfig) -> float:
     """The log-probabilities to learn from are those of the distribution sampled from; greedy ones are taken at 1."""
     return config.rollout.temperature or 1.0
-
-
-def _packed(rows: Sequence[Segment], tokens: int) -> list[PackedBatch]:
-    micro_batches = pack([len(row.token_ids) for row in rows], tokens)
-    return [collate([rows[index] for index in batch]) for batch in micro_batches]
 
 
 def _measured(rig: Rig, batches: list[PackedBatch]) -> list[PackedBatch]:
@@ -46,7 +48,7 @@ def _measured(rig: Rig, batches: list[PackedBatch]) -> list[PackedBatch]:
     """
     algorithm, temperature = rig.config.algorithm, learning_temperature(rig.config)
     if rig.reference is not None:
-        batches = list(against(rig.reference, batches, temperature=temperature))
+        batches = rig.reference(batches, temperature)
     if algorithm.importance.cap and algorithm.updates_per_batch > 1:
         old = deepspeed.measure(rig.learner, batches, temperature=temperature)
         batches = [replace(batch, old=old_T.to(batch.old.device)) for batch, old_T in zip(batches, old, strict=True)]

@@ -16,7 +16,7 @@ from condensegrpo.evaluate import evaluate
 from condensegrpo.evaluation import flat
 from condensegrpo.learner import checkpoint, deepspeed, ranks
 from condensegrpo.learner.policy import end_ids, load_tokenizer, save_policy
-from condensegrpo.learner.weights import gathered
+from condensegrpo.learner.weights import gathered, save_adapter
 from condensegrpo.names import SEE_TURN_REWARDS
 from condensegrpo.observer import Observer
 from condensegrpo.origin import base_policy, first_policy
@@ -192,7 +192,7 @@ def _evaluate(rig: Rig, step: int) -> None:
 
 
 def _save(rig: Rig, step: int) -> None:
-    """Publish a checkpoint with the policy as a Hugging Face folder inside."""
+    """Publish a checkpoint with the policy as a Hugging Face folder inside, and adapters as a PEFT folder."""
 
     def export(folder: Path) -> None:
         save_policy(
@@ -202,6 +202,8 @@ def _save(rig: Rig, step: int) -> None:
             tokenizer=load_tokenizer(rig.source),
             stop_ids=end_ids(rig.source),
         )
+        if rig.config.model.lora is not None:
+            save_adapter(folder / "adapter", rig.learner)
 
     rig.observer.phase("saving a checkpoint", None)
     checkpoint.save(rig.learner, rig.folder.checkpoints, step=step, state={"step": step}, extra=export)

@@ -16,12 +16,13 @@ from condensegrpo.config import RunConfig
 from condensegrpo.errors import ConfigError, Interrupted
 from condensegrpo.learner import deepspeed, ranks
 from condensegrpo.learner.policy import end_ids, load_tokenizer, save_policy
+from condensegrpo.learner.sharing import packed
 from condensegrpo.learner.weights import gathered
 from condensegrpo.messages import Message
 from condensegrpo.objective import supervised
 from condensegrpo.observer import Observer
 from condensegrpo.open_learner import open_learner
-from condensegrpo.packing import PackedBatch, collate, pack
+from condensegrpo.packing import PackedBatch
 from condensegrpo.protocols import Demonstrates, Sampler
 from condensegrpo.rollout.randomness import stream_seed
 from condensegrpo.rollout.render import Renderer
@@ -48,9 +49,10 @@ def warm_start(
     renderer = assemble.renderer(config, cast, source)
     prompt, reply = _prompts(renderer, cast.toolbox), lru_cache(maxsize=8192)(renderer.reply_ids)
     pairs = ((prompt(turn.context), reply(turn.reply)) for turn in task.demonstrations(config.seed))
-    lessons = _lessons(pairs, settings.turns_per_step, config.learner.tokens_per_micro_batch)
+    lora = None if config.model.new else config.model.lora  # adapters of random weights would learn next to nothing
     for number in range(1, settings.max_rounds + 1):
-        learner = open_learner(config, source, settings.optimiser, total_steps=settings.steps)
+        learner = open_learner(config, source, settings.optimiser, lora=lora, total_steps=settings.steps)
+        lessons = _lessons(pairs, learner, settings.turns_per_step, config.learner.tokens_per_micro_batch)
         observer.phase(f"warm start, round {number}", settings.steps)
         try:
             _teach(learner, islice(lessons, settings.steps), observer, stopping)
@@ -110,18 +112,19 @@ def _prompts(renderer: Renderer, toolbox: Toolbox) -> Callable[[tuple[Message, .
     return prompt
 
 
-def _lessons(pairs: Iterator[Pair], turns_per_step: int, max_tokens: int) -> Iterator[list[PackedBatch]]:
+def _lessons(
+    pairs: Iterator[Pair], learner: deepspeed.DeepSpeedEngine, turns_per_step: int, max_tokens: int
+) -> Iterator[list[PackedBatch]]:
     """The micro-batches of one step after another, without end."""
     while True:
-        yield _batches(list(islice(pairs, turns_per_step)), max_tokens=max_tokens)
+        rows = _rows(list(islice(pairs, turns_per_step)))
+        yield packed(rows, max_tokens=max_tokens, width=learner.module.tree_width)
 
 
-def _batches(pairs: Sequence[Pair], *, max_tokens: int) -> list[PackedBatch]:
-    """This rank's share of some (prompt, reply) pairs, packed; every reply token of every rank weighs the same."""
+def _rows(pairs: Sequence[Pair]) -> list[Segment]:
+    """This rank's share of some (prompt, reply) pairs; every reply token of every rank weighs the same."""
     weight = 1 / sum(len(reply) for _, reply in pairs)
-    rows = [_row(prompt, reply, weight) for prompt, reply in pairs[ranks.rank() :: ranks.world_size()]]
-    packed = pack([len(row.token_ids) for row in rows], max_tokens)
-    return [collate([rows[index] for index in batch]) for batch in packed]
+    return [_row(prompt, reply, weight) for prompt, reply in pairs[ranks.rank() :: ranks.world_size()]]
 
 
 def _row(prompt: tuple[int, ...], reply: tuple[int, ...], weight: float) -> Segment:

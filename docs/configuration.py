@@ -1,9 +1,9 @@
 """Writes the page of all keys: python docs/configuration.py > docs/configuration.md"""
 
 import re
-from typing import get_args
+from typing import Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
@@ -44,6 +44,8 @@ def default(model: type[BaseModel], name: str) -> str:
 
 def kind(annotation: object) -> str:
     """A type in the words of YAML."""
+    if get_origin(annotation) is Union:
+        return " or ".join(map(kind, get_args(annotation)))
     plain = isinstance(annotation, type) and not get_args(annotation)
     text = annotation.__name__ if plain else str(annotation)
     text = re.sub(r"Annotated\[str, FieldInfo\(.*\)\]", "name", text)
@@ -61,6 +63,8 @@ def range_of(bound: object) -> str:
             return f"> {least}"
         case Le(le=most):
             return f"≤ {most}"
+        case Lt(lt=most):
+            return f"< {most}"
     return ""
 
 

@@ -29,6 +29,7 @@ FLOORS = {
     "condensegrpo.objective": 1,
     "condensegrpo.segments": 1,
     "condensegrpo.packing": 1,
+    "condensegrpo.prefix_tree": 1,
     "condensegrpo.metrics": 1,
     "condensegrpo.estimates": 1,
     "condensegrpo.diagnostics": 1,

@@ -102,6 +102,7 @@ def test_resume_on_two_ranks_continues_bit_equal(tmp_path: Path) -> None:
         assert [name for name, tensor in whole.items() if not torch.equal(tensor, halves[name])] == []
     manifest = checkpoint.verify(tmp_path / "checkpoints" / "step_000003")
     assert [name for name in manifest.hashes if name.startswith("rng_")] == ["rng_rank_0.pt", "rng_rank_1.pt"]
+    assert "late.txt" in manifest.hashes  # the first rank waits for whatever the others still write
     learner = engine(2)
     with pytest.raises(CheckpointError, match="saved by 2 ranks with ZeRO stage 2, and this run has 1 ranks"):
         checkpoint.load(learner, tmp_path / "checkpoints" / "step_000003")

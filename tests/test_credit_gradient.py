@@ -20,7 +20,7 @@ from condensegrpo.credit import advantages_of, rows_of, scores_of, turn_tokens
 from condensegrpo.learner.logprobs import trained_logprobs
 from condensegrpo.losses import KL, LOSSES, WEIGHTS, importance, token_weights, totals
 from condensegrpo.objective import Minimised, bound, corrected, policy, with_kl
-from condensegrpo.packing import PackedBatch, collate, pack
+from condensegrpo.packing import PackedBatch, blocks, collate, micro_batches, pack
 from condensegrpo.trajectory import ScoredTrajectory, Segment, Turn
 
 OPTIONS = {"efficient": {"context_low": 2, "context_high": 30, "accuracy": "none"}}
@@ -109,6 +109,10 @@ def gradient(
         batch = collate(some)
         logp_T = padded_logprobs(model, some) if padded else trained_logprobs(model, batch)
         (batch.weights * objective(logp_T, batch).loss_T).sum().backward()
+    return gradients_of(model)
+
+
+def gradients_of(model: torch.nn.Module) -> dict[str, Tensor]:
     return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
 
 
@@ -147,6 +151,18 @@ def test_the_gradient_of_every_loss_is_the_same_however_the_rows_are_cut(loss: s
     for cut in cuts(some).values():
         assert_same(gradient(cut, objective), wanted)
     assert_same(gradient([some], objective, padded=True), wanted)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_gradient_of_every_loss_is_the_same_where_shared_prefixes_are_computed_once(loss: str) -> None:
+    some = [piece for row in rows() for piece in apart(row)]  # a row a turn: each begins with those before it
+    objective = partial(policy, loss=bound(LOSSES[loss], WIDE[loss]))
+    model = qwen3()
+    batches = micro_batches(blocks(some, max_tokens=40, width=16), max_tokens=40)
+    for batch in batches:
+        (batch.weights * objective(trained_logprobs(model, batch), batch).loss_T).sum().backward()
+    assert sum(batch.token_ids.numel() for batch in batches) < sum(len(row.token_ids) for row in some)
+    assert_same(gradients_of(model), gradient(pieces(some, 1), objective, padded=True))
 
 
 @pytest.mark.parametrize("aggregation", WEIGHTS)

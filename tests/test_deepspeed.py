@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import llama, plain_logprobs, qwen3, rows, segment, surrogate
+from tiny import forking_rows, llama, plain_logprobs, qwen3, rows, segment, surrogate
 from torch import Tensor
 from torch.optim import AdamW
 from transformers import PreTrainedModel
@@ -20,7 +20,8 @@ from condensegrpo.learner.deepspeed import STAGES, Optimiser, learning_rate
 from condensegrpo.learner.logprobs import trained_logprobs
 from condensegrpo.learner.weights import gathered
 from condensegrpo.objective import Objective, supervised
-from condensegrpo.packing import collate
+from condensegrpo.packing import blocks, collate
+from condensegrpo.packing import micro_batches as micro_batches_of
 from condensegrpo.trajectory import Segment
 
 HERE = Path(__file__).parent
@@ -68,6 +69,17 @@ def test_every_zero_stage_equals_plain_torch(stage: int) -> None:
     assert [one["lr"] for one in stats] == pytest.approx([0.005, 0.01, 0.01])
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_shared_prefixes_under_every_zero_stage_equal_plain_torch(stage: int) -> None:
+    steps = [forking_rows(16, seed=step) for step in range(STEPS)]
+    wanted, norms = plain(steps, qwen3())
+    packed = [micro_batches_of(blocks(some, max_tokens=40, width=16), max_tokens=40) for some in steps]
+    found, stats = train(stage, packed)
+    assert min(map(len, packed)) > 1
+    assert_same(found, wanted)
+    assert [one["grad_norm"] for one in stats] == pytest.approx(norms, rel=1e-5)
+
+
 def test_gradient_accumulation_the_same_rows_in_any_micro_batches_are_one_step() -> None:
     some = rows(16)
     wanted, _ = plain([some], qwen3())
@@ -83,7 +95,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two real processes found, in all scenarios of one launch."""
     folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += [str(HERE / "two_ranks.py"), "uneven,chunks", str(folder)]
+    command += [str(HERE / "two_ranks.py"), "uneven,shared_out,chunks", str(folder)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
     )
@@ -100,6 +112,20 @@ def test_uneven_rows_on_two_ranks_equal_plain_torch_on_all_of_them(ranks: Path, 
         assert_same(found, wanted)
         assert [one["grad_norm"] for one in stats] == pytest.approx(norms, rel=1e-5)
     assert results[0][1] == results[1][1]  # metrics are over all ranks
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_shared_prefixes_shared_out_over_two_ranks_equal_plain_torch_on_all_rows(ranks: Path, stage: int) -> None:
+    steps = [forking_rows(24, seed=step) for step in range(STEPS)]
+    wanted, norms = plain(steps, qwen3())
+    results = [torch.load(ranks / f"shared_stage{stage}_rank{rank}.pt") for rank in range(2)]
+    for found, stats, _ in results:
+        assert_same(found, wanted)
+        assert [one["grad_norm"] for one in stats] == pytest.approx(norms, rel=1e-5)
+        assert [one["tokens"] for one in stats] == [sum(sum(row.trained) for row in some) for some in steps]
+    for some, first, second in zip(steps, results[0][2], results[1][2], strict=True):
+        assert first + second < sum(len(row.token_ids) for row in some)  # prefixes were shared
+        assert abs(first - second) <= max(len(row.token_ids) for row in some)  # 22 rows and 2 became equal shares
 
 
 def test_zero_3_ranks_with_different_numbers_of_head_chunks_do_not_hang(ranks: Path) -> None:

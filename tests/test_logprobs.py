@@ -18,7 +18,7 @@ from transformers import (
 from transformers.utils import ModelOutput
 
 from condensegrpo.errors import LearnerError
-from condensegrpo.learner.logprobs import TrainedLogprobs, side_by_side, trained_logprobs
+from condensegrpo.learner.logprobs import TrainedLogprobs, trained_logprobs
 from condensegrpo.losses import nll
 from condensegrpo.packing import collate, dummy
 
@@ -48,23 +48,17 @@ def test_packed_rows_give_the_gradient_of_the_rows_alone(make: Callable[[], PreT
         torch.testing.assert_close(found[name], grad, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("behind_each_other", [True, False])
-def test_rows_behind_each_other_and_side_by_side_see_only_themselves(behind_each_other: bool) -> None:
+@pytest.mark.parametrize("in_line", [True, False])
+def test_rows_behind_each_other_and_side_by_side_see_only_themselves(in_line: bool) -> None:
     model, some = qwen3(), [segment([5, 6, 7, 8], [2, 3]), segment([9, 10], [1]), segment([11, 12, 13], [1, 2])]
     batch, module = collate(some), TrainedLogprobs(model)
-    module.dense_width = None if behind_each_other else 1
-    found = module(batch.token_ids, batch.position_ids, batch.source, batch.target, 1.0)
+    module.in_line = in_line
+    found = module(*batch.inputs, 1.0).logp_T
     torch.testing.assert_close(found, torch.cat([plain_logprobs(model, row) for row in some]), rtol=1e-5, atol=1e-5)
     other = collate([segment([1, 2, 3, 4], [2, 3]), *some[1:]])  # another first row changes nothing after it
-    changed = module(other.token_ids, other.position_ids, other.source, other.target, 1.0)
+    changed = module(*other.inputs, 1.0).logp_T
     torch.testing.assert_close(changed[2:], found[2:], rtol=1e-6, atol=1e-6)
     assert (changed[:2] - found[:2]).abs().min() > 1e-3
-
-
-def test_layout_is_chosen_by_cost() -> None:
-    assert side_by_side(64, 30, 1920, 64)  # 1920·(384 + 30) < 1920·(384 + 1920)
-    assert not side_by_side(1, 1920, 1920, 64)  # nothing to put side by side
-    assert not side_by_side(9, 1000, 1080, 4096)  # one long row and eight of ten tokens: padding would be nine tenths
 
 
 def test_the_order_of_rows_only_orders_the_result() -> None:
@@ -139,13 +133,12 @@ def test_a_dummy_gives_every_parameter_a_gradient_of_exactly_zero() -> None:
 def test_chunks_equal_the_whole_and_are_recomputed_in_backward() -> None:
     model, batch = llama(), collate(rows(5))
     module = TrainedLogprobs(model)
-    arguments = (batch.token_ids, batch.position_ids, batch.source, batch.target, 0.7)
-    whole = module(*arguments)
+    whole = module(*batch.inputs, 0.7).logp_T
     wanted = gradients(model, whole.sum())
     calls: list[int] = []
     handle = model.get_output_embeddings().register_forward_hook(lambda _, __, output: calls.append(len(output)))
     module.head.chunk_tokens = 4
-    chunked = module(*arguments)
+    chunked = module(*batch.inputs, 0.7).logp_T
     chunks = [4] * (len(whole) // 4) + [len(whole) % 4] * (len(whole) % 4 > 0)
     assert calls == chunks
     found = gradients(model, chunked.sum())
@@ -194,12 +187,11 @@ def test_a_model_that_calls_its_sizes_by_other_names_gives_what_its_full_logits_
     model, some = GPT2LMHeadModel(config).eval(), rows(7)
     module, batch = TrainedLogprobs(model), collate(some)
     module.check()
-    assert module.dense_width == 16
+    assert module.tree_width == 16
     wanted = torch.cat([plain_logprobs(model, row) for row in some])
-    for width in (1, None):  # side by side, behind each other
-        module.dense_width = width
-        found = module(batch.token_ids, batch.position_ids, batch.source, batch.target, 1.0)
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    for in_line in (True, False):
+        module.in_line = in_line
+        torch.testing.assert_close(module(*batch.inputs, 1.0).logp_T, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_model_that_does_more_to_its_logits_is_refused() -> None:
@@ -224,4 +216,4 @@ def test_the_check_leaves_the_attention_as_it_was() -> None:
     model.set_attn_implementation("flex_attention")
     TrainedLogprobs(model).check()
     assert model.config._attn_implementation == "flex_attention"
-    assert TrainedLogprobs(model).dense_width is None  # such attention skips other rows by itself
+    assert TrainedLogprobs(model).in_line  # such attention skips other rows by itself

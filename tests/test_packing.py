@@ -13,7 +13,19 @@ from torch.nn.functional import log_softmax, one_hot
 
 from condensegrpo.errors import LearnerError
 from condensegrpo.losses import clipped
-from condensegrpo.packing import PackedBatch, collate, dummy, pack
+from condensegrpo.packing import (
+    Block,
+    PackedBatch,
+    blocks,
+    collate,
+    dummy,
+    first_fit,
+    lay_out,
+    micro_batches,
+    pack,
+    share_out,
+    tokens,
+)
 from condensegrpo.trajectory import Segment
 
 VOCABULARY = 12
@@ -64,15 +76,102 @@ def test_every_row_is_in_exactly_one_micro_batch_within_the_budget(lengths: list
     batches = pack(lengths, budget)
     assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
     assert all(0 < sum(lengths[index] for index in batch) <= budget for batch in batches)
-    # no two micro-batches could have been one, so that at most about twice the tokens' worth of them exists
-    sizes = sorted(sum(lengths[index] for index in batch) for batch in batches)
-    assert len(sizes) < 2 or sizes[0] + sizes[1] > budget
+    assert len(batches) <= len(first_fit(lengths, budget))  # none more for being even
+
+
+def test_micro_batches_are_near_equal() -> None:
+    # filled one after another they would be 10, 10 and 4
+    sizes = [sum([4, 4, 4, 4, 2, 2, 2, 2][row] for row in batch) for batch in pack([4, 4, 4, 4, 2, 2, 2, 2], 10)]
+    assert sizes == [8, 8, 8]
+
+
+def test_rows_of_like_length_come_together_where_that_takes_no_more_micro_batches() -> None:
+    assert pack([2, 8, 2, 8, 2, 2], 16) == ((1, 3), (0, 2, 4, 5))
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=40), st.integers(20, 40))
+def test_no_micro_batch_is_larger_than_an_even_share_and_one_row(lengths: list[int], budget: int) -> None:
+    batches = pack(lengths, budget)
+    largest = max(sum(lengths[row] for row in batch) for batch in batches)
+    assert largest <= sum(lengths) / len(batches) + max(lengths)
+
+
+def test_a_row_over_the_budget_is_named_by_its_trajectory_and_turn() -> None:
+    long = replace(row("1 2 3 4*"), trajectory="q7/2", first_turn=5)
+    with pytest.raises(LearnerError, match=r"the row of trajectory 'q7/2' from turn 5 on has 4 tokens .* at least 4"):
+        blocks([row("1 2*"), long], max_tokens=3, width=8)
+
+
+def test_rows_that_share_a_prefix_become_a_block_where_the_model_computes_trees() -> None:
+    some = [row("1 2 3 4*"), row("8 9*"), row("1 2 3 5*")]
+    assert blocks(some, max_tokens=16, width=8) == ((some[0], some[2]), (some[1],))
+    assert blocks(some, max_tokens=16, width=None) == tuple((one,) for one in some)
+    assert [tokens(block) for block in blocks(some, max_tokens=16, width=8)] == [5, 2]
+
+
+def test_for_several_ranks_blocks_are_small_enough_to_load_them_alike() -> None:
+    some = [row(f"1 2 3 {number}*") for number in range(4, 12)] * 4
+    assert len(blocks(some, max_tokens=99, width=512)) == 1
+    several = blocks(some, max_tokens=99, width=512, ranks=2)
+    assert max(map(tokens, several)) == 4  # a row; the eighth part of 11 tokens is less
+    assert len(several) == 8  # equal rows stay together
+
+
+def test_the_rank_with_most_gives_until_the_ranks_are_as_equal_as_a_block_allows() -> None:
+    assert share_out([[6, 5, 4], [3]]) == ((1, 0, 0), (1,))
+    assert share_out([[5, 5], []]) == ((1, 0), ())
+    assert share_out([[7]]) == ((0,),)
+    assert share_out([[], []]) == ((), ())
+
+
+def test_ranks_that_are_as_equal_as_can_be_keep_what_they_have() -> None:
+    assert share_out([[6, 4], [5, 4]]) == ((0, 0), (1, 1))
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.lists(st.integers(1, 20), max_size=8), min_size=1, max_size=4))
+def test_shares_differ_by_less_than_the_smallest_block_of_the_busiest(sizes: list[list[int]]) -> None:
+    owners = share_out(sizes)
+    assert [len(own) for own in owners] == [len(own) for own in sizes]
+    pairs = [(o, s) for own, there in zip(sizes, owners, strict=True) for s, o in zip(own, there, strict=True)]
+    loads = [sum(size for owner, size in pairs if owner == rank) for rank in range(len(sizes))]
+    busiest = [size for owner, size in pairs if owner == loads.index(max(loads))]
+    assert not busiest or max(loads) - min(loads) <= min(busiest)
+
+
+def test_a_block_is_laid_out_as_a_tree_and_trains_every_row_of_it() -> None:
+    twice = lay_out([(row("5 6 7*", weight=0.25), row("5 6 8*", weight=0.5), row("5 6 7*", weight=1.0))])
+    assert twice.token_ids.tolist() == [[5, 6, 7, 8]]
+    assert twice.position_ids.tolist() == [[0, 1, 2, 2]]
+    assert twice.reach.tolist() == [[4, 4, 3, 4]]
+    assert twice.source.tolist() == [1, 1, 1]
+    assert twice.target.tolist() == [7, 8, 7]
+    assert twice.weights.tolist() == [0.25, 0.5, 1.0]
+    assert twice.turns.tolist() == [0, 1, 2]
+
+
+def test_blocks_lie_behind_each_other() -> None:
+    batch = lay_out([(row("5 6*"), row("5 7*")), (row("8 9*"),)])
+    assert batch.token_ids.tolist() == [[5, 6, 7, 8, 9]]
+    assert batch.position_ids.tolist() == [[0, 1, 1, 0, 1]]
+    assert batch.reach.tolist() == [[3, 2, 3, 5, 5]]
+    assert batch.source.tolist() == [0, 0, 3]
+
+
+def test_no_block_is_split_and_the_budget_counts_what_is_computed() -> None:
+    some: list[Block] = [(row("5 6 1*"), row("5 6 2*")), (row("8 9*"),), (row("7 7 7 7*"),)]  # 4, 2 and 4 tokens
+    first, second = micro_batches(some, max_tokens=6)
+    assert first.token_ids.tolist() == [[5, 6, 1, 2]]
+    assert second.token_ids.tolist() == [[8, 9, 7, 7, 7, 7]]
+    assert micro_batches([], max_tokens=6) == []
 
 
 def test_rows_lie_behind_each_other_with_positions_of_their_own() -> None:
     batch = collate([row("5 6 7*"), row("8 9*", advantage=-2, weight=0.5)])
     assert batch.token_ids.tolist() == [[5, 6, 7, 8, 9]]
     assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1]]
+    assert batch.reach.tolist() == [[3, 3, 3, 5, 5]]
     assert batch.source.tolist() == [1, 3]
     assert batch.target.tolist() == [7, 9]
     assert batch.logprobs.tolist() == [-1.5, -1.5]
@@ -115,6 +214,7 @@ def test_types_and_shapes_are_what_a_model_takes() -> None:
     assert shapes == {
         "token_ids": ((1, 4), torch.int64),
         "position_ids": ((1, 4), torch.int64),
+        "reach": ((1, 4), torch.int64),
         "source": ((2,), torch.int64),
         "target": ((2,), torch.int64),
         "turns": ((2,), torch.int64),

@@ -97,6 +97,17 @@ def rows(count: int, *, seed: int = 0, weight: float = 0.01) -> list[Segment]:
     return made
 
 
+def forking_rows(count: int, *, seed: int = 0, weight: float = 0.01) -> list[Segment]:
+    """Rows of 5 to 12 tokens that begin alike and part at places of all kinds, trained and not."""
+    draw = random.Random(seed)
+    made = []
+    for _ in range(count):
+        ids = [3, 4, 5, 6, *(draw.randrange(7, 9) for _ in range(draw.randint(1, 8)))]
+        trained = draw.sample(range(1, len(ids)), draw.randint(1, len(ids) - 1))
+        made.append(segment(ids, trained, weight=weight * draw.uniform(0.5, 1.5), advantage=draw.uniform(-1, 1)))
+    return made
+
+
 def plain_logprobs(model: PreTrainedModel, row: Segment, *, temperature: float = 1.0) -> Tensor:
     """The same numbers the long way: one row alone, all logits, log-softmax, gather."""
     logits = model(input_ids=torch.tensor([row.token_ids]), use_cache=False).logits[0].float() / temperature

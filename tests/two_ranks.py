@@ -11,11 +11,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from tiny import llama, qwen3, rows, surrogate
+from adapters import moved_qwen3
+from tiny import forking_rows, llama, qwen3, rows, surrogate
 from torch import Tensor
 
 from condensegrpo.learner import checkpoint, deepspeed
 from condensegrpo.learner.deepspeed import Optimiser
+from condensegrpo.learner.reference import against_base
+from condensegrpo.learner.sharing import packed
 from condensegrpo.learner.weights import gathered
 from condensegrpo.objective import Objective
 from condensegrpo.packing import PackedBatch, collate
@@ -54,6 +57,18 @@ def uneven(folder: Path) -> None:
             torch.save(found, folder / f"{name}_stage{stage}_rank{rank}.pt")
 
 
+def shared_out(folder: Path) -> None:
+    """Rows that share prefixes, all but two of them on the first rank until they are shared out."""
+    rank = deepspeed.rank()
+    steps = []
+    for step in range(STEPS):
+        mine = slice(0, 22) if rank == 0 else slice(22, 24)
+        steps.append(packed(forking_rows(24, seed=step)[mine], max_tokens=40, width=16))
+    sizes = [sum(batch.token_ids.numel() for batch in batches) for batches in steps]
+    for stage in (1, 3):
+        torch.save((*train(stage, steps), sizes), folder / f"shared_stage{stage}_rank{rank}.pt")
+
+
 def chunks(folder: Path) -> None:
     """ZeRO 3 with nothing kept gathered, and heads that need different numbers of chunks on the two ranks."""
     rank = deepspeed.rank()
@@ -62,6 +77,29 @@ def chunks(folder: Path) -> None:
     mine = collate(rows(6)) if rank == 0 else collate(rows(7)[6:])
     stats = deepspeed.optimise(engine, [mine], loss)
     torch.save(({name: tensor.clone() for name, tensor in gathered(engine)}, stats), folder / f"chunks_rank{rank}.pt")
+
+
+def with_adapters(folder: Path) -> None:
+    """Two ranks with 5 and 2 rows that train adapters, their reference measured between the steps."""
+    rank = deepspeed.rank()
+    mine = slice(0, 5) if rank == 0 else slice(5, 7)
+    for stage in deepspeed.STAGES:
+        engine = deepspeed.open_engine(moved_qwen3(), zero_stage=stage, optimiser=OPTIMISER, dtype="float32")
+        references = []
+        for step in range(STEPS):
+            batches = against_base(engine, micro_batches(rows(7, seed=step)[mine], 1), 0.9)
+            references += [batch.reference for batch in batches]
+            deepspeed.optimise(engine, batches, loss, temperature=0.9)
+        weights = {name: tensor.clone() for name, tensor in gathered(engine)}
+        deepspeed.close(engine)
+        torch.save((weights, references), folder / f"adapters_stage{stage}_rank{rank}.pt")
+
+
+def _late(folder: Path) -> None:
+    """The second rank is slow to write."""
+    if deepspeed.rank() == 1:
+        time.sleep(1.0)
+        (folder / "late.txt").write_text("written")
 
 
 def saved_and_resumed(folder: Path) -> None:
@@ -76,7 +114,7 @@ def saved_and_resumed(folder: Path) -> None:
         stale = checkpoints / f"step_000003.tmp-{os.getpid()}"
         stale.mkdir(parents=True)
         (stale / "rng_rank_7.pt").touch()
-    path = checkpoint.save(first, checkpoints, step=3, state={"cursor": 3})
+    path = checkpoint.save(first, checkpoints, step=3, state={"cursor": 3}, extra=_late)
     deepspeed.close(first)
     second = deepspeed.open_engine(qwen3(seed=9), zero_stage=2, optimiser=OPTIMISER, dtype="float32")
     state = checkpoint.load(second, path)
@@ -113,7 +151,8 @@ def runs_out_of_disk(folder: Path) -> None:
 
 
 SCENARIOS: dict[str, Callable[[Path], None]] = {
-    scenario.__name__: scenario for scenario in (uneven, chunks, saved_and_resumed, dies_while_saving, runs_out_of_disk)
+    scenario.__name__: scenario
+    for scenario in (uneven, shared_out, chunks, with_adapters, saved_and_resumed, dies_while_saving, runs_out_of_disk)
 }
 
 if __name__ == "__main__":

@@ -6,9 +6,12 @@ checkpoints/
         manifest.json       size and SHA-256 of every file below, step, world size, ZeRO stage
         state.json          the loop's own state, such as the data cursor
         rng_rank_0.pt       states of the random number generators, a file per rank
-        engine/             DeepSpeed's: weights, optimiser, schedule
-        model/              whatever ``extra`` writes, such as the Hugging Face folder
+        engine/             DeepSpeed's: weights that are trained, optimiser, schedule
+        model/ adapter/     whatever ``extra`` writes, such as the Hugging Face folder
     step_000150.tmp-4711/   what a killed process left; never read, removed by ``prune``
+
+Frozen weights, the base under adapters, are not saved again: the engine that loads a checkpoint has them already, and
+the manifest says whether they are the same.
 """
 
 import hashlib
@@ -26,10 +29,12 @@ import torch
 from deepspeed import DeepSpeedEngine
 
 from condensegrpo.errors import CheckpointError
-from condensegrpo.learner.deepspeed import quiet, rank, sum_over_ranks, world_size
+from condensegrpo.learner.deepspeed import quiet
+from condensegrpo.learner.identity import identity
 from condensegrpo.learner.publish import aside, clear, is_leftover, publish, write_text, written_aside
+from condensegrpo.learner.ranks import any_rank, barrier, rank, sum_over_ranks, world_size
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 STATE = "state.json"
 ENGINE = "engine"
@@ -45,6 +50,7 @@ class Manifest:
     step: int  # optimiser steps taken
     world_size: int
     zero_stage: int
+    policy: str  # its ``identity``
     sizes: Mapping[str, int]  # path in the checkpoint -> bytes
     hashes: Mapping[str, str]  # path in the checkpoint -> SHA-256, hexadecimal
 
@@ -75,18 +81,19 @@ def save(
     target = folder / f"step_{step:06d}"
     with written_aside(_place_aside(target)) as temporary:
         with quiet():
-            engine.save_checkpoint(str(temporary), tag=ENGINE, save_latest=False)
+            engine.save_checkpoint(str(temporary), tag=ENGINE, save_latest=False, exclude_frozen_parameters=True)
         torch.save(_random_states(), temporary / f"rng_rank_{rank()}.pt")
         if extra is not None:
             extra(temporary)
-        sum_over_ranks([])  # all ranks have written
+        policy = identity(engine)
+        barrier()  # all ranks have written
         if rank() == 0:
             (temporary / STATE).write_text(json.dumps(state), encoding="utf-8")
-            manifest = _manifest(temporary, step=step, zero_stage=engine.zero_optimization_stage())
+            manifest = _manifest(temporary, step=step, zero_stage=engine.zero_optimization_stage(), policy=policy)
             (temporary / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
             publish(temporary, target)
             write_text(folder / LATEST, target.name)
-    sum_over_ranks([])  # it is there
+    barrier()  # it is there
     return target
 
 
@@ -97,7 +104,7 @@ def load(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
         The loop's own state, as it was given to ``save``.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, or of another number of ranks or ZeRO stage.
+        CheckpointError: the checkpoint is damaged, or of another number of ranks, ZeRO stage or model.
     """
     manifest = verify(checkpoint) if rank() == 0 else _complete(checkpoint)
     found = (manifest.world_size, manifest.zero_stage)
@@ -108,8 +115,9 @@ def load(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
             f"{wanted[0]} ranks with ZeRO stage {wanted[1]}. Resume with the former (torchrun "
             f"--nproc_per_node {found[0]}, learner.zero_stage={found[1]}), or start anew from its exported model."
         )
+    _check_policy(engine, checkpoint, manifest)
     with quiet():
-        path, _ = engine.load_checkpoint(str(checkpoint), tag=ENGINE)
+        path, _ = engine.load_checkpoint(str(checkpoint), tag=ENGINE, load_module_strict=False)
     if path is None:
         raise CheckpointError(
             f"loading {checkpoint}: DeepSpeed found nothing in {ENGINE}/. Resume from another checkpoint."
@@ -117,6 +125,15 @@ def load(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
     _set_random_states(torch.load(checkpoint / f"rng_rank_{rank()}.pt", weights_only=True))
     state: dict[str, Any] = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
     return state
+
+
+def _check_policy(engine: DeepSpeedEngine, checkpoint: Path, manifest: Manifest) -> None:
+    found = identity(engine)
+    if any_rank(rank() == 0 and found != manifest.policy):
+        raise CheckpointError(
+            f"loading {checkpoint}: it is of another model than the one at hand: names or shapes of weights differ, or "
+            f"the values of those under adapters. Set model.path (and model.lora) to what the run was started with."
+        )
 
 
 def latest(folder: Path) -> Path | None:
@@ -129,6 +146,12 @@ def latest(folder: Path) -> Path | None:
     if checkpoint is not None:
         _complete(checkpoint)
     return checkpoint
+
+
+def steps(folder: Path) -> dict[int, Path]:
+    """The checkpoints in a folder by their steps, in ascending order; whether they are complete is not looked at."""
+    found = (path for path in folder.glob("step_*") if _STEP.fullmatch(path.name))
+    return {int(path.name[5:]): path for path in sorted(found, key=lambda path: int(path.name[5:]))}
 
 
 def verify(checkpoint: Path) -> Manifest:
@@ -157,14 +180,12 @@ def prune(folder: Path, keep: int) -> None:
     """
     if rank() != 0 or not folder.is_dir():
         return
-    steps = sorted(
-        (path for path in folder.iterdir() if _STEP.fullmatch(path.name)), key=lambda path: int(path.name[5:])
-    )
+    there = list(steps(folder).values())
     newest = _pointed_to(folder)
-    end = steps.index(newest) + 1 if newest in steps else None
-    kept = steps if end is None else steps[max(0, end - max(keep, 1)) : end]
+    end = there.index(newest) + 1 if newest in there else None
+    kept = there if end is None else there[max(0, end - max(keep, 1)) : end]
     leftovers = [path for path in folder.iterdir() if is_leftover(path)]
-    for path in (*(step for step in steps if step not in kept), *leftovers):
+    for path in (*(step for step in there if step not in kept), *leftovers):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
@@ -207,13 +228,14 @@ def _damaged(checkpoint: Path, name: str, found: str, wanted: str) -> Checkpoint
     )
 
 
-def _manifest(temporary: Path, *, step: int, zero_stage: int) -> Manifest:
+def _manifest(temporary: Path, *, step: int, zero_stage: int, policy: str) -> Manifest:
     files = sorted(path for path in temporary.rglob("*") if path.is_file())
     return Manifest(
         format=FORMAT,
         step=step,
         world_size=world_size(),
         zero_stage=int(zero_stage),
+        policy=policy,
         sizes={path.relative_to(temporary).as_posix(): path.stat().st_size for path in files},
         hashes={path.relative_to(temporary).as_posix(): _sha256(path) for path in files},
     )

@@ -17,18 +17,21 @@ import deepspeed
 import torch
 from deepspeed import DeepSpeedEngine as DeepSpeedEngine
 from deepspeed.accelerator import get_accelerator
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, though untyped
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
 from condensegrpo.errors import ConfigError, LearnerError
-from condensegrpo.learner.logprobs import ChunkedHead, TrainedLogprobs
+from condensegrpo.learner.head import ChunkedHead
+from condensegrpo.learner.logprobs import TrainedLogprobs
+from condensegrpo.learner.lora import dropping
 from condensegrpo.objective import Minimised, Objective
 from condensegrpo.packing import PackedBatch, dummy
 
 STAGES = (0, 1, 2, 3)
+Offload = Literal["none", "optimiser", "optimiser_and_weights"]
 MAXIMA = ("ratio", "importance")  # statistics whose largest value is told beside their mean
 BUCKET = (
     500_000_000  # elements that are reduced together at most; DeepSpeed allocates that much, however small the model
@@ -109,13 +112,25 @@ def sum_over_ranks(values: Sequence[float]) -> tuple[float, ...]:
 
 
 def open_engine(
-    policy: PreTrainedModel, *, zero_stage: int, optimiser: Optimiser, dtype: Literal["float32", "bfloat16"]
+    policy: PreTrainedModel,
+    *,
+    zero_stage: int,
+    optimiser: Optimiser,
+    dtype: Literal["float32", "bfloat16"],
+    offload: Offload = "none",
 ) -> DeepSpeedEngine:
-    """A DeepSpeed engine that trains ``policy``; every rank must call it.
+    """A DeepSpeed engine that trains ``policy``, those of its weights that take a gradient; every rank must call it.
 
     Its forward is that of ``TrainedLogprobs``. The policy stays in evaluation mode: without dropout the learner's
-    log-probabilities agree with the sampler's. In bfloat16 master weights, optimiser and accumulated gradients are
-    fp32; ZeRO 0 then runs as ZeRO 1, since DeepSpeed's ZeRO 0 would add gradients up in bfloat16.
+    log-probabilities agree with the sampler's (for that of adapters see ``optimise``). In bfloat16 master weights,
+    optimiser and accumulated gradients are fp32; ZeRO 0 then runs as ZeRO 1, since DeepSpeed's ZeRO 0 would add
+    gradients up in bfloat16.
+
+    Args:
+        policy: on the CPU.
+        zero_stage: how much the ranks share out: 0 nothing, 1 optimiser, 2 gradients as well, 3 weights as well.
+        dtype: of the weights.
+        offload: what lies in the machine's memory instead of the GPU's. The optimiser's step is then taken by the CPU.
 
     Raises:
         ConfigError: there is no such ZeRO stage.
@@ -130,13 +145,23 @@ def open_engine(
         zero_stage = max(zero_stage, 1)
     module = TrainedLogprobs(policy.eval())
     module.check()
+    module.register_state_dict_post_hook(_drop_frozen)  # type: ignore[no-untyped-call]
     deepspeed.utils.set_z3_leaf_modules(module, [ChunkedHead])
+    trained = [tensor for tensor in policy.parameters() if tensor.requires_grad]
     with quiet():
         engine, *_ = deepspeed.initialize(
             model=module,
+            model_parameters=trained,
             optimizer=lambda parameters: _adamw(parameters, optimiser),
             lr_scheduler=lambda adamw: LambdaLR(adamw, lambda step: learning_rate(optimiser, step) / optimiser.lr),
-            config=_settings(zero_stage, optimiser, dtype, sum(tensor.numel() for tensor in policy.parameters())),
+            config=settings(
+                zero_stage,
+                optimiser,
+                dtype,
+                offload,
+                elements=sum(tensor.numel() for tensor in policy.parameters()),
+                trained=sum(tensor.numel() for tensor in trained),
+            ),
         )
     return engine
 
@@ -156,7 +181,7 @@ def optimise(
     """Exactly one optimiser step over the micro-batches of all ranks; every rank must call it, with or without any.
 
     loss = Σ w·l over all trained tokens. Ranks with fewer micro-batches than others take dummies of weight 0, since
-    every forward and backward pass is a collective operation.
+    every forward and backward pass is a collective operation. The dropout of adapters is active here and nowhere else.
 
     Args:
         batches: this rank's own; their weights are those of the whole optimiser step.
@@ -178,11 +203,11 @@ def optimise(
         )
     learning = float(engine.get_lr()[0])
     tallies: list[Tally] = []
-    with quiet():
+    with quiet(), dropping(engine.module):
         for index in range(rounds):
             batch = (batches[index] if index < len(batches) else dummy()).to(engine.device)
             engine.set_gradient_accumulation_boundary(index == rounds - 1)
-            logp_T = engine(batch.token_ids, batch.position_ids, batch.source, batch.target, temperature)
+            logp_T = engine(*batch.inputs, temperature).logp_T
             result = objective(logp_T, batch)
             loss = (batch.weights * result.loss_T).sum()
             engine.backward(loss * world_size())
@@ -202,7 +227,7 @@ def measure(engine: DeepSpeedEngine, batches: Sequence[PackedBatch], *, temperat
     with quiet():
         for index in range(_rounds(len(batches))):
             batch = (batches[index] if index < len(batches) else dummy()).to(engine.device)
-            found.append(engine(batch.token_ids, batch.position_ids, batch.source, batch.target, temperature))
+            found.append(engine(*batch.inputs, temperature).logp_T)
     return tuple(found[: len(batches)])
 
 
@@ -284,17 +309,38 @@ def _adamw(parameters: Sequence[Tensor], optimiser: Optimiser) -> Optimizer:
     )
 
 
-def _settings(zero_stage: int, optimiser: Optimiser, dtype: str, elements: int) -> dict[str, Any]:
-    bucket = min(BUCKET, max(elements, 1))
-    settings: dict[str, Any] = {
+def _drop_frozen(module: nn.Module, state: dict[str, Any], prefix: str, metadata: object) -> None:
+    """Keep frozen weights out of checkpoints, under their second names too, which DeepSpeed would leave in."""
+    for name, tensor in module.named_parameters(remove_duplicate=False):
+        if not tensor.requires_grad:
+            state.pop(prefix + name, None)
+
+
+def settings(
+    zero_stage: int, optimiser: Optimiser, dtype: str, offload: Offload = "none", *, elements: int, trained: int
+) -> dict[str, Any]:
+    """DeepSpeed's configuration for a policy of so many ``elements``, of which some are ``trained``."""
+    zero: dict[str, Any] = {
+        "stage": zero_stage,
+        "reduce_bucket_size": min(BUCKET, max(trained, 1)),
+        "stage3_prefetch_bucket_size": min(BUCKET, max(elements, 1)),
+    }
+    on_cpu = {"device": "cpu", "pin_memory": torch.accelerator.is_available()}  # there is nothing to pin without a GPU
+    if offload != "none":
+        zero["offload_optimizer"] = on_cpu
+    if offload == "optimiser_and_weights":
+        zero["offload_param"] = on_cpu
+    found: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,  # the boundary is set by hand: the number of micro-batches varies
         "gradient_clipping": optimiser.grad_clip,
-        "zero_optimization": {"stage": zero_stage, "reduce_bucket_size": bucket, "stage3_prefetch_bucket_size": bucket},
+        "zero_optimization": zero,
+        # AdamW is torch's fused one wherever it runs: DeepSpeed's own for CPUs would have to be compiled first
+        "zero_force_ds_cpu_optimizer": False,
     }
     if dtype == "bfloat16":
-        settings |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
-    return settings
+        found |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+    return found
 
 
 @contextmanager

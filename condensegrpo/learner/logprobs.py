@@ -1,67 +1,34 @@
-"""Log-probabilities of the trained tokens of packed rows, without a [tokens × vocabulary] tensor.
+"""Log-probabilities of the trained tokens of packed rows.
 
     rows, packed ─▶ decoder ─▶ hidden (T, H) of the trained positions ─▶ LM head, chunk by chunk ─▶ log π (T,)
 
-Legend: S tokens of a packed micro-batch, R rows in it, L tokens of its longest row, T trained tokens, H hidden size,
-V vocabulary.
+Legend: S packed tokens of a micro-batch, T trained tokens, H hidden size, B rows and L columns of a grid.
 """
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig, PreTrainedModel
 
 from condensegrpo.errors import LearnerError
-from condensegrpo.packing import PackedBatch
+from condensegrpo.learner.grid import laid_out
+from condensegrpo.learner.head import ChunkedHead, Predicted
+from condensegrpo.packing import PackedBatch, lay_out
+from condensegrpo.trajectory import Segment
 
-CHUNK_LOGITS = 2**25  # logits that exist at a time: 128 MB in fp32
 DENSE_ATTENTION = ("sdpa", "eager")  # these compute every pair of a row's tokens, masked or not
-
-
-class ChunkedHead(nn.Module):
-    """The LM head on some positions: hidden states in, log-probabilities of given tokens out.
-
-    Its chunks are recomputed in backward. ZeRO-3 treats it as one leaf: the weight is gathered once, however many
-    chunks a rank has, so that ranks with different numbers of trained tokens stay in step.
-    """
-
-    def __init__(self, lm_head: nn.Module, *, softcap: float | None, vocabulary: int) -> None:
-        super().__init__()
-        self.lm_head = lm_head
-        self.softcap = softcap
-        self.chunk_tokens = max(1, CHUNK_LOGITS // vocabulary)
-
-    def forward(self, hidden: Tensor, target: Tensor, temperature: float) -> Tensor:
-        """Log-probability of ``target`` (T,) after ``hidden`` (T, H), nats at ``temperature``: fp32 (T,)."""
-        if len(target) <= self.chunk_tokens:
-            return self._chunk(hidden, target, temperature)
-        chunks = zip(torch.split(hidden, self.chunk_tokens), torch.split(target, self.chunk_tokens), strict=True)
-        return torch.cat(
-            [
-                cast(Tensor, checkpoint(self._chunk, hidden_t, target_t, temperature, use_reentrant=False))
-                for hidden_t, target_t in chunks
-            ]
-        )
-
-    def _chunk(self, hidden: Tensor, target: Tensor, temperature: float) -> Tensor:
-        logits = self.logits(hidden) / temperature
-        return -functional.cross_entropy(logits, target, reduction="none")
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits (…, V) in fp32 after ``hidden`` (…, H), soft-capped where the model's configuration says so."""
-        logits = cast(Tensor, self.lm_head(hidden)).float()
-        if self.softcap is not None:
-            logits = self.softcap * torch.tanh(logits / self.softcap)
-        return logits
+BY_POSITION = {"full_attention", "sliding_attention", "chunked_attention"}  # layers that restart with the positions
+WINDOWS = ("sliding_window", "window_size", "attention_chunk_size")  # keys that bound how far back a token looks
+PROBE = ((0, 1, 2, 3), (0, 1, 4), (0, 1, 2, 5, 6))  # rows that share prefixes
 
 
 class TrainedLogprobs(nn.Module):
     """A causal LM whose forward pass gives log-probabilities of trained tokens; what DeepSpeed wraps.
 
-    ``policy`` is the model itself; ``head`` shares its LM head.
+    ``policy`` is the model itself; ``head`` shares its LM head. ``without_trees`` says why the model takes plain rows
+    only, if it does; ``tree_width`` is then None, and else the hidden size that the cost of a prefix tree depends on.
     """
 
     def __init__(self, policy: PreTrainedModel) -> None:
@@ -70,7 +37,9 @@ class TrainedLogprobs(nn.Module):
         self.decoder = (policy.get_decoder(),)  # in a tuple, so that its parameters are not registered twice
         config = policy.config.get_text_config()  # its attributes know other names, such as GPT-2's n_embd
         settings: dict[str, Any] = config.to_dict()
-        self.dense_width = config.hidden_size if policy.config._attn_implementation in DENSE_ATTENTION else None
+        self.width: int = config.hidden_size
+        self.in_line = policy.config._attn_implementation not in DENSE_ATTENTION and _restarts(settings)
+        self.without_trees = _without_trees(settings, policy.config._attn_implementation)
         self.head = ChunkedHead(
             policy.get_output_embeddings(),
             softcap=settings.get("final_logit_softcapping"),
@@ -78,35 +47,56 @@ class TrainedLogprobs(nn.Module):
         )
 
     def forward(
-        self, token_ids: Tensor, position_ids: Tensor, source: Tensor, target: Tensor, temperature: float
-    ) -> Tensor:
-        """Log π of ``target`` (T,) predicted at ``source`` (T,) of the packed ``token_ids`` (1, S): fp32 (T,), nats."""
-        hidden = self._hidden(token_ids, position_ids, source)
-        return cast(Tensor, self.head(hidden, target, temperature))
+        self,
+        token_ids: Tensor,
+        position_ids: Tensor,
+        reach: Tensor,
+        source: Tensor,
+        target: Tensor,
+        temperature: float,
+        entropy: bool = False,
+    ) -> Predicted:
+        """Log π of ``target`` (T,) predicted at ``source`` (T,) of packed tokens (1, S), as ``PackedBatch`` has them.
+
+        Args:
+            temperature: that the tokens were sampled at.
+            entropy: whether that of the distributions is wanted too, exactly.
+        """
+        hidden = self._hidden(token_ids, position_ids, reach, source)
+        return cast(Predicted, self.head(hidden, target, temperature, entropy))
 
     @property
     def config(self) -> PretrainedConfig:
         """The policy's configuration."""
         return self.policy.config
 
-    def _hidden(self, token_ids: Tensor, position_ids: Tensor, source: Tensor) -> Tensor:
-        """The decoder's last hidden states (T, H) at ``source``; no row sees another."""
-        rows, longest = int((position_ids == 0).sum()), int(position_ids.max()) + 1
-        if self.dense_width is None or not side_by_side(rows, longest, position_ids.numel(), self.dense_width):
-            return self._decode(token_ids, position_ids)[0].index_select(0, source)
-        place_S, row_S = position_ids[0], (position_ids[0] == 0).cumsum(dim=0) - 1
-        padded_RL = token_ids.new_zeros(rows, longest).index_put((row_S, place_S), token_ids[0])
-        position_RL = torch.arange(longest, device=token_ids.device).expand(rows, longest)
-        return self._decode(padded_RL, position_RL)[row_S[source], place_S[source]]
+    @property
+    def tree_width(self) -> int | None:
+        """The hidden size, if the model computes prefix trees."""
+        return self.width if self.without_trees is None else None
 
-    def _decode(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+    def _hidden(self, token_ids: Tensor, position_ids: Tensor, reach: Tensor, source: Tensor) -> Tensor:
+        """The decoder's last hidden states (T, H) at ``source``; no row sees another."""
+        if self.in_line:  # such attention tells rows apart by their positions, and skips other rows by itself
+            return self._decode(token_ids, position_ids)[0].index_select(0, source)
+        grid = laid_out(token_ids, position_ids, reach, width=self.tree_width)
+        hidden = self._decode(grid.token_ids, grid.position_ids, grid.visible)
+        return hidden[grid.row_S[source], grid.column_S[source]]
+
+    def _decode(self, token_ids: Tensor, position_ids: Tensor, visible: Tensor | None = None) -> Tensor:
+        mask = visible
+        if visible is not None and self.policy.config._attn_implementation == "eager":  # it adds the mask to the scores
+            hidden = visible.new_full((), torch.finfo(self.policy.dtype).min, dtype=self.policy.dtype)
+            mask = torch.where(visible, torch.zeros_like(hidden), hidden)
         # Restarting positions make attention block-diagonal only without a cache: with one, rows see each other.
-        output = self.decoder[0](input_ids=token_ids, position_ids=position_ids, attention_mask=None, use_cache=False)
+        output = self.decoder[0](input_ids=token_ids, position_ids=position_ids, attention_mask=mask, use_cache=False)
         return cast(Tensor, output.last_hidden_state)
 
     @torch.no_grad()
     def check(self) -> None:
-        """Compare the model's own logits with those of the head alone.
+        """Compare the model's own logits with those of the head alone, and a prefix tree with its rows.
+
+        A model that makes something else of a tree is left to plain rows, and ``without_trees`` says so.
 
         Raises:
             LearnerError: the model does more to its logits than its LM head and a final softcap.
@@ -115,10 +105,13 @@ class TrainedLogprobs(nn.Module):
         if attention not in DENSE_ATTENTION:  # flash attention runs on GPUs only, where the policy is not yet
             self.policy.set_attn_implementation("eager")
         device = next(self.policy.parameters()).device
+        words = self.policy.get_input_embeddings().num_embeddings
         position_ids = torch.arange(4, device=device)[None]
-        token_ids = position_ids % self.policy.get_input_embeddings().num_embeddings
+        token_ids = position_ids % words
         wanted = self.policy(input_ids=token_ids, position_ids=position_ids, use_cache=False).logits.float()
         found = self.head.logits(self._decode(token_ids, position_ids))
+        if self.without_trees is None and not self._computes_trees(words, device):
+            self.without_trees = f"{type(self.policy).__name__} makes something else of a prefix tree than of its rows"
         self.policy.set_attn_implementation(attention)
         if not torch.allclose(found, wanted, rtol=1e-2, atol=1e-2):
             raise LearnerError(
@@ -128,17 +121,48 @@ class TrainedLogprobs(nn.Module):
                 f"condensegrpo/learner/logprobs.py."
             )
 
+    def _computes_trees(self, words: int, device: torch.device) -> bool:
+        """Whether hidden states of a small tree are those of its rows, as far as the precision tells."""
+        rows = [tuple(token % words for token in row) for row in PROBE]
+        batch = lay_out([tuple(_all_trained(row) for row in rows)]).to(device)
+        found = self._hidden(batch.token_ids, batch.position_ids, batch.reach, batch.source).float()
+        alone = [torch.tensor([row], device=device) for row in rows]
+        wanted = torch.cat(
+            [self._decode(row, torch.arange(row.numel(), device=device)[None])[0, :-1] for row in alone]
+        ).float()
+        slack = min(0.05, 100 * torch.finfo(self.policy.dtype).eps)
+        return bool((found - wanted).norm() <= slack * wanted.norm())
 
-def side_by_side(rows: int, longest: int, tokens: int, width: int) -> bool:
-    """Whether rows cost less side by side, padded on the right, than behind each other in one long row.
 
-    Cost of t tokens that each attend to c, in a model of hidden size H: t·(6H + c), linear layers and attention.
-    Padding is never seen: it lies after the tokens of its row. Flash attention skips other rows by itself.
+def _restarts(settings: Mapping[str, Any]) -> bool:
+    """Whether every layer tells rows that lie behind each other apart by their positions; recurrent ones do not."""
+    return set(settings.get("layer_types") or ()) <= BY_POSITION
 
-    Example: 64 rows of 30 tokens, H = 64: 1920·(384 + 30) side by side, 1920·(384 + 1920) in one row.
-    """
-    padded = rows * longest
-    return rows > 1 and padded * (6 * width + longest) < tokens * (6 * width + tokens)
+
+def _without_trees(settings: Mapping[str, Any], attention: str) -> str | None:
+    """Why a model of this configuration takes plain rows only, as far as that tells; None: it may compute trees."""
+    if attention not in DENSE_ATTENTION:
+        return f"{attention} knows rows behind each other and no trees (model.attention: sdpa does)"
+    others = sorted(set(settings.get("layer_types") or ()) - {"full_attention"})
+    if others:
+        return f"it has layers of {', '.join(others)}, which look back by place"
+    windows = [name for name in WINDOWS if settings.get(name) and settings.get("use_sliding_window") is not False]
+    if windows:
+        return f"its {windows[0]} is {settings[windows[0]]}: such layers look back by place"
+    return None
+
+
+def _all_trained(row: tuple[int, ...]) -> Segment:
+    zeros = (0.0,) * len(row)
+    return Segment(
+        token_ids=row,
+        trained=(False,) + (True,) * (len(row) - 1),
+        logprobs=zeros,
+        advantages=zeros,
+        weights=zeros,
+        trajectory="",
+        first_turn=0,
+    )
 
 
 def trained_logprobs(model: PreTrainedModel, batch: PackedBatch, *, temperature: float = 1.0) -> Tensor:
@@ -152,5 +176,4 @@ def trained_logprobs(model: PreTrainedModel, batch: PackedBatch, *, temperature:
     Returns:
         fp32 (T,), in the order of ``batch.target``, with gradient.
     """
-    logp_T = TrainedLogprobs(model)(batch.token_ids, batch.position_ids, batch.source, batch.target, temperature)
-    return cast(Tensor, logp_T)
+    return cast(Predicted, TrainedLogprobs(model)(*batch.inputs, temperature)).logp_T

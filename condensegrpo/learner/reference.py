@@ -1,36 +1,60 @@
-"""The reference policy of a KL term: a frozen copy of the model that GRPO starts from, and what it says of a batch."""
+"""The reference policy of a KL term: the model that GRPO starts from, and what it says of a batch.
 
-from collections.abc import Iterator, Sequence
+With adapters it is the learner's own base, which never changes; otherwise a frozen copy.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
 import torch
+from deepspeed import DeepSpeedEngine
 
+from condensegrpo.learner.deepspeed import measure
 from condensegrpo.learner.logprobs import TrainedLogprobs
+from condensegrpo.learner.lora import base_only
 from condensegrpo.learner.policy import load_policy
 from condensegrpo.packing import PackedBatch
+
+# Micro-batches and the temperature that their tokens were sampled at: the same, with the reference's log-probabilities
+# of their trained tokens. The divergence is that between the distributions at this temperature.
+Reference = Callable[[Sequence[PackedBatch], float], list[PackedBatch]]
 
 
 def open_reference(
     source: str, *, dtype: Literal["float32", "bfloat16"], attention: str, device: torch.device | str
 ) -> TrainedLogprobs:
-    """The model of a local folder or Hub id, frozen. Every rank holds a whole copy, outside DeepSpeed."""
+    """The model of a local folder or Hub id, frozen. Every rank holds a whole copy, outside DeepSpeed.
+
+    Args:
+        device: where it lives; ``against_copy`` moves it for as long as it is used.
+    """
     module = TrainedLogprobs(load_policy(source, dtype=dtype, attention=attention).requires_grad_(False))
     module.check()
     return module.to(device)
 
 
 @torch.no_grad()
-def against(
-    reference: TrainedLogprobs, batches: Sequence[PackedBatch], *, temperature: float = 1.0
-) -> Iterator[PackedBatch]:
-    """The micro-batches with the reference's log-probabilities of their trained tokens; one at a time, no ranks wait.
-
-    Args:
-        temperature: that the tokens were sampled at; the divergence is that between the distributions at it.
-    """
-    device = next(reference.parameters()).device
+def against_copy(
+    reference: TrainedLogprobs, device: torch.device | str, batches: Sequence[PackedBatch], temperature: float
+) -> list[PackedBatch]:
+    """What a frozen copy says, computed on ``device``; it goes back to where it was. No ranks wait for each other."""
+    home = next(reference.parameters()).device
+    reference.to(device)
+    found = []
     for batch in batches:
         there = batch.to(device)
-        logp_T = reference(there.token_ids, there.position_ids, there.source, there.target, temperature)
-        yield replace(batch, reference=logp_T.to(batch.reference.device))
+        logp_T = reference(*there.inputs, temperature).logp_T
+        found.append(replace(batch, reference=logp_T.to(batch.reference.device)))
+    reference.to(home)
+    return found
+
+
+def against_base(engine: DeepSpeedEngine, batches: Sequence[PackedBatch], temperature: float) -> list[PackedBatch]:
+    """What the learner says without its adapters; every rank must call it, with or without micro-batches."""
+    with base_only(engine.module):
+        logps = measure(engine, batches, temperature=temperature)
+    return [
+        replace(batch, reference=logp_T.to(batch.reference.device))
+        for batch, logp_T in zip(batches, logps, strict=True)
+    ]

@@ -1,14 +1,18 @@
 """The learner's weights under their Hugging Face names, for samplers and for export."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import copy
+from pathlib import Path
 
 import deepspeed
 from deepspeed import DeepSpeedEngine
-from torch import Tensor
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from condensegrpo.learner.deepspeed import quiet
-from condensegrpo.learner.logprobs import TrainedLogprobs
+from condensegrpo.learner.deepspeed import quiet, rank
+from condensegrpo.learner.lora import ADAPTER, adapted, base_name, merged
 
 
 def gathered(engine: DeepSpeedEngine) -> Iterator[tuple[str, Tensor]]:
@@ -18,17 +22,55 @@ def gathered(engine: DeepSpeedEngine) -> Iterator[tuple[str, Tensor]]:
     whole model never lies in one place. A tensor is the learner's own and not a copy: copy it before taking the next.
     A weight with two names (tied embeddings) comes once, under the first, which is the name that vLLM and
     transformers load.
+
+    An adapted layer comes as its one weight, base and adapter together, made anew and named as in a model without
+    adapters; the base keeps its bytes.
     """
-    module: TrainedLogprobs = engine.module
-    policy = module.policy
-    names = {id(tensor): name for name, tensor in policy.named_parameters()}
+    policy: PreTrainedModel = engine.module.policy
+    names = {id(tensor): base_name(name) for name, tensor in policy.named_parameters()}
     for part in policy.modules():
+        layer = adapted(part)
+        if layer is not None:
+            weight, *_ = (names.pop(id(tensor)) for tensor in layer)
+            with whole(engine, layer):
+                yield weight, merged(part)
+            continue
         own = [tensor for tensor in part.parameters(recurse=False) if id(tensor) in names]
-        with ExitStack() as stack:
-            if own and engine.zero_optimization_stage() == 3:
-                with quiet():
-                    stack.enter_context(deepspeed.zero.GatheredParameters(own))
+        with whole(engine, own):
             for tensor in own:
                 yield names.pop(id(tensor)), tensor.detach()
     kept = policy.state_dict().keys()
     yield from ((name, buffer) for name, buffer in policy.named_buffers() if name in kept)
+
+
+@contextmanager
+def whole(engine: DeepSpeedEngine, own: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Parameters are whole on every rank: gathered under ZeRO 3, as they are otherwise. Every rank must enter it."""
+    with ExitStack() as stack:
+        if own and engine.zero_optimization_stage() == 3:
+            with quiet():
+                stack.enter_context(deepspeed.zero.GatheredParameters(list(own)))
+        yield
+
+
+def save_adapter(folder: Path, engine: DeepSpeedEngine) -> None:
+    """Write the adapters as a PEFT folder, which ``PeftModel.from_pretrained(base, folder)`` loads.
+
+    Every rank must call it; the first writes.
+    """
+    policy: PreTrainedModel = engine.module.policy
+    tensors = {}
+    for name, part in policy.named_modules():
+        layer = adapted(part)
+        if layer is None:
+            continue
+        with whole(engine, layer):
+            if rank() == 0:
+                tensors[f"base_model.model.{name}.lora_A.weight"] = layer.a.detach().to("cpu", copy=True)
+                tensors[f"base_model.model.{name}.lora_B.weight"] = layer.b.detach().to("cpu", copy=True)
+    if rank() == 0:
+        config = copy(policy.peft_config[ADAPTER])
+        config.inference_mode = True
+        folder.mkdir()
+        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        config.save_pretrained(str(folder))

@@ -1,0 +1,28 @@
+"""Rows to micro-batches over all ranks: whoever has more to compute than others gives some of it away."""
+
+from collections.abc import Sequence
+
+from condensegrpo.learner import ranks
+from condensegrpo.packing import PackedBatch, blocks, micro_batches, share_out, tokens
+from condensegrpo.trajectory import Segment
+
+
+def packed(rows: Sequence[Segment], *, max_tokens: int, width: int | None) -> list[PackedBatch]:
+    """The micro-batches that this rank computes, out of the rows of all; every rank must call it, with or without rows.
+
+    A rank's own rows share their prefixes, since it sampled whole groups; only what moves to another rank is sent.
+
+    Args:
+        max_tokens: the budget of a micro-batch.
+        width: ``TrainedLogprobs.tree_width``.
+
+    Raises:
+        LearnerError: a row alone is over the budget.
+    """
+    own = blocks(rows, max_tokens=max_tokens, width=width, ranks=ranks.world_size())
+    owners = share_out(ranks.gather([tokens(block) for block in own]))
+    rank, there = ranks.rank(), owners[ranks.rank()]
+    kept = [block for block, owner in zip(own, there, strict=True) if owner == rank]
+    leaving = [(owner, block) for block, owner in zip(own, there, strict=True) if owner != rank]
+    taken = [block for some in ranks.gather(leaving) for owner, block in some if owner == rank]
+    return micro_batches([*kept, *taken], max_tokens=max_tokens)

@@ -1,0 +1,60 @@
+"""Which layers adapters can stand beside. Without PEFT and DeepSpeed: it is checked before anything is loaded."""
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from condensegrpo.errors import ConfigError
+
+ALL_LINEAR: Final = "all-linear"
+Targets = tuple[str, ...] | Literal["all-linear"]
+
+
+def as_targets(wanted: Sequence[str] | Literal["all-linear"]) -> Targets:
+    """Targets as a configuration gives them."""
+    return ALL_LINEAR if wanted == ALL_LINEAR else tuple(wanted)
+
+
+def check_targets(policy: PreTrainedModel, targets: Targets) -> None:
+    """Check that every target names linear layers of the policy, and none its LM head.
+
+    The head is computed on trained positions only, from its plain weight; often it is tied to the embeddings as well.
+
+    Raises:
+        ConfigError: which target does not, and what linear layers there are.
+    """
+    layers = _linear_layers(policy)
+    known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in layers)) or "none"
+    if not layers or not targets:
+        raise ConfigError(
+            f"placing LoRA adapters: {type(policy).__name__} has {len(layers)} linear layers ({known}), and "
+            f"model.lora.targets names {len(targets)}. Name some, or set model.lora=null to train all weights."
+        )
+    for target in () if targets == ALL_LINEAR else targets:
+        if not any(_matches(name, target) for name in layers):
+            raise ConfigError(
+                f"placing LoRA adapters: model.lora.targets names {target!r}, which is no linear layer of "
+                f"{type(policy).__name__} that can be adapted. Its linear layers, the LM head left out: {known}. "
+                f"Choose among those, or set model.lora.targets={ALL_LINEAR} for all of them."
+            )
+
+
+def check_targets_of(source: str, targets: Targets) -> None:
+    """``check_targets`` for the model of a local folder or Hub id, from its configuration: no weights are loaded."""
+    config = AutoConfig.from_pretrained(source)
+    with torch.device("meta"):
+        policy = AutoModelForCausalLM.from_config(config)
+    check_targets(policy, targets)
+
+
+def _linear_layers(policy: PreTrainedModel) -> list[str]:
+    head = policy.get_output_embeddings()
+    return [name for name, part in policy.named_modules() if isinstance(part, nn.Linear) and part is not head]
+
+
+def _matches(name: str, target: str) -> bool:
+    """As PEFT matches: the whole name or its last parts."""
+    return name == target or name.endswith(f".{target}")

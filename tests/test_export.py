@@ -1,0 +1,189 @@
+"""A run with adapters through the command line, and what it gives away: Hugging Face and PEFT folders."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from command import TINY, run, succeed
+from peft import PeftModel
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from condensegrpo.learner.policy import end_ids
+from condensegrpo.storage import read_metrics
+
+LORA = (
+    *TINY,
+    "model.lora={rank: 4, alpha: 8, dropout: 0.05}",
+    "algorithm.kl.coefficient=0.01",
+    "train.steps=3",
+    "train.eval_every=0",
+    "train.save_every=1",
+    "train.keep_checkpoints=3",
+    "learner.optimiser.lr=0.02",
+)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three steps that trained adapters against a KL term."""
+    runs = tmp_path_factory.mktemp("runs")
+    succeed("train", *LORA, f"runs_dir={runs}", "name=lora")
+    return runs / "lora"
+
+
+def logits(folder: Path, adapter: Path | None = None) -> Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, str(adapter))
+    with torch.no_grad():
+        found: Tensor = model(input_ids=torch.arange(5, 25)[None]).logits
+    return found
+
+
+def refused(*arguments: str) -> str:
+    """The message of a command that must fail."""
+    done = run("export", *arguments)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr.replace("\n", " ")
+
+
+def test_with_lora_the_divergence_from_the_start_is_0_before_the_first_step_and_grows(finished: Path) -> None:
+    steps = [line for line in read_metrics(finished / "metrics.jsonl") if "loss" in line]
+    assert [line["step"] for line in steps] == [1, 2, 3]
+    assert steps[0]["kl"] == 0.0  # dropout of an adapter that is still 0 changes nothing
+    assert steps[2]["kl"] > 1e-3
+
+
+def test_training_adapters_leaves_the_rest_of_the_weights_as_they_were(finished: Path) -> None:
+    start = load_file(finished / "origin/warm/model.safetensors")
+    end = load_file(finished / "checkpoints/step_000003/model/model.safetensors")
+    assert start.keys() == end.keys()
+    moved = {name for name in start if not torch.equal(start[name], end[name])}
+    assert moved == {name for name in start if "_proj" in name}
+
+
+def test_the_warm_start_of_a_new_model_trains_all_its_weights(finished: Path) -> None:
+    new, warm = (load_file(finished / f"origin/{name}/model.safetensors") for name in ("new", "warm"))
+    assert [name for name in new if torch.equal(new[name], warm[name])] == []
+
+
+def test_the_warm_start_of_a_model_that_was_there_trains_adapters(finished: Path, tmp_path: Path) -> None:
+    there = finished / "origin/warm"
+    changes = ("model.new=null", f"model.path={there}", "warm_start.steps=2", "train.steps=0")
+    succeed("train", *LORA, *changes, f"runs_dir={tmp_path}", "name=there")
+    before, warm = load_file(there / "model.safetensors"), load_file(tmp_path / "there/origin/warm/model.safetensors")
+    assert {name for name in warm if not torch.equal(before[name], warm[name])} == {
+        name for name in warm if "_proj" in name
+    }
+
+
+def test_an_exported_model_is_the_newest_checkpoints(finished: Path, tmp_path: Path) -> None:
+    out = succeed("export", str(finished), str(tmp_path / "made/model"))
+    assert out.strip().endswith(f"→ {tmp_path / 'made/model'}")
+    newest = finished / "checkpoints/step_000003/model"
+    assert torch.equal(logits(tmp_path / "made/model"), logits(newest))
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["model"]
+
+
+def test_an_exported_model_has_a_tokenizer_with_template_and_what_ends_a_reply(finished: Path, tmp_path: Path) -> None:
+    succeed("export", str(finished), str(tmp_path / "model"))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "3"}], tokenize=False)
+    wanted = end_ids(str(finished / "origin/warm"))
+    if wanted:
+        found = GenerationConfig.from_pretrained(tmp_path / "model").eos_token_id
+        assert (found if isinstance(found, list) else [found]) == list(wanted)
+
+
+def test_a_step_or_a_checkpoint_can_be_named(finished: Path, tmp_path: Path) -> None:
+    succeed("export", str(finished), str(tmp_path / "by_step"), "--step", "1")
+    succeed("export", str(finished / "checkpoints/step_000001"), str(tmp_path / "by_folder"))
+    wanted = load_file(finished / "checkpoints/step_000001/model/model.safetensors")
+    for name in ("by_step", "by_folder"):
+        found = load_file(tmp_path / name / "model.safetensors")
+        assert all(torch.equal(found[key], tensor) for key, tensor in wanted.items())
+    last = load_file(finished / "checkpoints/step_000003/model/model.safetensors")
+    assert not all(torch.equal(last[key], tensor) for key, tensor in wanted.items())
+
+
+def test_an_exported_adapter_on_the_policy_that_grpo_started_from_is_the_exported_model(
+    finished: Path, tmp_path: Path
+) -> None:
+    succeed("export", str(finished), str(tmp_path / "adapter"), "--adapter")
+    assert (tmp_path / "adapter/adapter_config.json").is_file()
+    together = logits(finished / "origin/warm", tmp_path / "adapter")
+    merged = logits(finished / "checkpoints/step_000003/model")
+    torch.testing.assert_close(together, merged, rtol=0, atol=1e-4)
+    assert not torch.allclose(together, logits(finished / "origin/warm"), atol=1e-2)
+
+
+def test_nothing_is_overwritten(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").write_text("kept")
+    assert "it is there already, and nothing is overwritten" in refused(str(finished), str(tmp_path / "mine"))
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine", "notes.txt"]
+
+
+def test_a_step_that_is_not_there_is_told_with_those_that_are(finished: Path, tmp_path: Path) -> None:
+    message = refused(str(finished), str(tmp_path / "model"), "--step", "7")
+    assert "it has no such checkpoint. It has 1, 2, 3." in message
+    message = refused(str(finished / "checkpoints/step_000002"), str(tmp_path / "model"), "--step", "2")
+    assert "it is one checkpoint already" in message
+
+
+def test_what_is_neither_a_run_nor_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    message = refused(str(tmp_path), str(tmp_path / "model"))
+    assert "neither a checkpoint (no manifest.json) nor a run that has one" in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_checkpoint_is_not_exported(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished / "checkpoints/step_000002", tmp_path / "step_000002")
+    file = tmp_path / "step_000002/model/model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    message = refused(str(tmp_path / "step_000002"), str(tmp_path / "model"))
+    assert "model/model.safetensors its SHA-256 begins" in message
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_run_that_trained_all_weights_has_no_adapter(finished: Path, tmp_path: Path) -> None:
+    succeed("train", *TINY, "train.steps=0", "warm_start.steps=0", f"runs_dir={tmp_path}", "name=full")
+    message = refused(str(tmp_path / "full"), str(tmp_path / "adapter"), "--adapter")
+    assert "it has no adapter/. It trained all weights: leave --adapter out." in message
+
+
+def test_a_run_with_adapters_and_dropout_resumes_bit_equal(finished: Path, tmp_path: Path) -> None:
+    """From its second checkpoint, as if it had been killed in its third step."""
+    shutil.copytree(finished, tmp_path / "again")
+    shutil.rmtree(tmp_path / "again/checkpoints/step_000003")
+    (tmp_path / "again/checkpoints/latest").write_text("step_000002")
+    succeed("train", "--resume", str(tmp_path / "again"))
+    wanted = load_file(finished / "checkpoints/step_000003/model/model.safetensors")
+    found = load_file(tmp_path / "again/checkpoints/step_000003/model/model.safetensors")
+    assert [name for name, tensor in found.items() if not torch.equal(tensor, wanted[name])] == []
+    lines = [
+        [line["loss"] for line in read_metrics(path / "metrics.jsonl") if "loss" in line]
+        for path in (finished, tmp_path / "again")
+    ]
+    assert lines[0] == lines[1]
+
+
+def test_targets_that_match_nothing_stop_the_run_before_it_trains(tmp_path: Path) -> None:
+    done = run("train", *TINY, "model.lora.targets=[c_attn]", f"runs_dir={tmp_path}", "name=none")
+    assert done.returncode == 2
+    message = done.stderr.replace("\n", " ")
+    assert "model.lora.targets names 'c_attn', which is no linear layer of Qwen3ForCausalLM" in message
+    assert "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj" in message
+    assert not (tmp_path / "none/origin/warm").exists()
+
+
+def test_a_resume_with_other_adapters_is_refused(finished: Path) -> None:
+    done = run("train", "--resume", str(finished), "model.lora.rank=8")
+    assert done.returncode == 2
+    assert "model was changed" in done.stderr.replace("\n", " ")
