@@ -15,7 +15,7 @@ import torch
 
 from condensegrpo import plugins
 from condensegrpo.advantages import ESTIMATORS
-from condensegrpo.config import HELD_OUT, Algorithm, Plugin, RunConfig, WeightedPlugin, evaluations, parse
+from condensegrpo.config import HELD_OUT, Algorithm, Plugin, RunConfig, WeightedPlugin, evaluations
 from condensegrpo.consistency import check_figures
 from condensegrpo.credit import Scores, advantages_of
 from condensegrpo.errors import ConfigError, ContextOverflow
@@ -43,6 +43,7 @@ from condensegrpo.rollout.budget import Limits, check_head
 from condensegrpo.rollout.episode import Engine
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
+from condensegrpo.section import parse
 
 P = TypeVar("P")
 
