@@ -318,3 +318,18 @@ def test_a_loss_with_a_derivative_of_every_field_of_a_token_gets_that_tokens_fie
     assert_equal(
         lambda logp_T, batch: Objective(surrogate(logp_T, batch) * batch.target * batch.turns, {}), trained(11)
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_measured_before_an_update_is_bit_for_bit_what_the_update_sees(dtype: torch.dtype) -> None:
+    """So that ratios of unchanged weights are 1 and divergences 0, and not nearly so."""
+    batch, module = collate(rows(40)), TrainedLogprobs(qwen3().to(dtype))
+    with torch.no_grad():
+        measured_T = module(*batch.inputs, 0.9).logp_T
+    found = module(*batch.inputs, 0.9, share=Share(Tokenwise(CLIPPED), replace(batch, old=measured_T)))
+    assert measured_T.dtype == torch.float32
+    assert len(measured_T) > fused_head.CPU_TILE
+    assert torch.equal(found.statistics["ratio"], torch.ones(len(measured_T)))
+    assert torch.equal(found.statistics["entropy"], -measured_T)
+    near = module(*batch.inputs, 0.9).logp_T.detach()  # with gradient, chunk by chunk
+    torch.testing.assert_close(measured_T, near, rtol=1e-5, atol=1e-5)

@@ -10,7 +10,8 @@ are taken while these are still in the cache: three products, or two where the h
 Legend: T trained tokens, _t those of a tile, H hidden size, V vocabulary.
 """
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,47 +53,63 @@ def summed(hidden: Tensor, weight: Tensor, target: Tensor, *, temperature: float
     Returns:
         The loss, whose backward may run once, and the statistics of all tokens.
     """
-    found, d_hidden, d_weight = _computed(hidden, weight, target, temperature, share, tile)
+    found, d_hidden, d_weight = _with_gradients(hidden, weight, target, temperature, share, tile)
     return found._replace(loss=_known(found.loss, hidden, weight, d_hidden, d_weight))
 
 
 @torch.no_grad()
-def _computed(
+def logprobs(hidden: Tensor, weight: Tensor, target: Tensor, *, temperature: float, tile: int) -> Tensor:
+    """log π (T,) of ``target`` in fp32, without gradient: bit for bit what ``summed`` gives its share, tile by tile."""
+    return torch.cat([one.logp_t for one in _tiles(hidden, weight, target, temperature, tile)])
+
+
+class Tile(NamedTuple):
+    """Some trained tokens at the head. With p the softmax of their logits and n = Σ exp(logits − largest):"""
+
+    place: slice  # among all tokens
+    logp_t: Tensor  # float32, nats, of the targets
+    total_t: Tensor  # n
+    spread: Tensor  # n·(p − 1[target]), (t, V), float32; the memory is that of every tile in turn
+
+
+def _tiles(hidden: Tensor, weight: Tensor, target: Tensor, temperature: float, tile: int) -> Iterator[Tile]:
+    """The tokens ``tile`` at a time; an empty tile if there are none.
+
+    Dividing (t, V) numbers by n, or multiplying them by a slope, would be a walk through them each: that is left to
+    whoever multiplies them with something smaller.
+    """
+    tokens = len(hidden)
+    room = hidden.new_empty(min(tile, tokens), len(weight))
+    for start in range(0, max(tokens, 1), tile):
+        place = slice(start, min(start + tile, tokens))
+        word = target[place, None]
+        logits = torch.mm(hidden[place], weight.t(), out=room[: len(word)]).float()
+        if temperature != 1:
+            logits.div_(temperature)
+        largest = logits.amax(dim=-1, keepdim=True)
+        chosen = logits.gather(1, word) - largest
+        total = logits.sub_(largest).exp_().sum(dim=-1, keepdim=True)
+        spread = logits.scatter_add_(1, word, -total)
+        yield Tile(place=place, logp_t=(chosen - total.log())[:, 0], total_t=total[:, 0], spread=spread)
+
+
+@torch.no_grad()
+def _with_gradients(
     hidden: Tensor, weight: Tensor, target: Tensor, temperature: float, share: Share, tile: int
 ) -> tuple[Summed, Tensor, Tensor | None]:
     """The loss and its gradients with respect to ``hidden`` and, unless it is frozen, ``weight``."""
-    tokens = len(hidden)
     d_hidden = torch.empty_like(hidden)
     d_weight = torch.zeros_like(weight, dtype=torch.float32) if weight.requires_grad else None
-    room = hidden.new_empty(min(tile, tokens), len(weight))  # for every tile's logits in turn
     parts = []
-    for start in range(0, max(tokens, 1), tile):  # one without tokens still says which statistics there are
-        stop = min(start + tile, tokens)
-        hidden_t, target_t = hidden[start:stop], target[start:stop]
-        logits = torch.mm(hidden_t, weight.t(), out=room[: stop - start]).float()
-        logp_t, total_t = _unnormalised(logits.div_(temperature) if temperature != 1 else logits, target_t)
-        part, slope_t = _slope(logp_t, share.part(start, stop))
+    for place, logp_t, total_t, spread in _tiles(hidden, weight, target, temperature, tile):
+        part, slope_t = _slope(logp_t, share.part(place.start, place.stop))  # of no tokens, it names the statistics
         parts.append(part)
-        factor_t = (-slope_t / (total_t * temperature))[:, None]  # d logits = factor · what is in ``logits`` now
-        product = logits.to(weight.dtype)
-        torch.mm(product, weight, out=d_hidden[start:stop]).mul_(factor_t)
+        factor_t = (-slope_t / (total_t * temperature))[:, None]  # d logits = factor · spread
+        product = spread.to(weight.dtype)
+        torch.mm(product, weight, out=d_hidden[place]).mul_(factor_t)
         if d_weight is not None:
-            _add_product(d_weight, product.t(), (factor_t * hidden_t).to(weight.dtype))
+            _add_product(d_weight, product.t(), (factor_t * hidden[place]).to(weight.dtype))
     return _together(parts), d_hidden, None if d_weight is None else d_weight.to(weight.dtype)
-
-
-def _unnormalised(logits: Tensor, target_t: Tensor) -> tuple[Tensor, Tensor]:
-    """log π of the targets and the sums n (t,) of exp(logits − largest); turns the logits into n·(p − 1[target]).
-
-    Dividing (t, V) numbers by n, or multiplying them by the slope, would be a walk through them each: that is left to
-    whoever multiplies them with something smaller.
-    """
-    place = target_t[:, None]
-    largest = logits.amax(dim=-1, keepdim=True)
-    chosen = logits.gather(1, place) - largest
-    total = logits.sub_(largest).exp_().sum(dim=-1, keepdim=True)
-    logits.scatter_add_(1, place, -total)
-    return (chosen - total.log())[:, 0], total[:, 0]
 
 
 def _slope(logp_t: Tensor, share: Share) -> tuple[Summed, Tensor]:

@@ -55,8 +55,7 @@ class ChunkedHead(nn.Module):
         if share is None:
             return self._predicted(hidden, target, temperature, entropy)
         if share.divisible and self._only_multiplies():
-            weight = cast(Tensor, self.lm_head.weight)
-            tile = fused_head.tile_tokens(hidden.device)
+            weight, tile = cast(Tensor, self.lm_head.weight), fused_head.tile_tokens(hidden.device)
             return fused_head.summed(hidden, weight, target, temperature=temperature, share=share, tile=tile)
         return share(self._predicted(hidden, target, temperature, entropy=False).logp_T)
 
@@ -65,21 +64,26 @@ class ChunkedHead(nn.Module):
         return type(self.lm_head) is nn.Linear and self.lm_head.bias is None and self.softcap is None
 
     def _predicted(self, hidden: Tensor, target: Tensor, temperature: float, entropy: bool) -> Predicted:
-        hidden_c, target_c = torch.split(hidden, self.chunk_tokens), torch.split(target, self.chunk_tokens)
-        chunks = list(zip(hidden_c, target_c, strict=True))
-        if len(chunks) == 1:
-            logp_T = self._logprobs(hidden, target, temperature)
-        else:
-            logp_T = torch.cat(
-                [
-                    cast(Tensor, checkpoint(self._logprobs, hidden_t, target_t, temperature, use_reentrant=False))
-                    for hidden_t, target_t in chunks
-                ]
-            )
+        logp_T = self._chunked(hidden, target, temperature)
         if not entropy:
             return Predicted(logp_T)
         with torch.no_grad():
-            return Predicted(logp_T, torch.cat([self._entropy(hidden_t, temperature) for hidden_t in hidden_c]))
+            chunks = torch.split(hidden, self.chunk_tokens)
+            return Predicted(logp_T, torch.cat([self._entropy(hidden_t, temperature) for hidden_t in chunks]))
+
+    def _chunked(self, hidden: Tensor, target: Tensor, temperature: float) -> Tensor:
+        if not torch.is_grad_enabled() and self._only_multiplies():  # the bits of the one pass: ratios of exactly 1
+            weight, tile = cast(Tensor, self.lm_head.weight), fused_head.tile_tokens(hidden.device)
+            return fused_head.logprobs(hidden, weight, target, temperature=temperature, tile=tile)
+        hidden_c, target_c = torch.split(hidden, self.chunk_tokens), torch.split(target, self.chunk_tokens)
+        if len(hidden_c) == 1:
+            return self._logprobs(hidden, target, temperature)
+        return torch.cat(
+            [
+                cast(Tensor, checkpoint(self._logprobs, hidden_t, target_t, temperature, use_reentrant=False))
+                for hidden_t, target_t in zip(hidden_c, target_c, strict=True)
+            ]
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits (…, V) in fp32 after ``hidden`` (…, H), soft-capped where the model's configuration says so."""
