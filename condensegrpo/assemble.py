@@ -21,9 +21,9 @@ from condensegrpo.credit import Scores, advantages_of
 from condensegrpo.errors import ConfigError, ContextOverflow
 from condensegrpo.learner.policy import end_ids, load_tokenizer, positions
 from condensegrpo.learner.targets import as_targets, check_targets_of
-from condensegrpo.losses import KL, LOSSES, importance
+from condensegrpo.losses import KL, LOSSES, OF_TURNS, importance
 from condensegrpo.messages import Message
-from condensegrpo.objective import Minimised, PolicyLoss, bound, corrected, first_update, policy, with_kl
+from condensegrpo.objective import Minimised, PolicyLoss, Tokenwise, bound, corrected, first_update, policy, with_kl
 from condensegrpo.packing import dummy
 from condensegrpo.plugins import build, load
 from condensegrpo.protocols import (
@@ -313,7 +313,8 @@ def _objective(algorithm: Algorithm, loss: PolicyLoss) -> Minimised:
     if algorithm.kl.coefficient:
         penalty = KL[algorithm.kl.estimator]
         minimised = partial(with_kl, objective=minimised, penalty=penalty, coefficient=algorithm.kl.coefficient)
-    return minimised
+    of_turns = algorithm.loss in OF_TURNS or (algorithm.importance.cap and algorithm.importance.level == "turn")
+    return minimised if of_turns else Tokenwise(minimised)
 
 
 def _try_out(key: str, call: Callable[[], object]) -> None:

@@ -8,9 +8,9 @@ Legend of the suffix: ``_T`` trained tokens of a micro-batch.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from torch import Tensor
 
@@ -30,6 +30,53 @@ class Objective(NamedTuple):
 
 
 Minimised = Callable[[Tensor, PackedBatch], Objective]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenwise:
+    """An objective in which a token's loss and statistics depend on no other token's log-probability or column.
+
+    It may be applied to some tokens of a micro-batch at a time, which the learner's head does to save a pass
+    (``learner/fused_head.py``). Nobody can check that promise: what looks at turns, as ``gspo`` and importance weights
+    of whole turns do, must not be wrapped in it.
+    """
+
+    objective: Minimised
+
+    def __call__(self, logp_T: Tensor, batch: PackedBatch) -> Objective:
+        """The objective itself."""
+        return self.objective(logp_T, batch)
+
+
+class Summed(NamedTuple):
+    """What some tokens add to the loss of their optimiser step."""
+
+    loss: Tensor  # (), Σ w·l over them
+    statistics: dict[str, Tensor]  # (T,) each, no gradient
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Share:
+    """What a micro-batch adds to the loss of its optimiser step, as a function of its log-probabilities."""
+
+    objective: Minimised
+    batch: PackedBatch
+
+    def __call__(self, logp_T: Tensor) -> Summed:
+        """Σ w·l over the trained tokens."""
+        found = self.objective(logp_T, self.batch)
+        return Summed(loss=(self.batch.weights * found.loss_T).sum(), statistics=dict(found.statistics))
+
+    @property
+    def divisible(self) -> bool:
+        """Whether the parts of it add up to the whole."""
+        return isinstance(self.objective, Tokenwise)
+
+    def part(self, start: int, stop: int) -> Self:
+        """The share of the trained tokens from ``start`` to before ``stop`` alone."""
+        columns = {column.name: getattr(self.batch, column.name) for column in fields(self.batch)}
+        own = {name: value[start:stop] for name, value in columns.items() if value.dim() == 1}
+        return replace(self, batch=replace(self.batch, **own))
 
 
 def bound(loss: Callable[..., TokenLoss], options: Mapping[str, Any]) -> PolicyLoss:

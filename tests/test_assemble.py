@@ -9,6 +9,7 @@ from builders import trajectory, turn
 from condensegrpo import assemble
 from condensegrpo.config import RunConfig, evaluations, find_config, load_config, shipped
 from condensegrpo.errors import ConfigError
+from condensegrpo.objective import Tokenwise
 from condensegrpo.protocols import Problem, RewardResult
 
 
@@ -197,3 +198,20 @@ def test_the_anchors_of_the_default_estimator_follow_the_context_budget() -> Non
     )
     shortest, short, long, wrong = cast.estimator(scores).flatten().tolist()
     assert shortest == short > long > 0 > wrong
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wanted"),
+    [
+        (("algorithm.loss=clipped",), True),
+        (("algorithm.loss=gspo",), False),
+        (("algorithm.importance={cap: 2, level: token}",), True),
+        (("algorithm.importance={cap: 2, level: turn}",), False),
+        (("algorithm.importance={cap: 2, level: turn}", "algorithm.updates_per_batch=2"), False),
+        (("algorithm.importance={cap: 0, level: turn}",), True),
+        (("algorithm.loss=gspo", "algorithm.kl.coefficient=0.1"), False),
+        (("algorithm.loss=cispo", "algorithm.kl.coefficient=0.1"), True),
+    ],
+)
+def test_objectives_that_look_at_whole_turns_are_never_taken_in_parts(overrides: tuple[str, ...], wanted: bool) -> None:
+    assert isinstance(assemble.check(quickstart(*overrides)).objective, Tokenwise) == wanted

@@ -15,6 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from condensegrpo.errors import LearnerError
 from condensegrpo.learner.grid import laid_out
 from condensegrpo.learner.head import ChunkedHead, Predicted
+from condensegrpo.objective import Share, Summed
 from condensegrpo.packing import PackedBatch, lay_out
 from condensegrpo.trajectory import Segment
 
@@ -55,15 +56,17 @@ class TrainedLogprobs(nn.Module):
         target: Tensor,
         temperature: float,
         entropy: bool = False,
-    ) -> Predicted:
+        share: Share | None = None,
+    ) -> Predicted | Summed:
         """Log π of ``target`` (T,) predicted at ``source`` (T,) of packed tokens (1, S), as ``PackedBatch`` has them.
 
         Args:
             temperature: that the tokens were sampled at.
             entropy: whether that of the distributions is wanted too, exactly.
+            share: what they are wanted for, if that is a loss: the result is that loss then.
         """
         hidden = self._hidden(token_ids, position_ids, reach, source)
-        return cast(Predicted, self.head(hidden, target, temperature, entropy))
+        return cast(Predicted | Summed, self.head(hidden, target, temperature, entropy, share))
 
     @property
     def config(self) -> PretrainedConfig:
