@@ -258,7 +258,7 @@ def test_dropout_is_active_in_the_optimisers_passes_and_nowhere_else() -> None:
     seen = []
     for _ in range(2):
         with dropping(learner.module):
-            seen.append(learner.module(batch.token_ids, batch.position_ids, batch.source, batch.target, 1.0).detach())
+            seen.append(learner.module(*batch.inputs, 1.0).logp_T.detach())
     assert not torch.equal(seen[0], still)
     assert not torch.equal(seen[0], seen[1])
     assert [part.training for part in policy.modules() if part.training] == []
