@@ -118,7 +118,7 @@ def _lessons(
     """The micro-batches of one step after another, without end."""
     while True:
         rows = _rows(list(islice(pairs, turns_per_step)))
-        yield packed(rows, max_tokens=max_tokens, width=learner.module.tree_width)
+        yield packed(rows, max_tokens=max_tokens, share=learner.module.computes_trees)
 
 
 def _rows(pairs: Sequence[Pair]) -> list[Segment]:

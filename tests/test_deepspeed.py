@@ -74,7 +74,7 @@ def test_every_zero_stage_equals_plain_torch(stage: int, objective: Minimised) -
 def test_shared_prefixes_under_every_zero_stage_equal_plain_torch(stage: int) -> None:
     steps = [forking_rows(16, seed=step) for step in range(STEPS)]
     wanted, norms = plain(steps, qwen3())
-    packed = [micro_batches_of(blocks(some, max_tokens=40, width=16), max_tokens=40) for some in steps]
+    packed = [micro_batches_of(blocks(some, max_tokens=30, share=True), max_tokens=30) for some in steps]
     found, stats = train(stage, packed)
     assert min(map(len, packed)) > 1
     assert_same(found, wanted)

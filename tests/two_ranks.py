@@ -69,7 +69,7 @@ def shared_out(folder: Path) -> None:
     steps = []
     for step in range(STEPS):
         mine = slice(0, 22) if rank == 0 else slice(22, 24)
-        steps.append(packed(forking_rows(24, seed=step)[mine], max_tokens=40, width=16))
+        steps.append(packed(forking_rows(24, seed=step)[mine], max_tokens=40, share=True))
     sizes = [sum(batch.token_ids.numel() for batch in batches) for batches in steps]
     for stage in (1, 3):
         torch.save((*train(stage, steps), sizes), folder / f"shared_stage{stage}_rank{rank}.pt")
