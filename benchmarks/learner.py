@@ -1,0 +1,331 @@
+"""How fast and how small the learner's step is, against the ways of the field and against its own limit.
+
+    python benchmarks/learner.py              # three workloads on a CPU, one thread, fp32
+    python benchmarks/learner.py --quick      # a toy model: does it run, do gradients agree
+    python benchmarks/learner.py --profile    # where the time of the learner's step goes
+    python benchmarks/learner.py --device cuda --dtype bfloat16 --questions 16
+
+The same model, rows and loss in every variant (passes.py says what each is, workloads.py what the rows are). Each
+runs in a process of its own; they take turns. A ratio is the median over rounds of the ratio within a round. Memory is
+the peak above the loaded model. The exit code is 1 if a gradient is not that of the first variant.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from flops import useful_flops
+from operators import operators_table, parts_table, profile
+from passes import (
+    Budget,
+    ModelSize,
+    Prepare,
+    by_length,
+    limit,
+    optimiser_step,
+    output_only,
+    output_only_in_tiles,
+    shared,
+    unshared,
+    whole_batch,
+    without_padding,
+)
+from rich.console import Console
+from rich.table import Table
+from worker import Clock, Job, Reading, Worker
+from workloads import LENGTHS, QUICK_LENGTHS, Kind, Workload, workload
+
+# fp32 sums in another order; bf16 has 8 bits of mantissa
+AGREEMENT = {"float32": 1e-5, "bfloat16": 5e-2}
+
+
+class Variant(NamedTuple):
+    """One line of a table."""
+
+    name: str
+    prepare: Prepare
+    apart: bool = False  # a row for every turn, also where turns continue each other
+    slow: bool = False  # runs in the first --slow-rounds rounds only
+    compared: bool = True  # its gradient must be that of the first variant
+
+
+WHOLE = Variant("padded whole batch, logits everywhere", whole_batch, slow=True)
+SORTED = Variant("padded by length, logits everywhere", by_length, slow=True)
+PACKED = Variant("packed, logits everywhere", without_padding, slow=True)
+OUTPUT_ONLY = Variant("padded by length, output-only head", output_only)
+TILES = Variant("padded by length, output-only head in tiles", output_only_in_tiles)
+APART = Variant("a row a turn, padded by length, output-only head", output_only, apart=True)
+UNSHARED = Variant("learner's pass, nothing shared", unshared)
+TREE_OF_TURNS = Variant("learner's pass, a row a turn, prefixes shared", shared, apart=True)
+SHARED = Variant("learner's pass, prefixes shared", shared)
+STEP = Variant("learner's step (DeepSpeed, AdamW)", optimiser_step)
+LIMIT = Variant("limit: the bare model", limit, compared=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """One table."""
+
+    kind: Kind
+    vocabulary: int
+    variants: tuple[Variant, ...]
+    bounds: tuple["Bound", ...]
+
+
+class Bound(NamedTuple):
+    """What is to be reached: a figure of one variant over that of another."""
+
+    what: str
+    over: Variant
+    under: Variant
+    at_least: bool  # or at most
+    wanted: float
+    memory: bool = False  # of peak memory, not of time
+
+
+BENCHES = {
+    "condensed-32k": Bench(
+        kind=Kind.CONDENSED,
+        vocabulary=32768,
+        variants=(WHOLE, SORTED, PACKED, OUTPUT_ONLY, TILES, UNSHARED, SHARED, STEP, LIMIT),
+        bounds=(
+            Bound("speed against the padded whole batch", WHOLE, SHARED, True, 10.0),
+            Bound("memory against the padded whole batch", SHARED, WHOLE, False, 0.2, memory=True),
+            Bound("speed against padding by length with an output-only head", OUTPUT_ONLY, SHARED, True, 1.8),
+            Bound("time of the step against its limit", STEP, LIMIT, False, 1.15),
+        ),
+    ),
+    "condensed-152k": Bench(
+        kind=Kind.CONDENSED,
+        vocabulary=151936,
+        variants=(OUTPUT_ONLY, SHARED),
+        bounds=(Bound("speed against padding by length with an output-only head", OUTPUT_ONLY, SHARED, True, 1.5),),
+    ),
+    "append-32k": Bench(
+        kind=Kind.APPEND,
+        vocabulary=32768,
+        variants=(OUTPUT_ONLY, APART, UNSHARED, TREE_OF_TURNS, SHARED, STEP, LIMIT),
+        bounds=(
+            Bound("speed against a padded row a trajectory with an output-only head", OUTPUT_ONLY, SHARED, True, 2.0),
+            Bound("time of the step against its limit", STEP, LIMIT, False, 1.15),
+        ),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What one variant took, round by round."""
+
+    readings: tuple[Reading, ...]
+    off: float | None  # largest difference to the first variant's gradient over its largest entry; or of the norms
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """Of every round that it ran in."""
+        return tuple(reading.seconds for reading in self.readings)
+
+    @property
+    def median(self) -> float:
+        """Seconds."""
+        return statistics.median(self.seconds)
+
+    @property
+    def peak(self) -> int:
+        """Bytes."""
+        return max(reading.peak for reading in self.readings)
+
+
+def measure(
+    bench: Bench, load: Workload, size: ModelSize, budget: Budget, options: argparse.Namespace
+) -> list[Measured]:
+    """Run the variants in turns."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"{number}.pt" for number in range(len(bench.variants))]
+        workers = [
+            Worker(
+                Job(
+                    prepare=variant.prepare,
+                    rows=load.apart if variant.apart else load.rows,
+                    size=size,
+                    budget=budget,
+                    threads=options.threads,
+                    clock=options.clock,
+                    seed=options.seed,
+                    gradient=path,
+                )
+            )
+            for variant, path in zip(bench.variants, paths, strict=True)
+        ]
+        readings: list[list[Reading]] = [[] for _ in workers]
+        for turn in range(options.rounds):
+            for variant, worker, found in zip(bench.variants, workers, readings, strict=True):
+                if not variant.slow or turn < options.slow_rounds:
+                    found.append(worker.compute())
+                    print(f"round {turn}: {variant.name}: {found[-1].seconds:.2f} s", file=sys.stderr)
+        for worker in workers:
+            worker.close()
+        first = torch.load(paths[0])
+        return [
+            Measured(readings=tuple(found), off=difference(first, path, found[0].norm) if variant.compared else None)
+            for variant, path, found in zip(bench.variants, paths, readings, strict=True)
+        ]
+
+
+def difference(wanted: Sequence[torch.Tensor], path: Path, norm: float | None) -> float:
+    """How far a gradient is from the wanted one: by its largest entry, or by its norm where only that is known."""
+    if norm is not None:
+        whole = float(torch.nn.utils.get_total_norm(wanted))  # rounded as the learner's own
+        return abs(norm - whole) / whole
+    largest = max(float(grad.abs().max()) for grad in wanted)
+    differences = [(one - grad).abs().max() for one, grad in zip(torch.load(path), wanted, strict=True)]
+    return float(torch.stack(differences).max()) / largest  # a NaN stays one
+
+
+def ratio(over: Measured, under: Measured) -> float:
+    """The median over rounds of the ratio of seconds within a round."""
+    return statistics.median(a / b for a, b in zip(over.seconds, under.seconds, strict=False))
+
+
+def found_of(bound: Bound, measured: Mapping[Variant, Measured]) -> float:
+    """The figure that a bound is about."""
+    over, under = measured[bound.over], measured[bound.under]
+    return over.peak / under.peak if bound.memory else ratio(over, under)
+
+
+def disagreeing(measured: Mapping[Variant, Measured], tolerance: float) -> list[str]:
+    """The variants whose gradient is another one, NaN included."""
+    return [one.name for one, found in measured.items() if found.off is not None and not found.off <= tolerance]
+
+
+def table(measured: Mapping[Variant, Measured], trained: int) -> tuple[list[str], list[list[str]]]:
+    """Heads and lines."""
+    base = next(iter(measured.values()))
+    heads = ["variant", "seconds: median (min–max)", "× as fast", "peak memory", "trained tokens/s", "gradient off by"]
+    lines = [
+        [
+            variant.name,
+            f"{found.median:.2f} ({min(found.seconds):.2f}–{max(found.seconds):.2f})",
+            f"{ratio(base, found):.2f}",
+            f"{found.peak / 2**20:.0f} MiB",
+            f"{trained / found.median:.0f}",
+            "–" if found.off is None else f"{found.off:.0e}",
+        ]
+        for variant, found in measured.items()
+    ]
+    return heads, lines
+
+
+def bounds_table(bench: Bench, measured: Mapping[Variant, Measured]) -> tuple[list[str], list[list[str]]]:
+    """Heads and lines."""
+    lines = []
+    for bound in bench.bounds:
+        found = found_of(bound, measured)
+        met = found >= bound.wanted if bound.at_least else found <= bound.wanted
+        wanted = f"{'≥' if bound.at_least else '≤'} {bound.wanted:g}"
+        lines.append([bound.what, wanted, f"{found:.2f}", "yes" if met else "no"])
+    return ["to reach", "wanted", "found", "met"], lines
+
+
+def show(title: str, heads: Sequence[str], lines: Sequence[Sequence[str]], *, markdown: bool) -> None:
+    """Print a table."""
+    if markdown:
+        rows = [heads, ["---"] * len(heads), *lines]
+        print("\n".join(f"| {' | '.join(row)} |" for row in rows), end="\n\n")
+        return
+    shown = Table(*heads, title=title, title_justify="left")
+    for line in lines:
+        shown.add_row(*line)
+    Console(width=140).print(shown)
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options; the clock is the process's own on a CPU with one thread, since other processes do not move it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads", nargs="+", choices=list(BENCHES), default=list(BENCHES))
+    parser.add_argument("--questions", type=int, default=1, help="P; each has 8 trajectories of 6 turns")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--slow-rounds", type=int, default=2, help="of the variants with logits everywhere")
+    parser.add_argument("--tokens-per-micro-batch", type=int, default=4096)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--clock", choices=["cpu", "wall"], help="default: cpu on a CPU with one thread, else wall")
+    parser.add_argument("--peak-tflops", type=float, default=989.0, help="of the GPU, for MFU: 989 is an H100's bf16")
+    parser.add_argument("--quick", action="store_true", help="a toy model and short rows")
+    parser.add_argument("--profile", action="store_true", help="the learner's step by operators, and no table")
+    parser.add_argument("--markdown", action="store_true")
+    options = parser.parse_args(arguments)
+    clock: Clock = "cpu" if options.device == "cpu" and options.threads == 1 else "wall"
+    options.clock = options.clock or clock
+    return options
+
+
+def model_size(vocabulary: int, *, quick: bool) -> ModelSize:
+    """6 × 256, or a toy."""
+    if quick:
+        return ModelSize(layers=2, hidden=32, heads=2, kv_heads=1, head=16, ffn=64, vocabulary=512)
+    return ModelSize(layers=6, hidden=256, heads=4, kv_heads=2, head=64, ffn=768, vocabulary=vocabulary)
+
+
+def run(name: str, options: argparse.Namespace) -> list[str]:
+    """One workload: its tables, or its profile. The variants whose gradient is wrong."""
+    bench = BENCHES[name]
+    lengths = (QUICK_LENGTHS if options.quick else LENGTHS)[bench.kind]
+    size = model_size(bench.vocabulary, quick=options.quick)
+    budget = Budget(tokens=options.tokens_per_micro_batch, dtype=options.dtype, device=options.device)
+    load = workload(bench.kind, lengths, questions=options.questions, vocabulary=size.vocabulary, seed=options.seed)
+    print(
+        f"\n**{name}**: {options.questions} × 8 trajectories of 6 turns, {len(load.rows)} rows of "
+        f"{load.tokens} tokens ({load.distinct} different), {load.trained} trained; {size.layers} layers of "
+        f"{size.hidden}, vocabulary {size.vocabulary}; {options.dtype} on {options.device}, {options.threads} "
+        f"thread(s), {options.clock} time, seed {options.seed}\n",
+        flush=True,
+    )
+    if options.profile:
+        found = profile(size, budget, load.rows, seed=options.seed)
+        show("parts", *parts_table(found, size.vocabulary), markdown=options.markdown)
+        show("operators", *operators_table(found), markdown=options.markdown)
+        return []
+    measured = dict(zip(bench.variants, measure(bench, load, size, budget, options), strict=True))
+    show(name, *table(measured, load.trained), markdown=options.markdown)
+    if not options.quick:  # a toy says nothing about them
+        show("bounds", *bounds_table(bench, measured), markdown=options.markdown)
+    _show_utilisation(measured, useful_flops(size, load.rows), options)
+    return disagreeing(measured, AGREEMENT[options.dtype])
+
+
+def _show_utilisation(measured: Mapping[Variant, Measured], flops: float, options: argparse.Namespace) -> None:
+    """What the arithmetic that the gradient needs is of the time that it took."""
+    for variant in (SHARED, STEP, LIMIT):
+        if variant not in measured:
+            continue
+        rate = flops / measured[variant].median
+        mfu = f", MFU {rate / (options.peak_tflops * 1e12):.1%}" if options.device == "cuda" else ""
+        print(f"{variant.name}: {rate / 1e9:.1f} GFLOP/s of useful arithmetic{mfu}")
+
+
+def main() -> None:
+    """Run the workloads one after another."""
+    options = parse()
+    torch.set_num_threads(options.threads)  # before anything is forked
+    wrong = {name: run(name, options) for name in options.workloads}
+    if options.profile:
+        return
+    for name, variants in wrong.items():
+        for variant in variants:
+            print(f"{name}: the gradient of {variant!r} is not that of the first variant")
+    if any(wrong.values()):
+        sys.exit(1)
+    print(f"\nAll gradients agree within {AGREEMENT[options.dtype]:g} of the largest entry (the step's: of the norm).")
+
+
+if __name__ == "__main__":
+    main()

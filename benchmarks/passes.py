@@ -1,0 +1,257 @@
+"""The ways to compute one optimiser step's gradient that the learner's benchmark compares.
+
+Every pass takes the same rows to the same gradient: Σ w·l over the trained tokens, l the clipped policy loss. Turning
+rows into tensors is part of it. Passes of the field (``whole_batch`` to ``output_only_in_tiles``) are written with
+transformers alone; those named ``shared`` and ``step`` are the learner's own; ``limit`` is what nothing can beat that
+computes the same tokens with this model.
+
+Legend: B rows and L columns of a padded batch, T trained tokens, V vocabulary, H hidden size.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from condensegrpo.learner import deepspeed
+from condensegrpo.learner.logprobs import TrainedLogprobs
+from condensegrpo.learner.sharing import packed
+from condensegrpo.losses import LOSSES
+from condensegrpo.objective import Minimised, bound, first_update, policy
+from condensegrpo.packing import PackedBatch, blocks, collate, micro_batches
+from condensegrpo.trajectory import Segment
+
+# The weights that learn are those sampled from: what a run with one update of a batch minimises.
+OBJECTIVE: Minimised = partial(first_update, objective=partial(policy, loss=bound(LOSSES["clipped"], {})))
+DENSE_ROW = 1024  # tokens behind each other in one row of plain dense attention, which computes every pair of them
+TILE = 256  # trained tokens whose logits exist at a time in tiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """A Qwen3 with random weights and tied embeddings."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head: int  # channels of one attention head
+    ffn: int
+    vocabulary: int
+
+    def build(self, *, seed: int, dtype: torch.dtype) -> PreTrainedModel:
+        """The model on the CPU, in evaluation mode."""
+        torch.manual_seed(seed)
+        config = Qwen3Config(
+            vocab_size=self.vocabulary,
+            hidden_size=self.hidden,
+            intermediate_size=self.ffn,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            head_dim=self.head,
+            max_position_embeddings=4096,
+            tie_word_embeddings=True,
+            attn_implementation="sdpa",
+        )
+        return Qwen3ForCausalLM(config).to(dtype=dtype).eval()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What all passes are given alike."""
+
+    tokens: int  # of a micro-batch
+    dtype: Literal["float32", "bfloat16"]
+    device: str
+
+
+Step = Callable[[Sequence[Segment]], float | None]  # the gradient's norm, where the gradient itself is not left behind
+Prepare = Callable[[PreTrainedModel, Budget, Sequence[Segment]], Step]
+
+
+def whole_batch(model: PreTrainedModel, budget: Budget, _: Sequence[Segment]) -> Step:
+    """All rows padded to the longest, logits at every position."""
+
+    def step(rows: Sequence[Segment]) -> None:
+        _everywhere(model, rows)
+
+    return step
+
+
+def by_length(model: PreTrainedModel, budget: Budget, _: Sequence[Segment]) -> Step:
+    """Padded micro-batches of rows of like length, logits at every position."""
+
+    def step(rows: Sequence[Segment]) -> None:
+        for some in sorted_batches(rows, budget.tokens):
+            _everywhere(model, some)
+
+    return step
+
+
+def without_padding(model: PreTrainedModel, budget: Budget, _: Sequence[Segment]) -> Step:
+    """Rows behind each other, block-diagonal dense attention, logits at every position."""
+
+    def step(rows: Sequence[Segment]) -> None:
+        room = max(DENSE_ROW, max(len(row.token_ids) for row in rows))
+        for one in micro_batches(blocks(rows, max_tokens=room, width=None), max_tokens=room):
+            batch = one.to(model.device)
+            ids, places = batch.token_ids, batch.position_ids
+            next_S = ids.roll(-1)  # what follows the end of a row is nobody's target
+            logp_S = _of_next(model(input_ids=ids, position_ids=places, use_cache=False).logits, next_S)
+            _descend(logp_S[batch.source], batch)
+
+    return step
+
+
+def output_only(model: PreTrainedModel, budget: Budget, _: Sequence[Segment], *, tile: int | None = None) -> Step:
+    """Padded micro-batches of rows of like length, the LM head on trained positions alone, or in tiles of those."""
+
+    def step(rows: Sequence[Segment]) -> None:
+        for some in sorted_batches(rows, budget.tokens):
+            batch = collate(some).to(model.device)
+            ids_BL, place_T = padded(some)
+            hidden = model.get_decoder()(input_ids=ids_BL.to(model.device), use_cache=False).last_hidden_state
+            hidden_T = hidden.flatten(0, 1)[place_T.to(model.device)]
+            if tile is None:
+                _descend(_logprobs(model, hidden_T, batch.target), batch)
+                continue
+            parts = zip(hidden_T.split(tile), batch.target.split(tile), strict=True)
+            logp = [checkpoint(_logprobs, model, one_t, target_t, use_reentrant=False) for one_t, target_t in parts]
+            _descend(torch.cat(logp), batch)
+
+    return step
+
+
+output_only_in_tiles: Prepare = partial(output_only, tile=TILE)
+
+
+def shared(model: PreTrainedModel, budget: Budget, _: Sequence[Segment], *, trees: bool = True) -> Step:
+    """The learner's own pass: packed rows, shared prefixes once, its own head; without DeepSpeed."""
+    module = TrainedLogprobs(model)
+    width = module.tree_width if trees else None
+
+    def step(rows: Sequence[Segment]) -> None:
+        for one in packed(rows, max_tokens=budget.tokens, width=width):
+            batch = one.to(model.device)
+            _descend(module(*batch.inputs, 1.0).logp_T, batch)
+
+    return step
+
+
+unshared: Prepare = partial(shared, trees=False)
+
+
+def optimiser_step(model: PreTrainedModel, budget: Budget, _: Sequence[Segment]) -> Step:
+    """The learner's whole step: what training calls, with DeepSpeed, clipping, AdamW and statistics."""
+    # so small a rate that the first step does not move the gradient of the next
+    optimiser = deepspeed.Optimiser(lr=1e-12, total_steps=1000)
+    engine = deepspeed.open_engine(model, zero_stage=0, optimiser=optimiser, dtype=budget.dtype)
+    width = engine.module.tree_width
+
+    def step(rows: Sequence[Segment]) -> float:
+        batches = packed(rows, max_tokens=budget.tokens, width=width)
+        return deepspeed.optimise(engine, batches, OBJECTIVE)["grad_norm"]
+
+    return step
+
+
+def limit(model: PreTrainedModel, budget: Budget, rows: Sequence[Segment]) -> Step:
+    """The bare model on as many tokens as the learner computes, perfectly packed; no loss, optimiser or bookkeeping.
+
+    The decoder computes full rows of one length, the mean of the real ones, so that a token sees as many keys in the
+    mean and attention is causal without a mask. The LM head computes as many positions as there are trained tokens,
+    tile by tile, its logits standing in for their own gradient: three products with the weight and nothing else.
+    Tensors are made beforehand.
+    """
+    width = TrainedLogprobs(model).tree_width
+    batches = packed(rows, max_tokens=budget.tokens, width=width)
+    computed, trained = sum(one.token_ids.numel() for one in batches), sum(one.target.numel() for one in batches)
+    columns = round(sum(len(row.token_ids) for row in rows) / len(rows))
+    count = max(1, round(computed / columns))
+    ids_BL = torch.randint(model.config.vocab_size, (count, columns), device=model.device)
+    places = torch.linspace(0, count * columns - 1, trained, device=model.device).long()
+
+    def step(_: Sequence[Segment]) -> None:
+        first = 0
+        for some in ids_BL.split(max(1, budget.tokens // columns)):
+            hidden = model.get_decoder()(input_ids=some, use_cache=False).last_hidden_state.flatten(0, 1)
+            here = places[(places >= first) & (places < first + len(hidden))] - first
+            first += len(hidden)
+            _bare(model, hidden, here)
+
+    return step
+
+
+def sorted_batches(rows: Sequence[Segment], max_tokens: int) -> Iterator[list[Segment]]:
+    """The rows, longest first, in batches of at most so many tokens with padding; a longer row is alone."""
+    batch: list[Segment] = []
+    for row in sorted(rows, key=lambda row: -len(row.token_ids)):
+        if batch and (len(batch) + 1) * len(batch[0].token_ids) > max_tokens:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def padded(rows: Sequence[Segment]) -> tuple[Tensor, Tensor]:
+    """Rows padded on the right, which causal attention needs no mask for, and what predicts their trained tokens.
+
+    Example: rows [5 6 7*] and [8 9*] (trained where starred) give [[5 6 7] [8 9 0]] and the places 1 and 3.
+
+    Returns:
+        ids (B, L) and places (T,) in the flattened ids, in the order of ``collate``.
+    """
+    columns = max(len(row.token_ids) for row in rows)
+    ids = torch.tensor([[*row.token_ids, *[0] * (columns - len(row.token_ids))] for row in rows])
+    places = [
+        number * columns + place - 1
+        for number, row in enumerate(rows)
+        for place, trained in enumerate(row.trained)
+        if trained
+    ]
+    return ids, torch.tensor(places)
+
+
+def _everywhere(model: PreTrainedModel, rows: Sequence[Segment]) -> None:
+    batch = collate(rows).to(model.device)
+    ids_BL, place_T = (part.to(model.device) for part in padded(rows))
+    next_BL = ids_BL.roll(-1, dims=1)  # what follows the last column is nobody's target
+    logp = _of_next(model(input_ids=ids_BL, use_cache=False).logits, next_BL)
+    _descend(logp[place_T], batch)
+
+
+def _of_next(logits: Tensor, next_tokens: Tensor) -> Tensor:
+    """Log-probabilities (B·L,) of the tokens (B, L) that follow each position."""
+    return -functional.cross_entropy(logits.flatten(0, 1).float(), next_tokens.flatten(), reduction="none")
+
+
+def _logprobs(model: PreTrainedModel, hidden_T: Tensor, target_T: Tensor) -> Tensor:
+    logits: Tensor = model.get_output_embeddings()(hidden_T).float()
+    return -functional.cross_entropy(logits, target_T, reduction="none")
+
+
+def _descend(logp_T: Tensor, batch: PackedBatch) -> None:
+    (batch.weights * OBJECTIVE(logp_T, batch).loss_T).sum().backward()
+
+
+def _bare(model: PreTrainedModel, hidden: Tensor, places: Tensor) -> None:
+    """Backward through head and decoder, the logits at ``places`` being their own gradient: three products a tile."""
+    weight = model.get_output_embeddings().weight
+    if weight.grad is None:
+        weight.grad = torch.zeros_like(weight)
+    chosen = hidden[places]
+    with torch.no_grad():
+        grads = []
+        for tile in chosen.split(TILE):
+            logits = tile @ weight.T
+            grads.append(logits @ weight)
+            weight.grad.addmm_(logits.T, tile)
+    chosen.backward(torch.cat(grads))

@@ -1,0 +1,177 @@
+"""The learner's benchmark: rows are what training would make, gradients agree, figures mean what they say."""
+
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from flops import useful_flops
+from learner import OUTPUT_ONLY, SHARED, WHOLE, Measured, difference, disagreeing, ratio
+from operators import Operator, part_of
+from passes import ModelSize, padded, sorted_batches
+from tiny import segment
+from worker import Reading
+from workloads import LENGTHS, QUICK_LENGTHS, Kind, Workload, workload
+
+ROOT = Path(__file__).resolve().parent.parent
+KINDS = pytest.mark.parametrize("kind", list(Kind))
+
+
+def made(kind: Kind, *, seed: int = 0) -> Workload:
+    return workload(kind, LENGTHS[kind], questions=1, vocabulary=32768, seed=seed)
+
+
+def readings(*seconds: float, peak: int = 0, off: float | None = 0.0) -> Measured:
+    return Measured(readings=tuple(Reading(each, peak, None) for each in seconds), off=off)
+
+
+@KINDS
+def test_rows_are_the_same_for_the_same_seed_and_others_for_another(kind: Kind) -> None:
+    assert made(kind, seed=3) == made(kind, seed=3)
+    assert made(kind, seed=3) != made(kind, seed=4)
+
+
+def test_the_vocabulary_changes_tokens_and_no_lengths() -> None:
+    small, large = (
+        workload(Kind.CONDENSED, LENGTHS[Kind.CONDENSED], questions=1, vocabulary=size, seed=0).rows
+        for size in (100, 151936)
+    )
+    assert [row.trained for row in small] == [row.trained for row in large]
+    assert max(token for row in small for token in row.token_ids) < 100
+
+
+@KINDS
+@pytest.mark.parametrize("seed", range(5))
+def test_contexts_fit_and_all_rows_of_a_question_begin_with_it(kind: Kind, seed: int) -> None:
+    load = made(kind, seed=seed)
+    contexts = [row.trained.index(True) for row in load.apart]
+    assert len(contexts) == 8 * 6
+    assert max(contexts) <= 512
+    shortest = min(contexts)  # that of a first turn: the question alone
+    assert 96 <= shortest <= 192
+    assert len({row.token_ids[:shortest] for row in load.apart}) == 1
+
+
+def test_condensed_turns_are_rows_of_their_own_from_the_third_on_and_appended_ones_are_one_row() -> None:
+    condensed, append = made(Kind.CONDENSED), made(Kind.APPEND)
+    assert [row.first_turn for row in condensed.rows] == [0, 2, 3, 4, 5] * 8  # nothing to drop before turn 2
+    assert [row.first_turn for row in append.rows] == [0] * 8
+
+
+def test_appended_contexts_continue_the_last() -> None:
+    rows = made(Kind.APPEND).apart
+    for last, row in pairwise(rows[:6]):
+        assert row.token_ids[: len(last.token_ids)] == last.token_ids
+
+
+@KINDS
+def test_turns_apart_train_the_same_tokens_with_the_same_weights_as_the_rows(kind: Kind) -> None:
+    load = made(kind)
+
+    def trained(rows: tuple[object, ...]) -> list[tuple[object, ...]]:
+        columns = [zip(row.token_ids, row.advantages, row.weights, row.trained, strict=True) for row in rows]
+        return [each[:3] for column in columns for each in column if each[3]]
+
+    assert trained(load.rows) == trained(load.apart)
+    assert {weight for row in load.rows for weight in row.weights if weight} == {1 / (8 * 6 * 2 * 64)}
+    assert {round(one, 2) for row in load.rows for one in row.advantages if one} == {-0.94, 0.94}  # 4 of 8 are right
+
+
+def test_the_median_output_is_the_one_asked_for() -> None:
+    rows = workload(Kind.CONDENSED, LENGTHS[Kind.CONDENSED], questions=20, vocabulary=32768, seed=0).apart
+    outputs = sorted(sum(row.trained) for row in rows)
+    assert 58 <= outputs[len(outputs) // 2] <= 70
+
+
+def test_padding_is_on_the_right_and_places_predict_the_trained_tokens() -> None:
+    ids, places = padded([segment([5, 6, 7], [2]), segment([8, 9], [1])])
+    assert ids.tolist() == [[5, 6, 7], [8, 9, 0]]
+    assert places.tolist() == [1, 3]
+
+
+def test_rows_of_like_length_are_padded_together_within_the_budget() -> None:
+    rows = [segment(range(length), [1]) for length in (2, 9, 3, 8)]
+    found = [[len(row.token_ids) for row in batch] for batch in sorted_batches(rows, 18)]
+    assert found == [[9, 8], [3, 2]]
+    assert [len(batch) for batch in sorted_batches(rows, 1)] == [1, 1, 1, 1]
+
+
+def test_useful_arithmetic_is_counted_once_for_shared_tokens() -> None:
+    size = ModelSize(layers=1, hidden=2, heads=1, kv_heads=1, head=2, ffn=1, vocabulary=10)
+    weights = 4 * (2 * 2) + 3 * 2  # q, k, v, o and the three of the feed-forward part
+    head = 6 * 2 * 10 * 2
+    # a row of 3 tokens has 1 + 2 + 3 pairs; its sibling adds one token that looks at 3
+    once = 6 * weights * 4 + 12 * 2 * (6 + 3) + head
+    assert useful_flops(size, [segment([1, 2, 3], [2]), segment([1, 2, 4], [2])]) == once
+    assert useful_flops(size, [segment([1, 2, 3], [2]), segment([5, 2, 4], [2])]) > once
+
+
+def test_a_ratio_is_taken_within_rounds_and_not_between_medians() -> None:
+    assert ratio(readings(10, 40, 12), readings(5, 10, 4)) == 3  # of 2, 4 and 3; the medians' would be 2.4
+    assert ratio(readings(10, 40), readings(5, 10, 1)) == 3  # the slow one ran in two rounds only
+
+
+def test_gradients_that_differ_are_named_and_nan_is_no_agreement() -> None:
+    measured = {WHOLE: readings(1), SHARED: readings(1, off=2e-5), OUTPUT_ONLY: readings(1, off=float("nan"))}
+    assert disagreeing(measured, 1e-5) == [SHARED.name, OUTPUT_ONLY.name]
+    assert disagreeing({WHOLE: readings(1, off=1e-6)}, 1e-5) == []
+
+
+def test_a_difference_is_relative_to_the_largest_entry_or_to_the_norm(tmp_path: Path) -> None:
+    torch.save([torch.tensor([3.0]), torch.tensor([4.5])], tmp_path / "found.pt")
+    wanted = [torch.tensor([3.0]), torch.tensor([4.0])]
+    assert difference(wanted, tmp_path / "found.pt", None) == 0.125
+    assert difference(wanted, tmp_path / "none.pt", 5.5) == pytest.approx(0.1)
+
+
+def test_the_script_prints_its_tables_and_all_gradients_agree() -> None:
+    done = subprocess.run(
+        [sys.executable, "benchmarks/learner.py", "--quick", "--markdown", "--rounds", "1"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "All gradients agree" in done.stdout
+    for name in ("condensed-32k", "condensed-152k", "append-32k"):
+        assert f"**{name}**" in done.stdout
+    lines = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
+    own = [line for line in lines if line[0].startswith("| learner's ")]
+    assert len(own) == 3 + 1 + 4
+    assert all(len(line) == 6 and float(line[5].removesuffix(" |")) < 1e-5 for line in own)
+
+
+def test_the_profile_names_the_operators_of_the_step() -> None:
+    done = subprocess.run(
+        [sys.executable, "benchmarks/learner.py", "--quick", "--markdown", "--profile", "--workloads", "append-32k"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "| aten::mm |" in done.stdout
+    assert "| LM head: products with its weight |" in done.stdout
+
+
+def test_operators_are_told_apart_by_name_and_shapes() -> None:
+    def part(name: str, *shapes: tuple[int, ...]) -> str:
+        return part_of(Operator(name, shapes, 1, 1.0), 512)
+
+    assert part("aten::mm", (64, 32), (32, 512)) == part("aten::mm", (512, 64), (64, 32))
+    assert part("aten::_log_softmax", (64, 512)).startswith("LM head: softmax")
+    assert part("aten::mm", (64, 32), (32, 96)).startswith("decoder")
+    assert part("aten::_scaled_dot_product_flash_attention_for_cpu", (1, 2, 64, 16)) == "attention"
+    assert part("aten::embedding_dense_backward", (1, 64, 32)).startswith("the rest")
+    assert part("aten::add_", (512, 32), (512, 32)).startswith("the rest")  # a gradient, no logits
+
+
+def test_short_rows_are_short() -> None:
+    load = workload(Kind.CONDENSED, QUICK_LENGTHS[Kind.CONDENSED], questions=1, vocabulary=512, seed=0)
+    assert max(len(row.token_ids) for row in load.rows) < 128
