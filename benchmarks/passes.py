@@ -23,12 +23,12 @@ from condensegrpo.learner import deepspeed
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.sharing import packed
 from condensegrpo.losses import LOSSES
-from condensegrpo.objective import Minimised, bound, first_update, policy
+from condensegrpo.objective import Share, Tokenwise, bound, first_update, policy
 from condensegrpo.packing import PackedBatch, blocks, collate, micro_batches
 from condensegrpo.trajectory import Segment
 
 # The weights that learn are those sampled from: what a run with one update of a batch minimises.
-OBJECTIVE: Minimised = partial(first_update, objective=partial(policy, loss=bound(LOSSES["clipped"], {})))
+OBJECTIVE = Tokenwise(partial(first_update, objective=partial(policy, loss=bound(LOSSES["clipped"], {}))))
 DENSE_ROW = 1024  # tokens behind each other in one row of plain dense attention, which computes every pair of them
 TILE = 256  # trained tokens whose logits exist at a time in tiles
 
@@ -100,7 +100,7 @@ def without_padding(model: PreTrainedModel, budget: Budget, _: Sequence[Segment]
 
     def step(rows: Sequence[Segment]) -> None:
         room = max(DENSE_ROW, max(len(row.token_ids) for row in rows))
-        for one in micro_batches(blocks(rows, max_tokens=room, width=None), max_tokens=room):
+        for one in micro_batches(blocks(rows, max_tokens=room, share=False), max_tokens=room):
             batch = one.to(model.device)
             ids, places = batch.token_ids, batch.position_ids
             next_S = ids.roll(-1)  # what follows the end of a row is nobody's target
@@ -135,12 +135,12 @@ output_only_in_tiles: Prepare = partial(output_only, tile=TILE)
 def shared(model: PreTrainedModel, budget: Budget, _: Sequence[Segment], *, trees: bool = True) -> Step:
     """The learner's own pass: packed rows, shared prefixes once, its own head; without DeepSpeed."""
     module = TrainedLogprobs(model)
-    width = module.tree_width if trees else None
+    share = trees and module.computes_trees
 
     def step(rows: Sequence[Segment]) -> None:
-        for one in packed(rows, max_tokens=budget.tokens, width=width):
+        for one in packed(rows, max_tokens=budget.tokens, share=share):
             batch = one.to(model.device)
-            _descend(module(*batch.inputs, 1.0).logp_T, batch)
+            module(*batch.inputs, 1.0, share=Share(OBJECTIVE, batch)).loss.backward()
 
     return step
 
@@ -153,10 +153,10 @@ def optimiser_step(model: PreTrainedModel, budget: Budget, _: Sequence[Segment])
     # so small a rate that the first step does not move the gradient of the next
     optimiser = deepspeed.Optimiser(lr=1e-12, total_steps=1000)
     engine = deepspeed.open_engine(model, zero_stage=0, optimiser=optimiser, dtype=budget.dtype)
-    width = engine.module.tree_width
+    share = engine.module.computes_trees
 
     def step(rows: Sequence[Segment]) -> float:
-        batches = packed(rows, max_tokens=budget.tokens, width=width)
+        batches = packed(rows, max_tokens=budget.tokens, share=share)
         return deepspeed.optimise(engine, batches, OBJECTIVE)["grad_norm"]
 
     return step
@@ -170,8 +170,7 @@ def limit(model: PreTrainedModel, budget: Budget, rows: Sequence[Segment]) -> St
     tile by tile, its logits standing in for their own gradient: three products with the weight and nothing else.
     Tensors are made beforehand.
     """
-    width = TrainedLogprobs(model).tree_width
-    batches = packed(rows, max_tokens=budget.tokens, width=width)
+    batches = packed(rows, max_tokens=budget.tokens, share=TrainedLogprobs(model).computes_trees)
     computed, trained = sum(one.token_ids.numel() for one in batches), sum(one.target.numel() for one in batches)
     columns = round(sum(len(row.token_ids) for row in rows) / len(rows))
     count = max(1, round(computed / columns))
