@@ -7,7 +7,7 @@ from functools import partial
 from condensegrpo import assemble
 from condensegrpo.assemble import Cast
 from condensegrpo.config import RunConfig
-from condensegrpo.learner import ranks
+from condensegrpo.learner import deepspeed, ranks
 from condensegrpo.learner.deepspeed import DeepSpeedEngine
 from condensegrpo.learner.reference import Reference, against_base, against_copy, open_reference
 from condensegrpo.observer import Observer
@@ -72,7 +72,7 @@ def set_up(config: RunConfig, folder: RunFolder, cast: Cast, source: str, observ
 def take_down(rig: Rig) -> None:
     """Free what the run holds."""
     rig.sampler.close()
-    rig.learner.destroy()
+    deepspeed.close(rig.learner)
     for tracker in rig.trackers:
         tracker.close()
 

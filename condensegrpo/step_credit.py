@@ -62,7 +62,7 @@ def record_credit(rig: Rig, step: int, sampled: Sampled, credit: StepCredit) -> 
     ]
     rows += [_no_credit(one, "mask") for one in sampled.masked]
     rows += [_no_credit(one, "drop") for one in sampled.dropped]
-    everybody = [row for share in ranks.gather(rows) for row in share]
+    everybody = _everybody(rows)
     if ranks.rank() == 0:
         write_credit(rig.folder.credit(step), everybody)
 

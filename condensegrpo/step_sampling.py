@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple, Self
+from dataclasses import dataclass
+from typing import Self
 
 from condensegrpo.collect import collect, failures_of, tell_failures
 from condensegrpo.credit import idle_groups, scores_of, split_masked
@@ -14,14 +15,15 @@ from condensegrpo.storage import write_trajectory
 from condensegrpo.trajectory import ScoredTrajectory
 
 
-class Sampled(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Sampled:
     """What became of this rank's trajectories of a step."""
 
     kept: tuple[ScoredTrajectory, ...]  # they train; denominators count them
     masked: tuple[ScoredTrajectory, ...]  # by their stop, see algorithm.on_stop
     dropped: tuple[ScoredTrajectory, ...]  # by dynamic sampling: no trajectory of their group has an advantage
 
-    def __add__(self, other: "Sampled") -> Self:  # type: ignore[override]  # joined field by field, not as tuples
+    def __add__(self, other: Self) -> Self:
         """Both together."""
         return type(self)(self.kept + other.kept, self.masked + other.masked, self.dropped + other.dropped)
 

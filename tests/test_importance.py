@@ -8,7 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from condensegrpo.losses import LEVELS, MODES, Importance, importance, masked, token_ratio, truncated, turn_ratio
+from condensegrpo.losses import (
+    LEVELS,
+    MODES,
+    Importance,
+    Level,
+    Mode,
+    importance,
+    masked,
+    token_ratio,
+    truncated,
+    turn_ratio,
+)
 
 # Turn 7 has two tokens, which the learner finds 4 times and half as likely; turn 2 has one, an eighth as likely.
 SAMPLER_T = torch.tensor([-2.0, -1.0, -1.0], dtype=torch.float64)
@@ -30,9 +41,9 @@ TURN_T = torch.tensor([7, 2, 7])
     ],
 )
 def test_every_level_and_mode_by_hand(
-    level: str, mode: str, cap: float, weight: list[float], bounded: list[bool]
+    level: Level, mode: Mode, cap: float, weight: list[float], bounded: list[bool]
 ) -> None:
-    found = importance(LEARNER_T, SAMPLER_T, TURN_T, cap=cap, level=level, mode=mode)  # type: ignore[arg-type]
+    found = importance(LEARNER_T, SAMPLER_T, TURN_T, cap=cap, level=level, mode=mode)
     assert found.weight_T.tolist() == pytest.approx(weight)
     assert found.ratio_T.tolist() == pytest.approx([4, 1 / 8, 1 / 2] if level == "token" else [2, 1 / 8, 2])
     assert found.bounded_T.tolist() == bounded
@@ -57,11 +68,13 @@ def test_the_bounds_themselves_are_inside() -> None:
 @pytest.mark.parametrize("mode", sorted(MODES))
 @settings(deadline=None, max_examples=20)
 @given(st.lists(st.tuples(st.floats(-50, 0, width=32), st.integers(-3, 3)), max_size=12), st.floats(1, 10))
-def test_equal_engines_need_no_correction(level: str, mode: str, tokens: list[tuple[float, int]], cap: float) -> None:
+def test_equal_engines_need_no_correction(
+    level: Level, mode: Mode, tokens: list[tuple[float, int]], cap: float
+) -> None:
     # Flash-RL#19: a correction of e⁻¹ where there was nothing to correct
     logp_T = torch.tensor([logp for logp, _ in tokens])
     turn_T = torch.tensor([turn for _, turn in tokens], dtype=torch.int64)
-    found = importance(logp_T, logp_T, turn_T, cap=cap, level=level, mode=mode)  # type: ignore[arg-type]
+    found = importance(logp_T, logp_T, turn_T, cap=cap, level=level, mode=mode)
     assert found.weight_T.tolist() == found.ratio_T.tolist() == [1] * len(tokens)
     assert not found.bounded_T.any()
 
@@ -73,13 +86,13 @@ def test_equal_engines_need_no_correction(level: str, mode: str, tokens: list[tu
     st.floats(1, 1e6),
 )
 def test_the_cap_is_honoured_and_its_share_can_be_logged(
-    level: str, tokens: list[tuple[float, float, int]], cap: float
+    level: Level, tokens: list[tuple[float, float, int]], cap: float
 ) -> None:
     # trl#4772: ratios explode
     learner_T, sampler_T = (torch.tensor([token[side] for token in tokens], dtype=torch.float64) for side in (0, 1))
     turn_T = torch.tensor([turn for _, _, turn in tokens], dtype=torch.int64)
-    cut = importance(learner_T, sampler_T, turn_T, cap=cap, level=level, mode="truncate")  # type: ignore[arg-type]
-    left_out = importance(learner_T, sampler_T, turn_T, cap=cap, level=level, mode="mask")  # type: ignore[arg-type]
+    cut = importance(learner_T, sampler_T, turn_T, cap=cap, level=level, mode="truncate")
+    left_out = importance(learner_T, sampler_T, turn_T, cap=cap, level=level, mode="mask")
     ratios = cut.ratio_T.tolist()
     assert all(0 < weight <= cap for weight in cut.weight_T.tolist())
     assert all(weight == 0 or 1 / cap <= weight <= cap for weight in left_out.weight_T.tolist())
@@ -95,10 +108,10 @@ def test_tokens_of_one_turn_share_their_ratio_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("level", sorted(LEVELS))
-def test_micro_batches_cut_between_turns_change_nothing(level: str) -> None:
+def test_micro_batches_cut_between_turns_change_nothing(level: Level) -> None:
     def weight_of(places: list[int]) -> Tensor:
         columns = (column[places] for column in (LEARNER_T, SAMPLER_T, TURN_T))
-        return importance(*columns, cap=3.0, level=level, mode="truncate").weight_T  # type: ignore[arg-type]
+        return importance(*columns, cap=3.0, level=level, mode="truncate").weight_T
 
     whole_T = weight_of([0, 1, 2])
     assert weight_of([0, 2]).tolist() == whole_T[[0, 2]].tolist()
@@ -108,7 +121,7 @@ def test_micro_batches_cut_between_turns_change_nothing(level: str) -> None:
 def test_nothing_carries_a_gradient() -> None:
     learner_T = LEARNER_T.clone().requires_grad_()
     for level in ("token", "turn"):
-        found = importance(learner_T, SAMPLER_T, TURN_T, cap=3.0, level=level, mode="truncate")  # type: ignore[arg-type]
+        found = importance(learner_T, SAMPLER_T, TURN_T, cap=3.0, level=level, mode="truncate")
         assert not any(part.requires_grad for part in found)
     assert not token_ratio(learner_T, SAMPLER_T).requires_grad
     assert not turn_ratio(learner_T, SAMPLER_T, TURN_T).requires_grad
@@ -139,9 +152,9 @@ def test_probabilities_of_zero_make_no_nan(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("level", sorted(LEVELS))
 @pytest.mark.parametrize("mode", sorted(MODES))
-def test_no_tokens_need_no_correction(level: str, mode: str) -> None:
+def test_no_tokens_need_no_correction(level: Level, mode: Mode) -> None:
     empty_T = torch.zeros(0)
-    found = importance(empty_T, empty_T, torch.zeros(0, dtype=torch.int64), cap=2.0, level=level, mode=mode)  # type: ignore[arg-type]
+    found = importance(empty_T, empty_T, torch.zeros(0, dtype=torch.int64), cap=2.0, level=level, mode=mode)
     assert [part.shape for part in found] == [(0,)] * 3
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from condensegrpo.losses import LOSSES, WEIGHTS, Totals, token_weights, totals
+from condensegrpo.losses import LOSSES, WEIGHTS, Aggregation, Totals, token_weights, totals
 
 # Two trajectories: one of two turns with 2 and 4 tokens, one of a single turn with 3.
 TOKENS_NK = torch.tensor([[2, 4], [3, 0]])
@@ -37,8 +37,8 @@ def test_totals_of_no_trajectory_are_zero() -> None:
         ("turn_mean", [[1 / (3 * 2), 1 / (3 * 4)], [1 / (3 * 3), 0]]),  # 1/(ΣK_i·n_it)
     ],
 )
-def test_every_aggregation_has_its_closed_form(mode: str, wanted: list[list[float]]) -> None:
-    found = token_weights(mode, TOKENS_NK, totals=Totals(2, 3, 9), max_tokens=10)  # type: ignore[arg-type]
+def test_every_aggregation_has_its_closed_form(mode: Aggregation, wanted: list[list[float]]) -> None:
+    found = token_weights(mode, TOKENS_NK, totals=Totals(2, 3, 9), max_tokens=10)
     assert torch.allclose(found, torch.tensor(wanted, dtype=torch.float64), rtol=1e-14)
     assert found.dtype == torch.float64
 
@@ -52,38 +52,38 @@ def test_every_aggregation_has_its_closed_form(mode: str, wanted: list[list[floa
         ("turn_mean", 2 / 3, 1 / 3),
     ],
 )
-def test_what_a_trajectory_weighs(mode: str, first: float, second: float) -> None:
-    weight_NK = token_weights(mode, TOKENS_NK, totals=Totals(2, 3, 9), max_tokens=10)  # type: ignore[arg-type]
+def test_what_a_trajectory_weighs(mode: Aggregation, first: float, second: float) -> None:
+    weight_NK = token_weights(mode, TOKENS_NK, totals=Totals(2, 3, 9), max_tokens=10)
     assert (weight_NK * TOKENS_NK).sum(dim=1).tolist() == pytest.approx([first, second])
 
 
 @pytest.mark.parametrize("mode", ["trajectory_constant", "trajectory_mean", "token_mean"])
-def test_more_turns_of_the_same_tokens_do_not_weigh_more(mode: str) -> None:
+def test_more_turns_of_the_same_tokens_do_not_weigh_more(mode: Aggregation) -> None:
     # SkyRL#1529: the same six tokens in one turn, or in six
-    whole = token_weights(mode, torch.tensor([[6]]), totals=Totals(1, 1, 6), max_tokens=8)  # type: ignore[arg-type]
-    split = token_weights(mode, torch.tensor([[1] * 6]), totals=Totals(1, 6, 6), max_tokens=8)  # type: ignore[arg-type]
+    whole = token_weights(mode, torch.tensor([[6]]), totals=Totals(1, 1, 6), max_tokens=8)
+    split = token_weights(mode, torch.tensor([[1] * 6]), totals=Totals(1, 6, 6), max_tokens=8)
     assert float(whole[0, 0]) * 6 == pytest.approx(float(split.sum()))
 
 
 @pytest.mark.parametrize("mode", sorted(WEIGHTS))
-def test_what_sampled_nothing_weighs_nothing_and_divides_nothing(mode: str) -> None:
+def test_what_sampled_nothing_weighs_nothing_and_divides_nothing(mode: Aggregation) -> None:
     tokens_NK = torch.tensor([[0, 0], [0, 5], [0, 0]])
-    weight_NK = token_weights(mode, tokens_NK, totals=Totals(3, 3, 5), max_tokens=10)  # type: ignore[arg-type]
+    weight_NK = token_weights(mode, tokens_NK, totals=Totals(3, 3, 5), max_tokens=10)
     assert (weight_NK > 0).tolist() == [[False, False], [False, True], [False, False]]
     nothing_NK = torch.zeros(1, 1, dtype=torch.int64)
-    assert token_weights(mode, nothing_NK, totals=Totals(1, 1, 0), max_tokens=10).tolist() == [[0]]  # type: ignore[arg-type]
+    assert token_weights(mode, nothing_NK, totals=Totals(1, 1, 0), max_tokens=10).tolist() == [[0]]
     empty_NK = torch.zeros(0, 0, dtype=torch.int64)
-    assert token_weights(mode, empty_NK, totals=Totals(0, 0, 0), max_tokens=10).shape == (0, 0)  # type: ignore[arg-type]
+    assert token_weights(mode, empty_NK, totals=Totals(0, 0, 0), max_tokens=10).shape == (0, 0)
 
 
 @pytest.mark.parametrize("mode", sorted(WEIGHTS))
-def test_two_ranks_with_the_totals_of_both_weigh_as_one(mode: str) -> None:
+def test_two_ranks_with_the_totals_of_both_weigh_as_one(mode: Aggregation) -> None:
     # trl#3021, prime-rl#2358: means of means; here 1 and 3 trajectories on two ranks
     tokens_NK, turns_N = torch.tensor([[7, 1], [2, 0], [3, 3], [1, 0]]), torch.tensor([2, 1, 2, 1])
     parts = [totals(tokens_NK[:1], turns_N[:1]), totals(tokens_NK[1:], turns_N[1:])]
     both = Totals(*(sum(column) for column in zip(*parts, strict=True)))
-    alone = token_weights(mode, tokens_NK, totals=totals(tokens_NK, turns_N), max_tokens=10)  # type: ignore[arg-type]
-    shared = [token_weights(mode, part, totals=both, max_tokens=10) for part in (tokens_NK[:1], tokens_NK[1:])]  # type: ignore[arg-type]
+    alone = token_weights(mode, tokens_NK, totals=totals(tokens_NK, turns_N), max_tokens=10)
+    shared = [token_weights(mode, part, totals=both, max_tokens=10) for part in (tokens_NK[:1], tokens_NK[1:])]
     assert torch.equal(torch.cat(shared), alone)
 
 
@@ -104,9 +104,9 @@ def test_a_constant_that_is_no_length_is_refused(length: float) -> None:
 
 
 @pytest.mark.parametrize("mode", sorted(WEIGHTS))
-def test_a_negative_count_is_named_with_its_place(mode: str) -> None:
+def test_a_negative_count_is_named_with_its_place(mode: Aggregation) -> None:
     with pytest.raises(ValueError, match=r"weighing tokens: tokens_NK\[1, 0\] is -3, wanted a count >= 0"):
-        token_weights(mode, torch.tensor([[2, 4], [-3, 0]]), totals=Totals(2, 3, 9), max_tokens=10)  # type: ignore[arg-type]
+        token_weights(mode, torch.tensor([[2, 4], [-3, 0]]), totals=Totals(2, 3, 9), max_tokens=10)
 
 
 @pytest.mark.parametrize("bad", [Totals(-1, 3, 9), Totals(2, -3, 9), Totals(2, 3, -9), Totals(2, 3, math.nan)])
@@ -139,13 +139,13 @@ def summed(name: str, logp_T: Tensor, columns: dict[str, Tensor], places: list[i
     micro_batches=st.integers(1, 5),
 )
 def test_micro_batches_add_up_to_the_whole_batch(
-    name: str, mode: str, counts: list[list[int]], seed: int, micro_batches: int
+    name: str, mode: Aggregation, counts: list[list[int]], seed: int, micro_batches: int
 ) -> None:
     # trl#3021, open-instruct#1161: a mean of means. Turns are dealt out to micro-batches at random, some get none, and
     # within a micro-batch tokens stand in any order: loss and gradient are those of the whole.
     tokens_NK = torch.tensor(counts)
     random = torch.Generator().manual_seed(seed)
-    weight_NK = token_weights(mode, tokens_NK, totals=totals(tokens_NK, (tokens_NK > 0).sum(1)), max_tokens=9)  # type: ignore[arg-type]
+    weight_NK = token_weights(mode, tokens_NK, totals=totals(tokens_NK, (tokens_NK > 0).sum(1)), max_tokens=9)
     turn_T = torch.repeat_interleave(torch.arange(tokens_NK.numel()), tokens_NK.flatten())
     old_T = -3 * torch.rand(len(turn_T), generator=random, dtype=torch.float64)
     advantage_K = torch.randn(tokens_NK.numel(), generator=random, dtype=torch.float64)

@@ -145,7 +145,7 @@ def open_engine(
         zero_stage = max(zero_stage, 1)
     module = TrainedLogprobs(policy.eval())
     module.check()
-    module.register_state_dict_post_hook(_drop_frozen)  # type: ignore[no-untyped-call]
+    module.register_state_dict_post_hook(_drop_frozen)  # type: ignore[no-untyped-call]  # torch left it untyped
     deepspeed.utils.set_z3_leaf_modules(module, [ChunkedHead])
     trained = [tensor for tensor in policy.parameters() if tensor.requires_grad]
     with quiet():
