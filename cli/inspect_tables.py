@@ -17,7 +17,7 @@ CHOSEN = "▶"
 
 
 def group_table(groups: Sequence[Group], chosen: str) -> Table:
-    """One row a group; those without a signal say so."""
+    """One row a group; those that nothing is learned from say why."""
     table = _table(
         f"{counted(len(groups), 'group', 'groups')}, {sum(not group.signal for group in groups)} without signal"
     )
@@ -38,7 +38,7 @@ def group_table(groups: Sequence[Group], chosen: str) -> Table:
             _span([one.turns for one in members], "d"),
             _span([one.context for one in members], "d"),
             _span([one.output for one in members], "d"),
-            Text("", theme.DIM) if group.signal else Text("○ no signal", theme.WARN),
+            Text(f"○ {group.idle}" if group.idle else "", theme.WARN),
             style="bold" if group.id == chosen else "",
         )
     return table
@@ -69,7 +69,7 @@ def sibling_table(title: str, members: Sequence[Sibling], chosen: str, width: in
             str(one.turns),
             str(one.context),
             str(one.output),
-            Text(one.stop, "" if one.stop == "answered" else theme.WARN),
+            Text(_stop(one), "" if one.stop == "answered" else theme.WARN),
             *([answer] if wide else []),
             style="bold" if one.id == chosen else "",
         )
@@ -98,6 +98,12 @@ def advantage(one: Sibling, largest: float) -> Text:
     if one.advantages is None or one.advantage is None:
         return Text("–", theme.DIM)
     return Text(_span(one.advantages, "+.2f"), theme.signed_style(one.advantage, largest))
+
+
+def _stop(one: Sibling) -> str:
+    """Why it ended, and what training made of that."""
+    made = {"mask": " (masked)", "penalise": " (penalised)"}
+    return one.stop + made.get(one.handling or "", "")
 
 
 def _table(title: str) -> Table:

@@ -185,8 +185,8 @@ def _listing_parts(view: View, *, asked: str, one_group: bool, width: int) -> It
         yield group_table(view.groups, chosen.group)
     group = next(group for group in view.groups if group.id == chosen.group)
     title = f"group {one_line(group.id, 60)}"
-    signal = "" if group.signal else ": no signal, nothing is learned from it"
-    yield sibling_table(f"{title}{signal}", group.siblings, chosen.id, width)
+    idle = f": {group.idle}, nothing is learned from it" if group.idle else ""
+    yield sibling_table(f"{title}{idle}", group.siblings, chosen.id, width)
 
 
 def _trajectory_parts(view: View, shown: Sequence[TurnView], *, tokens: bool, full: bool) -> Iterator[RenderableType]:

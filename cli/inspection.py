@@ -38,6 +38,7 @@ class Sibling:
     format: bool
     components: Mapping[str, float]
     advantages: tuple[float, ...] | None  # (K,); None: not known
+    handling: str | None  # Credit.handling; None: not known
     turns: int
     context: int  # the largest, in tokens
     output: int  # tokens of all turns
@@ -78,6 +79,16 @@ class Group:
     problem: str
     signal: bool  # False: nothing is learned from it, its scores are all equal
     siblings: tuple[Sibling, ...]  # by id
+
+    @property
+    def idle(self) -> str:
+        """Why nothing is learned from it; empty: something may be."""
+        handled = {one.handling for one in self.siblings}
+        if "drop" in handled:
+            return "dropped"
+        if handled == {"mask"}:
+            return "masked"
+        return "" if self.signal else "no signal"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,6 +282,7 @@ def _sibling(one: ScoredTrajectory, credit: Mapping[str, Credit] | None) -> Sibl
         format=score.format_valid,
         components=score.components,
         advantages=known.advantages if known else None,
+        handling=known.handling if known else None,
         turns=len(trajectory.turns),
         context=trajectory.max_context_tokens,
         output=trajectory.output_tokens,

@@ -26,9 +26,26 @@ def heading(one: Sibling, detail: str) -> Text:
     text = Text.assemble((one_line(one.id, 80), "bold"), "   ", verdict(one), f"   score {one.score:.4g}   {answer}\n")
     text.append(f"stop {one.stop} · {one.turns} turns · largest context {one.context} tokens · ", theme.DIM)
     text.append(f"{one.output} output tokens · {one.seconds:.1f} s", theme.DIM)
+    handled = _handled(one)
+    if handled:
+        text.append(f"\n{handled}", theme.WARN)
     if detail:
         text.append(f"\n{excerpt(detail, characters=EXCERPT)}", theme.WARN)
     return text
+
+
+def _handled(one: Sibling) -> str:
+    """What training made of it, where that is not what it makes of every trajectory; empty: it trains, or who knows."""
+    match one.handling:
+        case "mask":
+            return f"masked: its stop, {one.stop}, trains nothing and counts in no statistics (algorithm.on_stop)"
+        case "drop":
+            return "dropped: no trajectory of its group has an advantage (algorithm.resample_rounds)"
+        case "penalise":
+            return f"penalised: its stop, {one.stop}, counts as wrong (algorithm.on_stop)"
+    if one.advantages and not any(one.advantages):
+        return "no signal: it has no advantage at any turn"
+    return ""
 
 
 def overview(turns: Sequence[TurnView]) -> RenderableType:

@@ -6,7 +6,7 @@
 import asyncio
 import difflib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -15,15 +15,15 @@ import torch
 
 from condensegrpo import plugins
 from condensegrpo.advantages import ESTIMATORS
-from condensegrpo.config import HELD_OUT, Algorithm, Plugin, RunConfig, WeightedPlugin, evaluations, parse
+from condensegrpo.config import HELD_OUT, Algorithm, Plugin, RunConfig, WeightedPlugin, evaluations
 from condensegrpo.consistency import check_figures
 from condensegrpo.credit import Scores, advantages_of
 from condensegrpo.errors import ConfigError, ContextOverflow
 from condensegrpo.learner.policy import end_ids, load_tokenizer, positions
 from condensegrpo.learner.targets import as_targets, check_targets_of
-from condensegrpo.losses import KL, LOSSES, importance
+from condensegrpo.losses import KL, LOSSES, OF_TURNS, importance
 from condensegrpo.messages import Message
-from condensegrpo.objective import Minimised, PolicyLoss, bound, corrected, first_update, policy, with_kl
+from condensegrpo.objective import Minimised, PolicyLoss, Tokenwise, bound, corrected, first_update, policy, with_kl
 from condensegrpo.packing import dummy
 from condensegrpo.plugins import build, load
 from condensegrpo.protocols import (
@@ -43,6 +43,7 @@ from condensegrpo.rollout.budget import Limits, check_head
 from condensegrpo.rollout.episode import Engine
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
+from condensegrpo.section import parse
 
 P = TypeVar("P")
 
@@ -58,6 +59,7 @@ TOY_SCORES = Scores(
     truncated_N=torch.tensor([False, False]),
     state_NK=torch.tensor([[0], [0]]),
 )
+COLUMNS = ("_N", "_NK", "_T")  # how the arguments end that the engine supplies; no configuration can
 TOY_TOKENS = (*torch.tensor([[-1.0, -1.0], [-1.0, -1.0], [1.0, -1.0]]), torch.tensor([0, 1]))
 
 
@@ -249,6 +251,11 @@ def _reward(plugin: Plugin) -> Reward | GroupReward:
 
 
 def _part(plugin: WeightedPlugin) -> Part:
+    if "parts" in plugin.options:
+        raise ConfigError(
+            f"setting up the part {plugin.name} of reward.options.parts: it has parts of its own, and a part is a "
+            f"single reward. List them beside the others, each with the product of the two weights."
+        )
     built = _of_one_kind(build("rewards", plugin.name, plugin.options), plugin.name)
     if isinstance(built, GroupReward):
         raise ConfigError(
@@ -306,7 +313,8 @@ def _objective(algorithm: Algorithm, loss: PolicyLoss) -> Minimised:
     if algorithm.kl.coefficient:
         penalty = KL[algorithm.kl.estimator]
         minimised = partial(with_kl, objective=minimised, penalty=penalty, coefficient=algorithm.kl.coefficient)
-    return minimised
+    of_turns = algorithm.loss in OF_TURNS or (algorithm.importance.cap and algorithm.importance.level == "turn")
+    return minimised if of_turns else Tokenwise(minimised)
 
 
 def _try_out(key: str, call: Callable[[], object]) -> None:
@@ -314,7 +322,7 @@ def _try_out(key: str, call: Callable[[], object]) -> None:
     try:
         call()
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"checking {key}: {error}.") from error
+        raise ConfigError(f"checking {key}: {str(error).removesuffix('.')}.") from error
 
 
 def _tools(config: RunConfig) -> dict[str, Tool]:
@@ -328,12 +336,21 @@ def _chosen(
     key: str, table: Mapping[str, Callable[..., Any]], name: str, options: Mapping[str, Any]
 ) -> Callable[..., Any]:
     if name not in table:
-        near = difflib.get_close_matches(name, table, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"checking {key}: {name!r} is unknown.{hint} Known: {', '.join(table)}.")
-    parameters = inspect.signature(table[name]).parameters.values()
-    known = [one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY]
+        raise ConfigError(f"checking {key}: {name!r} is unknown.{_hint(name, table)} Known: {', '.join(table)}.")
+    known = [
+        one.name
+        for one in inspect.signature(table[name]).parameters.values()
+        if one.kind is inspect.Parameter.KEYWORD_ONLY and not one.name.endswith(COLUMNS)
+    ]
     for option in options:
         if option not in known:
-            raise ConfigError(f"checking {key}_options: {name} has no option {option!r}. It has: {', '.join(known)}.")
+            raise ConfigError(
+                f"checking {key}_options: {name} has no option {option!r}.{_hint(option, known)} "
+                f"It has: {', '.join(known) or 'none'}."
+            )
     return table[name]
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean {near[0]}?" if near else ""

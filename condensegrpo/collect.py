@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from condensegrpo.errors import RolloutError
 from condensegrpo.protocols import Environment, GroupReward, Problem, Reward
@@ -12,6 +13,14 @@ from condensegrpo.trajectory import Score, ScoredTrajectory, Stop, Trajectory
 
 OnScored = Callable[[ScoredTrajectory], None]
 FAILURES = frozenset({Stop.SAMPLER_ERROR, Stop.ENVIRONMENT_ERROR})  # stops that are nobody's decision
+
+
+class Failures(NamedTuple):
+    """How many trajectories failed for reasons that are nobody's decision."""
+
+    failed: int
+    trajectories: int  # that were sampled
+    first: str  # stop and detail of the first that failed; empty: none did
 
 
 async def collect(
@@ -67,16 +76,27 @@ async def collect(
     return tuple(scored[trajectory.id] for group in groups for trajectory in group)
 
 
-def tell_failures(scored: Sequence[ScoredTrajectory], say: Callable[[str], None]) -> None:
+def failures_of(scored: Sequence[ScoredTrajectory]) -> Failures:
+    """How many of some trajectories failed: a rank counts its own, and ``tell_failures`` hears of all ranks."""
+    failed = [one.trajectory for one in scored if one.trajectory.stop in FAILURES]
+    first = f"({failed[0].stop}): {failed[0].detail}" if failed else ""
+    return Failures(failed=len(failed), trajectories=len(scored), first=first)
+
+
+def tell_failures(shares: Sequence[Failures], say: Callable[[str], None]) -> None:
     """One failed trajectory is data; that some failed should be known; if all did, something is broken.
+
+    Args:
+        shares: of every rank, so that all of them come to the same end and none waits for one that has left.
 
     Raises:
         RolloutError: no trajectory came to an end of its own; the message has the first one's detail.
     """
-    failed = [one.trajectory for one in scored if one.trajectory.stop in FAILURES]
+    failed, trajectories = sum(share.failed for share in shares), sum(share.trajectories for share in shares)
     if not failed:
         return
-    told = f"{len(failed)} of {len(scored)} trajectories failed; the first ({failed[0].stop}): {failed[0].detail}"
-    if len(failed) == len(scored):
+    first = next(share.first for share in shares if share.failed)
+    told = f"{failed} of {trajectories} trajectories failed; the first {first}"
+    if failed == trajectories:
         raise RolloutError(told)
     say(told)

@@ -8,14 +8,15 @@ import difflib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from condensegrpo.errors import ConfigError
+from condensegrpo.section import Section, parse
 from condensegrpo.trajectory import Handling, Stop
-from condensegrpo.yaml_tree import apply_overrides, numbers, read_yaml
+from condensegrpo.yaml_tree import apply_overrides, read_yaml
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9=._-]*$")]  # of a folder, or in a metric's name
 LINEAR = [f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")]  # of Llama, Qwen and their like
@@ -27,14 +28,7 @@ FAILURES_MASKED: dict[Stop, Handling] = {  # what went wrong there was not the p
 }
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
-
-
-S = TypeVar("S", bound=_Section)
-
-
-class Plugin(_Section):
+class Plugin(Section):
     """A plug-in by name (see ``condensegrpo plugins``) or as ``path/to/file.py:Name``."""
 
     name: str
@@ -66,7 +60,7 @@ class WeightedPlugin(Plugin):
     weight: float = Field(default=1.0, ge=0)
 
 
-class NewModel(_Section):
+class NewModel(Section):
     """A Qwen3 model made on the spot, with a tokenizer built from the task's own text."""
 
     tokenizer: Literal["words", "bpe"] = "words"
@@ -88,7 +82,7 @@ class NewModel(_Section):
         return self
 
 
-class Lora(_Section):
+class Lora(Section):
     """Adapters (PEFT) that train in place of the weights: (alpha/rank)·B·A beside a weight, which stays as it is."""
 
     rank: int = Field(default=16, ge=1)
@@ -101,7 +95,7 @@ class Lora(_Section):
     """Linear layers by the last part of their names, each of which must exist; all-linear: all but the LM head."""
 
 
-class Model(_Section):
+class Model(Section):
     """The policy: a Hugging Face folder or Hub id, or a new model."""
 
     path: str | None = None
@@ -124,7 +118,7 @@ class Model(_Section):
         return self
 
 
-class Task(_Section):
+class Task(Section):
     """Where the problems come from."""
 
     name: str
@@ -136,7 +130,7 @@ class Task(_Section):
     """Keyword arguments of the task."""
 
 
-class Rollout(_Section):
+class Rollout(Section):
     """How trajectories are sampled."""
 
     max_turns: int = Field(default=8, ge=1)
@@ -160,7 +154,7 @@ class Rollout(_Section):
     """Extra variables of the chat template, such as enable_thinking."""
 
 
-class Kl(_Section):
+class Kl(Section):
     """A term that keeps the policy near the one that GRPO started from."""
 
     coefficient: float = Field(default=0.0, ge=0)
@@ -169,7 +163,7 @@ class Kl(_Section):
     """One of condensegrpo.losses.KL."""
 
 
-class Importance(_Section):
+class Importance(Section):
     """Correction for what sampler and learner make of the same weights: other kernels, lower precision."""
 
     cap: float = Field(default=0.0, ge=0)
@@ -180,7 +174,7 @@ class Importance(_Section):
     """truncate: min(weight, cap); mask: 0 outside 1/cap … cap."""
 
 
-class Algorithm(_Section):
+class Algorithm(Section):
     """How scores become gradients."""
 
     estimator: str = "efficient"
@@ -205,7 +199,7 @@ class Algorithm(_Section):
     on_stop: dict[Stop, Handling] = FAILURES_MASKED
     """By stop reason: train (where none is named), mask (as if never sampled) or penalise (wrong, and less reward)."""
     stop_penalty: float = Field(default=1.0, ge=0)
-    """What penalise takes off the total reward."""
+    """What penalise takes off the total reward; efficient takes correctness only and does not see it."""
     resample_rounds: int = Field(default=0, ge=0)
     """Rounds of new problems for groups without any advantage, which are dropped (DAPO); 0: they stay and count."""
 
@@ -215,7 +209,7 @@ class Algorithm(_Section):
         return {**FAILURES_MASKED, **given}
 
 
-class Optimiser(_Section):
+class Optimiser(Section):
     """AdamW and its schedule."""
 
     lr: float = Field(gt=0)
@@ -227,7 +221,7 @@ class Optimiser(_Section):
     schedule: Literal["constant", "cosine"] = "constant"
 
 
-class Learner(_Section):
+class Learner(Section):
     """The DeepSpeed learner."""
 
     optimiser: Optimiser = Optimiser(lr=1e-6)
@@ -242,7 +236,7 @@ class Learner(_Section):
     """CPU threads of torch, the sampler's included; None: one a core. For tiny models one is fastest."""
 
 
-class WarmStart(_Section):
+class WarmStart(Section):
     """Supervised steps on the task's own demonstrations before GRPO."""
 
     steps: int = Field(default=0, ge=0)
@@ -257,7 +251,7 @@ class WarmStart(_Section):
     """Rounds of steps before the warm start gives up and says so."""
 
 
-class Train(_Section):
+class Train(Section):
     """The loop."""
 
     steps: int = Field(default=100, ge=0)
@@ -272,7 +266,7 @@ class Train(_Section):
     keep_checkpoints: int = Field(default=2, ge=1)
 
 
-class Evaluate(_Section):
+class Evaluate(Section):
     """Evaluation on held-out problems."""
 
     problems: int = Field(default=256, ge=1)
@@ -284,7 +278,7 @@ class Evaluate(_Section):
     """Further evaluations before and after training: name → key=value overrides."""
 
 
-class RunConfig(_Section):
+class RunConfig(Section):
     """One run."""
 
     name: Name = "run"
@@ -365,35 +359,3 @@ def validate(tree: Mapping[str, Any], *, source: str) -> RunConfig:
         ConfigError: every fault, one a line: the key, what was found and what was wanted.
     """
     return parse(RunConfig, tree, source=f"the configuration {source}")
-
-
-def parse(kind: type[S], tree: object, *, source: str) -> S:
-    """A checked section of a tree; raises as ``validate`` does."""
-    try:
-        return kind.model_validate(numbers(tree))
-    except ValidationError as error:
-        lines = "\n".join(f"  {_fault(kind, fault)}" for fault in error.errors())
-        raise ConfigError(f"reading {source}:\n{lines}") from error
-
-
-def _fault(kind: type[BaseModel], fault: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
-    place = [str(part) for part in fault["loc"]]
-    key = ".".join(place) or "(the whole)"
-    if fault["type"] == "extra_forbidden":
-        known = _keys_of(kind, place[:-1])
-        near = difflib.get_close_matches(place[-1], known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
-        return f"{key}: unknown key; {hint}"
-    if fault["type"] == "missing":
-        return f"{key}: missing"
-    return f"{key}: found {fault['input']!r}; {fault['msg'].removeprefix('Value error, ')}"
-
-
-def _keys_of(section: type[BaseModel], place: Sequence[str]) -> list[str]:
-    for part in place:
-        annotation = section.model_fields[part].annotation if part in section.model_fields else None
-        candidates = [annotation, *get_args(annotation)]
-        inner = [kind for kind in candidates if isinstance(kind, type) and issubclass(kind, BaseModel)]
-        if inner:
-            section = inner[0]
-    return list(section.model_fields)

@@ -1,5 +1,8 @@
 """Whether the figures of a configuration fit together. Looks at the configuration alone."""
 
+import inspect
+
+from condensegrpo.advantages import ESTIMATORS
 from condensegrpo.config import RunConfig
 from condensegrpo.errors import ConfigError
 
@@ -11,18 +14,32 @@ def check_figures(config: RunConfig) -> None:
         ConfigError: the first pair that does not fit, with both values.
     """
     _check_group(config)
+    _check_anchors(config)
     _check_lengths(config)
     _check_offload(config)
     _check_task(config)
 
 
 def _check_group(config: RunConfig) -> None:
-    raw = config.algorithm.estimator_options.get("singleton") == "raw"
-    if config.train.samples_per_problem == 1 and config.train.steps and not raw:
+    algorithm = config.algorithm
+    raw = algorithm.estimator_options.get("singleton") == "raw"
+    if config.train.samples_per_problem > 1 or not config.train.steps or raw:
+        return
+    able = [name for name, estimator in ESTIMATORS.items() if "singleton" in inspect.signature(estimator).parameters]
+    chosen = "" if algorithm.estimator in able else f"choose one of {', '.join(able)} and "
+    raise ConfigError(
+        f"checking train.samples_per_problem: found 1; the estimator {algorithm.estimator} compares at least 2 "
+        f"trajectories a problem. Raise it, or {chosen}set algorithm.estimator_options.singleton=raw to train on the "
+        f"reward itself."
+    )
+
+
+def _check_anchors(config: RunConfig) -> None:
+    anchors = config.algorithm.context_anchors
+    if anchors is not None and not 0 < anchors[0] < anchors[1]:
         raise ConfigError(
-            "checking train.samples_per_problem: found 1; a group-relative advantage needs at least 2 trajectories a "
-            "problem. Raise it, or set algorithm.estimator_options.singleton=raw (where the estimator has that) to "
-            "train on the reward itself."
+            f"checking algorithm.context_anchors: found {list(anchors)}, wanted two numbers of tokens, the first above "
+            f"0 and the second above the first: what costs nothing, and what costs all."
         )
 
 

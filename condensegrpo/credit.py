@@ -15,9 +15,7 @@ from condensegrpo.segments import segments
 from condensegrpo.trajectory import Handling, ScoredTrajectory, Segment, Stop
 
 T = TypeVar("T")
-Estimator = Callable[
-    ..., Tensor
-]  # condensegrpo.advantages.ESTIMATORS: (outcome_N, turn_N, group_N, turns_N, result_turn_N, *, …)
+Estimator = Callable[..., Tensor]  # one of condensegrpo.advantages.ESTIMATORS, whose arguments its module explains
 CUT_OFF = frozenset({Stop.OUTPUT_LENGTH, Stop.CONTEXT_OVERFLOW})  # stops for want of room
 
 

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from condensegrpo.advantages.groups import ROUNDING
 from condensegrpo.trajectory import Handling
 
 
@@ -52,6 +53,8 @@ def credit_metrics(rows: Sequence[Credited]) -> dict[str, float]:
         groups_dropped                    dropped groups, of all groups sampled
         groups_of_equal_reward            groups whose outcomes are all equal, groups of one included, of the kept
                                           groups in which any trajectory learns; only of those that learn
+        groups_without_advantage          groups in which no trajectory that learns has an advantage at any turn, of the
+                                          same groups
         masked, penalised                 trajectories so handled, of those in kept groups
         masked_tokens                     sampled tokens of the masked, of those in kept groups
         trajectories_without_advantage    trajectories whose every turn has advantage 0, of those that learn
@@ -62,16 +65,19 @@ def credit_metrics(rows: Sequence[Credited]) -> dict[str, float]:
         pull/correct                      Σ|A|·weight on correct trajectories, of that of all that learn
 
     Worked example: two groups, every trajectory one turn of weight ¼, the outcomes 1, 0 | 1, 1 and the advantages
-    ½, −½ | 0, 0. Half of the groups are equal, half of the trajectories have no advantage; correct trajectories have ¾
-    of the weight and ½ of the pull.
+    ½, −½ | 0, 0. Half of the groups are equal and half without advantage, half of the trajectories have no advantage;
+    correct trajectories have ¾ of the weight and ½ of the pull. With the advantages 0.1, −0.1 in the second group, as
+    ``efficient`` gives for different contexts, it stays equal and is not without advantage.
     """
     dropped = {row.group_id for row in rows if row.dropped}
     kept = [row for row in rows if row.group_id not in dropped]
     masked = [row for row in kept if row.handling == "mask"]
     learn = [row for row in kept if row.handling != "mask"]
     correct = [row for row in learn if row.correct >= 1]
+    groups = _by_group(learn)
     return {
-        "groups_of_equal_reward": _share(len(seen) == 1 for seen in _outcomes(learn).values()),
+        "groups_of_equal_reward": _share(_equal([row.outcome for row in group]) for group in groups),
+        "groups_without_advantage": _share(not any(any(row.advantages) for row in group) for group in groups),
         "groups_dropped": _part([len(dropped)], [len({row.group_id for row in rows})]),
         "trajectories_without_advantage": _share(not any(row.advantages) for row in learn),
         "correct_with_negative_advantage": _share(math.fsum(row.advantages) < 0 for row in correct),
@@ -114,8 +120,8 @@ def no_signal(pass_rate: float, samples: int) -> float:
 
         p^G + (1 − p)^G
 
-    Such a group has no variance in its outcomes and teaches a group-relative estimator nothing. To plan G with; the
-    share that was measured is ``groups_of_equal_reward``. Put a group's own pass rate for p and the result is biased.
+    Such a group has no variance in its outcomes, and outcomes alone then give no advantage. To plan G with; the share
+    that was measured is ``groups_of_equal_reward``. Put a group's own pass rate for p and the result is biased.
 
         p = 0.7, G = 4   ─▶   0.2401 + 0.0081 = 0.2482
 
@@ -130,12 +136,16 @@ def no_signal(pass_rate: float, samples: int) -> float:
     return float(pass_rate**samples + (1 - pass_rate) ** samples)
 
 
-def _outcomes(learn: Sequence[Credited]) -> dict[str, set[float]]:
-    """The different outcomes of every group."""
-    found: dict[str, set[float]] = defaultdict(set)
+def _by_group(learn: Sequence[Credited]) -> list[list[Credited]]:
+    found: dict[str, list[Credited]] = defaultdict(list)
     for row in learn:
-        found[row.group_id].add(row.outcome)
-    return found
+        found[row.group_id].append(row)
+    return list(found.values())
+
+
+def _equal(values: Sequence[float]) -> bool:
+    """Whether values are equal but for rounding, as the estimators see it."""
+    return max(values) - min(values) <= ROUNDING * max(map(abs, values))
 
 
 def _weight_by_turns(learn: Sequence[Credited]) -> dict[str, float]:

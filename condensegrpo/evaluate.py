@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from condensegrpo import assemble
-from condensegrpo.collect import collect, tell_failures
+from condensegrpo.collect import collect, failures_of, tell_failures
 from condensegrpo.config import RunConfig
 from condensegrpo.evaluation import Evaluation, evaluation
 from condensegrpo.learner import ranks
@@ -65,7 +65,7 @@ def evaluate(
             on_scored=finished,
         )
     )
-    tell_failures(scored, observer.say)
+    tell_failures(ranks.gather(failures_of(scored)), observer.say)
     facts = [facts_of(one, turn_reward=turn_sums(one).total) for one in scored]
     everybody = [one for share in ranks.gather(facts) for one in share]
     return evaluation(name, everybody, seed=config.seed, seconds=time.monotonic() - began)

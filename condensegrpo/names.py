@@ -17,6 +17,7 @@ ESTIMATORS: Mapping[str, str] = {
     "turn_discounted": "grpo, later turns weighing more",
     "gigpo": "grpo, plus a comparison of the visits to one and the same context",
 }
+SEE_TURN_REWARDS = frozenset({"grpo_merged", "ms_grpo", "mt_grpo", "ms_po"})  # to the others R^T is only logged
 LOSSES: Mapping[str, str] = {
     "clipped": "PPO's surrogate, clipped per token (default)",
     "gspo": "clipped per turn, by the turn's mean ratio",

@@ -8,13 +8,13 @@ Legend of the suffix: ``_T`` trained tokens of a micro-batch.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from torch import Tensor
 
-from condensegrpo.losses import Importance, TokenLoss, gspo, k3, nll
+from condensegrpo.losses import MAX_DIFFERENCE, Importance, TokenLoss, gspo, k3, nll
 from condensegrpo.packing import PackedBatch
 
 PolicyLoss = Callable[[Tensor, Tensor, Tensor, Tensor], TokenLoss]  # of logp_T, old_T, advantage_T, turn_T
@@ -30,6 +30,53 @@ class Objective(NamedTuple):
 
 
 Minimised = Callable[[Tensor, PackedBatch], Objective]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenwise:
+    """An objective in which a token's loss and statistics depend on no other token's log-probability or column.
+
+    It may be applied to some tokens of a micro-batch at a time, which the learner's head does to save a pass
+    (``learner/fused_head.py``). Nobody can check that promise: what looks at turns, as ``gspo`` and importance weights
+    of whole turns do, must not be wrapped in it.
+    """
+
+    objective: Minimised
+
+    def __call__(self, logp_T: Tensor, batch: PackedBatch) -> Objective:
+        """The objective itself."""
+        return self.objective(logp_T, batch)
+
+
+class Summed(NamedTuple):
+    """What some tokens add to the loss of their optimiser step."""
+
+    loss: Tensor  # (), Σ w·l over them
+    statistics: dict[str, Tensor]  # (T,) each, no gradient
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Share:
+    """What a micro-batch adds to the loss of its optimiser step, as a function of its log-probabilities."""
+
+    objective: Minimised
+    batch: PackedBatch
+
+    def __call__(self, logp_T: Tensor) -> Summed:
+        """Σ w·l over the trained tokens."""
+        found = self.objective(logp_T, self.batch)
+        return Summed(loss=(self.batch.weights * found.loss_T).sum(), statistics=dict(found.statistics))
+
+    @property
+    def divisible(self) -> bool:
+        """Whether the parts of it add up to the whole."""
+        return isinstance(self.objective, Tokenwise)
+
+    def part(self, start: int, stop: int) -> Self:
+        """The share of the trained tokens from ``start`` to before ``stop`` alone."""
+        columns = {column.name: getattr(self.batch, column.name) for column in fields(self.batch)}
+        own = {name: value[start:stop] for name, value in columns.items() if value.dim() == 1}
+        return replace(self, batch=replace(self.batch, **own))
 
 
 def bound(loss: Callable[..., TokenLoss], options: Mapping[str, Any]) -> PolicyLoss:
@@ -52,7 +99,8 @@ def policy(logp_T: Tensor, batch: PackedBatch, *, loss: PolicyLoss) -> Objective
 
         ratio      of the probabilities under the weights that learn and the old ones (of a turn's, in gspo)
         low, high  1 where the ratio is beyond its lower, its upper bound
-        entropy    −logp: what the sampled tokens say of the policy's entropy, unbiased where the policy sampled them
+        entropy    −logp: what the sampled tokens say of the policy's entropy, unbiased where the policy sampled them;
+                   1e4 for a token of probability 0, so that one does not make the mean infinite
         kl         k3(logp, reference); the reference is the sampler's policy unless there is a reference model
     """
     found = loss(logp_T, batch.old, batch.advantages, batch.turns)
@@ -61,7 +109,7 @@ def policy(logp_T: Tensor, batch: PackedBatch, *, loss: PolicyLoss) -> Objective
         "ratio": found.ratio_T,
         "low": found.low_T,
         "high": found.high_T,
-        "entropy": -still_T,
+        "entropy": -still_T.clamp(min=-MAX_DIFFERENCE),
         "kl": k3(still_T, batch.reference),
     }
     return Objective(loss_T=found.loss_T, statistics=statistics)

@@ -4,7 +4,7 @@
 
 A block is a prefix tree (``prefix_tree.py``), or a row alone. Blocks lie behind each other in one long row; positions
 start again at 0 in each. There is no padding, so that nothing has to be told from it by its id. What a token sees is
-said by ``reach`` alone; a model that computes plain rows only gets blocks of a row each.
+said by the positions alone; a model that computes plain rows only gets blocks of a row each.
 
 What is shared is computed once, and nothing else about it changes: the columns of trained tokens have an entry for
 every token of every row, so that loss and gradient are those of the rows apart.
@@ -39,7 +39,6 @@ class PackedBatch:
 
     token_ids: Tensor  # (1, S) int64
     position_ids: Tensor  # (1, S) int64, depth in the row, 0 at the start of every tree and nowhere else
-    reach: Tensor  # (1, S) int64, the place after the last token that continues it: q sees k iff k <= q < reach[k]
     source: Tensor  # (T,) int64, the place in S whose logits predict the token: the one before it in its row
     target: Tensor  # (T,) int64, the token's id
     turns: Tensor  # (T,) int64, the turn that sampled the token: a number of its own for every turn of the micro-batch
@@ -50,21 +49,21 @@ class PackedBatch:
     weights: Tensor  # (T,) float32, in the optimiser step's loss
 
     @property
-    def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What the learner's forward pass takes, in its order."""
-        return self.token_ids, self.position_ids, self.reach, self.source, self.target
+        return self.token_ids, self.position_ids, self.source, self.target
 
     def to(self, device: torch.device | str) -> Self:
         """The same batch on another device."""
         return replace(self, **{column.name: getattr(self, column.name).to(device) for column in fields(self)})
 
 
-def blocks(rows: Sequence[Segment], *, max_tokens: int, width: int | None, ranks: int = 1) -> tuple[Block, ...]:
-    """The rows in blocks; those that share a prefix in one where that is cheaper.
+def blocks(rows: Sequence[Segment], *, max_tokens: int, share: bool, ranks: int = 1) -> tuple[Block, ...]:
+    """The rows in blocks; those that share a prefix in one, as far as the budget allows.
 
     Args:
         max_tokens: the budget of a micro-batch.
-        width: hidden size of the model, which the cost depends on; None: the model computes plain rows only.
+        share: whether the model computes prefix trees; else every row is a block.
         ranks: that the blocks will be shared out to: with several no block is larger than a part of one rank's share.
 
     Raises:
@@ -74,12 +73,12 @@ def blocks(rows: Sequence[Segment], *, max_tokens: int, width: int | None, ranks
     if longest is not None and len(longest.token_ids) > max_tokens:
         where = f"the row of trajectory {longest.trajectory!r} from turn {longest.first_turn} on"
         raise _too_long(len(rows), where, len(longest.token_ids), max_tokens)
-    if width is None:
+    if not share:
         return tuple((row,) for row in rows)
     ids = [row.token_ids for row in rows]
     if ranks > 1 and longest is not None:
         max_tokens = min(max_tokens, max(len(longest.token_ids), different(ids) // (TREES_A_RANK * ranks)))
-    return tuple(tuple(rows[index] for index in group) for group in grouped(ids, width=width, max_tokens=max_tokens))
+    return tuple(tuple(rows[index] for index in group) for group in grouped(ids, max_tokens=max_tokens))
 
 
 def tokens(block: Block) -> int:
@@ -210,7 +209,6 @@ def collate(segments: Sequence[Segment]) -> PackedBatch:
 
         token_ids    5 6 7 8 9
         position_ids 0 1 2 0 1
-        reach        3 3 3 5 5
         source       1 3            6 predicts 7, 8 predicts 9
         target       7 9
         turns        0 1
@@ -228,7 +226,6 @@ def lay_out(blocks: Sequence[Block]) -> PackedBatch:
 
         token_ids    5 6 7 8
         position_ids 0 1 2 2
-        reach        4 4 3 4
         source       1 1            6 predicts 7 in the one and 8 in the other
         target       7 8
 
@@ -248,7 +245,6 @@ def lay_out(blocks: Sequence[Block]) -> PackedBatch:
     return PackedBatch(
         token_ids=_packed(one.token_ids for one in trees),
         position_ids=_packed(one.positions for one in trees),
-        reach=_packed([start + end for end in one.reach] for one, start in zip(trees, starts, strict=False)),
         source=torch.tensor(
             [start + place for segment, start, row in places for place in _trained(segment, (0, *row[:-1]))],
             dtype=torch.int64,

@@ -1,7 +1,7 @@
 """The credit of one step: advantage and token weight of every turn, kept for inspection and summed up as metrics."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -48,22 +48,28 @@ def give_credit(rig: Rig, kept: Sequence[ScoredTrajectory]) -> StepCredit:
 
 def record_credit(rig: Rig, step: int, sampled: Sampled, credit: StepCredit) -> None:
     """Write the credit of every trajectory of every rank; one that does not train has advantages and weights of 0."""
+    on_stop = rig.config.algorithm.on_stop
     rows = [
         Credit(
             trajectory=one.trajectory.id,
             advantages=tuple(advantage_K[: len(one.trajectory.turns)]),
             weights=tuple(weight_K[: len(one.trajectory.turns)]),
+            handling=on_stop.get(one.trajectory.stop, "train"),
         )
         for one, advantage_K, weight_K in zip(
             sampled.kept, credit.advantage_NK.tolist(), credit.weight_NK.tolist(), strict=True
         )
     ]
-    for one in (*sampled.masked, *sampled.dropped):
-        nothing = (0.0,) * len(one.trajectory.turns)
-        rows.append(Credit(trajectory=one.trajectory.id, advantages=nothing, weights=nothing))
+    rows += [_no_credit(one, "mask") for one in sampled.masked]
+    rows += [_no_credit(one, "drop") for one in sampled.dropped]
     everybody = [row for share in ranks.gather(rows) for row in share]
     if ranks.rank() == 0:
         write_credit(rig.folder.credit(step), everybody)
+
+
+def _no_credit(one: ScoredTrajectory, handling: Literal["mask", "drop"]) -> Credit:
+    nothing = (0.0,) * len(one.trajectory.turns)
+    return Credit(trajectory=one.trajectory.id, advantages=nothing, weights=nothing, handling=handling)
 
 
 def metrics_of(rig: Rig, sampled: Sampled, credit: StepCredit) -> dict[str, float]:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple, Self
 
-from condensegrpo.collect import collect, tell_failures
+from condensegrpo.collect import collect, failures_of, tell_failures
 from condensegrpo.credit import idle_groups, scores_of, split_masked
 from condensegrpo.data_order import indices, spare_indices
 from condensegrpo.learner import ranks
@@ -32,6 +32,9 @@ def sample_step(rig: Rig, step: int) -> Sampled:
     With ``algorithm.resample_rounds`` groups that teach nothing are dropped and as many new problems are sampled, round
     after round while groups are missing. DAPO's dynamic sampling (https://arxiv.org/abs/2503.14476, sec. 3.2), with a
     limit. What is still missing then is missing from the step.
+
+    Raises:
+        RolloutError: every trajectory of every round and rank failed.
     """
     config = rig.config
     chosen = indices(seed=config.seed, step=step - 1, count=config.train.problems_per_step, size=len(rig.problems))
@@ -47,6 +50,8 @@ def sample_step(rig: Rig, step: int) -> Sampled:
         again = _sample(rig, step, chosen, new=len(more))
         missing = _missing(again, missing)
         sampled += again
+    everything = (*sampled.kept, *sampled.masked, *sampled.dropped)  # a round may be one broken problem
+    tell_failures(ranks.gather(failures_of(everything)), rig.observer.say)
     return sampled
 
 
@@ -59,7 +64,6 @@ def _missing(sampled: Sampled, wanted: int) -> int:
 def _sample(rig: Rig, step: int, chosen: Sequence[int], *, new: int) -> Sampled:
     """This rank's share of the last ``new`` of the problems chosen for a step, rolled out and sorted."""
     scored = _roll_out(rig, step, chosen, new=new)
-    tell_failures(scored, rig.observer.say)
     algorithm = rig.config.algorithm
     kept, masked = split_masked(scored, algorithm.on_stop)
     if algorithm.resample_rounds == 0:

@@ -20,7 +20,9 @@ def update(rig: Rig, rows: Sequence[Segment]) -> dict[str, float]:
         tokens/rows      in all of them
         tokens/computed  that went through the model in a pass: prefixes that rows share once, padding left out
     """
-    batches = packed(rows, max_tokens=rig.config.learner.tokens_per_micro_batch, width=rig.learner.module.tree_width)
+    batches = packed(
+        rows, max_tokens=rig.config.learner.tokens_per_micro_batch, share=rig.learner.module.computes_trees
+    )
     count, in_rows, computed = ranks.sum_over_ranks(
         [len(rows), sum(len(row.token_ids) for row in rows), sum(batch.token_ids.numel() for batch in batches)]
     )

@@ -4,7 +4,7 @@
         config.yaml                      resolved configuration
         metrics.jsonl                    one line a step or evaluation
         trajectories/step_000123.jsonl   one line a trajectory, written as it finishes
-        credit/step_000123.jsonl         advantage and token weight of every turn
+        credit/step_000123.jsonl         advantage and token weight of every turn, handling
         checkpoints/ origin/ log.txt     of the learner and the loop
         lock                             held by the process that writes
 
@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from condensegrpo.codec import decode, dump_line
 from condensegrpo.errors import DataError, RunError, TrajectoryFileError
@@ -49,6 +49,7 @@ class Credit:
     trajectory: str  # Trajectory.id
     advantages: tuple[float, ...]  # (K,) of every trained token of the turn
     weights: tuple[float, ...]  # (K,) of one trained token of the turn in the optimiser step; 0.0: not trained
+    handling: Literal["train", "mask", "penalise", "drop"] = "train"  # by its stop; drop: by dynamic sampling
 
     def __post_init__(self) -> None:
         if len(self.advantages) != len(self.weights):

@@ -4,7 +4,7 @@ problems ─▶ groups of trajectories ─▶ scores ─▶ advantages ─▶ se
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from condensegrpo import assemble
@@ -17,6 +17,7 @@ from condensegrpo.evaluation import flat
 from condensegrpo.learner import checkpoint, deepspeed, ranks
 from condensegrpo.learner.policy import end_ids, load_tokenizer, save_policy
 from condensegrpo.learner.weights import gathered, save_adapter
+from condensegrpo.names import SEE_TURN_REWARDS
 from condensegrpo.observer import Observer
 from condensegrpo.origin import base_policy, first_policy
 from condensegrpo.rig import Rig, set_up, take_down
@@ -45,11 +46,8 @@ def train(
     assemble.use_threads(config)
     deepspeed.join()
     _check_ranks(config)
-    if config.algorithm.estimator == "efficient" and config.reward.name != "correct":
-        observer.say(
-            f"the estimator efficient learns from correctness and context tokens: the total of the reward "
-            f"{config.reward.name} is only logged"
-        )
+    for text in _ignored(config):
+        observer.say(text)
     source = base_policy(config, cast, folder)
     assemble.check_model(config, cast, source)
     source = first_policy(config, cast, folder, source, observer=observer, stopping=stopping)
@@ -64,6 +62,34 @@ def train(
     finally:
         take_down(rig)
     return finished
+
+
+def _ignored(config: RunConfig) -> Iterator[str]:
+    """What a configuration asks for and its estimator does not look at."""
+    if config.algorithm.estimator != "efficient":
+        return
+    if config.reward.name != "correct":
+        yield (
+            f"the estimator efficient learns from correctness and context tokens: the total of the reward "
+            f"{config.reward.name} is only logged"
+        )
+    if "penalise" in config.algorithm.on_stop.values():
+        yield (
+            "the estimator efficient takes a penalised stop for a wrong answer and no more: algorithm.stop_penalty, "
+            "which comes off the total reward, changes nothing"
+        )
+
+
+def _tell_unseen_turn_rewards(rig: Rig, metrics: Mapping[str, float]) -> bool:
+    """Say that the turn rewards of a step were only logged, if so it was."""
+    name = rig.config.algorithm.estimator
+    unseen = "turn_reward" in metrics and name not in SEE_TURN_REWARDS
+    if unseen:
+        rig.observer.say(
+            f"turn rewards are only logged: the estimator {name} does not see them; "
+            f"{', '.join(sorted(SEE_TURN_REWARDS))} do"
+        )
+    return unseen
 
 
 def _log(rig: Rig, step: int, metrics: Mapping[str, float]) -> None:
@@ -105,9 +131,10 @@ def _evaluation_is_due(rig: Rig, done: int) -> bool:
 
 
 def _loop(rig: Rig, done: int, stopping: Callable[[], bool]) -> bool:
-    plan = rig.config.train
+    plan, told = rig.config.train, False
     for step in range(done + 1, plan.steps + 1):
         metrics = _step(rig, step)
+        told = told or _tell_unseen_turn_rewards(rig, metrics)
         _log(rig, step, metrics)
         rig.observer.step(step, metrics)
         last = step == plan.steps

@@ -19,7 +19,7 @@ from condensegrpo.learner.policy import end_ids, load_tokenizer, save_policy
 from condensegrpo.learner.sharing import packed
 from condensegrpo.learner.weights import gathered
 from condensegrpo.messages import Message
-from condensegrpo.objective import supervised
+from condensegrpo.objective import Tokenwise, supervised
 from condensegrpo.observer import Observer
 from condensegrpo.open_learner import open_learner
 from condensegrpo.packing import PackedBatch
@@ -98,7 +98,7 @@ def _teach(
     for batches in lessons:
         if ranks.any_rank(stopping()):
             raise Interrupted("stopped during the warm start, which will be repeated")
-        stats = deepspeed.optimise(learner, batches, supervised)
+        stats = deepspeed.optimise(learner, batches, Tokenwise(supervised))
         observer.advance(f"loss {stats['loss']:.3f}")
 
 
@@ -118,7 +118,7 @@ def _lessons(
     """The micro-batches of one step after another, without end."""
     while True:
         rows = _rows(list(islice(pairs, turns_per_step)))
-        yield packed(rows, max_tokens=max_tokens, width=learner.module.tree_width)
+        yield packed(rows, max_tokens=max_tokens, share=learner.module.computes_trees)
 
 
 def _rows(pairs: Sequence[Pair]) -> list[Segment]:

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import re
 from typing import Any
 
 import pytest
@@ -110,19 +111,27 @@ def test_a_reward_too_large_for_statistics_names_trajectory_and_value(name: str)
         estimate(name, [0, 0], turn_rewards=[1.1e100, 0])
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name != "efficient"])
-@pytest.mark.parametrize("scale", ["std", "none"])
-def test_the_largest_rewards_allowed_give_finite_advantages(name: str, scale: str) -> None:
-    options = {} if name in ("rloo", "reinforce") else {"scale": scale}
+@pytest.mark.parametrize("name", [name for name in ALL if name not in ("efficient", "rloo")])
+def test_the_largest_rewards_allowed_give_finite_advantages(name: str) -> None:
     high = [MAX_REWARD, -MAX_REWARD, MAX_REWARD, 0]
-    found = estimate(name, high, turn_rewards=high, turns=[2, 2, 1, 1], results=[0, -1, 0, 0], **options)
+    found = estimate(name, high, turn_rewards=high, turns=[2, 2, 1, 1], results=[0, -1, 0, 0])
     assert found.isfinite().all()
     assert found[0, 0] > 0 > found[1, 0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", [name for name in ALL if name not in ("efficient", "reinforce")])
+def test_an_advantage_beyond_single_precision_is_an_error_whatever_the_type(name: str, dtype: torch.dtype) -> None:
+    # single precision holds the rewards, and ends at 3.4e38; 3e38 less the mean of −1e38 is 4e38
+    options = {} if name == "rloo" else {"scale": "none"}
+    with pytest.raises(ScoreError, match=r"trajectory 0 .*wanted numbers of magnitude 3.4e\+38 at most"):
+        estimate(name, [3e38, -3e38, -3e38], turn_rewards=[0.0, 0.0, 0.0], dtype=dtype, **options)
+    assert estimate(name, [1e38, -1e38], dtype=dtype, **options).isfinite().all()
+
+
 def test_an_advantage_too_large_for_the_type_asked_for_is_an_error_and_no_infinity() -> None:
     # float16 ends at 65504; 60000 − (−60000) does not fit
-    with pytest.raises(ScoreError, match=r"trajectory 0 .*\[inf\] as torch.float16.*outcome reward is 60000"):
+    with pytest.raises(ScoreError, match=r"trajectory 0 .*gets \[120000.0\], .*6.55e\+04 at most.*reward is 60000"):
         estimate("rloo", [60000, -60000], dtype=torch.float16)
     with pytest.raises(ScoreError, match="scale the rewards of its group, or the estimator's options, down"):
         estimate("ms_grpo", [0, 0], turn_rewards=[1e10, 0], results=[0, 0], scale="none", coef=1e300)
@@ -173,6 +182,27 @@ def test_a_number_that_can_be_no_option_says_which_could(name: str, option: str,
     with pytest.raises(ValueError, match=rf"option {option} .*is {value}, wanted a finite number") as caught:
         estimate(name, [1, 0], **{option: value})
     assert caught.match(wanted)
+
+
+@pytest.mark.parametrize("value", [None, "0.2", [1], True])
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        *((name, "eps") for name in ALL if name != "rloo"),
+        *((name, "coef") for name in ("ms_grpo", "mt_grpo", "gigpo")),
+        *((name, "gamma") for name in ("ms_po", *FROM_THE_END)),
+        *(("efficient", option) for option in ("coefficient", "guard", "min_pass_rate", "context_low", "context_high")),
+        ("reinforce", "clamp"),
+    ],
+)
+def test_what_is_no_number_names_its_option(name: str, option: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"the option {option} of an estimator is {re.escape(repr(value))}, wanted a"):
+        estimate(name, [1, 0], **{option: value})
+
+
+def test_an_unknown_accuracy_is_reported_by_its_own_name() -> None:
+    with pytest.raises(ValueError, match=r"option accuracy .*'stdd', wanted one of std, none"):
+        estimate("efficient", [1, 0], accuracy="stdd")
 
 
 def test_a_clamp_of_zero_is_refused() -> None:
@@ -242,6 +272,31 @@ def test_equal_rewards_give_exactly_zero_whatever_eps(name: str, value: float, e
     assert found[:4].any()
 
 
+@pytest.mark.parametrize("name", [name for name in ALL if name != "efficient"])
+@pytest.mark.parametrize("size", [1e-9, 1.0, 1e30])
+def test_rewards_that_differ_by_rounding_alone_are_equal(name: str, size: float) -> None:
+    """0.1 + 0.2 is 0.30000000000000004: its deviation of 3e-17 over itself would be an advantage of full size."""
+    options = {} if name == "rloo" else {"eps": 0} | ({"clamp": 1e40} if name == "reinforce" else {})
+    same = [size * value for value in (0.1 + 0.2, 0.3, 0.3, 0.3)]
+    turns, results = [1, 2, 3, 1], [0, -1, 2, 0]
+    assert len(set(same)) == 2
+    found = estimate(name, same, turn_rewards=same, turns=turns, results=results, **options)
+    assert found.tolist() == [[0, 0, 0]] * 4
+    apart = [same[0] * (1 + 1e-11), *same[1:]]
+    assert estimate(name, apart, turn_rewards=same, turns=turns, results=results, **options).any(dim=1).all()
+
+
+def test_a_correctness_that_differs_by_rounding_alone_is_equal() -> None:
+    # of ten tenths added up 0.9999999999999999 comes out; it is not 1, so neither is it correct
+    assert estimate("efficient", [sum([0.1] * 10), 1, 1], eps=0).tolist() == [[0], [0], [0]]
+
+
+def test_values_of_another_group_or_sign_are_not_levelled() -> None:
+    # beside 1e20 a difference of 1e6 is rounding, beside 0 that of 1 is not; ±1e-13 are twice their size apart
+    found = estimate("grpo", [1e20, 1e20 + 1e6, 0, 1, 1e-13, -1e-13], groups=[0, 0, 1, 1, 2, 2], eps=0)
+    assert same(found, [[0], [0], [-ROOT_HALF], [ROOT_HALF], [ROOT_HALF], [-ROOT_HALF]], atol=1e-12)
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_no_trajectory_and_no_turn_make_empty_tables(name: str) -> None:
     assert estimate(name, []).shape == (0, 0)
@@ -281,6 +336,8 @@ def test_single_precision_is_computed_in_double(name: str) -> None:
 def test_nothing_ever_gives_nan(name: str, rows: list[Row], eps: float) -> None:
     if name == "efficient":
         rows = [(float(outcome > 0), *rest) for outcome, *rest in rows]  # type: ignore[misc]
+    if name == "rloo":  # the one that never scales: what it gives must fit into single precision
+        rows = [(outcome / 1e63, *rest) for outcome, *rest in rows]  # type: ignore[misc]
     rows = [(*row[:4], row[3] - 1) for row in rows]  # the result at the last turn; −1 where there is none
     found = run(name, rows, **({} if name == "rloo" else {"eps": eps}))
     assert found.isfinite().all()

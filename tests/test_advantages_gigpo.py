@@ -76,8 +76,26 @@ def test_a_state_that_one_trajectory_visits_again_and_again_says_nothing() -> No
 @pytest.mark.parametrize("scale", ["std", "none"])
 def test_equal_first_returns_say_nothing_about_later_visits(scale: str) -> None:
     # both are in state 1 for two turns and succeed: first visits 0.95; the last turns 1, which is 0.05/ε deviations off
-    states = torch.tensor([[1, 1], [1, 1]])
-    assert estimate("gigpo", [1, 1], turns=[2, 2], state_NK=states, scale=scale).tolist() == [[0, 0], [0, 0]]
+    states = torch.tensor([[1, 1], [1, 1], [2, -1]])
+    found = estimate("gigpo", [1, 1, 0], turns=[2, 2, 1], state_NK=states, scale=scale)
+    assert found.tolist() == estimate("grpo", [1, 1, 0], turns=[2, 2, 1], scale=scale).tolist()
+
+
+@pytest.mark.parametrize("outcome", [1.0, -1.0, 0.1])
+@pytest.mark.parametrize("scale", ["std", "none"])
+def test_equal_outcomes_say_nothing_however_many_turns_they_took(scale: str, outcome: float) -> None:
+    """From one first state, 3, 3, 3 and 4 turns: returns 0.9025 three times and 0.857, S = ½, ½, ½, −1½ if it had one.
+
+    For −1 the signs turn round: the longest failure would be what is rewarded.
+    """
+    turns = [3, 3, 3, 4, 2, 1]  # the last two are a group of unequal outcomes, which keeps what it has
+    place_K = torch.arange(4)
+    states = torch.where(place_K < torch.tensor(turns)[:, None], place_K, -1)
+    outcomes, groups = [outcome] * 5 + [0], [0, 0, 0, 0, 1, 1]
+    found = estimate("gigpo", outcomes, groups=groups, turns=turns, state_NK=states, scale=scale)
+    assert found[:4].tolist() == [[0, 0, 0, 0]] * 4
+    without = estimate("grpo", outcomes, groups=groups, turns=turns, scale=scale)
+    assert found[4, 0] / without[4, 0] > 1.5
 
 
 def test_a_later_visit_is_no_further_off_than_a_first_could_be() -> None:
@@ -138,7 +156,9 @@ def test_it_is_what_one_would_write_as_loops(rows: list[Row], data: st.DataObjec
         for turn in range(turns):
             returns = list(first[group, int(states[place, turn])].values())
             wanted = outcome * gamma ** (turns - 1 - turn) - sum(returns) / len(returns)
-            assert found[place, turn].item() == pytest.approx(wanted * (len(set(returns)) > 1), abs=1e-9)
+            outcomes = {row[0] for row in rows if row[2] == group}
+            differ = len(set(returns)) > 1 and len(outcomes) > 1
+            assert found[place, turn].item() == pytest.approx(wanted * differ, abs=1e-9)
 
 
 @settings(deadline=None, max_examples=40)

@@ -3,6 +3,7 @@
 In this process, so that the libraries load once: ``assemble.check`` and ``train`` are what the command calls.
 """
 
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 from command import ROOT
+from estimating import estimate
 
 from condensegrpo import assemble, names
 from condensegrpo.advantages import ESTIMATORS
 from condensegrpo.config import load_config
-from condensegrpo.errors import ConfigError
+from condensegrpo.data_order import indices
+from condensegrpo.errors import ConfigError, RolloutError
 from condensegrpo.losses import LOSSES
-from condensegrpo.observer import Silent
+from condensegrpo.observer import Observer, Silent
 from condensegrpo.storage import RunFolder, read_credit, read_metrics, read_trajectories
+from condensegrpo.tasks.ledger import Ledger
 from condensegrpo.train import train
 from condensegrpo.trajectory import Stop
 
@@ -45,12 +49,22 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def run(folder: Path, *changes: str) -> list[dict[str, float]]:
+class Listening(Silent):
+    """Remembers what was said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def run(folder: Path, *changes: str, observer: Observer | None = None) -> list[dict[str, float]]:
     """Train with some keys changed; the metrics of its steps."""
     config = load_config(ROOT / "configs" / "quickstart.yaml", [*SMALL, *changes])
-    assert train(config, assemble.check(config), RunFolder.create(folder), observer=Silent(), stopping=lambda: False), (
-        "all steps were taken"
-    )
+    assert train(
+        config, assemble.check(config), RunFolder.create(folder), observer=observer or Silent(), stopping=lambda: False
+    ), "all steps were taken"
     return [line for line in read_metrics(folder / "metrics.jsonl") if "rows" in line]
 
 
@@ -74,7 +88,39 @@ def assert_learned(lines: list[dict[str, float]]) -> None:
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_every_estimator_trains_the_quickstart(estimator: str, warm: str, tmp_path: Path) -> None:
-    assert_learned(run(tmp_path / "run", *from_warm(warm), *COMPOSED, f"algorithm.estimator={estimator}"))
+    observer = Listening()
+    chosen = f"algorithm.estimator={estimator}"
+    lines = run(tmp_path / "run", *from_warm(warm), *COMPOSED, chosen, observer=observer)
+    assert_learned(lines)
+    assert all(line["turn_reward"] > 0 for line in lines)
+    told = [text for text in observer.said if text.startswith("turn rewards are only logged: ")]  # once, or never
+    assert [f"the estimator {estimator} does not see them" in text for text in told] == (
+        [] if estimator in names.SEE_TURN_REWARDS else [True]
+    )
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_the_estimators_that_are_said_to_see_turn_rewards_do_and_no_other(estimator: str) -> None:
+    columns = {"turns": [2, 2, 2], "results": [0, 0, -1]}
+    with_none, with_some = (
+        estimate(estimator, [1, 0, 0], turn_rewards=rewards, **columns) for rewards in ([0, 0, 0], [0.5, 0, 0.2])
+    )
+    assert (with_none.tolist() != with_some.tolist()) == (estimator in names.SEE_TURN_REWARDS)
+
+
+def test_nothing_is_said_of_turn_rewards_where_no_turn_is_paid(warm: str, tmp_path: Path) -> None:
+    observer = Listening()
+    run(tmp_path / "run", *from_warm(warm), "algorithm.estimator=grpo", "train.steps=1", observer=observer)
+    assert observer.said == []
+
+
+def test_efficient_says_at_the_start_what_it_will_not_look_at(tmp_path: Path) -> None:
+    observer = Listening()
+    chosen = "algorithm={estimator: efficient, on_stop: {turn_limit: penalise}, stop_penalty: 3.0}"
+    run(tmp_path / "run", *COMPOSED, chosen, "warm_start.steps=0", "train.steps=0", observer=observer)
+    reward, penalty = observer.said
+    assert "the total of the reward weighted_sum is only logged" in reward
+    assert "algorithm.stop_penalty, which comes off the total reward, changes nothing" in penalty
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -129,8 +175,29 @@ def test_dynamic_sampling_drops_idle_groups_and_samples_new_ones(warm: str, tmp_
         for one in read:  # a group trains if and only if its rewards differ, and there is room for it in the step
             differ = len(set(groups[one.trajectory.group_id])) > 1
             assert any(credit[one.trajectory.id].weights) == differ
+            assert credit[one.trajectory.id].handling == ("train" if differ else "drop")
         trained = [group for group, rewards in groups.items() if len(set(rewards)) > 1]
         assert len(trained) <= 8
+
+
+def test_broken_problems_among_those_sampled_anew_do_not_end_the_run(warm: str, tmp_path: Path) -> None:
+    """A resample round may be a single problem: that all of a round failed says nothing of the run."""
+    folder, observer = tmp_path / "run", Listening()
+    chosen = ("algorithm={estimator: grpo, resample_rounds: 2}", "train.steps=1")
+    ledger = Ledger(min_ops=2, max_ops=3).problems("train")
+    sound = [ledger[index].id for index in indices(seed=0, step=0, count=8, size=len(ledger))]
+    task = (
+        f"task={{name: '{ROOT}/tests/flaky_task.py:Flaky', "
+        f"options: {{min_ops: 2, max_ops: 3, eval_problems: 8, sound: {json.dumps(sound)}}}}}"
+    )
+    (line,) = run(folder, *from_warm(warm), *chosen, task, observer=observer)
+    assert line["stop/environment_error"] > 0
+    assert line["rows"] > 0
+    failed = round(line["stop/environment_error"] * line["trajectories"])
+    (told,) = [text for text in observer.said if "trajectories failed" in text]  # once for all rounds
+    assert told.startswith(f"{failed} of {line['trajectories']:.0f} trajectories failed; the first (environment_error)")
+    with pytest.raises(RolloutError, match=r"trajectories failed.*this problem is broken"):
+        run(tmp_path / "none", *from_warm(warm), *chosen, task.replace(json.dumps(sound), "[]"))
 
 
 def test_a_masked_stop_trains_nothing_and_counts_nowhere(warm: str, tmp_path: Path) -> None:
@@ -144,6 +211,8 @@ def test_a_masked_stop_trains_nothing_and_counts_nowhere(warm: str, tmp_path: Pa
     masked = [one.trajectory.id for one in read if one.trajectory.stop is Stop.FORMAT]
     assert masked
     assert not any(any(credit[name].weights) or any(credit[name].advantages) for name in masked)
+    by_stop = {Stop.FORMAT: "mask", Stop.TURN_LIMIT: "penalise", Stop.OUTPUT_LENGTH: "penalise"}
+    assert all(credit[one.trajectory.id].handling == by_stop.get(one.trajectory.stop, "train") for one in read)
 
 
 def test_names_are_those_of_the_functions() -> None:

@@ -39,6 +39,7 @@ FLOORS = {
     "condensegrpo.codec": 2,
     "condensegrpo.config": 2,
     "condensegrpo.yaml_tree": 2,
+    "condensegrpo.section": 2,
     "condensegrpo.storage": 2,
     "condensegrpo.tracking": 2,
     # 3 plug-ins

@@ -9,6 +9,7 @@ from builders import trajectory, turn
 from condensegrpo import assemble
 from condensegrpo.config import RunConfig, evaluations, find_config, load_config, shipped
 from condensegrpo.errors import ConfigError
+from condensegrpo.objective import Tokenwise
 from condensegrpo.protocols import Problem, RewardResult
 
 
@@ -57,12 +58,43 @@ def test_the_evaluations_of_the_quickstart_reach_beyond_what_it_trains_on() -> N
         ("sampler.options.max_bach=2", "max_bach"),
         ("trackers=[{name: wandb}]", "project"),
         ("reward={name: weighted_sum, options: {parts: {name: correct}}}", "wanted a list of rewards"),
+        (
+            "algorithm.estimator_options.coeficient=1",
+            "no option 'coeficient'. Did you mean coefficient? It has: context_",
+        ),
+        ("algorithm={loss: reinforce, loss_options: {clip: 1}}", "reinforce has no option 'clip'. It has: none."),
+        ("algorithm.estimator_options.coefficient=null", "the option coefficient of an estimator is None, wanted"),
+        ("algorithm.estimator_options.guard='0.2'", "the option guard of an estimator is '0.2', wanted a finite"),
+        ("algorithm.estimator_options.accuracy=batch", "the option accuracy of an estimator is 'batch'"),
+        ("algorithm.loss_options.clip_low='0.2'", "clip_low is '0.2', wanted a number in [0, 1]"),
+        ("algorithm.loss_options.dual_clip=many", "dual_clip is 'many', wanted a finite number above 1"),
+        ("algorithm.context_anchors=[48, 16]", "checking algorithm.context_anchors: found [48.0, 16.0]"),
+        ("algorithm.importance.cap=0.5", "cap is 0.5, wanted a finite number >= 1, or none (0 in a configuration)"),
     ],
 )
 def test_what_does_not_exist_or_fit_is_named(override: str, wanted: str) -> None:
     with pytest.raises(ConfigError) as caught:
         assemble.check(quickstart(override))
     assert wanted in str(caught.value)
+    assert ".." not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "option"),
+    [
+        ("estimator: efficient, estimator_options", "context_N"),
+        ("estimator: efficient, estimator_options", "truncated_N"),
+        ("estimator: gigpo, estimator_options", "state_NK"),
+        ("loss: gspo, loss_options", "turn_T"),
+    ],
+)
+def test_what_the_engine_supplies_is_no_option(chosen: str, option: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        assemble.check(quickstart(f"algorithm={{{chosen}: {{{option}: 1}}}}"))
+    told, _, known = str(caught.value).partition("It has: ")
+    assert f"has no option {option!r}" in told
+    assert known
+    assert option not in known
 
 
 def test_a_reward_in_a_file_is_found_by_its_path(tmp_path: Path) -> None:
@@ -138,6 +170,10 @@ def test_a_weighted_sum_takes_rewards_by_name_and_from_files(tmp_path: Path) -> 
         ("{name: correct, wieght: 2}", "did you mean weight"),
         ("{name: correct, weight: -1}", "weight: found -1"),
         ("{weight: 1}", "name: missing"),
+        (
+            "{name: correct}, {name: weighted_sum, options: {parts: [{name: correct}]}}",
+            "the part weighted_sum of reward.options.parts: it has parts of its own",
+        ),
     ],
 )
 def test_a_part_that_makes_no_sense_is_named(text: str, wanted: str) -> None:
@@ -162,3 +198,20 @@ def test_the_anchors_of_the_default_estimator_follow_the_context_budget() -> Non
     )
     shortest, short, long, wrong = cast.estimator(scores).flatten().tolist()
     assert shortest == short > long > 0 > wrong
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wanted"),
+    [
+        (("algorithm.loss=clipped",), True),
+        (("algorithm.loss=gspo",), False),
+        (("algorithm.importance={cap: 2, level: token}",), True),
+        (("algorithm.importance={cap: 2, level: turn}",), False),
+        (("algorithm.importance={cap: 2, level: turn}", "algorithm.updates_per_batch=2"), False),
+        (("algorithm.importance={cap: 0, level: turn}",), True),
+        (("algorithm.loss=gspo", "algorithm.kl.coefficient=0.1"), False),
+        (("algorithm.loss=cispo", "algorithm.kl.coefficient=0.1"), True),
+    ],
+)
+def test_objectives_that_look_at_whole_turns_are_never_taken_in_parts(overrides: tuple[str, ...], wanted: bool) -> None:
+    assert isinstance(assemble.check(quickstart(*overrides)).objective, Tokenwise) == wanted

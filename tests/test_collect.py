@@ -8,7 +8,7 @@ import pytest
 from builders import scored, trajectory
 from talk import Counting, engine, problem, said, shown
 
-from condensegrpo.collect import collect, tell_failures
+from condensegrpo.collect import collect, failures_of, tell_failures
 from condensegrpo.errors import RolloutError, ScoreError
 from condensegrpo.protocols import GroupReward, Problem, Reward
 from condensegrpo.rewards.correct import Correct
@@ -136,14 +136,14 @@ def ended(*stops: Stop) -> list[ScoredTrajectory]:
 def test_nothing_is_said_where_nothing_failed() -> None:
     """A wrong format or a cut-off reply is the policy's doing, not a failure."""
     said: list[str] = []
-    tell_failures(ended(Stop.FORMAT, Stop.OUTPUT_LENGTH, Stop.TURN_LIMIT), said.append)
-    tell_failures([], said.append)
+    tell_failures([failures_of(ended(Stop.FORMAT, Stop.OUTPUT_LENGTH, Stop.TURN_LIMIT))], said.append)
+    tell_failures([failures_of([])], said.append)
     assert said == []
 
 
 def test_some_failures_are_counted_and_the_first_is_named() -> None:
     said: list[str] = []
-    tell_failures(ended(Stop.FORMAT, Stop.ENVIRONMENT_ERROR, Stop.SAMPLER_ERROR), said.append)
+    tell_failures([failures_of(ended(Stop.FORMAT, Stop.ENVIRONMENT_ERROR, Stop.SAMPLER_ERROR))], said.append)
     (text,) = said
     assert text.startswith("2 of 3 trajectories failed; the first (environment_error)")
 
@@ -151,4 +151,13 @@ def test_some_failures_are_counted_and_the_first_is_named() -> None:
 @pytest.mark.parametrize("stop", [Stop.ENVIRONMENT_ERROR, Stop.SAMPLER_ERROR])
 def test_nothing_but_failures_is_an_error(stop: Stop) -> None:
     with pytest.raises(RolloutError, match="2 of 2 trajectories failed"):
-        tell_failures(ended(stop, stop), lambda text: None)
+        tell_failures([failures_of(ended(stop)), failures_of(ended(stop))], lambda text: None)
+
+
+def test_a_rank_whose_trajectories_all_failed_does_not_leave_the_others() -> None:
+    """It alone would raise, and the others would wait for it for ever. One without any trajectory is no failure."""
+    said: list[str] = []
+    broken, well = ended(Stop.ENVIRONMENT_ERROR, Stop.SAMPLER_ERROR), ended(Stop.ANSWERED, Stop.FORMAT)
+    tell_failures([failures_of(rank) for rank in (well, broken, [])], said.append)
+    (text,) = said
+    assert text.startswith("2 of 4 trajectories failed; the first (environment_error)")

@@ -20,6 +20,9 @@ def test_the_shipped_figures_fit() -> None:
     ("overrides", "wanted"),
     [
         (["train.samples_per_problem=1"], "at least 2 trajectories"),
+        (["algorithm.context_anchors=[48, 16]"], "algorithm.context_anchors: found [48.0, 16.0], wanted"),
+        (["algorithm.context_anchors=[0, 16]"], "the first above 0"),
+        (["algorithm.context_anchors=[16, 16]"], "the second above the first"),
         (["learner.tokens_per_micro_batch=1119"], "raise it to at least 1120"),
         (["model.new.max_positions=1119"], "Raise it to at least 1120"),
         (
@@ -42,3 +45,24 @@ def test_what_fits_to_the_token_is_fine() -> None:
 
 def test_one_sample_a_problem_is_fine_where_nothing_is_trained() -> None:
     check_figures(gsm8k("train.samples_per_problem=1", "train.steps=0"))
+
+
+RAW = ("grpo", "grpo_merged", "ms_grpo", "mt_grpo", "ms_po", "rloo", "reinforce", "turn_discounted")
+
+
+@pytest.mark.parametrize("estimator", RAW)
+def test_one_sample_a_problem_can_be_trained_on_where_the_estimator_has_raw(estimator: str) -> None:
+    one = (f"algorithm.estimator={estimator}", "train.samples_per_problem=1")
+    check_figures(gsm8k(*one, "algorithm.estimator_options={singleton: raw}"))
+    with pytest.raises(ConfigError, match=rf"the estimator {estimator} compares .* Raise it, or set algorithm\.est"):
+        check_figures(gsm8k(*one))
+
+
+@pytest.mark.parametrize("estimator", ["efficient", "gigpo"])
+def test_an_estimator_without_raw_is_not_told_to_set_it(estimator: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_figures(gsm8k(f"algorithm.estimator={estimator}", "train.samples_per_problem=1"))
+    assert f"the estimator {estimator} compares at least 2 trajectories a problem" in str(caught.value)
+    assert f"Raise it, or choose one of {', '.join(RAW)} and set algorithm.estimator_options.singleton=raw" in str(
+        caught.value
+    )

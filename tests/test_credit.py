@@ -4,8 +4,8 @@ import pytest
 import torch
 from builders import condensation, scored, trajectory, turn
 
-from condensegrpo.advantages import efficient, grpo
-from condensegrpo.credit import advantages_of, rows_of, scores_of, turn_tokens
+from condensegrpo.advantages import efficient, gigpo, grpo
+from condensegrpo.credit import advantages_of, idle_groups, rows_of, scores_of, turn_tokens
 from condensegrpo.losses import token_weights, totals
 from condensegrpo.trajectory import ScoredTrajectory
 
@@ -92,3 +92,17 @@ def test_a_trajectory_that_sampled_nothing_stands_in_its_group_and_has_no_row() 
     rows = rows_of(batch, advantage_NK, torch.ones_like(advantage_NK))
     assert advantage_NK.tolist() == [[0.5], [0.0]]
     assert [row.trajectory for row in rows] == ["g/a"]
+
+
+@pytest.mark.parametrize("reward", [1.0, 0.0, -1.0])
+def test_under_gigpo_a_group_of_one_outcome_is_idle_however_long_its_trajectories_were(reward: float) -> None:
+    """All of ``episode`` share their contexts; with 3, 3, 3 and 4 turns the discount alone would tell them apart."""
+    batch = [episode(str(place), [1] * turns, reward=1, total=reward) for place, turns in enumerate((3, 3, 3, 4))]
+    beside = [episode("a", [1], reward=1, group="h"), episode("b", [1, 1], reward=0, group="h")]
+    advantage_NK = advantages_of(scores_of([*batch, *beside]), gigpo, {})
+    assert idle_groups([*batch, *beside], advantage_NK) == {"g"}
+
+
+def test_a_group_whose_rewards_differ_by_rounding_alone_is_idle() -> None:
+    batch = [episode(str(place), [1], reward=1, total=total) for place, total in enumerate((0.1 + 0.2, 0.3, 0.3))]
+    assert idle_groups(batch, advantages_of(scores_of(batch), grpo, {"eps": 0})) == {"g"}

@@ -158,7 +158,7 @@ def test_the_gradient_of_every_loss_is_the_same_where_shared_prefixes_are_comput
     some = [piece for row in rows() for piece in apart(row)]  # a row a turn: each begins with those before it
     objective = partial(policy, loss=bound(LOSSES[loss], WIDE[loss]))
     model = qwen3()
-    batches = micro_batches(blocks(some, max_tokens=40, width=16), max_tokens=40)
+    batches = micro_batches(blocks(some, max_tokens=40, share=True), max_tokens=40)
     for batch in batches:
         (batch.weights * objective(trained_logprobs(model, batch), batch).loss_T).sum().backward()
     assert sum(batch.token_ids.numel() for batch in batches) < sum(len(row.token_ids) for row in some)

@@ -12,15 +12,15 @@ from tiny import forking_rows, llama, plain_logprobs, qwen3, rows, segment, surr
 from torch import Tensor
 from torch.optim import AdamW
 from transformers import PreTrainedModel
-from two_ranks import OPTIMISER, SPLITS, STEPS, loss, micro_batches, train
+from two_ranks import OPTIMISER, SPLITS, STEPS, at_once, loss, micro_batches, train
 
 from condensegrpo.errors import ConfigError, LearnerError
-from condensegrpo.learner import deepspeed
+from condensegrpo.learner import deepspeed, fused_head
 from condensegrpo.learner.deepspeed import STAGES, Optimiser, learning_rate
 from condensegrpo.learner.logprobs import trained_logprobs
 from condensegrpo.learner.weights import gathered
-from condensegrpo.objective import Objective, supervised
-from condensegrpo.packing import blocks, collate
+from condensegrpo.objective import Minimised, Objective, Tokenwise, supervised
+from condensegrpo.packing import PackedBatch, blocks, collate
 from condensegrpo.packing import micro_batches as micro_batches_of
 from condensegrpo.trajectory import Segment
 
@@ -58,11 +58,12 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
         torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("objective", [loss, at_once], ids=["one_pass", "chunks"])
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_zero_stage_equals_plain_torch(stage: int) -> None:
+def test_every_zero_stage_equals_plain_torch(stage: int, objective: Minimised) -> None:
     steps = [rows(6, seed=step) for step in range(STEPS)]
     wanted, norms = plain(steps, qwen3())
-    found, stats = train(stage, [micro_batches(some, 2) for some in steps])
+    found, stats = train(stage, [micro_batches(some, 2) for some in steps], objective)
     assert_same(found, wanted)
     assert [one["grad_norm"] for one in stats] == pytest.approx(norms, rel=1e-5)
     assert min(norms) < 0.05 < max(norms)  # one step is clipped, another is not
@@ -73,7 +74,7 @@ def test_every_zero_stage_equals_plain_torch(stage: int) -> None:
 def test_shared_prefixes_under_every_zero_stage_equal_plain_torch(stage: int) -> None:
     steps = [forking_rows(16, seed=step) for step in range(STEPS)]
     wanted, norms = plain(steps, qwen3())
-    packed = [micro_batches_of(blocks(some, max_tokens=40, width=16), max_tokens=40) for some in steps]
+    packed = [micro_batches_of(blocks(some, max_tokens=30, share=True), max_tokens=30) for some in steps]
     found, stats = train(stage, packed)
     assert min(map(len, packed)) > 1
     assert_same(found, wanted)
@@ -128,10 +129,12 @@ def test_shared_prefixes_shared_out_over_two_ranks_equal_plain_torch_on_all_rows
         assert abs(first - second) <= max(len(row.token_ids) for row in some)  # 22 rows and 2 became equal shares
 
 
-def test_zero_3_ranks_with_different_numbers_of_head_chunks_do_not_hang(ranks: Path) -> None:
-    (first, stats), (second, _) = (torch.load(ranks / f"chunks_rank{rank}.pt") for rank in range(2))
-    model = llama()
-    wanted, (norm,) = plain([[*rows(6), rows(7)[6]]], model, temperature=1.0)
+@pytest.mark.parametrize("way", ["chunks", "tiles"])
+def test_zero_3_ranks_with_different_numbers_of_head_chunks_or_tiles_do_not_hang(ranks: Path, way: str) -> None:
+    (first, stats), (second, _) = (torch.load(ranks / f"{way}_rank{rank}.pt") for rank in range(2))
+    model, some = llama(), [*rows(40), rows(41)[40]]
+    assert sum(sum(row.trained) for row in some[:40]) > 2 * fused_head.CPU_TILE
+    wanted, (norm,) = plain([some], model, temperature=1.0)
     assert_same(first, wanted)
     assert_same(second, wanted)
     assert stats["grad_norm"] == pytest.approx(norm, rel=1e-5)
@@ -177,13 +180,19 @@ def test_a_loss_that_is_not_finite_leaves_the_weights_untouched(stage: int) -> N
     deepspeed.close(engine)
 
 
+def endless(logp_T: Tensor, _: PackedBatch) -> Objective:
+    """√0 = 0, with slope ∞."""
+    return Objective((logp_T - logp_T.detach()).sqrt(), {})
+
+
+@pytest.mark.parametrize("steep", [endless, Tokenwise(endless)], ids=["chunks", "one_pass"])
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_gradient_that_is_not_finite_leaves_the_weights_untouched(stage: int) -> None:
+def test_a_gradient_that_is_not_finite_leaves_the_weights_untouched(stage: int, steep: Minimised) -> None:
     engine = deepspeed.open_engine(qwen3(), zero_stage=stage, optimiser=OPTIMISER, dtype="float32")
     before = {name: tensor.clone() for name, tensor in gathered(engine)}
     batch = collate([segment([3, 4, 5], [1])])
-    with pytest.raises(LearnerError, match=r"the gradient norm is (nan|inf)"):  # sqrt(0): 0, with slope inf
-        deepspeed.optimise(engine, [batch], lambda logp_T, _: Objective((logp_T - logp_T.detach()).sqrt(), {}))
+    with pytest.raises(LearnerError, match=r"the gradient norm is (nan|inf)"):
+        deepspeed.optimise(engine, [batch], steep)
     assert all(torch.equal(tensor, before[name]) for name, tensor in gathered(engine))
     deepspeed.close(engine)
 

@@ -64,6 +64,7 @@ def test_the_example_of_the_docstring() -> None:
         [row("a", 1, [0.5], [0.25]), row("a", 0, [-0.5], [0.25]), row("b", 1, [0], [0.25]), row("b", 1, [0], [0.25])]
     )
     assert found["groups_of_equal_reward"] == 0.5
+    assert found["groups_without_advantage"] == 0.5
     assert found["trajectories_without_advantage"] == 0.5
     assert found["weight/correct"] == 0.75
     assert found["pull/correct"] == 0.5
@@ -76,11 +77,47 @@ def test_groups_of_one_have_equal_outcomes() -> None:
     assert credit_metrics(batch)["trajectories_without_advantage"] == pytest.approx(3 / 5)
 
 
+def test_a_group_of_equal_outcomes_may_still_teach_and_one_of_unequal_ones_teach_nothing() -> None:
+    # a: all correct, efficient tells contexts apart at the second turn; b: equal; c: unequal and, under a clamp, idle
+    batch = [
+        *(row("a", 1, [0.0, 0.1]), row("a", 1, [0.0, 0.0])),
+        *(row("b", 0), row("b", 0)),
+        *(row("c", 20), row("c", 30)),
+        *(row("d", 1, [0.5]), row("d", 0, [-0.5])),
+    ]
+    found = credit_metrics(batch)
+    assert found["groups_of_equal_reward"] == 0.5  # a and b
+    assert found["groups_without_advantage"] == 0.5  # b and c
+
+
+def test_only_trajectories_that_learn_give_a_group_an_advantage() -> None:
+    # a: what is masked counts nowhere; b: masked as a whole; c: dropped
+    batch = [
+        *(row("a", 1), row("a", 0, [-0.5], handling="mask")),
+        row("b", 0, [0.5], handling="mask"),
+        row("c", 1, [0.5], dropped=True),
+        *(row("d", 1, [0.5]), row("d", 0, [-0.5])),
+    ]
+    assert credit_metrics(batch)["groups_without_advantage"] == 0.5  # a, of a and d
+
+
+def test_outcomes_that_differ_by_rounding_alone_are_equal() -> None:
+    """As the estimators have it: 0.1 + 0.2 is not 0.3, and 1e-11 of a reward is a difference."""
+    assert credit_metrics([row("a", 0.1 + 0.2), row("a", 0.3)])["groups_of_equal_reward"] == 1
+    assert credit_metrics([row("a", 0.3 + 3e-12), row("a", 0.3)])["groups_of_equal_reward"] == 0
+    assert credit_metrics([row("a", 1e-20), row("a", 0.0)])["groups_of_equal_reward"] == 0
+
+
 def test_groups_count_once_however_many_rows_or_turns_they_make() -> None:
     """Group statistics over rows not trajectories: the turns of one trajectory must not make its group heavier."""
     short = [row("a", 1, [0.5]), row("a", 0, [-0.5]), row("b", 1, [0.0]), row("b", 1, [0.0])]
     long = [row("a", 1, [0.5] * 9), row("a", 0, [-0.5] * 7), row("b", 1, [0.0]), row("b", 1, [0.0])]
-    for key in ("groups_of_equal_reward", "trajectories_without_advantage", "correct_with_negative_advantage"):
+    for key in (
+        "groups_of_equal_reward",
+        "groups_without_advantage",
+        "trajectories_without_advantage",
+        "correct_with_negative_advantage",
+    ):
         assert credit_metrics(long)[key] == credit_metrics(short)[key]
 
 

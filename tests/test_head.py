@@ -47,7 +47,7 @@ def test_no_tensor_of_tokens_by_vocabulary_is_made_in_forward_or_backward(entrop
     with Largest() as seen:
         module(*batch.inputs, 1.0, entropy).logp_T.sum().backward()
     assert len(batch.target) == 120
-    assert seen.elements == max(10 * WIDE, WIDE * 8, module.width * 122)  # a chunk's logits
+    assert seen.elements == max(10 * WIDE, WIDE * 8, module.config.hidden_size * 122)  # a chunk's logits
 
 
 def test_the_watch_sees_such_a_tensor_where_there_is_one() -> None:

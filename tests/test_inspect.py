@@ -4,6 +4,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import typer
@@ -21,7 +22,7 @@ from condensegrpo.cli.theme import PLAIN_WIDTH, console, signed_style
 from condensegrpo.cli.token_view import Glosses, token_grid
 from condensegrpo.errors import CondenseError, ConfigError, DataError, RunError, TrajectoryFileError
 from condensegrpo.messages import Message, ToolCall
-from condensegrpo.storage import Credit, RunFolder, write_credit, write_trajectory
+from condensegrpo.storage import Credit, RunFolder, read_credit, write_credit, write_trajectory
 from condensegrpo.trajectory import Score, ScoredTrajectory, Stop
 
 CONFIG = """
@@ -129,6 +130,46 @@ def test_the_siblings_of_the_first_group_with_signal_are_listed(demo: Path) -> N
     ]
     assert table[5].split()[:7] == ["p10/1", "✗", "wrong", "0.000", "0", "0", "-1.00"]
     assert "-1.00 … -0.50" in table[5]
+
+
+@pytest.mark.parametrize(
+    ("handling", "group", "heading"),
+    [
+        ("mask", "masked", "masked: its stop, answered, trains nothing"),
+        ("drop", "dropped", "dropped: no trajectory of its group has an advantage"),
+        ("train", "no signal", "no signal: it has no advantage at any turn"),
+        ("penalise", "no signal", "penalised: its stop, answered, counts as wrong"),
+    ],
+)
+def test_masked_dropped_and_idle_are_told_apart(
+    demo: Path, handling: Literal["train", "mask", "penalise", "drop"], group: str, heading: str
+) -> None:
+    file = RunFolder(demo).credit(2)
+    written = read_credit(file)
+    write_credit(
+        file, [replace(one, handling=handling) if name.startswith("p2/") else one for name, one in written.items()]
+    )
+    text = inspect(demo, "--trajectory", "p2/0")
+    assert f"group p2: {group}, nothing is learned from it" in text
+    assert heading in text
+    assert ("answered (masked)" in text, "answered (penalised)" in text) == (handling == "mask", handling == "penalise")
+    flagged = [line for line in inspect(demo).splitlines() if "○" in line]
+    assert [line.rpartition("○")[2].strip() for line in flagged] == [group]
+
+
+def test_a_trajectory_that_trains_says_nothing_of_how_it_was_handled(demo: Path) -> None:
+    text = inspect(demo, "--trajectory", "p10/1")
+    assert not [told for told in ("masked", "dropped: ", "penalised", "no signal: ") if told in text]
+
+
+def test_a_group_of_which_one_is_masked_still_teaches(demo: Path) -> None:
+    file = RunFolder(demo).credit(2)
+    written = read_credit(file)
+    flat = replace(written["p10/1"], advantages=(0.0,) * 4, weights=(0.0,) * 4, handling="mask")
+    write_credit(file, (written | {"p10/1": flat}).values())
+    text = inspect(demo, "--trajectory", "p10/1")
+    assert "group p10: " not in text
+    assert "masked: its stop, answered" in text
 
 
 def test_a_condensation_at_a_glance(demo: Path) -> None:

@@ -48,11 +48,26 @@ def test_packed_rows_give_the_gradient_of_the_rows_alone(make: Callable[[], PreT
         torch.testing.assert_close(found[name], grad, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("in_line", [True, False])
-def test_rows_behind_each_other_and_side_by_side_see_only_themselves(in_line: bool) -> None:
+def along_paths(module: TrainedLogprobs) -> None:
+    """As it is made."""
+
+
+def in_line(module: TrainedLogprobs) -> None:
+    module.without_trees, module.in_line = "for this test", True
+
+
+def side_by_side(module: TrainedLogprobs) -> None:
+    module.without_trees, module.in_line = "for this test", False
+
+
+WAYS = pytest.mark.parametrize("way", [along_paths, in_line, side_by_side])
+
+
+@WAYS
+def test_rows_see_only_themselves_however_they_are_laid_out(way: Callable[[TrainedLogprobs], None]) -> None:
     model, some = qwen3(), [segment([5, 6, 7, 8], [2, 3]), segment([9, 10], [1]), segment([11, 12, 13], [1, 2])]
     batch, module = collate(some), TrainedLogprobs(model)
-    module.in_line = in_line
+    way(module)
     found = module(*batch.inputs, 1.0).logp_T
     torch.testing.assert_close(found, torch.cat([plain_logprobs(model, row) for row in some]), rtol=1e-5, atol=1e-5)
     other = collate([segment([1, 2, 3, 4], [2, 3]), *some[1:]])  # another first row changes nothing after it
@@ -185,12 +200,14 @@ def test_a_model_that_calls_its_sizes_by_other_names_gives_what_its_full_logits_
         attn_implementation=attention,
     )
     model, some = GPT2LMHeadModel(config).eval(), rows(7)
-    module, batch = TrainedLogprobs(model), collate(some)
-    module.check()
-    assert module.tree_width == 16
+    batch = collate(some)
     wanted = torch.cat([plain_logprobs(model, row) for row in some])
-    for in_line in (True, False):
-        module.in_line = in_line
+    for way in (along_paths, in_line, side_by_side):
+        module = TrainedLogprobs(model)
+        module.check()
+        assert module.computes_trees == (attention == "sdpa")
+        if module.computes_trees:
+            way(module)
         torch.testing.assert_close(module(*batch.inputs, 1.0).logp_T, wanted, rtol=1e-5, atol=1e-5)
 
 

@@ -1,6 +1,7 @@
 """The loss of a token and its gradient, against numbers worked out by hand; bad columns and bounds."""
 
 import math
+import re
 from collections.abc import Callable
 
 import pytest
@@ -353,6 +354,20 @@ def test_bounds_out_of_range_are_refused(loss: Callable[..., TokenLoss], option:
     turns = {"turn_T": torch.tensor([0])} if loss is gspo else {}
     with pytest.raises(ValueError, match=rf"{option} is {value}, wanted a (finite )?number"):
         loss(column(-1), column(-1), column(1), **turns, **{option: value})
+
+
+@pytest.mark.parametrize("value", [None, "0.2", [0.2], True])
+@pytest.mark.parametrize("option", ["clip_low", "clip_high"])
+@pytest.mark.parametrize("loss", [clipped, cispo])
+def test_a_bound_that_is_no_number_is_named(loss: Callable[..., TokenLoss], option: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"{option} is {re.escape(repr(value))}, wanted a (finite )?number"):
+        loss(column(-1), column(-1), column(1), **{option: value})
+
+
+@pytest.mark.parametrize("value", ["3", [3.0], True])
+def test_a_dual_clip_that_is_no_number_is_named(value: object) -> None:
+    with pytest.raises(ValueError, match=rf"dual_clip is {re.escape(repr(value))}, wanted a finite number"):
+        clipped(column(-1), column(-1), column(1), dual_clip=value)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [1.0, 0.5, -3.0, math.inf, math.nan])

@@ -1,15 +1,28 @@
 """What an optimiser step minimises: the loss, the importance weight before it and the KL term after it."""
 
+import itertools
 import math
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
 from tiny import segment
+from torch import Tensor
 
-from condensegrpo.losses import LOSSES, clipped, gspo, importance, k1, reinforce
-from condensegrpo.objective import bound, corrected, first_update, policy, supervised, with_kl
+from condensegrpo.losses import KL, LEVELS, LOSSES, OF_TURNS, Level, clipped, gspo, importance, k1, reinforce
+from condensegrpo.objective import (
+    Minimised,
+    Share,
+    Tokenwise,
+    bound,
+    corrected,
+    first_update,
+    policy,
+    supervised,
+    with_kl,
+)
 from condensegrpo.packing import PackedBatch, collate
 
 HALF, QUARTER = math.log(0.5), math.log(0.25)
@@ -103,5 +116,90 @@ def test_statistics_carry_no_gradient() -> None:
         assert not any(value_T.requires_grad for value_T in found.statistics.values())
 
 
+def test_a_token_of_probability_zero_does_not_make_the_entropy_infinite() -> None:
+    # 1e4, what an infinite difference counts as; the ratio is e^-20, and NaN stays visible
+    found = policy(torch.tensor([-math.inf, HALF]), two_tokens(), loss=bound(clipped, {}))
+    assert found.statistics["entropy"].tolist() == pytest.approx([1e4, -HALF])
+    assert all(value_T.float().isfinite().all() for value_T in found.statistics.values())
+    assert (
+        policy(torch.tensor([math.nan, HALF]), two_tokens(), loss=bound(clipped, {})).statistics["entropy"][0].isnan()
+    )
+
+
 def test_supervised_raises_every_token() -> None:
     assert supervised(torch.tensor([HALF, QUARTER]), two_tokens()).loss_T.tolist() == pytest.approx([-HALF, -QUARTER])
+
+
+def put_together(loss: str, level: Level) -> dict[str, Minimised]:
+    """Every objective that a configuration can ask for with this loss and this level of importance weights."""
+    inner = bound(LOSSES[loss], {})
+    plain = partial(policy, loss=inner)
+    weighted = partial(corrected, loss=inner, correction=partial(importance, cap=1.2, level=level, mode="truncate"))
+    found: dict[str, Minimised] = {
+        "plain": plain,
+        "corrected": weighted,
+        "first": partial(first_update, objective=weighted),
+    }
+    return found | {
+        f"{name} {kind}": partial(with_kl, objective=found[name], penalty=penalty, coefficient=0.5)
+        for name in ("plain", "first")
+        for kind, penalty in KL.items()
+    }
+
+
+def four_tokens() -> tuple[Tensor, PackedBatch]:
+    """Two turns of two tokens, the columns different everywhere."""
+    batch = collate([segment([1, 2, 3, 4, 5], [1, 2, 3, 4])])
+    logp_T = torch.tensor([-1.0, -2.0, -0.5, -0.7])
+    return logp_T, replace(
+        batch,
+        turns=torch.tensor([0, 0, 1, 1]),
+        logprobs=logp_T + torch.tensor([0.1, -0.3, 0.05, 0.2]),
+        old=logp_T + torch.tensor([-0.1, 0.15, 0.02, -0.05]),
+        reference=logp_T + torch.tensor([0.2, 0.1, -0.4, 0.3]),
+        advantages=torch.tensor([1.0, -1.0, 0.5, 2.0]),
+        weights=torch.tensor([0.1, 0.2, 0.3, 0.4]),
+    )
+
+
+def in_parts(objective: Minimised, ends: tuple[int, ...]) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """Loss, statistics and gradient of a share taken in parts that end at these tokens."""
+    logp_T, batch = four_tokens()
+    logp_T.requires_grad_()
+    share = Share(objective, batch)
+    parts = [share.part(start, end)(logp_T[start:end]) for start, end in pairwise((0, *ends))]
+    loss = torch.stack([part.loss for part in parts]).sum()
+    loss.backward()
+    assert logp_T.grad is not None
+    statistics = {name: torch.cat([part.statistics[name] for part in parts]) for name in parts[0].statistics}
+    return loss.detach(), statistics, logp_T.grad
+
+
+@pytest.mark.parametrize("ends", [(1, 4), (1, 2, 3, 4), (0, 3, 4)])
+@pytest.mark.parametrize("loss", sorted(set(LOSSES) - OF_TURNS))
+def test_an_objective_of_tokens_is_the_sum_of_its_parts(loss: str, ends: tuple[int, ...]) -> None:
+    for objective in (*put_together(loss, "token").values(), supervised):
+        torch.testing.assert_close(in_parts(objective, ends), in_parts(objective, (4,)))
+
+
+def test_an_objective_of_turns_is_not() -> None:
+    """gspo looks at turns, and so do importance weights of turns, if the objective has any."""
+    for loss, level in itertools.product(LOSSES, LEVELS):
+        for name, objective in put_together(loss, level).items():
+            together = loss in OF_TURNS or (level == "turn" and not name.startswith("plain"))
+            differ = not torch.allclose(in_parts(objective, (1, 4))[2], in_parts(objective, (4,))[2])
+            assert differ == together, (loss, level, name)
+
+
+def test_only_an_objective_that_says_so_is_divisible() -> None:
+    _, batch = four_tokens()
+    assert not Share(supervised, batch).divisible
+    assert Share(Tokenwise(supervised), batch).divisible
+
+
+def test_a_part_has_its_own_tokens_and_the_whole_context() -> None:
+    _, batch = four_tokens()
+    part = Share(supervised, batch).part(1, 3).batch
+    assert (part.target.tolist(), part.source.tolist(), part.turns.tolist()) == ([3, 4], [1, 2], [0, 1])
+    assert part.weights.tolist() == pytest.approx([0.2, 0.3])
+    assert part.token_ids.tolist() == [[1, 2, 3, 4, 5]]

@@ -100,20 +100,20 @@ def test_no_micro_batch_is_larger_than_an_even_share_and_one_row(lengths: list[i
 def test_a_row_over_the_budget_is_named_by_its_trajectory_and_turn() -> None:
     long = replace(row("1 2 3 4*"), trajectory="q7/2", first_turn=5)
     with pytest.raises(LearnerError, match=r"the row of trajectory 'q7/2' from turn 5 on has 4 tokens .* at least 4"):
-        blocks([row("1 2*"), long], max_tokens=3, width=8)
+        blocks([row("1 2*"), long], max_tokens=3, share=True)
 
 
 def test_rows_that_share_a_prefix_become_a_block_where_the_model_computes_trees() -> None:
     some = [row("1 2 3 4*"), row("8 9*"), row("1 2 3 5*")]
-    assert blocks(some, max_tokens=16, width=8) == ((some[0], some[2]), (some[1],))
-    assert blocks(some, max_tokens=16, width=None) == tuple((one,) for one in some)
-    assert [tokens(block) for block in blocks(some, max_tokens=16, width=8)] == [5, 2]
+    assert blocks(some, max_tokens=16, share=True) == ((some[0], some[2]), (some[1],))
+    assert blocks(some, max_tokens=16, share=False) == tuple((one,) for one in some)
+    assert [tokens(block) for block in blocks(some, max_tokens=16, share=True)] == [5, 2]
 
 
 def test_for_several_ranks_blocks_are_small_enough_to_load_them_alike() -> None:
     some = [row(f"1 2 3 {number}*") for number in range(4, 12)] * 4
-    assert len(blocks(some, max_tokens=99, width=512)) == 1
-    several = blocks(some, max_tokens=99, width=512, ranks=2)
+    assert len(blocks(some, max_tokens=99, share=True)) == 1
+    several = blocks(some, max_tokens=99, share=True, ranks=2)
     assert max(map(tokens, several)) == 4  # a row; the eighth part of 11 tokens is less
     assert len(several) == 8  # equal rows stay together
 
@@ -144,7 +144,6 @@ def test_a_block_is_laid_out_as_a_tree_and_trains_every_row_of_it() -> None:
     twice = lay_out([(row("5 6 7*", weight=0.25), row("5 6 8*", weight=0.5), row("5 6 7*", weight=1.0))])
     assert twice.token_ids.tolist() == [[5, 6, 7, 8]]
     assert twice.position_ids.tolist() == [[0, 1, 2, 2]]
-    assert twice.reach.tolist() == [[4, 4, 3, 4]]
     assert twice.source.tolist() == [1, 1, 1]
     assert twice.target.tolist() == [7, 8, 7]
     assert twice.weights.tolist() == [0.25, 0.5, 1.0]
@@ -155,7 +154,6 @@ def test_blocks_lie_behind_each_other() -> None:
     batch = lay_out([(row("5 6*"), row("5 7*")), (row("8 9*"),)])
     assert batch.token_ids.tolist() == [[5, 6, 7, 8, 9]]
     assert batch.position_ids.tolist() == [[0, 1, 1, 0, 1]]
-    assert batch.reach.tolist() == [[3, 2, 3, 5, 5]]
     assert batch.source.tolist() == [0, 0, 3]
 
 
@@ -171,7 +169,6 @@ def test_rows_lie_behind_each_other_with_positions_of_their_own() -> None:
     batch = collate([row("5 6 7*"), row("8 9*", advantage=-2, weight=0.5)])
     assert batch.token_ids.tolist() == [[5, 6, 7, 8, 9]]
     assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1]]
-    assert batch.reach.tolist() == [[3, 3, 3, 5, 5]]
     assert batch.source.tolist() == [1, 3]
     assert batch.target.tolist() == [7, 9]
     assert batch.logprobs.tolist() == [-1.5, -1.5]
@@ -214,7 +211,6 @@ def test_types_and_shapes_are_what_a_model_takes() -> None:
     assert shapes == {
         "token_ids": ((1, 4), torch.int64),
         "position_ids": ((1, 4), torch.int64),
-        "reach": ((1, 4), torch.int64),
         "source": ((2,), torch.int64),
         "target": ((2,), torch.int64),
         "turns": ((2,), torch.int64),

@@ -19,6 +19,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from condensegrpo.errors import LearnerError
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.packing import PackedBatch, blocks, collate, lay_out, micro_batches
 from condensegrpo.trajectory import Segment
@@ -115,19 +116,17 @@ def test_a_tree_gives_the_gradient_of_its_rows_apart(make: Callable[[], PreTrain
 
 
 @MODELS
-def test_the_blocks_that_cost_chooses_give_the_gradient_of_all_rows(make: Callable[[], PreTrainedModel]) -> None:
+def test_blocks_within_a_budget_give_the_gradient_of_all_rows(make: Callable[[], PreTrainedModel]) -> None:
     model, rows = make(), forking_rows(24, seed=1)
     wanted = gradients_of_rows(model, rows)
-    for width in (8, 4096):
-        batches = micro_batches(blocks(rows, max_tokens=40, width=width), max_tokens=40)
+    for share in (True, False):
+        batches = micro_batches(blocks(rows, max_tokens=40, share=share), max_tokens=40)
         assert len(batches) > 1
         assert_same(gradients(model, batches), wanted)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_log_probabilities_are_those_of_the_rows_whatever_computes_the_attention(attention: str) -> None:
+def test_log_probabilities_are_those_of_the_rows() -> None:
     model, rows = qwen3(), forking_rows(24, seed=2)
-    model.set_attn_implementation(attention)
     wanted = torch.cat([plain_logprobs(model, row) for row in rows])
     batch = lay_out([tuple(rows[:9]), tuple(rows[9:10]), tuple(rows[10:])])
     assert batch.token_ids.numel() < sum(len(row.token_ids) for row in rows) / 2
@@ -160,8 +159,7 @@ def test_in_bfloat16_a_tree_is_as_near_to_its_rows_as_the_precision() -> None:
 def test_models_with_full_attention_compute_trees(make: Callable[[], PreTrainedModel]) -> None:
     module = TrainedLogprobs(make())
     module.check()
-    assert module.without_trees is None
-    assert module.tree_width == 16
+    assert module.computes_trees
 
 
 def sliding() -> PreTrainedModel:
@@ -184,9 +182,9 @@ def test_models_that_look_back_by_place_take_plain_rows_and_say_why(
     model, rows = make(), forking_rows(24, seed=4)
     module = TrainedLogprobs(model)
     module.check()
-    assert module.tree_width is None
+    assert not module.computes_trees
     assert reason in str(module.without_trees)
-    (batch,) = micro_batches(blocks(rows, max_tokens=999, width=module.tree_width), max_tokens=999)
+    (batch,) = micro_batches(blocks(rows, max_tokens=999, share=module.computes_trees), max_tokens=999)
     assert max(len(row.token_ids) for row in rows) > 4 + 1  # the window is felt
     found = module(*batch.inputs, 1.0).logp_T
     assert found.sum().item() == pytest.approx(sum(plain_logprobs(model, row).sum().item() for row in rows), rel=1e-5)
@@ -202,7 +200,58 @@ def test_attention_that_skips_other_rows_by_itself_takes_plain_rows() -> None:
     model.set_attn_implementation("flex_attention")
     module = TrainedLogprobs(model)
     assert module.in_line
-    assert "flex_attention knows rows behind each other" in str(module.without_trees)
+    assert module.without_trees == "flex_attention attention knows no trees (model.attention: sdpa does)"
+
+
+def test_eager_attention_takes_plain_rows_and_gives_what_they_give() -> None:
+    model, rows = qwen3(), forking_rows(24, seed=2)
+    model.set_attn_implementation("eager")
+    module = TrainedLogprobs(model)
+    module.check()
+    assert "eager attention knows no trees" in str(module.without_trees)
+    wanted = torch.cat([plain_logprobs(model, row) for row in rows])
+    torch.testing.assert_close(module(*collate(rows).inputs, 1.0).logp_T, wanted, rtol=1e-5, atol=1e-5)
+    with pytest.raises(LearnerError, match=r"takes plain rows only .* Pack its rows with share=False"):
+        module(*lay_out([tuple(rows)]).inputs, 1.0)
+
+
+def test_gradient_checkpointing_changes_nothing() -> None:
+    model, rows = llama(), forking_rows(12, seed=5)
+    batch = lay_out([tuple(rows)])
+    wanted = gradients(model, [batch])
+    calls: list[int] = []
+    model.model.layers[0].self_attn.register_forward_hook(lambda *_: calls.append(1))
+    model.enable_input_require_grads()
+    model.train()  # it is off otherwise; this model has no dropout
+    for reentrant in (False, True):
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        assert_same(gradients(model, [batch]), wanted)
+    assert len(calls) == 4  # twice each: it was computed again in backward
+
+
+def test_the_model_by_itself_is_as_before() -> None:
+    """Whoever else uses the policy, to generate say, gives it no paths."""
+    model, row = qwen3(), forking_rows(1)[0]
+    wanted = plain_logprobs(model, row)
+    TrainedLogprobs(model)
+    torch.testing.assert_close(plain_logprobs(model, row), wanted, rtol=0, atol=0)
+    padded = torch.tensor([[0, 0, 3, 4, 5]])
+    ids = model.generate(
+        padded, attention_mask=(padded > 0).long(), max_new_tokens=4, do_sample=False, pad_token_id=0, eos_token_id=None
+    )
+    again = qwen3().generate(
+        padded, attention_mask=(padded > 0).long(), max_new_tokens=4, do_sample=False, pad_token_id=0, eos_token_id=None
+    )
+    assert ids.tolist() == again.tolist()
+
+
+def test_a_window_that_the_configuration_does_not_tell_is_found_in_the_layer() -> None:
+    model = qwen2()
+    model.model.layers[1].self_attn.sliding_window = 4
+    module = TrainedLogprobs(model)
+    assert module.computes_trees
+    module.check()
+    assert "Qwen2Attention asks for sliding_window" in str(module.without_trees)
 
 
 def test_a_model_that_makes_something_else_of_a_tree_is_found_out() -> None:

@@ -326,6 +326,17 @@ def test_credit_is_replaced_not_appended_and_leaves_no_file_aside(tmp_path: Path
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_what_became_of_a_trajectory_reads_back_and_older_credit_without_it_too(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    write_credit(path, [Credit(trajectory="a", advantages=(), weights=(), handling="drop")])
+    assert read_credit(path)["a"].handling == "drop"
+    path.write_text(path.read_text().replace(',"handling":"drop"', ""))
+    assert read_credit(path)["a"].handling == "train"
+    path.write_text('{"version":1,"credit":{"trajectory":"a","advantages":[],"weights":[],"handling":"lost"}}\n')
+    with pytest.raises(TrajectoryFileError, match=r"credit\.handling: wanted one of train, mask, penalise, drop"):
+        read_credit(path)
+
+
 def test_damaged_credit_names_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "c.jsonl"
     write_credit(path, [Credit(trajectory="a", advantages=(1.0, 2.0), weights=(0.1, 0.2))])

@@ -318,7 +318,7 @@ def one_step(finished: Path, folder: Path, *changes: str, launcher: tuple[str, .
 
 
 def first_update(run_folder: Path) -> dict[str, float]:
-    """The metrics of the first step, without what the clock says and what ranks must differ in: who shares with whom."""
+    """The metrics of the first step, without what the clock says and what hangs on which rows a rank has."""
     lines = read_metrics(run_folder / "metrics.jsonl")
     first = undisturbed(next(line for line in lines if line["step"] == 1 and "loss" in line))
     return {key: value for key, value in first.items() if key != "tokens/computed"}

@@ -20,7 +20,7 @@ from condensegrpo.learner.deepspeed import Optimiser
 from condensegrpo.learner.reference import against_base
 from condensegrpo.learner.sharing import packed
 from condensegrpo.learner.weights import gathered
-from condensegrpo.objective import Objective
+from condensegrpo.objective import Minimised, Objective, Tokenwise
 from condensegrpo.packing import PackedBatch, collate
 from condensegrpo.trajectory import Segment
 
@@ -29,18 +29,24 @@ STEPS = 3
 SPLITS = {"4_3": (4, 3), "7_0": (7, 0)}  # rows of the two ranks
 
 
-def loss(logp_T: Tensor, batch: PackedBatch) -> Objective:
+def at_once(logp_T: Tensor, batch: PackedBatch) -> Objective:
+    """An objective that sees all trained tokens of a micro-batch together."""
     return Objective(loss_T=surrogate(logp_T, batch), statistics={"ratio": logp_T.detach().exp()})
+
+
+loss = Tokenwise(at_once)  # the same, a tile at a time
 
 
 def micro_batches(some: Sequence[Segment], size: int) -> list[PackedBatch]:
     return [collate(some[start : start + size]) for start in range(0, len(some), size)]
 
 
-def train(stage: int, mine: Sequence[Sequence[PackedBatch]]) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
+def train(
+    stage: int, mine: Sequence[Sequence[PackedBatch]], objective: Minimised = loss
+) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
     """Some steps of a fresh engine; the weights after them and the metrics of each."""
     engine = deepspeed.open_engine(qwen3(), zero_stage=stage, optimiser=OPTIMISER, dtype="float32")
-    stats = [deepspeed.optimise(engine, batches, loss, temperature=0.9) for batches in mine]
+    stats = [deepspeed.optimise(engine, batches, objective, temperature=0.9) for batches in mine]
     weights = {name: tensor.clone() for name, tensor in gathered(engine)}
     deepspeed.close(engine)
     return weights, stats
@@ -63,20 +69,23 @@ def shared_out(folder: Path) -> None:
     steps = []
     for step in range(STEPS):
         mine = slice(0, 22) if rank == 0 else slice(22, 24)
-        steps.append(packed(forking_rows(24, seed=step)[mine], max_tokens=40, width=16))
+        steps.append(packed(forking_rows(24, seed=step)[mine], max_tokens=40, share=True))
     sizes = [sum(batch.token_ids.numel() for batch in batches) for batches in steps]
     for stage in (1, 3):
         torch.save((*train(stage, steps), sizes), folder / f"shared_stage{stage}_rank{rank}.pt")
 
 
 def chunks(folder: Path) -> None:
-    """ZeRO 3 with nothing kept gathered, and heads that need different numbers of chunks on the two ranks."""
+    """ZeRO 3 with nothing kept gathered, and heads that need different numbers of chunks or tiles on the two ranks."""
     rank = deepspeed.rank()
-    engine = deepspeed.open_engine(llama(), zero_stage=3, optimiser=OPTIMISER, dtype="float32")
-    engine.module.head.chunk_tokens = 5
-    mine = collate(rows(6)) if rank == 0 else collate(rows(7)[6:])
-    stats = deepspeed.optimise(engine, [mine], loss)
-    torch.save(({name: tensor.clone() for name, tensor in gathered(engine)}, stats), folder / f"chunks_rank{rank}.pt")
+    mine = collate(rows(40)) if rank == 0 else collate(rows(41)[40:])
+    for name, objective in (("chunks", at_once), ("tiles", loss)):
+        engine = deepspeed.open_engine(llama(), zero_stage=3, optimiser=OPTIMISER, dtype="float32")
+        engine.module.head.chunk_tokens = 50
+        stats = deepspeed.optimise(engine, [mine], objective)
+        weights = {name: tensor.clone() for name, tensor in gathered(engine)}
+        deepspeed.close(engine)
+        torch.save((weights, stats), folder / f"{name}_rank{rank}.pt")
 
 
 def with_adapters(folder: Path) -> None:

@@ -86,7 +86,7 @@ def efficient(
     check_batch(outcome_N, turn_N, group_N, turns_N, result_turn_N)
     _check_unit_interval(outcome_N)
     _check_contexts(context_N, truncated_N, outcome_N)
-    check_choices(scale=accuracy)
+    check_choices(accuracy=accuracy)
     check_option("eps", eps, low=0)
     check_option("coefficient", coefficient, low=0)
     check_option("guard", guard, low=0, high=1)
@@ -107,6 +107,8 @@ def efficient(
 
 def _context_cost(context_N: Tensor, *, low: float, high: float) -> Tensor:
     """u_N: the logarithm of the context between its anchors, 0 at ``low`` and below, 1 at ``high`` and above."""
+    check_option("context_low", low)
+    check_option("context_high", high)
     if not 0 < low < high:
         raise ValueError(f"the context anchors must satisfy 0 < context_low < context_high, found {low} and {high}")
     return (context_N.double().clamp(low, high) / low).log() / torch.tensor(high / low, dtype=torch.float64).log()

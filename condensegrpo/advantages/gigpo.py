@@ -8,6 +8,8 @@ Departures from the paper, https://arxiv.org/abs/2505.10978:
   * A state is the condensed context itself: the very same prompt ids. Which turn it was plays no part.
   * The paper counts every visit; here a trajectory counts once, so that coming back to a state cannot make it count
     more. Its later visits are measured by the same mean and std.
+  * A group whose outcomes are all equal has no S. Only the discount would tell its returns apart: at full size however
+    little γ is below 1, and for a reward below 0 in favour of the longest.
   * The clip. By (m − 1)/√m a value of m can at most lie off their mean in their own deviations (ddof = 1), so no first
     visit feels it; a later visit is none of the m, and could lie thousands of deviations off where they are near equal.
 """
@@ -54,16 +56,18 @@ def gigpo(
         G_it = γ^{K_i − 1 − t} · R^O_i                                  the return of turn t, discounted from the end
         S_it = clip((G_it − mean_a) / (std_a + ε), ±(m_a − 1)/√m_a)     a: trajectories of the group in the turn's state
         S_it = G_it − mean_a                                            scale="none"
+        S_it = 0                                                        where all of the group have one outcome
 
     with mean, std (ddof = 1) and the number m of an anchor group a = (group, state) over its trajectories, each by its
-    first visit. S = 0 where they all returned the same, and where only one trajectory was in that state.
+    first visit. S = 0 also where they all returned the same, and where only one trajectory was in that state.
 
     GiGPO (https://arxiv.org/abs/2505.10978). The module says where this departs from the paper: a state is a context,
-    a trajectory counts once in it, and later visits are clipped.
+    a trajectory counts once in it, later visits are clipped, and equal outcomes say nothing.
 
     Biased by: what ``grpo`` is, twice over; small anchor groups, whose two or three members set their own scale; γ,
-    which in one state prefers the trajectory that needs fewer turns from there. The first prompt of a question is a
-    state that all siblings share, so there S repeats the outcome; where no other prompt occurs twice, that is all.
+    which in one state prefers the trajectory that needs fewer turns from there, where the group's outcomes differ at
+    all. The first prompt of a question is a state that all siblings share, so there S repeats the outcome; where no
+    other prompt occurs twice, that is all.
 
     Example: outcomes [1, 0], 2 and 1 turns, states [[5, 6], [5, ·]], γ = ½, ε = 0: N = ±0.707. In state 5 the returns
     are ½·1 and 0, S = ±0.707; state 6 has one trajectory, S = 0. A = [[1.414, 0.707], [−1.414, 0]].
@@ -90,6 +94,7 @@ def gigpo(
     reward_N = outcome_N.double()
     return_NK = discounts(turns_N, gamma) * reward_N[:, None]
     step_NK = _against_same_state(return_NK, _visits(state_NK, group_N), scale=scale, eps=eps)
+    step_NK = torch.where(std(reward_N, group_N)[:, None] > 0, step_NK, 0.0)
     outcome_part_N = normalise(reward_N, group_N, scale=scale, eps=eps)
     return finished(outcome_part_N[:, None] + coef * step_NK, turns_N, like=outcome_N)
 

@@ -19,15 +19,19 @@ MAX_REWARD = (
 )
 
 
+ROUNDING = 1e-12  # of a group's largest magnitude; values that spread no further are equal, 0.1 + 0.2 and 0.3 for one
+
+
 def normalise(value_N: Tensor, group_N: Tensor, *, scale: Scale, eps: float, singleton: Singleton = "zero") -> Tensor:
     """N_ε(x): each value against the mean of its group, in the group's deviations unless ``scale`` is ``"none"``.
 
-    (x − mean_g) / (std_g + ε), and exactly 0 where the values of a group are equal, with ε = 0 too. A group of one
-    gives 0, or with ``singleton="raw"`` its own value.
+    (x − mean_g) / (std_g + ε), and exactly 0 where the values of a group are equal but for rounding, with ε = 0 too. A
+    group of one gives 0, or with ``singleton="raw"`` its own value.
 
     Example: [0, 1, 2] has mean 1 and std 1: [−1, 0, 1] with ε = 0.
     """
-    centred_N = value_N - mean(value_N, group_N)
+    level_N = levelled(value_N, group_N)
+    centred_N = level_N - mean(level_N, group_N)
     if scale == "std":
         centred_N = over(centred_N, std(value_N, group_N) + eps)
     if singleton == "zero":
@@ -47,6 +51,19 @@ def sizes(group_N: Tensor) -> Tensor:
     return size_G[index_N]
 
 
+def levelled(value_N: Tensor, group_N: Tensor) -> Tensor:
+    """The values (N,), those of a group that differ by rounding alone made equal: its least for all of them.
+
+    Example: [0.1 + 0.2, 0.3] becomes [0.3, 0.3]; its deviation of 4e-17 would else be divided by itself.
+    """
+    index_N, size_G = groups(group_N)
+    zero_G = value_N.new_zeros(len(size_G))
+    low_G = zero_G.scatter_reduce(0, index_N, value_N, "amin", include_self=False)
+    high_G = zero_G.scatter_reduce(0, index_N, value_N, "amax", include_self=False)
+    equal_G = high_G - low_G <= ROUNDING * torch.maximum(low_G.abs(), high_G.abs())
+    return torch.where(equal_G[index_N], low_G[index_N], value_N)
+
+
 def mean(value_N: Tensor, group_N: Tensor) -> Tensor:
     """The mean of each one's group (N,). Equal values give themselves to the bit, so that centring gives exactly 0."""
     index_N, size_G = groups(group_N)
@@ -57,9 +74,10 @@ def mean(value_N: Tensor, group_N: Tensor) -> Tensor:
 
 
 def std(value_N: Tensor, group_N: Tensor) -> Tensor:
-    """The standard deviation (ddof = 1) of each one's group (N,); 0 for a group of one."""
+    """The standard deviation (ddof = 1) of each one's group (N,); 0 for a group of one, or equal but for rounding."""
     index_N, size_G = groups(group_N)
-    square_N = (value_N - mean(value_N, group_N)).square()
+    level_N = levelled(value_N, group_N)
+    square_N = (level_N - mean(level_N, group_N)).square()
     total_G = value_N.new_zeros(len(size_G)).index_add(0, index_N, square_N)
     return (total_G / (size_G - 1).clamp(min=1)).sqrt()[index_N]
 
@@ -113,20 +131,22 @@ def check_rewards(name: str, reward_N: Tensor) -> None:
         )
 
 
-def check_choices(*, scale: str = "std", singleton: str = "zero") -> None:
+def check_choices(*, scale: str = "std", accuracy: str = "std", singleton: str = "zero") -> None:
     """Refuse a word that is none of the choices: a configuration's options are checked by nobody else."""
-    for name, value, choices in (("scale", scale, get_args(Scale)), ("singleton", singleton, get_args(Singleton))):
+    scales, singletons = get_args(Scale), get_args(Singleton)
+    given = (("scale", scale, scales), ("accuracy", accuracy, scales), ("singleton", singleton, singletons))
+    for name, value, choices in given:
         if value not in choices:
             raise ValueError(f"the option {name} of an estimator is {value!r}, wanted one of {', '.join(choices)}")
 
 
-def check_option(name: str, value: float, *, low: float = -math.inf, high: float = math.inf) -> None:
-    """Refuse an option that is NaN, infinite or outside [low, high]."""
-    if math.isfinite(value) and low <= value <= high:
+def check_option(name: str, value: object, *, low: float = -math.inf, high: float = math.inf) -> None:
+    """Refuse an option that is no number, NaN, infinite or outside [low, high]."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and low <= value <= high:
         return
     bounds = {(True, True): "", (False, True): f" of at least {low:g}", (False, False): f" in [{low:g}, {high:g}]"}
     wanted = bounds[math.isinf(low), math.isinf(high)]
-    raise ValueError(f"the option {name} of an estimator is {value}, wanted a finite number{wanted}")
+    raise ValueError(f"the option {name} of an estimator is {value!r}, wanted a finite number{wanted}")
 
 
 def first(bad_N: Tensor) -> int | None:

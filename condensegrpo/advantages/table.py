@@ -9,6 +9,8 @@ from torch import Tensor
 from condensegrpo.advantages.groups import first, named
 from condensegrpo.errors import ScoreError
 
+MAX_ADVANTAGE = torch.finfo(torch.float32).max  # losses are computed in single precision
+
 
 def turn_indices(turns_N: Tensor) -> Tensor:
     """t = 0, 1, … up to the most turns of any trajectory, int (K,)."""
@@ -45,16 +47,17 @@ def finished(advantage_NK: Tensor, turns_N: Tensor, *, like: Tensor) -> Tensor:
         like: outcome_N.
 
     Raises:
-        ScoreError: an advantage does not fit into that type, or options as large as 1e300 made it overflow.
+        ScoreError: an advantage does not fit into that type, or into single precision, which losses are computed in.
     """
     dtype = like.dtype if like.is_floating_point() else torch.get_default_dtype()
     has_turn_NK = turn_indices(turns_N) < turns_N[:, None]
-    table_NK = torch.where(has_turn_NK, advantage_NK, 0.0).to(dtype)
-    bad = first(~table_NK.isfinite().all(dim=1))
+    exact_NK = torch.where(has_turn_NK, advantage_NK, 0.0)
+    largest = min(torch.finfo(dtype).max, MAX_ADVANTAGE)
+    bad = first(~(exact_NK.abs() <= largest).all(dim=1))  # NaN included
     if bad is not None:
         raise ScoreError(
-            f"computing advantages: {named(bad, turns_N)} gets {table_NK[bad].tolist()} as {dtype}, wanted finite "
-            f"numbers. Its outcome reward is {like[bad].item()}: scale the rewards of its group, or the estimator's "
-            f"options, down."
+            f"computing advantages: {named(bad, turns_N)} gets {exact_NK[bad].tolist()}, wanted numbers of magnitude "
+            f"{largest:.3g} at most, or rows and losses cannot hold them. Its outcome reward is {like[bad].item()}: "
+            f"scale the rewards of its group, or the estimator's options, down."
         )
-    return table_NK
+    return exact_NK.to(dtype)

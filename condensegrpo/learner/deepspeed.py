@@ -27,7 +27,7 @@ from condensegrpo.errors import ConfigError, LearnerError
 from condensegrpo.learner.head import ChunkedHead
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.lora import dropping
-from condensegrpo.objective import Minimised, Objective
+from condensegrpo.objective import Minimised, Share, Summed
 from condensegrpo.packing import PackedBatch, dummy
 from condensegrpo.zero import BUCKET
 
@@ -183,7 +183,7 @@ def optimise(
 
     Args:
         batches: this rank's own; their weights are those of the whole optimiser step.
-        objective: of log-probabilities (T,) and the micro-batch they belong to.
+        objective: of log-probabilities (T,) and the micro-batch they belong to; as ``Tokenwise`` it costs less.
         temperature: that the trained tokens were sampled at.
 
     Returns:
@@ -205,11 +205,9 @@ def optimise(
         for index in range(rounds):
             batch = (batches[index] if index < len(batches) else dummy()).to(engine.device)
             engine.set_gradient_accumulation_boundary(index == rounds - 1)
-            logp_T = engine(*batch.inputs, temperature).logp_T
-            result = objective(logp_T, batch)
-            loss = (batch.weights * result.loss_T).sum()
-            engine.backward(loss * world_size())
-            tallies.append(_tally(loss.detach(), result, batch.weights))
+            found: Summed = engine(*batch.inputs, temperature, share=Share(objective, batch))
+            engine.backward(found.loss * world_size())
+            tallies.append(_tally(found, batch.weights))
         stats = _stats(tallies)
         grad_norm = _step(engine, stats["loss"])
     return {**stats, "grad_norm": grad_norm, "lr": learning}
@@ -267,15 +265,15 @@ class Tally(NamedTuple):
     largest: Tensor  # float64, by ``names``
 
 
-def _tally(loss: Tensor, result: Objective, weights_T: Tensor) -> Tally:
-    counted_T = weights_T != 0
-    statistics = [statistic_T.double() for statistic_T in result.statistics.values()]
+def _tally(found: Summed, weights_T: Tensor) -> Tally:
+    counted_T, loss = weights_T != 0, found.loss.detach().double()
+    statistics = [statistic_T.double() for statistic_T in found.statistics.values()]
     sums = [torch.where(counted_T, statistic_T, 0.0).sum() for statistic_T in statistics]
-    nothing = loss.new_full((1,), -math.inf, dtype=torch.float64)  # rows may hold no trained token at all
+    nothing = loss.new_full((1,), -math.inf)  # rows may hold no trained token at all
     largest = [torch.cat([nothing, statistic_T[counted_T]]).max() for statistic_T in statistics]
     return Tally(
-        names=tuple(result.statistics),
-        sums=torch.stack([loss.double(), counted_T.sum().double(), *sums]),
+        names=tuple(found.statistics),
+        sums=torch.stack([loss, counted_T.sum().double(), *sums]),
         largest=torch.stack([nothing[0], *largest])[1:],
     )
 

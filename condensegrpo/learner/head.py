@@ -1,6 +1,7 @@
 """The LM head on some positions, without a [tokens × vocabulary] tensor.
 
     hidden states (T, H) ─▶ LM head, chunk by chunk ─▶ log π (T,), and the entropy (T,) where it is asked for
+                                                   └─▶ Σ w·l where an objective is given, in one pass if it allows
 
 Legend: T trained tokens, _t those of a chunk, H hidden size, V vocabulary.
 """
@@ -11,6 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+
+from condensegrpo.learner import fused_head
+from condensegrpo.objective import Share, Summed
 
 CHUNK_LOGITS = 2**25  # logits that exist at a time: 128 MB in fp32
 
@@ -23,10 +27,11 @@ class Predicted(NamedTuple):
 
 
 class ChunkedHead(nn.Module):
-    """The LM head on some positions: hidden states in, log-probabilities of given tokens out.
+    """The LM head on some positions: hidden states in, log-probabilities of given tokens or a loss of them out.
 
-    Its chunks are recomputed in backward. ZeRO-3 treats it as one leaf: the weight is gathered once, however many
-    chunks a rank has, so that ranks with different numbers of trained tokens stay in step.
+    Its chunks are recomputed in backward; what goes through ``fused_head`` needs no backward. ZeRO-3 treats it as one
+    leaf: the weight is gathered once, however many chunks or tiles a rank has, so that ranks with different numbers of
+    trained tokens stay in step.
     """
 
     def __init__(self, lm_head: nn.Module, *, softcap: float | None, vocabulary: int) -> None:
@@ -35,27 +40,50 @@ class ChunkedHead(nn.Module):
         self.softcap = softcap
         self.chunk_tokens = max(1, CHUNK_LOGITS // vocabulary)
 
-    def forward(self, hidden: Tensor, target: Tensor, temperature: float, entropy: bool = False) -> Predicted:
+    def forward(
+        self, hidden: Tensor, target: Tensor, temperature: float, entropy: bool = False, share: Share | None = None
+    ) -> Predicted | Summed:
         """What comes after ``hidden`` (T, H) at ``temperature``, ``target`` (T,) in particular.
 
         Args:
             entropy: whether to compute that too; it costs a second product with the head's weight, in forward only.
+            share: what the log-probabilities are wanted for, if that is a loss.
+
+        Returns:
+            The loss if there is a ``share``, and else the log-probabilities.
         """
-        hidden_c, target_c = torch.split(hidden, self.chunk_tokens), torch.split(target, self.chunk_tokens)
-        chunks = list(zip(hidden_c, target_c, strict=True))
-        if len(chunks) == 1:
-            logp_T = self._logprobs(hidden, target, temperature)
-        else:
-            logp_T = torch.cat(
-                [
-                    cast(Tensor, checkpoint(self._logprobs, hidden_t, target_t, temperature, use_reentrant=False))
-                    for hidden_t, target_t in chunks
-                ]
-            )
+        if share is None:
+            return self._predicted(hidden, target, temperature, entropy)
+        if share.divisible and self._only_multiplies():
+            weight, tile = cast(Tensor, self.lm_head.weight), fused_head.tile_tokens(hidden.device)
+            return fused_head.summed(hidden, weight, target, temperature=temperature, share=share, tile=tile)
+        return share(self._predicted(hidden, target, temperature, entropy=False).logp_T)
+
+    def _only_multiplies(self) -> bool:
+        """Whether logits are hidden states times a weight and nothing else: no bias, no adapter, no softcap."""
+        return type(self.lm_head) is nn.Linear and self.lm_head.bias is None and self.softcap is None
+
+    def _predicted(self, hidden: Tensor, target: Tensor, temperature: float, entropy: bool) -> Predicted:
+        logp_T = self._chunked(hidden, target, temperature)
         if not entropy:
             return Predicted(logp_T)
         with torch.no_grad():
-            return Predicted(logp_T, torch.cat([self._entropy(hidden_t, temperature) for hidden_t in hidden_c]))
+            chunks = torch.split(hidden, self.chunk_tokens)
+            return Predicted(logp_T, torch.cat([self._entropy(hidden_t, temperature) for hidden_t in chunks]))
+
+    def _chunked(self, hidden: Tensor, target: Tensor, temperature: float) -> Tensor:
+        if not torch.is_grad_enabled() and self._only_multiplies():  # the bits of the one pass: ratios of exactly 1
+            weight, tile = cast(Tensor, self.lm_head.weight), fused_head.tile_tokens(hidden.device)
+            return fused_head.logprobs(hidden, weight, target, temperature=temperature, tile=tile)
+        hidden_c, target_c = torch.split(hidden, self.chunk_tokens), torch.split(target, self.chunk_tokens)
+        if len(hidden_c) == 1:
+            return self._logprobs(hidden, target, temperature)
+        return torch.cat(
+            [
+                cast(Tensor, checkpoint(self._logprobs, hidden_t, target_t, temperature, use_reentrant=False))
+                for hidden_t, target_t in zip(hidden_c, target_c, strict=True)
+            ]
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits (…, V) in fp32 after ``hidden`` (…, H), soft-capped where the model's configuration says so."""

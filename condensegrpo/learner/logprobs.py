@@ -2,7 +2,7 @@
 
     rows, packed ─▶ decoder ─▶ hidden (T, H) of the trained positions ─▶ LM head, chunk by chunk ─▶ log π (T,)
 
-Legend: S packed tokens of a micro-batch, T trained tokens, H hidden size, B rows and L columns of a grid.
+Legend: S packed tokens of a micro-batch, T trained tokens, H hidden size.
 """
 
 from collections.abc import Mapping
@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from condensegrpo.errors import LearnerError
-from condensegrpo.learner.grid import laid_out
 from condensegrpo.learner.head import ChunkedHead, Predicted
+from condensegrpo.learner.paths import NAME, Paths, follow, paths
+from condensegrpo.learner.side_by_side import side_by_side
+from condensegrpo.objective import Share, Summed
 from condensegrpo.packing import PackedBatch, lay_out
 from condensegrpo.trajectory import Segment
 
-DENSE_ATTENTION = ("sdpa", "eager")  # these compute every pair of a row's tokens, masked or not
+ANYWHERE = ("sdpa", NAME, "eager")  # attention that runs on a CPU as well, and knows no rows behind each other
 BY_POSITION = {"full_attention", "sliding_attention", "chunked_attention"}  # layers that restart with the positions
 WINDOWS = ("sliding_window", "window_size", "attention_chunk_size")  # keys that bound how far back a token looks
 PROBE = ((0, 1, 2, 3), (0, 1, 4), (0, 1, 2, 5, 6))  # rows that share prefixes
@@ -28,7 +30,7 @@ class TrainedLogprobs(nn.Module):
     """A causal LM whose forward pass gives log-probabilities of trained tokens; what DeepSpeed wraps.
 
     ``policy`` is the model itself; ``head`` shares its LM head. ``without_trees`` says why the model takes plain rows
-    only, if it does; ``tree_width`` is then None, and else the hidden size that the cost of a prefix tree depends on.
+    only, if it does.
     """
 
     def __init__(self, policy: PreTrainedModel) -> None:
@@ -37,9 +39,11 @@ class TrainedLogprobs(nn.Module):
         self.decoder = (policy.get_decoder(),)  # in a tuple, so that its parameters are not registered twice
         config = policy.config.get_text_config()  # its attributes know other names, such as GPT-2's n_embd
         settings: dict[str, Any] = config.to_dict()
-        self.width: int = config.hidden_size
-        self.in_line = policy.config._attn_implementation not in DENSE_ATTENTION and _restarts(settings)
-        self.without_trees = _without_trees(settings, policy.config._attn_implementation)
+        attention = policy.config._attn_implementation
+        self.in_line = attention not in ANYWHERE and _restarts(settings)
+        self.without_trees = _without_trees(settings, attention)
+        if self.without_trees is None and not follow(policy):
+            self.without_trees = f"{type(policy).__name__} does not let its attention be replaced"
         self.head = ChunkedHead(
             policy.get_output_embeddings(),
             softcap=settings.get("final_logit_softcapping"),
@@ -50,20 +54,21 @@ class TrainedLogprobs(nn.Module):
         self,
         token_ids: Tensor,
         position_ids: Tensor,
-        reach: Tensor,
         source: Tensor,
         target: Tensor,
         temperature: float,
         entropy: bool = False,
-    ) -> Predicted:
+        share: Share | None = None,
+    ) -> Predicted | Summed:
         """Log π of ``target`` (T,) predicted at ``source`` (T,) of packed tokens (1, S), as ``PackedBatch`` has them.
 
         Args:
             temperature: that the tokens were sampled at.
             entropy: whether that of the distributions is wanted too, exactly.
+            share: what they are wanted for, if that is a loss: the result is that loss then.
         """
-        hidden = self._hidden(token_ids, position_ids, reach, source)
-        return cast(Predicted, self.head(hidden, target, temperature, entropy))
+        hidden = self._hidden(token_ids, position_ids, source)
+        return cast(Predicted | Summed, self.head(hidden, target, temperature, entropy, share))
 
     @property
     def config(self) -> PretrainedConfig:
@@ -71,26 +76,28 @@ class TrainedLogprobs(nn.Module):
         return self.policy.config
 
     @property
-    def tree_width(self) -> int | None:
-        """The hidden size, if the model computes prefix trees."""
-        return self.width if self.without_trees is None else None
+    def computes_trees(self) -> bool:
+        """Whether rows that share a prefix may be packed as a tree."""
+        return self.without_trees is None
 
-    def _hidden(self, token_ids: Tensor, position_ids: Tensor, reach: Tensor, source: Tensor) -> Tensor:
+    def _hidden(self, token_ids: Tensor, position_ids: Tensor, source: Tensor) -> Tensor:
         """The decoder's last hidden states (T, H) at ``source``; no row sees another."""
+        if self.computes_trees:
+            return self._decode(token_ids, position_ids, paths(position_ids[0]))[0].index_select(0, source)
         if self.in_line:  # such attention tells rows apart by their positions, and skips other rows by itself
             return self._decode(token_ids, position_ids)[0].index_select(0, source)
-        grid = laid_out(token_ids, position_ids, reach, width=self.tree_width)
-        hidden = self._decode(grid.token_ids, grid.position_ids, grid.visible)
-        return hidden[grid.row_S[source], grid.column_S[source]]
+        rows = side_by_side(token_ids, position_ids)
+        return self._decode(rows.token_ids, rows.position_ids)[rows.row_S[source], rows.column_S[source]]
 
-    def _decode(self, token_ids: Tensor, position_ids: Tensor, visible: Tensor | None = None) -> Tensor:
-        mask = visible
-        if visible is not None and self.policy.config._attn_implementation == "eager":  # it adds the mask to the scores
-            hidden = visible.new_full((), torch.finfo(self.policy.dtype).min, dtype=self.policy.dtype)
-            mask = torch.where(visible, torch.zeros_like(hidden), hidden)
+    def _decode(self, token_ids: Tensor, position_ids: Tensor, along: Paths | None = None) -> Tensor:
         # Restarting positions make attention block-diagonal only without a cache: with one, rows see each other.
-        output = self.decoder[0](input_ids=token_ids, position_ids=position_ids, attention_mask=mask, use_cache=False)
-        return cast(Tensor, output.last_hidden_state)
+        inputs = {"input_ids": token_ids, "position_ids": position_ids, "use_cache": False}
+        if along is not None:  # a mask of four dimensions keeps transformers from making one of S × S
+            inputs |= {
+                "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=token_ids.device),
+                "paths": along,
+            }
+        return cast(Tensor, self.decoder[0](**inputs).last_hidden_state)
 
     @torch.no_grad()
     def check(self) -> None:
@@ -102,7 +109,7 @@ class TrainedLogprobs(nn.Module):
             LearnerError: the model does more to its logits than its LM head and a final softcap.
         """
         attention = self.policy.config._attn_implementation
-        if attention not in DENSE_ATTENTION:  # flash attention runs on GPUs only, where the policy is not yet
+        if attention not in ANYWHERE:  # flash attention runs on GPUs only, where the policy is not yet
             self.policy.set_attn_implementation("eager")
         device = next(self.policy.parameters()).device
         words = self.policy.get_input_embeddings().num_embeddings
@@ -110,8 +117,8 @@ class TrainedLogprobs(nn.Module):
         token_ids = position_ids % words
         wanted = self.policy(input_ids=token_ids, position_ids=position_ids, use_cache=False).logits.float()
         found = self.head.logits(self._decode(token_ids, position_ids))
-        if self.without_trees is None and not self._computes_trees(words, device):
-            self.without_trees = f"{type(self.policy).__name__} makes something else of a prefix tree than of its rows"
+        if self.without_trees is None:
+            self.without_trees = self._unlike_rows(words, device)
         self.policy.set_attn_implementation(attention)
         if not torch.allclose(found, wanted, rtol=1e-2, atol=1e-2):
             raise LearnerError(
@@ -121,17 +128,22 @@ class TrainedLogprobs(nn.Module):
                 f"condensegrpo/learner/logprobs.py."
             )
 
-    def _computes_trees(self, words: int, device: torch.device) -> bool:
-        """Whether hidden states of a small tree are those of its rows, as far as the precision tells."""
+    def _unlike_rows(self, words: int, device: torch.device) -> str | None:
+        """What is wrong with hidden states of a small tree; None: they are its rows', as far as the precision tells."""
         rows = [tuple(token % words for token in row) for row in PROBE]
         batch = lay_out([tuple(_all_trained(row) for row in rows)]).to(device)
-        found = self._hidden(batch.token_ids, batch.position_ids, batch.reach, batch.source).float()
+        try:
+            found = self._hidden(batch.token_ids, batch.position_ids, batch.source).float()
+        except LearnerError as error:
+            return str(error)
         alone = [torch.tensor([row], device=device) for row in rows]
         wanted = torch.cat(
             [self._decode(row, torch.arange(row.numel(), device=device)[None])[0, :-1] for row in alone]
         ).float()
         slack = min(0.05, 100 * torch.finfo(self.policy.dtype).eps)
-        return bool((found - wanted).norm() <= slack * wanted.norm())
+        if (found - wanted).norm() <= slack * wanted.norm():
+            return None
+        return f"{type(self.policy).__name__} makes something else of a prefix tree than of its rows"
 
 
 def _restarts(settings: Mapping[str, Any]) -> bool:
@@ -141,14 +153,14 @@ def _restarts(settings: Mapping[str, Any]) -> bool:
 
 def _without_trees(settings: Mapping[str, Any], attention: str) -> str | None:
     """Why a model of this configuration takes plain rows only, as far as that tells; None: it may compute trees."""
-    if attention not in DENSE_ATTENTION:
-        return f"{attention} knows rows behind each other and no trees (model.attention: sdpa does)"
     others = sorted(set(settings.get("layer_types") or ()) - {"full_attention"})
     if others:
         return f"it has layers of {', '.join(others)}, which look back by place"
     windows = [name for name in WINDOWS if settings.get(name) and settings.get("use_sliding_window") is not False]
     if windows:
         return f"its {windows[0]} is {settings[windows[0]]}: such layers look back by place"
+    if attention not in ("sdpa", NAME):
+        return f"{attention} attention knows no trees (model.attention: sdpa does)"
     return None
 
 

@@ -7,19 +7,19 @@ from condensegrpo.packing import PackedBatch, blocks, micro_batches, share_out, 
 from condensegrpo.trajectory import Segment
 
 
-def packed(rows: Sequence[Segment], *, max_tokens: int, width: int | None) -> list[PackedBatch]:
+def packed(rows: Sequence[Segment], *, max_tokens: int, share: bool) -> list[PackedBatch]:
     """The micro-batches that this rank computes, out of the rows of all; every rank must call it, with or without rows.
 
     A rank's own rows share their prefixes, since it sampled whole groups; only what moves to another rank is sent.
 
     Args:
         max_tokens: the budget of a micro-batch.
-        width: ``TrainedLogprobs.tree_width``.
+        share: ``TrainedLogprobs.computes_trees``.
 
     Raises:
         LearnerError: a row alone is over the budget.
     """
-    own = blocks(rows, max_tokens=max_tokens, width=width, ranks=ranks.world_size())
+    own = blocks(rows, max_tokens=max_tokens, share=share, ranks=ranks.world_size())
     owners = share_out(ranks.gather([tokens(block) for block in own]))
     rank, there = ranks.rank(), owners[ranks.rank()]
     kept = [block for block, owner in zip(own, there, strict=True) if owner == rank]

@@ -27,7 +27,7 @@ from condensegrpo.losses.importance import (
     turn_ratio,
 )
 from condensegrpo.losses.kl import KL, k1, k2, k3
-from condensegrpo.losses.policy import LOSSES, TokenLoss, cispo, clipped, gspo, nll, reinforce
+from condensegrpo.losses.policy import LOSSES, OF_TURNS, TokenLoss, cispo, clipped, gspo, nll, reinforce
 from condensegrpo.losses.weights import WEIGHTS, Aggregation, Totals, token_weights, totals
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "MAX_DIFFERENCE",
     "MAX_LOG_RATIO",
     "MODES",
+    "OF_TURNS",
     "WEIGHTS",
     "Aggregation",
     "Importance",

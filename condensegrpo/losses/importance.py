@@ -71,8 +71,7 @@ def importance(
     check_turns(doing, turn_T)
     if not 1 <= cap < math.inf:
         raise ValueError(
-            f"{doing}: cap is {cap}, wanted a finite number >= 1. A cap of 0 means that there is no correction: do not "
-            f"call for it then."
+            f"{doing}: cap is {cap}, wanted a finite number >= 1, or none (0 in a configuration) for no correction."
         )
     if level not in LEVELS or mode not in MODES:
         raise ValueError(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from condensegrpo.losses.columns import bounded_exp, check_columns, check_turns, difference, turn_sum
+from condensegrpo.losses.columns import bounded_exp, check_columns, check_turns, difference, is_number, turn_sum
 
 
 class TokenLoss(NamedTuple):
@@ -56,10 +56,10 @@ def clipped(
     """
     check_columns("computing the loss clipped", logp_T=logp_T, old_T=old_T, advantage_T=advantage_T)
     _check_bounds("clipped", clip_low, clip_high)
-    if dual_clip is not None and not 1 < dual_clip < math.inf:
+    if dual_clip is not None and not (is_number(dual_clip) and 1 < dual_clip < math.inf):
         raise ValueError(
-            f"computing the loss clipped: dual_clip is {dual_clip}, wanted a finite number above 1, or none (null in a "
-            f"configuration) for no such bound."
+            f"computing the loss clipped: dual_clip is {dual_clip!r}, wanted a finite number above 1, or none (null in "
+            f"a configuration) for no such bound."
         )
     ratio_T = bounded_exp(difference(logp_T, old_T))
     found = _surrogate(ratio_T, advantage_T, clip_low, clip_high)
@@ -190,6 +190,7 @@ LOSSES: Mapping[str, Callable[..., TokenLoss]] = {
     "cispo": cispo,
     "reinforce": reinforce,
 }
+OF_TURNS = frozenset({"gspo"})  # in these the loss of a token depends on the other tokens of its turn
 
 
 def _surrogate(ratio_T: Tensor, advantage_T: Tensor, clip_low: float, clip_high: float) -> TokenLoss:
@@ -210,13 +211,13 @@ def _likelihood(logp_T: Tensor, factor_T: Tensor) -> Tensor:
 
 
 def _check_bounds(name: str, clip_low: float, clip_high: float) -> None:
-    if not 0 <= clip_low <= 1:
+    if not (is_number(clip_low) and 0 <= clip_low <= 1):
         raise ValueError(
-            f"computing the loss {name}: clip_low is {clip_low}, wanted a number in [0, 1]: the ratio's lower bound is "
-            f"1 − clip_low."
+            f"computing the loss {name}: clip_low is {clip_low!r}, wanted a number in [0, 1]: the ratio's lower bound "
+            f"is 1 − clip_low."
         )
-    if not 0 <= clip_high < math.inf:
+    if not (is_number(clip_high) and 0 <= clip_high < math.inf):
         raise ValueError(
-            f"computing the loss {name}: clip_high is {clip_high}, wanted a finite number >= 0: the ratio's upper "
+            f"computing the loss {name}: clip_high is {clip_high!r}, wanted a finite number >= 0: the ratio's upper "
             f"bound is 1 + clip_high."
         )

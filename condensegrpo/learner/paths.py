@@ -1,0 +1,187 @@
+"""Attention along the paths of prefix trees: packed tokens lie in one line, and each looks at its own row only.
+
+Everything else in a decoder treats tokens one by one, so that it computes exactly the packed ones, without padding.
+Attention alone has to know the trees. The depth of every token tells them: where it goes on by one, a token continues
+the one before it; where it falls back to p, a new **branch** begins, behind the first p tokens of the path before it.
+
+    rows        1 2 3 4     1 2 3 5     1 6
+
+    place       0 1 2 3 4 5                 branch    its keys, by depth
+    token       1 2 3 4 5 6                 0 1 2 3   0 1 2 3
+    depth       0 1 2 3 3 1                 4         0 1 2 4
+                                            5         0 5
+
+A branch's **keys** are the places of its path from the root, so that the key at depth j is the j-th of them. Hence the
+whole rule, whatever the tree:  **a query of depth p sees the keys 0 … p of its path**. Above, the token 5 at place 4
+has depth 3 and sees the tokens 1 2 3 5; the token 6 at place 5 has depth 1 and sees 1 6.
+
+Branches are cut into pieces of like size, which need no keys behind their own last token. Pieces of like size are
+computed together, with keys gathered by place and padding that nobody sees:
+
+    buckets of pieces (n, Q queries, K keys) ─▶ one scaled dot product attention each ─▶ outputs back to their places
+
+Legend: S packed tokens, n pieces of a bucket, Q and K its most queries and keys, h query heads, g key heads, d their
+size.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from condensegrpo.errors import LearnerError
+
+NAME = "sdpa_along_paths"  # what transformers calls this attention
+PIECE = 128  # queries of a piece at most: fewer spare more pairs that nobody needs, and gather more keys
+QUERY_STEP, KEY_STEP = 32, 64  # pieces of a bucket differ by less; finer steps pad less and make more buckets
+
+
+class Piece(NamedTuple):
+    """Consecutive tokens of a branch, and what they look at."""
+
+    start: int  # place of the first query
+    end: int  # and after the last
+    keys: Sequence[int]  # (depth of the last query + 1,) places of the path, by depth
+
+
+class Bucket(NamedTuple):
+    """Pieces of like size. What is shorter than the rest is filled up with its last place."""
+
+    queries: Tensor  # (n, Q) int64, places
+    keys: Tensor  # (n, K) int64, places
+    visible: Tensor  # (n, 1, Q, K) bool, whether a query sees a key
+
+
+class Paths(NamedTuple):
+    """Who looks at whom among S packed tokens."""
+
+    buckets: tuple[Bucket, ...]
+    outputs: Tensor  # (S,) int64, where each place's output lies among those of all buckets behind each other
+
+
+def paths(depth: Tensor) -> Paths:
+    """The paths of packed trees.
+
+    Args:
+        depth: (S,) int64 of each token in its row, 0 where a tree begins.
+    """
+    depths: list[int] = depth.tolist()
+    alike: defaultdict[tuple[int, int], list[Piece]] = defaultdict(list)
+    for piece in pieces(depths):
+        alike[(piece.end - piece.start - 1) // QUERY_STEP, (len(piece.keys) - 1) // KEY_STEP].append(piece)
+    outputs = torch.empty(len(depths), dtype=torch.int64)
+    buckets = []
+    before = 0
+    for _, group in sorted(alike.items()):
+        queries = _filled([range(piece.start, piece.end) for piece in group])
+        keys = _filled([piece.keys for piece in group])
+        outputs[queries.flatten()] = torch.arange(before, before + queries.numel())
+        before += queries.numel()
+        buckets.append((queries, keys))
+    there = [(queries.to(depth.device), keys.to(depth.device)) for queries, keys in buckets]
+    return Paths(
+        tuple(Bucket(queries, keys, _visible(depth[queries], keys.shape[1])) for queries, keys in there),
+        outputs.to(depth.device),
+    )
+
+
+def pieces(depths: Sequence[int]) -> list[Piece]:
+    """The branches in pieces of at most ``PIECE`` queries, those of one branch of like size.
+
+    Example: depths 0 1 2 3 3 1 of the tree above give queries 0 … 3, 4 and 5 with keys 0 1 2 3, 0 1 2 4 and 0 5.
+    """
+    found = []
+    path: list[int] = []
+    starts = [place for place, depth in enumerate(depths) if place == 0 or depth != depths[place - 1] + 1]
+    for start, end in zip(starts, [*starts[1:], len(depths)], strict=True):
+        above = depths[start]
+        path[above:] = range(start, end)
+        parts = -(-(end - start) // PIECE)
+        cuts = [start + (end - start) * part // parts for part in range(parts + 1)]
+        found += [Piece(first, last, path[: above + last - start]) for first, last in pairwise(cuts)]
+    return found
+
+
+def _filled(rows: Sequence[Sequence[int]]) -> Tensor:
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[row[-1]] * (longest - len(row))] for row in rows], dtype=torch.int64)
+
+
+def _visible(depth_nQ: Tensor, keys: int) -> Tensor:
+    """Whether each query sees each key, (n, 1, Q, K): those of its path up to its own depth."""
+    return (torch.arange(keys, device=depth_nQ.device) <= depth_nQ[:, :, None])[:, None]
+
+
+def follow(policy: PreTrainedModel) -> bool:
+    """Let the policy's attention follow ``paths`` where its decoder is given some; without, it is ``sdpa`` as before.
+
+    Returns:
+        Whether the model lets its attention be replaced.
+    """
+    policy.set_attn_implementation(NAME)
+    return str(policy.config._attn_implementation) == NAME
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    paths: Paths | None = None,
+    **others: Any,  # noqa: ANN401  # whatever layers of one model or another pass on
+) -> tuple[Tensor, None]:
+    """What a decoder layer calls with queries (1, h, S, d), keys and values (1, g, S, d); the output is (1, S, h, d).
+
+    Args:
+        others: of the layer; ``scaling`` and ``dropout`` are as in transformers' own.
+
+    Raises:
+        LearnerError: the layer asks for more than plain attention.
+    """
+    if paths is None:
+        found: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **others)
+        return found
+    more = [name for name in ("sliding_window", "softcap", "s_aux", "position_bias") if others.get(name) is not None]
+    if more:
+        raise LearnerError(
+            f"computing attention along prefix trees: {type(module).__name__} asks for {', '.join(more)}, wanted is "
+            f"plain attention. Pack its rows without trees."
+        )
+    query_S, key_S, value_S = (each[0].transpose(0, 1) for each in (query, key, value))
+    outputs = [
+        _attended(query_S, key_S, value_S, bucket, others.get("scaling"), others.get("dropout", 0.0))
+        for bucket in paths.buckets
+    ]
+    return torch.cat(outputs).index_select(0, paths.outputs)[None], None
+
+
+def _attended(
+    query_S: Tensor, key_S: Tensor, value_S: Tensor, bucket: Bucket, scaling: float | None, dropout: float
+) -> Tensor:
+    """The outputs (n·Q, h, d) of a bucket. Query heads that share a key head stand behind each other as queries."""
+    n, most = bucket.queries.shape
+    heads = key_S.shape[1]
+    sharing = query_S.shape[1] // heads
+    query = query_S.index_select(0, bucket.queries.flatten()).view(n, most, heads, sharing, -1)
+    key, value = (each.index_select(0, bucket.keys.flatten()).view(n, -1, *each.shape[1:]) for each in (key_S, value_S))
+    output = functional.scaled_dot_product_attention(
+        query.permute(0, 2, 3, 1, 4).flatten(2, 3),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        attn_mask=bucket.visible.repeat(1, 1, sharing, 1),
+        dropout_p=dropout,
+        scale=scaling,
+    )
+    return output.view(n, heads, sharing, most, -1).permute(0, 3, 1, 2, 4).reshape(n * most, heads * sharing, -1)
+
+
+AttentionInterface.register(NAME, attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,0 +1,49 @@
+"""Packed rows side by side, padded on the right, for models whose attention cannot be told which rows lie in a line.
+
+    rows of 3 and 2 tokens, packed   a a a b b   ─▶   a a a
+                                                      b b 0
+
+Causal attention needs no mask there: padding lies behind the row, where no token of it looks.
+
+Legend: S packed tokens, R rows of L columns.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from condensegrpo.errors import LearnerError
+
+
+class SideBySide(NamedTuple):
+    """What the model computes, and where in it the packed tokens are."""
+
+    token_ids: Tensor  # (R, L) int64
+    position_ids: Tensor  # (R, L) int64
+    row_S: Tensor  # (S,) int64
+    column_S: Tensor  # (S,) int64
+
+
+def side_by_side(token_ids: Tensor, position_ids: Tensor) -> SideBySide:
+    """Packed rows, each (1, S), in a row of their own.
+
+    Raises:
+        LearnerError: they are prefix trees.
+    """
+    column_S = position_ids[0]
+    goes_on_S = column_S[1:] == column_S[:-1] + 1
+    if bool(((column_S[1:] != 0) & ~goes_on_S).any()):
+        raise LearnerError(
+            "computing a micro-batch of prefix trees with a model that takes plain rows only (without_trees says why). "
+            "Pack its rows with share=False."
+        )
+    row_S = (column_S == 0).cumsum(dim=0) - 1
+    rows, columns = int(row_S[-1]) + 1, int(column_S.max()) + 1
+    column_L = torch.arange(columns, device=column_S.device)
+    return SideBySide(
+        token_ids.new_zeros(rows, columns).index_put((row_S, column_S), token_ids[0]),
+        column_L.expand(rows, columns),
+        row_S,
+        column_S,
+    )
