@@ -75,6 +75,10 @@ CASES = (
           "rollout.max_output_tokens=8", num_key_value_heads=8),
     _case("grouped queries, wide MLP", *LEARNER_ONLY, kind="qwen2", hidden_size=1024, intermediate_size=4096,
           num_attention_heads=16, num_key_value_heads=2, num_hidden_layers=4, vocab_size=20_000),
+    _case("LoRA, KL", *LEARNER_ONLY, "model.lora.rank=16", "algorithm.kl.coefficient=0.1"),
+    _case("bfloat16, LoRA, ZeRO 2", *LEARNER_ONLY, "model.dtype=bfloat16", "model.lora.rank=16",
+          "learner.zero_stage=2", kind="llama"),
+    _case("whole turns (gspo)", *LEARNER_ONLY, "algorithm.loss=gspo", "learner.tokens_per_micro_batch=512"),
 )  # fmt: skip
 
 
@@ -136,17 +140,17 @@ def run(config: RunConfig, folder: Path) -> dict[str, float]:
     from condensegrpo.learner import checkpoint, deepspeed
     from condensegrpo.learner.new import new_tokenizer
     from condensegrpo.learner.policy import configuration, save_policy
-    from condensegrpo.learner.reference import against, open_reference
+    from condensegrpo.learner.reference import against_base, against_copy, open_reference
     from condensegrpo.learner.weights import gathered
-    from condensegrpo.losses import LOSSES
-    from condensegrpo.objective import bound, policy
+    from condensegrpo.losses import LOSSES, OF_TURNS
+    from condensegrpo.objective import Tokenwise, bound, policy
     from condensegrpo.open_learner import open_learner
     from condensegrpo.packing import collate, pack
 
     source, algorithm = str(config.model.path), config.algorithm
     meter = Meter()
     sampler = assemble.sampler(config, source) if config.sampler.name == COLOCATED else None
-    learner = open_learner(config, source, config.learner.optimiser, total_steps=2)
+    learner = open_learner(config, source, config.learner.optimiser, lora=config.model.lora, total_steps=2)
     meter.ends("loading")
     vocabulary = configuration(source).vocab_size
     if sampler is not None:
@@ -156,12 +160,16 @@ def run(config: RunConfig, folder: Path) -> dict[str, float]:
     packed = pack([len(row.token_ids) for row in rows], config.learner.tokens_per_micro_batch)
     batches = [collate([rows[index] for index in batch]) for batch in packed]
     if algorithm.kl.coefficient:
-        model = config.model
-        reference = open_reference(source, dtype=model.dtype, attention=model.attention, device=learner.device)
-        batches = list(against(reference, batches))
+        model, device = config.model, learner.device
+        if model.lora is not None:
+            batches = against_base(learner, batches, 1.0)
+        else:
+            reference = open_reference(source, dtype=model.dtype, attention=model.attention, device=device)
+            batches = against_copy(reference, device, batches, 1.0)
     if algorithm.importance.cap and algorithm.updates_per_batch > 1:
         deepspeed.measure(learner, batches)
-    objective = partial(policy, loss=bound(LOSSES["clipped"], {}))
+    minimised = partial(policy, loss=bound(LOSSES[algorithm.loss], {}))
+    objective = minimised if algorithm.loss in OF_TURNS else Tokenwise(minimised)
     for _ in range(2):
         deepspeed.optimise(learner, batches, objective)
     meter.ends("learning")

@@ -1,17 +1,28 @@
 """What a model's configuration says of its size. The model is made on torch's meta device: no weights, no memory."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, Qwen3Config
 from transformers import __version__ as transformers_version
 
-from condensegrpo.config import Model, NewModel
+from condensegrpo.config import Lora, Model, NewModel
 from condensegrpo.errors import ConfigError
+from condensegrpo.learner.logprobs import why_no_trees
 from condensegrpo.learner.policy import configuration
+from condensegrpo.learner.targets import adapted_layers, as_targets
 from condensegrpo.memory import Decoder
 
 LAYERS_KNOWN = ("llama", "mistral", "qwen2", "qwen3")  # gated layers with RMS norms, as in ``memory.layer_bytes``
+
+
+class Adapters(NamedTuple):
+    """The adapters of ``model.lora``."""
+
+    parameters: int  # elements of all A and B
+    width: int  # their ranks together
+    layers: int  # how many linear layers have one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +32,8 @@ class Architecture:
     kind: str  # transformers' model_type
     decoder: Decoder
     parameters: int  # elements, a tied one once
+    adapters: Adapters | None  # beside these
+    plain: str | None  # why the learner lays rows side by side or in a line; None: it computes along tree paths
 
     @property
     def known(self) -> bool:
@@ -54,6 +67,8 @@ def architecture(model: Model) -> Architecture:
                 tied=empty.get_output_embeddings().weight is empty.get_input_embeddings().weight,
             ),
             parameters=sum(tensor.numel() for tensor in empty.parameters()),
+            adapters=None if model.lora is None else _adapters(empty, model.lora),
+            plain=why_no_trees(text.to_dict(), model.attention),
         )
     except (ValueError, TypeError, AttributeError, KeyError, RuntimeError, ZeroDivisionError) as error:
         raise ConfigError(
@@ -61,6 +76,15 @@ def architecture(model: Model) -> Architecture:
             f"configuration of a causal language model that transformers {transformers_version} knows: set model.path "
             f"to one."
         ) from error
+
+
+def _adapters(empty: PreTrainedModel, lora: Lora) -> Adapters:
+    layers = adapted_layers(empty, as_targets(lora.targets))
+    return Adapters(
+        parameters=lora.rank * sum(layer.in_features + layer.out_features for layer in layers),
+        width=lora.rank * len(layers),
+        layers=len(layers),
+    )
 
 
 def _number(text: PretrainedConfig, name: str) -> int | None:

@@ -75,20 +75,29 @@ class MicroBatch:
     trained: int  # T
 
 
+class Gathered(NamedTuple):
+    """What attention along tree paths works on, padding included: over its buckets of n pieces of Q queries, K keys."""
+
+    queries: int  # Σ n·Q
+    keys: int  # Σ n·K
+    pairs: int  # Σ n·Q·K
+
+
 # --- activations
 
 
-def norm_bytes(width: int, element: int) -> int:
+def norm_bytes(width: int, element: int, *, trained: bool = True) -> int:
     """What an RMS norm keeps of a token: x in fp32, x̂ and y in e, and 1/rms.
 
-    x is what pow(2) and the product save, x̂ what the weight's gradient needs, y what the next linear layer saves. In
-    float32 x is the residual stream itself, which nothing else saves; in bfloat16 it is the copy that the norm makes.
+    x is what pow(2) and the product save, x̂ what the weight's gradient needs if it is ``trained``, y what the next
+    linear layer saves. In float32 x is the residual stream itself, which nothing else saves; in bfloat16 it is the copy
+    that the norm makes.
     """
-    return (FLOAT + 2 * element) * width + FLOAT
+    return (FLOAT + (2 if trained else 1) * element) * width + FLOAT
 
 
-def layer_bytes(decoder: Decoder, element: int) -> int:
-    """What one decoder layer keeps of a token until backward, without a mask.
+def layer_bytes(decoder: Decoder, element: int, *, trained: bool = True) -> int:
+    """What one decoder layer keeps of a token until backward, with plain attention.
 
         two norms                     x, x̂, y each
         norms of queries and keys     x, x̂ (their y is rotated and not kept)
@@ -96,15 +105,21 @@ def layer_bytes(decoder: Decoder, element: int) -> int:
                                       attention keep no L × L matrix
         MLP                           gate, up, act(gate), their product
 
+    Without training its own weights no x̂ is kept; all else is, for the adapters beside them.
+
     Example: Llama with H = Q = 48, K = 16, 6 heads, F = 112 in float32: 2·(12·48 + 4) + 4·(2·48 + 2·16) + 4·6 + 4·4·112
     = 3488.
     """
-    queries, keys = decoder.queries, decoder.keys
-    kept = 2 * norm_bytes(decoder.hidden, element)
+    kept = 2 * norm_bytes(decoder.hidden, element, trained=trained)
     if decoder.normed_heads:
-        kept += (FLOAT + element) * (queries + keys) + FLOAT * (decoder.heads + decoder.kv_heads)
-    kept += element * (2 * queries + 2 * keys) + FLOAT * decoder.heads
-    return kept + element * 4 * decoder.ffn
+        width = FLOAT + (element if trained else 0)
+        kept += width * (decoder.queries + decoder.keys) + FLOAT * (decoder.heads + decoder.kv_heads)
+    return kept + attention_bytes(decoder, element) + element * 4 * decoder.ffn
+
+
+def attention_bytes(decoder: Decoder, element: int) -> int:
+    """What plain attention keeps of a token: q, k, v, its output, and the log of every head's sum."""
+    return element * (2 * decoder.queries + 2 * decoder.keys) + FLOAT * decoder.heads
 
 
 def ends_bytes(decoder: Decoder, element: int) -> int:
@@ -113,17 +128,36 @@ def ends_bytes(decoder: Decoder, element: int) -> int:
 
 
 def activation_bytes(decoder: Decoder, batch: MicroBatch, element: int) -> int:
-    """What a forward pass keeps until backward, side by side in rows of one length."""
+    """What a forward pass keeps until backward where all weights train, with plain attention."""
     return batch.tokens * (decoder.layers * layer_bytes(decoder, element) + ends_bytes(decoder, element))
 
 
-def mask_bytes(decoder: Decoder, tokens: int, element: int) -> int:
-    """What an explicit mask adds, in one long row: once as booleans, and in e for every layer, where SDPA keeps it.
+def adapted_activation_bytes(decoder: Decoder, batch: MicroBatch, element: int, *, width: int) -> int:
+    """What a forward pass keeps where adapters train beside every linear layer of a frozen base.
 
-    With a mask, transformers repeats keys and values for every head, and SDPA keeps those.
+    Of every adapter its A·x, r numbers a token. Nothing before the first adapter takes a gradient: neither the token's
+    id nor x and 1/rms of the first norm is kept, and of the last norm no x̂.
+
+    Args:
+        width: the ranks of all adapters together.
     """
-    repeated = 2 * (decoder.queries - decoder.keys) * tokens
-    return BOOL * tokens**2 + decoder.layers * element * (tokens**2 + repeated)
+    layers = decoder.layers * layer_bytes(decoder, element, trained=False) - FLOAT * (decoder.hidden + 1)
+    ends = 2 * decoder.head_size * element + FLOAT * decoder.hidden + FLOAT
+    return batch.tokens * (layers + ends + element * width)
+
+
+def paths_bytes(decoder: Decoder, batch: MicroBatch, gathered: Gathered, element: int) -> int:
+    """What attention along tree paths keeps more than plain attention.
+
+    once      what each query sees, as booleans, and the places of queries, keys and outputs
+    a layer   queries and their outputs by piece, the outputs in place, keys and values by piece, the log of every
+              head's sum; and what is seen in e, for every query head that shares a key head
+    """
+    once = BOOL * gathered.pairs + INDEX * (gathered.queries + gathered.keys + batch.tokens)
+    sharing = decoder.heads // decoder.kv_heads
+    numbers = decoder.queries * (2 * gathered.queries + batch.tokens) + 2 * decoder.keys * gathered.keys
+    a_layer = element * (numbers + sharing * gathered.pairs) + FLOAT * decoder.heads * gathered.queries
+    return once + decoder.layers * (a_layer - batch.tokens * attention_bytes(decoder, element))
 
 
 def eager_bytes(decoder: Decoder, batch: MicroBatch, element: int) -> int:
@@ -142,26 +176,44 @@ def eager_bytes(decoder: Decoder, batch: MicroBatch, element: int) -> int:
 # --- the moments of a step
 
 
-def head_bytes(decoder: Decoder, batch: MicroBatch, *, chunk_tokens: int, element: int) -> int:
-    """The LM head in backward, at its largest, in the last of its chunks.
+def head_bytes(decoder: Decoder, batch: MicroBatch, *, tile: int, element: int, trained: bool = True) -> int:
+    """The LM head in one pass, at its largest, in the last of its tiles.
+
+    tile · V · 4            logits, which become their own gradient in place; below fp32 also e twice, as the product
+                            leaves them and as the next one takes them
+    e·T·H twice             the hidden states of trained positions and their gradient
+    4·V·H                   the gradient of the head's weight in fp32, if that is ``trained``; below fp32 also in e
+    """
+    words = min(batch.trained, tile) * decoder.vocabulary
+    narrow = 0 if element == FLOAT else element
+    weight = (FLOAT + narrow) * decoder.embedding if trained else 0
+    return (FLOAT + 2 * narrow) * words + 2 * element * batch.trained * decoder.hidden + weight
+
+
+def chunked_head_bytes(
+    decoder: Decoder, batch: MicroBatch, *, chunk_tokens: int, element: int, trained: bool = True
+) -> int:
+    """The LM head under an objective of whole turns, in backward, at its largest, in the last of its chunks.
 
     3 · chunk · V · 4             log-probabilities, their gradient, the gradient of the logits
     e·T·H twice                   the hidden states of trained positions and their gradient
     e·V·H                         the gradient of the head's weight that earlier chunks left, if there are any
     """
     chunk = min(batch.trained, chunk_tokens)
-    earlier = element * decoder.embedding if batch.trained > chunk_tokens else 0
+    earlier = element * decoder.embedding if trained and batch.trained > chunk_tokens else 0
     return 3 * chunk * decoder.vocabulary * FLOAT + 2 * element * batch.trained * decoder.hidden + earlier
 
 
-def layer_backward_bytes(decoder: Decoder, batch: MicroBatch, element: int) -> int:
+def layer_backward_bytes(decoder: Decoder, batch: MicroBatch, element: int, *, trained: bool = True) -> int:
     """The first layer that backward comes to, in its MLP, beyond what forward kept.
 
     Gradients of the product, of act(gate) and of up, less the product, which is no longer needed: 2F a token; the
-    residual's gradient and the layer's own: 2H; the gradient of the down projection, H·F, and of the head, V·H.
+    residual's gradient and the layer's own: 2H; and, where these are ``trained``, the gradient of the down projection,
+    H·F, and of the head, V·H.
     """
     a_token = 2 * decoder.ffn + 2 * decoder.hidden
-    return element * (batch.tokens * a_token + decoder.hidden * decoder.ffn + decoder.embedding)
+    weights = decoder.hidden * decoder.ffn + decoder.embedding if trained else 0
+    return element * (batch.tokens * a_token + weights)
 
 
 def embedding_backward_bytes(decoder: Decoder, element: int) -> int:
@@ -171,6 +223,14 @@ def embedding_backward_bytes(decoder: Decoder, element: int) -> int:
     concluded from the measured peak at the end of backward.)
     """
     return element * decoder.embedding * (3 if decoder.tied else 1)
+
+
+def merging_bytes(decoder: Decoder, element: int) -> int:
+    """An adapted layer on its way to the sampler, W + s·B·A in fp32: B·A and its multiple, or that and the sum; W too.
+
+    In float32 W is there already.
+    """
+    return FLOAT * decoder.hidden * decoder.ffn * (2 if element == FLOAT else 3)
 
 
 # --- the sampler

@@ -11,16 +11,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+import torch
+
 from condensegrpo import memory, zero
 from condensegrpo.architecture import Architecture
 from condensegrpo.config import RunConfig, evaluations
 from condensegrpo.errors import ConfigError
-from condensegrpo.learner.logprobs import CHUNK_LOGITS, DENSE_ATTENTION, side_by_side
+from condensegrpo.learner.fused_head import tile_tokens
+from condensegrpo.learner.head import CHUNK_LOGITS
 from condensegrpo.learner.policy import DTYPES as POLICY
-from condensegrpo.memory import Decoder, MicroBatch, Part, Weights
+from condensegrpo.losses import OF_TURNS
+from condensegrpo.memory import Decoder, Gathered, MicroBatch, Part, Weights
+from condensegrpo.path_sizes import Branch, gathered
 from condensegrpo.samplers.transformers import DTYPES, MAX_BATCH
 from condensegrpo.zero import Device, Held
 
+SHARING_NOTED = 1 << 28  # bytes
 COLOCATED = "transformers"  # the sampler that shares the learner's process and device
 
 
@@ -89,15 +95,15 @@ def plan(config: RunConfig, found: Architecture, *, ranks: int, device: Device) 
         stage=config.learner.zero_stage,
         ranks=ranks,
         device=device,
-        embedding=found.decoder.embedding,
+        embedding=found.decoder.embedding if found.adapters is None else 0,  # an adapter is small
         several=tokens.micro_batches > 1,
     )
     decoder, resident = found.decoder, _resident(config, weights)
     phases = (
         Phase(name="loading", moment="DeepSpeed opens", parts=(*resident[:1], *_opening(learner))),
         _largest("rolling out", _rolling_out(config, decoder, requests), (*resident, *learner.always)),
-        _largest("learning", _learning(config, decoder, batch, learner), (*resident, *learner.always)),
-        _largest("publishing", _publishing(config, weights, decoder, ranks, device), (*resident, *learner.always)),
+        _largest("learning", _learning(config, found, batch, learner, device), (*resident, *learner.always)),
+        _largest("publishing", _publishing(config, weights, found, ranks, device), (*resident, *learner.always)),
     )
     return Plan(
         architecture=found,
@@ -151,15 +157,21 @@ def _requests(config: RunConfig, ranks: int) -> int:
 
 
 def _weights(config: RunConfig, found: Architecture) -> Weights:
-    """The learner's weights: all of them are trained."""
-    return Weights(trainable=found.parameters, frozen=0, element=POLICY[config.model.dtype].itemsize)
+    """The learner's weights: all of them are trained, or adapters beside all of them."""
+    element = POLICY[config.model.dtype].itemsize
+    if found.adapters is None:
+        return Weights(trainable=found.parameters, frozen=0, element=element)
+    return Weights(trainable=found.adapters.parameters, frozen=found.parameters, element=element)
 
 
 def _resident(config: RunConfig, weights: Weights) -> tuple[Part, ...]:
-    """What is there from beginning to end besides the learner: the sampler's weights and the reference's."""
-    parameters = weights.trainable + weights.frozen
+    """What is there from beginning to end besides the learner: the sampler's weights and the reference's.
+
+    With adapters the sampler has them added to its weights, and the reference is the learner's own base.
+    """
+    parameters = weights.frozen or weights.trainable
     sampler = parameters * _sampler_element(config) if config.sampler.name == COLOCATED else 0
-    reference = weights.bytes if config.algorithm.kl.coefficient else 0
+    reference = weights.bytes if config.algorithm.kl.coefficient and config.model.lora is None else 0
     return (Part("sampler: weights", sampler), Part("reference model", reference))
 
 
@@ -195,37 +207,62 @@ def _rolling_out(config: RunConfig, decoder: Decoder, requests: int) -> dict[str
     }
 
 
-def _learning(config: RunConfig, decoder: Decoder, batch: MicroBatch, learner: Held) -> dict[str, tuple[Part, ...]]:
-    element = POLICY[config.model.dtype].itemsize
-    kept = memory.activation_bytes(decoder, batch, element)
-    if config.model.attention == "eager":
-        kept += memory.eager_bytes(decoder, batch, element)
-    activations = Part("activations", kept)
-    chunk = max(1, CHUNK_LOGITS // decoder.vocabulary)
-    head = memory.head_bytes(decoder, batch, chunk_tokens=chunk, element=element)
+def _learning(
+    config: RunConfig, found: Architecture, batch: MicroBatch, learner: Held, device: Device
+) -> dict[str, tuple[Part, ...]]:
+    element, decoder, trained = POLICY[config.model.dtype].itemsize, found.decoder, found.adapters is None
+    activations = Part("activations", _activations(config, found, batch))
+    backward = memory.layer_backward_bytes(decoder, batch, element, trained=trained)
+    ending = memory.embedding_backward_bytes(decoder, element) if trained else 0
     return {
-        "LM head": (*learner.forward, activations, Part("LM head", head)),
-        "last layer backward": (
-            *learner.forward,
-            activations,
-            Part("gradients on their way", memory.layer_backward_bytes(decoder, batch, element)),
-        ),
-        "end of backward": (
-            *learner.ending,
-            Part("gradients on their way", memory.embedding_backward_bytes(decoder, element)),
-        ),
+        "LM head": (*learner.forward, activations, _head(config, found, batch, device)),
+        "last layer backward": (*learner.forward, activations, Part("gradients on their way", backward)),
+        "end of backward": (*learner.ending, Part("gradients on their way", ending)),
         "optimiser step": learner.stepping,
     }
 
 
+def _activations(config: RunConfig, found: Architecture, batch: MicroBatch) -> int:
+    element, decoder = POLICY[config.model.dtype].itemsize, found.decoder
+    if found.adapters is None:
+        kept = memory.activation_bytes(decoder, batch, element)
+    else:
+        kept = memory.adapted_activation_bytes(decoder, batch, element, width=found.adapters.width)
+    if found.plain is None:
+        kept += memory.paths_bytes(decoder, batch, _rows_alone(batch), element)
+    if config.model.attention == "eager":
+        kept += memory.eager_bytes(decoder, batch, element)
+    return kept
+
+
+def _rows_alone(batch: MicroBatch) -> Gathered:
+    """Of rows of one length that share nothing; the last may be a part of one, which counts as that part."""
+    row = gathered([Branch(above=0, length=batch.length)])
+    return Gathered(*(ceil(batch.tokens * size / batch.length) for size in row))
+
+
+def _head(config: RunConfig, found: Architecture, batch: MicroBatch, device: Device) -> Part:
+    """The head takes one pass unless the objective looks at whole turns."""
+    element, trained, algorithm = POLICY[config.model.dtype].itemsize, found.adapters is None, config.algorithm
+    if algorithm.loss in OF_TURNS or (algorithm.importance.cap and algorithm.importance.level == "turn"):
+        chunk = max(1, CHUNK_LOGITS // found.decoder.vocabulary)
+        size = memory.chunked_head_bytes(found.decoder, batch, chunk_tokens=chunk, element=element, trained=trained)
+    else:
+        tile = tile_tokens(torch.device("cpu" if device == "cpu" else "cuda"))
+        size = memory.head_bytes(found.decoder, batch, tile=tile, element=element, trained=trained)
+    return Part("LM head", size)
+
+
 def _publishing(
-    config: RunConfig, weights: Weights, decoder: Decoder, ranks: int, device: Device
+    config: RunConfig, weights: Weights, found: Architecture, ranks: int, device: Device
 ) -> dict[str, tuple[Part, ...]]:
     """Weights go to the sampler one module at a time, the embedding is the largest; a saved policy is copied whole."""
     sharded = config.learner.zero_stage == 3 and ranks > 1
-    gathered = Part("gathered weights", weights.element * decoder.embedding if sharded else 0)
-    copied = Part("policy to save", weights.bytes if device == "cpu" else 0)  # else in main memory
-    return {"a checkpoint": (gathered, copied)}
+    gathered = Part("gathered weights", weights.element * found.decoder.embedding if sharded else 0)
+    merged = Part("merged weight", memory.merging_bytes(found.decoder, weights.element) if found.adapters else 0)
+    parameters = weights.frozen or weights.trainable
+    copied = Part("policy to save", weights.element * parameters if device == "cpu" else 0)  # else in main memory
+    return {"a checkpoint": (gathered, merged, copied)}
 
 
 def _largest(name: str, moments: dict[str, tuple[Part, ...]], always: Sequence[Part]) -> Phase:
@@ -244,11 +281,37 @@ def _notes(config: RunConfig, found: Architecture, batch: MicroBatch) -> list[st
             f"a row may have {_row(config)} tokens, and is refused if it does: learner.tokens_per_micro_batch is "
             f"{config.learner.tokens_per_micro_batch}"
         )
-    dense = config.model.attention in DENSE_ATTENTION
-    if dense and not side_by_side(4 * batch.tokens // batch.length, batch.length, batch.tokens, found.decoder.hidden):
-        mask = memory.mask_bytes(found.decoder, batch.tokens, POLICY[config.model.dtype].itemsize)
+    if found.adapters is not None and not _all_adapted(found):
+        notes.append("activations are counted as if every linear layer had an adapter")
+    if config.model.lora is not None and config.warm_start.steps:
+        notes.append("not counted: the warm start, which trains all weights")
+    if config.learner.offload != "none":
+        notes.append(f"not counted: learner.offload={config.learner.offload}, which takes less on a GPU")
+    if config.learner.offload_reference:
+        notes.append("not counted: learner.offload_reference, which takes less on a GPU while it learns")
+    more = _sharing(config, found, batch)
+    if more >= SHARING_NOTED:
         notes.append(
-            f"a micro-batch of few long rows and many short ones is laid out under a mask, which takes up to "
-            f"{mask / 2**30:.2f} GiB more; flash attention (model.attention=flash_attention_2) has none"
+            f"where rows share a context, each of them gathers its keys anew, which takes up to {more / 2**30:.2f} GiB "
+            f"more; flash attention (model.attention=flash_attention_2) shares nothing and gathers nothing"
         )
     return notes
+
+
+def _all_adapted(found: Architecture) -> bool:
+    """Whether there are as many adapters as a gated layer has linear layers, seven."""
+    return found.adapters is not None and found.adapters.layers == 7 * found.decoder.layers
+
+
+def _sharing(config: RunConfig, found: Architecture, batch: MicroBatch) -> int:
+    """What a micro-batch keeps more where all samples of a problem continue one full context by full outputs."""
+    context, output = config.rollout.max_context_tokens, config.rollout.max_output_tokens
+    samples = min(config.train.samples_per_problem, (batch.tokens - context) // output)
+    if found.plain is not None or samples < 2:
+        return 0
+    tree = gathered([Branch(above=0, length=context + output), *[Branch(above=context, length=output)] * (samples - 1)])
+    tokens = context + samples * output
+    shared = Gathered(*(ceil(batch.tokens * size / tokens) for size in tree))
+    element = POLICY[config.model.dtype].itemsize
+    of_tree, alone = (memory.paths_bytes(found.decoder, batch, one, element) for one in (shared, _rows_alone(batch)))
+    return of_tree - alone

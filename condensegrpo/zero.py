@@ -8,6 +8,7 @@ Read from DeepSpeed 0.19's optimisers as ``learner/deepspeed.py`` sets them up. 
               stage 3   DeepSpeedZeroOptimizer_Stage3: everything in N parts
 
 Legend: P trainable parameters, N ranks, B elements of the bucket, V·H the embedding, e bytes of an element.
+Frozen weights lie on every rank as they are, below stage 3; only trainable ones are flattened and have a bucket.
 """
 
 from typing import Literal, NamedTuple
@@ -40,12 +41,12 @@ def held(weights: Weights, *, stage: int, ranks: int, device: Device, embedding:
             a single one backward ends with those of all parameters but the embedding, which comes last.
         device: a GPU's allocator hands a bucket out as a whole; main memory is taken only where it is written, so that
             on a CPU a bucket counts when gradients have reached it.
-        embedding: elements of the largest parameter.
+        embedding: elements of the largest trainable parameter.
     """
     parameters, element = weights.trainable, weights.element
     begun = parameters if several else 0
     ended = parameters if several else parameters - embedding
-    bucket = Part("bucket", element * min(BUCKET, parameters + weights.frozen))
+    bucket = Part("bucket", element * min(BUCKET, parameters))
     if element != FLOAT and stage < 2:
         return _bf16(weights, ranks, begun, ended)
     if stage == 0:
@@ -75,6 +76,11 @@ def _masters(parameters: int) -> Part:
     return Part("fp32 masters", FLOAT * parameters)
 
 
+def _loaded(weights: Weights) -> Part:
+    """Trainable weights before they are flattened."""
+    return Part("weights, as loaded", weights.element * weights.trainable)
+
+
 def _reduction(size: int) -> Part:
     return Part("reduction over ranks", size)
 
@@ -90,7 +96,7 @@ def _bf16(weights: Weights, ranks: int, begun: int, ended: int) -> Held:
     sums = Part("gradients, summed", FLOAT * parameters)
     return Held(
         always=(Part("weights", weights.bytes), _masters(own), _moments(own), sums),
-        opening=(Part("weights, as loaded", weights.bytes),),
+        opening=(_loaded(weights),),
         forward=(Part("gradients", element * begun),),
         ending=(Part("gradients", element * ended),),
         stepping=(_reduction(FLOAT * min(parameters, BUCKET)),),
@@ -103,7 +109,7 @@ def _stage1(weights: Weights, ranks: int, begun: int, ended: int, bucket: Part, 
     waiting = (bucket,) if device == "gpu" else ()
     return Held(
         always=(Part("weights", weights.bytes), _masters(own), _moments(own)),
-        opening=(Part("weights, as loaded", weights.bytes),),
+        opening=(_loaded(weights),),
         forward=(_gradients(begun), *waiting),
         ending=(_gradients(ended), *waiting),
         stepping=(_gradients(weights.trainable), _reduction(bucket.bytes)),
@@ -119,7 +125,7 @@ def _stage2(weights: Weights, ranks: int, embedding: int, several: bool, bucket:
     widened = FLOAT * embedding if element != FLOAT else 0  # the largest gradient in fp32, on its way to the sum
     return Held(
         always=(Part("weights", weights.bytes), _masters(own), _moments(own)),
-        opening=(Part("weights, as loaded", weights.bytes), Part("masters' copy", element * own)),
+        opening=(_loaded(weights), Part("masters' copy", element * own)),
         forward=(*before, bucket) if device == "gpu" else before,
         ending=(*before, bucket if device == "gpu" else reached),
         stepping=(sums, bucket, _reduction(bucket.bytes + widened)),

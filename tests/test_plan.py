@@ -18,9 +18,11 @@ from condensegrpo.cli.plan import _bytes
 from condensegrpo.config import Model, NewModel, RunConfig, shipped, validate, vary
 from condensegrpo.errors import ConfigError
 from condensegrpo.fitting import Change, _halves, remedy
+from condensegrpo.learner.lora import Lora, add_adapters
 from condensegrpo.learner.new import new_model, new_tokenizer
+from condensegrpo.learner.targets import adapted_layers
 from condensegrpo.memory import MicroBatch
-from condensegrpo.plan import Phase, Plan, plan
+from condensegrpo.plan import Phase, Plan, _head, plan
 
 # 2 problems × 3 samples × 4 turns of at most 30 + 10 tokens: 24 rows of 40 tokens
 TREE = {
@@ -32,6 +34,7 @@ TREE = {
     "evaluate": {"problems": 7},
 }
 CONFIG = validate(TREE, source="test")
+FLASH = ("model.attention=flash_attention_2",)
 
 
 def planned(*overrides: str, ranks: int = 1, config: RunConfig = CONFIG) -> Plan:
@@ -207,17 +210,83 @@ def test_zero_3_gathers_what_it_publishes() -> None:
     assert part(planned(), "publishing", "gathered weights") == 0
 
 
-def test_a_long_context_beside_short_ones_is_noted_for_its_mask() -> None:
-    long = ("rollout.max_context_tokens=4000", "rollout.max_output_tokens=96", "learner.tokens_per_micro_batch=16384")
-    wide = ("model.new.hidden_size=4096",)
-    assert any("mask" in note for note in planned(*long, *wide).notes)
-    assert not any("mask" in note for note in planned(*long, *wide, "model.attention=flash_attention_2").notes)
+def test_short_branches_of_a_long_context_are_noted_for_what_they_gather() -> None:
+    long = ("rollout.max_context_tokens=4000", "rollout.max_output_tokens=8", "learner.tokens_per_micro_batch=16384")
+    wide = ("model.new.hidden_size=4096", "train.samples_per_problem=64")
+    assert any("gathers" in note for note in planned(*long, *wide).notes)
+    assert not any("gathers" in note for note in planned(*long, *wide, "model.attention=flash_attention_2").notes)
+    assert not any("gathers" in note for note in planned(*long).notes)
+
+
+def test_attention_along_paths_takes_more_than_flash_attention() -> None:
+    """1 piece of 40 queries and keys a row, 5 rows; 2 layers, 2 key heads, Q = K = 16.
+
+    A layer: 4·(16·600 + 2·16·200 + 5·1600) + 4·2·200, less 4·(64·200) + 4·2·200. Once: 8000 and 8·600.
+    """
+    along, plain = (part(planned(*which), "learning", "activations") for which in ((), FLASH))
+    assert along - plain == 12_800 + 2 * (4 * (9600 + 6400 + 8000) - 4 * 12_800)
+
+
+# --- adapters
+
+
+def test_adapters_train_and_everything_else_is_frozen_by_hand() -> None:
+    """Rank 3 beside q, k, v, o (16 + 16) and gate, up, down (16 + 32) of 2 layers: 3·2·(4·32 + 3·48)."""
+    found = planned("model.lora.rank=3")
+    assert (found.weights.trainable, found.weights.frozen) == (1632, 6832)
+    assert part(found, "learning", "weights") == 4 * (6832 + 1632)
+    assert part(found, "learning", "Adam's moments") == 8 * 1632
+    assert part(found, "learning", "sampler: weights") == 4 * 6832  # adapters are merged into them
+    assert found.notes == ()
+
+
+def test_adapters_are_as_many_as_the_learner_s() -> None:
+    policy = add_adapters(
+        qwen3(), Lora(rank=3, alpha=1.0, dropout=0.0, targets=("q_proj", "down_proj")), base="", seed=0
+    )
+    trained = sum(tensor.numel() for tensor in policy.parameters() if tensor.requires_grad)
+    layers = adapted_layers(qwen3(), ("q_proj", "down_proj"))
+    assert 3 * sum(layer.in_features + layer.out_features for layer in layers) == trained
+
+
+def test_adapters_on_some_layers_only_are_noted() -> None:
+    assert "every linear layer" in planned("model.lora.targets=[q_proj]").notes[0]
+
+
+def test_an_adapter_where_there_is_no_layer_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigError, match="no_proj"):
+        planned("model.lora.targets=[no_proj]")
+
+
+def test_the_base_of_adapters_is_their_reference() -> None:
+    assert part(planned("model.lora.rank=3", "algorithm.kl.coefficient=0.1"), "learning", "reference model") == 0
+
+
+def test_what_is_not_counted_is_noted() -> None:
+    offloaded = planned("learner.offload=optimiser", "learner.zero_stage=1", "learner.offload_reference=true")
+    assert sum("not counted: learner.offload" in note for note in offloaded.notes) == 2
+    assert any("warm start" in note for note in planned("model.lora.rank=3", "warm_start.steps=5").notes)
+
+
+# --- the head
+
+
+@pytest.mark.parametrize("whole", ["algorithm.loss=gspo", "algorithm.importance={cap: 2, level: turn}"])
+def test_objectives_of_whole_turns_take_chunks(whole: str) -> None:
+    """195 trained tokens: chunks hold them all, three times 195·100; tiles of a GPU too, once, beside the gradient."""
+
+    def head(*overrides: str) -> int:
+        varied = vary(CONFIG, overrides)
+        return _head(varied, architecture(varied.model), planned().batch, "gpu").bytes
+
+    both = 2 * 4 * 195 * 16
+    assert head() == 4 * 195 * 100 + 4 * 100 * 16 + both
+    assert head(whole) == 3 * 4 * 195 * 100 + both
 
 
 def test_eager_attention_takes_more() -> None:
-    assert part(planned("model.attention=eager"), "learning", "activations") > part(
-        planned(), "learning", "activations"
-    )
+    plain = part(planned(*FLASH), "learning", "activations")
+    assert part(planned("model.attention=eager"), "learning", "activations") > plain
 
 
 @settings(deadline=None, max_examples=40)

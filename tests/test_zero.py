@@ -83,6 +83,16 @@ def test_frozen_weights_have_neither_gradients_nor_moments() -> None:
         assert total(some.forward) < total(every.forward)
 
 
+def test_frozen_weights_are_neither_flattened_nor_reduced() -> None:
+    """300 of 1000 train: 300 are there twice while the engine is made, and a bucket holds 300."""
+    adapted = Weights(trainable=300, frozen=700, element=4)
+    for stage in (1, 2):
+        assert of(adapted, stage).opening[0] == Part("weights, as loaded", 1200)
+        assert Part("bucket", 1200) in of(adapted, stage).forward
+    assert of(adapted, 3).opening[0] == Part("weights, as loaded", 4000)  # stage 3 parts frozen ones as well
+    assert Part("bucket", 1200) in of(adapted, 3).always
+
+
 @pytest.mark.parametrize("weights", [WHOLE, NARROW])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_the_moments_are_told_apart_by_name(weights: Weights, stage: int) -> None:
