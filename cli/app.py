@@ -12,6 +12,7 @@ from condensegrpo.cli.doctor import doctor
 from condensegrpo.cli.evaluate import evaluate
 from condensegrpo.cli.export import export
 from condensegrpo.cli.inspect_trajectory import inspect_trajectory
+from condensegrpo.cli.plan import plan
 from condensegrpo.cli.plugins import plugins
 from condensegrpo.cli.train import train
 from condensegrpo.errors import CondenseError, ConfigError
@@ -44,6 +45,7 @@ app.command("eval")(evaluate)
 app.command("inspect-trajectory")(inspect_trajectory)
 app.command("export")(export)
 app.command("doctor")(doctor)
+app.command("plan")(plan)
 app.command("plugins")(plugins)
 
 

@@ -33,6 +33,8 @@ FLOORS = {
     "condensegrpo.metrics": 1,
     "condensegrpo.estimates": 1,
     "condensegrpo.diagnostics": 1,
+    "condensegrpo.memory": 1,
+    "condensegrpo.zero": 1,
     # 2 edges: files and what a person writes
     "condensegrpo.codec": 2,
     "condensegrpo.config": 2,
@@ -53,15 +55,19 @@ FLOORS = {
     # 5 learner
     "condensegrpo.learner": 5,
     # 6 loops
+    "condensegrpo.architecture": 6,
     "condensegrpo.assemble": 6,
     "condensegrpo.collect": 6,
     "condensegrpo.data_order": 6,
     "condensegrpo.evaluate": 6,
     "condensegrpo.evaluation": 6,
+    "condensegrpo.fitting": 6,
     "condensegrpo.observer": 6,
     "condensegrpo.origin": 6,
     "condensegrpo.open_learner": 6,
     "condensegrpo.consistency": 6,
+    "condensegrpo.path_sizes": 6,
+    "condensegrpo.plan": 6,
     "condensegrpo.report": 6,
     "condensegrpo.rig": 6,
     "condensegrpo.step_sampling": 6,

@@ -29,13 +29,11 @@ from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.lora import dropping
 from condensegrpo.objective import Minimised, Share, Summed
 from condensegrpo.packing import PackedBatch, dummy
+from condensegrpo.zero import BUCKET
 
 STAGES = (0, 1, 2, 3)
 Offload = Literal["none", "optimiser", "optimiser_and_weights"]
 MAXIMA = ("ratio", "importance")  # statistics whose largest value is told beside their mean
-BUCKET = (
-    500_000_000  # elements that are reduced together at most; DeepSpeed allocates that much, however small the model
-)
 
 _NOISE = (  # other people's deprecations, raised while DeepSpeed runs; nothing here can avoid them
     (DeprecationWarning, r"`torch\.jit\.script_method` is deprecated"),

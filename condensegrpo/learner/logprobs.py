@@ -41,7 +41,7 @@ class TrainedLogprobs(nn.Module):
         settings: dict[str, Any] = config.to_dict()
         attention = policy.config._attn_implementation
         self.in_line = attention not in ANYWHERE and _restarts(settings)
-        self.without_trees = _without_trees(settings, attention)
+        self.without_trees = why_no_trees(settings, attention)
         if self.without_trees is None and not follow(policy):
             self.without_trees = f"{type(policy).__name__} does not let its attention be replaced"
         self.head = ChunkedHead(
@@ -151,7 +151,7 @@ def _restarts(settings: Mapping[str, Any]) -> bool:
     return set(settings.get("layer_types") or ()) <= BY_POSITION
 
 
-def _without_trees(settings: Mapping[str, Any], attention: str) -> str | None:
+def why_no_trees(settings: Mapping[str, Any], attention: str) -> str | None:
     """Why a model of this configuration takes plain rows only, as far as that tells; None: it may compute trees."""
     others = sorted(set(settings.get("layer_types") or ()) - {"full_attention"})
     if others:

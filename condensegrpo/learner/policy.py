@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, distributed
@@ -102,6 +103,19 @@ def end_ids(path: str) -> tuple[int, ...]:
     return (found,) if isinstance(found, int) else tuple(found)
 
 
+def configuration(path: str) -> PretrainedConfig:
+    """What ``config.json`` of a local folder or Hub id says. Loads no weights.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    source = _source(path, "configuration")
+    try:
+        return AutoConfig.from_pretrained(source)
+    except (OSError, ValueError, StrictDataclassError) as error:
+        raise ConfigError(_not_found("configuration", path, error)) from error
+
+
 def positions(path: str) -> int | None:
     """Tokens that the model of a local folder or Hub id has positions for, prompt and reply together.
 
@@ -111,11 +125,7 @@ def positions(path: str) -> int | None:
     Raises:
         ConfigError: there is no such model.
     """
-    source = _source(path, "configuration")
-    try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(source).get_text_config()
-    except (OSError, ValueError) as error:
-        raise ConfigError(_not_found("configuration", path, error)) from error
+    config = configuration(path).get_text_config()
     try:
         found: int | None = config.max_position_embeddings  # an attribute: GPT-2's file calls it n_positions
     except AttributeError:

@@ -1,7 +1,7 @@
 """Which layers adapters can stand beside. Without PEFT and DeepSpeed: it is checked before anything is loaded."""
 
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 import torch
 from torch import nn
@@ -48,6 +48,19 @@ def check_targets_of(source: str, targets: Targets) -> None:
     with torch.device("meta"):
         policy = AutoModelForCausalLM.from_config(config)
     check_targets(policy, targets)
+
+
+def adapted_layers(policy: PreTrainedModel, targets: Targets) -> list[nn.Linear]:
+    """The linear layers that adapters will stand beside.
+
+    Raises:
+        ConfigError: see ``check_targets``.
+    """
+    check_targets(policy, targets)
+    names = _linear_layers(policy)
+    if targets != ALL_LINEAR:
+        names = [name for name in names if any(_matches(name, target) for target in targets)]
+    return [cast(nn.Linear, policy.get_submodule(name)) for name in names]
 
 
 def _linear_layers(policy: PreTrainedModel) -> list[str]:

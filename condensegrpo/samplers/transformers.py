@@ -22,6 +22,7 @@ from condensegrpo.samplers.batch import draw
 from condensegrpo.trajectory import Generation, SamplingParams
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MAX_BATCH = 256  # requests generated at once
 SETTLE_SECONDS = 0.002  # a batch starts once no request has come for this long; a batch takes far longer than that
 
 
@@ -46,7 +47,7 @@ class TransformersSampler:
         *,
         dtype: Literal["float32", "bfloat16", "float16"] = "float32",
         device: str | None = None,
-        max_batch: int = 256,
+        max_batch: int = MAX_BATCH,
     ) -> None:
         """Load the model.
 

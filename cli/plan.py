@@ -1,0 +1,170 @@
+"""``condensegrpo plan``: what a run will take of each device's memory, and how many tokens a step has."""
+
+import json
+import re
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from condensegrpo.cli import theme
+from condensegrpo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from condensegrpo.config import RunConfig
+    from condensegrpo.fitting import Change
+    from condensegrpo.plan import Phase, Plan
+
+GIB, MIB = 1 << 30, 1 << 20
+UNITS = {"": 1, "MB": 10**6, "GB": 10**9, "MIB": MIB, "GIB": GIB, "M": MIB, "G": GIB}
+
+
+def plan(
+    config: Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped one.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="On top of it.")] = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Processes that learn together, one a device.")] = 1,
+    device: Annotated[
+        Literal["cpu", "gpu"] | None, typer.Option(help="What a rank runs on; by default what this machine has.")
+    ] = None,
+    device_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Of a GPU, such as 24GiB: does it fit? Exit code 1: no.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Predict the peak memory of each device and the tokens of a step. Loads no weights.
+
+    Example: condensegrpo plan gsm8k model.new=null model.path=Qwen/Qwen2.5-0.5B-Instruct --device-memory 24GiB
+    """
+    room = None if device_memory is None else _bytes(device_memory)
+    from condensegrpo.cli.quiet import quiet_libraries
+    from condensegrpo.config import find_config, load_config
+
+    loaded = load_config(find_config(config), overrides or ())
+    quiet_libraries()
+    from condensegrpo.architecture import architecture
+    from condensegrpo.fitting import remedy
+    from condensegrpo.plan import plan as predict
+
+    predicted = predict(loaded, architecture(loaded.model), ranks=ranks, device=device or _device(room))
+    fits = room is None or predicted.peak.bytes <= room
+    found = None if room is None or fits else remedy(loaded, predicted, room)
+    if as_json:
+        typer.echo(json.dumps(_as_json(predicted, room, found), indent=2))
+    else:
+        _show(loaded, predicted)
+        if room is not None:
+            _verdict(predicted, room, found)
+    if not fits:
+        raise typer.Exit(1)
+
+
+def _bytes(text: str) -> int:
+    """A size in bytes: ``24GiB``, ``80 GB``, ``512MiB``; ``24G`` is ``24GiB``."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if found is None or found[2].upper() not in UNITS or float(found[1]) <= 0:
+        raise ConfigError(f"reading --device-memory {text!r}: wanted a positive size with its unit, such as 24GiB.")
+    return int(float(found[1]) * UNITS[found[2].upper()])
+
+
+def _device(room: int | None) -> Literal["cpu", "gpu"]:
+    import torch
+
+    return "gpu" if room is not None or torch.cuda.is_available() else "cpu"
+
+
+def _size(size: int) -> str:
+    return f"{size / GIB:.2f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"
+
+
+def _show(config: "RunConfig", predicted: "Plan") -> None:
+    found, console = predicted.architecture, theme.console()
+    where = config.model.path or "a new model"
+    console.print(
+        f"{where} ({found.kind}): {found.parameters:,} parameters, {config.model.dtype}, ZeRO "
+        f"{config.learner.zero_stage} on {predicted.ranks} × {predicted.device}\n",
+        style="bold",
+    )
+    console.print(_table(predicted))
+    peak = predicted.peak
+    largest = max(peak.parts, key=lambda part: part.bytes)
+    console.print(
+        f"\npeak      {_size(peak.bytes)} on each device, when {peak.name} ({peak.moment}); "
+        f"most of it: {largest.name}, {_size(largest.bytes)}"
+    )
+    tokens, batch = predicted.tokens, predicted.batch
+    console.print(
+        f"a step    at most {tokens.step:,} tokens, {tokens.trained:,} of them trained, over all ranks; "
+        f"{tokens.micro_batches:,} micro-batches of at most {batch.tokens:,} tokens on each\n"
+        f"sampling  at most {predicted.requests:,} requests at a time\n"
+        f"the run   {tokens.optimiser_steps:,} optimiser steps"
+    )
+    for note in predicted.notes:
+        console.print(f"note      {note}", style=theme.WARN)
+
+
+def _table(predicted: "Plan") -> "Table":
+    """Parts in rows, phases in columns, the largest phase marked."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style=theme.DIM)
+    table.add_column("")
+    peak = predicted.peak
+    for phase in predicted.phases:
+        head = Text(f"{phase.name}\n", theme.HEAD if phase is peak else theme.DIM)
+        table.add_column(head.append(phase.moment, theme.DIM), justify="right")
+    sizes = [_sizes(phase) for phase in predicted.phases]
+    for name in dict.fromkeys(name for one in sizes for name in one):
+        table.add_row(name, *(_size(one[name]) if name in one else "" for one in sizes))
+    totals = (Text(_size(phase.bytes), theme.HEAD if phase is peak else "bold") for phase in predicted.phases)
+    table.add_row(Text("together", "bold"), *totals)
+    return table
+
+
+def _sizes(phase: "Phase") -> dict[str, int]:
+    """The parts that take anything."""
+    return {part.name: part.bytes for part in phase.parts if part.bytes}
+
+
+def _verdict(predicted: "Plan", room: int, found: "tuple[Change, Plan] | None") -> None:
+    console, needed = theme.console(), predicted.peak.bytes
+    if needed <= room:
+        console.print(f"\nfits      {_size(needed)} of {_size(room)}", style=theme.GOOD)
+        return
+    console.print(f"\ndoes not fit: {_size(needed)}, and there are {_size(room)}", style=theme.BAD)
+    console.print(f"→ {_advice(room, found)}", style=theme.BAD)
+
+
+def _advice(room: int, found: "tuple[Change, Plan] | None") -> str:
+    if found is None:
+        return (
+            "nothing that was tried makes it fit: smaller micro-batches, bfloat16, ZeRO 3 on up to 64 devices (as far "
+            "as train.problems_per_step divides over them). Take a smaller model or lower rollout.max_context_tokens."
+        )
+    change, plan = found
+    ranks = f" --ranks {change.ranks}" if "learner.zero_stage=3" in change.overrides else ""
+    return f"{' '.join(change.overrides)}{ranks} would fit, with {_size(plan.peak.bytes)}"
+
+
+def _as_json(predicted: "Plan", room: int | None, found: "tuple[Change, Plan] | None") -> dict[str, Any]:
+    architecture = predicted.architecture
+    return {
+        "version": 1,
+        "model": {"kind": architecture.kind, "parameters": architecture.parameters, **asdict(predicted.weights)},
+        "device": predicted.device,
+        "ranks": predicted.ranks,
+        "phases": [
+            {"name": phase.name, "moment": phase.moment, "bytes": phase.bytes, "parts": _sizes(phase)}
+            for phase in predicted.phases
+        ],
+        "peak": {"phase": predicted.peak.name, "bytes": predicted.peak.bytes},
+        "tokens": asdict(predicted.tokens),
+        "micro_batch": asdict(predicted.batch),
+        "requests": predicted.requests,
+        "notes": predicted.notes,
+        "device_memory": room,
+        "fits": room is None or predicted.peak.bytes <= room,
+        "remedy": None if found is None else asdict(found[0]),
+    }

@@ -1,0 +1,419 @@
+"""``condensegrpo plan``: parameters, phases, tokens, advice; and the command as a person calls it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from command import ENVIRONMENT, ROOT, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import llama, qwen3
+from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel
+
+from condensegrpo.architecture import architecture
+from condensegrpo.cli.plan import _bytes
+from condensegrpo.config import Model, NewModel, RunConfig, shipped, validate, vary
+from condensegrpo.errors import ConfigError
+from condensegrpo.fitting import Change, _halves, remedy
+from condensegrpo.learner.lora import Lora, add_adapters
+from condensegrpo.learner.new import new_model, new_tokenizer
+from condensegrpo.learner.targets import adapted_layers
+from condensegrpo.memory import MicroBatch
+from condensegrpo.plan import Phase, Plan, _head, plan
+
+# 2 problems × 3 samples × 4 turns of at most 30 + 10 tokens: 24 rows of 40 tokens
+TREE = {
+    "model": {"new": {"vocab_size": 100, "hidden_size": 16, "layers": 2, "heads": 2, "ffn_size": 32}},
+    "task": {"name": "ledger"},
+    "rollout": {"max_turns": 4, "max_context_tokens": 30, "max_output_tokens": 10},
+    "train": {"problems_per_step": 2, "samples_per_problem": 3, "steps": 5},
+    "learner": {"tokens_per_micro_batch": 200},
+    "evaluate": {"problems": 7},
+}
+CONFIG = validate(TREE, source="test")
+FLASH = ("model.attention=flash_attention_2",)
+
+
+def planned(*overrides: str, ranks: int = 1, config: RunConfig = CONFIG) -> Plan:
+    varied = vary(config, overrides)
+    return plan(varied, architecture(varied.model), ranks=ranks, device="gpu")
+
+
+def phase(found: Plan, name: str) -> Phase:
+    return next(one for one in found.phases if one.name == name)
+
+
+def part(found: Plan, name: str, what: str) -> int:
+    return sum(one.bytes for one in phase(found, name).parts if one.name == what)
+
+
+# --- the model
+
+
+@pytest.mark.parametrize("make", [qwen3, llama])
+def test_parameters_are_those_of_the_real_model(make: object, tmp_path: Path) -> None:
+    model = make()  # type: ignore[operator]
+    model.config.save_pretrained(tmp_path)  # config.json alone, no weights
+    found = architecture(Model(path=str(tmp_path)))
+    assert found.parameters == sum(tensor.numel() for tensor in model.parameters())
+    assert found.decoder.tied == model.config.tie_word_embeddings
+    assert found.known
+
+
+def test_parameters_of_a_new_model_are_those_that_it_is_made_with() -> None:
+    tokenizer = new_tokenizer(["a b c"], kind="words", vocab_size=64)
+    made = new_model(
+        tokenizer,
+        hidden_size=16,
+        layers=2,
+        heads=2,
+        kv_heads=2,
+        ffn_size=32,
+        initializer_range=0.1,
+        max_position_embeddings=64,
+        seed=0,
+    )
+    new = NewModel(vocab_size=64, hidden_size=16, layers=2, heads=2, ffn_size=32)
+    unused = (64 - len(tokenizer)) * 16  # words that the text turned out not to have
+    assert architecture(Model(new=new)).parameters == sum(tensor.numel() for tensor in made.parameters()) + unused
+
+
+def test_a_new_model_by_hand() -> None:
+    """100·16 embeddings, and a layer of 4·16² attention, 3·16·32 MLP, norms of 16, 16, 8 and 8; a last norm of 16."""
+    assert architecture(CONFIG.model).parameters == 1600 + 2 * (1024 + 1536 + 48) + 16
+
+
+def test_other_architectures_are_counted_exactly_and_their_activations_flagged(tmp_path: Path) -> None:
+    config = GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=50, n_positions=32)
+    config.save_pretrained(tmp_path)
+    found = architecture(Model(path=str(tmp_path)))
+    assert found.parameters == sum(tensor.numel() for tensor in GPT2LMHeadModel(config).parameters())
+    assert (found.decoder.hidden, found.decoder.layers, found.decoder.ffn) == (16, 2, 64)
+    notes = planned("model.new=null", f"model.path={tmp_path}").notes
+    assert any("gpt2" in note for note in notes)
+
+
+def test_a_model_of_a_hundred_billion_parameters_takes_neither_memory_nor_time(tmp_path: Path) -> None:
+    AutoConfig.for_model(
+        "llama",
+        hidden_size=12288,
+        intermediate_size=28672,
+        num_hidden_layers=80,
+        num_attention_heads=96,
+        num_key_value_heads=8,
+        vocab_size=128256,
+    ).save_pretrained(tmp_path)
+    found = architecture(Model(path=str(tmp_path)))
+    by_hand = 2 * 128256 * 12288 + 80 * (2 * 12288**2 + 2 * 12288 * 1024 + 3 * 12288 * 28672 + 2 * 12288) + 12288
+    assert found.parameters == by_hand
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"model_type": "llama", "hidden_size": -1}', '{"model_type": "vit"}']
+)
+def test_a_config_that_is_no_language_model_s_is_a_configuration_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"model|config"):
+        architecture(Model(path=str(tmp_path)))
+
+
+def test_a_folder_that_is_not_there_is_a_configuration_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no folder"):
+        architecture(Model(path=str(tmp_path / "none")))
+
+
+# --- tokens and batches
+
+
+def test_tokens_by_hand() -> None:
+    """24 rows of 40; five fit into 200, which makes 5 micro-batches of 24 rows."""
+    found = planned()
+    assert found.tokens.step == 24 * 40
+    assert found.tokens.trained == 24 * 10
+    assert found.tokens.micro_batches == 5
+    assert found.tokens.optimiser_steps == 5
+    assert planned("algorithm.updates_per_batch=2").tokens.optimiser_steps == 10
+    assert planned(ranks=2).tokens.micro_batches == 3
+
+
+def test_the_largest_micro_batch_by_hand() -> None:
+    """200 tokens in rows of 40, of which at most 39 can be trained: four turns of 10 that continue each other."""
+    assert planned().batch == MicroBatch(tokens=200, length=40, trained=195)
+    assert planned("rollout.max_turns=1").batch == MicroBatch(tokens=200, length=40, trained=50)
+    assert planned("learner.tokens_per_micro_batch=5000").batch.tokens == 24 * 40  # there are no more
+
+
+def test_requests_are_trajectories_that_run_at_the_same_time() -> None:
+    assert planned().requests == 7  # the evaluation has more than training
+    assert planned("evaluate.problems=1").requests == 6
+    assert planned("evaluate.problems=1", ranks=2).requests == 3
+    assert planned("sampler.options.max_batch=2").requests == 2
+
+
+def test_problems_that_do_not_divide_are_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"planning for 3 ranks: train.problems_per_step=2"):
+        planned(ranks=3)
+
+
+@pytest.mark.parametrize("most", ["many", "0", "[3]"])
+def test_a_batch_of_requests_that_is_no_number_is_an_error(most: str) -> None:
+    with pytest.raises(ConfigError, match="wanted a number from 1 on"):
+        planned(f"sampler.options.max_batch={most}")
+
+
+def test_a_row_that_no_micro_batch_holds_is_a_note() -> None:
+    found = planned("learner.tokens_per_micro_batch=32")
+    assert "a row may have 40 tokens" in found.notes[0]
+    assert found.batch.tokens == 32
+
+
+# --- memory
+
+
+def test_what_is_there_while_learning_by_hand() -> None:
+    """6832 parameters of 4 bytes: the sampler's, the learner's, two moments, gradients of earlier micro-batches."""
+    found = planned()
+    weights = 4 * 6832
+    assert part(found, "learning", "sampler: weights") == weights
+    assert part(found, "learning", "weights") == weights
+    assert part(found, "learning", "Adam's moments") == 2 * weights
+    assert part(found, "learning", "gradients") == weights
+
+
+def test_the_peak_is_the_largest_phase_and_a_phase_the_sum_of_its_parts() -> None:
+    found = planned()
+    assert found.peak.bytes == max(one.bytes for one in found.phases)
+    assert [one.name for one in found.phases] == ["loading", "rolling out", "learning", "publishing"]
+    assert all(one.bytes == sum(size for _, size in one.parts) for one in found.phases)
+
+
+def test_a_reference_model_is_there_only_with_a_kl_term() -> None:
+    assert part(planned(), "learning", "reference model") == 0
+    assert part(planned("algorithm.kl.coefficient=0.1"), "learning", "reference model") == 4 * 6832
+
+
+def test_a_sampler_elsewhere_takes_nothing_here_and_is_noted() -> None:
+    found = planned("sampler.name=scripted")
+    assert part(found, "rolling out", "sampler: weights") == 0
+    assert any("scripted" in note for note in found.notes)
+
+
+def test_the_sampler_s_own_dtype_counts() -> None:
+    assert part(planned("sampler.options.dtype=bfloat16"), "rolling out", "sampler: weights") == 2 * 6832
+
+
+def test_zero_3_gathers_what_it_publishes() -> None:
+    assert part(planned("learner.zero_stage=3", ranks=2), "publishing", "gathered weights") == 4 * 1600
+    assert part(planned(), "publishing", "gathered weights") == 0
+
+
+def test_short_branches_of_a_long_context_are_noted_for_what_they_gather() -> None:
+    long = ("rollout.max_context_tokens=4000", "rollout.max_output_tokens=8", "learner.tokens_per_micro_batch=16384")
+    wide = ("model.new.hidden_size=4096", "train.samples_per_problem=64")
+    assert any("gathers" in note for note in planned(*long, *wide).notes)
+    assert not any("gathers" in note for note in planned(*long, *wide, "model.attention=flash_attention_2").notes)
+    assert not any("gathers" in note for note in planned(*long).notes)
+
+
+def test_attention_along_paths_takes_more_than_flash_attention() -> None:
+    """1 piece of 40 queries and keys a row, 5 rows; 2 layers, 2 key heads, Q = K = 16.
+
+    A layer: 4·(16·600 + 2·16·200 + 5·1600) + 4·2·200, less 4·(64·200) + 4·2·200. Once: 8000 and 8·600.
+    """
+    along, plain = (part(planned(*which), "learning", "activations") for which in ((), FLASH))
+    assert along - plain == 12_800 + 2 * (4 * (9600 + 6400 + 8000) - 4 * 12_800)
+
+
+# --- adapters
+
+
+def test_adapters_train_and_everything_else_is_frozen_by_hand() -> None:
+    """Rank 3 beside q, k, v, o (16 + 16) and gate, up, down (16 + 32) of 2 layers: 3·2·(4·32 + 3·48)."""
+    found = planned("model.lora.rank=3")
+    assert (found.weights.trainable, found.weights.frozen) == (1632, 6832)
+    assert part(found, "learning", "weights") == 4 * (6832 + 1632)
+    assert part(found, "learning", "Adam's moments") == 8 * 1632
+    assert part(found, "learning", "sampler: weights") == 4 * 6832  # adapters are merged into them
+    assert found.notes == ()
+
+
+def test_adapters_are_as_many_as_the_learner_s() -> None:
+    policy = add_adapters(
+        qwen3(), Lora(rank=3, alpha=1.0, dropout=0.0, targets=("q_proj", "down_proj")), base="", seed=0
+    )
+    trained = sum(tensor.numel() for tensor in policy.parameters() if tensor.requires_grad)
+    layers = adapted_layers(qwen3(), ("q_proj", "down_proj"))
+    assert 3 * sum(layer.in_features + layer.out_features for layer in layers) == trained
+
+
+def test_adapters_on_some_layers_only_are_noted() -> None:
+    assert "every linear layer" in planned("model.lora.targets=[q_proj]").notes[0]
+
+
+def test_an_adapter_where_there_is_no_layer_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigError, match="no_proj"):
+        planned("model.lora.targets=[no_proj]")
+
+
+def test_the_base_of_adapters_is_their_reference() -> None:
+    assert part(planned("model.lora.rank=3", "algorithm.kl.coefficient=0.1"), "learning", "reference model") == 0
+
+
+def test_what_is_not_counted_is_noted() -> None:
+    offloaded = planned("learner.offload=optimiser", "learner.zero_stage=1", "learner.offload_reference=true")
+    assert sum("not counted: learner.offload" in note for note in offloaded.notes) == 2
+    assert any("warm start" in note for note in planned("model.lora.rank=3", "warm_start.steps=5").notes)
+
+
+# --- the head
+
+
+@pytest.mark.parametrize("whole", ["algorithm.loss=gspo", "algorithm.importance={cap: 2, level: turn}"])
+def test_objectives_of_whole_turns_take_chunks(whole: str) -> None:
+    """195 trained tokens: chunks hold them all, three times 195·100; tiles of a GPU too, once, beside the gradient."""
+
+    def head(*overrides: str) -> int:
+        varied = vary(CONFIG, overrides)
+        return _head(varied, architecture(varied.model), planned().batch, "gpu").bytes
+
+    both = 2 * 4 * 195 * 16
+    assert head() == 4 * 195 * 100 + 4 * 100 * 16 + both
+    assert head(whole) == 3 * 4 * 195 * 100 + both
+
+
+def test_eager_attention_takes_more() -> None:
+    plain = part(planned(*FLASH), "learning", "activations")
+    assert part(planned("model.attention=eager"), "learning", "activations") > plain
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    stage=st.integers(0, 3),
+    tokens=st.integers(40, 3000),
+    context=st.integers(30, 500),
+    dtype=st.sampled_from(("float32", "bfloat16")),
+)
+def test_larger_budgets_never_take_less(stage: int, tokens: int, context: int, dtype: str) -> None:
+    found = architecture(CONFIG.model)
+
+    def peak(*overrides: str) -> int:
+        varied = vary(CONFIG, [f"learner.zero_stage={stage}", f"model.dtype={dtype}", *overrides])
+        return plan(varied, found, ranks=1, device="gpu").peak.bytes
+
+    smaller = peak(f"learner.tokens_per_micro_batch={tokens}", f"rollout.max_context_tokens={context}")
+    assert smaller <= peak(f"learner.tokens_per_micro_batch={2 * tokens}", f"rollout.max_context_tokens={context}")
+    assert smaller <= peak(
+        f"learner.tokens_per_micro_batch={tokens}",
+        f"rollout.max_context_tokens={context}",
+        "algorithm.kl.coefficient=1",
+    )
+
+
+# --- what to change
+
+
+def fitting(room: int, *overrides: str) -> tuple[Change, Plan] | None:
+    config = vary(CONFIG, overrides)
+    return remedy(config, planned(*overrides), room)
+
+
+def test_the_mildest_change_that_fits_is_named() -> None:
+    found = fitting(planned().peak.bytes - 1)
+    assert found is not None
+    change, after = found
+    assert change.overrides == ("learner.tokens_per_micro_batch=100",)
+    assert after.peak.bytes < planned().peak.bytes
+
+
+def test_a_sampler_that_takes_most_is_made_smaller() -> None:
+    overrides = ("evaluate.problems=256", "rollout.max_context_tokens=500", "learner.tokens_per_micro_batch=600")
+    before = planned(*overrides)
+    assert before.peak.name == "rolling out"
+    found = fitting(before.peak.bytes - 1, *overrides)
+    assert found is not None
+    assert found[0].overrides == ("sampler.options.max_batch=128",)
+
+
+def test_a_change_that_is_named_fits() -> None:
+    peak = planned("train.problems_per_step=64").peak.bytes
+    for share in (0.9, 0.7, 0.5, 0.3):
+        found = fitting(int(share * peak), "train.problems_per_step=64")
+        if found is not None:
+            assert found[1].peak.bytes <= share * peak
+
+
+def test_no_change_makes_a_model_fit_into_nothing() -> None:
+    assert fitting(1000) is None
+
+
+def test_halves_end_at_the_least() -> None:
+    assert _halves(100, 20) == [50, 25, 20]
+    assert _halves(20, 20) == []
+
+
+# --- the command
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("24GiB", 24 << 30), ("80 GB", 80 * 10**9), ("512MiB", 512 << 20), ("1.5g", 3 << 29)]
+)
+def test_sizes_are_read(text: str, size: int) -> None:
+    assert _bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "0GiB", "24 elephants", "1e3", "nan"])
+def test_what_is_no_size_is_a_configuration_error(text: str) -> None:
+    with pytest.raises(ConfigError, match="wanted a positive size"):
+        _bytes(text)
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_shipped_configurations_are_planned(name: str) -> None:
+    done = run("plan", f"configs/{name}.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "262,528 parameters, float32, ZeRO 0 on 1 × cpu" in done.stdout or torch.cuda.is_available()
+    assert "activations" in done.stdout
+    assert "at most" in done.stdout
+
+
+def test_what_does_not_fit_exits_with_1_and_says_what_would() -> None:
+    done = run("plan", "gsm8k", "--device-memory", "1GiB")
+    assert done.returncode == 1
+    assert "does not fit: 1.25 GiB, and there are 1.00 GiB" in done.stdout
+    assert "sampler.options.max_batch=64 would fit" in done.stdout
+
+
+def test_json_holds_what_the_table_shows() -> None:
+    done = run("plan", "quickstart", "--device-memory", "24GiB", "--json", "--ranks", "2", "learner.zero_stage=2")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["version"], found["device"], found["ranks"], found["fits"]) == (1, "gpu", 2, True)
+    assert found["peak"]["bytes"] == max(one["bytes"] for one in found["phases"])
+    assert all(one["bytes"] == sum(one["parts"].values()) for one in found["phases"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("quickstart", "--device-memory", "lots"), "reading --device-memory 'lots'"),
+        (("quickstart", "no.such=1"), "unknown key"),
+        (("nowhere.yaml",), "there is no such file"),
+        (("quickstart", "--ranks", "7"), "planning for 7 ranks"),
+    ],
+)
+def test_what_is_wrong_exits_with_2(arguments: tuple[str, ...], message: str) -> None:
+    done = run("plan", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_planning_imports_no_deepspeed() -> None:
+    program = (
+        "import sys; import condensegrpo.plan, condensegrpo.architecture, condensegrpo.fitting;"
+        "sys.exit('deepspeed' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False, timeout=120, cwd=ROOT, env=dict(ENVIRONMENT))
+    assert done.returncode == 0
