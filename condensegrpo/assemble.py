@@ -4,27 +4,22 @@
 """
 
 import asyncio
-import difflib
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
 from condensegrpo import plugins
-from condensegrpo.advantages import ESTIMATORS
-from condensegrpo.config import HELD_OUT, Algorithm, Plugin, RunConfig, WeightedPlugin, evaluations
+from condensegrpo.config import HELD_OUT, Plugin, RunConfig, WeightedPlugin, evaluations
 from condensegrpo.consistency import check_figures
-from condensegrpo.credit import Scores, advantages_of
+from condensegrpo.credit import Scores
 from condensegrpo.errors import ConfigError, ContextOverflow
 from condensegrpo.learner.policy import end_ids, load_tokenizer, positions
 from condensegrpo.learner.targets import as_targets, check_targets_of
-from condensegrpo.losses import KL, LOSSES, OF_TURNS, importance
+from condensegrpo.learning_signal import advantage_estimator, objective
 from condensegrpo.messages import Message
-from condensegrpo.objective import Minimised, PolicyLoss, Tokenwise, bound, corrected, first_update, policy, with_kl
-from condensegrpo.packing import dummy
+from condensegrpo.objective import Minimised
 from condensegrpo.plugins import build, load
 from condensegrpo.protocols import (
     Condenser,
@@ -46,21 +41,6 @@ from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
 from condensegrpo.section import parse
 
 P = TypeVar("P")
-
-# two trajectories of one turn and one token each: what the options of estimators and losses are tried out on
-TOY_SCORES = Scores(
-    total_N=torch.tensor([1.0, 0.0]),
-    correct_N=torch.tensor([1.0, 0.0]),
-    context_N=torch.tensor([8.0, 8.0]),
-    turn_N=torch.tensor([0.0, 0.0]),
-    group_N=torch.tensor([0, 0]),
-    turns_N=torch.tensor([1, 1]),
-    result_turn_N=torch.tensor([-1, -1]),
-    truncated_N=torch.tensor([False, False]),
-    state_NK=torch.tensor([[0], [0]]),
-)
-COLUMNS = ("_N", "_NK", "_T")  # how the arguments end that the engine supplies; no configuration can
-TOY_TOKENS = (*torch.tensor([[-1.0, -1.0], [-1.0, -1.0], [1.0, -1.0]]), torch.tensor([0, 1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,13 +77,6 @@ def check(config: RunConfig) -> Cast:
 def cast(config: RunConfig) -> Cast:
     """Build every plug-in of a configuration but the sampler and the trackers; raises as ``check`` does."""
     check_figures(config)
-    algorithm = config.algorithm
-    estimator = _chosen("algorithm.estimator", ESTIMATORS, algorithm.estimator, algorithm.estimator_options)
-    loss = bound(_chosen("algorithm.loss", LOSSES, algorithm.loss, algorithm.loss_options), algorithm.loss_options)
-    options, objective = _estimator_options(config), _objective(algorithm, loss)
-    _try_out("algorithm.estimator_options", partial(advantages_of, TOY_SCORES, estimator, options))
-    _try_out("algorithm.loss_options", partial(loss, *TOY_TOKENS))
-    _try_out("algorithm.importance", partial(objective, torch.tensor([-1.0]), dummy()))
     return Cast(
         task=_with_methods(_task(config), config.task.name, "problems", "environment"),
         reward=_reward(config.reward),
@@ -115,8 +88,8 @@ def cast(config: RunConfig) -> Cast:
             format=TOOL_FORMATS[config.rollout.tool_format],
             seconds=config.rollout.tool_seconds,
         ),
-        estimator=partial(advantages_of, estimator=estimator, options=options),
-        objective=objective,
+        estimator=advantage_estimator(config),
+        objective=objective(config.algorithm),
     )
 
 
@@ -292,65 +265,8 @@ def _with_methods(plugin: P, name: str, *methods: str) -> P:
     return plugin
 
 
-def _estimator_options(config: RunConfig) -> dict[str, Any]:
-    """The options of the estimator, with its anchors for ``efficient``, which alone measures contexts by them."""
-    given = config.algorithm.estimator_options
-    if config.algorithm.estimator != "efficient":
-        return given
-    budget = config.rollout.max_context_tokens
-    low, high = config.algorithm.context_anchors or (budget / 16, float(budget))
-    return {"context_low": low, "context_high": high, **given}
-
-
-def _objective(algorithm: Algorithm, loss: PolicyLoss) -> Minimised:
-    """The loss with what the configuration puts around it."""
-    minimised: Minimised = partial(policy, loss=loss)
-    if algorithm.importance.cap:
-        correction = partial(importance, **algorithm.importance.model_dump())
-        minimised = partial(corrected, loss=loss, correction=correction)
-        if algorithm.updates_per_batch == 1:
-            minimised = partial(first_update, objective=minimised)
-    if algorithm.kl.coefficient:
-        penalty = KL[algorithm.kl.estimator]
-        minimised = partial(with_kl, objective=minimised, penalty=penalty, coefficient=algorithm.kl.coefficient)
-    of_turns = algorithm.loss in OF_TURNS or (algorithm.importance.cap and algorithm.importance.level == "turn")
-    return minimised if of_turns else Tokenwise(minimised)
-
-
-def _try_out(key: str, call: Callable[[], object]) -> None:
-    """Call a function of the maths once on toy values, so that options it refuses are found early."""
-    try:
-        call()
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"checking {key}: {str(error).removesuffix('.')}.") from error
-
-
 def _tools(config: RunConfig) -> dict[str, Tool]:
     tools = {name.rpartition(":")[2]: load("tools", name) for name in config.rollout.tools}
     if len(tools) != len(config.rollout.tools):
         raise ConfigError(f"checking rollout.tools: two tools have one name in {config.rollout.tools}.")
     return tools
-
-
-def _chosen(
-    key: str, table: Mapping[str, Callable[..., Any]], name: str, options: Mapping[str, Any]
-) -> Callable[..., Any]:
-    if name not in table:
-        raise ConfigError(f"checking {key}: {name!r} is unknown.{_hint(name, table)} Known: {', '.join(table)}.")
-    known = [
-        one.name
-        for one in inspect.signature(table[name]).parameters.values()
-        if one.kind is inspect.Parameter.KEYWORD_ONLY and not one.name.endswith(COLUMNS)
-    ]
-    for option in options:
-        if option not in known:
-            raise ConfigError(
-                f"checking {key}_options: {name} has no option {option!r}.{_hint(option, known)} "
-                f"It has: {', '.join(known) or 'none'}."
-            )
-    return table[name]
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f" Did you mean {near[0]}?" if near else ""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from builders import trajectory, turn
 
-from condensegrpo import assemble
+from condensegrpo import assemble, learning_signal
 from condensegrpo.config import RunConfig, evaluations, find_config, load_config, shipped
 from condensegrpo.errors import ConfigError
 from condensegrpo.objective import Tokenwise
@@ -185,7 +185,7 @@ def test_a_part_that_makes_no_sense_is_named(text: str, wanted: str) -> None:
 def test_the_anchors_of_the_default_estimator_follow_the_context_budget() -> None:
     """Budget 160: contexts of 10 tokens and fewer are as good as they get, those of 160 as bad."""
     cast = assemble.check(quickstart("algorithm={}", "rollout.max_context_tokens=160"))
-    scores = assemble.TOY_SCORES._replace(
+    scores = learning_signal.TOY_SCORES._replace(
         correct_N=torch.tensor([1.0, 1.0, 1.0, 0.0]),
         total_N=torch.tensor([1.0, 1.0, 1.0, 0.0]),
         context_N=torch.tensor([5.0, 10.0, 160.0, 5.0]),
