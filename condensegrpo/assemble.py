@@ -14,7 +14,7 @@ from condensegrpo import plugins
 from condensegrpo.config import HELD_OUT, Plugin, RunConfig, WeightedPlugin, evaluations
 from condensegrpo.consistency import check_figures
 from condensegrpo.credit import Scores
-from condensegrpo.errors import ConfigError, ContextOverflow
+from condensegrpo.errors import CondenseError, ConfigError, ContextOverflow
 from condensegrpo.learner.policy import end_ids, load_tokenizer, positions
 from condensegrpo.learner.targets import as_targets, check_targets_of
 from condensegrpo.learning_signal import advantage_estimator, objective
@@ -34,6 +34,7 @@ from condensegrpo.protocols import (
     Tracker,
     TurnReward,
 )
+from condensegrpo.rollout.boundary import checked_messages
 from condensegrpo.rollout.budget import Limits, check_head
 from condensegrpo.rollout.episode import Engine
 from condensegrpo.rollout.render import Renderer
@@ -97,12 +98,14 @@ def problems(task: Task, split: Split) -> Sequence[Problem]:
     """The problems of a split.
 
     Raises:
-        ConfigError: there are none, or the task cannot make as many as it was asked for.
+        ConfigError: there are none, the task cannot make as many as it was asked for, or it fails at it.
     """
     try:
         found = task.problems(split)
-    except ValueError as error:
-        raise ConfigError(f"making the {split} problems of the task: {error}") from error
+    except CondenseError:
+        raise
+    except Exception as error:  # the boundary to a task
+        raise ConfigError(f"making the {split} problems of the task: {_said(error)}") from error
     if not len(found):
         raise ConfigError(f"reading the {split} problems of the task: found none. Check task.data and task.eval_data.")
     return found
@@ -162,7 +165,7 @@ def check_model(config: RunConfig, cast: Cast, source: str) -> None:
             to change), the chat template knows no tool results, or the model has no layers for the adapters.
     """
     rendering = renderer(config, cast, source)
-    head = cast.toolbox.introduced(asyncio.run(_head(cast.task, problems(cast.task, "train")[0])))
+    head = cast.toolbox.introduced(_head(cast.task, problems(cast.task, "train")[0]))
     try:
         check_head(rendering, head, _limits(config))
     except ContextOverflow as error:
@@ -179,8 +182,30 @@ def check_model(config: RunConfig, cast: Cast, source: str) -> None:
         check_targets_of(source, as_targets(config.model.lora.targets))
 
 
-async def _head(task: Task, problem: Problem) -> tuple[Message, ...]:
-    return await task.environment(problem).start()
+def _head(task: Task, problem: Problem) -> tuple[Message, ...]:
+    """How an episode of the problem begins.
+
+    Raises:
+        ConfigError: the task fails at it, or gives something else.
+    """
+
+    async def begin() -> tuple[Message, ...]:
+        return checked_messages(await task.environment(problem).start(), f"{type(task).__name__}.environment.start")
+
+    try:
+        return asyncio.run(begin())
+    except CondenseError:
+        raise
+    except Exception as error:  # the boundary to a task
+        raise ConfigError(
+            f"starting the problem {problem.id} of the task {type(task).__name__}: {_said(error)}. It would fail in "
+            f"every trajectory: mend the task, or its data."
+        ) from error
+
+
+def _said(error: Exception) -> str:
+    """What a plug-in's error says; a ``ValueError`` is how it speaks to users, others need their names."""
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
 
 
 def _limits(config: RunConfig) -> Limits:

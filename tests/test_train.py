@@ -173,7 +173,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew(finished: Path, tm
     ("override", "wanted"),
     [
         ("seed=9", "seed was changed from 0 to 9"),
-        ("model.new.hidden_size=32", "model was changed"),
+        ("model.new.hidden_size=32", "model.new.hidden_size was changed from"),
         ("condenser.options.keep_lst=3", "keep_lst"),
         ("learner.zero_stage=1", "zero"),
     ],
