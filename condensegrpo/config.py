@@ -150,6 +150,12 @@ class Rollout(Section):
     """Time limit of one tool call."""
     turn_seconds: float = Field(default=600.0, gt=0)
     """Time limit of one reply and of one environment step."""
+    staleness: int = Field(default=0, ge=0)
+    """Optimiser steps by which the weights that sampled a batch may be behind those that it trains.
+
+    0: sampling and learning take turns. 1: the next batch is sampled while the learner works. n: so is the one after,
+    up to n batches, and the sampler gets new weights every n steps.
+    """
     template_options: dict[str, Any] = {}
     """Extra variables of the chat template, such as enable_thinking."""
 

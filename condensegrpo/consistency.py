@@ -18,6 +18,7 @@ def check_figures(config: RunConfig) -> None:
     _check_lengths(config)
     _check_offload(config)
     _check_task(config)
+    _check_staleness(config)
 
 
 def _check_group(config: RunConfig) -> None:
@@ -89,3 +90,14 @@ def _check_task(config: RunConfig) -> None:
                 f"checking task.options.{option}: found {found!r}, and {key} is {value!r}. The task's prompts and "
                 f"demonstrations must be those of the rollout: set both to one value."
             )
+
+
+def _check_staleness(config: RunConfig) -> None:
+    """Trajectories of an older policy are weighted by how likely the one that learns was to make them."""
+    staleness = config.rollout.staleness
+    if staleness and not config.algorithm.importance.cap:
+        raise ConfigError(
+            f"checking algorithm.importance.cap: found 0, no correction, and rollout.staleness is {staleness}; a batch "
+            f"is then sampled by an older policy than the one that learns from it, and that must be corrected. Set "
+            f"algorithm.importance.cap=2 (or another bound of at least 1), or rollout.staleness=0."
+        )
