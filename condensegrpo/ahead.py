@@ -75,6 +75,11 @@ class Ahead:
         check_staleness((one.trajectory for one in everything), step=step, staleness=staleness)
         return sampled
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being sampled."""
+        return not self._running
+
     def finish(self) -> dict[int, Sampled]:
         """Wait until nothing is sampled any more; the batches that no step has taken yet. Every rank must call it."""
         if self._running:
