@@ -40,6 +40,14 @@ class Sampler(Protocol):
         """Free what is held. May be called twice."""
 
 
+@runtime_checkable
+class Rests(Protocol):
+    """A sampler that can give memory back while the learner works."""
+
+    def rest(self) -> None:
+        """Nothing will be sampled until the next ``update_weights`` or ``sample``, which ends the rest by itself."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """What a condensed prompt may cost, and how to tell."""
@@ -62,6 +70,19 @@ class Condenser(Protocol):
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
         """The units to show before the next turn, within ``budget``; the newest alone if even that does not fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A condenser in a pipeline, with its trigger."""
+
+    name: str
+    condenser: Condenser
+    over: float = 1.0  # share of the budget that a prompt must exceed; 0: always
+
+    def __post_init__(self) -> None:
+        if isinstance(self.over, bool) or not 0 <= self.over <= 1:
+            raise ValueError(f"the trigger of the stage {self.name!r} is {self.over}: wanted a share from 0 to 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

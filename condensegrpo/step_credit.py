@@ -1,6 +1,7 @@
 """The credit of one step: advantage and token weight of every turn, kept for inspection and summed up as metrics."""
 
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 from typing import Literal, NamedTuple, TypeVar
 
 from torch import Tensor
@@ -13,6 +14,7 @@ from condensegrpo.losses import Totals, token_weights, totals
 from condensegrpo.metrics import facts_of, summarise
 from condensegrpo.rig import Rig
 from condensegrpo.rollout.scoring import turn_sums
+from condensegrpo.schedule import staleness_of
 from condensegrpo.step_sampling import Sampled
 from condensegrpo.storage import Credit, write_credit
 from condensegrpo.trajectory import ScoredTrajectory
@@ -72,12 +74,18 @@ def _no_credit(one: ScoredTrajectory, handling: Literal["mask", "drop"]) -> Cred
     return Credit(trajectory=one.trajectory.id, advantages=nothing, weights=nothing, handling=handling)
 
 
-def metrics_of(rig: Rig, sampled: Sampled, credit: StepCredit) -> dict[str, float]:
+def metrics_of(rig: Rig, step: int, sampled: Sampled, credit: StepCredit) -> dict[str, float]:
     """What the trajectories of all ranks were like and what became of them, each counted once."""
     everyone = (*sampled.kept, *sampled.masked, *sampled.dropped)
     facts = [facts_of(one, turn_reward=turn_sums(one).total) for one in everyone]
     rows = [*_credited(rig, sampled.kept, credit), *_left_out(rig, sampled)]
-    return summarise(_everybody(facts)) | credit_metrics(_everybody(rows))
+    ages = _everybody([staleness_of(one.trajectory, step) for one in everyone])
+    return {
+        **summarise(_everybody(facts)),
+        **credit_metrics(_everybody(rows)),
+        "staleness": fmean(ages),
+        "staleness_max": float(max(ages)),
+    }
 
 
 def _everybody(mine: Sequence[T]) -> list[T]:

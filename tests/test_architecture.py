@@ -35,6 +35,7 @@ FLOORS = {
     "condensegrpo.diagnostics": 1,
     "condensegrpo.memory": 1,
     "condensegrpo.zero": 1,
+    "condensegrpo.schedule": 1,
     # 2 edges: files and what a person writes
     "condensegrpo.codec": 2,
     "condensegrpo.config": 2,
@@ -55,6 +56,8 @@ FLOORS = {
     # 5 learner
     "condensegrpo.learner": 5,
     # 6 loops
+    "condensegrpo.ahead": 6,
+    "condensegrpo.ahead_files": 6,
     "condensegrpo.architecture": 6,
     "condensegrpo.assemble": 6,
     "condensegrpo.collect": 6,

@@ -24,6 +24,7 @@ from condensegrpo.trajectory import Generation, SamplingParams
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAX_BATCH = 256  # requests generated at once
 SETTLE_SECONDS = 0.002  # a batch starts once no request has come for this long; a batch takes far longer than that
+SETTLE_ROUNDS = 64  # of the event loop, nor in so many: a busy machine must not decide who shares a batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +148,8 @@ class TransformersSampler:
         while size < len(self._waiting) < self._max_batch:
             size = len(self._waiting)
             await asyncio.sleep(SETTLE_SECONDS)
+            for _ in range(SETTLE_ROUNDS):
+                await asyncio.sleep(0)
 
     def _take(self, loop: asyncio.AbstractEventLoop) -> list[_Request]:
         """The next batch: the oldest requests first, without those that were given up or belong to a loop that died."""
