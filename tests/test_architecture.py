@@ -53,6 +53,7 @@ FLOORS = {
     "condensegrpo.rollout": 4,
     "condensegrpo.samplers": 4,
     "condensegrpo.credit": 4,
+    "condensegrpo.attention": 4,
     # 5 learner
     "condensegrpo.learner": 5,
     # 6 loops
