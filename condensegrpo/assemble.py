@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from condensegrpo import plugins
-from condensegrpo.config import HELD_OUT, Plugin, RunConfig, WeightedPlugin, evaluations
+from condensegrpo.config import HELD_OUT, Plugin, RunConfig, StagePlugin, WeightedPlugin, evaluations
 from condensegrpo.consistency import check_figures
 from condensegrpo.credit import Scores
 from condensegrpo.errors import ConfigError, ContextOverflow
@@ -29,13 +29,14 @@ from condensegrpo.protocols import (
     Reward,
     Sampler,
     Split,
+    Stage,
     Task,
     Tool,
     Tracker,
     TurnReward,
 )
 from condensegrpo.rollout.budget import Limits, check_head
-from condensegrpo.rollout.episode import Engine
+from condensegrpo.rollout.episode import Engine, Trigger
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
 from condensegrpo.section import parse
@@ -80,9 +81,7 @@ def cast(config: RunConfig) -> Cast:
     return Cast(
         task=_with_methods(_task(config), config.task.name, "problems", "environment"),
         reward=_reward(config.reward),
-        condenser=_with_methods(
-            build("condensers", config.condenser.name, config.condenser.options), config.condenser.name, "condense"
-        ),
+        condenser=condenser(config.condenser),
         toolbox=Toolbox(
             _tools(config),
             format=TOOL_FORMATS[config.rollout.tool_format],
@@ -147,7 +146,12 @@ def engine(config: RunConfig, cast: Cast, *, renderer: Renderer, sampler: Sample
         renderer=renderer,
         condenser=cast.condenser,
         condenser_name=config.condenser.name,
-        condense_when=config.rollout.condense,
+        trigger=Trigger(
+            when=config.rollout.condense,
+            share=config.rollout.condense_share,
+            to=config.rollout.condense_to,
+            jitter=config.rollout.condense_jitter,
+        ),
         toolbox=cast.toolbox,
         limits=_limits(config),
         temperature=temperature,
@@ -201,6 +205,27 @@ def _task(config: RunConfig) -> Task:
     }
     built: Task = build("tasks", config.task.name, {**data, **config.task.options})
     return built
+
+
+def condenser(plugin: Plugin) -> Condenser:
+    """A condenser. Where its options hold ``stages``, each of them is a condenser by name with a trigger beside it."""
+    options = dict(plugin.options)
+    if "stages" in options:
+        if not isinstance(options["stages"], list):
+            raise ConfigError(
+                f"checking the option stages of the condenser {plugin.name}: found {options['stages']!r}, wanted a "
+                f"list of condensers."
+            )
+        options["stages"] = tuple(
+            _stage(parse(StagePlugin, stage, source=f"stages[{place}] of the condenser {plugin.name}"))
+            for place, stage in enumerate(options["stages"])
+        )
+    built: Condenser = _with_methods(build("condensers", plugin.name, options), plugin.name, "condense")
+    return built
+
+
+def _stage(plugin: StagePlugin) -> Stage:
+    return Stage(name=plugin.name.rpartition(":")[2], condenser=condenser(plugin), over=plugin.over)
 
 
 def _reward(plugin: Plugin) -> Reward | GroupReward:

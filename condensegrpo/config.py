@@ -42,6 +42,13 @@ class CondenserPlugin(Plugin):
     name: str = "full"
 
 
+class StagePlugin(Plugin):
+    """A condenser in a pipeline."""
+
+    over: float = Field(default=1.0, ge=0, le=1)
+    """Share of the budget that a prompt must exceed before this stage is asked; 0: always."""
+
+
 class RewardPlugin(Plugin):
     """What a trajectory is worth."""
 
@@ -141,7 +148,13 @@ class Rollout(Section):
     """Sampled tokens of one turn."""
     temperature: float = Field(default=1.0, ge=0)
     condense: Literal["every_turn", "over_budget"] = "every_turn"
-    """When the condenser is asked."""
+    """When the condenser is asked: before every turn, or once a prompt would exceed condense_share."""
+    condense_share: float = Field(default=1.0, gt=0, le=1)
+    """Share of max_context_tokens beyond which over_budget condenses."""
+    condense_to: float | None = Field(default=None, gt=0, le=1)
+    """Share of max_context_tokens that a condenser may leave, up to condense_share; null: all of that."""
+    condense_jitter: float = Field(default=0.0, ge=0, lt=1)
+    """Largest part that is taken off condense_share, drawn by problem: siblings condense at the same length."""
     tools: list[str] = []
     """Names of tools, or path/to/file.py:function."""
     tool_format: Literal["native", "tagged"] = "native"

@@ -16,6 +16,7 @@ def check_figures(config: RunConfig) -> None:
     _check_group(config)
     _check_anchors(config)
     _check_lengths(config)
+    _check_trigger(config)
     _check_offload(config)
     _check_task(config)
 
@@ -58,6 +59,25 @@ def _check_lengths(config: RunConfig) -> None:
         raise ConfigError(
             f"checking model.new.max_positions: found {config.model.new.max_positions}, and a context with its reply "
             f"may have {made_of} tokens. Raise it to at least {longest}."
+        )
+
+
+def _check_trigger(config: RunConfig) -> None:
+    rollout = config.rollout
+    figures = (
+        ("rollout.condense_share", rollout.condense_share, 1.0),
+        ("rollout.condense_jitter", rollout.condense_jitter, 0.0),
+    )
+    idle = [f"{key}={found}" for key, found, default in figures if found != default]
+    if rollout.condense == "every_turn" and idle:
+        raise ConfigError(
+            f"checking {' and '.join(idle)}: rollout.condense is every_turn, which asks the condenser whatever the "
+            f"length. Set rollout.condense=over_budget, or leave it out."
+        )
+    if rollout.condense_to is not None and rollout.condense_to > rollout.condense_share:
+        raise ConfigError(
+            f"checking rollout.condense_to: found {rollout.condense_to}, above rollout.condense_share="
+            f"{rollout.condense_share}; a condensed prompt would be condensed again at once. Lower it."
         )
 
 

@@ -65,6 +65,19 @@ class Condenser(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A condenser in a pipeline, with its trigger."""
+
+    name: str
+    condenser: Condenser
+    over: float = 1.0  # share of the budget that a prompt must exceed; 0: always
+
+    def __post_init__(self) -> None:
+        if isinstance(self.over, bool) or not 0 <= self.over <= 1:
+            raise ValueError(f"the trigger of the stage {self.name!r} is {self.over}: wanted a share from 0 to 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """One question with its ground truth."""
 

@@ -1,14 +1,14 @@
 """The control that drops units at random: what a choice of units is worth shows against it."""
 
 import hashlib
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import Any
 
-from condensegrpo.condensers.spans import spans
-from condensegrpo.messages import History, flatten
+from condensegrpo.condensers.fit import fits, most_that_fit
+from condensegrpo.condensers.spans import account
+from condensegrpo.messages import History, Message, Unit
 from condensegrpo.protocols import Budget, Condensed
 
 
@@ -26,28 +26,26 @@ class RandomDrop:
         index(self.seed)  # a TypeError for what is no whole number
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
-        """The units of the highest ranks that fit, in order. Costs one count for every unit and log2 of them more."""
+        """The units of the highest ranks that fit, in order. Costs one count for every unit and 2·log2 of them more."""
+        question = _digest(history.head)
+        ranked = sorted(history.units[:-1], key=lambda unit: self._rank(question, unit.turn), reverse=True)
+
+        def first(most: int) -> tuple[Unit, ...]:
+            return tuple(sorted((*history.units[-1:], *ranked[: most - 1]), key=lambda unit: unit.turn))
+
         total = len(history.units)
-        question = hashlib.blake2b(
-            "\0".join(f"{message.role}\0{message.content}" for message in history.head).encode(
-                "utf-8", "surrogatepass"
-            ),
-            digest_size=16,
-        ).hexdigest()
-        older = sorted(range(total - 1), key=lambda position: self._rank(question, history.units[position].turn))
-
-        def kept(dropped: int) -> list[int]:
-            return sorted((*older[dropped:], total - 1)) if total else []
-
-        def fits(dropped: int) -> bool:
-            return budget.count(flatten(history.head, [history.units[at] for at in kept(dropped)])) <= budget.tokens
-
-        dropped = bisect_left(range(len(older)), True, key=fits)
+        kept = first(most_that_fit(total, lambda most: fits(history.head, first(most), budget)))
+        dropped = total - len(kept)
         return Condensed(
-            units=tuple(history.units[position] for position in kept(dropped)),
-            spans=spans(history, kept(dropped), budget.count),
+            units=kept,
+            spans=account(history, kept, budget.count),
             reason=f"dropped {dropped} of {total} units at random" if dropped else "",
         )
 
     def _rank(self, question: str, turn: int) -> bytes:
         return hashlib.blake2b(f"{self.seed}/{turn}/{question}".encode(), digest_size=8).digest()
+
+
+def _digest(head: Sequence[Message]) -> str:
+    text = "\0".join(f"{message.role}\0{message.content}" for message in head)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -30,6 +30,12 @@ def test_the_shipped_figures_fit() -> None:
             "task.options.tool_format: found 'tagged'",
         ),
         (["condenser.options.keep_last=1"], "task.options.keep_last: found 3"),
+        (["rollout.condense_share=0.5"], "rollout.condense_share=0.5: rollout.condense is every_turn"),
+        (["rollout.condense_jitter=0.2"], "rollout.condense_jitter=0.2: rollout.condense is every_turn"),
+        (
+            ["rollout.condense=over_budget", "rollout.condense_share=0.5", "rollout.condense_to=0.6"],
+            "rollout.condense_to: found 0.6, above rollout.condense_share=0.5",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named_with_both_values(overrides: list[str], wanted: str) -> None:

@@ -18,7 +18,7 @@ from functools import partial
 from condensegrpo.messages import History, Message, Unit
 from condensegrpo.protocols import Environment, Problem, Step
 from condensegrpo.rollout.boundary import Ended, checked_messages, guarded
-from condensegrpo.rollout.engine import CondenseWhen, Engine
+from condensegrpo.rollout.engine import Engine, Trigger
 from condensegrpo.rollout.prompt import Asked, Prompt, next_prompt
 from condensegrpo.trajectory import (
     TOOL_ATTEMPTS,
@@ -31,7 +31,7 @@ from condensegrpo.trajectory import (
     Turn,
 )
 
-__all__ = ["CondenseWhen", "Engine", "run_episode"]
+__all__ = ["Engine", "Trigger", "run_episode"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,7 @@ async def run_episode(
     trajectory_id: str,
     group_id: str,
     seed: Callable[[int], int],
+    draw: float = 0.0,
     abort: asyncio.Event | None = None,
 ) -> Trajectory:
     """Play one episode to its end.
@@ -75,6 +76,7 @@ async def run_episode(
     Args:
         environment: makes the episode's own environment, as ``Task.environment`` does.
         seed: turn → seed of the reply's random stream.
+        draw: in [0, 1), of the problem and so the same for all siblings: where in the trigger's jitter they condense.
         abort: once set, the episode ends as ``aborted`` with the turns that it has.
 
     Returns:
@@ -82,7 +84,7 @@ async def run_episode(
     """
     started = time.monotonic()
     turns: list[Turn] = []
-    playing = asyncio.create_task(_play(problem, environment, engine, seed, turns))
+    playing = asyncio.create_task(_play(problem, environment, engine, seed, draw, turns))
     ending = await _unless_aborted(playing, abort)
     return Trajectory(
         id=trajectory_id,
@@ -115,6 +117,7 @@ async def _play(
     environment: Callable[[Problem], Environment],
     engine: Engine,
     seed: Callable[[int], int],
+    draw: float,
     turns: list[Turn],
 ) -> _Ending:
     """The loop. Turns go into ``turns`` as they are sampled, so that a failure or an abort leaves them there."""
@@ -129,7 +132,9 @@ async def _play(
         history = History(head=engine.toolbox.introduced(head))
         for number in range(engine.limits.max_turns):
             prompt = await guarded(
-                partial(next_prompt, engine, history, last), who="rendering the prompt", stop=Stop.ENVIRONMENT_ERROR
+                partial(next_prompt, engine, history, last, draw),
+                who="rendering the prompt",
+                stop=Stop.ENVIRONMENT_ERROR,
             )
             sampled = await _sample(engine, prompt, seed(number))
             reaction = await _react(engine, episode, sampled)

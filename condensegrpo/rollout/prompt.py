@@ -42,12 +42,13 @@ class Asked:
     output_ids: tuple[int, ...]  # (A,)
 
 
-async def next_prompt(engine: Engine, history: History, last: Asked | None) -> Prompt:
+async def next_prompt(engine: Engine, history: History, last: Asked | None, draw: float) -> Prompt:
     """The prompt of the turn that follows ``history``, of at most ``max_context_tokens``.
 
     Args:
         history: the raw units, whatever earlier turns were shown: a condenser never sees its own work again.
         last: the turn before; None in the first.
+        draw: in [0, 1), of the problem: where in the trigger's jitter it is condensed.
 
     Raises:
         ContextOverflow: neither the continuation nor what the condenser left fits.
@@ -56,12 +57,17 @@ async def next_prompt(engine: Engine, history: History, last: Asked | None) -> P
     if last is None:
         check_head(engine.renderer, history.head, engine.limits)
         return Prompt(ids=tuple(engine.renderer.prompt(history.head)), context=history.head)
-    condensed = await _condense(engine, history) if engine.condense_when == "every_turn" else None
-    if condensed is None or tuple(condensed.units) == (*last.prompt.units, history.units[-1]):
+    budget, grown = engine.limits.max_context_tokens, None
+    if engine.trigger.when == "over_budget":
         grown = _grown(engine, history, last)
-        if len(grown.ids) <= engine.limits.max_context_tokens:
+        if len(grown.ids) <= engine.trigger.at(budget, draw):
             return grown
-    return _rewritten(engine, history, condensed or await _condense(engine, history))
+    condensed = await _condense(engine, history, room=engine.trigger.room(budget, draw))
+    if tuple(condensed.units) == (*last.prompt.units, history.units[-1]):
+        grown = grown or _grown(engine, history, last)
+        if len(grown.ids) <= budget:
+            return grown
+    return _rewritten(engine, history, condensed)
 
 
 def _grown(engine: Engine, history: History, last: Asked) -> Prompt:
@@ -104,18 +110,18 @@ def _rewritten(engine: Engine, history: History, condensed: Condensed) -> Prompt
     return Prompt(ids=ids, context=context, units=condensed.units, spans=condensed.spans, condensation=declared)
 
 
-async def _condense(engine: Engine, history: History) -> Condensed:
-    """Ask the condenser, and hold it to its contract."""
+async def _condense(engine: Engine, history: History, *, room: int) -> Condensed:
+    """Ask the condenser to leave at most ``room`` tokens, and hold it to its contract."""
     return await guarded(
-        partial(_accounted, engine, history),
+        partial(_accounted, engine, history, room),
         who=f"the condenser {engine.condenser_name!r}",
         stop=Stop.ENVIRONMENT_ERROR,
         seconds=engine.limits.turn_seconds,
     )
 
 
-async def _accounted(engine: Engine, history: History) -> Condensed:
-    budget = Budget(tokens=engine.limits.max_context_tokens, count=engine.renderer.count)
+async def _accounted(engine: Engine, history: History, room: int) -> Condensed:
+    budget = Budget(tokens=room, count=engine.renderer.count)
     condensed = await engine.condenser.condense(history, budget, engine.toolbox.schemas)
     if not isinstance(condensed, Condensed):
         raise TypeError(f"condense() gave {condensed!r:.80}, wanted a Condensed")
