@@ -1,7 +1,7 @@
 """Fitting a budget by dropping the oldest units. A count renders whole messages, so there are few and small ones."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from condensegrpo.messages import Message, Unit, flatten
 from condensegrpo.protocols import Budget
@@ -15,14 +15,21 @@ def fits(head: Sequence[Message], units: Sequence[Unit], budget: Budget) -> bool
 def newest_that_fit(head: Sequence[Message], units: Sequence[Unit], budget: Budget) -> tuple[Unit, ...]:
     """The longest end of the units that is within the budget; the newest unit alone if even that is not.
 
-    It doubles the end until it is over budget and then halves the gap: 2·log2(n) counts at most for an end of n units,
-    none of which renders more than twice that end, however long the history before it.
+    None of the counts renders more than twice that end, however long the history before it; see ``most_that_fit``.
     """
-    if len(units) < 2:
-        return tuple(units)
+    newest = most_that_fit(len(units), lambda most: fits(head, units[-most:], budget))
+    return tuple(units[-newest:]) if newest else ()
+
+
+def most_that_fit(total: int, fitting: Callable[[int], bool]) -> int:
+    """The largest number of units up to ``total`` that fits, taken for monotone; 1 if not even that fits, 0 of none.
+
+    It doubles the number until it is over budget and then halves the gap: 2·log2(n) questions at most for n units.
+    """
+    if total < 2:
+        return total
     low = 1  # of this many units it is known that they fit, or else they are the newest alone
-    while low < len(units) and fits(head, units[-min(2 * low, len(units)) :], budget):
-        low = min(2 * low, len(units))
-    longer = range(low + 1, min(2 * low, len(units)))
-    low += bisect_left(longer, True, key=lambda newest: not fits(head, units[-newest:], budget))
-    return tuple(units[-low:])
+    while low < total and fitting(min(2 * low, total)):
+        low = min(2 * low, total)
+    longer = range(low + 1, min(2 * low, total))
+    return low + bisect_left(longer, True, key=lambda most: not fitting(most))

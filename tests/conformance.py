@@ -20,6 +20,7 @@ from condensegrpo.trajectory import Fate
 
 Options = dict[str, Any]
 NEVER_CUTS = {"full"}  # over budget it returns everything, and the engine stops
+CHOOSING = {"random_drop"}  # what goes is not the oldest: by lot
 MASK, LAST = {"name": "observation_mask"}, {"name": "last_k", "options": {"keep_last": 300}}
 OPTIONS: dict[str, list[Options | Callable[[], Options]]] = {  # a callable is called when its condenser is tested
     "last_k": [
@@ -30,6 +31,7 @@ OPTIONS: dict[str, list[Options | Callable[[], Options]]] = {  # a callable is c
         {"stages": [MASK, LAST]},
         {"stages": [{**MASK, "over": 0.5}, {"name": "last_k", "options": {"keep_last": 4, "keep_first": 1}}]},
     ],
+    "random_drop": [{}, {"seed": 3}],
 }
 
 

@@ -5,19 +5,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from conformance import condense, count, history, turns, unit
+from conformance import HEAD, condense, count, history, turns, unit
 
 from condensegrpo import plugins
 from condensegrpo.condensers.full import Full
 from condensegrpo.condensers.last_k import LastK
+from condensegrpo.condensers.random_drop import RandomDrop
+from condensegrpo.condensers.truncate import Truncate
 from condensegrpo.errors import PluginError
-from condensegrpo.messages import Message
+from condensegrpo.messages import History, Message
 from condensegrpo.protocols import Budget, Condensed
 from condensegrpo.trajectory import Fate
 
 
 def test_the_condensers_of_the_package_are_installed() -> None:
-    assert {"full", "last_k", "observation_mask", "pipeline"} <= {
+    assert {"full", "last_k", "observation_mask", "pipeline", "random_drop", "truncate"} <= {
         point.name for point in plugins.installed("condensers")
     }
 
@@ -98,3 +100,92 @@ def test_last_k_asks_for_few_counts() -> None:
 def test_last_k_refuses_what_is_no_count(options: dict[str, Any]) -> None:
     with pytest.raises(PluginError, match=r"setting up 'last_k' of the condensers"):
         plugins.build("condensers", "last_k", options)
+
+
+# --- the controls: truncate, random_drop --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kept"),
+    # the head takes 23 tokens, each unit 4 + 6
+    [(73, [0, 1, 2, 3, 4]), (72, [1, 2, 3, 4]), (43, [3, 4]), (33, [4]), (32, [4]), (0, [4])],
+)
+def test_truncate_cuts_off_the_oldest_and_never_the_newest(tokens: int, kept: list[int]) -> None:
+    past = history(*(unit(turn, "sixsix") for turn in range(5)))
+    assert turns(condense(Truncate(), past, tokens)) == kept
+
+
+def test_truncate_leaves_no_trace() -> None:
+    past = history(*(unit(turn, "sixsix") for turn in range(5)))
+    found = condense(Truncate(), past, 43)
+    assert found.units == past.units[3:]
+    assert found.reason == "cut off the 3 oldest of 5 units"
+    assert condense(Truncate(), past, 1000).reason == ""
+
+
+def test_truncate_is_last_k_of_everything() -> None:
+    past = history(*(unit(turn, "x" * (turn % 5)) for turn in range(20)))
+    for tokens in range(20, 200, 7):
+        assert condense(Truncate(), past, tokens).units == condense(LastK(keep_last=20), past, tokens).units
+
+
+def test_random_drop_keeps_the_newest_and_fills_the_budget() -> None:
+    past = history(*(unit(turn, "sixsix") for turn in range(9)))
+    found = condense(RandomDrop(), past, 53)  # the head and three units
+    assert len(found.units) == 3
+    assert found.units[-1] is past.units[-1]
+    assert found.reason == "dropped 6 of 9 units at random"
+    assert condense(RandomDrop(), past, 113).reason == ""
+
+
+def test_random_drop_drops_old_and_new_units_alike() -> None:
+    """Over many questions every older unit is kept about as often: two of eight, besides the newest."""
+    kept = [0] * 9
+    for question in range(400):
+        head = (HEAD[0], Message(role="user", content=f"{question:4}"))
+        past = History(head=head, units=tuple(unit(turn, "sixsix") for turn in range(9)))
+        for turn in turns(condense(RandomDrop(), past, 53)):
+            kept[turn] += 1
+    assert kept[8] == 400
+    assert all(70 < count < 130 for count in kept[:8])
+
+
+def test_random_drop_depends_on_its_seed_and_the_question_alone() -> None:
+    past = history(*(unit(turn, "sixsix") for turn in range(9)))
+    assert condense(RandomDrop(seed=1), past, 53) == condense(RandomDrop(seed=1), past, 53)
+    choices = {tuple(turns(condense(RandomDrop(seed=seed), past, 53))) for seed in range(20)}
+    assert len(choices) > 10
+    said_otherwise = history(*(unit(turn, "SIXSIX") for turn in range(9)))
+    assert turns(condense(RandomDrop(), said_otherwise, 53)) == turns(condense(RandomDrop(), past, 53))
+
+
+def test_what_random_drop_dropped_does_not_come_back_as_the_history_grows() -> None:
+    gone: set[int] = set()
+    for length in range(1, 30):
+        past = history(*(unit(turn, "sixsix") for turn in range(length)))
+        shown = turns(condense(RandomDrop(), past, 63))
+        assert not gone & set(shown)
+        gone = set(range(length)) - set(shown)
+
+
+def test_random_drop_takes_text_that_cannot_be_encoded() -> None:
+    past = History(head=(Message(role="user", content="lone \udc80"),), units=(unit(0), unit(1)))
+    assert turns(condense(RandomDrop(), past, 1000)) == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["truncate", "random_drop", "last_k"])
+def test_a_control_asks_for_few_counts(name: str) -> None:
+    asked: list[int] = []
+
+    def counted(messages: Sequence[Message]) -> int:
+        asked.append(len(messages))
+        return count(messages)
+
+    past = history(*(unit(turn) for turn in range(60)))
+    asyncio.run(plugins.build("condensers", name, {}).condense(past, Budget(tokens=50, count=counted), ()))
+    assert len(asked) <= 60 + 1 + 12
+
+
+def test_random_drop_refuses_what_is_no_seed() -> None:
+    with pytest.raises(PluginError, match="setting up 'random_drop' of the condensers"):
+        plugins.build("condensers", "random_drop", {"seed": "two"})
