@@ -111,6 +111,8 @@ def _take(ends: Ends) -> None:
     for place, end in enumerate(high):
         os.dup2(end, place, inheritable=place < CHANNEL)
     os.closerange(RECORDS + 1, 1 << 20)
+    if ends.channel is None:
+        os.close(CHANNEL)
 
 
 def _limit(limits: Limits, *, count_processes: bool) -> None:

@@ -75,7 +75,7 @@ class Server:
         self._calls: weakref.WeakSet[Call] = weakref.WeakSet()  # under way, or ended and not forgotten yet
         self._control, theirs = socket.socketpair()
         with theirs:
-            self._process = _start(theirs.fileno())
+            self._process = _start(theirs.fileno(), self.folder)
         try:
             self._open(packages)
         except BaseException:
@@ -149,9 +149,10 @@ class Server:
             raise SandboxError(f"starting the sandbox on the rung {self.rung}: {trouble}")
 
 
-def _start(control: int) -> "subprocess.Popen[bytes]":
+def _start(control: int, folder: str) -> "subprocess.Popen[bytes]":
     root = str(Path(__file__).resolve().parents[2])
     command = [os.path.realpath(sys.executable), "-s", "-S", "-P", "-c", _PROGRAM.format(control=control), root]
+    command.append(folder)  # for whoever lists processes and wants to know whose this one is
     return subprocess.Popen(
         command,
         env={"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1"},  # the same verdict every time
