@@ -7,7 +7,7 @@ Words are tokens. The policy has random weights: what it says is noise, and how 
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -217,6 +217,3 @@ def waves(trajectories: Sequence[Trajectory]) -> list[list[tuple[tuple[int, ...]
         [(one.turns[turn].prompt_ids, len(one.turns[turn].output_ids)) for one in trajectories]
         for turn in range(len(trajectories[0].turns))
     ]
-
-
-Figures = Mapping[str, float]
