@@ -57,7 +57,8 @@ def overhead(options: argparse.Namespace, folder: Path) -> list[Part]:
     size = Size(hidden=64, layers=2, heads=2) if options.quick else Size()
     make_model(folder, size)
     parts = []
-    for reply in ((options.output, options.output), (options.output // 2, options.output * 3 // 2)):
+    lengths = [(options.output, options.output), (options.output // 2, options.output * 3 // 2)]
+    for reply in lengths[: 1 if options.quick else None]:
         world = World(trajectories=options.trajectories, turns=options.turns, reply=reply)
         longest = world.question + world.turns * (world.reply[1] + world.reading + 16)
         setting = Setting(folder=folder, world=world, dtype=options.dtype, threads=options.threads, longest=longest)

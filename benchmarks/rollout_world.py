@@ -135,7 +135,7 @@ def make_model(folder: Path, size: Size) -> None:
 def chatter(vocabulary: int, *, seconds: float = 0.0) -> ScriptedSampler:
     """Says random words until it is stopped; a reply takes ``seconds``."""
     draw = random.Random(0)
-    return ScriptedSampler(lambda prompt_ids: draw.choices(range(8, vocabulary), k=4096), seconds=seconds)
+    return ScriptedSampler(lambda prompt_ids: draw.choices(range(8, vocabulary), k=256), seconds=seconds)
 
 
 def engine(
