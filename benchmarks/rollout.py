@@ -110,10 +110,9 @@ def _overhead(options: argparse.Namespace, setting: Setting) -> Part:
 def barrier(options: argparse.Namespace, folder: Path) -> list[Part]:
     """A batch with latencies of tools, free and in lock-step, against its longest trajectory."""
     make_model(folder, Size(hidden=32, layers=1, heads=1))
-    sampling = 0.02 if options.quick else 0.1
-    world = World(
-        trajectories=options.trajectories, turns=options.turns, reply=(16, 16), latency=0.02 if options.quick else 0.5
-    )
+    latency = 0.02 if options.quick else options.latency
+    sampling = latency / 5
+    world = World(trajectories=options.trajectories, turns=options.turns, reply=(16, 16), latency=latency)
     sampler = chatter(2000, seconds=sampling)
     longest = max(map(sum, world.latencies())) + world.turns * sampling
     lock_step = sum(max(column) for column in zip(*world.latencies(), strict=True)) + world.turns * sampling
@@ -167,8 +166,8 @@ def turns(options: argparse.Namespace, folder: Path) -> list[Part]:
     heads = ["condenser", *(f"K={count}" for count in counts), "exponent", "with prefix cache"]
     return [
         Part(
-            f"tokens processed by a trajectory, and trajectories an hour ({options.sampler})",
-            [*heads, *(f"{count}: traj./h" for count in counts)],
+            f"tokens processed by a trajectory, and trajectories a CPU hour ({options.sampler})",
+            [*heads, *(f"K={count}, traj./h" for count in counts)],
             lines,
             bounds,
         )
@@ -178,15 +177,15 @@ def turns(options: argparse.Namespace, folder: Path) -> list[Part]:
 def _of_turns(
     options: argparse.Namespace, folder: Path, count: int, condenser: Condenser, budget: int
 ) -> tuple[float, float, float]:
-    """Tokens that a trajectory processes without and with keys and values kept, and trajectories an hour."""
+    """Tokens that a trajectory processes without and with keys and values kept, and trajectories a CPU hour."""
     world = World(trajectories=options.siblings, turns=count, reply=(16, 16))
     given: dict[str, object] = {"model_path": str(folder), "dtype": options.dtype}
     sampler = build("samplers", options.sampler, given)
-    began = time.monotonic()
+    began = time.process_time()
     found = play(engine(folder, sampler, world, condenser=condenser, budget=budget), world)
-    seconds = time.monotonic() - began
+    seconds = time.process_time() - began
     sampler.close()
-    print(f"K={count}, {type(condenser).__name__}: {seconds:.1f} s", file=sys.stderr)
+    print(f"K={count}, {type(condenser).__name__}: {seconds:.1f} CPU s", file=sys.stderr)
     return (
         statistics.fmean(map(processed, found)),
         statistics.fmean(map(new_tokens, found)),
@@ -259,6 +258,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=6, help="of the parts overhead and barrier")
     parser.add_argument("--output", type=int, default=64, help="tokens of a reply, in overhead")
     parser.add_argument("--transformers", action="store_true", help="compare the engine on transformers, in overhead")
+    parser.add_argument("--latency", type=float, default=2.0, help="seconds, median, of an answer, in barrier")
     parser.add_argument("--siblings", type=int, default=4, help="trajectories at once, in turns")
     parser.add_argument("--budgets", type=int, nargs="*", default=[512], help="tokens of a context, in turns")
     parser.add_argument("--sampler", choices=["transformers", "vllm"], default="transformers", help="in turns")
