@@ -18,6 +18,7 @@ from condensegrpo.step_sampling import Round, Sampled, completed, first_round, r
 from condensegrpo.trajectory import ScoredTrajectory
 
 Scored = tuple[ScoredTrajectory, ...]
+LEAVE_SECONDS = 60.0  # that the thread is waited for on leaving: a plug-in may block its loop for ever
 
 
 class Ahead:
@@ -50,7 +51,7 @@ class Ahead:
     ) -> None:
         """Give up what is being sampled and end the thread."""
         self._loop.call_soon_threadsafe(self._closing.set)
-        self._thread.join()
+        self._thread.join(LEAVE_SECONDS)
 
     def take(self, step: int) -> Sampled:
         """The batch of a step, and begin what may be sampled under the weights that the step starts from.
