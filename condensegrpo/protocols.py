@@ -89,12 +89,32 @@ class Attends(Protocol):
         """The attention of one reading, under the weights in use."""
 
 
+class UnitScorer(Protocol):
+    """Says how much the next turn needs each unit of a history."""
+
+    async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
+        """A number for every unit of each history: finite, not negative, the more the more the unit is needed.
+
+        ``tokens`` is the longest prompt that may be read at once.
+        """
+
+
+@runtime_checkable
+class RanksUnits(Protocol):
+    """A condenser that ranks units by scores: it finds its scorers in ``Budget.scorers``."""
+
+    @property
+    def scorers(self) -> Sequence[str]:
+        """Their names: ``policy``, ``leave_one_out``, or the folder or Hub id of a frozen model."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """What a condensed prompt may cost, and how to tell."""
 
     tokens: int  # at most, of the whole prompt by ``count``
     count: Count
+    scorers: Mapping[str, UnitScorer] = field(default_factory=dict)  # by name, those of ``RanksUnits``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,28 +131,6 @@ class Condenser(Protocol):
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
         """The units to show before the next turn, within ``budget``; the newest alone if even that does not fit."""
-
-
-class UnitScorer(Protocol):
-    """Says how much the next turn needs each unit of a history."""
-
-    async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
-        """A number for every unit of each history, the more the more it is needed; 0 for what is needed by nobody.
-
-        ``tokens`` is the longest prompt that may be read at once.
-        """
-
-
-@runtime_checkable
-class RanksUnits(Protocol):
-    """A condenser that needs a scorer. The engine hands it over once there is a model: ``condense`` needs it."""
-
-    @property
-    def scorer(self) -> str:
-        """Whose scores: ``policy``, ``leave_one_out``, or the folder or Hub id of a frozen model."""
-
-    def scored_by(self, scorer: UnitScorer) -> Condenser:
-        """This condenser with a scorer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,6 +71,7 @@ FLOORS = {
     "condensegrpo.plan": 6,
     "condensegrpo.report": 6,
     "condensegrpo.rig": 6,
+    "condensegrpo.scorers": 6,
     "condensegrpo.learning_signal": 6,
     "condensegrpo.step_sampling": 6,
     "condensegrpo.step_credit": 6,
