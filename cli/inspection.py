@@ -114,6 +114,7 @@ class TurnView:
     calls: tuple[ToolCall, ...]
     observations: tuple[Message, ...]
     turn_rewards: Mapping[str, float]  # of the environment, and counts
+    answer_logprob: float | None  # nats, what the context knows of the ground truth; None: not measured
     paid: float | None  # by the reward function, for this turn; None: it pays no single turns
     output_tokens: int
     logprob: float | None  # mean of the output tokens, nats
@@ -180,6 +181,7 @@ def turns(
             calls=turn.reply.tool_calls,
             observations=turn.observations,
             turn_rewards=turn.turn_rewards,
+            answer_logprob=turn.answer_logprob,
             paid=one.score.turn_rewards[index] if index < len(one.score.turn_rewards) else None,
             output_tokens=len(turn.output_ids),
             logprob=math.fsum(turn.logprobs) / len(turn.logprobs) if turn.logprobs else None,

@@ -24,6 +24,7 @@ from condensegrpo.plugins import build, load
 from condensegrpo.protocols import (
     Condenser,
     GroupReward,
+    Measures,
     Part,
     Problem,
     Reward,
@@ -37,6 +38,7 @@ from condensegrpo.protocols import (
 )
 from condensegrpo.rollout.budget import Limits, check_head
 from condensegrpo.rollout.episode import Engine, Trigger
+from condensegrpo.rollout.information import AnswerProbe
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
 from condensegrpo.scorers import check_models, check_scorers, names_of, open_scorers
@@ -158,7 +160,20 @@ def engine(config: RunConfig, cast: Cast, *, renderer: Renderer, sampler: Sample
         toolbox=cast.toolbox,
         limits=_limits(config),
         temperature=temperature,
+        probe=_probe(config, renderer, sampler),
     )
+
+
+def _probe(config: RunConfig, renderer: Renderer, sampler: Sampler) -> AnswerProbe | None:
+    form = config.rollout.answer_form
+    if form is None:
+        return None
+    if not isinstance(sampler, Measures):
+        raise ConfigError(
+            f"setting up rollout.answer_form: the sampler {config.sampler.name} cannot say how probable a given reply "
+            f"is. Use sampler.name=transformers, or set rollout.answer_form=null."
+        )
+    return AnswerProbe(model=sampler, renderer=renderer, form=form)
 
 
 def check_model(config: RunConfig, cast: Cast, source: str) -> None:

@@ -165,6 +165,17 @@ class Rollout(Section):
     """Time limit of one reply and of one environment step."""
     template_options: dict[str, Any] = {}
     """Extra variables of the chat template, such as enable_thinking."""
+    answer_form: str | None = None
+    """How a right answer is written, such as <answer>{answer}</answer>; null: what contexts know is not measured."""
+
+    @field_validator("answer_form")
+    @classmethod
+    def _one_place(cls, given: str | None) -> str | None:
+        if given is not None and given.count("{answer}") != 1:
+            raise ValueError(
+                f"found {given!r}, wanted {{answer}} in it exactly once, as in <answer>{{answer}}</answer>"
+            )
+        return given
 
 
 class Kl(Section):

@@ -19,6 +19,7 @@ def check_figures(config: RunConfig) -> None:
     _check_trigger(config)
     _check_offload(config)
     _check_task(config)
+    _check_information(config)
 
 
 def _check_group(config: RunConfig) -> None:
@@ -109,3 +110,15 @@ def _check_task(config: RunConfig) -> None:
                 f"checking task.options.{option}: found {found!r}, and {key} is {value!r}. The task's prompts and "
                 f"demonstrations must be those of the rollout: set both to one value."
             )
+
+
+def _check_information(config: RunConfig) -> None:
+    """A reward for what contexts know of the answer needs it measured."""
+    parts = config.reward.options.get("parts", ())
+    names = [part.get("name") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    if "answer_information" in names and config.rollout.answer_form is None:
+        raise ConfigError(
+            "checking reward.options.parts: answer_information pays what contexts know of the answer, and "
+            "rollout.answer_form is null, so that nothing is measured. Set it to the way an answer is written, such as "
+            "'<answer>{answer}</answer>'."
+        )

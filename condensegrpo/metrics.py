@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from condensegrpo.information import curve, lost
 from condensegrpo.trajectory import TOOL_ATTEMPTS, TOOL_SUCCESSES, ScoredTrajectory, Stop
 
 
@@ -32,6 +33,8 @@ class Facts:
     tool_successes: float  # those that a tool answered without an error
     stop: Stop
     seconds: float
+    information: tuple[float | None, ...] = ()  # (K,) nats, of information.curve; None: not measured
+    information_lost: float | None = None  # nats, of information.lost
 
 
 def facts_of(scored: ScoredTrajectory, *, turn_reward: float) -> Facts:
@@ -58,6 +61,8 @@ def facts_of(scored: ScoredTrajectory, *, turn_reward: float) -> Facts:
         tool_successes=math.fsum(rewards.get(TOOL_SUCCESSES, 0.0) for rewards in earned),
         stop=one.stop,
         seconds=one.seconds,
+        information=curve(one),
+        information_lost=lost(one),
     )
 
 
@@ -68,8 +73,10 @@ def summarise(facts: Sequence[Facts]) -> dict[str, float]:
     trajectory), ``turns``, ``output_tokens``, ``condensations`` (declared ones), ``seconds/trajectory``,
     ``reward/<component>`` (over those that have the component), ``stop/<reason>`` (every reason, as a share). Also
     ``context_tokens_max``, the largest of all, and ``trajectories``, their number. If any turn earned something:
-    ``turn_reward``, the mean of R^T. If any tool was called: ``tool_calls``, the mean number of calls, and
-    ``tool_calls_valid``, the share of all calls that a tool answered without an error. Of none: ``trajectories`` alone.
+    ``turn_reward``, the mean of R^T. If what contexts know of the answer was measured: ``answer_information``, the mean
+    of the last context's, and ``answer_information_lost``, what condensations cost. If any tool was called:
+    ``tool_calls``, the mean number of calls, and ``tool_calls_valid``, the share of all calls that a tool answered
+    without an error. Of none: ``trajectories`` alone.
     """
     if not facts:
         return {"trajectories": 0.0}
@@ -87,6 +94,7 @@ def summarise(facts: Sequence[Facts]) -> dict[str, float]:
         **{f"stop/{stop.value}": _mean(one.stop is stop for one in facts) for stop in Stop},
         **_turn_rewards(facts),
         **_tool_calls(facts),
+        **_information(facts),
         **_component_means(facts),
     }
 
@@ -101,6 +109,14 @@ def _tool_calls(facts: Sequence[Facts]) -> dict[str, float]:
     if not attempts:
         return {}
     return {"tool_calls": attempts / len(facts), "tool_calls_valid": successes / attempts}
+
+
+def _information(facts: Sequence[Facts]) -> dict[str, float]:
+    last = [known[-1] for one in facts if (known := [value for value in one.information if value is not None])]
+    lost = [one.information_lost for one in facts if one.information_lost is not None]
+    if not last:
+        return {}
+    return {"answer_information": _mean(last), "answer_information_lost": _mean(lost)}
 
 
 def _component_means(facts: Sequence[Facts]) -> dict[str, float]:

@@ -109,6 +109,7 @@ class Turn:
     reply: Message
     observations: tuple[Message, ...] = ()
     turn_rewards: Mapping[str, float] = field(default_factory=dict)
+    answer_logprob: float | None = None  # nats, log π(ground truth | prompt); None: not measured
 
     def __post_init__(self) -> None:
         if len(self.output_ids) != len(self.logprobs):

@@ -32,6 +32,7 @@ FLOORS = {
     "condensegrpo.prefix_tree": 1,
     "condensegrpo.metrics": 1,
     "condensegrpo.estimates": 1,
+    "condensegrpo.information": 1,
     "condensegrpo.diagnostics": 1,
     "condensegrpo.memory": 1,
     "condensegrpo.zero": 1,

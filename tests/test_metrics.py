@@ -96,6 +96,7 @@ def test_the_facts_of_a_trajectory_are_read_off_its_turns_and_its_score() -> Non
         tool_successes=1.0,
         stop=Stop.TURN_LIMIT,
         seconds=1.0,
+        information=(None, None),
     )
 
 
@@ -208,7 +209,7 @@ def test_shares_are_shares(facts: list[Facts]) -> None:
 
 
 def test_the_page_explains_every_key_of_trajectories_and_credit() -> None:
-    called = replace(turn(1, 1), turn_rewards={"tool_attempts": 1.0})
+    called = replace(turn(1, 1), turn_rewards={"tool_attempts": 1.0}, answer_logprob=-1.0)
     facts = facts_of(scored(called, correct=1, total=1, components={"brevity": 1.0}), turn_reward=1.0)
     rows = [
         Credited(

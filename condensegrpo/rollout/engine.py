@@ -6,6 +6,7 @@ from typing import Literal
 
 from condensegrpo.protocols import Condenser, Sampler, UnitScorer
 from condensegrpo.rollout.budget import Limits
+from condensegrpo.rollout.information import AnswerProbe
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.rollout.toolcalls import Toolbox
 
@@ -51,6 +52,7 @@ class Engine:
     toolbox: Toolbox
     limits: Limits
     temperature: float = 1.0  # 0 is greedy
+    probe: AnswerProbe | None = None  # None: what contexts know of the answer is not measured
 
 
 def _floor(tokens: float) -> int:

@@ -136,9 +136,10 @@ async def _play(
                 who="rendering the prompt",
                 stop=Stop.ENVIRONMENT_ERROR,
             )
+            known = await _known(engine, problem, prompt)
             sampled = await _sample(engine, prompt, seed(number))
             reaction = await _react(engine, episode, sampled)
-            turns.append(_turn(prompt, sampled, reaction))
+            turns.append(replace(_turn(prompt, sampled, reaction), answer_logprob=known))
             if reaction.ending is not None:
                 return reaction.ending
             history = history.add(Unit(turn=number, reply=reaction.reply, results=reaction.observations))
@@ -153,6 +154,18 @@ async def _started(
 ) -> tuple[Environment, tuple[Message, ...]]:
     episode = environment(problem)
     return episode, checked_messages(await episode.start(), "start()")
+
+
+async def _known(engine: Engine, problem: Problem, prompt: Prompt) -> float | None:
+    """What the prompt knows of the answer, if that is asked for."""
+    if engine.probe is None:
+        return None
+    return await guarded(
+        partial(engine.probe.measure, problem, prompt.ids),
+        who="measuring what the context knows of the answer",
+        stop=Stop.SAMPLER_ERROR,
+        seconds=engine.limits.turn_seconds,
+    )
 
 
 async def _sample(engine: Engine, prompt: Prompt, seed: int) -> _Sampled:
