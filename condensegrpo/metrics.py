@@ -25,13 +25,16 @@ class Facts:
     components: Mapping[str, float]  # Score.components
     turn_reward: float  # R^T, what its turns earned on the way
     context_tokens: int  # Score.context_tokens
-    turns: int
-    output_tokens: int  # sampled tokens of all turns
+    turns: int  # replies; condense turns are not counted
+    output_tokens: int  # sampled tokens of all turns, condense turns among them
     condensations: int  # declared ones
     tool_attempts: float  # calls that it wrote, malformed ones included
     tool_successes: float  # those that a tool answered without an error
     stop: Stop
     seconds: float
+    summaries: int = 0  # that the policy wrote and that were used
+    rejected: int = 0  # that it wrote and that were not used
+    rejected_tokens: int = 0  # of those
 
 
 def facts_of(scored: ScoredTrajectory, *, turn_reward: float) -> Facts:
@@ -51,7 +54,10 @@ def facts_of(scored: ScoredTrajectory, *, turn_reward: float) -> Facts:
         components=dict(score.components),
         turn_reward=turn_reward,
         context_tokens=score.context_tokens,
-        turns=len(one.turns),
+        turns=one.replies,
+        summaries=len(one.turns) - one.replies,
+        rejected=len(one.rejected),
+        rejected_tokens=sum(len(text.output_ids) for text in one.rejected),
         output_tokens=one.output_tokens,
         condensations=sum(turn.condensation is not None for turn in one.turns),
         tool_attempts=math.fsum(rewards.get(TOOL_ATTEMPTS, 0.0) for rewards in earned),
@@ -69,7 +75,9 @@ def summarise(facts: Sequence[Facts]) -> dict[str, float]:
     ``reward/<component>`` (over those that have the component), ``stop/<reason>`` (every reason, as a share). Also
     ``context_tokens_max``, the largest of all, and ``trajectories``, their number. If any turn earned something:
     ``turn_reward``, the mean of R^T. If any tool was called: ``tool_calls``, the mean number of calls, and
-    ``tool_calls_valid``, the share of all calls that a tool answered without an error. Of none: ``trajectories`` alone.
+    ``tool_calls_valid``, the share of all calls that a tool answered without an error. If the policy wrote a summary:
+    ``summaries`` that were used, ``summaries_rejected`` and ``summary_tokens_rejected``, means over trajectories. Of
+    none: ``trajectories`` alone.
     """
     if not facts:
         return {"trajectories": 0.0}
@@ -87,6 +95,7 @@ def summarise(facts: Sequence[Facts]) -> dict[str, float]:
         **{f"stop/{stop.value}": _mean(one.stop is stop for one in facts) for stop in Stop},
         **_turn_rewards(facts),
         **_tool_calls(facts),
+        **_summaries(facts),
         **_component_means(facts),
     }
 
@@ -101,6 +110,16 @@ def _tool_calls(facts: Sequence[Facts]) -> dict[str, float]:
     if not attempts:
         return {}
     return {"tool_calls": attempts / len(facts), "tool_calls_valid": successes / attempts}
+
+
+def _summaries(facts: Sequence[Facts]) -> dict[str, float]:
+    if not any(one.summaries or one.rejected for one in facts):
+        return {}
+    return {
+        "summaries": _mean(one.summaries for one in facts),
+        "summaries_rejected": _mean(one.rejected for one in facts),
+        "summary_tokens_rejected": _mean(one.rejected_tokens for one in facts),
+    }
 
 
 def _component_means(facts: Sequence[Facts]) -> dict[str, float]:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from operator import index
 from typing import Any
 
+from condensegrpo.account import account
 from condensegrpo.condensers.fit import fits, newest_that_fit
 from condensegrpo.condensers.placeholder import masked
-from condensegrpo.condensers.spans import account
 from condensegrpo.messages import History, Message, Unit
 from condensegrpo.protocols import Budget, Condensed, Count
 from condensegrpo.trajectory import Fate, Span
