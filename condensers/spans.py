@@ -7,6 +7,8 @@ from condensegrpo.messages import History
 from condensegrpo.protocols import Count
 from condensegrpo.trajectory import Span
 
+__all__ = ["account", "spans"]
+
 
 def spans(history: History, kept: Container[int], count: Count) -> tuple[Span, ...]:
     """One span for every unit, in order; ``kept`` holds positions in ``history.units``."""

@@ -27,15 +27,18 @@ class Plan:
         return (*self.covered, *self.kept)
 
 
-def planned(history: History, budget: Budget, *, keep_last: int, room: int) -> Plan | None:
+def planned(history: History, budget: Budget, *, keep_last: int, room: int, always: bool) -> Plan | None:
     """What to summarise: all but the newest ``keep_last`` units, or fewer of those if they leave a summary no room.
 
-    None if there is nothing new to summarise, or if the newest unit alone is over budget.
+    None if what stands is within the budget, if there is nothing new to summarise, or if the newest unit alone is over.
 
     Args:
         room: tokens that a summary may have.
+        always: summarise what is within the budget too.
     """
     view = history.standing
+    if not always and fits(history.head, view, budget):
+        return None
     less = replace(budget, tokens=max(budget.tokens - room, 0))
     kept = newest_that_fit(history.head, view[-keep_last:], less)
     covered = view[: len(view) - len(kept)]

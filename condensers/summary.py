@@ -26,6 +26,7 @@ class PolicySummary:
 
     keep_last: int = 1  # units that stay as they are, at least 1; fewer if they leave a summary no room
     max_tokens: int = 256  # of a summary; no more than of a reply
+    always: bool = False  # summarise within the budget too, as soon as there is something new
     attempts: int = 2  # texts that the policy may write before old results are masked instead
     template: str | None = None  # a text file with $tokens and $kept; null: summary.txt of the package
     instruction: Instruction = field(init=False)
@@ -60,8 +61,8 @@ class PolicySummary:
             )
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
-        """The newest units under a summary: the last one where there is nothing new to summarise."""
-        plan = planned(history, budget, keep_last=self.keep_last, room=self.max_tokens)
+        """The newest units under a summary; as they stand if they are within the budget."""
+        plan = planned(history, budget, keep_last=self.keep_last, room=self.max_tokens, always=self.always)
         if plan is None or budget.write is None:
             return await without(history, budget, tools, why="")
         request = await self._request(plan, history, budget, tools)

@@ -37,6 +37,7 @@ class SummaryModel:
         *,
         keep_last: int = 1,
         max_tokens: int = 256,
+        always: bool = False,
         template: str | None = None,
         seconds: float = 60.0,
         concurrency: int = 4,
@@ -50,6 +51,7 @@ class SummaryModel:
             url: of an OpenAI-compatible endpoint, such as ``http://localhost:8000/v1``; None: a local model.
             keep_last: units that stay as they are, at least 1; fewer if they leave a summary no room.
             max_tokens: of a summary, by the tokenizer of the model that writes it.
+            always: summarise within the budget too, as soon as there is something new.
             template: a text file with ``$tokens`` and ``$kept``; None: ``summary.txt`` of the package.
             seconds: that one summary may take, waiting for its turn not counted.
             concurrency: requests to the endpoint at one time. A local model writes one at a time.
@@ -61,7 +63,7 @@ class SummaryModel:
                 raise ValueError(f"{name} must be at least 1, found {value}")
         if not 0 < seconds < math.inf:
             raise ValueError(f"seconds must be a finite number above 0, found {seconds}")
-        self._keep_last, self._max_tokens = keep_last, max_tokens
+        self._keep_last, self._max_tokens, self._always = keep_last, max_tokens, always
         self._instruction = Instruction.read(template)
         self._writer: Endpoint | LocalModel = (
             LocalModel(model, device=device, seconds=seconds)
@@ -88,8 +90,9 @@ class SummaryModel:
         return found
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
-        """The newest units under a summary: the last one where there is nothing new to summarise."""
-        plan = planned(history, budget, keep_last=self._keep_last, room=min(self._max_tokens, budget.tokens // 2))
+        """The newest units under a summary; as they stand if they are within the budget."""
+        room = min(self._max_tokens, budget.tokens // 2)
+        plan = planned(history, budget, keep_last=self._keep_last, room=room, always=self._always)
         if plan is None:
             return await without(history, budget, tools, why="")
         text = self._asked(plan, history)

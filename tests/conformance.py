@@ -29,6 +29,7 @@ OPTIONS: dict[str, list[Options | Callable[[], Options]]] = {  # a callable is c
     "summary": [{}, {"max_tokens": 40, "keep_last": 3}],
     "pipeline": [
         {"stages": [MASK, LAST]},
+        {"stages": [{**MASK, "options": {"keep": 1, "drop_oldest": False}}, LAST]},
         {"stages": [{**MASK, "over": 0.5}, {"name": "summary", "options": {"max_tokens": 40}}, LAST]},
         {"stages": [{**MASK, "over": 0.5}, {"name": "last_k", "options": {"keep_last": 4, "keep_first": 1}}]},
     ],

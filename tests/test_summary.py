@@ -175,8 +175,12 @@ def test_max_turns_counts_replies_and_no_condense_turns(template: str) -> None:
     assert "c" in kinds(trajectory)
 
 
-def test_every_turn_asks_for_a_summary_whenever_there_is_something_new(template: str) -> None:
-    trajectory = condensed(talker(summing), template, trigger=Trigger())
+def test_within_the_budget_nothing_is_summarised_even_if_it_is_asked_in_every_turn(template: str) -> None:
+    assert kinds(condensed(talker(summing), template, trigger=Trigger())) == "aaaaaa"
+
+
+def test_always_asks_for_a_summary_whenever_there_is_something_new(template: str) -> None:
+    trajectory = condensed(talker(summing), template, trigger=Trigger(), always=True)
     assert kinds(trajectory) == "aaacacaca"
     assert {one.before for one in trajectory.rejected} == {2}, "no text is shorter than one unit that short"
     assert segments.check(trajectory) == ()
@@ -184,7 +188,9 @@ def test_every_turn_asks_for_a_summary_whenever_there_is_something_new(template:
 
 def test_the_system_prefix_and_the_tools_are_those_of_a_normal_turn(template: str) -> None:
     """Pitfall 3: a request without the tools changes the system block and breaks the prefix twice."""
-    trajectory = condensed(talker(summing), template, tools={"add": add}, trigger=Trigger(), max_context_tokens=4000)
+    trajectory = condensed(
+        talker(summing), template, tools={"add": add}, trigger=Trigger(), always=True, max_context_tokens=4000
+    )
     head = trajectory.turns[0].prompt_ids
     opening = len(head) - len(tokenizer().encode("<|im_start|>assistant\n"))
     assert '"name": "add"' in shown(head[:opening])
@@ -268,6 +274,7 @@ def test_a_summary_no_shorter_than_what_it_stands_for_is_rejected(template: str)
         talker(lambda prompt: "word " * 30, answer_at=3),
         template,
         trigger=Trigger(),
+        always=True,
         max_tokens=300,
         max_output_tokens=400,
     )
@@ -276,7 +283,7 @@ def test_a_summary_no_shorter_than_what_it_stands_for_is_rejected(template: str)
 
 
 def test_attempts_are_capped_and_counted_for_each_turn(template: str) -> None:
-    trajectory = condensed(talker(lambda prompt: ""), template, trigger=Trigger(), attempts=3, max_turns=4)
+    trajectory = condensed(talker(lambda prompt: ""), template, trigger=Trigger(), always=True, attempts=3, max_turns=4)
     asked = [one.before for one in trajectory.rejected]
     assert asked == [2, 2, 2, 3, 3, 3]
 
@@ -300,7 +307,7 @@ def test_every_text_has_a_random_stream_of_its_own(template: str) -> None:
         def close(self) -> None:
             raise NotImplementedError
 
-    condenser = PolicySummary(max_tokens=40, template=template)
+    condenser = PolicySummary(max_tokens=40, template=template, always=True)
     play(engine(Listening(), condenser=condenser, max_turns=4))
     assert seeds == list(range(len(seeds)))
     assert len(seeds) == 4 + 2 * 2
@@ -308,7 +315,7 @@ def test_every_text_has_a_random_stream_of_its_own(template: str) -> None:
 
 def test_a_sampler_that_fails_while_it_writes_ends_the_episode_as_its_fault(template: str) -> None:
     sampler = ScriptedSampler([said("hello"), said("hello"), said("hello")])
-    trajectory = condensed(sampler, template, trigger=Trigger())
+    trajectory = condensed(sampler, template, trigger=Trigger(), always=True)
     assert (trajectory.stop, kinds(trajectory)) == (Stop.SAMPLER_ERROR, "aac"[: len(kinds(trajectory))])
     assert segments.check(trajectory) == ()
 
@@ -453,9 +460,9 @@ def test_in_a_pipeline_only_one_stage_may_ask_the_policy() -> None:
 
 
 def test_a_pipeline_masks_first_and_summarises_what_is_still_too_long(template: str) -> None:
-    options = {"max_tokens": 40, "template": template}
+    options = {"max_tokens": 40, "template": template, "always": True}
     stages = [
-        {"name": "observation_mask", "options": {"keep": 1}},
+        {"name": "observation_mask", "options": {"keep": 1, "drop_oldest": False}},
         {"name": "summary", "options": options, "over": 0.6},
     ]
     condenser = assemble.condenser(CondenserPlugin(name="pipeline", options={"stages": stages}))
@@ -469,7 +476,7 @@ def test_a_pipeline_masks_first_and_summarises_what_is_still_too_long(template: 
 
 
 def test_a_summary_that_a_later_stage_drops_is_not_trained(template: str) -> None:
-    options = {"max_tokens": 40, "template": template}
+    options = {"max_tokens": 40, "template": template, "always": True}
     stages = [
         {"name": "summary", "options": options, "over": 0},
         {"name": "last_k", "options": {"keep_last": 1}, "over": 0},
