@@ -108,6 +108,9 @@ def _rows(turn: TurnView, scale: float, *, full: bool) -> Iterator[tuple[str, Te
     yield "context", Text.assemble(context_bar.bar(turn.context), "  ", _make_up(turn))
     if turn.condensation is not None:
         yield "units", _spans(turn.condensation)
+    for text in turn.rejected:
+        told = Text(f"{text.tokens} tokens, not used, since {one_line(text.reason, 90)}: ", theme.WARN)
+        yield "wrote", told.append(excerpt(text.text, characters=size), theme.DIM)
     yield from (_message("sees", message, size) for message in _shown(turn, full=full))
     yield "reply", Text(excerpt(turn.reply, characters=size), "bold")
     for call in turn.calls:

@@ -22,6 +22,8 @@ from condensegrpo.messages import Message
 from condensegrpo.objective import Minimised
 from condensegrpo.plugins import build, load
 from condensegrpo.protocols import (
+    Budget,
+    ChecksRoom,
     Condenser,
     GroupReward,
     Measures,
@@ -151,12 +153,7 @@ def engine(config: RunConfig, cast: Cast, *, renderer: Renderer, sampler: Sample
         condenser=cast.condenser,
         condenser_name=config.condenser.name,
         scorers=open_scorers(names_of(cast.condenser), sampler=sampler, renderer=renderer, dtype=config.model.dtype),
-        trigger=Trigger(
-            when=config.rollout.condense,
-            share=config.rollout.condense_share,
-            to=config.rollout.condense_to,
-            jitter=config.rollout.condense_jitter,
-        ),
+        trigger=_trigger(config),
         toolbox=cast.toolbox,
         limits=_limits(config),
         temperature=temperature,
@@ -190,6 +187,7 @@ def check_model(config: RunConfig, cast: Cast, source: str) -> None:
         check_head(rendering, head, _limits(config))
     except ContextOverflow as error:
         raise ConfigError(str(error)) from error
+    _check_condenser(config, cast, rendering, head)
     if config.rollout.tools:
         rendering.check_roles(head, cast.toolbox.format.result("call_0", config.rollout.tools[0], "0"))
     longest, room = config.rollout.max_context_tokens + config.rollout.max_output_tokens, positions(source)
@@ -202,8 +200,30 @@ def check_model(config: RunConfig, cast: Cast, source: str) -> None:
         check_targets_of(source, as_targets(config.model.lora.targets))
 
 
+def _check_condenser(config: RunConfig, cast: Cast, renderer: Renderer, head: Sequence[Message]) -> None:
+    """Check that the condenser has the room that it needs; at the draw of the trigger that leaves it the least."""
+    if not isinstance(cast.condenser, ChecksRoom):
+        return
+    most = config.rollout.max_context_tokens
+    room = Budget(tokens=_trigger(config).room(most, draw=1.0), count=renderer.count, request_tokens=most)
+    try:
+        cast.condenser.check_room(head, room)
+    except ValueError as error:
+        raise ConfigError(f"checking the room of the condenser {config.condenser.name}: {error}.") from error
+
+
 async def _head(task: Task, problem: Problem) -> tuple[Message, ...]:
     return await task.environment(problem).start()
+
+
+def _trigger(config: RunConfig) -> Trigger:
+    rollout = config.rollout
+    return Trigger(
+        when=rollout.condense,
+        share=rollout.condense_share,
+        to=rollout.condense_to,
+        jitter=rollout.condense_jitter,
+    )
 
 
 def _limits(config: RunConfig) -> Limits:

@@ -214,6 +214,8 @@ class Algorithm(Section):
     """The weight of a token in the optimiser step."""
     aggregation_tokens: int | None = Field(default=None, ge=1)
     """L of trajectory_constant; by default max_turns · max_output_tokens."""
+    summary_share: float | None = Field(default=None, ge=0, le=1)
+    """Share of all token weight that the tokens of summaries have; null: what the aggregation gives them."""
     updates_per_batch: int = Field(default=1, ge=1)
     """Optimiser steps on each batch of trajectories."""
     whiten: bool = False

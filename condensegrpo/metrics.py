@@ -26,8 +26,8 @@ class Facts:
     components: Mapping[str, float]  # Score.components
     turn_reward: float  # R^T, what its turns earned on the way
     context_tokens: int  # Score.context_tokens
-    turns: int
-    output_tokens: int  # sampled tokens of all turns
+    turns: int  # replies; condense turns are not counted
+    output_tokens: int  # sampled tokens of all turns, condense turns among them
     condensations: int  # declared ones
     tool_attempts: float  # calls that it wrote, malformed ones included
     tool_successes: float  # those that a tool answered without an error
@@ -35,6 +35,9 @@ class Facts:
     seconds: float
     information: tuple[float | None, ...] = ()  # (K,) nats, of information.curve; None: not measured
     information_lost: float | None = None  # nats, of information.lost
+    summaries: int = 0  # that the policy wrote and that were used
+    rejected: int = 0  # that it wrote and that were not used
+    rejected_tokens: int = 0  # of those
 
 
 def facts_of(scored: ScoredTrajectory, *, turn_reward: float) -> Facts:
@@ -54,7 +57,10 @@ def facts_of(scored: ScoredTrajectory, *, turn_reward: float) -> Facts:
         components=dict(score.components),
         turn_reward=turn_reward,
         context_tokens=score.context_tokens,
-        turns=len(one.turns),
+        turns=one.replies,
+        summaries=len(one.turns) - one.replies,
+        rejected=len(one.rejected),
+        rejected_tokens=sum(len(text.output_ids) for text in one.rejected),
         output_tokens=one.output_tokens,
         condensations=sum(turn.condensation is not None for turn in one.turns),
         tool_attempts=math.fsum(rewards.get(TOOL_ATTEMPTS, 0.0) for rewards in earned),
@@ -73,10 +79,11 @@ def summarise(facts: Sequence[Facts]) -> dict[str, float]:
     trajectory), ``turns``, ``output_tokens``, ``condensations`` (declared ones), ``seconds/trajectory``,
     ``reward/<component>`` (over those that have the component), ``stop/<reason>`` (every reason, as a share). Also
     ``context_tokens_max``, the largest of all, and ``trajectories``, their number. If any turn earned something:
-    ``turn_reward``, the mean of R^T. If what contexts know of the answer was measured: ``answer_information``, the mean
-    of the last context's, and ``answer_information_lost``, what condensations cost. If any tool was called:
-    ``tool_calls``, the mean number of calls, and ``tool_calls_valid``, the share of all calls that a tool answered
-    without an error. Of none: ``trajectories`` alone.
+    ``turn_reward``, the mean of R^T. If any tool was called: ``tool_calls``, the mean number of calls, and
+    ``tool_calls_valid``, the share of all calls that a tool answered without an error. If the policy wrote a summary:
+    ``summaries`` that were used, ``summaries_rejected`` and ``summary_tokens_rejected``, means over trajectories. If
+    what contexts know of the answer was measured: ``answer_information``, the mean of the last context's, and
+    ``answer_information_lost``, what condensations cost. Of none: ``trajectories`` alone.
     """
     if not facts:
         return {"trajectories": 0.0}
@@ -95,6 +102,7 @@ def summarise(facts: Sequence[Facts]) -> dict[str, float]:
         **_turn_rewards(facts),
         **_tool_calls(facts),
         **_information(facts),
+        **_summaries(facts),
         **_component_means(facts),
     }
 
@@ -117,6 +125,16 @@ def _information(facts: Sequence[Facts]) -> dict[str, float]:
     if not last:
         return {}
     return {"answer_information": _mean(last), "answer_information_lost": _mean(lost)}
+
+
+def _summaries(facts: Sequence[Facts]) -> dict[str, float]:
+    if not any(one.summaries or one.rejected for one in facts):
+        return {}
+    return {
+        "summaries": _mean(one.summaries for one in facts),
+        "summaries_rejected": _mean(one.rejected for one in facts),
+        "summary_tokens_rejected": _mean(one.rejected_tokens for one in facts),
+    }
 
 
 def _component_means(facts: Sequence[Facts]) -> dict[str, float]:

@@ -16,8 +16,8 @@ from condensegrpo import assemble, plugins
 from condensegrpo.attention.scripted import ScriptedScorer
 from condensegrpo.config import CondenserPlugin
 from condensegrpo.messages import History, Message, ToolCall, Unit, flatten
-from condensegrpo.protocols import Budget, Condensed, Condenser, Count
-from condensegrpo.trajectory import Fate
+from condensegrpo.protocols import Budget, Condensed, Condenser, Count, Request, Written
+from condensegrpo.trajectory import Fate, Finish
 
 Options = dict[str, Any]
 NEVER_CUTS = {"full"}  # over budget it returns everything, and the engine stops
@@ -28,8 +28,11 @@ OPTIONS: dict[str, list[Options | Callable[[], Options]]] = {  # a callable is c
     ],
     "attention": [{}, {"smoothing": 0.0, "lookback": 0, "hysteresis": 1.0}],
     "observation_mask": [{}, {"keep": 0}, {"keep": 1, "exclude_tools": ["t"]}, {"keep": 2, "only_tools": True}],
+    "summary": [{}, {"max_tokens": 40, "keep_last": 3}],
     "pipeline": [
         {"stages": [MASK, LAST]},
+        {"stages": [{**MASK, "options": {"keep": 1, "drop_oldest": False}}, LAST]},
+        {"stages": [{**MASK, "over": 0.5}, {"name": "summary", "options": {"max_tokens": 40}}, LAST]},
         {"stages": [{**MASK, "over": 0.5}, {"name": "last_k", "options": {"keep_last": 4, "keep_first": 1}}]},
     ],
 }
@@ -144,9 +147,20 @@ def length(unit: Unit) -> float:
     return float(len(unit.reply.content) % 7)
 
 
+async def brief(request: Request) -> Written:
+    """A policy that always writes the same summary."""
+    return Written(text="done: all <|im_end|>", finish=Finish.STOP)
+
+
 def budget(tokens: int, counted: Count = count) -> Budget:
-    """As the engine gives it, with scorers whose scores are known."""
-    return Budget(tokens=tokens, count=counted, scorers={"policy": ScriptedScorer(length)})
+    """As the engine gives it: the context that is asked for a summary may be larger than what a summary leaves."""
+    return Budget(
+        tokens=tokens,
+        count=counted,
+        scorers={"policy": ScriptedScorer(length)},
+        write=brief,
+        request_tokens=tokens + 500,
+    )
 
 
 def condense(condenser: Condenser, past: History, tokens: int, counted: Count = count) -> Condensed:

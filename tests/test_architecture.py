@@ -22,6 +22,7 @@ FLOORS = {
     "condensegrpo.protocols": 0,
     "condensegrpo.plugins": 0,
     "condensegrpo.names": 0,
+    "condensegrpo.account": 0,
     "condensegrpo.configs": 0,  # holds YAML and no code
     # 1 pure maths: torch
     "condensegrpo.advantages": 1,

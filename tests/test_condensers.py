@@ -17,7 +17,7 @@ from condensegrpo.trajectory import Fate
 
 
 def test_the_condensers_of_the_package_are_installed() -> None:
-    assert {"full", "last_k", "observation_mask", "pipeline"} <= {
+    assert {"full", "last_k", "observation_mask", "pipeline", "summary"} <= {
         point.name for point in plugins.installed("condensers")
     }
 
