@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from condensegrpo.evaluation import Evaluation
     from condensegrpo.storage import RunFolder
 
+MOST_TURNS = 10  # shown of the curve of information; all of it is in --json
+
 
 def evaluate(
     policy: Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="A run's folder, a model folder or a Hub id.")],
@@ -138,6 +140,8 @@ def _print(result: "Evaluation", model: str) -> None:
         ("turns", "turns"),
         ("tool calls", "tool_calls"),
         ("tool calls that worked", "tool_calls_valid"),
+        ("known of the answer at the end, nats", "answer_information"),
+        ("lost of it to condensation, nats", "answer_information_lost"),
     )
     for label, key in rows:
         if key in result.metrics:
@@ -145,6 +149,10 @@ def _print(result: "Evaluation", model: str) -> None:
     for key, value in result.metrics.items():
         if key.startswith("stop/") and value:
             table.add_row(f"ended: {key.removeprefix('stop/')}", f"{value:.3f}")
+    if result.information:
+        known = " ".join("–" if value is None else f"{value:.1f}" for value in result.information[:MOST_TURNS])
+        more = " …" if len(result.information) > MOST_TURNS else ""
+        table.add_row("known of the answer by turn, nats", f"{known}{more}")
     table.add_row("seconds", f"{result.seconds:.1f}")
     console = Console()
     console.print(table)

@@ -22,8 +22,11 @@ from condensegrpo.messages import Message
 from condensegrpo.objective import Minimised
 from condensegrpo.plugins import build, load
 from condensegrpo.protocols import (
+    Budget,
+    ChecksRoom,
     Condenser,
     GroupReward,
+    Measures,
     Part,
     Problem,
     Reward,
@@ -38,8 +41,10 @@ from condensegrpo.protocols import (
 from condensegrpo.rollout.boundary import checked_messages
 from condensegrpo.rollout.budget import Limits, check_head
 from condensegrpo.rollout.episode import Engine, Trigger
+from condensegrpo.rollout.information import AnswerProbe
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
+from condensegrpo.scorers import check_models, check_scorers, names_of, open_scorers
 from condensegrpo.section import parse
 
 P = TypeVar("P")
@@ -71,6 +76,7 @@ def check(config: RunConfig) -> Cast:
         if name != HELD_OUT:
             problems(cast(varied).task, "eval")
     plugins.check("samplers", config.sampler.name, _sampler_options(config, ""))
+    check_scorers(names_of(built.condenser), load("samplers", config.sampler.name), config.sampler.name)
     for tracker in config.trackers:
         plugins.check("trackers", tracker.name, tracker.options)
     return built
@@ -153,16 +159,25 @@ def engine(config: RunConfig, cast: Cast, *, renderer: Renderer, sampler: Sample
         renderer=renderer,
         condenser=cast.condenser,
         condenser_name=config.condenser.name,
-        trigger=Trigger(
-            when=config.rollout.condense,
-            share=config.rollout.condense_share,
-            to=config.rollout.condense_to,
-            jitter=config.rollout.condense_jitter,
-        ),
+        scorers=open_scorers(names_of(cast.condenser), sampler=sampler, renderer=renderer, dtype=config.model.dtype),
+        trigger=_trigger(config),
         toolbox=cast.toolbox,
         limits=_limits(config),
         temperature=temperature,
+        probe=_probe(config, renderer, sampler),
     )
+
+
+def _probe(config: RunConfig, renderer: Renderer, sampler: Sampler) -> AnswerProbe | None:
+    form = config.rollout.answer_form
+    if form is None:
+        return None
+    if not isinstance(sampler, Measures):
+        raise ConfigError(
+            f"setting up rollout.answer_form: the sampler {config.sampler.name} cannot say how probable a given reply "
+            f"is. Use sampler.name=transformers, or set rollout.answer_form=null."
+        )
+    return AnswerProbe(model=sampler, renderer=renderer, form=form)
 
 
 def check_model(config: RunConfig, cast: Cast, source: str) -> None:
@@ -172,12 +187,14 @@ def check_model(config: RunConfig, cast: Cast, source: str) -> None:
         ConfigError: system message and question, or a context with its reply, are too long (the message says which key
             to change), the chat template knows no tool results, or the model has no layers for the adapters.
     """
+    check_models(names_of(cast.condenser), source)
     rendering = renderer(config, cast, source)
     head = cast.toolbox.introduced(_head(cast.task, problems(cast.task, "train")[0]))
     try:
         check_head(rendering, head, _limits(config))
     except ContextOverflow as error:
         raise ConfigError(str(error)) from error
+    _check_condenser(config, cast, rendering, head)
     if config.rollout.tools:
         rendering.check_roles(head, cast.toolbox.format.result("call_0", config.rollout.tools[0], "0"))
     longest, room = config.rollout.max_context_tokens + config.rollout.max_output_tokens, positions(source)
@@ -214,6 +231,28 @@ def _head(task: Task, problem: Problem) -> tuple[Message, ...]:
 def _said(error: Exception) -> str:
     """What a plug-in's error says; a ``ValueError`` is how it speaks to users, others need their names."""
     return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+
+
+def _check_condenser(config: RunConfig, cast: Cast, renderer: Renderer, head: Sequence[Message]) -> None:
+    """Check that the condenser has the room that it needs; at the draw of the trigger that leaves it the least."""
+    if not isinstance(cast.condenser, ChecksRoom):
+        return
+    most = config.rollout.max_context_tokens
+    room = Budget(tokens=_trigger(config).room(most, draw=1.0), count=renderer.count, request_tokens=most)
+    try:
+        cast.condenser.check_room(head, room)
+    except ValueError as error:
+        raise ConfigError(f"checking the room of the condenser {config.condenser.name}: {error}.") from error
+
+
+def _trigger(config: RunConfig) -> Trigger:
+    rollout = config.rollout
+    return Trigger(
+        when=rollout.condense,
+        share=rollout.condense_share,
+        to=rollout.condense_to,
+        jitter=rollout.condense_jitter,
+    )
 
 
 def _limits(config: RunConfig) -> Limits:

@@ -171,6 +171,17 @@ class Rollout(Section):
     """
     template_options: dict[str, Any] = {}
     """Extra variables of the chat template, such as enable_thinking."""
+    answer_form: str | None = None
+    """How a right answer is written, such as <answer>{answer}</answer>; null: what contexts know is not measured."""
+
+    @field_validator("answer_form")
+    @classmethod
+    def _one_place(cls, given: str | None) -> str | None:
+        if given is not None and given.count("{answer}") != 1:
+            raise ValueError(
+                f"found {given!r}, wanted {{answer}} in it exactly once, as in <answer>{{answer}}</answer>"
+            )
+        return given
 
 
 class Kl(Section):
@@ -209,6 +220,8 @@ class Algorithm(Section):
     """The weight of a token in the optimiser step."""
     aggregation_tokens: int | None = Field(default=None, ge=1)
     """L of trajectory_constant; by default max_turns · max_output_tokens."""
+    summary_share: float | None = Field(default=None, ge=0, le=1)
+    """Share of all token weight that the tokens of summaries have; null: what the aggregation gives them."""
     updates_per_batch: int = Field(default=1, ge=1)
     """Optimiser steps on each batch of trajectories."""
     whiten: bool = False

@@ -20,6 +20,7 @@ def check_figures(config: RunConfig) -> None:
     _check_offload(config)
     _check_task(config)
     _check_staleness(config)
+    _check_information(config)
 
 
 def _check_group(config: RunConfig) -> None:
@@ -120,4 +121,16 @@ def _check_staleness(config: RunConfig) -> None:
             f"checking algorithm.importance.cap: found 0, no correction, and rollout.staleness is {staleness}; a batch "
             f"is then sampled by an older policy than the one that learns from it, and that must be corrected. Set "
             f"algorithm.importance.cap=2 (or another bound of at least 1), or rollout.staleness=0."
+        )
+
+
+def _check_information(config: RunConfig) -> None:
+    """A reward for what contexts know of the answer needs it measured."""
+    parts = config.reward.options.get("parts", ())
+    names = [part.get("name") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    if "answer_information" in names and config.rollout.answer_form is None:
+        raise ConfigError(
+            "checking reward.options.parts: answer_information pays what contexts know of the answer, and "
+            "rollout.answer_form is null, so that nothing is measured. Set it to the way an answer is written, such as "
+            "'<answer>{answer}</answer>'."
         )

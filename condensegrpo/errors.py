@@ -8,6 +8,7 @@
     ├── RolloutError         a trajectory cannot be sampled as asked
     │   ├── PrefixBroken     a prompt does not continue the last one and no condensation was declared
     │   ├── ContextOverflow  a prompt does not fit, whatever the condenser did
+    │   ├── SummaryRefused   a summary was not written, or cannot be used
     │   └── SamplerError     the sampler failed
     ├── SandboxError         no sandbox holds on this machine, or its server ended
     ├── ScoreError           a reward is not a finite number
@@ -71,6 +72,10 @@ class ContextOverflow(RolloutError):
             f"the prompt of turn {turn} needs {tokens} tokens and the context budget is {budget}: raise "
             f"rollout.max_context_tokens or choose a condenser that keeps less"
         )
+
+
+class SummaryRefused(RolloutError):
+    """A summary was not written, or cannot be used; nothing of it gets into a context."""
 
 
 class SamplerError(RolloutError):

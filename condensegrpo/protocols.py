@@ -6,12 +6,12 @@ Python errors.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from condensegrpo.messages import History, Message, Unit
-from condensegrpo.trajectory import Generation, SamplingParams, Span, Trajectory
+from condensegrpo.messages import History, Message, Summary, Unit
+from condensegrpo.trajectory import Finish, Generation, SamplingParams, Span, Trajectory
 
 Split = Literal["train", "eval"]
 Count = Callable[[Sequence[Message]], int]  # tokens of these messages as a whole prompt, template and tools included
@@ -97,12 +97,54 @@ class Attends(Protocol):
         """The attention of one reading, under the weights in use."""
 
 
+class UnitScorer(Protocol):
+    """Says how much the next turn needs each unit of a history."""
+
+    async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
+        """A number for every unit of each history: finite, not negative, the more the more the unit is needed.
+
+        ``tokens`` is the longest prompt that may be read at once.
+        """
+
+
+@runtime_checkable
+class RanksUnits(Protocol):
+    """A condenser that ranks units by scores: it finds its scorers in ``Budget.scorers``."""
+
+    @property
+    def scorers(self) -> Sequence[str]:
+        """Their names: ``policy``, ``leave_one_out``, or the folder or Hub id of a frozen model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A text that a condenser asks the policy for."""
+
+    units: tuple[Unit, ...]  # at least one, to show after the head
+    instruction: str  # shown after the last of them, see Unit.told
+    max_tokens: int | None = None  # of the text; None: as many as of a reply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What the policy wrote."""
+
+    text: str  # special tokens in it are text
+    finish: Finish  # a text that was cut off by length is no summary
+
+
+Write = Callable[[Request], Awaitable[Written]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """What a condensed prompt may cost, and how to tell."""
 
     tokens: int  # at most, of the whole prompt by ``count``
     count: Count
+    scorers: Mapping[str, UnitScorer] = field(default_factory=dict)  # by name, those of ``RanksUnits``
+    write: Write | None = None  # samples a condense turn; None: the condenser is none of ``Writes``
+    request_tokens: int | None = None  # at most, of the prompt of a request; None: as ``tokens``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +154,8 @@ class Condensed:
     units: tuple[Unit, ...]
     spans: tuple[Span, ...]  # one for every unit of the history, in order
     reason: str = ""
+    summary: Summary | None = None  # a new one, whose unit is among ``units``: from now on it is the history's
+    rejected: tuple[str, ...] = ()  # why texts that the policy wrote were not used; the last one written may have been
 
 
 class Condenser(Protocol):
@@ -121,26 +165,29 @@ class Condenser(Protocol):
         """The units to show before the next turn, within ``budget``; the newest alone if even that does not fit."""
 
 
-class UnitScorer(Protocol):
-    """Says how much the next turn needs each unit of a history."""
+@runtime_checkable
+class Writes(Protocol):
+    """A condenser that asks the policy for text: only such a one gets ``Budget.write``."""
 
-    async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
-        """A number for every unit of each history, the more the more it is needed; 0 for what is needed by nobody.
-
-        ``tokens`` is the longest prompt that may be read at once.
-        """
+    @property
+    def writes(self) -> int:
+        """How often it may ask in one call of ``condense``, texts that it rejects included; 0: never."""
 
 
 @runtime_checkable
-class RanksUnits(Protocol):
-    """A condenser that needs a scorer. The engine hands it over once there is a model: ``condense`` needs it."""
+class ChecksRoom(Protocol):
+    """A condenser that needs some room, and can tell at the start of a run."""
 
-    @property
-    def scorer(self) -> str:
-        """Whose scores: ``policy``, ``leave_one_out``, or the folder or Hub id of a frozen model."""
+    def check_room(self, head: Sequence[Message], budget: Budget) -> None:
+        """Raise ``ValueError``, with what is needed, if it could never work behind this head."""
 
-    def scored_by(self, scorer: UnitScorer) -> Condenser:
-        """This condenser with a scorer."""
+
+@runtime_checkable
+class Counted(Protocol):
+    """A condenser that has something to count, such as calls of another model."""
+
+    def counts(self) -> Mapping[str, float]:
+        """What was counted since the last time it was asked, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,12 @@ from typing import Literal, NamedTuple, TypeVar
 from torch import Tensor
 
 from condensegrpo.advantages import Moments, moments, whiten
-from condensegrpo.credit import Scores, scores_of, turn_tokens
+from condensegrpo.credit import Scores, condense_turns, scores_of, turn_counts, turn_tokens
 from condensegrpo.diagnostics import Credited, credit_metrics
 from condensegrpo.learner import ranks
-from condensegrpo.losses import Totals, token_weights, totals
+from condensegrpo.losses import Totals, share_of_summaries, token_weights, totals, with_share
 from condensegrpo.metrics import facts_of, summarise
+from condensegrpo.protocols import Counted
 from condensegrpo.rig import Rig
 from condensegrpo.rollout.scoring import turn_sums
 from condensegrpo.schedule import staleness_of
@@ -42,9 +43,13 @@ def give_credit(rig: Rig, kept: Sequence[ScoredTrajectory]) -> StepCredit:
     weight_NK = token_weights(
         algorithm.aggregation,
         tokens_NK,
-        totals=Totals(*ranks.sum_over_ranks(totals(tokens_NK, scores.turns_N))),
+        totals=Totals(*ranks.sum_over_ranks(totals(tokens_NK, turn_counts(kept)))),
         max_tokens=algorithm.aggregation_tokens or rollout.max_turns * rollout.max_output_tokens,
     )
+    if algorithm.summary_share is not None:
+        condense_NK = condense_turns(kept)
+        whole, summaries = ranks.sum_over_ranks(share_of_summaries(weight_NK, tokens_NK, condense_NK))
+        weight_NK = with_share(weight_NK, condense_NK, share=algorithm.summary_share, whole=whole, summaries=summaries)
     return StepCredit(scores, advantage_NK, weight_NK)
 
 
@@ -83,9 +88,21 @@ def metrics_of(rig: Rig, step: int, sampled: Sampled, credit: StepCredit) -> dic
     return {
         **summarise(_everybody(facts)),
         **credit_metrics(_everybody(rows)),
+        **_counted(rig),
         "staleness": fmean(ages),
         "staleness_max": float(max(ages)),
     }
+
+
+def _counted(rig: Rig) -> dict[str, float]:
+    """What the condensers of all ranks counted in this step."""
+    condenser = rig.cast.condenser
+    mine = dict(condenser.counts()) if isinstance(condenser, Counted) else {}
+    found: dict[str, float] = {}
+    for share in ranks.gather(mine):
+        for name, value in share.items():
+            found[f"condenser/{name}"] = found.get(f"condenser/{name}", 0.0) + value
+    return found
 
 
 def _everybody(mine: Sequence[T]) -> list[T]:
@@ -106,6 +123,7 @@ def _credited(rig: Rig, kept: Sequence[ScoredTrajectory], credit: StepCredit) ->
             tokens=one.trajectory.output_tokens,
             advantages=tuple(advantage_K[:turns]),
             turn_weights=tuple(weight_K[:turns]),
+            condense=tuple(turn.kind == "condense" for turn in one.trajectory.turns),
             handling=algorithm.on_stop.get(one.trajectory.stop, "train"),
             dropped=False,
         )

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any
 
+from condensegrpo.account import account
 from condensegrpo.condensers.fit import newest_that_fit
-from condensegrpo.condensers.spans import account
 from condensegrpo.messages import History
 from condensegrpo.protocols import Budget, Condensed
 

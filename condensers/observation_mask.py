@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from operator import index
 from typing import Any
 
+from condensegrpo.account import account
 from condensegrpo.condensers.fit import fits, newest_that_fit
 from condensegrpo.condensers.placeholder import masked
-from condensegrpo.condensers.spans import account
 from condensegrpo.messages import History, Message, Unit
 from condensegrpo.protocols import Budget, Condensed, Count
 from condensegrpo.trajectory import Fate, Span
@@ -25,6 +25,7 @@ class ObservationMask:
     keep: int = 3
     exclude_tools: Sequence[str] = ()  # results of these tools are never masked
     only_tools: bool = False  # leave what the environment says, such as a user's further wishes, as it is
+    drop_oldest: bool = True  # False: only mask, for a pipeline in which a later stage makes the rest fit
 
     def __post_init__(self) -> None:
         if index(self.keep) < 0:
@@ -44,7 +45,9 @@ class ObservationMask:
             return (*masks[:oldest], *history.units[oldest:])
 
         needed = bisect_left(range(wanted, most), True, key=lambda oldest: fits(history.head, shown(oldest), budget))
-        units = newest_that_fit(history.head, shown(wanted + needed), budget)
+        units = shown(wanted + needed)
+        if self.drop_oldest:
+            units = newest_that_fit(history.head, units, budget)
         spans = account(history, units, budget.count)
         return Condensed(units=units, spans=spans, reason=_reason(spans))
 

@@ -6,7 +6,13 @@ from dataclasses import replace
 from condensegrpo.messages import History, Message, Unit
 from condensegrpo.protocols import Count
 
-PATTERN = re.compile(r"\[turns? [0-9–]+, [a-z ]+ omitted: [0-9]+ tokens\]")
+STAND_IN = re.compile(r"\[turns up to [0-9]+ omitted, summarised above: [0-9]+ tokens\]")
+PATTERN = re.compile(r"\[turn [0-9]+, [a-z ]+ omitted: [0-9]+ tokens\]|" + STAND_IN.pattern)
+
+
+def is_stand_in(unit: Unit) -> bool:
+    """Whether a unit is how a summary is shown (``Summary.unit``)."""
+    return len(unit.results) == 1 and STAND_IN.fullmatch(unit.results[0].content) is not None
 
 
 def is_placeholder(text: str) -> bool:

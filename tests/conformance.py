@@ -13,10 +13,11 @@ from typing import Any
 from hypothesis import strategies as st
 
 from condensegrpo import assemble, plugins
+from condensegrpo.attention.scripted import ScriptedScorer
 from condensegrpo.config import CondenserPlugin
 from condensegrpo.messages import History, Message, ToolCall, Unit, flatten
-from condensegrpo.protocols import Budget, Condensed, Condenser, Count
-from condensegrpo.trajectory import Fate
+from condensegrpo.protocols import Budget, Condensed, Condenser, Count, Request, Written
+from condensegrpo.trajectory import Fate, Finish
 
 Options = dict[str, Any]
 NEVER_CUTS = {"full"}  # over budget it returns everything, and the engine stops
@@ -26,9 +27,13 @@ OPTIONS: dict[str, list[Options | Callable[[], Options]]] = {  # a callable is c
     "last_k": [
         {"keep_last": last, "keep_first": first} for last, first in [(1, 0), (0, 0), (0, 2), (3, 0), (2, 1), (99, 0)]
     ],
+    "attention": [{}, {"smoothing": 0.0, "lookback": 0, "hysteresis": 1.0}],
     "observation_mask": [{}, {"keep": 0}, {"keep": 1, "exclude_tools": ["t"]}, {"keep": 2, "only_tools": True}],
+    "summary": [{}, {"max_tokens": 40, "keep_last": 3}],
     "pipeline": [
         {"stages": [MASK, LAST]},
+        {"stages": [{**MASK, "options": {"keep": 1, "drop_oldest": False}}, LAST]},
+        {"stages": [{**MASK, "over": 0.5}, {"name": "summary", "options": {"max_tokens": 40}}, LAST]},
         {"stages": [{**MASK, "over": 0.5}, {"name": "last_k", "options": {"keep_last": 4, "keep_first": 1}}]},
     ],
     "random_drop": [{}, {"seed": 3}],
@@ -139,8 +144,29 @@ def histories(draw: st.DrawFn, *, most: int = 200, results: st.SearchStrategy[st
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
+def length(unit: Unit) -> float:
+    """A score for the condensers that rank: that of every history is the same, and differs between units."""
+    return float(len(unit.reply.content) % 7)
+
+
+async def brief(request: Request) -> Written:
+    """A policy that always writes the same summary."""
+    return Written(text="done: all <|im_end|>", finish=Finish.STOP)
+
+
+def budget(tokens: int, counted: Count = count) -> Budget:
+    """As the engine gives it: the context that is asked for a summary may be larger than what a summary leaves."""
+    return Budget(
+        tokens=tokens,
+        count=counted,
+        scorers={"policy": ScriptedScorer(length)},
+        write=brief,
+        request_tokens=tokens + 500,
+    )
+
+
 def condense(condenser: Condenser, past: History, tokens: int, counted: Count = count) -> Condensed:
-    return asyncio.run(condenser.condense(past, Budget(tokens=tokens, count=counted), ()))
+    return asyncio.run(condenser.condense(past, budget(tokens, counted), ()))
 
 
 def turns(condensed: Condensed) -> list[int]:

@@ -22,6 +22,7 @@ FLOORS = {
     "condensegrpo.protocols": 0,
     "condensegrpo.plugins": 0,
     "condensegrpo.names": 0,
+    "condensegrpo.account": 0,
     "condensegrpo.configs": 0,  # holds YAML and no code
     # 1 pure maths: torch
     "condensegrpo.advantages": 1,
@@ -32,6 +33,7 @@ FLOORS = {
     "condensegrpo.prefix_tree": 1,
     "condensegrpo.metrics": 1,
     "condensegrpo.estimates": 1,
+    "condensegrpo.information": 1,
     "condensegrpo.diagnostics": 1,
     "condensegrpo.memory": 1,
     "condensegrpo.zero": 1,
@@ -75,6 +77,7 @@ FLOORS = {
     "condensegrpo.plan": 6,
     "condensegrpo.report": 6,
     "condensegrpo.rig": 6,
+    "condensegrpo.scorers": 6,
     "condensegrpo.learning_signal": 6,
     "condensegrpo.step_sampling": 6,
     "condensegrpo.step_credit": 6,

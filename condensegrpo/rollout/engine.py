@@ -1,10 +1,12 @@
 """What every episode of a rollout shares."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
-from condensegrpo.protocols import Condenser, Sampler
+from condensegrpo.protocols import Condenser, Sampler, UnitScorer
 from condensegrpo.rollout.budget import Limits
+from condensegrpo.rollout.information import AnswerProbe
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.rollout.toolcalls import Toolbox
 
@@ -45,10 +47,12 @@ class Engine:
     renderer: Renderer
     condenser: Condenser
     condenser_name: str  # as declared in every Condensation
+    scorers: Mapping[str, UnitScorer] = field(default_factory=dict)  # what the condenser may ask, by name
     trigger: Trigger = Trigger()
     toolbox: Toolbox
     limits: Limits
     temperature: float = 1.0  # 0 is greedy
+    probe: AnswerProbe | None = None  # None: what contexts know of the answer is not measured
 
 
 def _floor(tokens: float) -> int:
