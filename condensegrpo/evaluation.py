@@ -24,9 +24,10 @@ class Evaluation:
     pass_at: Mapping[int, float]  # k → unbiased pass@k
     metrics: Mapping[str, float]  # of metrics.summarise
     seconds: float
+    condensing: float = 0.0  # of these seconds, those in which at least one episode was at its condenser
 
 
-def evaluation(name: str, facts: Sequence[Facts], *, seed: int, seconds: float) -> Evaluation:
+def evaluation(name: str, facts: Sequence[Facts], *, seed: int, seconds: float, condensing: float = 0.0) -> Evaluation:
     """The figures of some trajectories, equally many of each problem, in any order.
 
     Raises:
@@ -55,6 +56,7 @@ def evaluation(name: str, facts: Sequence[Facts], *, seed: int, seconds: float) 
         },
         metrics=summarise(facts),
         seconds=seconds,
+        condensing=condensing,
     )
 
 

@@ -1,11 +1,12 @@
 """What every episode of a rollout shares."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from condensegrpo.protocols import Condenser, Sampler
 from condensegrpo.rollout.budget import Limits
 from condensegrpo.rollout.render import Renderer
+from condensegrpo.rollout.stopwatch import Stopwatch
 from condensegrpo.rollout.toolcalls import Toolbox
 
 CondenseWhen = Literal["every_turn", "over_budget"]  # over_budget: only once the prompt would exceed its trigger
@@ -49,6 +50,7 @@ class Engine:
     toolbox: Toolbox
     limits: Limits
     temperature: float = 1.0  # 0 is greedy
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)  # of the condenser
 
 
 def _floor(tokens: float) -> int:
