@@ -39,6 +39,7 @@ from condensegrpo.rollout.budget import Limits, check_head
 from condensegrpo.rollout.episode import Engine, Trigger
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
+from condensegrpo.scorers import check_models, check_scorers, names_of, open_scorers
 from condensegrpo.section import parse
 
 P = TypeVar("P")
@@ -70,6 +71,7 @@ def check(config: RunConfig) -> Cast:
         if name != HELD_OUT:
             problems(cast(varied).task, "eval")
     plugins.check("samplers", config.sampler.name, _sampler_options(config, ""))
+    check_scorers(names_of(built.condenser), load("samplers", config.sampler.name), config.sampler.name)
     for tracker in config.trackers:
         plugins.check("trackers", tracker.name, tracker.options)
     return built
@@ -146,6 +148,7 @@ def engine(config: RunConfig, cast: Cast, *, renderer: Renderer, sampler: Sample
         renderer=renderer,
         condenser=cast.condenser,
         condenser_name=config.condenser.name,
+        scorers=open_scorers(names_of(cast.condenser), sampler=sampler, renderer=renderer, dtype=config.model.dtype),
         trigger=Trigger(
             when=config.rollout.condense,
             share=config.rollout.condense_share,
@@ -165,6 +168,7 @@ def check_model(config: RunConfig, cast: Cast, source: str) -> None:
         ConfigError: system message and question, or a context with its reply, are too long (the message says which key
             to change), the chat template knows no tool results, or the model has no layers for the adapters.
     """
+    check_models(names_of(cast.condenser), source)
     rendering = renderer(config, cast, source)
     head = cast.toolbox.introduced(asyncio.run(_head(cast.task, problems(cast.task, "train")[0])))
     try:

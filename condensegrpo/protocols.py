@@ -40,12 +40,81 @@ class Sampler(Protocol):
         """Free what is held. May be called twice."""
 
 
+@runtime_checkable
+class Measures(Protocol):
+    """A sampler that can say how probable a given reply is to its model. Optional: samplers may do without."""
+
+    async def measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
+        """log π(output_ids[i] | prompt_ids, output_ids[:i]) for every i, (A,) nats at temperature 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A prompt, and whose attention to it is asked for."""
+
+    trunk_ids: tuple[int, ...]  # (P,) the prompt
+    asked: tuple[int, ...] = ()  # places in the trunk, such as those of the last output
+    question_ids: tuple[int, ...]  # behind the trunk: what is asked once more; at least one
+    blank_ids: tuple[int, ...]  # behind the trunk, without sight of the question: nothing in particular; at least one
+    layers: tuple[int, ...] = ()  # counted from 0; (): a few from the middle to near the end
+
+    def __post_init__(self) -> None:
+        if not self.trunk_ids or not self.question_ids or not self.blank_ids:
+            raise ValueError(
+                f"a reading needs a trunk, a question and a blank: found {len(self.trunk_ids)}, "
+                f"{len(self.question_ids)} and {len(self.blank_ids)} tokens"
+            )
+        if not all(0 <= place < len(self.trunk_ids) for place in self.asked):
+            raise ValueError(f"asked places {self.asked} of a trunk of {len(self.trunk_ids)} tokens")
+
+    @property
+    def length(self) -> int:
+        """Tokens that are read: the trunk and both branches."""
+        return len(self.trunk_ids) + len(self.question_ids) + len(self.blank_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """How much attention every trunk token of a reading gets: means over layers, heads and queries."""
+
+    question: tuple[float, ...]  # (P,) of the asked places and the question; at most 1 together
+    blank: tuple[float, ...]  # (P,) of the blank
+
+
+@runtime_checkable
+class Attends(Protocol):
+    """A sampler that can say what its model looks at. Optional: samplers may do without."""
+
+    async def attend(self, reading: Reading) -> Attention:
+        """The attention of one reading, under the weights in use."""
+
+
+class UnitScorer(Protocol):
+    """Says how much the next turn needs each unit of a history."""
+
+    async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
+        """A number for every unit of each history: finite, not negative, the more the more the unit is needed.
+
+        ``tokens`` is the longest prompt that may be read at once.
+        """
+
+
+@runtime_checkable
+class RanksUnits(Protocol):
+    """A condenser that ranks units by scores: it finds its scorers in ``Budget.scorers``."""
+
+    @property
+    def scorers(self) -> Sequence[str]:
+        """Their names: ``policy``, ``leave_one_out``, or the folder or Hub id of a frozen model."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """What a condensed prompt may cost, and how to tell."""
 
     tokens: int  # at most, of the whole prompt by ``count``
     count: Count
+    scorers: Mapping[str, UnitScorer] = field(default_factory=dict)  # by name, those of ``RanksUnits``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from condensegrpo.condensers.spans import account
 from condensegrpo.messages import History, flatten
-from condensegrpo.protocols import Budget, Condensed, Stage
+from condensegrpo.protocols import Budget, Condensed, RanksUnits, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,13 @@ class Pipeline:
     def __post_init__(self) -> None:
         if not self.stages:
             raise ValueError("a pipeline needs at least one stage: {name: observation_mask}, {name: last_k}")
+
+    @property
+    def scorers(self) -> Sequence[str]:
+        """Those of its stages."""
+        return [
+            name for stage in self.stages if isinstance(stage.condenser, RanksUnits) for name in stage.condenser.scorers
+        ]
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
         """What the last stage left. Costs one count for every stage and unit beside what the stages cost."""

@@ -13,6 +13,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from condensegrpo import assemble, plugins
+from condensegrpo.attention.scripted import ScriptedScorer
 from condensegrpo.config import CondenserPlugin
 from condensegrpo.messages import History, Message, ToolCall, Unit, flatten
 from condensegrpo.protocols import Budget, Condensed, Condenser, Count
@@ -26,6 +27,7 @@ OPTIONS: dict[str, list[Options | Callable[[], Options]]] = {  # a callable is c
     "last_k": [
         {"keep_last": last, "keep_first": first} for last, first in [(1, 0), (0, 0), (0, 2), (3, 0), (2, 1), (99, 0)]
     ],
+    "attention": [{}, {"smoothing": 0.0, "lookback": 0, "hysteresis": 1.0}],
     "observation_mask": [{}, {"keep": 0}, {"keep": 1, "exclude_tools": ["t"]}, {"keep": 2, "only_tools": True}],
     "pipeline": [
         {"stages": [MASK, LAST]},
@@ -139,8 +141,18 @@ def histories(draw: st.DrawFn, *, most: int = 200, results: st.SearchStrategy[st
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
+def length(unit: Unit) -> float:
+    """A score for the condensers that rank: that of every history is the same, and differs between units."""
+    return float(len(unit.reply.content) % 7)
+
+
+def budget(tokens: int, counted: Count = count) -> Budget:
+    """As the engine gives it, with scorers whose scores are known."""
+    return Budget(tokens=tokens, count=counted, scorers={"policy": ScriptedScorer(length)})
+
+
 def condense(condenser: Condenser, past: History, tokens: int, counted: Count = count) -> Condensed:
-    return asyncio.run(condenser.condense(past, Budget(tokens=tokens, count=counted), ()))
+    return asyncio.run(condenser.condense(past, budget(tokens, counted), ()))
 
 
 def turns(condensed: Condensed) -> list[int]:

@@ -54,6 +54,7 @@ FLOORS = {
     "condensegrpo.rollout": 4,
     "condensegrpo.samplers": 4,
     "condensegrpo.credit": 4,
+    "condensegrpo.attention": 4,
     # 5 learner
     "condensegrpo.learner": 5,
     # 6 loops
@@ -75,6 +76,7 @@ FLOORS = {
     "condensegrpo.plan": 6,
     "condensegrpo.report": 6,
     "condensegrpo.rig": 6,
+    "condensegrpo.scorers": 6,
     "condensegrpo.learning_signal": 6,
     "condensegrpo.step_sampling": 6,
     "condensegrpo.step_credit": 6,

@@ -15,6 +15,7 @@ from conformance import (
     NEVER_CUTS,
     Case,
     answered,
+    budget,
     cases,
     check_account,
     check_atomic,
@@ -32,7 +33,6 @@ from hypothesis import strategies as st
 from talk import tokenizer
 
 from condensegrpo.messages import History, Message, flatten
-from condensegrpo.protocols import Budget
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.trajectory import Fate
 
@@ -112,7 +112,7 @@ def test_the_cost_is_linear_in_the_history(case: Case) -> None:
             return count(messages)
 
         past = history(*(unit(turn, "reply", "result " * 10) for turn in range(total)))
-        asyncio.run(case.build().condense(past, Budget(tokens=1000, count=counting), ()))
+        asyncio.run(case.build().condense(past, budget(1000, counting), ()))
         return characters
 
     small, large = rendered(100), rendered(200)

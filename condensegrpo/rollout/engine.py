@@ -1,9 +1,10 @@
 """What every episode of a rollout shares."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from condensegrpo.protocols import Condenser, Sampler
+from condensegrpo.protocols import Condenser, Sampler, UnitScorer
 from condensegrpo.rollout.budget import Limits
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.rollout.stopwatch import Stopwatch
@@ -46,6 +47,7 @@ class Engine:
     renderer: Renderer
     condenser: Condenser
     condenser_name: str  # as declared in every Condensation
+    scorers: Mapping[str, UnitScorer] = field(default_factory=dict)  # what the condenser may ask, by name
     trigger: Trigger = Trigger()
     toolbox: Toolbox
     limits: Limits

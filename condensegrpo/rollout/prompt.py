@@ -121,7 +121,7 @@ async def _condense(engine: Engine, history: History, *, room: int) -> Condensed
 
 
 async def _accounted(engine: Engine, history: History, room: int) -> Condensed:
-    budget = Budget(tokens=room, count=engine.renderer.count)
+    budget = Budget(tokens=room, count=engine.renderer.count, scorers=engine.scorers)
     with engine.stopwatch:
         condensed = await engine.condenser.condense(history, budget, engine.toolbox.schemas)
     if not isinstance(condensed, Condensed):
