@@ -5,10 +5,16 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.condensegrpo-installed
 
-.PHONY: quickstart test lint typecheck install seeds clean
+.PHONY: quickstart compare test lint typecheck install seeds clean
 
 quickstart: install
 	$(BIN)/condensegrpo train configs/quickstart.yaml
+
+# Trains the policy of the reading task, then holds it against each condenser under equal budgets (docs/memory.md).
+compare: install
+	test -d runs/memory/checkpoints || $(BIN)/condensegrpo train configs/memory.yaml
+	$(BIN)/condensegrpo eval runs/memory --out runs/memory/compare --budgets 50,74 \
+		--compare "full, last_k keep_last=16, truncate, random_drop, observation_mask, attention"
 
 test: install lint typecheck
 	$(BIN)/python -m pytest
