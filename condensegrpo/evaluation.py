@@ -26,9 +26,10 @@ class Evaluation:
     metrics: Mapping[str, float]  # of metrics.summarise
     information: tuple[float | None, ...]  # nats, by turn: the mean of log π(ground truth | c_t); (): not measured
     seconds: float
+    condensing: float = 0.0  # of these seconds, those in which at least one episode was at its condenser
 
 
-def evaluation(name: str, facts: Sequence[Facts], *, seed: int, seconds: float) -> Evaluation:
+def evaluation(name: str, facts: Sequence[Facts], *, seed: int, seconds: float, condensing: float = 0.0) -> Evaluation:
     """The figures of some trajectories, equally many of each problem, in any order.
 
     Raises:
@@ -58,6 +59,7 @@ def evaluation(name: str, facts: Sequence[Facts], *, seed: int, seconds: float) 
         metrics=summarise(facts),
         information=_information(facts),
         seconds=seconds,
+        condensing=condensing,
     )
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from itertools import islice, pairwise
+from itertools import islice
 
 import pytest
 from hypothesis import given, settings
@@ -15,14 +15,14 @@ from condensegrpo.condensers.last_k import LastK
 from condensegrpo.messages import Message
 from condensegrpo.protocols import Condenser, Demonstrates, Problem, Step
 from condensegrpo.rollout.group import named, rollout
-from condensegrpo.tasks.facts import KEYS, Facts
+from condensegrpo.tasks.facts import KEYS, NOISE, Facts
 from condensegrpo.trajectory import Stop, Trajectory
 
 FOUR_PAGES = Problem(
     id="by hand",
-    question="report red oak after p4",
-    answer="red 7 oak 3",
-    data={"pages": ["p1 ash 4 red 7", "p2 oak 3 fir 9", "p3 sky 1 elm 0", "p4 bay 2 fog 5"]},
+    question="report red gold after p4",
+    answer="red 7 gold 3",
+    data={"pages": ["p1 rain red:7", "p2 gold:3 wind", "p3 blue:1 snow", "p4 moon wall"]},
 )
 READ_ALL = ("<read> p1 </read>", "<read> p2 </read>", "<read> p3 </read>", "<read> p4 </read>")
 
@@ -62,28 +62,28 @@ def content(problem: Problem) -> tuple[str, ...]:
 
 
 def test_pages_are_read_in_order_and_the_last_one_asks_for_the_report() -> None:
-    steps = play(*READ_ALL, "<answer> red 7 oak 3 </answer>")
+    steps = play(*READ_ALL, "<answer> red 7 gold 3 </answer>")
     assert [step.observations for step in steps] == [
-        (page("p1 ash 4 red 7"),),
-        (page("p2 oak 3 fir 9"),),
-        (page("p3 sky 1 elm 0"),),
-        (page("p4 bay 2 fog 5 report"),),
+        (page("p1 rain red:7"),),
+        (page("p2 gold:3 wind"),),
+        (page("p3 blue:1 snow"),),
+        (page("p4 moon wall report"),),
         (),
     ]
-    assert steps[-1] == Step(done=True, answer="red 7 oak 3")
+    assert steps[-1] == Step(done=True, answer="red 7 gold 3")
 
 
 def test_a_page_can_be_read_again_at_the_cost_of_a_turn_and_says_whether_the_report_is_due() -> None:
     steps = play(*READ_ALL[:2], "<read>p1</read>", *READ_ALL[2:], "<read> p1 </read>", "<answer> red 7 </answer>")
-    assert steps[2].observations == (page("p1 ash 4 red 7"),)
-    assert steps[5].observations == (page("p1 ash 4 red 7 report"),)
+    assert steps[2].observations == (page("p1 rain red:7"),)
+    assert steps[5].observations == (page("p1 rain red:7 report"),)
     assert steps[6].answer == "red 7"
 
 
 @pytest.mark.parametrize("early", ["<read> p2 </read>", "<read> p4 </read>", "<read> p5 </read>"])
 def test_a_page_out_of_turn_is_not_shown(early: str) -> None:
     steps = play(early, "<read> p1 </read>")
-    assert [step.observations for step in steps] == [(page("not yet"),), (page("p1 ash 4 red 7"),)]
+    assert [step.observations for step in steps] == [(page("not yet"),), (page("p1 rain red:7"),)]
 
 
 def test_there_is_no_page_after_the_last() -> None:
@@ -91,7 +91,7 @@ def test_there_is_no_page_after_the_last() -> None:
 
 
 def test_an_answer_before_the_last_page_ends_the_episode_without_an_answer() -> None:
-    assert play(*READ_ALL[:3], "<answer> red 7 oak 3 </answer>")[-1] == Step(done=True)
+    assert play(*READ_ALL[:3], "<answer> red 7 gold 3 </answer>")[-1] == Step(done=True)
 
 
 @pytest.mark.parametrize(
@@ -107,29 +107,30 @@ def test_what_is_neither_page_nor_answer_is_a_format_error(reply: str) -> None:
 
 
 @given(
-    pages=st.integers(2, 12), entries=st.integers(1, 6), asked=st.integers(1, 3), early=st.floats(0.3, 1.0),
-    index=st.integers(0, 99_999),
+    pages=st.integers(2, 12), facts=st.integers(1, 4), asked=st.integers(1, 3), words=st.integers(1, 4),
+    early=st.floats(0.3, 1.0), index=st.integers(0, 99_999),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
-def test_the_asked_facts_stand_on_early_pages_of_their_own_and_nowhere_else(
-    pages: int, entries: int, asked: int, early: float, index: int
+@settings(max_examples=80, deadline=None)
+def test_facts_stand_on_early_pages_of_their_own_and_all_else_is_noise(
+    pages: int, facts: int, asked: int, words: int, early: float, index: int
 ) -> None:
-    if asked > int(pages * early):
+    if not asked <= facts <= int(pages * early):
         with pytest.raises(ValueError, match="at most one on each of these pages"):
-            Facts(pages=pages, entries=entries, asked=asked, early=early)
+            Facts(pages=pages, facts=facts, asked=asked, words=words, early=early)
         return
-    problem = Facts(pages=pages, entries=entries, asked=asked, early=early).problems("train")[index]
-    assert problem.answer is not None
-    words = problem.answer.split()
-    assert problem.question.split() == ["report", *words[::2], "after", f"p{pages}"]
-    where = [
-        [at for at, text in enumerate(problem.data["pages"]) if f" {key} {value}" in text]
-        for key, value in zip(words[::2], words[1::2], strict=True)
-    ]
-    assert all(len(found) == 1 for found in where)
-    assert len({found[0] for found in where}) == asked
-    assert max(found[0] for found in where) < int(pages * early)
-    assert len(" ".join(problem.data["pages"]).split()) == pages * (1 + 2 * entries)
+    problem = Facts(pages=pages, facts=facts, asked=asked, words=words, early=early).problems("train")[index]
+    texts = [text.split() for text in problem.data["pages"]]
+    assert [text[0] for text in texts] == [f"p{number}" for number in range(1, pages + 1)]
+    assert {len(text) for text in texts} == {1 + words}
+    found = [(at, *word.split(":")) for at, text in enumerate(texts) for word in text[1:] if word not in NOISE]
+    assert len({at for at, _, _ in found}) == len({key for _, key, _ in found}) == len(found) == facts
+    assert max(at for at, _, _ in found) < int(pages * early)
+    known = {key: value for _, key, value in found}
+    keys = problem.question.split()[1:-2]
+    assert problem.question.split() == ["report", *keys, "after", f"p{pages}"]
+    assert keys == sorted(keys, key=KEYS.index)
+    assert len(keys) == asked
+    assert problem.answer == " ".join(f"{key} {known[key]}" for key in keys)
 
 
 def test_what_is_asked_cannot_be_guessed_from_the_rest() -> None:
@@ -140,17 +141,17 @@ def test_what_is_asked_cannot_be_guessed_from_the_rest() -> None:
 
 
 def test_train_and_eval_share_no_problem_even_where_few_exist() -> None:
-    few = Facts(pages=1, entries=1, asked=1, early=1.0, train_problems=4000, eval_problems=50)
+    few = Facts(pages=2, facts=1, asked=1, words=1, train_problems=10_000, eval_problems=50)
     train = {content(problem) for problem in few.problems("train")}
     held_out = {content(problem) for problem in few.problems("eval")}
     assert len(held_out) == 50
     assert not train & held_out
-    assert len(train) > 550  # of 740 problems seven eighths: every one can be drawn
+    assert len(train) > 1050  # of 8 · 10 · 16 problems seven eighths: every one can be drawn
 
 
 def test_more_eval_problems_than_exist_are_refused() -> None:
     with pytest.raises(ValueError, match=r"holding out 256 different problems of 1 pages: found \d+"):
-        Facts(pages=1, entries=1, asked=1, early=1.0).problems("eval")
+        Facts(pages=1, facts=1, asked=1, words=1, early=1.0).problems("eval")
 
 
 def test_whether_a_problem_is_held_out_does_not_depend_on_the_seed() -> None:
@@ -169,18 +170,21 @@ def test_train_problems_are_a_sequence_in_a_fixed_order() -> None:
         problems[20]
 
 
-def test_the_task_scales_to_as_many_facts_as_there_are_keys() -> None:
-    largest = Facts(pages=len(KEYS), entries=1, asked=8)
-    assert len(largest.problems("eval")[0].data["pages"]) == len(KEYS)
-    with pytest.raises(ValueError, match=f"at most {len(KEYS)}"):
-        Facts(pages=len(KEYS) + 1, entries=1)
+def test_the_task_scales_in_pages_facts_and_noise() -> None:
+    hard = Facts(pages=200, facts=len(KEYS), asked=len(KEYS), words=12).problems("eval")[0]
+    assert len(hard.data["pages"]) == 200
+    assert len((hard.answer or "").split()) == 2 * len(KEYS)
 
 
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        ({"entries": 0}, "entries=0"),
+        ({"pages": 0}, "pages=0"),
+        ({"pages": 1000}, "pages=1000"),
+        ({"words": 0}, "words=0"),
         ({"asked": 0}, "asked=0"),
+        ({"asked": 4}, "asked=4 of facts=3"),
+        ({"facts": 9, "pages": 40}, "at most 8 facts"),
         ({"early": 0.0}, "early=0.0"),
         ({"early": 1.5}, "early=1.5"),
         ({"train_problems": 0}, "train_problems=0"),
@@ -205,10 +209,10 @@ def test_demonstrations_are_fixed_by_their_seed() -> None:
 
 
 def test_with_full_history_every_page_is_shown_and_every_reply_is_sound() -> None:
-    task = Facts(pages=4, history="full")
+    task = Facts(pages=6, history="full")
     for one in islice(task.demonstrations(0), 200):
         read = [message.content.split()[0] for message in one.context if message.role == "tool"]
-        assert read[:4] == ["p1", "p2", "p3", "p4"][: len(read)]
+        assert read[:6] == ["p1", "p2", "p3", "p4", "p5", "p6"][: len(read)]
         assert task.sound(one.context, one.reply) is True
 
 
@@ -240,9 +244,9 @@ def test_the_corpus_has_every_word_of_questions_pages_and_replies() -> None:
 
 # --- what is sound --------------------------------------------------------------------------------------------------
 
-QUESTION = user("report red oak after p4")
-P1, P2, P3 = page("p1 ash 4 red 7"), page("p2 oak 3 fir 9"), page("p3 sky 1 elm 0")
-P4 = page("p4 bay 2 fog 5 report")
+QUESTION = user("report red gold after p4")
+P1, P2, P3 = page("p1 rain red:7"), page("p2 gold:3 wind"), page("p3 blue:1 snow")
+P4 = page("p4 moon wall report")
 READ = assistant("<read> p1 </read>")  # which page it names does not matter
 
 
@@ -253,13 +257,13 @@ READ = assistant("<read> p1 </read>")  # which page it names does not matter
         ((QUESTION,), "<read> p2 </read>", False),
         ((QUESTION, READ, P1, READ, P3), "<read> p4 </read>", True),
         ((QUESTION, READ, P1, READ, P3), "<read> p2 </read>", False),  # not before the report
-        ((QUESTION, READ, P1, READ, P2, READ, P4), "<answer> red 7 oak 3 </answer>", True),
-        ((QUESTION, READ, P1, READ, P2, READ, P4), "<answer> oak 3 red 7 </answer>", False),  # as asked
+        ((QUESTION, READ, P1, READ, P2, READ, P4), "<answer> red 7 gold 3 </answer>", True),
+        ((QUESTION, READ, P1, READ, P2, READ, P4), "<answer> gold 3 red 7 </answer>", False),  # as asked
         ((QUESTION, READ, P1, READ, P2, READ, P4), "<read> p3 </read>", False),  # for nothing
         ((QUESTION, READ, P1, READ, P4), "<read> p2 </read>", True),
         ((QUESTION, READ, P1, READ, P4), "<read> p3 </read>", True),  # it could be there
         ((QUESTION, READ, P1, READ, P4), "<read> p1 </read>", False),  # in sight
-        ((QUESTION, READ, P1, READ, P4), "<answer> red 7 oak 3 </answer>", False),  # a guess, if a lucky one
+        ((QUESTION, READ, P1, READ, P4), "<answer> red 7 gold 3 </answer>", False),  # a guess, if a lucky one
         ((QUESTION, READ, P1, READ, P4), "<read> p9 </read>", False),
     ],
 )
@@ -279,7 +283,7 @@ def careful(prompt: str) -> str:
     if not pages or pages[-1][-1] != "report":
         return f"<read> p{int(pages[-1][0][1:]) + 1 if pages else 1} </read>"
     _, *keys, _, last = question.split()
-    facts = {key: value for words in pages for key, value in pairwise(words[1:])}
+    facts = dict(word.split(":") for words in pages for word in words if ":" in word)
     if all(key in facts for key in keys):
         return f"<answer> {' '.join(f'{key} {facts[key]}' for key in keys)} </answer>"
     shown = {int(words[0][1:]) for words in pages}
@@ -317,15 +321,17 @@ def test_with_the_full_history_one_turn_a_page_and_one_for_the_answer_are_enough
 
 
 def test_a_fact_that_was_dropped_is_in_no_later_context_and_cannot_be_answered() -> None:
-    task = Facts(pages=6, asked=1, eval_problems=8)
+    task = Facts(pages=6, facts=2, asked=1, eval_problems=8)
     episodes = played(task, LastK(keep_last=2), max_turns=7)
     for one, posed in zip(episodes, task.problems("eval"), strict=True):
-        assert (posed.answer or "?") not in "\n".join(message.content for message in one.turns[-1].context)
+        fact = (posed.answer or "?").replace(" ", ":")
+        assert fact in "\n".join(message.content for turn in one.turns for message in turn.context)
+        assert fact not in "\n".join(message.content for message in one.turns[-1].context)
     assert not any(solved(task, episodes))
 
 
 def test_with_turns_to_spare_a_dropped_fact_is_read_again() -> None:
-    task = Facts(pages=6, asked=1, eval_problems=8)
+    task = Facts(pages=6, facts=2, asked=1, eval_problems=8)
     episodes = played(task, LastK(keep_last=2), max_turns=10)
     assert all(solved(task, episodes))
     assert all(7 < len(one.turns) <= 10 for one in episodes)  # the page of the fact is one of the first three

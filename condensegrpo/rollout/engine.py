@@ -8,6 +8,7 @@ from condensegrpo.protocols import Condenser, Sampler, UnitScorer
 from condensegrpo.rollout.budget import Limits
 from condensegrpo.rollout.information import AnswerProbe
 from condensegrpo.rollout.render import Renderer
+from condensegrpo.rollout.stopwatch import Stopwatch
 from condensegrpo.rollout.toolcalls import Toolbox
 
 CondenseWhen = Literal["every_turn", "over_budget"]  # over_budget: only once the prompt would exceed its trigger
@@ -53,6 +54,7 @@ class Engine:
     limits: Limits
     temperature: float = 1.0  # 0 is greedy
     probe: AnswerProbe | None = None  # None: what contexts know of the answer is not measured
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)  # of the condenser
 
 
 def _floor(tokens: float) -> int:

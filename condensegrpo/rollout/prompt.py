@@ -164,7 +164,8 @@ async def _condense(engine: Engine, history: History, budget: Budget, *, seconds
 
 
 async def _accounted(engine: Engine, history: History, budget: Budget) -> Condensed:
-    condensed = await engine.condenser.condense(history, budget, engine.toolbox.schemas)
+    with engine.stopwatch:
+        condensed = await engine.condenser.condense(history, budget, engine.toolbox.schemas)
     if not isinstance(condensed, Condensed):
         raise TypeError(f"condense() gave {condensed!r:.80}, wanted a Condensed")
     _check_account(history.units, condensed)

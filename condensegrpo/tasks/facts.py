@@ -1,12 +1,12 @@
 """The built-in reading task: facts that are asked for arrive early, distractors follow. Needs no download.
 
-One episode with 4 pages and 2 facts asked for (user and tool on the left, replies on the right):
+One episode with 4 pages, 2 facts and 1 of them asked for (user and tool on the left, replies on the right):
 
-    report red oak after p4   ─▶  <read> p1 </read>
-    p1 ash 4 red 7            ─▶  <read> p2 </read>
-    p2 oak 3 fir 9            ─▶  <read> p3 </read>
-    p3 sky 1 elm 0            ─▶  <read> p4 </read>
-    p4 bay 2 fog 5 report     ─▶  <answer> red 7 oak 3 </answer>
+    report red after p4       ─▶  <read> p1 </read>
+    p1 rain blue:4            ─▶  <read> p2 </read>
+    p2 red:7 boat             ─▶  <read> p3 </read>
+    p3 tree sand              ─▶  <read> p4 </read>
+    p4 wind rain report       ─▶  <answer> red 7 </answer>
 
 Pages are read in order, and the answer counts only after the last one. A page that was read can be read again, which
 costs a turn: whoever has lost a fact to a condenser can fetch its page once more, if ``rollout.max_turns`` leaves room,
@@ -20,50 +20,45 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Literal, overload
 
 from condensegrpo.messages import History, Message, Unit
 from condensegrpo.protocols import Demonstration, Problem, Split, Step
 
-_WORDS = (
-    "ant ash ape arm axe bay bed bee boa box bus cap cat cow cup dam day dog dot ear eel egg elk elm eye fan "
-    "fig fin fir fog fox gem gum hat hen hut ice ink ivy jam jar jet kit lab lid log map net nut oak oat oil "
-    "owl pan pea pen pig pin pod rat red rib rod rug rye sea sky sun tea urn van wax"
-)
-KEYS = tuple(_WORDS.split())
+KEYS = ("red", "blue", "green", "black", "white", "gold", "pink", "grey")  # asked for in this order
+NOISE = ("boat", "cave", "dust", "farm", "gate", "hill", "lake", "moon", "path", "rain", "road", "sand", "snow", "tree",
+         "wall", "wind")  # fmt: skip
 REPORT = "report"  # ends every page from the last new one on: the answer is due
 NOT_YET = "not yet"  # what a page shows that is out of turn
 EVAL_SHARE = 8  # one problem in so many is kept for evaluation, by the hash of what it is
+SOME = 0.9  # share of the demonstrations with history="some" that show some pages and not all
 GUESSING = 0.5  # share of the demonstrations that guess where a fact is out of sight
 
 _TAG = re.compile(r"(</?(?:read|answer)>)")
-_PAGE = re.compile(r"p([1-9]\d{0,3})")
+_PAGE = re.compile(r"p([1-9]\d{0,2})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """The task ``facts``. Whether a problem is for training or evaluation does not depend on any option."""
 
-    pages: int = 16  # turns that it takes to read everything; pages · entries ≤ 72
-    entries: int = 2  # facts on a page
-    asked: int = 2  # facts asked for, each on a page of its own
-    early: float = 0.5  # share of the pages, from the first on, that may hold what is asked
+    pages: int = 16  # turns that it takes to read everything, up to 999
+    facts: int = 3  # each of another key and on a page of its own
+    asked: int = 2  # of these facts
+    words: int = 2  # on a page, its number not counted; all that is no fact is noise
+    early: float = 0.5  # share of the pages, from the first on, that may hold facts
     train_problems: int = 100_000  # length of the virtual sequence
     eval_problems: int = 256  # all different
     seed: int = 0  # of the order of the training problems
     history: Literal["some", "full"] = "some"  # what demonstrations show: some earlier pages and the newest, or all
 
     def __post_init__(self) -> None:
-        if self.entries < 1 or not 1 <= self.pages * self.entries <= len(KEYS):
+        if not 1 <= self.pages <= 999 or self.words < 1:
+            raise ValueError(f"pages={self.pages} of words={self.words}: wanted 1 to 999 pages of at least 1 word")
+        if not 0 < self.early <= 1 or not 1 <= self.asked <= self.facts <= min(len(KEYS), self._early_pages):
             raise ValueError(
-                f"pages={self.pages} of entries={self.entries}: wanted at least 1 of each and at most {len(KEYS)} "
-                f"facts together"
-            )
-        if not 0 < self.early <= 1 or not 1 <= self.asked <= self._early_pages:
-            raise ValueError(
-                f"asked={self.asked} on the early={self.early} of {self.pages} pages: wanted 0 < early <= 1, and at "
-                f"least 1 fact and at most one on each of these pages"
+                f"asked={self.asked} of facts={self.facts} on the early={self.early} of {self.pages} pages: wanted "
+                f"0 < early <= 1, 1 <= asked <= facts, at most {len(KEYS)} facts and at most one on each of these pages"
             )
         if self.train_problems < 1 or self.eval_problems < 1:
             raise ValueError(
@@ -80,7 +75,7 @@ class Facts:
         """
         if split == "train":
             return _TrainProblems(task=self)
-        rng = random.Random(f"facts eval {self.pages} {self.entries} {self.asked} {self.early}")
+        rng = random.Random(f"facts eval {self.pages} {self.facts} {self.asked} {self.words} {self.early}")
         found: dict[str, Problem] = {}
         for _ in range(100 * EVAL_SHARE * self.eval_problems):
             problem = self.draw(rng, f"eval-{len(found)}")
@@ -99,15 +94,16 @@ class Facts:
 
     def draw(self, rng: random.Random, label: str) -> Problem:
         """A random problem, held out or not."""
-        keys = rng.sample(KEYS, self.pages * self.entries)
-        facts = [(key, str(rng.randrange(10))) for key in keys]
-        pages = [facts[at : at + self.entries] for at in range(0, len(facts), self.entries)]
-        asked = [rng.choice(page) for page in rng.sample(pages[: self._early_pages], self.asked)]
+        facts = {key: str(rng.randrange(10)) for key in sorted(rng.sample(KEYS, self.facts), key=KEYS.index)}
+        pages = [rng.choices(NOISE, k=self.words) for _ in range(self.pages)]
+        for place, (key, value) in zip(rng.sample(range(self._early_pages), self.facts), facts.items(), strict=True):
+            pages[place][rng.randrange(self.words)] = f"{key}:{value}"
+        asked = sorted(rng.sample(list(facts), self.asked), key=KEYS.index)
         return Problem(
-            id=f"{label}:{'+'.join(key for key, _ in asked)}",
-            question=f"report {' '.join(key for key, _ in asked)} after p{self.pages}",
-            answer=_told(asked),
-            data={"pages": [f"p{number} {_told(page)}" for number, page in enumerate(pages, start=1)]},
+            id=f"{label}:{'+'.join(asked)}",
+            question=f"report {' '.join(asked)} after p{self.pages}",
+            answer=_told((key, facts[key]) for key in asked),
+            data={"pages": [f"p{number} {' '.join(page)}" for number, page in enumerate(pages, start=1)]},
         )
 
     def demonstrations(self, seed: int) -> Iterator[Demonstration]:
@@ -140,8 +136,8 @@ class Facts:
 
     def corpus(self) -> Iterable[str]:
         """Every word of the task."""
-        yield from KEYS
-        yield " ".join("0123456789")
+        yield from (f"{key} {value} {key}:{value}" for key in KEYS for value in range(10))
+        yield " ".join(NOISE)
         yield from (f"{_asks(number)} after" for number in range(1, self.pages + 1))
         yield from (f"{_says(REPORT)} {NOT_YET}",)
 
@@ -157,8 +153,8 @@ class Facts:
             text = _text(problem.data["pages"], page, last=turn + 1 >= self.pages)
             history = history.add(Unit(turn=turn, reply=reply, results=(_result(text),)))
         kept = set(range(len(read)))
-        if self.history == "some" and rng.random() < 0.75:
-            kept = set(rng.sample(range(len(read)), min(len(read), rng.randint(1, 4))))
+        if self.history == "some" and rng.random() < SOME:
+            kept = set(rng.sample(range(len(read)), min(len(read), rng.randint(0, 3))))
             if rng.random() < 0.6:
                 kept |= {turn for turn, page in enumerate(read) if _holds(problem, page)}
         units = tuple(unit for unit in history.units if unit.turn in kept or unit is history.units[-1])
@@ -236,7 +232,7 @@ def _due(context: Sequence[Message]) -> _Due:
     asked, pages = question[1:-2], int(question[-1][1:])
     texts = [message.content.split() for message in context[1:] if message.role == "tool"]
     texts = [words for words in texts if _PAGE.fullmatch(words[0])]
-    facts = {key: value for words in texts for key, value in pairwise(words[1:])}
+    facts = dict(word.split(":") for words in texts for word in words if ":" in word)
     shown = [int(words[0][1:]) for words in texts]
     return _Due(
         report=bool(texts) and texts[-1][-1] == REPORT,
@@ -280,7 +276,8 @@ def _result(text: str) -> Message:
 
 
 def _holds(problem: Problem, page: int) -> bool:
-    return not set(problem.question.split()[1:-2]).isdisjoint(problem.data["pages"][page - 1].split())
+    asked = problem.question.split()[1:-2]
+    return any(word.partition(":")[0] in asked for word in problem.data["pages"][page - 1].split()[1:])
 
 
 def _read(text: str) -> tuple[str, ...]:
