@@ -9,6 +9,7 @@
     │   ├── PrefixBroken     a prompt does not continue the last one and no condensation was declared
     │   ├── ContextOverflow  a prompt does not fit, whatever the condenser did
     │   └── SamplerError     the sampler failed
+    │       └── ServerUnreachable  a server of it cannot be reached or fails; it may be asked again
     ├── ScoreError           a reward is not a finite number
     ├── LearnerError         the optimiser step cannot be taken as asked
     │   └── CheckpointError  a checkpoint is damaged, incomplete or of another run
@@ -74,6 +75,10 @@ class ContextOverflow(RolloutError):
 
 class SamplerError(RolloutError):
     """The sampler failed."""
+
+
+class ServerUnreachable(SamplerError):
+    """A sampler's server cannot be reached, or fails: it may be asked again."""
 
 
 class ScoreError(CondenseError):

@@ -82,7 +82,7 @@ async def run_episode(
     """
     started = time.monotonic()
     turns: list[Turn] = []
-    playing = asyncio.create_task(_play(problem, environment, engine, seed, turns))
+    playing = asyncio.create_task(_play(problem, environment, engine, trajectory_id, seed, turns))
     ending = await _unless_aborted(playing, abort)
     return Trajectory(
         id=trajectory_id,
@@ -114,6 +114,7 @@ async def _play(
     problem: Problem,
     environment: Callable[[Problem], Environment],
     engine: Engine,
+    trajectory_id: str,
     seed: Callable[[int], int],
     turns: list[Turn],
 ) -> _Ending:
@@ -131,7 +132,7 @@ async def _play(
             prompt = await guarded(
                 partial(next_prompt, engine, history, last), who="rendering the prompt", stop=Stop.ENVIRONMENT_ERROR
             )
-            sampled = await _sample(engine, prompt, seed(number))
+            sampled = await _sample(engine, prompt, trajectory_id, seed(number))
             reaction = await _react(engine, episode, sampled)
             turns.append(_turn(prompt, sampled, reaction))
             if reaction.ending is not None:
@@ -150,13 +151,14 @@ async def _started(
     return episode, checked_messages(await episode.start(), "start()")
 
 
-async def _sample(engine: Engine, prompt: Prompt, seed: int) -> _Sampled:
+async def _sample(engine: Engine, prompt: Prompt, trajectory_id: str, seed: int) -> _Sampled:
     params = SamplingParams(
         max_tokens=engine.limits.max_output_tokens,
         temperature=engine.temperature,
         seed=seed,
         stop_ids=tuple(engine.renderer.stop_ids),
         stop_strings=engine.toolbox.format.stop_strings,
+        trajectory=trajectory_id,
     )
     sampled = await guarded(
         partial(_sampled, engine, prompt, params),
