@@ -121,7 +121,11 @@ def sampler(config: RunConfig, model_path: str) -> Sampler:
 
 
 def _sampler_options(config: RunConfig, model_path: str) -> dict[str, Any]:
-    return {"model_path": model_path, "dtype": config.model.dtype, **config.sampler.options}
+    supplied: dict[str, Any] = {"model_path": model_path, "dtype": config.model.dtype}
+    if plugins.takes("samplers", config.sampler.name, "max_model_len"):
+        rollouts = [varied.rollout for varied in evaluations(config).values()]
+        supplied["max_model_len"] = max(one.max_context_tokens + one.max_output_tokens for one in rollouts)
+    return {**supplied, **config.sampler.options}
 
 
 def trackers(config: RunConfig) -> tuple[Tracker, ...]:

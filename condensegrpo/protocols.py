@@ -40,6 +40,14 @@ class Sampler(Protocol):
         """Free what is held. May be called twice."""
 
 
+@runtime_checkable
+class Rests(Protocol):
+    """A sampler that can give memory back while the learner works."""
+
+    def rest(self) -> None:
+        """Nothing will be sampled until the next ``update_weights`` or ``sample``, which ends the rest by itself."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """What a condensed prompt may cost, and how to tell."""

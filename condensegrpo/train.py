@@ -20,6 +20,7 @@ from condensegrpo.learner.weights import gathered, save_adapter
 from condensegrpo.names import SEE_TURN_REWARDS
 from condensegrpo.observer import Observer
 from condensegrpo.origin import base_policy, first_policy
+from condensegrpo.protocols import Rests
 from condensegrpo.rig import Rig, set_up, take_down
 from condensegrpo.step_credit import give_credit, metrics_of, record_credit
 from condensegrpo.step_sampling import sample_step
@@ -152,6 +153,8 @@ def _step(rig: Rig, step: int) -> dict[str, float]:
     """One batch of problems to one optimiser step; the metrics of it."""
     began = time.monotonic()
     sampled = sample_step(rig, step)
+    if isinstance(rig.sampler, Rests):
+        rig.sampler.rest()
     rolled_out = time.monotonic()
     credit = give_credit(rig, sampled.kept)
     record_credit(rig, step, sampled, credit)

@@ -66,6 +66,7 @@ FLOORS = {
     "condensegrpo.origin": 6,
     "condensegrpo.open_learner": 6,
     "condensegrpo.consistency": 6,
+    "condensegrpo.parity": 6,
     "condensegrpo.path_sizes": 6,
     "condensegrpo.plan": 6,
     "condensegrpo.report": 6,
