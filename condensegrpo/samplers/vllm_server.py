@@ -28,14 +28,16 @@ from condensegrpo.protocols import NamedTensors
 from condensegrpo.samplers.vllm_server_client import ServerClient
 from condensegrpo.samplers.vllm_server_guard import TOKEN_VARIABLE
 from condensegrpo.samplers.vllm_server_loop import LoopThread
-from condensegrpo.samplers.vllm_server_process import Child, ServerSettings, check_installed
+from condensegrpo.samplers.vllm_server_process import Child, ServedModel, ServerSettings, check_installed
 from condensegrpo.samplers.vllm_server_replica import STARTED_WITH, Replica, Weights
-from condensegrpo.samplers.vllm_server_weights import checked, known_weights, write_weights
+from condensegrpo.samplers.vllm_server_weights import checked, write_weights
 from condensegrpo.samplers.vllm_server_worker import shape_of
+from condensegrpo.samplers.vllm_weights import Expected
 from condensegrpo.section import parse
 from condensegrpo.trajectory import Generation, SamplingParams
 
 T = TypeVar("T")
+SETTINGS = "sampler.options.server"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PAUSE_SECONDS = 0.2  # before a request is tried again; doubled every time
 
@@ -48,6 +50,7 @@ class VllmServerSampler:
         model_path: str,
         *,
         dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+        max_model_len: int | None = None,
         urls: Sequence[str] = (),
         replicas: int = 1,
         server: Mapping[str, Any] | None = None,
@@ -59,6 +62,8 @@ class VllmServerSampler:
 
         Args:
             model_path: a Hugging Face folder or Hub id.
+            max_model_len: most tokens of a prompt and its reply; a run gives the largest that its rollouts can make.
+                Servers that run already have their own.
             urls: of servers that run already, such as ``http://10.0.0.5:8000``; their token is in ``VLLM_API_KEY``.
                 Empty: servers of our own are started on free ports of the loopback interface, and end with us.
             replicas: how many of our own.
@@ -68,10 +73,11 @@ class VllmServerSampler:
             request_seconds: time limit of one reply.
             retries: of a request whose server is gone or failed.
         """
-        self._settings = parse(ServerSettings, server or {}, source="sampler.options.server")
-        _check_options(dtype, replicas, request_seconds, retries)
-        self._model_path = model_path
-        self._dtype = DTYPES[dtype]
+        self.check_options(
+            dtype=dtype, urls=urls, replicas=replicas, server=server, request_seconds=request_seconds, retries=retries
+        )
+        self._settings = parse(ServerSettings, server or {}, source=SETTINGS)
+        self._model = ServedModel(path=model_path, dtype=dtype, max_model_len=max_model_len)
         self._seconds = request_seconds
         self._retries = retries
         self._urls = tuple(urls)
@@ -84,6 +90,7 @@ class VllmServerSampler:
         self._weights = _first_weights(model_path, self._run) if urls else Weights(label=STARTED_WITH, folder=None)
         self._children = [] if urls else self._made(replicas)
         self._replicas: list[Replica] = []
+        self._expected = Expected(model_path)
         self._loop = LoopThread("vllm-servers")
         try:
             self._loop.wait(self._open(shape_of(AutoConfig.from_pretrained(model_path))))
@@ -91,6 +98,39 @@ class VllmServerSampler:
         except BaseException:
             self.close()
             raise
+
+    @staticmethod
+    def check_options(
+        *,
+        dtype: str = "float32",
+        urls: Sequence[str] = (),
+        replicas: int = 1,
+        server: Mapping[str, Any] | None = None,
+        request_seconds: float = 600.0,
+        retries: int = 3,
+        **_: object,
+    ) -> None:
+        """Check what can be checked without a model.
+
+        Raises:
+            ValueError: the first option that cannot be, with the reason.
+            ConfigError: a fault in ``server``.
+            SamplerError: vLLM is missing, and servers are to be started here.
+        """
+        settings = parse(ServerSettings, server or {}, source=SETTINGS)
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype={dtype!r}: wanted one of {', '.join(DTYPES)}")
+        if replicas < 1 or retries < 0 or not request_seconds > 0:
+            raise ValueError(
+                f"replicas={replicas}, retries={retries}, request_seconds={request_seconds}: wanted at least 1 and 0, "
+                f"and a time above 0"
+            )
+        if isinstance(urls, str) or not all(url.startswith(("http://", "https://")) for url in urls):
+            raise ValueError(f"urls={urls!r}: wanted a list such as [http://10.0.0.5:8000]")
+        if settings.devices and len(settings.devices) != replicas:
+            raise ValueError(f"server.devices={list(settings.devices)}: wanted one for each of {replicas} replicas")
+        if not urls:
+            check_installed()
 
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """One reply to one prompt, by the server of its trajectory, or by another where that one is gone.
@@ -160,7 +200,7 @@ class VllmServerSampler:
             raise SamplerError(
                 f"sampling a reply: a prompt of {length} tokens and max_tokens={params.max_tokens} make "
                 f"{length + params.max_tokens}, and the servers take {room}. Lower rollout.max_context_tokens or "
-                f"rollout.max_output_tokens, or raise sampler.options.server.max_model_len."
+                f"rollout.max_output_tokens, or raise sampler.options.max_model_len."
             )
 
     @property
@@ -169,14 +209,10 @@ class VllmServerSampler:
         return min((one.description.max_model_len for one in self._replicas if one.description), default=None)
 
     def _made(self, replicas: int) -> list[Child]:
-        check_installed()
         devices: list[str | None] = [*self._settings.devices] or [None] * replicas
-        if len(devices) != replicas:
-            raise ValueError(f"server.devices={self._settings.devices}: wanted one for each of {replicas} replicas")
         return [
             Child(
-                self._model_path,
-                str(self._dtype).removeprefix("torch."),
+                self._model,
                 self._settings,
                 token=self._token,
                 log=self._home / f"server-{number}.log",
@@ -241,7 +277,7 @@ class VllmServerSampler:
         """Write weights and have the servers load them; what they hold then."""
         old, label = self._weights, f"{self._run}:{version}"
         folder = self._weights_dir / f"{self._run}-{version}-{secrets.token_hex(2)}"
-        write_weights(folder, checked(named_tensors, self._known), self._dtype)
+        write_weights(folder, checked(named_tensors, self._expected), DTYPES[self._model.dtype])
         self._weights = Weights(label=label, folder=str(folder.resolve()))
         try:
             self._loop.wait(self._load())
@@ -287,20 +323,6 @@ class VllmServerSampler:
             failures = [result for result in results if isinstance(result, BaseException)]
             if len(failures) == len(results):
                 raise failures[0]
-
-    @cached_property
-    def _known(self) -> dict[str, tuple[tuple[int, ...], int]]:
-        return known_weights(self._model_path)
-
-
-def _check_options(dtype: str, replicas: int, request_seconds: float, retries: int) -> None:
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype={dtype!r}: wanted one of {', '.join(DTYPES)}")
-    if replicas < 1 or retries < 0 or not request_seconds > 0:
-        raise ValueError(
-            f"replicas={replicas}, retries={retries}, request_seconds={request_seconds}: wanted at least 1 and 0, and "
-            f"a time above 0"
-        )
 
 
 def _first_weights(model_path: str, run: str) -> Weights:

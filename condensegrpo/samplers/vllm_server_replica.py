@@ -134,6 +134,12 @@ class Replica:
                     f"checking the model at {self.url}: its {key} is {found.shape.get(key)}, this run's is {value}. "
                     f"Start the server with this run's configuration: condensegrpo serve CONFIG."
                 )
+        if found.head_sizes is not None and found.head_size not in found.head_sizes:
+            raise SamplerError(
+                f"checking the model at {self.url}: its attention heads have {found.head_size} dimensions, and vLLM on "
+                f"a CPU has kernels for {', '.join(map(str, found.head_sizes))}. A new model has hidden_size/heads of "
+                f"them: change model.new.heads, or set sampler.name=transformers."
+            )
         if "processed_logprobs" not in found.logprobs_mode:
             raise SamplerError(
                 f"checking {self.url}: its log-probabilities are {found.logprobs_mode}, wanted processed_logprobs, "

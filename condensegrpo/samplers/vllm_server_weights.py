@@ -1,57 +1,29 @@
 """The learner's weights on their way to servers: written as a folder of safetensors files that they load."""
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from condensegrpo.errors import SamplerError
 from condensegrpo.protocols import NamedTensors
+from condensegrpo.samplers.vllm_weights import Expected
 
 SHARD_BYTES = 2 << 30  # of one file: as much of the model as lies in memory besides the learner's own
 
 
-def known_weights(model_path: str) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Name → (shape, identity) of a model's weights; names of tied weights share an identity. Loads nothing."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_path))
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    return {name: (tuple(one.shape), id(parameters.get(name, one))) for name, one in model.state_dict().items()}
-
-
-def checked(
-    named_tensors: NamedTensors, known: Mapping[str, tuple[tuple[int, ...], int]]
-) -> Iterator[tuple[str, Tensor]]:
+def checked(named_tensors: NamedTensors, expected: Expected) -> Iterator[tuple[str, Tensor]]:
     """The tensors as they come, each of the model and in its shape, and at the end all of them or an error.
 
     Raises:
-        SamplerError: a name is unknown or missing, or a shape differs.
+        SamplerError: a name is unknown or missing, or a shape differs. Nothing was sent then.
     """
-    taken: set[int] = set()
-    for name, tensor in named_tensors:
-        if name not in known:
-            raise SamplerError(
-                f"updating the servers' weights: {name!r} is no weight of their model, which has {len(known)}. Learner "
-                f"and servers must load the same architecture."
-            )
-        shape, identity = known[name]
-        if tuple(tensor.shape) != shape:
-            raise SamplerError(
-                f"updating the servers' weights: {name!r} has the shape {tuple(tensor.shape)}, the model wants {shape}."
-                f" Gather sharded weights before handing them over."
-            )
-        taken.add(identity)
-        yield name, tensor
-    missing = sorted(name for name, (_, identity) in known.items() if identity not in taken)
-    if missing:
-        raise SamplerError(
-            f"updating the servers' weights: {len(missing)} of {len(known)} were not given, the first is "
-            f"{missing[0]!r}. The servers keep the weights that they have: hand over all of them."
-        )
+    check = expected.check()
+    yield from ((name, tensor) for name, tensor in named_tensors if check.takes(name, tensor))
+    check.complete()
 
 
 def write_weights(folder: Path, named_tensors: Iterator[tuple[str, Tensor]], dtype: torch.dtype) -> None:

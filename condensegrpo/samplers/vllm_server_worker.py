@@ -33,6 +33,8 @@ class ServedWeights:
             "max_model_len": int(model.max_model_len),
             "world_size": int(self.vllm_config.parallel_config.world_size),
             "nccl": self.vllm_config.weight_transfer_config is not None,
+            "head_size": int(model.get_head_size()),
+            "head_sizes": _head_sizes(),
         }
 
     def condensegrpo_load(self, folder: str) -> None:
@@ -47,8 +49,10 @@ class ServedWeights:
                 f"loading weights from {folder}: this server sees no safetensors file there. Learner and servers must "
                 f"share the folder: set sampler.options.weights_dir to one that both see."
             )
+        from condensegrpo.samplers.vllm_weights import repack_heads
+
         self.reload_weights(weights_iterator=_tensors(files))
-        _renew_packed_heads(self.model_runner.get_model())
+        repack_heads(self.model_runner.get_model())
 
 
 def _tensors(files: list[Path]) -> Iterator[tuple[str, Any]]:
@@ -61,18 +65,13 @@ def _tensors(files: list[Path]) -> Iterator[tuple[str, Any]]:
                 yield name, opened.get_tensor(name)
 
 
-def _renew_packed_heads(model: Any) -> None:  # noqa: ANN401  a torch.nn.Module; torch is imported late
-    """Pack LM heads anew on a CPU, where vLLM multiplies by a packed copy of the weight.
-
-    A head that is tied to the embedding gets no weight of its own while reloading, so nothing else renews its copy and
-    logits would go on coming from the old weights.
-    """
-    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
-    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
+def _head_sizes() -> list[int] | None:
+    """The sizes of attention heads that vLLM has kernels for; None: not said. It dies of others in its first step."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
-        return
-    for part in model.modules():
-        if isinstance(part, VocabParallelEmbedding) and isinstance(part.quant_method, UnquantizedEmbeddingMethod):
-            dispatch_cpu_unquantized_gemm(part, remove_weight=False)
+        return None
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    sizes: list[int] = CPUAttentionBackend.get_supported_head_sizes()
+    return sizes
