@@ -138,6 +138,20 @@ def positions(model_path: str) -> int | None:
     return known
 
 
+def check_free(host: str, port: int) -> None:
+    """Raise ``SamplerError`` where a server cannot listen, before it spends its time on a model."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise SamplerError(
+                f"starting a vLLM server: it cannot listen on {host}:{port}: {error.strerror}. Choose another --port, "
+                f"or end what listens there."
+            ) from error
+
+
 def free_port() -> int:
     """A port of the loopback interface that nobody listens on. Somebody else may take it before it is used."""
     with socket.socket() as probe:
