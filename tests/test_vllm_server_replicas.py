@@ -259,7 +259,7 @@ def test_a_server_of_another_model_is_refused(folder: str, shape: dict[str, str]
 
 def test_a_wrong_token_is_said(folder: str, shape: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "another")
-    with serving(StandIn(shape)) as server, pytest.raises(SamplerError, match="401, refused: no VLLM_API_KEY"):
+    with serving(StandIn(shape)) as server, pytest.raises(SamplerError, match=r"401, refused: no\. Set VLLM_API_KEY"):
         sampling(folder, server).__enter__()
 
 

@@ -4,7 +4,6 @@ Every call is bounded in time. A server that cannot be reached, or that fails, i
 again; one that refuses (4xx) is a plain ``SamplerError``: the same question would get the same answer.
 """
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from condensegrpo.samplers.vllm_server_guard import TOKEN_VARIABLE
 from condensegrpo.trajectory import Finish, Generation, SamplingParams
 
 SHORT_SECONDS = 30.0  # for a question that the server answers at once
+IDLE_SECONDS = 2.0  # that a connection is kept for the next request; servers drop theirs after 5, and may just do so
 FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}
 
 
@@ -45,7 +45,7 @@ class ServerClient:
         self.url = url.rstrip("/")
         self._session = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {token}"},
-            connector=aiohttp.TCPConnector(limit=0),  # as many at a time as there are trajectories
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),  # 0: one a trajectory, if need be
         )
 
     async def healthy(self) -> bool:
@@ -95,21 +95,25 @@ class ServerClient:
 
     async def _rpc(self, method: str, *arguments: str, seconds: float) -> dict[str, Any]:
         body = {"method": method, "args": arguments, "timeout": seconds}
-        try:
-            return await self._call("POST", "/collective_rpc", body, seconds)
-        except ServerUnreachable as error:
-            if await self.healthy():  # it lives: its workers refused
-                raise SamplerError(str(error)) from error
-            raise
+        status, text = await self._exchange("POST", "/collective_rpc", body, seconds)
+        if status >= 500 and await self.healthy():  # it lives: its workers refused
+            raise SamplerError(f"asking {self.url} for {method}: {_reason(text)}")
+        return self._read("/collective_rpc", status, text)
 
     async def _call(self, verb: str, route: str, body: Mapping[str, Any] | None, seconds: float) -> dict[str, Any]:
+        return self._read(route, *await self._exchange(verb, route, body, seconds))
+
+    async def _exchange(self, verb: str, route: str, body: Mapping[str, Any] | None, seconds: float) -> tuple[int, str]:
+        """Status and text of an answer."""
         try:
             async with self._session.request(verb, self.url + route, json=body, timeout=_limit(seconds)) as answer:
-                status, text = answer.status, await answer.text()
+                return answer.status, await answer.text()
         except TimeoutError as error:
             raise ServerUnreachable(f"asking {self.url}{route}: no answer within {seconds:g} seconds") from error
-        except (aiohttp.ClientError, asyncio.IncompleteReadError, OSError) as error:
+        except (aiohttp.ClientError, OSError) as error:
             raise ServerUnreachable(f"asking {self.url}{route}: {type(error).__name__}: {error}") from error
+
+    def _read(self, route: str, status: int, text: str) -> dict[str, Any]:
         if status != 200:
             raise self._refusal(route, status, text)
         try:

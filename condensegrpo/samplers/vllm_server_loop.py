@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+GOODBYE_SECONDS = 0.02  # connections that were closed let their sockets go in one of the loop's next rounds
 
 
 class LoopThread:
@@ -44,3 +45,4 @@ async def _cancel_others() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.sleep(GOODBYE_SECONDS)

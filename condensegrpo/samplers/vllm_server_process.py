@@ -106,6 +106,7 @@ def environment(token: str, *, device: str | None = None) -> dict[str, str]:
         own["CUDA_VISIBLE_DEVICES"] = device
     quiet = {
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # seconds; short ones end just when the next request sets out
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every replica binds its threads to the same cores
     }
     launched = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # of the learner; vLLM would join it
@@ -198,9 +199,14 @@ class Child:
                 start_new_session=True,  # Ctrl-C in the run's terminal is the run's, and the group can be ended whole
             )
 
+    @property
+    def running(self) -> bool:
+        """Whether its first process was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
     def check_alive(self) -> None:
         """Raise ``SamplerError`` with the end of its log if it has ended."""
-        if self._process is None or self._process.poll() is None:
+        if self._process is None or self.running:
             return
         raise SamplerError(
             f"starting a vLLM server for {self._model.path}: it ended with code {self._process.returncode}. The end of "

@@ -10,6 +10,7 @@ from condensegrpo.samplers.vllm_server_process import Child
 from condensegrpo.trajectory import SamplingParams
 
 POLL_SECONDS = 0.25  # between two looks at a server that starts
+PATIENCE = 4  # looks at a server of ours that runs and does not answer, before it is started anew
 STARTED_WITH = "default"  # vLLM's label for the weights that a server was started with
 
 
@@ -97,7 +98,7 @@ class Replica:
             await asyncio.to_thread(self._child.stop)
 
     async def _bring_up(self) -> None:
-        if self._child is not None and (self._child.process_id is None or not await self._client.healthy()):
+        if self._child is not None and not (self._child.running and await self._lives()):
             await asyncio.to_thread(self._child.start)
             self.starts += 1
             self._client.url = self._child.url
@@ -112,6 +113,14 @@ class Replica:
                 )
             await self._client.load(weights.folder, weights.label, self._start_seconds)
         self.ready = True
+
+    async def _lives(self) -> bool:
+        """Whether it answers at all. One connection that breaks is no reason to end a server."""
+        for _ in range(PATIENCE):
+            if await self._client.healthy():
+                return True
+            await asyncio.sleep(POLL_SECONDS)
+        return False
 
     async def _until_healthy(self) -> None:
         deadline = asyncio.get_running_loop().time() + self._start_seconds
