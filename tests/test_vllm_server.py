@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 
 from condensegrpo.plugins import build
 from condensegrpo.samplers.vllm_server import VllmServerSampler
-from condensegrpo.samplers.vllm_server_process import Child, ServedModel, ServerSettings
 from condensegrpo.trajectory import Finish, Generation, SamplingParams
 
 pytestmark = needs_vllm
@@ -130,22 +129,3 @@ def test_a_server_ends_when_its_run_is_gone() -> None:
         assert server.stdin is not None
         server.stdin.close()  # what the kernel does for a run that was killed
         assert server.wait(60) == -signal.SIGKILL
-
-
-def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
-    child = Child(
-        ServedModel(path=str(tmp_path), dtype="float32", max_model_len=8),
-        ServerSettings(flags=("--no-such-flag",)),
-        token="t",
-        log=tmp_path / "log",
-    )
-    child.log.write_text("the last words\n")
-    child.start()
-    try:
-        assert child.process_id is not None
-        os.waitid(os.P_PID, child.process_id, os.WEXITED | os.WNOWAIT)
-        with pytest.raises(Exception, match=r"it ended with code 2(.|\n)*no-such-flag"):
-            child.check_alive()
-    finally:
-        child.stop()
-    child.stop()

@@ -1,6 +1,8 @@
 """The parts of the server mode that need no server: the guard, flags, requests and replies."""
 
 import asyncio
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,14 @@ from tiny import qwen3
 from condensegrpo.errors import SamplerError
 from condensegrpo.samplers.vllm_server_client import reply_of, request_body
 from condensegrpo.samplers.vllm_server_guard import RequireToken
-from condensegrpo.samplers.vllm_server_process import ServedModel, ServerSettings, check_free, command, environment
+from condensegrpo.samplers.vllm_server_process import (
+    Child,
+    ServedModel,
+    ServerSettings,
+    check_free,
+    command,
+    environment,
+)
 from condensegrpo.samplers.vllm_server_weights import write_weights
 from condensegrpo.trajectory import Finish, Generation, SamplingParams
 
@@ -98,6 +107,21 @@ def test_a_port_in_use_is_said_before_a_model_is_loaded() -> None:
         taken.listen()
         with pytest.raises(SamplerError, match=r"cannot listen on 127\.0\.0\.1:\d+: Address already in use"):
             check_free("127.0.0.1", taken.getsockname()[1])
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "false")  # a program that ends at once, with code 1
+    served = ServedModel(path="model", dtype="float32", max_model_len=8)
+    child = Child(served, ServerSettings(), token="t", log=tmp_path / "log")
+    child.check_alive()  # not started: nothing to say
+    child.log.write_text("the last words\n")
+    child.start()
+    assert child.process_id is not None
+    os.waitid(os.P_PID, child.process_id, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(SamplerError, match=r"it ended with code 1(.|\n)*the last words(.|\n)*kv_cache_gib"):
+        child.check_alive()
+    child.stop()
+    child.stop()
 
 
 # --- requests and replies ---------------------------------------------------------------------------------------------
