@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from condensegrpo import plugins
-from condensegrpo.config import HELD_OUT, Plugin, RunConfig, StagePlugin, WeightedPlugin, evaluations
+from condensegrpo.config import HELD_OUT, Plugin, RunConfig, StagePlugin, WeightedPlugin, evaluations, longest_request
 from condensegrpo.consistency import check_figures
 from condensegrpo.credit import Scores
 from condensegrpo.errors import CondenseError, ConfigError, ContextOverflow
@@ -135,8 +135,7 @@ def sampler(config: RunConfig, model_path: str) -> Sampler:
 def _sampler_options(config: RunConfig, model_path: str) -> dict[str, Any]:
     supplied: dict[str, Any] = {"model_path": model_path, "dtype": config.model.dtype}
     if plugins.takes("samplers", config.sampler.name, "max_model_len"):
-        rollouts = [varied.rollout for varied in evaluations(config).values()]
-        supplied["max_model_len"] = max(one.max_context_tokens + one.max_output_tokens for one in rollouts)
+        supplied["max_model_len"] = longest_request(config)
     return {**supplied, **config.sampler.options}
 
 

@@ -378,6 +378,12 @@ def evaluations(config: RunConfig) -> dict[str, RunConfig]:
     return {HELD_OUT: config, **{name: vary(config, overrides) for name, overrides in config.evaluate.variants.items()}}
 
 
+def longest_request(config: RunConfig) -> int:
+    """The most tokens that a prompt and its reply make, in training and in every evaluation."""
+    rollouts = [varied.rollout for varied in evaluations(config).values()]
+    return max(one.max_context_tokens + one.max_output_tokens for one in rollouts)
+
+
 def dump_config(config: RunConfig) -> str:
     """The resolved configuration as YAML; ``load_config`` reads it back to an equal value."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -10,6 +10,7 @@
     │   ├── ContextOverflow  a prompt does not fit, whatever the condenser did
     │   ├── SummaryRefused   a summary was not written, or cannot be used
     │   └── SamplerError     the sampler failed
+    │       └── ServerUnreachable  a server of it cannot be reached or fails; it may be asked again
     ├── SandboxError         no sandbox holds on this machine, or its server ended
     ├── ScoreError           a reward is not a finite number
     ├── LearnerError         the optimiser step cannot be taken as asked
@@ -80,6 +81,10 @@ class SummaryRefused(RolloutError):
 
 class SamplerError(RolloutError):
     """The sampler failed."""
+
+
+class ServerUnreachable(SamplerError):
+    """A sampler's server cannot be reached, or fails: it may be asked again."""
 
 
 class SandboxError(CondenseError):

@@ -58,6 +58,7 @@ class SamplingParams:
     seed: int = 0  # of this reply's own random stream
     stop_ids: tuple[int, ...] = ()  # sampling one of these ends the reply; it stays the last output id
     stop_strings: tuple[str, ...] = ()  # the token that completes one of these ends the reply and is kept whole
+    trajectory: str = ""  # whose reply it is: a sampler of several engines may keep its prefix in one; changes no reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

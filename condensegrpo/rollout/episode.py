@@ -46,6 +46,7 @@ class _Ending:
 class _Record:
     """What was sampled so far: it stays if the episode fails or is aborted. The one value that grows."""
 
+    trajectory: str  # its id
     seed: Callable[[int], int]
     turns: list[Turn] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
@@ -98,7 +99,7 @@ async def run_episode(
         The trajectory with every turn that was sampled, whatever happened after; see ``Stop`` for how it may end.
     """
     started = time.monotonic()
-    record = _Record(seed=seed)
+    record = _Record(trajectory=trajectory_id, seed=seed)
     playing = asyncio.create_task(_play(problem, environment, engine, draw, record))
     ending = await _unless_aborted(playing, abort)
     return Trajectory(
@@ -151,6 +152,7 @@ async def _play(
             sampled = await sample(
                 engine,
                 prompt.ids,
+                trajectory=record.trajectory,
                 seed=record.next_seed(),
                 max_tokens=engine.limits.max_output_tokens,
                 stop_strings=engine.toolbox.format.stop_strings,
@@ -171,7 +173,7 @@ async def _prompted(
     engine: Engine, history: History, last: Asked | None, draw: float, record: _Record
 ) -> tuple[Prompt, History]:
     """The next prompt, and the history under the summary that was written for it, if one was."""
-    writer = Writer(engine, record.next_seed)
+    writer = Writer(engine, record.trajectory, record.next_seed)
     write = writer.bound(history, last) if last is not None else None
     try:
         found = await guarded(

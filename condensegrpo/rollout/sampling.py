@@ -19,11 +19,18 @@ class Sampled:
 
 
 async def sample(
-    engine: Engine, prompt_ids: Sequence[int], *, seed: int, max_tokens: int, stop_strings: tuple[str, ...]
+    engine: Engine,
+    prompt_ids: Sequence[int],
+    *,
+    trajectory: str,
+    seed: int,
+    max_tokens: int,
+    stop_strings: tuple[str, ...],
 ) -> Sampled:
     """Sample one reply.
 
     Args:
+        trajectory: id of the one that the reply belongs to.
         seed: of the reply's random stream.
         stop_strings: that end it, beside the stop ids of the renderer.
 
@@ -36,6 +43,7 @@ async def sample(
         seed=seed,
         stop_ids=tuple(engine.renderer.stop_ids),
         stop_strings=stop_strings,
+        trajectory=trajectory,
     )
     sampled = await guarded(
         partial(_sampled, engine, prompt_ids, params),

@@ -54,9 +54,10 @@ class Attempt:
 class Writer:
     """Samples condense turns for one call of a condenser, and remembers what was written."""
 
-    def __init__(self, engine: Engine, seed: Callable[[], int]) -> None:
-        """Write with an engine; ``seed`` gives a new seed each time it is called."""
+    def __init__(self, engine: Engine, trajectory: str, seed: Callable[[], int]) -> None:
+        """Write with an engine, for the trajectory of this id; ``seed`` gives a new seed each time it is called."""
         self._engine = engine
+        self._trajectory = trajectory
         self._seed = seed
         self.most = engine.condenser.writes if isinstance(engine.condenser, Writes) else 0
         self.attempts: list[Attempt] = []
@@ -92,6 +93,7 @@ class Writer:
         sampled = await sample(
             self._engine,
             prompt.ids,
+            trajectory=self._trajectory,
             seed=self._seed(),
             max_tokens=room if request.max_tokens is None else min(room, request.max_tokens),
             stop_strings=(),  # those of tool calls would end a summary that quotes one
