@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from answering import always
 from hypothesis import strategies as st
 
 from condensegrpo import assemble, plugins
@@ -30,6 +31,7 @@ OPTIONS: dict[str, list[Options | Callable[[], Options]]] = {  # a callable is c
     "attention": [{}, {"smoothing": 0.0, "lookback": 0, "hysteresis": 1.0}],
     "observation_mask": [{}, {"keep": 0}, {"keep": 1, "exclude_tools": ["t"]}, {"keep": 2, "only_tools": True}],
     "summary": [{}, {"max_tokens": 40, "keep_last": 3}],
+    "summary_model": [lambda: {"model": "m", "url": always("done: all <|im_end|>"), "max_tokens": 40}],
     "pipeline": [
         {"stages": [MASK, LAST]},
         {"stages": [{**MASK, "options": {"keep": 1, "drop_oldest": False}}, LAST]},
@@ -53,7 +55,7 @@ class Case:
         return assemble.condenser(CondenserPlugin(name=self.name, options=options))
 
     def __str__(self) -> str:
-        return f"{self.name}-{self.options}"
+        return f"{self.name}-{'' if callable(self.options) else self.options}"
 
 
 def cases() -> list[Case]:

@@ -47,7 +47,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.mark.parametrize("case", EVERY)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(past=histories(), tokens=st.integers(0, 2000))
 def test_every_condenser_keeps_the_contract(case: Case, past: History, tokens: int) -> None:
     """Order, whole units, a true account, the budget; the same again; nothing more to do within the budget."""
@@ -186,26 +186,26 @@ OWN = """
 from condensegrpo.condensers.spans import spans
 from condensegrpo.protocols import Condensed
 
-class Nothing:
+class Forgetful:
     async def condense(self, history, budget, tools):
-        return Condensed(units=(), spans=spans(history, (), budget.count)[{left_out}:])
+        return Condensed(units=(), spans=spans(history, (), budget.count)[1:])
 """
 
 
-@pytest.mark.parametrize(("left_out", "passes"), [(0, True), (1, False)], ids=["keeps nothing", "forgets one span"])
-def test_a_condenser_in_a_file_goes_through_the_same_suite(tmp_path: Path, left_out: int, passes: bool) -> None:
-    (tmp_path / "own.py").write_text(OWN.format(left_out=left_out))
+def test_a_condenser_in_a_file_goes_through_the_same_suite_and_is_caught(tmp_path: Path) -> None:
+    """One that keeps the contract is in test_condensers_page."""
+    (tmp_path / "own.py").write_text(OWN)
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-k", "contract and own.py", "-p", "no:cacheprovider", __file__],
-        env={**os.environ, "CONDENSER": f"{tmp_path / 'own.py'}:Nothing"},
+        env={**os.environ, "CONDENSER": f"{tmp_path / 'own.py'}:Forgetful"},
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=240,
     )
-    assert f"1 {'passed' if passes else 'failed'}" in result.stdout, result.stdout[-2000:]
-    assert passes or "a span for every unit" in result.stdout
+    assert "1 failed" in result.stdout, result.stdout[-2000:]
+    assert "a span for every unit" in result.stdout
 
 
 # --- observation_mask -------------------------------------------------------------------------------------------------

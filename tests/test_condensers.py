@@ -19,9 +19,18 @@ from condensegrpo.trajectory import Fate
 
 
 def test_the_condensers_of_the_package_are_installed() -> None:
-    assert {"full", "last_k", "observation_mask", "pipeline", "random_drop", "summary", "summary_model", "truncate"} <= {
-        point.name for point in plugins.installed("condensers")
+    ours = {
+        "attention",
+        "full",
+        "last_k",
+        "observation_mask",
+        "pipeline",
+        "random_drop",
+        "summary",
+        "summary_model",
+        "truncate",
     }
+    assert ours <= {point.name for point in plugins.installed("condensers")}
 
 
 # --- full ---------------------------------------------------------------------------------------------------------
