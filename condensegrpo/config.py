@@ -142,12 +142,16 @@ class Rollout(Section):
     temperature: float = Field(default=1.0, ge=0)
     condense: Literal["every_turn", "over_budget"] = "every_turn"
     """When the condenser is asked."""
-    tools: list[str] = []
-    """Names of tools, or path/to/file.py:function."""
-    tool_format: Literal["native", "tagged"] = "native"
-    """native: the chat template's own calls (Hermes/Qwen); tagged: <tool>{…}</tool> and <result>."""
+    max_tool_turns: int | None = Field(default=None, ge=0)
+    """Replies whose calls are run; one that calls a tool after that ends the trajectory unexecuted. null: all."""
+    tools: list[str | Plugin] = []
+    """Names of tools, path/to/file.py:function, or {name, options} where a tool has options."""
+    tool_format: Literal["native", "tagged", "code"] = "native"
+    """native: the template's own calls (Hermes/Qwen); tagged: <tool>{…}</tool>; code: <code>, <python>, fences."""
     tool_seconds: float = Field(default=10.0, gt=0)
     """Time limit of one tool call."""
+    tool_chars: int = Field(default=4000, ge=1)
+    """Characters of a tool's result that are shown; of a longer one, its head and its tail."""
     turn_seconds: float = Field(default=600.0, gt=0)
     """Time limit of one reply and of one environment step."""
     template_options: dict[str, Any] = {}

@@ -11,7 +11,7 @@ the environment, which alone can tell an answer. So an answer beside a tool call
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -132,7 +132,7 @@ async def _play(
                 partial(next_prompt, engine, history, last), who="rendering the prompt", stop=Stop.ENVIRONMENT_ERROR
             )
             sampled = await _sample(engine, prompt, seed(number))
-            reaction = await _react(engine, episode, sampled)
+            reaction = await _react(engine, episode, sampled, may_call=_may_call(engine, turns))
             turns.append(_turn(prompt, sampled, reaction))
             if reaction.ending is not None:
                 return reaction.ending
@@ -177,12 +177,21 @@ async def _sampled(engine: Engine, prompt: Prompt, params: SamplingParams) -> _S
     return _Sampled(generation=generation, text=engine.renderer.text(generation.token_ids), version=version)
 
 
-async def _react(engine: Engine, environment: Environment, sampled: _Sampled) -> _Reaction:
+def _may_call(engine: Engine, turns: Sequence[Turn]) -> bool:
+    """Whether the tool calls of one more reply are run."""
+    most = engine.limits.max_tool_turns
+    return most is None or sum(TOOL_ATTEMPTS in turn.turn_rewards for turn in turns) < most
+
+
+async def _react(engine: Engine, environment: Environment, sampled: _Sampled, *, may_call: bool) -> _Reaction:
     """Let the tools or the environment answer a reply. What they raise is the reaction's ending: the turn stays."""
     reply = Message(role="assistant", content=sampled.text)
     if sampled.generation.finish is Finish.LENGTH:
         detail = f"a reply was cut off at {len(sampled.generation.token_ids)} tokens (rollout.max_output_tokens)"
         return _Reaction(reply=reply, ending=_Ending(stop=Stop.OUTPUT_LENGTH, detail=detail))
+    if not may_call and engine.toolbox.format.parse(sampled.text):
+        detail = f"a reply called a tool after {engine.limits.max_tool_turns} that had (rollout.max_tool_turns)"
+        return _Reaction(reply=reply, ending=_Ending(stop=Stop.TURN_LIMIT, detail=detail))
     try:
         answers = await guarded(  # each call has the toolbox's own time limit
             partial(engine.toolbox.answer, sampled.text), who="the tools", stop=Stop.ENVIRONMENT_ERROR
