@@ -9,6 +9,7 @@
     │   ├── PrefixBroken     a prompt does not continue the last one and no condensation was declared
     │   ├── ContextOverflow  a prompt does not fit, whatever the condenser did
     │   └── SamplerError     the sampler failed
+    ├── SandboxError         no sandbox holds on this machine, or its server ended
     ├── ScoreError           a reward is not a finite number
     ├── LearnerError         the optimiser step cannot be taken as asked
     │   └── CheckpointError  a checkpoint is damaged, incomplete or of another run
@@ -74,6 +75,10 @@ class ContextOverflow(RolloutError):
 
 class SamplerError(RolloutError):
     """The sampler failed."""
+
+
+class SandboxError(CondenseError):
+    """No sandbox holds on this machine, or the one in use has ended."""
 
 
 class ScoreError(CondenseError):

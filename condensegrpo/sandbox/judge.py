@@ -1,0 +1,190 @@
+"""The process that judges: runs the tests, and has the callee do the calls. No code under judgement ever runs here.
+
+    callee  ◀── call "add" on [1, 2] ──  judge    assert add(1, 2) == 3
+            ──      the value 3       ─▶          3 == 3, in this process, between plain values: passed
+
+Standard library only.
+"""
+
+import builtins
+import itertools
+import json
+import os
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, TypeVar
+
+from condensegrpo.sandbox import plain, wire
+
+T = TypeVar("T", int, bool, str)
+MOST = 16 << 20  # bytes of one answer
+_RAISED = {
+    name: kind for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, Exception)
+}
+
+
+class Raised(Exception):
+    """The callee raised what is no exception of Python's own."""
+
+
+class Unsupported(Exception):
+    """The tests ask for what cannot cross between the two processes."""
+
+
+def judge(request: Mapping[str, Any], channel: int, records: int) -> int:
+    """Run the tests of a request one by one and write a record for each; the exit status, which means nothing."""
+    link = _Link(channel)
+    nonce = request["nonce"]
+    try:
+        loaded = wire.receive(channel, most=MOST).get("loaded") is True
+        space = _Names(link, request["entry"])
+        why = None if loaded else "the code did not run to its end"
+        if loaded:
+            why = _run(request["setup"], space, "the set-up of the tests")
+    except wire.Lost as error:
+        why = f"the process of the code ended: {error}"
+    for place, test in enumerate(request["tests"]):
+        found = why or _run(test, space, f"test {place}")
+        os.write(records, f"{nonce} {json.dumps([place, found is None, (found or '')[:1000]])}\n".encode())
+    return 0
+
+
+def _run(code: str, space: dict[str, Any], name: str) -> str | None:
+    """Why a piece of the tests failed; None: it did not."""
+    try:
+        exec(compile(code, name, "exec", dont_inherit=True), space)
+    except wire.Lost as error:
+        return f"the process of the code ended: {error}"
+    except BaseException as error:  # the boundary: a test fails by raising anything
+        return f"{type(error).__name__}: {error}".removesuffix(": ")
+    return None
+
+
+class _Names(dict[str, Any]):
+    """The global names of the tests: their own, Python's, and for the rest the callee's."""
+
+    def __init__(self, link: "_Link", entry: Collection[str]) -> None:
+        super().__init__(__name__="tests", __builtins__=builtins)
+        self._link = link
+        self._entry = frozenset(entry)
+
+    def __missing__(self, name: str) -> Any:  # noqa: ANN401  whatever the code called so
+        if hasattr(builtins, name) and name not in self._entry:
+            raise KeyError(name)  # Python then finds it
+        value = self._link.name(name)
+        self[name] = value
+        return value
+
+
+class _Link:
+    """The judge's end of the channel."""
+
+    def __init__(self, channel: int) -> None:
+        self._channel = channel
+        self._remotes: dict[int, Remote] = {}
+
+    def name(self, name: str) -> Any:  # noqa: ANN401
+        """The callee's global of this name."""
+        return self._ask({"name": name}, ())
+
+    def apply(self, function: str, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+        """What an operation of the callee gives; arguments that it changed in place are changed here too."""
+        request = {
+            "function": function,
+            "arguments": [plain.encode(argument, _handle) for argument in arguments],
+            "options": {name: plain.encode(value, _handle) for name, value in options.items()},
+        }
+        return self._ask(request, arguments[1:] if function == "call" else arguments)
+
+    def _ask(self, request: Mapping[str, Any], arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401
+        wire.send(self._channel, request)
+        answer = wire.receive(self._channel, most=MOST)
+        if not isinstance(answer, dict):
+            raise wire.Lost("an answer is no object")
+        try:
+            if "error" in answer:
+                kind, text = map(str, answer["error"])
+                raise _RAISED.get(kind, Raised)(text if kind in _RAISED else f"{kind}: {text}")
+            for place, data in answer.get("changed", {}).items():
+                _replace(arguments[int(place)], plain.decode(data, self._find))
+            return plain.decode(answer["value"], self._find)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            if "error" in answer:
+                raise
+            raise wire.Lost(f"an answer is not of the agreed form: {error}") from error
+
+    def _find(self, number: int) -> "Remote":
+        if not isinstance(number, int):
+            raise ValueError(f"a handle is {number!r}, wanted a number")
+        return self._remotes.setdefault(number, Remote(self, number))
+
+
+class Remote:
+    """An object of the callee. It equals itself only: the code under judgement has no say in comparisons."""
+
+    __slots__ = ("_link", "_number")
+
+    def __init__(self, link: _Link, number: int) -> None:
+        object.__setattr__(self, "_link", link)
+        object.__setattr__(self, "_number", number)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401, D102
+        return self._link.apply("call", self, *arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._link.apply("get", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401
+        self._link.apply("set", self, name, value)
+
+    def __getitem__(self, key: Any) -> Any:  # noqa: ANN401
+        return self._link.apply("item", self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:  # noqa: ANN401
+        self._link.apply("set_item", self, key, value)
+
+    def __contains__(self, value: Any) -> bool:  # noqa: ANN401
+        return self._link.apply("contains", self, value) is True
+
+    def __len__(self) -> int:
+        return _exactly(int, self._link.apply("len", self))
+
+    def __bool__(self) -> bool:
+        return _exactly(bool, self._link.apply("bool", self))
+
+    def __iter__(self) -> Iterator[Any]:
+        iterator = self._link.apply("iter", self)
+        for _ in itertools.count():
+            try:
+                value = self._link.apply("next", iterator)
+            except StopIteration:
+                return
+            yield value
+
+    def __str__(self) -> str:
+        return _exactly(str, self._link.apply("str", self))
+
+    def __repr__(self) -> str:
+        return _exactly(str, self._link.apply("repr", self))
+
+
+def _exactly(kind: type[T], value: object) -> T:
+    if type(value) is not kind:
+        raise TypeError(f"the code gave {type(value).__name__} where Python wants {kind.__name__}")
+    return kind(value)
+
+
+def _handle(value: object) -> int:
+    if not isinstance(value, Remote):
+        raise Unsupported(f"the tests hand over {type(value).__name__}, and only plain values can be handed over")
+    number: int = object.__getattribute__(value, "_number")
+    return number
+
+
+def _replace(old: Any, new: Any) -> None:  # noqa: ANN401
+    """Make a container hold what another of its kind holds."""
+    if type(old) is not type(new):
+        raise ValueError(f"an argument became {type(new).__name__} from {type(old).__name__}")
+    old.clear()
+    (old.extend if isinstance(old, list | bytearray) else old.update)(new)

@@ -1,0 +1,118 @@
+"""The rung of namespaces: a root of its own for all calls, and processes, users and a folder of its own for each.
+
+    server   new mount, network, IPC and host-name namespaces; root = a tmpfs with Python bound read-only, no /proc
+      └ call   new user, process and mount namespaces, as an ordinary user, with a size-capped tmpfs in /box
+
+Processes of one call see no others; all of them die with the first. Standard library only.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from condensegrpo.sandbox import linux
+from condensegrpo.sandbox.limits import Limits
+
+BOX = "/box"  # the folder of a call
+NOBODY = 65534
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+
+
+def enter(root: str, readable: Sequence[str]) -> int:
+    """Move this process into a root that holds ``readable`` and nothing else.
+
+    Args:
+        root: an empty folder to build it on; it can be removed afterwards.
+        readable: files, folders and symbolic links, shown read-only at the same places.
+
+    Returns:
+        A file descriptor of /proc as it was outside, for the server alone.
+
+    Raises:
+        OSError: the kernel or an administrator does not allow it; the message says which step.
+    """
+    proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    spaces = linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
+    user, group = os.geteuid(), os.getegid()
+    try:
+        linux.unshare(spaces)  # with privilege: then calls can run as nobody
+    except PermissionError:
+        linux.unshare(spaces | linux.CLONE_NEWUSER)
+        _map_ids(proc, inside=0, user=user, group=group)
+    linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    linux.mount("tmpfs", root, "tmpfs", linux.MS_NOSUID, "size=1m,mode=0755")
+    for path in readable:
+        _show(root, path)
+    for name in _DEVICES:
+        _bind(root, f"/dev/{name}", linux.ATTR_RDONLY | linux.ATTR_NOSUID | linux.ATTR_NOEXEC)
+    os.makedirs(root + BOX)
+    if not os.path.lexists(f"{root}/tmp"):
+        os.symlink(BOX, f"{root}/tmp")
+    linux.become_root(root)
+    linux.set_attributes("/", linux.ATTR_RDONLY, recursive=False)
+    return proc
+
+
+def enter_call(proc: int) -> None:
+    """Move this process into the user and mount namespaces of one call; its next child begins a process namespace.
+
+    Raises:
+        OSError: the kernel does not allow it.
+    """
+    if os.geteuid() == 0:
+        as_nobody()
+    user, group = os.geteuid(), os.getegid()
+    linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWPID | linux.CLONE_NEWNS)
+    _map_ids(proc, inside=NOBODY, user=user, group=group)
+
+
+def open_box(limits: Limits) -> None:
+    """Mount the empty folder of a call; for it alone, since the mount namespace is its own."""
+    size = f"size={limits.disk},nr_inodes={limits.files + 1},mode=0700"
+    linux.mount("tmpfs", BOX, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, size)
+
+
+def as_nobody() -> None:
+    """Give up being root, if the user namespace knows nobody; one that knows root alone stays as it is.
+
+    In a user namespace whose root is an ordinary user outside there is nothing to give up.
+    """
+    try:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+    except OSError:
+        return
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+    linux.prctl(linux.PR_SET_DUMPABLE, 1)  # else /proc/self stays root's, and the maps of ids cannot be written
+
+
+def _map_ids(proc: int, *, inside: int, user: int, group: int) -> None:
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{inside} {user} 1"),
+        ("gid_map", f"{inside} {group} 1"),
+    ):
+        file = os.open(f"self/{name}", os.O_WRONLY, dir_fd=proc)
+        try:
+            os.write(file, text.encode())
+        finally:
+            os.close(file)
+
+
+def _show(root: str, path: str) -> None:
+    if os.path.islink(path):
+        Path(root + path).parent.mkdir(parents=True, exist_ok=True)
+        os.symlink(os.readlink(path), root + path)
+    else:
+        _bind(root, path, linux.ATTR_RDONLY | linux.ATTR_NOSUID | linux.ATTR_NODEV)
+
+
+def _bind(root: str, path: str, attributes: int) -> None:
+    target = Path(root + path)
+    if Path(path).is_dir():
+        target.mkdir(parents=True, exist_ok=True)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch()
+    linux.mount(path, str(target), None, linux.MS_BIND | linux.MS_REC)
+    linux.set_attributes(str(target), attributes, recursive=True)

@@ -1,0 +1,103 @@
+"""Values that can cross from one process to another as plain data, with their exact types. Standard library only.
+
+    [1, (2.5, "a")]   ─▶   ["list", [1, ["tuple", [["float", "0x1.4p+1"], "a"]]]]
+
+Nothing that is decoded runs code of the other side: it is built from numbers, texts and containers of Python's own.
+What is none of them crosses as a number that stands for it, its handle.
+"""
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+Hold = Callable[[object], int]  # gives a handle for an object; raises TypeError where there can be none
+Find = Callable[[int], Any]
+
+_SMALL = 1 << 53  # of integers beyond it JSON readers may make floats, and Python refuses those of many digits
+_SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+}
+_MAPPINGS: dict[str, Callable[[Iterable[Any]], Any]] = {
+    "dict": dict,
+    "OrderedDict": OrderedDict,
+    "Counter": lambda pairs: Counter(dict(pairs)),
+}
+_ATOMS: dict[str, Callable[..., Any]] = {
+    "int": lambda text: int(text, 16),
+    "float": float.fromhex,
+    "complex": lambda real, imaginary: complex(float.fromhex(real), float.fromhex(imaginary)),
+    "bytes": bytes.fromhex,
+    "bytearray": bytearray.fromhex,
+    "range": range,
+    "Decimal": Decimal,
+    "Fraction": Fraction,
+}
+
+
+def encode(value: object, hold: Hold) -> object:
+    """JSON of a value; what is no plain value becomes a handle by ``hold``."""
+    atom = _atom(value)
+    if atom is not None or value is None:
+        return atom
+    for name, kind in (("OrderedDict", OrderedDict), ("Counter", Counter), ("dict", dict)):
+        if isinstance(value, kind):
+            return [name, [[encode(key, hold), encode(held, hold)] for key, held in dict.items(value)]]
+    for name, sequence in (("list", list), ("tuple", tuple), ("set", set), ("frozenset", frozenset)):
+        if isinstance(value, sequence):
+            return [name, [encode(held, hold) for held in sequence.__iter__(value)]]  # type: ignore[arg-type]
+    if isinstance(value, deque):
+        return ["deque", [encode(held, hold) for held in value], value.maxlen]
+    if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+        return encode(value.item(), hold)
+    return ["handle", hold(value)]
+
+
+def decode(data: Any, find: Find) -> Any:  # noqa: ANN401  any plain value
+    """The value of its JSON.
+
+    Raises:
+        ValueError: it is none that ``encode`` makes.
+    """
+    if data is None or isinstance(data, bool | int | str):
+        return data
+    try:
+        name, *rest = data
+        if name in _SEQUENCES:
+            return _SEQUENCES[name](decode(held, find) for held in rest[0])
+        if name in _MAPPINGS:
+            return _MAPPINGS[name]((decode(key, find), decode(held, find)) for key, held in rest[0])
+        if name == "deque":
+            return deque((decode(held, find) for held in rest[0]), rest[1])
+        if name == "handle":
+            return find(rest[0])
+        return _ATOMS[name](*rest)
+    except (TypeError, KeyError, IndexError, OverflowError, ArithmeticError) as error:
+        raise ValueError(f"this is the form of no plain value: {error}") from error
+
+
+def _atom(value: object) -> object:
+    """JSON of a value without parts; None if it is none."""
+    match value:
+        case bool() | str():
+            return bool(value) if isinstance(value, bool) else str.__str__(value)
+        case int():
+            number = int.__int__(value)
+            return number if -_SMALL < number < _SMALL else ["int", hex(number)]
+        case float():
+            return ["float", float.hex(value)]
+        case complex():
+            return ["complex", float.hex(value.real), float.hex(value.imag)]
+        case bytes() | bytearray():
+            return ["bytearray" if isinstance(value, bytearray) else "bytes", value.hex()]
+        case range():
+            return ["range", value.start, value.stop, value.step]
+        case Decimal():
+            return ["Decimal", str(value)]
+        case Fraction():
+            return ["Fraction", int(value.numerator), int(value.denominator)]
+    return None

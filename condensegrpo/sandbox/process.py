@@ -1,0 +1,183 @@
+"""Starting the sandbox's server on a rung, and talking to it."""
+
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from condensegrpo.errors import SandboxError
+from condensegrpo.sandbox import wire
+from condensegrpo.sandbox.limits import Limits
+from condensegrpo.sandbox.ran import Outcome, Ran
+from condensegrpo.sandbox.setting import Rung
+
+START_SECONDS = 30.0
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
+_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from condensegrpo.sandbox.server import main; main({control})"
+
+
+class Call:
+    """A call under way."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    def ask(self, request: Mapping[str, Any]) -> None:
+        """Send what is to be run. Where nobody takes it any more, ``result`` says so."""
+        with suppress(wire.Lost):
+            wire.send(self._end.fileno(), request)
+
+    def result(self) -> Ran:
+        """Wait for its end."""
+        try:
+            report = wire.receive(self._end.fileno())
+        except wire.Lost as error:
+            return Ran(outcome=Outcome.LOST, detail=str(error))
+        finally:
+            self._end.close()
+        return Ran(**{**report, "outcome": Outcome(report["outcome"]), "records": tuple(report.get("records", ()))})
+
+    def finish(self) -> None:
+        """End it, and still report what came of it so far."""
+        with suppress(OSError):  # it has ended
+            self._end.shutdown(socket.SHUT_WR)
+
+    def cancel(self) -> None:
+        """End it, whoever waits for it. May be called from another thread, and twice."""
+        with suppress(OSError):  # it has ended
+            self._end.shutdown(socket.SHUT_RDWR)
+
+
+class Server:
+    """A server on one rung, with what belongs to it."""
+
+    def __init__(self, rung: Rung, packages: Sequence[str] = ()) -> None:
+        """Start it.
+
+        Raises:
+            SandboxError: the rung does not hold on this machine; the message says which step failed.
+        """
+        self.rung = rung
+        self.folder = tempfile.mkdtemp(prefix="condensegrpo-sandbox-")
+        Path(self.folder).chmod(0o711)  # calls that run as another user reach their own folder in it
+        self._lock = threading.Lock()
+        self._calls: weakref.WeakSet[Call] = weakref.WeakSet()  # under way, or ended and not forgotten yet
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._process = _start(theirs.fileno(), self.folder)
+        try:
+            self._open(packages)
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, channel: socket.socket | None = None) -> Call:
+        """A new call; what it runs is yet to be asked.
+
+        Args:
+            channel: what its job shares with another's; ours is to be closed by whoever made it.
+
+        Raises:
+            SandboxError: the server has ended.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            ends = [theirs.fileno(), *([channel.fileno()] if channel else [])]
+            try:
+                with self._lock:
+                    socket.send_fds(self._control, [b"c"], ends)
+            except OSError as error:
+                ours.close()
+                raise SandboxError(
+                    f"calling the sandbox: its server (process {self._process.pid}) has ended ({error}). "
+                    f"Something ended it from outside, such as a lack of memory."
+                ) from error
+        call = Call(ours)
+        self._calls.add(call)
+        return call
+
+    def run(self, code: str, limits: Limits) -> Ran:
+        """Run Python source and wait for its end."""
+        call = self.call()
+        call.ask({"kind": "python", "code": code, "stdin": "", "files": {}, "limits": asdict(limits)})
+        return call.result()
+
+    def alive(self) -> bool:
+        """Whether it can take calls."""
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """End it, and every call under way. May be called twice."""
+        with self._lock:
+            self._control.close()
+            calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _open(self, packages: Sequence[str]) -> None:
+        shown = [str(Path(folder).resolve()) for folder in packages]
+        request = {
+            "rung": self.rung,
+            "readable": _readable(shown),
+            "packages": shown,
+            "path": _standard_library(),
+            "folder": self.folder,
+        }
+        try:
+            wire.send(self._control.fileno(), request)
+            if select.select([self._control], [], [], START_SECONDS)[0]:
+                trouble = wire.receive(self._control.fileno())["trouble"]
+            else:
+                trouble = f"its server was not ready after {START_SECONDS:g} seconds"
+        except wire.Lost as error:
+            trouble = f"its server ended before it was ready: {error}"
+        if trouble is not None:
+            raise SandboxError(f"starting the sandbox on the rung {self.rung}: {trouble}")
+
+
+def _start(control: int, folder: str) -> "subprocess.Popen[bytes]":
+    root = str(Path(__file__).resolve().parents[2])
+    command = [os.path.realpath(sys.executable), "-s", "-S", "-P", "-c", _PROGRAM.format(control=control), root]
+    command.append(folder)  # for whoever lists processes and wants to know whose this one is
+    return subprocess.Popen(
+        command,
+        env={"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1"},  # the same verdict every time
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        pass_fds=(control,),
+        start_new_session=True,
+    )
+
+
+def _standard_library() -> list[str]:
+    base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
+    places = [sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib")]
+    return list(dict.fromkeys([*places, f"{places[1]}/lib-dynload"]))
+
+
+def _readable(packages: Sequence[str]) -> list[str]:
+    """Python, the system's programs and libraries, and further packages: each place once, none within another."""
+    library = sysconfig.get_config_var("LIBDIR")
+    wanted = [*_SYSTEM, os.path.realpath(sys.base_prefix), os.path.realpath(sys.base_exec_prefix), *packages]
+    wanted += [os.path.realpath(place) for place in (*_standard_library(), *([library] if library else []))]
+    kept: list[str] = []
+    for place in sorted(filter(os.path.exists, set(wanted))):
+        if not any(Path(place).is_relative_to(other) and not os.path.islink(other) for other in kept):
+            kept.append(place)
+    return kept

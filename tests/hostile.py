@@ -1,0 +1,184 @@
+"""Code that means harm, for the sandbox to survive. Standard library only: also run by another Python, as nobody.
+
+As a program: ``python hostile.py RUNG`` prints what became of each input, as JSON.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass, replace
+
+from condensegrpo.sandbox.limits import MIB, Limits
+from condensegrpo.sandbox.ran import Ran
+from condensegrpo.sandbox.sandbox import Sandbox
+
+SECONDS = 1.5
+LIMITS = Limits(seconds=SECONDS, memory=256 * MIB, disk=8 * MIB, file=4 * MIB, files=500, output=4000)
+SECRET = "hf_thisisasecret"
+
+
+@dataclass(frozen=True)
+class Hostile:
+    """One input, and what must become of it."""
+
+    code: str
+    outcomes: tuple[str, ...] = ("finished",)  # any of these
+    stdout: str | None = None  # exactly; None: anything but ESCAPED
+    stderr: str = ""  # within it
+
+
+INPUTS = {
+    "infinite loop": Hostile("while True: pass", ("timeout",)),
+    "sleep with SIGTERM ignored": Hostile(
+        "import signal, time\nfor s in range(1, 65):\n  try: signal.signal(s, signal.SIG_IGN)\n"
+        "  except Exception: pass\ntime.sleep(60)",
+        ("timeout",),
+    ),
+    "fork bomb": Hostile("import os\nwhile True:\n  try: os.fork()\n  except OSError: pass", ("timeout", "processes")),
+    "double-forked daemon that holds stdout": Hostile(
+        "import os, time\nif os.fork() == 0:\n  os.setsid()\n  if os.fork() == 0: time.sleep(60)\n  os._exit(0)\n",
+        ("finished", "failed"),
+    ),
+    "1 TB allocation": Hostile("bytearray(1 << 40)", ("failed",), stderr="MemoryError"),
+    "memory, bit by bit": Hostile("x = []\nwhile True: x.append(bytearray(1 << 20))", ("failed", "memory", "timeout")),
+    "memory shared between many": Hostile(
+        "import os, time\nfor _ in range(8):\n  if os.fork() == 0: x = bytearray(b'x' * (90 << 20)); time.sleep(60)\n"
+        "time.sleep(60)",
+        ("memory", "failed"),
+    ),
+    "memory in anonymous files": Hostile(
+        "import os\nkept = []\nwhile True:\n  kept.append(os.memfd_create('x'))\n  os.write(kept[-1], bytes(1 << 20))",
+        ("failed",),
+        stderr="PermissionError",
+    ),
+    "thread bomb": Hostile(
+        "import threading, time\nthreading.stack_size(32768)\nwhile True:\n"
+        "  threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+        ("failed", "processes", "memory", "timeout"),
+    ),
+    "disk flood": Hostile(
+        "n = 0\nwhile True:\n  with open(str(n), 'wb') as f: f.write(bytes(1 << 20))\n  n += 1", ("failed", "disk")
+    ),
+    "one large file": Hostile("with open('x', 'wb') as f:\n  while True: f.write(bytes(1 << 20))", ("failed",)),
+    "sparse file": Hostile("open('x', 'wb').truncate(1 << 40)", ("failed",)),
+    "a million small files": Hostile("for n in range(10**6): open(str(n), 'w').close()", ("failed", "disk")),
+    "a tree without end": Hostile("import os\nwhile True: os.mkdir('d'); os.chdir('d')", ("failed", "disk")),
+    "output flood": Hostile("while True: print('x' * 1000)", ("timeout",)),
+    "flood of stderr": Hostile("import os\nwhile True: os.write(2, b'x' * 65536)", ("timeout",)),
+    "bytes that are no UTF-8": Hostile("import os; os.write(1, b'a\\xff\\xfeb')", stdout="a��b"),
+    "terminal escapes": Hostile("print('\\x1b[31m\\x07\\x00red\\x9b')", stdout="\\x1b[31m\\x07\\x00red\\x9b\n"),
+    "os._exit(0)": Hostile("import os; print('a'); os._exit(0)", stdout="a\n"),
+    "sys.exit(0)": Hostile("import sys; sys.exit(0)"),
+    "closing every descriptor": Hostile("import os, time\nos.closerange(0, 1000)\ntime.sleep(60)", ("timeout",)),
+    "reading stdin": Hostile("input()", ("failed",), stderr="EOFError"),
+    "core dump": Hostile("import ctypes; ctypes.string_at(0)", ("killed",)),
+    "abort": Hostile("import os; os.abort()", ("killed",)),
+    "stopping itself": Hostile("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", ("finished", "timeout")),
+    "deep recursion": Hostile("def f(): f()\nf()", ("failed",), stderr="RecursionError"),
+    "recursion without a bound": Hostile(
+        "import sys\nsys.setrecursionlimit(10**9)\nclass A:\n  def __getattr__(self, name): return repr(self.x)\n"
+        "  __repr__ = lambda self: self.y\nrepr(A())",
+        ("killed", "failed", "memory", "timeout"),
+    ),
+    "9**9**9": Hostile("9**9**9", ("timeout", "memory", "failed")),
+    "NUL bytes in the source": Hostile("print(1)\0", ("failed",), stderr="null bytes"),
+    "a lone surrogate in the source": Hostile("print('\ud800')", ("failed",), stderr="surrogates"),
+    "source nested 10,000 deep": Hostile("(" * 10_000 + ")" * 10_000, ("failed", "killed")),
+    "no source at all": Hostile(""),
+    "a symbolic link out of the folder": Hostile(
+        "import os\nos.symlink('/etc/passwd', 'x')\nprint('ESCAPED', open('x').read())", ("failed",)
+    ),
+    "reading files outside": Hostile(
+        "for name in ('/etc/passwd', '/etc/hostname', '/proc/self/environ', '/proc/1/environ', '/root/.bashrc'):\n"
+        "  try: print('ESCAPED', name, open(name).read())\n  except OSError: pass"
+    ),
+    "a view of other processes": Hostile(
+        "import os\ntry: found = [n for n in os.listdir('/proc') if n.isdigit()]\nexcept OSError: found = []\n"
+        "print('ESCAPED' if found else 'none')",
+        stdout="none\n",
+    ),
+    "the environment": Hostile(
+        "import ctypes, os\nlibc = ctypes.CDLL(None)\n"
+        "libc.getenv.restype = ctypes.c_char_p\n"
+        "print(dict(os.environ), libc.getenv(b'HF_TOKEN'), libc.getenv(b'HOME'))",
+        stdout="{} None None\n",
+    ),
+    "descriptors of the parent": Hostile(
+        "import os\nfor fd in range(3, 4096):\n  try: print('ESCAPED', fd, os.fstat(fd))\n  except OSError: pass"
+    ),
+    "changing Python's files": Hostile(
+        "import os\nopen(os.__file__, 'a')\nprint('ESCAPED')", ("failed",)
+    ),
+    "changing rights of Python's files": Hostile("import os\nos.chmod(os.__file__, 0)\nprint('ESCAPED')", ("failed",)),
+    "killing parent, group and everything": Hostile(
+        "import os, signal\nfor kill, one in ((os.kill, os.getppid()), (os.killpg, 0), (os.kill, -1), (os.kill, 1)):\n"
+        "  try: kill(one, signal.SIGKILL)\n  except OSError: pass\nprint('here')",
+        ("finished", "killed"),
+    ),
+    "limits of the parent": Hostile(
+        "import os, resource\nfor pid in (os.getppid(), 1):\n  if pid and pid != os.getpid():\n"
+        "    try: resource.prlimit(pid, resource.RLIMIT_CPU, (1, 1)); print('ESCAPED')\n    except OSError: pass\n"
+        "try: os.sched_setaffinity(os.getppid(), {0}); print('ESCAPED')\nexcept OSError: pass"
+    ),
+    "DNS": Hostile("import socket; socket.getaddrinfo('example.org', 80); print('ESCAPED')", ("failed",)),
+    "TCP to loopback": Hostile(
+        "import socket; socket.create_connection(('127.0.0.1', 22)); print('ESCAPED')", ("failed",)
+    ),
+    "a unix socket": Hostile(
+        "import socket; socket.socket(socket.AF_UNIX).bind('\\0x'); print('ESCAPED')",
+        ("failed",),
+        stderr="not permitted",
+    ),
+    "fetching a page": Hostile(
+        "import urllib.request; urllib.request.urlopen('http://127.0.0.1/'); print('ESCAPED')", ("failed",)
+    ),
+    "system calls by ctypes": Hostile(
+        "import ctypes, os\nlibc = ctypes.CDLL(None)\n"
+        "calls = dict(ptrace=libc.ptrace(16, os.getppid(), 0, 0), mount=libc.mount(b'none', b'/box', b'tmpfs', 0, 0),\n"
+        "  unshare=libc.unshare(0x10000000), chroot=libc.chroot(b'.'), setuid=-1 if os.getuid() else libc.setuid(1),\n"
+        "  read=libc.process_vm_readv(os.getppid(), 0, 0, 0, 0, 1), key=libc.syscall(248, 0, 0, 0, 0, 0))\n"
+        "print([name for name, result in calls.items() if result != -1])",
+        stdout="[]\n",
+    ),
+    "signals by way of a descriptor": Hostile(
+        "import fcntl, os, signal\nr, w = os.pipe()\nfcntl.fcntl(r, 10, signal.SIGKILL)\nprint('ESCAPED')", ("failed",)
+    ),
+    "pip install": Hostile(
+        "import subprocess, sys\n"
+        "command = [sys.executable, '-m', 'pip', 'install', 'no-such-package']\n"
+        "print(subprocess.run(command, capture_output=True).returncode or 'ESCAPED')",
+        ("finished", "failed", "timeout"),
+    ),
+    "a sitecustomize for the next call": Hostile(
+        "for name in ('sitecustomize.py', 'usercustomize.py', 'conftest.py', 'json.py'):\n"
+        "  open(name, 'w').write('print(\"ESCAPED\")')\nimport builtins, json\nbuiltins.print = None\njson.dumps = None"
+    ),
+    "exit handlers that do not end": Hostile(
+        "import atexit, time\natexit.register(time.sleep, 60)", ("timeout",)
+    ),
+    "a thread that outlives the rest": Hostile(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()", ("timeout",)
+    ),
+}  # fmt: skip
+
+
+async def run_all(rung: str) -> dict[str, Ran]:
+    """What becomes of each input, several at a time."""
+    with Sandbox(rung, LIMITS, parallel=6) as sandbox:
+        sandbox.open()
+        ends = await asyncio.gather(*(sandbox.run_python(one.code) for one in INPUTS.values()))
+        return dict(zip(INPUTS, ends, strict=True))
+
+
+def encoded(rung: str) -> str:
+    return json.dumps({name: asdict(ran) for name, ran in asyncio.run(run_all(rung)).items()})
+
+
+def decoded(text: str) -> dict[str, Ran]:
+    return {name: replace(Ran(**data), records=()) for name, data in json.loads(text).items()}
+
+
+if __name__ == "__main__":
+    os.environ["HF_TOKEN"] = SECRET
+    print(encoded(sys.argv[1]))
