@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from condensegrpo.cli.doctor_machine import GIB, disk_finding, free_memory, hub_cache, offline
+from condensegrpo.cli.doctor_sandbox import sandbox_finding
 from condensegrpo.cli.findings import Finding, ok, problem, warning
 from condensegrpo.errors import CondenseError
 
@@ -32,6 +33,7 @@ def config_findings(name: str, overrides: Sequence[str]) -> list[Finding]:
         _plugins(config),
         *_model(config),
         disk_finding(Path(config.runs_dir)),
+        *([sandbox_finding(config.sandbox.rung)] if config.sandbox.rung != "auto" else []),
     ]
 
 

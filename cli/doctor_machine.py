@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from condensegrpo.cli.doctor_sandbox import sandbox_finding
 from condensegrpo.cli.findings import Finding, ok, problem, warning
 from condensegrpo.cli.neutral import counted
 
@@ -30,6 +31,7 @@ def machine_findings() -> list[Finding]:
         *compiler_findings(),
         *vllm_findings(),
         *memory_findings(),
+        sandbox_finding(),
         hub_finding(),
     ]
 

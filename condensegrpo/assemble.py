@@ -40,6 +40,9 @@ from condensegrpo.rollout.codeformat import TOOL as CODE_TOOL
 from condensegrpo.rollout.episode import Engine
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
+from condensegrpo.sandbox.current import configure
+from condensegrpo.sandbox.limits import MIB
+from condensegrpo.sandbox.limits import Limits as SandboxLimits
 from condensegrpo.section import parse
 
 P = TypeVar("P")
@@ -79,6 +82,7 @@ def check(config: RunConfig) -> Cast:
 def cast(config: RunConfig) -> Cast:
     """Build every plug-in of a configuration but the sampler and the trackers; raises as ``check`` does."""
     check_figures(config)
+    _sandbox(config)
     return Cast(
         task=_with_methods(_task(config), config.task.name, "problems", "environment"),
         reward=_reward(config.reward),
@@ -195,6 +199,21 @@ def _limits(config: RunConfig) -> Limits:
         max_tool_turns=rollout.max_tool_turns,
         turn_seconds=rollout.turn_seconds,
     )
+
+
+def _sandbox(config: RunConfig) -> None:
+    """Say what the sandbox of this process is; it starts when a plug-in opens it."""
+    given = config.sandbox
+    limits = SandboxLimits(
+        seconds=given.seconds,
+        memory=given.memory_mib * MIB,
+        processes=given.processes,
+        disk=given.disk_mib * MIB,
+        file=given.disk_mib * MIB // 2,
+        files=given.files,
+        output=given.output_bytes,
+    )
+    configure(rung=given.rung, limits=limits, parallel=given.parallel, packages=given.packages)
 
 
 def _task(config: RunConfig) -> Task:

@@ -282,6 +282,29 @@ class Evaluate(Section):
     """Further evaluations before and after training: name → key=value overrides."""
 
 
+class Sandbox(Section):
+    """Where code that a model wrote runs, for tools and rewards; see docs/sandbox.md."""
+
+    rung: Literal["auto", "namespaces", "landlock", "none"] = "auto"
+    """auto: the stronger of namespaces and landlock that holds, or refuse; none: code runs with your own rights."""
+    seconds: float = Field(default=10.0, gt=0)
+    """Wall clock of one call, and CPU time of each of its processes."""
+    memory_mib: int = Field(default=512, ge=64)
+    """MiB of address space of a process, and of resident memory of all processes of a call together."""
+    processes: int = Field(default=16, ge=1)
+    """Processes and threads of a call; under landlock threads only."""
+    disk_mib: int = Field(default=64, ge=1)
+    """MiB in the folder of a call; a file may be half of it."""
+    files: int = Field(default=2048, ge=1)
+    """Files and folders there."""
+    output_bytes: int = Field(default=65536, ge=2)
+    """Kept of stdout and of stderr each, half from the beginning and half from the end."""
+    parallel: int | None = Field(default=None, ge=1)
+    """Calls at a time; null: two a core."""
+    packages: list[str] = []
+    """Folders with Python packages that code may import besides the standard library, read-only."""
+
+
 class RunConfig(Section):
     """One run."""
 
@@ -297,6 +320,7 @@ class RunConfig(Section):
     trackers: list[Plugin] = []
     """Beside metrics.jsonl, which is always written."""
     rollout: Rollout = Rollout()
+    sandbox: Sandbox = Sandbox()
     algorithm: Algorithm = Algorithm()
     learner: Learner = Learner()
     warm_start: WarmStart = WarmStart()

@@ -84,8 +84,8 @@ PLUG_INS = (
     "condensegrpo.rewards",
     "condensegrpo.tasks",
     "condensegrpo.tools",
-    "condensegrpo.sandbox",
 )
+SANDBOX_USERS = {"condensegrpo.assemble", "condensegrpo.cli.doctor_sandbox"}  # beside plug-ins: one sets, one tries it
 LOADERS = {"condensegrpo.assemble", "condensegrpo.cli.plugins"}
 
 
@@ -185,6 +185,24 @@ def test_imports_are_absolute(module: str) -> None:
 def test_the_engine_never_imports_a_plug_in(module: str) -> None:
     found = [other for other in ours(module) for place in PLUG_INS if within(other, place)]
     assert not found, f"{module} imports {found}: plug-ins are found by name, in assemble.py"
+
+
+@pytest.mark.parametrize("module", [module for module in files() if floor(module) != 3])
+def test_of_the_engine_only_who_sets_and_who_tries_the_sandbox_imports_it(module: str) -> None:
+    if any(within(other, "condensegrpo.sandbox") for other in ours(module)):
+        assert module in SANDBOX_USERS
+
+
+SERVED = ("server", "keeper", "job", "script", "judge", "callee", "plain", "wire", "watch", "captured", "setting")
+CONFINING = ("linux", "namespaces", "landlock", "seccomp", "syscalls", "limits", "ran")
+
+
+@pytest.mark.parametrize("name", [*SERVED, *CONFINING])
+def test_what_runs_in_the_sandbox_needs_the_standard_library_and_its_neighbours_only(name: str) -> None:
+    module = f"condensegrpo.sandbox.{name}"
+    allowed = {f"condensegrpo.sandbox.{one}" for one in (*SERVED, *CONFINING)} | {"condensegrpo.sandbox.__init__"}
+    assert outside(module) == set()
+    assert ours(module) <= allowed
 
 
 @pytest.mark.parametrize("module", [module for module in files() if not within(module, "condensegrpo.cli")])

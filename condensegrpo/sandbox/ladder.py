@@ -75,6 +75,18 @@ def open_server(rung: str = AUTO, packages: Sequence[str] = ()) -> Server:
     )
 
 
+def faults() -> dict[Rung, str | None]:
+    """For each rung that confines, strongest first, why it does not hold here; None: it does."""
+    found: dict[Rung, str | None] = {}
+    for one in (Rung.NAMESPACES, Rung.LANDLOCK):
+        try:
+            _tried(one, ()).close()
+            found[one] = None
+        except SandboxError as error:
+            found[one] = str(error)
+    return found
+
+
 def _tried(rung: Rung, packages: Sequence[str]) -> Server:
     server = Server(rung, packages)
     try:
