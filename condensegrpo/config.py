@@ -370,10 +370,11 @@ def find_config(name: str) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    inside = Path(str(files("condensegrpo.configs"))) / f"{path.stem}.yaml"
+    stem = path.name.removesuffix(".yaml")  # a name may hold a dot of its own: qwen3_0.6b
+    inside = Path(str(files("condensegrpo.configs"))) / f"{stem}.yaml"
     if path.parent in (Path(), Path("configs")) and inside.is_file():
         return inside
-    near = difflib.get_close_matches(path.stem, shipped(), n=1)
+    near = difflib.get_close_matches(stem, shipped(), n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise ConfigError(
         f"reading the configuration {name}: there is no such file.{hint} Shipped: {', '.join(shipped())}."

@@ -10,7 +10,7 @@ from condensegrpo.credit import Scores, scores_of, turn_tokens
 from condensegrpo.diagnostics import Credited, credit_metrics
 from condensegrpo.learner import ranks
 from condensegrpo.losses import Totals, token_weights, totals
-from condensegrpo.metrics import facts_of, summarise
+from condensegrpo.metrics import facts_of, multi_turn, summarise
 from condensegrpo.rig import Rig
 from condensegrpo.rollout.scoring import turn_sums
 from condensegrpo.step_sampling import Sampled
@@ -75,9 +75,9 @@ def _no_credit(one: ScoredTrajectory, handling: Literal["mask", "drop"]) -> Cred
 def metrics_of(rig: Rig, sampled: Sampled, credit: StepCredit) -> dict[str, float]:
     """What the trajectories of all ranks were like and what became of them, each counted once."""
     everyone = (*sampled.kept, *sampled.masked, *sampled.dropped)
-    facts = [facts_of(one, turn_reward=turn_sums(one).total) for one in everyone]
+    facts = _everybody([facts_of(one, turn_reward=turn_sums(one).total) for one in everyone])
     rows = [*_credited(rig, sampled.kept, credit), *_left_out(rig, sampled)]
-    return summarise(_everybody(facts)) | credit_metrics(_everybody(rows))
+    return summarise(facts) | multi_turn(facts) | credit_metrics(_everybody(rows))
 
 
 def _everybody(mine: Sequence[T]) -> list[T]:

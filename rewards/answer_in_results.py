@@ -9,7 +9,7 @@ from condensegrpo.trajectory import Trajectory
 class AnswerInResults:
     """1 for the turn with the first tool result if any alias of the answer stands in it, in lower case: a turn reward.
 
-        results "Error: …" in turn 0, "… Paris …" in turn 2; answer Paris   ─▶   0, 0, 0
+    results "Error: …" in turn 0, "… Paris …" in turn 2; answer Paris   ─▶   0, 0, 0
     """
 
     def turn_rewards(self, trajectory: Trajectory, problem: Problem) -> tuple[float, ...]:

@@ -6,7 +6,7 @@ from condensegrpo.trajectory import Stop, Trajectory
 
 
 class ExactMatch:
-    """1 if the answer equals an alias in lower case, surrounding white space left out, else 0: this is what is right."""
+    """1 if the answer equals an alias in lower case, white space around it left out, else 0. That is what is right."""
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""

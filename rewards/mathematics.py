@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
 
 SECONDS = 5.0  # for one pair
 START_SECONDS = 120.0  # for the process to import sympy
@@ -98,7 +97,7 @@ def _clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode()  # a lone surrogate cannot be written
 
 
-def _stop(*_: Any) -> None:
+def _stop() -> None:
     global _worker
     if _worker is not None:
         _worker.close()

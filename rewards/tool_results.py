@@ -23,7 +23,7 @@ def valid_calls(turn: Turn) -> int:
 def good_calls(turn: Turn) -> int:
     """Those of them whose result is not blank and holds none of ``Error:``, ``Traceback`` or a time-out.
 
-        "24"  ─▶  1      ""  ─▶  0      "Error: python: …"  ─▶  0      "no exception"  ─▶  1
+    "24"  ─▶  1      ""  ─▶  0      "Error: python: …"  ─▶  0      "no exception"  ─▶  1
     """
     texts = (_bare(message) for message in _answering(turn.observations) if message.name is not None)
     return sum(bool(text.strip()) and not _FAULT.search(text) for text in texts)

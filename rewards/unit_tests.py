@@ -3,9 +3,9 @@
 import re
 
 from condensegrpo.protocols import Problem
+from condensegrpo.sandbox.current import current
 from condensegrpo.sandbox.grade import grade_now
 from condensegrpo.sandbox.ran import Outcome
-from condensegrpo.sandbox.shared import shared
 
 MAX_CODE = 100_000  # characters of an answer's code; more fails
 
@@ -24,7 +24,7 @@ def passes_tests(answer: str, problem: Problem) -> bool:
         return False
     data = problem.data
     verdict = grade_now(
-        shared(), code, tuple(data["tests"]), setup=data.get("test_setup", ""), entry=tuple(data.get("entry", ()))
+        current(), code, tuple(data["tests"]), setup=data.get("test_setup", ""), entry=tuple(data.get("entry", ()))
     )
     if Outcome.LOST in (verdict.judge.outcome, verdict.code.outcome):
         raise RuntimeError(f"judging problem {problem.id}: the sandbox failed: {verdict.reasons[0]}")

@@ -7,10 +7,21 @@ from typing import Literal, NamedTuple, get_args
 from condensegrpo.protocols import Problem
 from condensegrpo.rewards.matches import MATCHES, Match, check_truth, number, right
 from condensegrpo.rewards.unit_tests import MAX_CODE, code_of
-from condensegrpo.sandbox.shared import shared
+from condensegrpo.sandbox.current import current
 from condensegrpo.trajectory import Stop, Trajectory
 
-__all__ = ["MATCHES", "Domain", "Match", "Verdict", "check_domain", "check_match", "correct", "format_valid", "judge", "number"]
+__all__ = [
+    "MATCHES",
+    "Domain",
+    "Match",
+    "Verdict",
+    "check_domain",
+    "check_match",
+    "correct",
+    "format_valid",
+    "judge",
+    "number",
+]
 
 Domain = Literal["general", "math", "coding"]
 MAX_VALUE = 300  # characters of an answer in the domain math: a value and no essay
@@ -81,11 +92,11 @@ def correct(trajectory: Trajectory, problem: Problem, *, match: Match) -> float:
 
 
 def check_match(match: str) -> None:
-    """Raise ValueError unless ``match`` is one of ``MATCHES``, and SandboxError if it needs a sandbox and none holds."""
+    """Raise ValueError unless ``match`` is one of ``MATCHES``; SandboxError if it needs a sandbox and none holds."""
     if match not in MATCHES:
         raise ValueError(f"match={match!r}: wanted one of {', '.join(MATCHES)}")
     if match == "tests":
-        shared().open()
+        current().open()
 
 
 def check_domain(domain: str) -> None:

@@ -1,4 +1,4 @@
-"""The rewards ``xml_format`` and ``xml_tags``: whether replies keep to reasoning and then one call or answer, in tags."""
+"""The rewards ``xml_format`` and ``xml_tags``: whether replies keep to reasoning, then one call or answer."""
 
 import re
 from collections.abc import Callable

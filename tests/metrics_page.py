@@ -5,7 +5,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
-OF_A_STEP = ("Trajectories", "Credit", "The optimiser step", "Time")  # sections whose keys stand in a step's line
+OF_A_STEP = (
+    "Trajectories",
+    "Multi-turn runs",
+    "Credit",
+    "The optimiser step",
+    "Time",
+)  # sections whose keys stand in a step's line
 
 
 def tables() -> dict[str, list[tuple[str, ...]]]:

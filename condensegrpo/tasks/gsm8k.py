@@ -213,7 +213,9 @@ def _problems(source: str, split: str, *, limit: int | None = None) -> tuple[Pro
                 f"{worked[-40:]!r}). For answers of another form use the task jsonl"
             )
         found.append(
-            Problem(id=f"{split}-{number}", question=str(row["question"]), answer=answer, data={**row, "worked": worked})
+            Problem(
+                id=f"{split}-{number}", question=str(row["question"]), answer=answer, data={**row, "worked": worked}
+            )
         )
     return tuple(found)
 

@@ -1,7 +1,7 @@
 """Open questions with aliases of their answers, to be looked up: the schemas of TriviaQA and NQ-open.
 
-    TriviaQA   {"question": …, "question_id": …, "answer": {"value": "Paris", "aliases": ["Paris", "City of Light"]}}
-    NQ-open    {"question": …, "answer" or "answers": ["Paris", "City of Light"]}
+TriviaQA   {"question": …, "question_id": …, "answer": {"value": "Paris", "aliases": ["Paris", "City of Light"]}}
+NQ-open    {"question": …, "answer" or "answers": ["Paris", "City of Light"]}
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,26 +1,26 @@
 """The tool ``python``: runs what a model wrote, in the sandbox."""
 
+from condensegrpo.sandbox.current import current
 from condensegrpo.sandbox.ran import Outcome, Ran
-from condensegrpo.sandbox.shared import shared
 
 
 class Python:
     """The tool ``python``: every call begins with nothing, and what it prints is its result."""
 
-    def __init__(self, *, seconds: float = 10.0) -> None:
+    def __init__(self, *, seconds: float | None = None) -> None:
         """Open the sandbox.
 
         Args:
-            seconds: that one call may run; a call that has to wait for others does so before. Set
-                ``rollout.tool_seconds`` well above it, since that counts the waiting too.
+            seconds: that one call may run, in place of ``sandbox.seconds``. Set ``rollout.tool_seconds`` well above it:
+                that counts the time too that a call waits for others.
 
         Raises:
             SandboxError: no sandbox holds on this machine.
         """
-        if not seconds > 0:
+        if seconds is not None and not seconds > 0:
             raise ValueError(f"seconds={seconds}: wanted a number above 0")
         self._seconds = seconds
-        shared().open()
+        current().open()
 
     async def __call__(self, code: str) -> str:
         """Runs Python code and returns what it prints. Nothing is kept between two calls.
@@ -31,7 +31,7 @@ class Python:
         Returns:
             What the code printed.
         """
-        ran = await shared().run_python(code, seconds=self._seconds)
+        ran = await current().run_python(code, seconds=self._seconds)
         if ran.outcome is not Outcome.FINISHED:
             raise RuntimeError(_fault(ran))
         return ran.stdout
