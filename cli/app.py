@@ -14,6 +14,7 @@ from condensegrpo.cli.export import export
 from condensegrpo.cli.inspect_trajectory import inspect_trajectory
 from condensegrpo.cli.plan import plan
 from condensegrpo.cli.plugins import plugins
+from condensegrpo.cli.serve import serve
 from condensegrpo.cli.train import train
 from condensegrpo.errors import CondenseError, ConfigError
 from condensegrpo.names import ESTIMATORS, LOSSES
@@ -46,6 +47,7 @@ app.command("inspect-trajectory")(inspect_trajectory)
 app.command("export")(export)
 app.command("doctor")(doctor)
 app.command("plan")(plan)
+app.command("serve")(serve)
 app.command("plugins")(plugins)
 
 

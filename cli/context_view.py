@@ -122,8 +122,9 @@ def _newest(index: int, turns: Sequence[Turn], declared: Condensation, room: int
     if index == 0 or not declared.spans:
         return 0
     last = declared.spans[-1]
-    if last.fate is Fate.KEPT and last.turn == index - 1:
-        return min(room, max(0, last.tokens - len(turns[index - 1].output_ids)))
+    latest = max((place for place in range(index) if turns[place].kind == "act"), default=-1)
+    if last.fate is Fate.KEPT and last.turn == latest:
+        return min(room, max(0, last.tokens - len(turns[latest].output_ids)))
     context = turns[index].context
     body = context[len(turns[0].context) :]
     shown = sum(len(message.content) for message in newest_messages(context))

@@ -16,6 +16,9 @@ def doctor(
     config: Annotated[str | None, typer.Argument(help="Also check what this configuration needs.")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="On top of it.")] = None,
     runs_dir: Annotated[Path, typer.Option(help="Where run folders will lie.")] = Path("runs"),
+    sampler: Annotated[
+        str | None, typer.Option(help="Also try this sampler against the learner on a tiny model, vllm say.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Check Python, packages, devices, compilers, memory and disk, and name the cure for what is wrong.
@@ -27,6 +30,10 @@ def doctor(
         from condensegrpo.cli.doctor_config import config_findings
 
         findings += config_findings(config, overrides or ())
+    if sampler is not None:
+        from condensegrpo.cli.doctor_parity import sampler_findings
+
+        findings += sampler_findings(sampler, config, overrides or [])
     if as_json:
         typer.echo(json.dumps({"version": 1, "findings": [asdict(finding) for finding in findings]}))
     else:

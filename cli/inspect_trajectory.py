@@ -30,6 +30,7 @@ from condensegrpo.cli.neutral import counted, neutral, one_line
 from condensegrpo.cli.trajectory_view import details, heading, overview
 from condensegrpo.codec import dump_line
 from condensegrpo.errors import DataError
+from condensegrpo.information import changes, told
 from condensegrpo.storage import write_atomically
 
 
@@ -46,6 +47,7 @@ class View:
     trajectory: Sibling
     detail: str
     turns: tuple[TurnView, ...]
+    information: tuple[str, ...]  # what condensations did to what contexts know of the answer, a sentence each
     tokenizer: str | None  # file; None: not asked for, or none was found
 
 
@@ -156,6 +158,7 @@ def _view(opened: Step, every: Sequence[Sibling], matches: tuple[Sibling, ...], 
         trajectory=chosen,
         detail=one.trajectory.detail,
         turns=turns(one, credit, budget=budget_of(opened), tokenizer=tokenizer),
+        information=tuple(told(change) for change in changes(one.trajectory)),
         tokenizer=str(tokenizer.file) if tokenizer and tokenizer.file else None,
     )
 
@@ -194,6 +197,8 @@ def _trajectory_parts(view: View, shown: Sequence[TurnView], *, tokens: bool, fu
     yield heading(view.trajectory, view.detail)
     yield Text()
     yield overview(view.turns)
+    if view.information:
+        yield Text("\n" + "\n".join(view.information))
     if tokens and view.tokenizer is None:
         yield Text("\nno tokenizer.json was found in the run or its model: tokens are shown by id only", theme.WARN)
     yield from details(shown, full=full)

@@ -11,7 +11,7 @@ from condensegrpo.cli.filters import Fields
 from condensegrpo.errors import CondenseError, ConfigError, DataError, RunError
 from condensegrpo.messages import Message, ToolCall
 from condensegrpo.storage import Credit, RunFolder, read_credit, read_trajectories
-from condensegrpo.trajectory import Condensation, ScoredTrajectory, Turn
+from condensegrpo.trajectory import Condensation, ScoredTrajectory, Trajectory, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +101,15 @@ class TokenView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RejectedView:
+    """A text that the policy wrote for a condenser and that was not used."""
+
+    text: str
+    reason: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TurnView:
     """One turn of the chosen trajectory."""
 
@@ -114,12 +123,14 @@ class TurnView:
     calls: tuple[ToolCall, ...]
     observations: tuple[Message, ...]
     turn_rewards: Mapping[str, float]  # of the environment, and counts
+    answer_logprob: float | None  # nats, what the context knows of the ground truth; None: not measured
     paid: float | None  # by the reward function, for this turn; None: it pays no single turns
     output_tokens: int
     logprob: float | None  # mean of the output tokens, nats
     advantage: float | None
     weight: float | None  # of one token's loss; 0.0: not trained
     tokens: tuple[TokenView, ...] | None  # None: not asked for
+    rejected: tuple[RejectedView, ...]  # written for this turn's context, or after the last turn
 
 
 def open_step(path: Path, number: int | None) -> Step:
@@ -180,14 +191,25 @@ def turns(
             calls=turn.reply.tool_calls,
             observations=turn.observations,
             turn_rewards=turn.turn_rewards,
+            answer_logprob=turn.answer_logprob,
             paid=one.score.turn_rewards[index] if index < len(one.score.turn_rewards) else None,
             output_tokens=len(turn.output_ids),
             logprob=math.fsum(turn.logprobs) / len(turn.logprobs) if turn.logprobs else None,
             advantage=credit.advantages[index] if credit and index < len(credit.advantages) else None,
             weight=credit.weights[index] if credit and index < len(credit.weights) else None,
             tokens=tokenizer.views(turn) if tokenizer else None,
+            rejected=_rejected(one.trajectory, index),
         )
         for index, (turn, view) in enumerate(zip(one.trajectory.turns, views, strict=True))
+    )
+
+
+def _rejected(trajectory: Trajectory, turn: int) -> tuple[RejectedView, ...]:
+    last = len(trajectory.turns) - 1
+    return tuple(
+        RejectedView(text=text.text, reason=text.reason, tokens=len(text.output_ids))
+        for text in trajectory.rejected
+        if min(text.before, last) == turn
     )
 
 

@@ -4,7 +4,7 @@ import os
 import signal
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -80,13 +80,27 @@ def _resumed(resume: Path, names: list[str], overrides: list[str]) -> "RunConfig
             f"resuming {resume}: found the configuration {names[0]} as well; a run keeps its own. Leave it out."
         )
     before, after = load_config(path), load_config(path, overrides)
-    for key in ("name", "runs_dir", "seed", "model", "task", "warm_start"):
-        if getattr(before, key) != getattr(after, key):
+    for key, (was, is_now) in _differences(before.model_dump(mode="json"), after.model_dump(mode="json")).items():
+        if key.partition(".")[0] in ("name", "runs_dir", "seed", "model", "task", "warm_start"):
             raise ConfigError(
-                f"resuming {resume}: {key} was changed from {getattr(before, key)!r} to {getattr(after, key)!r}. What "
-                f"the run has done so far hangs on it: leave it as it is, or start a new run."
+                f"resuming {resume}: {key} was changed from {was!r} to {is_now!r}. What the run has done so far hangs "
+                f"on it: leave it as it is, or start a new run."
             )
     return after
+
+
+def _differences(before: Any, after: Any, key: str = "") -> "dict[str, tuple[Any, Any]]":  # noqa: ANN401  YAML trees
+    """The leaves in which two trees differ, by their dotted keys.
+
+    {a: {b: 1, c: 2}} and {a: {b: 1, c: 3}}   ─▶   a.c: (2, 3)
+    """
+    if not (isinstance(before, dict) and isinstance(after, dict)):
+        return {} if before == after else {key: (before, after)}
+    return {
+        name: pair
+        for part in {**before, **after}
+        for name, pair in _differences(before.get(part), after.get(part), f"{key}.{part}" if key else part).items()
+    }
 
 
 def _describe(cast: "Cast") -> None:

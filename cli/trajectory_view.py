@@ -17,6 +17,7 @@ from condensegrpo.cli.token_view import token_grid
 from condensegrpo.messages import Message
 from condensegrpo.trajectory import Condensation, Fate
 
+KNOWN_WIDTH = 12  # columns of the bar of what a context knows of the answer
 EXCERPT = 600  # characters of a text without --full
 
 
@@ -60,6 +61,9 @@ def overview(turns: Sequence[TurnView]) -> RenderableType:
     for name in ("tokens", "output", "advantage"):
         table.add_column(name, justify="right", no_wrap=True)
     scale = max((abs(turn.advantage) for turn in turns if turn.advantage is not None), default=0.0)
+    known = [turn.answer_logprob for turn in turns if turn.answer_logprob is not None]
+    if known:
+        table.add_column("answer known, nats", no_wrap=True)
     for turn in turns:
         table.add_row(
             str(turn.turn),
@@ -68,6 +72,7 @@ def overview(turns: Sequence[TurnView]) -> RenderableType:
             _tokens(turn),
             str(turn.output_tokens),
             _advantage(turn, scale),
+            *([_known(turn.answer_logprob, lowest=min(known))] if known else []),
         )
     return Group(table, Text(), context_bar.legend(budget))
 
@@ -103,6 +108,9 @@ def _rows(turn: TurnView, scale: float, *, full: bool) -> Iterator[tuple[str, Te
     yield "context", Text.assemble(context_bar.bar(turn.context), "  ", _make_up(turn))
     if turn.condensation is not None:
         yield "units", _spans(turn.condensation)
+    for text in turn.rejected:
+        told = Text(f"{text.tokens} tokens, not used, since {one_line(text.reason, 90)}: ", theme.WARN)
+        yield "wrote", told.append(excerpt(text.text, characters=size), theme.DIM)
     yield from (_message("sees", message, size) for message in _shown(turn, full=full))
     yield "reply", Text(excerpt(turn.reply, characters=size), "bold")
     for call in turn.calls:
@@ -175,6 +183,14 @@ def _tokens(turn: TurnView) -> Text:
     if not view.saved:
         return Text(str(view.tokens))
     return Text.assemble((f"{view.tokens + view.saved} → ", theme.DIM), str(view.tokens))
+
+
+def _known(nats: float | None, *, lowest: float) -> Text:
+    """What a context knows of the answer, with a bar: empty at the least that any context of the episode knows."""
+    if nats is None:
+        return Text("–", theme.DIM)
+    filled = KNOWN_WIDTH if lowest == 0 else round(KNOWN_WIDTH * (1 - nats / lowest))
+    return Text.assemble(f"{nats:6.1f} ".replace("-", "−"), ("▬" * filled, theme.HEAD))
 
 
 def _advantage(turn: TurnView, scale: float) -> Text:

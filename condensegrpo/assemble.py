@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import torch
 
 from condensegrpo import plugins
-from condensegrpo.config import HELD_OUT, Plugin, RunConfig, WeightedPlugin, evaluations
+from condensegrpo.config import HELD_OUT, Plugin, RunConfig, StagePlugin, WeightedPlugin, evaluations, longest_request
 from condensegrpo.consistency import check_figures
 from condensegrpo.credit import Scores
-from condensegrpo.errors import ConfigError, ContextOverflow
+from condensegrpo.errors import CondenseError, ConfigError, ContextOverflow
 from condensegrpo.learner.policy import end_ids, load_tokenizer, positions
 from condensegrpo.learner.targets import as_targets, check_targets_of
 from condensegrpo.learning_signal import advantage_estimator, objective
@@ -23,26 +23,33 @@ from condensegrpo.messages import Message
 from condensegrpo.objective import Minimised
 from condensegrpo.plugins import build, load
 from condensegrpo.protocols import (
+    Budget,
+    ChecksRoom,
     Condenser,
     GroupReward,
+    Measures,
     Part,
     Problem,
     Reward,
     Sampler,
     Split,
+    Stage,
     Task,
     Tool,
     Tracker,
     TurnReward,
 )
+from condensegrpo.rollout.boundary import checked_messages
 from condensegrpo.rollout.budget import Limits, check_head
 from condensegrpo.rollout.codeformat import TOOL as CODE_TOOL
-from condensegrpo.rollout.episode import Engine
+from condensegrpo.rollout.episode import Engine, Trigger
+from condensegrpo.rollout.information import AnswerProbe
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
 from condensegrpo.sandbox.current import configure
 from condensegrpo.sandbox.limits import MIB
 from condensegrpo.sandbox.limits import Limits as SandboxLimits
+from condensegrpo.scorers import check_models, check_scorers, names_of, open_scorers
 from condensegrpo.section import parse
 
 P = TypeVar("P")
@@ -74,6 +81,7 @@ def check(config: RunConfig) -> Cast:
         if name != HELD_OUT:
             problems(cast(varied).task, "eval")
     plugins.check("samplers", config.sampler.name, _sampler_options(config, ""))
+    check_scorers(names_of(built.condenser), load("samplers", config.sampler.name), config.sampler.name)
     for tracker in config.trackers:
         plugins.check("trackers", tracker.name, tracker.options)
     return built
@@ -86,9 +94,7 @@ def cast(config: RunConfig) -> Cast:
     return Cast(
         task=_with_methods(_task(config), config.task.name, "problems", "environment"),
         reward=_reward(config.reward),
-        condenser=_with_methods(
-            build("condensers", config.condenser.name, config.condenser.options), config.condenser.name, "condense"
-        ),
+        condenser=condenser(config.condenser),
         toolbox=Toolbox(
             _tools(config),
             format=TOOL_FORMATS[config.rollout.tool_format],
@@ -104,12 +110,14 @@ def problems(task: Task, split: Split) -> Sequence[Problem]:
     """The problems of a split.
 
     Raises:
-        ConfigError: there are none, or the task cannot make as many as it was asked for.
+        ConfigError: there are none, the task cannot make as many as it was asked for, or it fails at it.
     """
     try:
         found = task.problems(split)
-    except ValueError as error:
-        raise ConfigError(f"making the {split} problems of the task: {error}") from error
+    except CondenseError:
+        raise
+    except Exception as error:  # the boundary to a task
+        raise ConfigError(f"making the {split} problems of the task: {_said(error)}") from error
     if not len(found):
         raise ConfigError(f"reading the {split} problems of the task: found none. Check task.data and task.eval_data.")
     return found
@@ -128,7 +136,10 @@ def sampler(config: RunConfig, model_path: str) -> Sampler:
 
 
 def _sampler_options(config: RunConfig, model_path: str) -> dict[str, Any]:
-    return {"model_path": model_path, "dtype": config.model.dtype, **config.sampler.options}
+    supplied: dict[str, Any] = {"model_path": model_path, "dtype": config.model.dtype}
+    if plugins.takes("samplers", config.sampler.name, "max_model_len"):
+        supplied["max_model_len"] = longest_request(config)
+    return {**supplied, **config.sampler.options}
 
 
 def trackers(config: RunConfig) -> tuple[Tracker, ...]:
@@ -154,11 +165,25 @@ def engine(config: RunConfig, cast: Cast, *, renderer: Renderer, sampler: Sample
         renderer=renderer,
         condenser=cast.condenser,
         condenser_name=config.condenser.name,
-        condense_when=config.rollout.condense,
+        scorers=open_scorers(names_of(cast.condenser), sampler=sampler, renderer=renderer, dtype=config.model.dtype),
+        trigger=_trigger(config),
         toolbox=cast.toolbox,
         limits=_limits(config),
         temperature=temperature,
+        probe=_probe(config, renderer, sampler),
     )
+
+
+def _probe(config: RunConfig, renderer: Renderer, sampler: Sampler) -> AnswerProbe | None:
+    form = config.rollout.answer_form
+    if form is None:
+        return None
+    if not isinstance(sampler, Measures):
+        raise ConfigError(
+            f"setting up rollout.answer_form: the sampler {config.sampler.name} cannot say how probable a given reply "
+            f"is. Use sampler.name=transformers, or set rollout.answer_form=null."
+        )
+    return AnswerProbe(model=sampler, renderer=renderer, form=form)
 
 
 def check_model(config: RunConfig, cast: Cast, source: str) -> None:
@@ -168,12 +193,14 @@ def check_model(config: RunConfig, cast: Cast, source: str) -> None:
         ConfigError: system message and question, or a context with its reply, are too long (the message says which key
             to change), the chat template knows no tool results, or the model has no layers for the adapters.
     """
+    check_models(names_of(cast.condenser), source)
     rendering = renderer(config, cast, source)
-    head = cast.toolbox.introduced(asyncio.run(_head(cast.task, problems(cast.task, "train")[0])))
+    head = cast.toolbox.introduced(_head(cast.task, problems(cast.task, "train")[0]))
     try:
         check_head(rendering, head, _limits(config))
     except ContextOverflow as error:
         raise ConfigError(str(error)) from error
+    _check_condenser(config, cast, rendering, head)
     if cast.toolbox.names:
         rendering.check_roles(head, cast.toolbox.format.result("call_0", cast.toolbox.names[0], "0"))
     longest, room = config.rollout.max_context_tokens + config.rollout.max_output_tokens, positions(source)
@@ -186,8 +213,52 @@ def check_model(config: RunConfig, cast: Cast, source: str) -> None:
         check_targets_of(source, as_targets(config.model.lora.targets))
 
 
-async def _head(task: Task, problem: Problem) -> tuple[Message, ...]:
-    return await task.environment(problem).start()
+def _head(task: Task, problem: Problem) -> tuple[Message, ...]:
+    """How an episode of the problem begins.
+
+    Raises:
+        ConfigError: the task fails at it, or gives something else.
+    """
+
+    async def begin() -> tuple[Message, ...]:
+        return checked_messages(await task.environment(problem).start(), f"{type(task).__name__}.environment.start")
+
+    try:
+        return asyncio.run(begin())
+    except CondenseError:
+        raise
+    except Exception as error:  # the boundary to a task
+        raise ConfigError(
+            f"starting the problem {problem.id} of the task {type(task).__name__}: {_said(error)}. It would fail in "
+            f"every trajectory: mend the task, or its data."
+        ) from error
+
+
+def _said(error: Exception) -> str:
+    """What a plug-in's error says; a ``ValueError`` is how it speaks to users, others need their names."""
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+
+
+def _check_condenser(config: RunConfig, cast: Cast, renderer: Renderer, head: Sequence[Message]) -> None:
+    """Check that the condenser has the room that it needs; at the draw of the trigger that leaves it the least."""
+    if not isinstance(cast.condenser, ChecksRoom):
+        return
+    most = config.rollout.max_context_tokens
+    room = Budget(tokens=_trigger(config).room(most, draw=1.0), count=renderer.count, request_tokens=most)
+    try:
+        cast.condenser.check_room(head, room)
+    except ValueError as error:
+        raise ConfigError(f"checking the room of the condenser {config.condenser.name}: {error}.") from error
+
+
+def _trigger(config: RunConfig) -> Trigger:
+    rollout = config.rollout
+    return Trigger(
+        when=rollout.condense,
+        share=rollout.condense_share,
+        to=rollout.condense_to,
+        jitter=rollout.condense_jitter,
+    )
 
 
 def _limits(config: RunConfig) -> Limits:
@@ -224,6 +295,27 @@ def _task(config: RunConfig) -> Task:
     }
     built: Task = build("tasks", config.task.name, {**data, **config.task.options})
     return built
+
+
+def condenser(plugin: Plugin) -> Condenser:
+    """A condenser. Where its options hold ``stages``, each of them is a condenser by name with a trigger beside it."""
+    options = dict(plugin.options)
+    if "stages" in options:
+        if not isinstance(options["stages"], list):
+            raise ConfigError(
+                f"checking the option stages of the condenser {plugin.name}: found {options['stages']!r}, wanted a "
+                f"list of condensers."
+            )
+        options["stages"] = tuple(
+            _stage(parse(StagePlugin, stage, source=f"stages[{place}] of the condenser {plugin.name}"))
+            for place, stage in enumerate(options["stages"])
+        )
+    built: Condenser = _with_methods(build("condensers", plugin.name, options), plugin.name, "condense")
+    return built
+
+
+def _stage(plugin: StagePlugin) -> Stage:
+    return Stage(name=plugin.name.rpartition(":")[2], condenser=condenser(plugin), over=plugin.over)
 
 
 def _reward(plugin: Plugin) -> Reward | GroupReward:

@@ -42,6 +42,13 @@ class CondenserPlugin(Plugin):
     name: str = "full"
 
 
+class StagePlugin(Plugin):
+    """A condenser in a pipeline."""
+
+    over: float = Field(default=1.0, ge=0, le=1)
+    """Share of the budget that a prompt must exceed before this stage is asked; 0: always."""
+
+
 class RewardPlugin(Plugin):
     """What a trajectory is worth."""
 
@@ -141,7 +148,13 @@ class Rollout(Section):
     """Sampled tokens of one turn."""
     temperature: float = Field(default=1.0, ge=0)
     condense: Literal["every_turn", "over_budget"] = "every_turn"
-    """When the condenser is asked."""
+    """When the condenser is asked: before every turn, or once a prompt would exceed condense_share."""
+    condense_share: float = Field(default=1.0, gt=0, le=1)
+    """Share of max_context_tokens beyond which over_budget condenses."""
+    condense_to: float | None = Field(default=None, gt=0, le=1)
+    """Share of max_context_tokens that a condenser may leave, up to condense_share; null: all of that."""
+    condense_jitter: float = Field(default=0.0, ge=0, lt=1)
+    """Largest part that is taken off condense_share, drawn by problem: siblings condense at the same length."""
     max_tool_turns: int | None = Field(default=None, ge=0)
     """Replies whose calls are run; one that calls a tool after that ends the trajectory unexecuted. null: all."""
     tools: list[str | Plugin] = []
@@ -154,8 +167,25 @@ class Rollout(Section):
     """Characters of a tool's result that are shown; of a longer one, its head and its tail."""
     turn_seconds: float = Field(default=600.0, gt=0)
     """Time limit of one reply and of one environment step."""
+    staleness: int = Field(default=0, ge=0)
+    """Optimiser steps by which the weights that sampled a batch may be behind those that it trains.
+
+    0: sampling and learning take turns. 1: the next batch is sampled while the learner works. n: so is the one after,
+    up to n batches, and the sampler gets new weights every n steps.
+    """
     template_options: dict[str, Any] = {}
     """Extra variables of the chat template, such as enable_thinking."""
+    answer_form: str | None = None
+    """How a right answer is written, such as <answer>{answer}</answer>; null: what contexts know is not measured."""
+
+    @field_validator("answer_form")
+    @classmethod
+    def _one_place(cls, given: str | None) -> str | None:
+        if given is not None and given.count("{answer}") != 1:
+            raise ValueError(
+                f"found {given!r}, wanted {{answer}} in it exactly once, as in <answer>{{answer}}</answer>"
+            )
+        return given
 
 
 class Kl(Section):
@@ -194,6 +224,8 @@ class Algorithm(Section):
     """The weight of a token in the optimiser step."""
     aggregation_tokens: int | None = Field(default=None, ge=1)
     """L of trajectory_constant; by default max_turns · max_output_tokens."""
+    summary_share: float | None = Field(default=None, ge=0, le=1)
+    """Share of all token weight that the tokens of summaries have; null: what the aggregation gives them."""
     updates_per_batch: int = Field(default=1, ge=1)
     """Optimiser steps on each batch of trajectories."""
     whiten: bool = False
@@ -348,6 +380,12 @@ def vary(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 def evaluations(config: RunConfig) -> dict[str, RunConfig]:
     """What a configuration evaluates on: ``held-out``, its own problems, then each of ``evaluate.variants``."""
     return {HELD_OUT: config, **{name: vary(config, overrides) for name, overrides in config.evaluate.variants.items()}}
+
+
+def longest_request(config: RunConfig) -> int:
+    """The most tokens that a prompt and its reply make, in training and in every evaluation."""
+    rollouts = [varied.rollout for varied in evaluations(config).values()]
+    return max(one.max_context_tokens + one.max_output_tokens for one in rollouts)
 
 
 def dump_config(config: RunConfig) -> str:

@@ -16,8 +16,11 @@ def check_figures(config: RunConfig) -> None:
     _check_group(config)
     _check_anchors(config)
     _check_lengths(config)
+    _check_trigger(config)
     _check_offload(config)
     _check_task(config)
+    _check_staleness(config)
+    _check_information(config)
 
 
 def _check_group(config: RunConfig) -> None:
@@ -61,6 +64,25 @@ def _check_lengths(config: RunConfig) -> None:
         )
 
 
+def _check_trigger(config: RunConfig) -> None:
+    rollout = config.rollout
+    figures = (
+        ("rollout.condense_share", rollout.condense_share, 1.0),
+        ("rollout.condense_jitter", rollout.condense_jitter, 0.0),
+    )
+    idle = [f"{key}={found}" for key, found, default in figures if found != default]
+    if rollout.condense == "every_turn" and idle:
+        raise ConfigError(
+            f"checking {' and '.join(idle)}: rollout.condense is every_turn, which asks the condenser whatever the "
+            f"length. Set rollout.condense=over_budget, or leave it out."
+        )
+    if rollout.condense_to is not None and rollout.condense_to > rollout.condense_share:
+        raise ConfigError(
+            f"checking rollout.condense_to: found {rollout.condense_to}, above rollout.condense_share="
+            f"{rollout.condense_share}; a condensed prompt would be condensed again at once. Lower it."
+        )
+
+
 def _check_offload(config: RunConfig) -> None:
     stage, offload = config.learner.zero_stage, config.learner.offload
     least = {"none": 0, "optimiser": 1, "optimiser_and_weights": 3}[offload]
@@ -89,3 +111,26 @@ def _check_task(config: RunConfig) -> None:
                 f"checking task.options.{option}: found {found!r}, and {key} is {value!r}. The task's prompts and "
                 f"demonstrations must be those of the rollout: set both to one value."
             )
+
+
+def _check_staleness(config: RunConfig) -> None:
+    """Trajectories of an older policy are weighted by how likely the one that learns was to make them."""
+    staleness = config.rollout.staleness
+    if staleness and not config.algorithm.importance.cap:
+        raise ConfigError(
+            f"checking algorithm.importance.cap: found 0, no correction, and rollout.staleness is {staleness}; a batch "
+            f"is then sampled by an older policy than the one that learns from it, and that must be corrected. Set "
+            f"algorithm.importance.cap=2 (or another bound of at least 1), or rollout.staleness=0."
+        )
+
+
+def _check_information(config: RunConfig) -> None:
+    """A reward for what contexts know of the answer needs it measured."""
+    parts = config.reward.options.get("parts", ())
+    names = [part.get("name") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    if "answer_information" in names and config.rollout.answer_form is None:
+        raise ConfigError(
+            "checking reward.options.parts: answer_information pays what contexts know of the answer, and "
+            "rollout.answer_form is null, so that nothing is measured. Set it to the way an answer is written, such as "
+            "'<answer>{answer}</answer>'."
+        )

@@ -12,7 +12,7 @@ from torch import Tensor
 from condensegrpo.advantages import efficient, gigpo
 from condensegrpo.rollout.scoring import turn_sums
 from condensegrpo.segments import segments
-from condensegrpo.trajectory import Handling, ScoredTrajectory, Segment, Stop
+from condensegrpo.trajectory import Handling, ScoredTrajectory, Segment, Stop, Trajectory
 
 T = TypeVar("T")
 Estimator = Callable[..., Tensor]  # one of condensegrpo.advantages.ESTIMATORS, whose arguments its module explains
@@ -27,10 +27,11 @@ class Scores(NamedTuple):
     context_N: Tensor  # float, tokens of the largest context
     turn_N: Tensor  # float, R^T: the sum of the turn rewards
     group_N: Tensor  # int, labels of the groups
-    turns_N: Tensor  # int
-    result_turn_N: Tensor  # int, first turn with a tool result; −1: none
+    turns_N: Tensor  # int, act turns: estimators know no others
+    result_turn_N: Tensor  # int, first act turn with a tool result; −1: none
     truncated_N: Tensor  # bool, whether it stopped for want of room
-    state_NK: Tensor  # int, label of a turn's context: equal iff group and prompt ids are; −1 beyond the turns
+    state_NK: Tensor  # int, label of an act turn's context: equal iff group and prompt ids are; −1 beyond the turns
+    act_NK: Tensor  # int, of every turn the act turn, counted among those, whose advantage it has; −1 beyond the turns
 
 
 def split_masked(
@@ -62,25 +63,48 @@ def scores_of(
         context_N=torch.tensor([one.score.context_tokens for one in scored], dtype=torch.float64),
         turn_N=torch.tensor([one.total for one in sums], dtype=torch.float64),
         group_N=torch.tensor([labels[one.trajectory.group_id] for one in scored], dtype=torch.int64),
-        turns_N=torch.tensor([len(one.trajectory.turns) for one in scored], dtype=torch.int64),
+        turns_N=torch.tensor([one.trajectory.replies for one in scored], dtype=torch.int64),
         result_turn_N=torch.tensor([one.result_turn for one in sums], dtype=torch.int64),
         truncated_N=torch.tensor([one.trajectory.stop in CUT_OFF for one in scored], dtype=torch.bool),
         state_NK=_states(scored),
+        act_NK=_table([act_turns(one.trajectory) for one in scored], beyond=-1),
     )
+
+
+def act_turns(trajectory: Trajectory) -> list[int]:
+    """Of every turn the act turn, counted among the act turns alone, whose advantage it has.
+
+    A condense turn has the advantage of the act turn that it was written for, the next one; after the last act turn,
+    that of the last.
+
+        act act condense act condense   ─▶   0 1 2 2 2
+    """
+    acts, found = 0, []
+    for turn in trajectory.turns:
+        found.append(min(acts, trajectory.replies - 1))
+        acts += turn.kind == "act"
+    return found
 
 
 def advantages_of(scores: Scores, estimator: Estimator, options: Mapping[str, Any]) -> Tensor:
     """The advantage of every turn, (N, K).
+
+    Estimators see act turns only, so that neither a discount nor a comparison of states depends on how often a history
+    was summarised; what they give is then spread over all turns (``Scores.act_NK``).
 
     ``efficient`` separates correctness from context and takes both; every other estimator takes the total reward, and
     ``gigpo`` the contexts as states besides.
     """
     rest = (scores.turn_N, scores.group_N, scores.turns_N, scores.result_turn_N)
     if estimator is efficient:
-        return efficient(scores.correct_N, *rest, context_N=scores.context_N, truncated_N=scores.truncated_N, **options)
-    if estimator is gigpo:
-        return gigpo(scores.total_N, *rest, state_NK=scores.state_NK, **options)
-    return estimator(scores.total_N, *rest, **options)
+        of_acts = efficient(
+            scores.correct_N, *rest, context_N=scores.context_N, truncated_N=scores.truncated_N, **options
+        )
+    elif estimator is gigpo:
+        of_acts = gigpo(scores.total_N, *rest, state_NK=scores.state_NK, **options)
+    else:
+        of_acts = estimator(scores.total_N, *rest, **options)
+    return _spread(of_acts, scores.act_NK)
 
 
 def idle_groups(scored: Sequence[ScoredTrajectory], advantage_NK: Tensor) -> frozenset[str]:
@@ -93,6 +117,16 @@ def idle_groups(scored: Sequence[ScoredTrajectory], advantage_NK: Tensor) -> fro
 def turn_tokens(scored: Sequence[ScoredTrajectory]) -> Tensor:
     """Sampled tokens of every turn, int (N, K), 0 beyond a trajectory's turns."""
     return _table([[len(turn.output_ids) for turn in one.trajectory.turns] for one in scored], beyond=0)
+
+
+def condense_turns(scored: Sequence[ScoredTrajectory]) -> Tensor:
+    """Whether a turn wrote a summary, bool (N, K), False beyond a trajectory's turns."""
+    return _table([[turn.kind == "condense" for turn in one.trajectory.turns] for one in scored], beyond=0).bool()
+
+
+def turn_counts(scored: Sequence[ScoredTrajectory]) -> Tensor:
+    """Turns of every trajectory, condense turns among them, int (N,)."""
+    return torch.tensor([len(one.trajectory.turns) for one in scored], dtype=torch.int64)
 
 
 def rows_of(
@@ -114,12 +148,22 @@ def rows_of(
     return tuple(rows)
 
 
+def _spread(of_acts_NA: Tensor, act_NK: Tensor) -> Tensor:
+    """The advantages of act turns (N, A) as those of all turns (N, K); 0 beyond a trajectory's turns."""
+    if of_acts_NA.shape[1] == 0:
+        return of_acts_NA.new_zeros(act_NK.shape)
+    return torch.where(act_NK >= 0, of_acts_NA.gather(1, act_NK.clamp(min=0)), 0.0)
+
+
 def _labels(things: Iterable[T]) -> dict[T, int]:
     return {thing: label for label, thing in enumerate(dict.fromkeys(things))}
 
 
 def _states(scored: Sequence[ScoredTrajectory]) -> Tensor:
-    prompts = [[(one.trajectory.group_id, turn.prompt_ids) for turn in one.trajectory.turns] for one in scored]
+    prompts = [
+        [(one.trajectory.group_id, turn.prompt_ids) for turn in one.trajectory.turns if turn.kind == "act"]
+        for one in scored
+    ]
     labels = _labels(prompt for row in prompts for prompt in row)
     return _table([[labels[prompt] for prompt in row] for row in prompts], beyond=-1)
 

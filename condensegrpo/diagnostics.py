@@ -25,6 +25,7 @@ class Credited:
     turn_weights: tuple[float, ...]  # (K,) Σ over the turn's tokens of their weight in the optimiser step
     handling: Handling  # by its stop; what is masked counts nowhere in training
     dropped: bool  # its group was dropped by dynamic sampling
+    condense: tuple[bool, ...] = ()  # (K,) whether the turn wrote a summary; (): none did
 
     def __post_init__(self) -> None:
         if len(self.advantages) != len(self.turn_weights):
@@ -63,6 +64,8 @@ def credit_metrics(rows: Sequence[Credited]) -> dict[str, float]:
         weight/turns_1, _2, _3_4, _5_8 …  token weight on trajectories of so many turns; only ranges that occur
         weight/gini                       ``gini`` of the token weights of those that learn and sampled anything
         pull/correct                      Σ|A|·weight on correct trajectories, of that of all that learn
+        weight/summaries, pull/summaries  token weight, and Σ|A|·weight, on condense turns, of that on all turns of all
+                                          that learn; only if one of those has such a turn
 
     Worked example: two groups, every trajectory one turn of weight ¼, the outcomes 1, 0 | 1, 1 and the advantages
     ½, −½ | 0, 0. Half of the groups are equal and half without advantage, half of the trajectories have no advantage;
@@ -88,6 +91,7 @@ def credit_metrics(rows: Sequence[Credited]) -> dict[str, float]:
         **_weight_by_turns(learn),
         "weight/gini": gini([row.token_weight for row in learn if row.tokens]),
         "pull/correct": _part((row.pull for row in correct), (row.pull for row in learn)),
+        **_summaries(learn),
     }
 
 
@@ -134,6 +138,22 @@ def no_signal(pass_rate: float, samples: int) -> float:
             f"rate of {pass_rate} and {samples} samples"
         )
     return float(pass_rate**samples + (1 - pass_rate) ** samples)
+
+
+def _summaries(learn: Sequence[Credited]) -> dict[str, float]:
+    if not any(any(row.condense) for row in learn):
+        return {}
+    turns = [
+        (weight, abs(advantage) * weight, wrote)
+        for row in learn
+        for weight, advantage, wrote in zip(
+            row.turn_weights, row.advantages, row.condense or [False] * len(row.advantages), strict=True
+        )
+    ]
+    return {
+        "weight/summaries": _part((weight for weight, _, wrote in turns if wrote), (weight for weight, _, _ in turns)),
+        "pull/summaries": _part((pull for _, pull, wrote in turns if wrote), (pull for _, pull, _ in turns)),
+    }
 
 
 def _by_group(learn: Sequence[Credited]) -> list[list[Credited]]:

@@ -8,7 +8,9 @@
     ├── RolloutError         a trajectory cannot be sampled as asked
     │   ├── PrefixBroken     a prompt does not continue the last one and no condensation was declared
     │   ├── ContextOverflow  a prompt does not fit, whatever the condenser did
+    │   ├── SummaryRefused   a summary was not written, or cannot be used
     │   └── SamplerError     the sampler failed
+    │       └── ServerUnreachable  a server of it cannot be reached or fails; it may be asked again
     ├── SandboxError         no sandbox holds on this machine, or its server ended
     ├── ScoreError           a reward is not a finite number
     ├── LearnerError         the optimiser step cannot be taken as asked
@@ -73,8 +75,16 @@ class ContextOverflow(RolloutError):
         )
 
 
+class SummaryRefused(RolloutError):
+    """A summary was not written, or cannot be used; nothing of it gets into a context."""
+
+
 class SamplerError(RolloutError):
     """The sampler failed."""
+
+
+class ServerUnreachable(SamplerError):
+    """A sampler's server cannot be reached, or fails: it may be asked again."""
 
 
 class SandboxError(CondenseError):

@@ -68,4 +68,5 @@ def evaluate(
     tell_failures(ranks.gather(failures_of(scored)), observer.say)
     facts = [facts_of(one, turn_reward=turn_sums(one).total) for one in scored]
     everybody = [one for share in ranks.gather(facts) for one in share]
-    return evaluation(name, everybody, seed=config.seed, seconds=time.monotonic() - began)
+    seconds = time.monotonic() - began
+    return evaluation(name, everybody, seed=config.seed, seconds=seconds, condensing=engine.stopwatch.seconds)

@@ -7,6 +7,7 @@ from statistics import fmean
 
 from condensegrpo.config import HELD_OUT
 from condensegrpo.estimates import mean_interval_by_problem, pass_at_k
+from condensegrpo.information import mean_curve
 from condensegrpo.metrics import Facts, summarise
 
 
@@ -23,10 +24,12 @@ class Evaluation:
     success_high: float | None
     pass_at: Mapping[int, float]  # k → unbiased pass@k
     metrics: Mapping[str, float]  # of metrics.summarise
+    information: tuple[float | None, ...]  # nats, by turn: the mean of log π(ground truth | c_t); (): not measured
     seconds: float
+    condensing: float = 0.0  # of these seconds, those in which at least one episode was at its condenser
 
 
-def evaluation(name: str, facts: Sequence[Facts], *, seed: int, seconds: float) -> Evaluation:
+def evaluation(name: str, facts: Sequence[Facts], *, seed: int, seconds: float, condensing: float = 0.0) -> Evaluation:
     """The figures of some trajectories, equally many of each problem, in any order.
 
     Raises:
@@ -54,8 +57,15 @@ def evaluation(name: str, facts: Sequence[Facts], *, seed: int, seconds: float) 
             k: fmean(pass_at_k(successes, samples, k) for successes in solved.values()) for k in _powers_up_to(samples)
         },
         metrics=summarise(facts),
+        information=_information(facts),
         seconds=seconds,
+        condensing=condensing,
     )
+
+
+def _information(facts: Sequence[Facts]) -> tuple[float | None, ...]:
+    mean = mean_curve([one.information for one in facts])
+    return mean if any(value is not None for value in mean) else ()
 
 
 def flat(result: Evaluation) -> dict[str, float]:

@@ -31,6 +31,7 @@ TOY_SCORES = Scores(
     result_turn_N=torch.tensor([-1, -1]),
     truncated_N=torch.tensor([False, False]),
     state_NK=torch.tensor([[0], [0]]),
+    act_NK=torch.tensor([[0], [0]]),
 )
 COLUMNS = ("_N", "_NK", "_T")  # how the arguments end that the engine supplies; no configuration can
 TOY_TOKENS = (*torch.tensor([[-1.0, -1.0], [-1.0, -1.0], [1.0, -1.0]]), torch.tensor([0, 1]))

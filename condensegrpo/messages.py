@@ -1,7 +1,7 @@
 """What is said in an episode: messages, units and the history they form. Standard library only."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -40,17 +40,63 @@ class Unit:
         """The reply followed by its results."""
         return (self.reply, *self.results)
 
+    def told(self, instruction: str) -> Self:
+        """This unit with an instruction after its results: at the end of what a user said last, or by itself.
+
+        Two user messages in a row are refused by some chat templates.
+        """
+        if self.results and self.results[-1].role == "user":
+            *before, last = self.results
+            joined = replace(last, content=f"{last.content}\n\n{instruction}")
+            return replace(self, results=(*before, joined))
+        return replace(self, results=(*self.results, Message(role="user", content=instruction)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A text that stands for the first units of a history."""
+
+    text: str
+    through: int  # Unit.turn of the last unit that it stands for
+    tokens: int  # that it replaced, template included
+
+    @property
+    def unit(self) -> Unit:
+        """How it is shown, in the place of the last unit that it stands for: as a reply, and a user who says so."""
+        told = f"[turns up to {self.through} omitted, summarised above: {self.tokens} tokens]"
+        return Unit(
+            turn=self.through,
+            reply=Message(role="assistant", content=self.text),
+            results=(Message(role="user", content=told),),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """An episode so far: the head, which no condenser touches, and the units after it."""
+    """An episode so far: the head, which no condenser touches, and the raw units after it.
+
+    The last summary is the only work of a condenser that one sees again. It stands for a fixed beginning of the units,
+    which stay here as they were.
+    """
 
     head: tuple[Message, ...]  # system message, question, examples
     units: tuple[Unit, ...] = ()
+    summary: Summary | None = None  # the last one that was used
 
     def add(self, unit: Unit) -> Self:
         """This history with one more unit at its end."""
-        return type(self)(head=self.head, units=(*self.units, unit))
+        return replace(self, units=(*self.units, unit))
+
+    def under(self, summary: Summary) -> Self:
+        """This history with a summary in the place of an older one."""
+        return replace(self, summary=summary)
+
+    @property
+    def standing(self) -> tuple[Unit, ...]:
+        """The units as the last summary leaves them: it, and those after it."""
+        if self.summary is None:
+            return self.units
+        return (self.summary.unit, *(unit for unit in self.units if unit.turn > self.summary.through))
 
     @property
     def messages(self) -> tuple[Message, ...]:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from condensegrpo.information import curve, lost
 from condensegrpo.trajectory import TOOL_ATTEMPTS, TOOL_SUCCESSES, ScoredTrajectory, Stop
 
 
@@ -25,13 +26,18 @@ class Facts:
     components: Mapping[str, float]  # Score.components
     turn_reward: float  # R^T, what its turns earned on the way
     context_tokens: int  # Score.context_tokens
-    turns: int
-    output_tokens: int  # sampled tokens of all turns
+    turns: int  # replies; condense turns are not counted
+    output_tokens: int  # sampled tokens of all turns, condense turns among them
     condensations: int  # declared ones
     tool_attempts: float  # calls that it wrote, malformed ones included
     tool_successes: float  # those that a tool answered without an error
     stop: Stop
     seconds: float
+    information: tuple[float | None, ...] = ()  # (K,) nats, of information.curve; None: not measured
+    information_lost: float | None = None  # nats, of information.lost
+    summaries: int = 0  # that the policy wrote and that were used
+    rejected: int = 0  # that it wrote and that were not used
+    rejected_tokens: int = 0  # of those
 
 
 def facts_of(scored: ScoredTrajectory, *, turn_reward: float) -> Facts:
@@ -51,13 +57,18 @@ def facts_of(scored: ScoredTrajectory, *, turn_reward: float) -> Facts:
         components=dict(score.components),
         turn_reward=turn_reward,
         context_tokens=score.context_tokens,
-        turns=len(one.turns),
+        turns=one.replies,
+        summaries=len(one.turns) - one.replies,
+        rejected=len(one.rejected),
+        rejected_tokens=sum(len(text.output_ids) for text in one.rejected),
         output_tokens=one.output_tokens,
         condensations=sum(turn.condensation is not None for turn in one.turns),
         tool_attempts=math.fsum(rewards.get(TOOL_ATTEMPTS, 0.0) for rewards in earned),
         tool_successes=math.fsum(rewards.get(TOOL_SUCCESSES, 0.0) for rewards in earned),
         stop=one.stop,
         seconds=one.seconds,
+        information=curve(one),
+        information_lost=lost(one),
     )
 
 
@@ -69,7 +80,10 @@ def summarise(facts: Sequence[Facts]) -> dict[str, float]:
     ``reward/<component>`` (over those that have the component), ``stop/<reason>`` (every reason, as a share). Also
     ``context_tokens_max``, the largest of all, and ``trajectories``, their number. If any turn earned something:
     ``turn_reward``, the mean of R^T. If any tool was called: ``tool_calls``, the mean number of calls, and
-    ``tool_calls_valid``, the share of all calls that a tool answered without an error. Of none: ``trajectories`` alone.
+    ``tool_calls_valid``, the share of all calls that a tool answered without an error. If the policy wrote a summary:
+    ``summaries`` that were used, ``summaries_rejected`` and ``summary_tokens_rejected``, means over trajectories. If
+    what contexts know of the answer was measured: ``answer_information``, the mean of the last context's, and
+    ``answer_information_lost``, what condensations cost. Of none: ``trajectories`` alone.
     """
     if not facts:
         return {"trajectories": 0.0}
@@ -87,6 +101,8 @@ def summarise(facts: Sequence[Facts]) -> dict[str, float]:
         **{f"stop/{stop.value}": _mean(one.stop is stop for one in facts) for stop in Stop},
         **_turn_rewards(facts),
         **_tool_calls(facts),
+        **_information(facts),
+        **_summaries(facts),
         **_component_means(facts),
     }
 
@@ -114,6 +130,24 @@ def _tool_calls(facts: Sequence[Facts]) -> dict[str, float]:
     if not attempts:
         return {}
     return {"tool_calls": attempts / len(facts), "tool_calls_valid": successes / attempts}
+
+
+def _information(facts: Sequence[Facts]) -> dict[str, float]:
+    last = [known[-1] for one in facts if (known := [value for value in one.information if value is not None])]
+    lost = [one.information_lost for one in facts if one.information_lost is not None]
+    if not last:
+        return {}
+    return {"answer_information": _mean(last), "answer_information_lost": _mean(lost)}
+
+
+def _summaries(facts: Sequence[Facts]) -> dict[str, float]:
+    if not any(one.summaries or one.rejected for one in facts):
+        return {}
+    return {
+        "summaries": _mean(one.summaries for one in facts),
+        "summaries_rejected": _mean(one.rejected for one in facts),
+        "summary_tokens_rejected": _mean(one.rejected_tokens for one in facts),
+    }
 
 
 def _component_means(facts: Sequence[Facts]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 from torch import Tensor
 
 from condensegrpo.losses import MAX_DIFFERENCE, Importance, TokenLoss, gspo, k3, nll
+from condensegrpo.losses.columns import difference
 from condensegrpo.packing import PackedBatch
 
 PolicyLoss = Callable[[Tensor, Tensor, Tensor, Tensor], TokenLoss]  # of logp_T, old_T, advantage_T, turn_T
@@ -102,6 +103,7 @@ def policy(logp_T: Tensor, batch: PackedBatch, *, loss: PolicyLoss) -> Objective
         entropy    −logp: what the sampled tokens say of the policy's entropy, unbiased where the policy sampled them;
                    1e4 for a token of probability 0, so that one does not make the mean infinite
         kl         k3(logp, reference); the reference is the sampler's policy unless there is a reference model
+        gap        |logp − sampler|: what sampler and learner make of the same weights, in nats
     """
     found = loss(logp_T, batch.old, batch.advantages, batch.turns)
     still_T = logp_T.detach()
@@ -111,6 +113,7 @@ def policy(logp_T: Tensor, batch: PackedBatch, *, loss: PolicyLoss) -> Objective
         "high": found.high_T,
         "entropy": -still_T.clamp(min=-MAX_DIFFERENCE),
         "kl": k3(still_T, batch.reference),
+        "gap": difference(still_T, batch.logprobs).abs(),
     }
     return Objective(loss_T=found.loss_T, statistics=statistics)
 

@@ -5,15 +5,23 @@ import importlib.util
 import inspect
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from condensegrpo.errors import PluginError
 
 KINDS = ("condensers", "rewards", "tasks", "tools", "samplers", "trackers")
+
+
+@runtime_checkable
+class ChecksOptions(Protocol):
+    """A plug-in that can refuse its options before it is built, which may take a model."""
+
+    def check_options(self, **options: Any) -> None:  # noqa: ANN401  see load
+        """Raise ValueError for what it does not take."""
 
 
 def installed(kind: str) -> tuple[EntryPoint, ...]:
@@ -53,15 +61,30 @@ def build(kind: str, name: str, options: Mapping[str, Any]) -> Any:  # noqa: ANN
     """
     factory = load(kind, name)
     _bind(factory, kind, name, options)
+    return _refusing(factory, kind, name, options)
+
+
+def check(kind: str, name: str, options: Mapping[str, Any]) -> None:
+    """Find a plug-in and compare the options with its signature, without calling it; raises as ``build`` does.
+
+    One that has a ``check_options`` is asked what it thinks of their values: it raises ValueError for what it refuses.
+    """
+    factory = load(kind, name)
+    _bind(factory, kind, name, options)
+    if isinstance(factory, ChecksOptions):
+        _refusing(factory.check_options, kind, name, options)
+
+
+def takes(kind: str, name: str, option: str) -> bool:
+    """Whether a plug-in has an option of this name."""
+    return option in inspect.signature(load(kind, name)).parameters
+
+
+def _refusing(factory: Callable[..., Any], kind: str, name: str, options: Mapping[str, Any]) -> Any:  # noqa: ANN401  see load
     try:
         return factory(**options)
     except (TypeError, ValueError) as error:
         raise PluginError(f"setting up {name!r} of the {kind} with {dict(options)}: {error}") from error
-
-
-def check(kind: str, name: str, options: Mapping[str, Any]) -> None:
-    """Find a plug-in and compare the options with its signature, without calling it; raises as ``build`` does."""
-    _bind(load(kind, name), kind, name, options)
 
 
 def _bind(factory: Any, kind: str, name: str, options: Mapping[str, Any]) -> None:  # noqa: ANN401  see load

@@ -6,12 +6,12 @@ Python errors.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from condensegrpo.messages import History, Message, Unit
-from condensegrpo.trajectory import Generation, SamplingParams, Span, Trajectory
+from condensegrpo.messages import History, Message, Summary, Unit
+from condensegrpo.trajectory import Finish, Generation, SamplingParams, Span, Trajectory
 
 Split = Literal["train", "eval"]
 Count = Callable[[Sequence[Message]], int]  # tokens of these messages as a whole prompt, template and tools included
@@ -40,12 +40,111 @@ class Sampler(Protocol):
         """Free what is held. May be called twice."""
 
 
+@runtime_checkable
+class Rests(Protocol):
+    """A sampler that can give memory back while the learner works."""
+
+    def rest(self) -> None:
+        """Nothing will be sampled until the next ``update_weights`` or ``sample``, which ends the rest by itself."""
+
+
+@runtime_checkable
+class Measures(Protocol):
+    """A sampler that can say how probable a given reply is to its model. Optional: samplers may do without."""
+
+    async def measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
+        """log π(output_ids[i] | prompt_ids, output_ids[:i]) for every i, (A,) nats at temperature 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A prompt, and whose attention to it is asked for."""
+
+    trunk_ids: tuple[int, ...]  # (P,) the prompt
+    asked: tuple[int, ...] = ()  # places in the trunk, such as those of the last output
+    question_ids: tuple[int, ...]  # behind the trunk: what is asked once more; at least one
+    blank_ids: tuple[int, ...]  # behind the trunk, without sight of the question: nothing in particular; at least one
+    layers: tuple[int, ...] = ()  # counted from 0; (): a few from the middle to near the end
+
+    def __post_init__(self) -> None:
+        if not self.trunk_ids or not self.question_ids or not self.blank_ids:
+            raise ValueError(
+                f"a reading needs a trunk, a question and a blank: found {len(self.trunk_ids)}, "
+                f"{len(self.question_ids)} and {len(self.blank_ids)} tokens"
+            )
+        if not all(0 <= place < len(self.trunk_ids) for place in self.asked):
+            raise ValueError(f"asked places {self.asked} of a trunk of {len(self.trunk_ids)} tokens")
+
+    @property
+    def length(self) -> int:
+        """Tokens that are read: the trunk and both branches."""
+        return len(self.trunk_ids) + len(self.question_ids) + len(self.blank_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """How much attention every trunk token of a reading gets: means over layers, heads and queries."""
+
+    question: tuple[float, ...]  # (P,) of the asked places and the question; at most 1 together
+    blank: tuple[float, ...]  # (P,) of the blank
+
+
+@runtime_checkable
+class Attends(Protocol):
+    """A sampler that can say what its model looks at. Optional: samplers may do without."""
+
+    async def attend(self, reading: Reading) -> Attention:
+        """The attention of one reading, under the weights in use."""
+
+
+class UnitScorer(Protocol):
+    """Says how much the next turn needs each unit of a history."""
+
+    async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
+        """A number for every unit of each history: finite, not negative, the more the more the unit is needed.
+
+        ``tokens`` is the longest prompt that may be read at once.
+        """
+
+
+@runtime_checkable
+class RanksUnits(Protocol):
+    """A condenser that ranks units by scores: it finds its scorers in ``Budget.scorers``."""
+
+    @property
+    def scorers(self) -> Sequence[str]:
+        """Their names: ``policy``, ``leave_one_out``, or the folder or Hub id of a frozen model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A text that a condenser asks the policy for."""
+
+    units: tuple[Unit, ...]  # at least one, to show after the head
+    instruction: str  # shown after the last of them, see Unit.told
+    max_tokens: int | None = None  # of the text; None: as many as of a reply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What the policy wrote."""
+
+    text: str  # special tokens in it are text
+    finish: Finish  # a text that was cut off by length is no summary
+
+
+Write = Callable[[Request], Awaitable[Written]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """What a condensed prompt may cost, and how to tell."""
 
     tokens: int  # at most, of the whole prompt by ``count``
     count: Count
+    scorers: Mapping[str, UnitScorer] = field(default_factory=dict)  # by name, those of ``RanksUnits``
+    write: Write | None = None  # samples a condense turn; None: the condenser is none of ``Writes``
+    request_tokens: int | None = None  # at most, of the prompt of a request; None: as ``tokens``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +154,8 @@ class Condensed:
     units: tuple[Unit, ...]
     spans: tuple[Span, ...]  # one for every unit of the history, in order
     reason: str = ""
+    summary: Summary | None = None  # a new one, whose unit is among ``units``: from now on it is the history's
+    rejected: tuple[str, ...] = ()  # why texts that the policy wrote were not used; the last one written may have been
 
 
 class Condenser(Protocol):
@@ -62,6 +163,44 @@ class Condenser(Protocol):
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
         """The units to show before the next turn, within ``budget``; the newest alone if even that does not fit."""
+
+
+@runtime_checkable
+class Writes(Protocol):
+    """A condenser that asks the policy for text: only such a one gets ``Budget.write``."""
+
+    @property
+    def writes(self) -> int:
+        """How often it may ask in one call of ``condense``, texts that it rejects included; 0: never."""
+
+
+@runtime_checkable
+class ChecksRoom(Protocol):
+    """A condenser that needs some room, and can tell at the start of a run."""
+
+    def check_room(self, head: Sequence[Message], budget: Budget) -> None:
+        """Raise ``ValueError``, with what is needed, if it could never work behind this head."""
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """A condenser that has something to count, such as calls of another model."""
+
+    def counts(self) -> Mapping[str, float]:
+        """What was counted since the last time it was asked, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A condenser in a pipeline, with its trigger."""
+
+    name: str
+    condenser: Condenser
+    over: float = 1.0  # share of the budget that a prompt must exceed; 0: always
+
+    def __post_init__(self) -> None:
+        if isinstance(self.over, bool) or not 0 <= self.over <= 1:
+            raise ValueError(f"the trigger of the stage {self.name!r} is {self.over}: wanted a share from 0 to 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,18 +1,21 @@
 """The credit of one step: advantage and token weight of every turn, kept for inspection and summed up as metrics."""
 
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 from typing import Literal, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from condensegrpo.advantages import Moments, moments, whiten
-from condensegrpo.credit import Scores, scores_of, turn_tokens
+from condensegrpo.credit import Scores, condense_turns, scores_of, turn_counts, turn_tokens
 from condensegrpo.diagnostics import Credited, credit_metrics
 from condensegrpo.learner import ranks
-from condensegrpo.losses import Totals, token_weights, totals
+from condensegrpo.losses import Totals, share_of_summaries, token_weights, totals, with_share
 from condensegrpo.metrics import facts_of, multi_turn, summarise
+from condensegrpo.protocols import Counted
 from condensegrpo.rig import Rig
 from condensegrpo.rollout.scoring import turn_sums
+from condensegrpo.schedule import staleness_of
 from condensegrpo.step_sampling import Sampled
 from condensegrpo.storage import Credit, write_credit
 from condensegrpo.trajectory import ScoredTrajectory
@@ -40,9 +43,13 @@ def give_credit(rig: Rig, kept: Sequence[ScoredTrajectory]) -> StepCredit:
     weight_NK = token_weights(
         algorithm.aggregation,
         tokens_NK,
-        totals=Totals(*ranks.sum_over_ranks(totals(tokens_NK, scores.turns_N))),
+        totals=Totals(*ranks.sum_over_ranks(totals(tokens_NK, turn_counts(kept)))),
         max_tokens=algorithm.aggregation_tokens or rollout.max_turns * rollout.max_output_tokens,
     )
+    if algorithm.summary_share is not None:
+        condense_NK = condense_turns(kept)
+        whole, summaries = ranks.sum_over_ranks(share_of_summaries(weight_NK, tokens_NK, condense_NK))
+        weight_NK = with_share(weight_NK, condense_NK, share=algorithm.summary_share, whole=whole, summaries=summaries)
     return StepCredit(scores, advantage_NK, weight_NK)
 
 
@@ -72,12 +79,31 @@ def _no_credit(one: ScoredTrajectory, handling: Literal["mask", "drop"]) -> Cred
     return Credit(trajectory=one.trajectory.id, advantages=nothing, weights=nothing, handling=handling)
 
 
-def metrics_of(rig: Rig, sampled: Sampled, credit: StepCredit) -> dict[str, float]:
+def metrics_of(rig: Rig, step: int, sampled: Sampled, credit: StepCredit) -> dict[str, float]:
     """What the trajectories of all ranks were like and what became of them, each counted once."""
     everyone = (*sampled.kept, *sampled.masked, *sampled.dropped)
     facts = _everybody([facts_of(one, turn_reward=turn_sums(one).total) for one in everyone])
     rows = [*_credited(rig, sampled.kept, credit), *_left_out(rig, sampled)]
-    return summarise(facts) | multi_turn(facts) | credit_metrics(_everybody(rows))
+    ages = _everybody([staleness_of(one.trajectory, step) for one in everyone])
+    return {
+        **summarise(facts),
+        **multi_turn(facts),
+        **credit_metrics(_everybody(rows)),
+        **_counted(rig),
+        "staleness": fmean(ages),
+        "staleness_max": float(max(ages)),
+    }
+
+
+def _counted(rig: Rig) -> dict[str, float]:
+    """What the condensers of all ranks counted in this step."""
+    condenser = rig.cast.condenser
+    mine = dict(condenser.counts()) if isinstance(condenser, Counted) else {}
+    found: dict[str, float] = {}
+    for share in ranks.gather(mine):
+        for name, value in share.items():
+            found[f"condenser/{name}"] = found.get(f"condenser/{name}", 0.0) + value
+    return found
 
 
 def _everybody(mine: Sequence[T]) -> list[T]:
@@ -98,6 +124,7 @@ def _credited(rig: Rig, kept: Sequence[ScoredTrajectory], credit: StepCredit) ->
             tokens=one.trajectory.output_tokens,
             advantages=tuple(advantage_K[:turns]),
             turn_weights=tuple(weight_K[:turns]),
+            condense=tuple(turn.kind == "condense" for turn in one.trajectory.turns),
             handling=algorithm.on_stop.get(one.trajectory.stop, "train"),
             dropped=False,
         )

@@ -1,14 +1,19 @@
-"""The trajectories of one step: sampled, scored, and sorted into those that train and those that do not."""
+"""The trajectories of one step: sampled, scored, and sorted into those that train and those that do not.
 
-import asyncio
-from collections.abc import Sequence
+``roll_out`` talks to no other rank, so that it may run beside the learner (``ahead.py``); ``completed`` does, and runs
+in the thread of the loop.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from condensegrpo.collect import collect, failures_of, tell_failures
+from condensegrpo.config import RunConfig
 from condensegrpo.credit import idle_groups, scores_of, split_masked
 from condensegrpo.data_order import indices, spare_indices
 from condensegrpo.learner import ranks
+from condensegrpo.protocols import Problem
 from condensegrpo.rig import Rig
 from condensegrpo.rollout.group import named
 from condensegrpo.storage import write_trajectory
@@ -28,33 +33,94 @@ class Sampled:
         return type(self)(self.kept + other.kept, self.masked + other.masked, self.dropped + other.dropped)
 
 
-def sample_step(rig: Rig, step: int) -> Sampled:
-    """Roll out the problems of a step, whole groups on each rank; each trajectory is written as it finishes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """Problems that are rolled out together for a step."""
+
+    step: int
+    chosen: tuple[int, ...]  # indices of the step's problems so far
+    new: int  # so many of them, the last ones, are this round's
+
+
+def first_round(rig: Rig, step: int) -> Round:
+    """The problems that are a step's own: a function of seed and step, and of nothing that happened."""
+    count = rig.config.train.problems_per_step
+    chosen = indices(seed=rig.config.seed, step=step - 1, count=count, size=len(rig.problems))
+    return Round(step=step, chosen=chosen, new=count)
+
+
+async def roll_out(rig: Rig, one: Round, seen: Callable[[], None]) -> tuple[ScoredTrajectory, ...]:
+    """This rank's share of a round, whole groups; each trajectory is written as it finishes, and ``seen`` is called."""
+    path = rig.folder.trajectories(one.step)
+
+    def finished(scored: ScoredTrajectory) -> None:
+        write_trajectory(path, scored)
+        seen()
+
+    return await collect(
+        _share(rig, one),
+        samples=rig.config.train.samples_per_problem,
+        environment=rig.cast.task.environment,
+        engine=rig.engine,
+        reward=rig.cast.reward,
+        run_seed=rig.config.seed,
+        step=one.step,
+        on_scored=finished,
+    )
+
+
+def trajectories_in(rig: Rig, one: Round) -> int:
+    """How many trajectories this rank's share of a round has."""
+    return len(_share(rig, one)) * rig.config.train.samples_per_problem
+
+
+def completed(
+    rig: Rig,
+    first: Round,
+    scored: Sequence[ScoredTrajectory],
+    more: Callable[[Round], Sequence[ScoredTrajectory]],
+) -> Sampled:
+    """The trajectories of a step, sorted, with those that are sampled besides; every rank must call it.
 
     With ``algorithm.resample_rounds`` groups that teach nothing are dropped and as many new problems are sampled, round
     after round while groups are missing. DAPO's dynamic sampling (https://arxiv.org/abs/2503.14476, sec. 3.2), with a
     limit. What is still missing then is missing from the step.
 
+    Args:
+        scored: of the first round.
+        more: rolls a further round out.
+
     Raises:
         RolloutError: every trajectory of every round and rank failed.
     """
-    config = rig.config
-    chosen = indices(seed=config.seed, step=step - 1, count=config.train.problems_per_step, size=len(rig.problems))
-    sampled = _sample(rig, step, chosen, new=len(chosen))
+    config, chosen = rig.config, first.chosen
+    sampled = _sorted(rig, scored)
     missing = _missing(sampled, len(chosen))
     for number in range(config.algorithm.resample_rounds):
         if not missing:
             break
-        more = spare_indices(
-            seed=config.seed, step=step - 1, number=number, count=missing, size=len(rig.problems), used=chosen
+        spare = spare_indices(
+            seed=config.seed, step=first.step - 1, number=number, count=missing, size=len(rig.problems), used=chosen
         )
-        chosen += more
-        again = _sample(rig, step, chosen, new=len(more))
+        chosen += spare
+        again = _sorted(rig, more(Round(step=first.step, chosen=chosen, new=len(spare))))
         missing = _missing(again, missing)
         sampled += again
     everything = (*sampled.kept, *sampled.masked, *sampled.dropped)  # a round may be one broken problem
     tell_failures(ranks.gather(failures_of(everything)), rig.observer.say)
     return sampled
+
+
+def sampled_by(config: RunConfig) -> dict[str, Any]:
+    """What of a configuration decides which trajectories a step has and how they are sorted, as JSON."""
+    parts = {"rollout", "condenser", "reward", "sampler", "algorithm"}
+    figures = {"problems_per_step", "samples_per_problem"}
+    return config.model_dump(mode="json", include={**dict.fromkeys(parts, True), "train": figures})
+
+
+def _share(rig: Rig, one: Round) -> dict[str, Problem]:
+    batch = list(named([rig.problems[index] for index in one.chosen]).items())
+    return dict(batch[len(batch) - one.new :][ranks.rank() :: ranks.world_size()])
 
 
 def _missing(sampled: Sampled, wanted: int) -> int:
@@ -63,9 +129,7 @@ def _missing(sampled: Sampled, wanted: int) -> int:
     return wanted - int(found)
 
 
-def _sample(rig: Rig, step: int, chosen: Sequence[int], *, new: int) -> Sampled:
-    """This rank's share of the last ``new`` of the problems chosen for a step, rolled out and sorted."""
-    scored = _roll_out(rig, step, chosen, new=new)
+def _sorted(rig: Rig, scored: Sequence[ScoredTrajectory]) -> Sampled:
     algorithm = rig.config.algorithm
     kept, masked = split_masked(scored, algorithm.on_stop)
     if algorithm.resample_rounds == 0:
@@ -76,29 +140,4 @@ def _sample(rig: Rig, step: int, chosen: Sequence[int], *, new: int) -> Sampled:
         kept=tuple(one for one in kept if one.trajectory.group_id not in idle),
         masked=masked,
         dropped=tuple(one for one in kept if one.trajectory.group_id in idle),
-    )
-
-
-def _roll_out(rig: Rig, step: int, chosen: Sequence[int], *, new: int) -> tuple[ScoredTrajectory, ...]:
-    plan = rig.config.train
-    batch = named([rig.problems[index] for index in chosen])
-    mine = dict(list(batch.items())[len(batch) - new :][ranks.rank() :: ranks.world_size()])
-    path = rig.folder.trajectories(step)
-    rig.observer.phase(f"step {step}: sampling", len(mine) * plan.samples_per_problem)
-
-    def finished(one: ScoredTrajectory) -> None:
-        write_trajectory(path, one)
-        rig.observer.advance()
-
-    return asyncio.run(
-        collect(
-            mine,
-            samples=plan.samples_per_problem,
-            environment=rig.cast.task.environment,
-            engine=rig.engine,
-            reward=rig.cast.reward,
-            run_seed=rig.config.seed,
-            step=step,
-            on_scored=finished,
-        )
     )

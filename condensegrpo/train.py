@@ -1,4 +1,4 @@
-"""The training loop. One step reads as its sentence: roll out, give credit, update, send the new weights.
+"""The training loop. One step reads as its sentence: take trajectories, give credit, update, send the new weights.
 
 problems ─▶ groups of trajectories ─▶ scores ─▶ advantages ─▶ segments ─▶ one optimiser step ─▶ sampler
 """
@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from condensegrpo import assemble
+from condensegrpo.ahead import Ahead
+from condensegrpo.ahead_files import restored, write_batches
 from condensegrpo.assemble import Cast
 from condensegrpo.config import RunConfig, dump_config, evaluations
 from condensegrpo.credit import rows_of
@@ -20,11 +22,13 @@ from condensegrpo.learner.weights import gathered, save_adapter
 from condensegrpo.names import SEE_TURN_REWARDS
 from condensegrpo.observer import Observer
 from condensegrpo.origin import base_policy, first_policy
+from condensegrpo.protocols import Rests
 from condensegrpo.rig import Rig, set_up, take_down
+from condensegrpo.schedule import weights_go
 from condensegrpo.step_credit import give_credit, metrics_of, record_credit
-from condensegrpo.step_sampling import sample_step
+from condensegrpo.step_sampling import Sampled, sampled_by
 from condensegrpo.step_update import update
-from condensegrpo.storage import RunFolder, read_metrics, write_atomically
+from condensegrpo.storage import RunFolder, read_metrics, write_atomically, write_trajectory
 
 
 def train(
@@ -53,12 +57,13 @@ def train(
     source = first_policy(config, cast, folder, source, observer=observer, stopping=stopping)
     rig = set_up(config, folder, cast, source, observer)
     try:
-        done = _resume(rig)
-        if _evaluation_is_due(rig, done):
-            _evaluate(rig, done)
-        if config.train.steps == 0:
-            _save(rig, 0)
-        finished = _loop(rig, done, stopping)
+        done, sampled = _resume(rig)
+        with Ahead(rig, sampled) as ahead:
+            if _evaluation_is_due(rig, done):
+                _evaluate(rig, done)
+            if config.train.steps == 0:
+                _save(rig, ahead, 0)
+            finished = _loop(rig, ahead, done, stopping)
     finally:
         take_down(rig)
     return finished
@@ -103,22 +108,30 @@ def _log(rig: Rig, step: int, metrics: Mapping[str, float]) -> None:
             raise RunError(f"logging step {step} with {name}: {type(error).__name__}: {error}") from error
 
 
-def _resume(rig: Rig) -> int:
-    """Load the newest checkpoint, if there is one, and send its weights; the steps already taken.
+def _resume(rig: Rig) -> tuple[int, dict[int, Sampled]]:
+    """Load the newest checkpoint, if there is one, and send its weights.
 
     Only now is the configuration written: one that the checkpoint refused must not stay.
+
+    Returns:
+        The steps already taken, and the batches that were sampled ahead, by step.
     """
     newest = checkpoint.latest(rig.folder.checkpoints)
-    done = 0
+    done, sampled = 0, dict[int, Sampled]()
     if newest is not None:
-        done = int(checkpoint.load(rig.learner, newest)["step"])
+        state = checkpoint.load(rig.learner, newest)
+        done = int(state["step"])
         rig.observer.say(f"resumed after step {done} from {newest}")
+        sampled = restored(rig, newest, state.get("sampled_by"))
     if ranks.rank() == 0:
         rig.folder.truncate_after(-1 if newest is None else done)
         write_atomically(rig.folder.config, dump_config(rig.config))
     ranks.barrier()
+    for step, batch in sampled.items():
+        for one in (*batch.kept, *batch.masked, *batch.dropped):
+            write_trajectory(rig.folder.trajectories(step), one)
     rig.sampler.update_weights(gathered(rig.learner), done)
-    return done
+    return done, sampled
 
 
 def _evaluation_is_due(rig: Rig, done: int) -> bool:
@@ -130,45 +143,59 @@ def _evaluation_is_due(rig: Rig, done: int) -> bool:
     return not ranks.from_first(there)
 
 
-def _loop(rig: Rig, done: int, stopping: Callable[[], bool]) -> bool:
+def _loop(rig: Rig, ahead: Ahead, done: int, stopping: Callable[[], bool]) -> bool:
     plan, told = rig.config.train, False
     for step in range(done + 1, plan.steps + 1):
-        metrics = _step(rig, step)
+        metrics = _step(rig, ahead, step)
         told = told or _tell_unseen_turn_rewards(rig, metrics)
         _log(rig, step, metrics)
         rig.observer.step(step, metrics)
         last = step == plan.steps
         stop = ranks.any_rank(stopping())
         if last or (plan.eval_every and step % plan.eval_every == 0 and not stop):
+            _send_weights(rig, ahead, step)
             _evaluate(rig, step)
         if last or stop or (plan.save_every and step % plan.save_every == 0):
-            _save(rig, step)
+            _save(rig, ahead, step)
         if stop and not last:
             return False
     return True
 
 
-def _step(rig: Rig, step: int) -> dict[str, float]:
+def _step(rig: Rig, ahead: Ahead, step: int) -> dict[str, float]:
     """One batch of problems to one optimiser step; the metrics of it."""
     began = time.monotonic()
-    sampled = sample_step(rig, step)
-    rolled_out = time.monotonic()
+    sampled = ahead.take(step)
+    if ahead.idle and isinstance(rig.sampler, Rests):
+        rig.sampler.rest()
+    taken = time.monotonic()
     credit = give_credit(rig, sampled.kept)
     record_credit(rig, step, sampled, credit)
     rows = rows_of(sampled.kept, credit.advantage_NK, credit.weight_NK, idle=rig.reference is not None)
     rig.observer.phase(f"step {step}: learning", None)
     stats = update(rig, rows)
     learned = time.monotonic()
-    rig.sampler.update_weights(gathered(rig.learner), step)
+    waited = _send_weights(rig, ahead, step) if weights_go(step, rig.config.rollout.staleness) else 0.0
     ended = time.monotonic()
     return {
-        **metrics_of(rig, sampled, credit),
+        **metrics_of(rig, step, sampled, credit),
         **stats,
         "seconds": ended - began,
-        "seconds/rollout": rolled_out - began,
-        "seconds/learn": learned - rolled_out,
-        "seconds/sync": ended - learned,
+        "seconds/rollout": taken - began + waited,
+        "seconds/learn": learned - taken,
+        "seconds/sync": ended - learned - waited,
     }
+
+
+def _send_weights(rig: Rig, ahead: Ahead, step: int) -> float:
+    """Give the sampler the weights after ``step``, if it has others; the seconds until nothing was sampled any more."""
+    began = time.monotonic()
+    if rig.sampler.version == step:
+        return 0.0
+    ahead.finish()
+    waited = time.monotonic() - began
+    rig.sampler.update_weights(gathered(rig.learner), step)
+    return waited
 
 
 def _evaluate(rig: Rig, step: int) -> None:
@@ -191,10 +218,15 @@ def _evaluate(rig: Rig, step: int) -> None:
     rig.observer.evaluated(step, results)
 
 
-def _save(rig: Rig, step: int) -> None:
-    """Publish a checkpoint with the policy as a Hugging Face folder inside, and adapters as a PEFT folder."""
+def _save(rig: Rig, ahead: Ahead, step: int) -> None:
+    """Publish a checkpoint with the policy as a Hugging Face folder inside, and adapters as a PEFT folder.
+
+    What is sampled ahead goes in as well: sampled anew after a resume it would be of newer weights.
+    """
+    sampled = ahead.finish()
 
     def export(folder: Path) -> None:
+        write_batches(folder, sampled)
         save_policy(
             folder / "model",
             model_config=rig.learner.module.policy.config,
@@ -206,7 +238,8 @@ def _save(rig: Rig, step: int) -> None:
             save_adapter(folder / "adapter", rig.learner)
 
     rig.observer.phase("saving a checkpoint", None)
-    checkpoint.save(rig.learner, rig.folder.checkpoints, step=step, state={"step": step}, extra=export)
+    state = {"step": step, "sampled_by": sampled_by(rig.config)}
+    checkpoint.save(rig.learner, rig.folder.checkpoints, step=step, state=state, extra=export)
     checkpoint.prune(rig.folder.checkpoints, rig.config.train.keep_checkpoints)
 
 

@@ -58,6 +58,7 @@ class SamplingParams:
     seed: int = 0  # of this reply's own random stream
     stop_ids: tuple[int, ...] = ()  # sampling one of these ends the reply; it stays the last output id
     stop_strings: tuple[str, ...] = ()  # the token that completes one of these ends the reply and is kept whole
+    trajectory: str = ""  # whose reply it is: a sampler of several engines may keep its prefix in one; changes no reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +104,13 @@ class Turn:
     output_ids: tuple[int, ...]  # (A,) exactly what it returned
     logprobs: tuple[float, ...]  # (A,) nats, under the distribution sampled from
     policy_version: int  # optimiser steps taken when this turn was sampled
-    kind: Literal["act", "condense"] = "act"
+    kind: Literal["act", "condense"] = "act"  # condense: it wrote a text that a condenser asked for and used
     condensation: Condensation | None = None
     context: tuple[Message, ...]  # the messages that prompt_ids render
     reply: Message
     observations: tuple[Message, ...] = ()
     turn_rewards: Mapping[str, float] = field(default_factory=dict)
+    answer_logprob: float | None = None  # nats, log π(ground truth | prompt); None: not measured
 
     def __post_init__(self) -> None:
         if len(self.output_ids) != len(self.logprobs):
@@ -117,6 +119,18 @@ class Turn:
             )
         if not self.prompt_ids:
             raise ValueError("a turn needs a prompt of at least one token")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """A text that the policy wrote for a condenser and that was not used: no turn, and it trains nothing."""
+
+    before: int  # index of the turn that it was written for; the number of turns if none followed
+    prompt_ids: tuple[int, ...]  # (P,)
+    output_ids: tuple[int, ...]  # (A,)
+    policy_version: int
+    text: str
+    reason: str  # why it was not used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +145,12 @@ class Trajectory:
     answer: str | None  # read from the assistant's text only; None: none was given
     seconds: float
     detail: str = ""  # what went wrong, for stops that are failures
+    rejected: tuple[Rejected, ...] = ()  # in the order in which they were written
+
+    @property
+    def replies(self) -> int:
+        """Turns in which the policy acted; the others wrote for a condenser."""
+        return sum(turn.kind == "act" for turn in self.turns)
 
     @property
     def max_context_tokens(self) -> int:

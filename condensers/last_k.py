@@ -1,13 +1,13 @@
 """The condenser that keeps the newest units, and if asked the first ones."""
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import Any
 
-from condensegrpo.condensers.spans import spans
-from condensegrpo.messages import History, flatten
+from condensegrpo.account import account
+from condensegrpo.condensers.fit import newest_that_fit
+from condensegrpo.messages import History
 from condensegrpo.protocols import Budget, Condensed
 
 
@@ -30,21 +30,15 @@ class LastK:
             )
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
-        """The kept units. Costs one count for every unit and log2 of the kept units more."""
+        """The kept units. Costs one count for every unit and 2·log2 of the kept units more."""
         total = len(history.units)
         first, last = range(min(self.keep_first, total)), range(max(total - self.keep_last, 0), total)
-        wanted = sorted({*first, *last})
-
-        def fits(dropped: int) -> bool:
-            units = [history.units[position] for position in wanted[dropped:]]
-            return budget.count(flatten(history.head, units)) <= budget.tokens
-
-        dropped = bisect_left(range(max(len(wanted) - 1, 0)), True, key=fits)
-        kept = wanted[dropped:]
+        wanted = [history.units[position] for position in sorted({*first, *last})]
+        kept = newest_that_fit(history.head, wanted, budget)
         return Condensed(
-            units=tuple(history.units[position] for position in kept),
-            spans=spans(history, kept, budget.count),
-            reason=_reason(total, len(wanted), dropped, budget.tokens),
+            units=kept,
+            spans=account(history, kept, budget.count),
+            reason=_reason(total, len(wanted), len(wanted) - len(kept), budget.tokens),
         )
 
 

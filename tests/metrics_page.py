@@ -9,6 +9,7 @@ OF_A_STEP = (
     "Trajectories",
     "Multi-turn runs",
     "Credit",
+    "Condensers",
     "The optimiser step",
     "Time",
 )  # sections whose keys stand in a step's line

@@ -1,7 +1,7 @@
 """What the shipped recipes are tried on: a tiny model that writes a few canned replies, and small data of every kind.
 
-The model has learned from text alone, whatever the prompt, so that its replies hold calls in every format, answers right
-and wrong, and code.
+The model has learned from text alone, whatever the prompt, so that its replies hold calls in every format, answers
+right and wrong, and code.
 """
 
 import json

@@ -14,7 +14,7 @@ from condensegrpo.condensers.full import Full
 from condensegrpo.messages import Message
 from condensegrpo.protocols import Condenser, Environment, Problem, Sampler, Step, Tool
 from condensegrpo.rollout.budget import Limits
-from condensegrpo.rollout.episode import CondenseWhen, Engine
+from condensegrpo.rollout.engine import CondenseWhen, Engine, Trigger
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
 from condensegrpo.samplers.scripted import ScriptedSampler
@@ -117,6 +117,7 @@ def engine(
     *,
     condenser: Condenser | None = None,
     condense_when: CondenseWhen = "every_turn",
+    trigger: Trigger | None = None,
     tools: Mapping[str, Tool] | None = None,
     template: str = CHATML,
     tool_seconds: float = 5.0,
@@ -127,7 +128,7 @@ def engine(
         renderer=Renderer(tokenizer(template)),
         condenser=condenser if condenser is not None else Full(),
         condenser_name="chosen",
-        condense_when=condense_when,
+        trigger=trigger if trigger is not None else Trigger(when=condense_when),
         toolbox=Toolbox(tools or {}, format=TOOL_FORMATS["tagged"], seconds=tool_seconds),
         limits=Limits(
             **{"max_turns": 8, "max_context_tokens": 1000, "max_output_tokens": 80, "turn_seconds": 5.0, **limits}

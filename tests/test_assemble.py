@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from builders import trajectory, turn
+from tiny import qwen3, tokenizer
 
 from condensegrpo import assemble, learning_signal
 from condensegrpo.config import RunConfig, evaluations, find_config, load_config, shipped
@@ -251,3 +252,38 @@ def test_the_anchors_of_the_default_estimator_follow_the_context_budget() -> Non
 )
 def test_objectives_that_look_at_whole_turns_are_never_taken_in_parts(overrides: tuple[str, ...], wanted: bool) -> None:
     assert isinstance(assemble.check(quickstart(*overrides)).objective, Tokenwise) == wanted
+
+
+FAILING = """
+class Task:
+    def __init__(self, where):
+        self.where = where
+    def problems(self, split):
+        if self.where == "problems":
+            return {}["train"]
+        from condensegrpo.protocols import Problem
+        return [Problem(id="p1", question="?")]
+    def environment(self, problem):
+        return self
+    async def start(self):
+        return {"start": 1 / 0} if self.where == "start" else "no messages"
+    async def step(self, reply): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "wanted"),
+    [
+        ("problems", "making the train problems of the task: KeyError: 'train'"),
+        ("start", "starting the problem p1 of the task Task: ZeroDivisionError"),
+        ("nothing", "starting the problem p1 of the task Task: TypeError: .* gave 'n'"),
+    ],
+)
+def test_a_task_that_fails_before_training_is_named(tmp_path: Path, where: str, wanted: str) -> None:
+    (tmp_path / "mine.py").write_text(FAILING)
+    config = quickstart(f"task={{name: '{tmp_path}/mine.py:Task', options: {{where: {where}}}}}", "warm_start.steps=0")
+    model = tmp_path / "model"
+    qwen3().save_pretrained(model)
+    tokenizer().save_pretrained(model)
+    with pytest.raises(ConfigError, match=wanted):
+        assemble.check_model(config, assemble.cast(config), str(model))

@@ -29,7 +29,14 @@ def test_the_shipped_figures_fit() -> None:
             ["rollout.tool_format=native"],
             "task.options.tool_format: found 'tagged'",
         ),
+        (["rollout.staleness=1"], "algorithm.importance.cap: found 0, no correction, and rollout.staleness is 1"),
         (["condenser.options.keep_last=1"], "task.options.keep_last: found 3"),
+        (["rollout.condense_share=0.5"], "rollout.condense_share=0.5: rollout.condense is every_turn"),
+        (["rollout.condense_jitter=0.2"], "rollout.condense_jitter=0.2: rollout.condense is every_turn"),
+        (
+            ["rollout.condense=over_budget", "rollout.condense_share=0.5", "rollout.condense_to=0.6"],
+            "rollout.condense_to: found 0.6, above rollout.condense_share=0.5",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named_with_both_values(overrides: list[str], wanted: str) -> None:
@@ -41,6 +48,10 @@ def test_what_does_not_fit_is_named_with_both_values(overrides: list[str], wante
 
 def test_what_fits_to_the_token_is_fine() -> None:
     check_figures(gsm8k("learner.tokens_per_micro_batch=1120", "model.new.max_positions=1120"))
+
+
+def test_trajectories_may_be_stale_where_that_is_corrected() -> None:
+    check_figures(gsm8k("rollout.staleness=2", "algorithm.importance.cap=2"))
 
 
 def test_one_sample_a_problem_is_fine_where_nothing_is_trained() -> None:

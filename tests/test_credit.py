@@ -1,13 +1,25 @@
 """From scored trajectories to weighted rows: each trajectory counts once, whatever its number of turns or rows."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from builders import condensation, scored, trajectory, turn
 
-from condensegrpo.advantages import efficient, gigpo, grpo
-from condensegrpo.credit import advantages_of, idle_groups, rows_of, scores_of, turn_tokens
+from condensegrpo.advantages import ESTIMATORS, efficient, gigpo, grpo
+from condensegrpo.credit import (
+    act_turns,
+    advantages_of,
+    condense_turns,
+    idle_groups,
+    rows_of,
+    scores_of,
+    turn_counts,
+    turn_tokens,
+)
 from condensegrpo.losses import token_weights, totals
-from condensegrpo.trajectory import ScoredTrajectory
+from condensegrpo.messages import Message
+from condensegrpo.trajectory import Rejected, ScoredTrajectory
 
 
 def episode(
@@ -106,3 +118,90 @@ def test_under_gigpo_a_group_of_one_outcome_is_idle_however_long_its_trajectorie
 def test_a_group_whose_rewards_differ_by_rounding_alone_is_idle() -> None:
     batch = [episode(str(place), [1], reward=1, total=total) for place, total in enumerate((0.1 + 0.2, 0.3, 0.3))]
     assert idle_groups(batch, advantages_of(scores_of(batch), grpo, {"eps": 0})) == {"g"}
+
+
+# --- condense turns ---------------------------------------------------------------------------------------------------
+
+
+def kinds(text: str, reward: float, name: str, *, rejected: int = 0) -> ScoredTrajectory:
+    """A trajectory of act and condense turns, one letter each, of one token each, and some rejected texts."""
+    one = episode(name, [1] * len(text), reward=reward).trajectory
+    turns = tuple(
+        replace(turn, kind="act" if letter == "a" else "condense") for turn, letter in zip(one.turns, text, strict=True)
+    )
+    texts = tuple(
+        Rejected(before=1, prompt_ids=(1,), output_ids=(60, 61), policy_version=0, text="no", reason="it says nothing")
+        for _ in range(rejected)
+    )
+    return scored(replace(one, turns=turns, rejected=texts), reward, correct=reward)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [("a", [0]), ("aca", [0, 1, 1]), ("aacac", [0, 1, 2, 2, 2]), ("acca", [0, 1, 1, 1]), ("", []), ("c", [-1])],
+)
+def test_a_condense_turn_has_the_advantage_of_the_reply_that_it_was_written_for(text: str, wanted: list[int]) -> None:
+    assert act_turns(kinds(text, 1, "a").trajectory) == wanted
+
+
+def test_a_summary_shares_the_trajectorys_advantage_and_moves_no_group_statistic() -> None:
+    batch = [kinds("acacaca", 1, "a"), kinds("a", 0, "b"), kinds("aa", 1, "c")]
+    plain = [kinds("aaaa", 1, "a"), kinds("a", 0, "b"), kinds("aa", 1, "c")]
+    found = advantages_of(scores_of(batch), grpo, {})
+    assert found[0].tolist() == [found[0, 0].item()] * 7
+    assert [row[0].item() for row in found] == [row[0].item() for row in advantages_of(scores_of(plain), grpo, {})]
+
+
+def test_a_discount_over_turns_counts_replies_and_not_summaries() -> None:
+    options = {"gamma": 0.5, "scale": "none"}
+    often, never = (
+        advantages_of(scores_of([kinds(text, 1, "a"), kinds("a", 0, "b")]), ESTIMATORS["turn_discounted"], options)
+        for text in ("acaca", "aaa")
+    )
+    assert never[0].tolist() == [0.125, 0.25, 0.5]
+    assert often[0].tolist() == [0.125, 0.25, 0.25, 0.5, 0.5]
+
+
+def test_turn_rewards_before_the_first_result_count_by_replies() -> None:
+    """The result came in the second reply, the fourth turn: b(t) is 1 up to it, summaries in between included."""
+    one = kinds("acca" + "ca", 1, "a")
+    result = Message(role="tool", content="4", tool_call_id="call_0", name="add")
+    answered = replace(one.trajectory.turns[3], observations=(result,), turn_rewards={"hint": 1.0})
+    turns = (*one.trajectory.turns[:3], answered, *one.trajectory.turns[4:])
+    with_result = replace(one, trajectory=replace(one.trajectory, turns=turns))
+    scores = scores_of([with_result, kinds("a", 1, "b")])
+    assert scores.result_turn_N.tolist() == [1, -1]
+    found = advantages_of(scores, ESTIMATORS["ms_grpo"], {})
+    assert found[0].tolist() == pytest.approx([found[0, 0].item()] * 4 + [0.0, 0.0])
+    assert found[0, 0] > 0
+
+
+def test_the_context_of_a_summary_is_no_state_to_gigpo() -> None:
+    assert scores_of([kinds("aca", 1, "a")]).state_NK.shape == (1, 2)
+
+
+@pytest.mark.parametrize("estimator", sorted(set(ESTIMATORS) - {"efficient"}))
+def test_every_estimator_gives_every_turn_an_advantage(estimator: str) -> None:
+    batch = [kinds("acaac", 1, "a"), kinds("aca", 0, "b")]
+    found = advantages_of(scores_of(batch), ESTIMATORS[estimator], {})
+    assert found.shape == (2, 5)
+    assert (found[0] != 0).all()
+    assert found[1].tolist()[3:] == [0.0, 0.0]
+
+
+def test_summary_tokens_are_trained_exactly_once_and_rejected_ones_never() -> None:
+    batch = [kinds("acac", 1, "a", rejected=3), kinds("a", 0, "b", rejected=1)]
+    advantage_NK = advantages_of(scores_of(batch), grpo, {})
+    rows = rows_of(batch, advantage_NK, torch.ones_like(advantage_NK))
+    trained = [token for row in rows for token, yes in zip(row.token_ids, row.trained, strict=True) if yes]
+    assert sorted(trained) == sorted(
+        token for one in batch for turn in one.trajectory.turns for token in turn.output_ids
+    )
+    assert not {60, 61} & {token for row in rows for token in row.token_ids}
+    assert turn_tokens(batch).tolist() == [[1, 1, 1, 1], [1, 0, 0, 0]]
+
+
+def test_which_turns_wrote_summaries_is_told_as_a_table() -> None:
+    batch = [kinds("aca", 1, "a"), kinds("a", 0, "b")]
+    assert condense_turns(batch).tolist() == [[False, True, False], [False, False, False]]
+    assert turn_counts(batch).tolist() == [3, 1]

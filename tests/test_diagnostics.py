@@ -24,6 +24,7 @@ def row(
     tokens: int = 1,
     handling: Handling = "train",
     dropped: bool = False,
+    wrote: str = "",
 ) -> Credited:
     """A trajectory; its weight is 1 a turn, and its outcome is its correctness, unless they are said."""
     return Credited(
@@ -35,6 +36,7 @@ def row(
         turn_weights=(1.0,) * len(advantages) if weights is None else tuple(weights),
         handling=handling,
         dropped=dropped,
+        condense=tuple(letter == "c" for letter in wrote),
     )
 
 
@@ -379,3 +381,22 @@ def test_the_measured_share_meets_the_chance() -> None:
     draw = random.Random(2)
     batch = [row(str(group), float(draw.random() < 0.7)) for group in range(4000) for _ in range(4)]
     assert credit_metrics(batch)["groups_of_equal_reward"] == pytest.approx(no_signal(0.7, 4), abs=0.02)
+
+
+# --- summaries
+
+
+def test_the_weight_and_the_pull_of_summaries_are_those_of_their_turns() -> None:
+    found = credit_metrics(
+        [
+            row("g", 1, (1.0, 0.5, 1.0), (1.0, 2.0, 1.0), wrote="aca"),
+            row("g", 0, (-1.0,)),
+            row("h", 1, wrote="c", dropped=True),
+        ]
+    )
+    assert found["weight/summaries"] == 2 / 5
+    assert found["pull/summaries"] == 1 / 4
+
+
+def test_without_summaries_nothing_is_said_of_them() -> None:
+    assert not {"weight/summaries", "pull/summaries"} & credit_metrics([row("g", 1), row("g", 0)]).keys()

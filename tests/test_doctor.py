@@ -26,12 +26,14 @@ from condensegrpo.cli.doctor_machine import (
     thread_finding,
     usable_cores,
 )
+from condensegrpo.cli.doctor_sandbox import sandbox_finding
 from condensegrpo.cli.findings import Finding, Level, ok, problem, show, warning
 from condensegrpo.cli.plugins import inspected, plugins
 from condensegrpo.cli.theme import console
 from condensegrpo.config import NewModel
 from condensegrpo.errors import PluginError
 from condensegrpo.plugins import KINDS
+from condensegrpo.sandbox import ladder
 
 CONFIG = """
 name: demo
@@ -207,6 +209,29 @@ def test_the_parameters_of_a_new_model_counted_by_hand() -> None:
     """2 layers of 4·8² attention and 3·8·16 feed-forward weights, and 10 embeddings of 8."""
     small = NewModel(hidden_size=8, ffn_size=16, layers=2)
     assert parameters_of_new(small, 10) == 2 * (256 + 384) + 80
+
+
+# --- the sandbox
+
+
+def test_the_strongest_rung_that_holds_is_named_and_a_weaker_one_has_a_cure() -> None:
+    found, faults = sandbox_finding(), ladder.faults()
+    if faults["namespaces"] is None:
+        assert (found.level, found.found.split(":")[0]) == (Level.OK, "namespaces")
+    else:
+        assert found.level is Level.WARNING
+        assert "user.max_user_namespaces" in found.cure
+
+
+def test_no_sandbox_at_all_is_a_warning() -> None:
+    found = sandbox_finding("none")
+    assert (found.level, "with your rights" in found.found) == (Level.WARNING, True)
+
+
+def test_a_configuration_that_asks_for_a_rung_has_it_tried(tmp_path: Path) -> None:
+    path = config_with(tmp_path, CONFIG)
+    assert "sandbox" not in levels(config_findings(path, []))
+    assert levels(config_findings(path, ["sandbox.rung=none"]))["sandbox"] is Level.WARNING
 
 
 # --- what is shown

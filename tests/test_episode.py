@@ -35,8 +35,8 @@ from condensegrpo.errors import ContextOverflow
 from condensegrpo.messages import History, Message, Unit
 from condensegrpo.protocols import Budget, Condensed, NamedTensors, Step
 from condensegrpo.rollout.budget import Limits, check_head
-from condensegrpo.rollout.episode import Engine, run_episode
-from condensegrpo.rollout.randomness import stream_seed
+from condensegrpo.rollout.episode import Engine, Trigger, run_episode
+from condensegrpo.rollout.randomness import problem_draw, stream_seed
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.trajectory import Fate, Finish, Generation, SamplingParams, Span, Stop, Trajectory
@@ -211,6 +211,64 @@ def test_what_was_condensed_once_continues_by_ids_until_the_next_time() -> None:
     place = declared.index(True)
     assert declared[place + 1] is False  # the condensed prompt is continued, not condensed anew
     assert segments.check(trajectory) == ()
+
+
+def grown_sizes() -> list[int]:
+    return [len(turn.prompt_ids) for turn in play(engine(agent(counting), max_turns=6)).turns]
+
+
+def declared(trajectory: Trajectory) -> list[int]:
+    return [place for place, turn in enumerate(trajectory.turns) if turn.condensation is not None]
+
+
+def test_a_share_of_the_budget_triggers_the_condenser_before_it_is_full() -> None:
+    sizes = grown_sizes()
+    share = sizes[2] / 1000
+    parts = engine(agent(counting), condenser=LastK(1), trigger=Trigger(when="over_budget", share=share), max_turns=6)
+    trajectory = play(parts)
+    assert declared(trajectory)[0] == 3
+    assert [len(turn.prompt_ids) for turn in trajectory.turns[:3]] == sizes[:3]
+    assert all(len(turn.prompt_ids) <= sizes[2] for turn in trajectory.turns)
+    assert segments.check(trajectory) == ()
+
+
+def test_a_condensed_prompt_leaves_the_room_that_it_is_told_to() -> None:
+    """Condensing to what triggers it would condense again in every turn, and break the prefix cache each time."""
+    sizes = grown_sizes()
+    share = sizes[3] / 1000
+    again = Trigger(when="over_budget", share=share)
+    rarely = Trigger(when="over_budget", share=share, to=sizes[1] / 1000)
+    condensed = [
+        len(declared(play(engine(agent(counting), condenser=LastK(9), trigger=trigger, max_turns=6))))
+        for trigger in (again, rarely)
+    ]
+    assert condensed == [2, 1]
+
+
+def test_a_condenser_that_has_nothing_to_take_leaves_the_prompt_to_its_ids() -> None:
+    """Beyond the trigger, within the budget: rendering the same units anew would be a condensation of nothing."""
+    parts = engine(agent(counting), trigger=Trigger(when="over_budget", share=0.05), max_turns=6)
+    assert declared(play(parts)) == []
+
+
+def test_the_jitter_of_a_trigger_takes_its_share_off() -> None:
+    trigger = Trigger(when="over_budget", share=0.8, jitter=0.25)
+    assert [trigger.at(1000, draw) for draw in (0.0, 0.5, 0.999)] == [800, 700, 600]
+    assert trigger.room(1000, 0.5) == 700
+    assert [replace(trigger, to=to).room(1000, 0.5) for to in (0.4, 0.75)] == [400, 700]
+    assert trigger.at(1, 0.9) == 1
+
+
+@given(st.integers(0, 2**30), st.integers(-1, 2**20), st.text())
+def test_a_problems_draw_is_a_share_and_always_the_same(run_seed: int, step: int, problem_id: str) -> None:
+    draw = problem_draw(run_seed, step, problem_id)
+    assert 0 <= draw < 1
+    assert draw == problem_draw(run_seed, step, problem_id)
+
+
+def test_draws_of_problems_are_spread_over_the_whole_share() -> None:
+    draws = sorted(problem_draw(0, 1, f"p{number}") for number in range(1000))
+    assert all(abs(draw - place / 1000) < 0.06 for place, draw in enumerate(draws))
 
 
 def test_thinking_that_the_template_strips_is_declared_as_its_doing() -> None:

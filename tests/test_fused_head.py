@@ -309,7 +309,7 @@ def test_rows_without_trained_tokens_give_a_loss_of_0_with_the_usual_statistics(
     found.loss.backward()
     assert float(found.loss.detach()) == 0
     assert {name: len(values) for name, values in found.statistics.items()} == dict.fromkeys(
-        ("ratio", "low", "high", "entropy", "kl"), 0
+        ("ratio", "low", "high", "entropy", "kl", "gap"), 0
     )
 
 

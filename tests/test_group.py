@@ -18,7 +18,7 @@ from condensegrpo import segments
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.messages import Message
 from condensegrpo.protocols import NamedTensors, Problem, Step
-from condensegrpo.rollout.engine import Engine
+from condensegrpo.rollout.engine import Engine, Trigger
 from condensegrpo.rollout.group import named, rollout
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.samplers.transformers import TransformersSampler
@@ -368,3 +368,20 @@ def test_a_perfect_agent_solves_the_ledger_with_a_context_of_one_turn() -> None:
         assert (one.stop, one.answer) == (Stop.ANSWERED, posed.answer)
         assert segments.check(one) == ()
         assert len({len(turn.context) for turn in one.turns[1:]}) == 1  # however long the episode
+
+
+def test_siblings_share_the_jitter_of_their_problem_and_problems_differ() -> None:
+    """Siblings that condensed at different lengths would be compared on something that nobody chose."""
+    parts = engine(
+        agent(lambda prompt: f"hello {last_count(prompt)}"),
+        condenser=LastK(keep_last=1),
+        trigger=Trigger(when="over_budget", share=0.5, jitter=0.8),
+        max_turns=12,
+    )
+    groups = roll(parts, [problem(number) for number in range(6)], samples=3)
+    firsts = [
+        {next(place for place, turn in enumerate(one.turns) if turn.condensation is not None) for one in group}
+        for group in groups
+    ]
+    assert all(len(places) == 1 for places in firsts)
+    assert len({next(iter(places)) for places in firsts}) > 2

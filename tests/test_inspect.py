@@ -23,7 +23,7 @@ from condensegrpo.cli.token_view import Glosses, token_grid
 from condensegrpo.errors import CondenseError, ConfigError, DataError, RunError, TrajectoryFileError
 from condensegrpo.messages import Message, ToolCall
 from condensegrpo.storage import Credit, RunFolder, read_credit, write_credit, write_trajectory
-from condensegrpo.trajectory import Score, ScoredTrajectory, Stop
+from condensegrpo.trajectory import Rejected, Score, ScoredTrajectory, Stop
 
 CONFIG = """
 name: demo
@@ -359,9 +359,15 @@ def test_a_condense_turn_is_told_as_one(tmp_path: Path) -> None:
     summary = replace(turn([1, 2, 3, 4], [5, 6], reply="so far: 3"), kind="condense")
     rewritten = condensation("r", [3], before=9, after=5, condenser="summary")
     one = trajectory(turn([1, 2], [3]), summary, turn([1, 2, 5, 6, 8], [9], condensation=rewritten))
+    reason = "it was cut off by its length"
+    refused = Rejected(before=1, prompt_ids=(1,), output_ids=(5, 5), policy_version=0, text="so so", reason=reason)
+    one = replace(one, rejected=(refused, replace(refused, before=3, text="late")))
     write_trajectory(tmp_path / "t.jsonl", scored(one, 1.0))
     text = inspect(tmp_path / "t.jsonl")
     assert "turn 1 condense" in text
+    assert "2 tokens, not used, since it was cut off by its length: so so" in text
+    views = json.loads(inspect(tmp_path / "t.jsonl", "--json"))["turns"]
+    assert [[each["text"] for each in view["rejected"]] for view in views] == [[], ["so so"], ["late"]]
     assert "condensed by summary   9 → 5 tokens" in text
     assert "▒ rewritten turn 0, 3 tokens" in text
 

@@ -233,8 +233,8 @@ def laid_out(lengths: tuple[int, ...]) -> tuple[Paths, Tensor]:
 
 def bucket_sizes(along: Paths) -> Gathered:
     return Gathered(
-        queries=sum(one.queries.numel() for one in along.buckets),
-        keys=sum(one.keys.numel() for one in along.buckets),
+        queries=along.queries.numel(),
+        keys=along.keys.numel(),
         pairs=sum(one.visible.numel() for one in along.buckets),
     )
 
@@ -242,7 +242,7 @@ def bucket_sizes(along: Paths) -> Gathered:
 def kept_along(policy: PreTrainedModel, along: Paths, depth: Tensor) -> int:
     """Bytes that the decoder's forward pass keeps along paths, which themselves stay as long."""
     assert follow(policy)
-    own = [*(tensor for bucket in along.buckets for tensor in bucket), along.outputs]
+    own = [*(bucket.visible for bucket in along.buckets), along.queries, along.keys, along.outputs]
     places = {tensor.untyped_storage().data_ptr() for tensor in own}
     with kept_tensors(policy) as kept:
         policy.get_decoder()(

@@ -13,7 +13,7 @@ from metrics_page import explained, missing, tables, unexplained
 from condensegrpo.diagnostics import Credited, credit_metrics
 from condensegrpo.messages import Message
 from condensegrpo.metrics import Facts, facts_of, summarise
-from condensegrpo.trajectory import Condensation, Score, ScoredTrajectory, Stop, Trajectory, Turn
+from condensegrpo.trajectory import Condensation, Rejected, Score, ScoredTrajectory, Stop, Trajectory, Turn
 
 
 def turn(prompt: int, output: int, *, condensed: bool = False) -> Turn:
@@ -96,7 +96,20 @@ def test_the_facts_of_a_trajectory_are_read_off_its_turns_and_its_score() -> Non
         tool_successes=1.0,
         stop=Stop.TURN_LIMIT,
         seconds=1.0,
+        information=(None, None),
     )
+
+
+def test_summaries_are_no_replies_and_rejected_ones_are_counted_apart() -> None:
+    wrote = replace(turn(20, 5), kind="condense")
+    text = Rejected(before=2, prompt_ids=(1,), output_ids=(2, 3, 4), policy_version=0, text="x", reason="no")
+    one = scored(turn(10, 4), wrote, turn(12, 4), correct=1, total=1)
+    one = replace(one, trajectory=replace(one.trajectory, rejected=(text, text)))
+    facts = facts_of(one, turn_reward=0.0)
+    assert (facts.turns, facts.summaries, facts.rejected, facts.rejected_tokens) == (2, 1, 2, 6)
+    assert (facts.output_tokens, facts.context_tokens) == (13, 20)
+    found = summarise([facts, facts_of(scored(turn(10, 4), correct=1, total=1), turn_reward=0.0)])
+    assert (found["summaries"], found["summaries_rejected"], found["summary_tokens_rejected"]) == (0.5, 1.0, 3.0)
 
 
 def test_facts_are_small_whatever_the_length_of_the_trajectory() -> None:
@@ -208,8 +221,10 @@ def test_shares_are_shares(facts: list[Facts]) -> None:
 
 
 def test_the_page_explains_every_key_of_trajectories_and_credit() -> None:
-    called = replace(turn(1, 1), turn_rewards={"tool_attempts": 1.0})
-    facts = facts_of(scored(called, correct=1, total=1, components={"brevity": 1.0}), turn_reward=1.0)
+    called = replace(turn(1, 1), turn_rewards={"tool_attempts": 1.0}, answer_logprob=-1.0)
+    facts = replace(
+        facts_of(scored(called, correct=1, total=1, components={"brevity": 1.0}), turn_reward=1.0), summaries=1
+    )
     rows = [
         Credited(
             group_id="g",
@@ -220,6 +235,7 @@ def test_the_page_explains_every_key_of_trajectories_and_credit() -> None:
             turn_weights=(1.0,) * turns,
             handling="train",
             dropped=False,
+            condense=(True,) * turns,
         )
         for turns in (1, 2, 3, 100)
     ]

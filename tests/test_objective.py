@@ -49,6 +49,14 @@ def test_without_other_knowledge_old_and_reference_are_the_samplers() -> None:
     assert found.statistics["kl"].tolist() == [0, 0]
 
 
+def test_the_gap_is_to_the_sampler_whatever_ratios_are_taken_against() -> None:
+    batch = replace(two_tokens(), old=torch.tensor([QUARTER, QUARTER]))
+    found = policy(torch.tensor([HALF, QUARTER]), batch, loss=bound(clipped, {}))
+    assert found.statistics["gap"].tolist() == pytest.approx([0, math.log(2)])
+    never = policy(torch.tensor([HALF, -math.inf]), batch, loss=bound(clipped, {}))
+    assert never.statistics["gap"].tolist() == [0, 1e4]  # finite, so that the mean is
+
+
 def test_gspo_sees_the_turns_and_the_others_do_not() -> None:
     one_turn = two_tokens()
     two_turns = replace(one_turn, turns=torch.tensor([0, 1]))

@@ -1,5 +1,7 @@
 """Attention along paths: every query sees its own row up to itself, whatever is computed together."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,13 +21,16 @@ ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1,
 
 def seen(found: Paths, place: int) -> list[int]:
     """The places that the query at ``place`` sees."""
-    output = int(found.outputs[place])
+    output, first_query, first_key = int(found.outputs[place]), 0, 0
     for bucket in found.buckets:
-        if output < bucket.queries.numel():
-            piece, query = divmod(output, bucket.queries.shape[1])
-            assert bucket.queries[piece, query] == place
-            return bucket.keys[piece, bucket.visible[piece, 0, query]].tolist()
-        output -= bucket.queries.numel()
+        count, most = bucket.queries
+        if output < first_query + count * most:
+            assert found.queries[output] == place
+            piece, query = divmod(output - first_query, most)
+            keys = found.keys[first_key : first_key + math.prod(bucket.keys)].view(bucket.keys)
+            return keys[piece, bucket.visible[piece, 0, query]].tolist()
+        first_query += count * most
+        first_key += math.prod(bucket.keys)
     raise AssertionError(f"no bucket holds place {place}")
 
 

@@ -170,6 +170,7 @@ PLAIN = {
     "numbers": ("1 << 200", "-1.5", "float('inf')", "1j", "True", "None", "2**53"),
     "text and bytes": ("'ä\\ud800\\n'", "b'\\x00'", "bytearray(b'a')"),
     "containers": ("(1, (2,), [])", "{1: {'a': {2, 3}}}", "frozenset({(1,)})", "range(3)"),
+    "types": ("int", "frozenset"),
     "of the library": (
         "__import__('collections').deque([1], 2)",
         "__import__('collections').Counter('aab')",

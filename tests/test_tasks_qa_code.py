@@ -150,11 +150,11 @@ def test_what_is_wrong_with_a_task_is_said(tmp_path: Path, change: dict[str, Any
 
 
 def test_faults_of_the_file_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="row 1 has no column 'task_id'. It has: 'text'"):
+    with pytest.raises(DataError, match=r"row 1 has no column 'task_id'. It has: 'text'"):
         Mbpp(data=write(tmp_path / "a.jsonl", [{"text": "x"}]))
     with pytest.raises(DataError, match="rows 1 and 2 have the same task_id '601'"):
         Mbpp(data=write(tmp_path / "b.jsonl", [MBPP[1], MBPP[1]]))
-    with pytest.raises(DataError, match="no task_id is among 11 to 510. Give eval_data"):
+    with pytest.raises(DataError, match=r"no task_id is among 11 to 510. Give eval_data"):
         Mbpp(data=write(tmp_path / "c.jsonl", MBPP[1:]))
 
 
@@ -239,5 +239,5 @@ def test_what_is_wrong_with_a_ground_truth_file_is_said(tmp_path: Path, truths: 
 
 
 def test_a_ground_truth_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="reading the ground truth .*none.json: there is no such file"):
+    with pytest.raises(DataError, match=r"reading the ground truth .*none.json: there is no such file"):
         Jsonl(data=write(tmp_path / "q.jsonl", QUESTIONS), id="id", ground_truth_file=str(tmp_path / "none.json"))

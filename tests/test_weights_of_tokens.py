@@ -8,7 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from condensegrpo.losses import LOSSES, WEIGHTS, Aggregation, Totals, token_weights, totals
+from condensegrpo.losses import (
+    LOSSES,
+    WEIGHTS,
+    Aggregation,
+    Totals,
+    share_of_summaries,
+    token_weights,
+    totals,
+    with_share,
+)
 
 # Two trajectories: one of two turns with 2 and 4 tokens, one of a single turn with 3.
 TOKENS_NK = torch.tensor([[2, 4], [3, 0]])
@@ -166,3 +175,34 @@ def test_micro_batches_add_up_to_the_whole_batch(
     (parts_T,) = torch.autograd.grad(sum(parts, torch.tensor(0.0)), logp_T)
     assert sum(part.item() for part in parts) == pytest.approx(whole.item(), rel=1e-12, abs=1e-15)
     assert torch.allclose(parts_T, whole_T, rtol=1e-12, atol=1e-15)
+
+
+# --- the share of summaries -------------------------------------------------------------------------------------------
+
+TOKENS_2 = torch.tensor([[2, 3, 1], [4, 0, 0]])
+WROTE = torch.tensor([[False, True, False], [False, False, False]])
+
+
+def shared(share: float, weight_NK: Tensor, wrote: Tensor = WROTE) -> Tensor:
+    whole, summaries = share_of_summaries(weight_NK, TOKENS_2, wrote)
+    return with_share(weight_NK, wrote, share=share, whole=whole, summaries=summaries)
+
+
+def test_summaries_get_the_share_of_all_weight_that_is_asked_for() -> None:
+    weight_NK = torch.full((2, 3), 0.1, dtype=torch.float64)
+    found = shared(0.5, weight_NK)
+    assert share_of_summaries(weight_NK, TOKENS_2, WROTE) == pytest.approx((1.0, 0.3))
+    assert share_of_summaries(found, TOKENS_2, WROTE) == pytest.approx((1.0, 0.5))
+    assert found[0].tolist() == pytest.approx([0.1 * 0.5 / 0.7, 0.1 * 0.5 / 0.3, 0.1 * 0.5 / 0.7])
+
+
+def test_their_natural_share_changes_nothing_and_none_takes_all_of_it_away() -> None:
+    weight_NK = torch.full((2, 3), 0.1, dtype=torch.float64)
+    assert shared(0.3, weight_NK).flatten().tolist() == pytest.approx([0.1] * 6)
+    assert shared(0.0, weight_NK)[0].tolist() == pytest.approx([1 / 7, 0.0, 1 / 7])
+
+
+def test_without_summaries_there_is_nothing_to_share_out() -> None:
+    weight_NK = torch.full((2, 3), 0.1, dtype=torch.float64)
+    assert torch.equal(shared(0.5, weight_NK, torch.zeros_like(WROTE)), weight_NK)
+    assert torch.equal(shared(0.5, weight_NK, torch.ones_like(WROTE)), weight_NK)

@@ -33,7 +33,7 @@ from condensegrpo.zero import BUCKET
 
 STAGES = (0, 1, 2, 3)
 Offload = Literal["none", "optimiser", "optimiser_and_weights"]
-MAXIMA = ("ratio", "importance")  # statistics whose largest value is told beside their mean
+MAXIMA = ("ratio", "importance", "gap")  # statistics whose largest value is told beside their mean
 
 _NOISE = (  # other people's deprecations, raised while DeepSpeed runs; nothing here can avoid them
     (DeprecationWarning, r"`torch\.jit\.script_method` is deprecated"),

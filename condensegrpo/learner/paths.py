@@ -20,6 +20,9 @@ computed together, with keys gathered by place and padding that nobody sees:
 
     buckets of pieces (n, Q queries, K keys) ─▶ one scaled dot product attention each ─▶ outputs back to their places
 
+What the buckets of a layer look at is gathered at once and then cut into them. Backward adds it up at once as well;
+gathering for each bucket would give each of them a gradient of all S places.
+
 Legend: S packed tokens, n pieces of a bucket, Q and K its most queries and keys, h query heads, g key heads, d their
 size.
 """
@@ -54,8 +57,8 @@ class Piece(NamedTuple):
 class Bucket(NamedTuple):
     """Pieces of like size. What is shorter than the rest is filled up with its last place."""
 
-    queries: Tensor  # (n, Q) int64, places
-    keys: Tensor  # (n, K) int64, places
+    queries: tuple[int, int]  # n, Q
+    keys: tuple[int, int]  # n, K
     visible: Tensor  # (n, 1, Q, K) bool, whether a query sees a key
 
 
@@ -63,6 +66,8 @@ class Paths(NamedTuple):
     """Who looks at whom among S packed tokens."""
 
     buckets: tuple[Bucket, ...]
+    queries: Tensor  # (Σ n·Q,) int64, places, of all buckets behind each other
+    keys: Tensor  # (Σ n·K,) int64, likewise
     outputs: Tensor  # (S,) int64, where each place's output lies among those of all buckets behind each other
 
 
@@ -76,20 +81,28 @@ def paths(depth: Tensor) -> Paths:
     alike: defaultdict[tuple[int, int], list[Piece]] = defaultdict(list)
     for piece in pieces(depths):
         alike[(piece.end - piece.start - 1) // QUERY_STEP, (len(piece.keys) - 1) // KEY_STEP].append(piece)
-    outputs = torch.empty(len(depths), dtype=torch.int64)
-    buckets = []
-    before = 0
-    for _, group in sorted(alike.items()):
-        queries = _filled([range(piece.start, piece.end) for piece in group])
-        keys = _filled([piece.keys for piece in group])
-        outputs[queries.flatten()] = torch.arange(before, before + queries.numel())
-        before += queries.numel()
-        buckets.append((queries, keys))
-    there = [(queries.to(depth.device), keys.to(depth.device)) for queries, keys in buckets]
+    there = [
+        (
+            _filled([range(piece.start, piece.end) for piece in group]).to(depth.device),
+            _filled([piece.keys for piece in group]).to(depth.device),
+        )
+        for _, group in sorted(alike.items())
+    ]
+    queries = torch.cat([queries.flatten() for queries, _ in there])
+    outputs = torch.empty_like(depth)
+    outputs[queries] = torch.arange(len(queries), device=depth.device)  # of a place that is there twice, either
     return Paths(
-        tuple(Bucket(queries, keys, _visible(depth[queries], keys.shape[1])) for queries, keys in there),
-        outputs.to(depth.device),
+        buckets=tuple(_bucket(queries, keys, depth) for queries, keys in there),
+        queries=queries,
+        keys=torch.cat([keys.flatten() for _, keys in there]),
+        outputs=outputs,
     )
+
+
+def _bucket(queries: Tensor, keys: Tensor, depth: Tensor) -> Bucket:
+    """The bucket of pieces with these places, (n, Q) and (n, K): a query sees its path up to its own depth."""
+    visible = torch.arange(keys.shape[1], device=depth.device) <= depth[queries][:, :, None]
+    return Bucket((len(queries), queries.shape[1]), (len(keys), keys.shape[1]), visible[:, None])
 
 
 def pieces(depths: Sequence[int]) -> list[Piece]:
@@ -112,11 +125,6 @@ def pieces(depths: Sequence[int]) -> list[Piece]:
 def _filled(rows: Sequence[Sequence[int]]) -> Tensor:
     longest = max(map(len, rows))
     return torch.tensor([[*row, *[row[-1]] * (longest - len(row))] for row in rows], dtype=torch.int64)
-
-
-def _visible(depth_nQ: Tensor, keys: int) -> Tensor:
-    """Whether each query sees each key, (n, 1, Q, K): those of its path up to its own depth."""
-    return (torch.arange(keys, device=depth_nQ.device) <= depth_nQ[:, :, None])[:, None]
 
 
 def follow(policy: PreTrainedModel) -> bool:
@@ -155,28 +163,34 @@ def attention(
             f"computing attention along prefix trees: {type(module).__name__} asks for {', '.join(more)}, wanted is "
             f"plain attention. Pack its rows without trees."
         )
-    query_S, key_S, value_S = (each[0].transpose(0, 1) for each in (query, key, value))
+    queries = _cut(query, paths.queries, [bucket.queries for bucket in paths.buckets])
+    keys, values = (_cut(each, paths.keys, [bucket.keys for bucket in paths.buckets]) for each in (key, value))
     outputs = [
-        _attended(query_S, key_S, value_S, bucket, others.get("scaling"), others.get("dropout", 0.0))
-        for bucket in paths.buckets
+        _attended(query_nQ, key_nK, value_nK, bucket.visible, others.get("scaling"), others.get("dropout", 0.0))
+        for query_nQ, key_nK, value_nK, bucket in zip(queries, keys, values, paths.buckets, strict=True)
     ]
     return torch.cat(outputs).index_select(0, paths.outputs)[None], None
 
 
+def _cut(states: Tensor, places: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """States (1, heads, S, d) at the places of all buckets, as one (n, Q or K, heads, d) each."""
+    gathered = states[0].transpose(0, 1).index_select(0, places)
+    parts = torch.split(gathered, [pieces * most for pieces, most in shapes])
+    return [part.view(*shape, *gathered.shape[1:]) for part, shape in zip(parts, shapes, strict=True)]
+
+
 def _attended(
-    query_S: Tensor, key_S: Tensor, value_S: Tensor, bucket: Bucket, scaling: float | None, dropout: float
+    query_nQ: Tensor, key_nK: Tensor, value_nK: Tensor, visible: Tensor, scaling: float | None, dropout: float
 ) -> Tensor:
     """The outputs (n·Q, h, d) of a bucket. Query heads that share a key head stand behind each other as queries."""
-    n, most = bucket.queries.shape
-    heads = key_S.shape[1]
-    sharing = query_S.shape[1] // heads
-    query = query_S.index_select(0, bucket.queries.flatten()).view(n, most, heads, sharing, -1)
-    key, value = (each.index_select(0, bucket.keys.flatten()).view(n, -1, *each.shape[1:]) for each in (key_S, value_S))
+    n, most = query_nQ.shape[:2]
+    heads = key_nK.shape[2]
+    sharing = query_nQ.shape[2] // heads
     output = functional.scaled_dot_product_attention(
-        query.permute(0, 2, 3, 1, 4).flatten(2, 3),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        attn_mask=bucket.visible.repeat(1, 1, sharing, 1),
+        query_nQ.view(n, most, heads, sharing, -1).permute(0, 2, 3, 1, 4).flatten(2, 3),
+        key_nK.transpose(1, 2),
+        value_nK.transpose(1, 2),
+        attn_mask=visible.repeat(1, 1, sharing, 1),
         dropout_p=dropout,
         scale=scaling,
     )

@@ -28,7 +28,15 @@ from condensegrpo.losses.importance import (
 )
 from condensegrpo.losses.kl import KL, k1, k2, k3
 from condensegrpo.losses.policy import LOSSES, OF_TURNS, TokenLoss, cispo, clipped, gspo, nll, reinforce
-from condensegrpo.losses.weights import WEIGHTS, Aggregation, Totals, token_weights, totals
+from condensegrpo.losses.weights import (
+    WEIGHTS,
+    Aggregation,
+    Totals,
+    share_of_summaries,
+    token_weights,
+    totals,
+    with_share,
+)
 
 __all__ = [
     "KL",
@@ -55,9 +63,11 @@ __all__ = [
     "masked",
     "nll",
     "reinforce",
+    "share_of_summaries",
     "token_ratio",
     "token_weights",
     "totals",
     "truncated",
     "turn_ratio",
+    "with_share",
 ]

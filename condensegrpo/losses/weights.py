@@ -70,6 +70,38 @@ def token_weights(mode: Aggregation, tokens_NK: Tensor, *, totals: Totals, max_t
     return torch.where(count_NK > 0, weight_NK, 0.0)
 
 
+def share_of_summaries(weight_NK: Tensor, tokens_NK: Tensor, condense_NK: Tensor) -> tuple[float, float]:
+    """The weight of all tokens, and that of the tokens of condense turns: Σ w·n over the trajectories at hand.
+
+    The ranks' own sums add up.
+
+    Args:
+        condense_NK: bool, whether the turn wrote a summary.
+    """
+    mass_NK = weight_NK * tokens_NK
+    return float(mass_NK.sum()), float(mass_NK[condense_NK].sum())
+
+
+def with_share(weight_NK: Tensor, condense_NK: Tensor, *, share: float, whole: float, summaries: float) -> Tensor:
+    """The weights, so that the tokens of condense turns have a share s of all weight, which stays what it is.
+
+        w · s·W/W_c in condense turns, w · (1 − s)·W/(W − W_c) in the others
+
+    With no weight on one of the two kinds there is nothing to share out, and the weights come back as they are.
+
+    Args:
+        weight_NK: of ``token_weights``.
+        condense_NK: bool.
+        share: s in [0, 1].
+        whole: W, of the whole optimiser step over all ranks, see ``share_of_summaries``.
+        summaries: W_c, likewise.
+    """
+    rest = whole - summaries
+    if not 0 < summaries < whole:
+        return weight_NK
+    return weight_NK * torch.where(condense_NK, share * whole / summaries, (1 - share) * whole / rest)
+
+
 def _check_counts(doing: str, **counts: Tensor) -> None:
     for name, count in counts.items():
         bad = (~(count >= 0)).nonzero().tolist()  # NaN included

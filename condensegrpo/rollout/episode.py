@@ -18,20 +18,21 @@ from functools import partial
 from condensegrpo.messages import History, Message, Unit
 from condensegrpo.protocols import Environment, Problem, Step
 from condensegrpo.rollout.boundary import Ended, checked_messages, guarded
-from condensegrpo.rollout.engine import CondenseWhen, Engine
+from condensegrpo.rollout.engine import Engine, Trigger
 from condensegrpo.rollout.prompt import Asked, Prompt, next_prompt
+from condensegrpo.rollout.sampling import Sampled, sample
+from condensegrpo.rollout.writing import Attempt, Writer, sorted_out
 from condensegrpo.trajectory import (
     TOOL_ATTEMPTS,
     TOOL_SUCCESSES,
     Finish,
-    Generation,
-    SamplingParams,
+    Rejected,
     Stop,
     Trajectory,
     Turn,
 )
 
-__all__ = ["CondenseWhen", "Engine", "run_episode"]
+__all__ = ["Engine", "Trigger", "run_episode"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +42,27 @@ class _Ending:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sampled:
-    """What the policy said, by tokens and as text."""
+@dataclass(slots=True, kw_only=True)
+class _Record:
+    """What was sampled so far: it stays if the episode fails or is aborted. The one value that grows."""
 
-    generation: Generation
-    text: str
-    version: int  # of the policy, when it was asked
+    trajectory: str  # its id
+    seed: Callable[[int], int]
+    turns: list[Turn] = field(default_factory=list)
+    rejected: list[Rejected] = field(default_factory=list)
+    seeds: int = 0  # drawn so far
+
+    def next_seed(self) -> int:
+        """The seed of the next text of the episode, whatever becomes of it."""
+        self.seeds += 1
+        return self.seed(self.seeds - 1)
+
+    def wrote(self, attempts: Sequence[Attempt], reasons: Sequence[str]) -> None:
+        """Take what the policy wrote for a condenser."""
+        used, rejected = sorted_out(attempts, reasons, before=len(self.turns))
+        if used is not None:
+            self.turns.append(used.turn())
+        self.rejected += rejected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,31 +83,35 @@ async def run_episode(
     trajectory_id: str,
     group_id: str,
     seed: Callable[[int], int],
+    draw: float = 0.0,
     abort: asyncio.Event | None = None,
 ) -> Trajectory:
     """Play one episode to its end.
 
     Args:
         environment: makes the episode's own environment, as ``Task.environment`` does.
-        seed: turn → seed of the reply's random stream.
+        seed: n → seed of the random stream of the nth text of the episode. Condense turns and rejected texts count;
+            without any, n is the turn.
+        draw: in [0, 1), of the problem and so the same for all siblings: where in the trigger's jitter they condense.
         abort: once set, the episode ends as ``aborted`` with the turns that it has.
 
     Returns:
         The trajectory with every turn that was sampled, whatever happened after; see ``Stop`` for how it may end.
     """
     started = time.monotonic()
-    turns: list[Turn] = []
-    playing = asyncio.create_task(_play(problem, environment, engine, seed, turns))
+    record = _Record(trajectory=trajectory_id, seed=seed)
+    playing = asyncio.create_task(_play(problem, environment, engine, draw, record))
     ending = await _unless_aborted(playing, abort)
     return Trajectory(
         id=trajectory_id,
         problem_id=problem.id,
         group_id=group_id,
-        turns=tuple(turns),
+        turns=tuple(record.turns),
         stop=ending.stop,
         answer=ending.answer,
         seconds=time.monotonic() - started,
         detail=ending.detail,
+        rejected=tuple(record.rejected),
     )
 
 
@@ -114,10 +133,10 @@ async def _play(
     problem: Problem,
     environment: Callable[[Problem], Environment],
     engine: Engine,
-    seed: Callable[[int], int],
-    turns: list[Turn],
+    draw: float,
+    record: _Record,
 ) -> _Ending:
-    """The loop. Turns go into ``turns`` as they are sampled, so that a failure or an abort leaves them there."""
+    """The loop. Turns go into the record as they are sampled, so that a failure or an abort leaves them there."""
     last: Asked | None = None
     try:
         episode, head = await guarded(
@@ -127,13 +146,20 @@ async def _play(
             seconds=engine.limits.turn_seconds,
         )
         history = History(head=engine.toolbox.introduced(head))
-        for number in range(engine.limits.max_turns):
-            prompt = await guarded(
-                partial(next_prompt, engine, history, last), who="rendering the prompt", stop=Stop.ENVIRONMENT_ERROR
+        for _ in range(engine.limits.max_turns):
+            prompt, history = await _prompted(engine, history, last, draw, record)
+            known = await _known(engine, problem, prompt)
+            sampled = await sample(
+                engine,
+                prompt.ids,
+                trajectory=record.trajectory,
+                seed=record.next_seed(),
+                max_tokens=engine.limits.max_output_tokens,
+                stop_strings=engine.toolbox.format.stop_strings,
             )
-            sampled = await _sample(engine, prompt, seed(number))
-            reaction = await _react(engine, episode, sampled, may_call=_may_call(engine, turns))
-            turns.append(_turn(prompt, sampled, reaction))
+            reaction = await _react(engine, episode, sampled, may_call=_may_call(engine, record.turns))
+            number = len(record.turns)
+            record.turns.append(replace(_turn(prompt, sampled, reaction), answer_logprob=known))
             if reaction.ending is not None:
                 return reaction.ending
             history = history.add(Unit(turn=number, reply=reaction.reply, results=reaction.observations))
@@ -143,6 +169,26 @@ async def _play(
     return _Ending(stop=Stop.TURN_LIMIT, detail=f"no answer in {engine.limits.max_turns} replies (rollout.max_turns)")
 
 
+async def _prompted(
+    engine: Engine, history: History, last: Asked | None, draw: float, record: _Record
+) -> tuple[Prompt, History]:
+    """The next prompt, and the history under the summary that was written for it, if one was."""
+    writer = Writer(engine, record.trajectory, record.next_seed)
+    write = writer.bound(history, last) if last is not None else None
+    try:
+        found = await guarded(
+            partial(next_prompt, engine, history, last, draw=draw, write=write, writes=writer.most),
+            who="rendering the prompt",
+            stop=Stop.ENVIRONMENT_ERROR,
+        )
+        writer.check(found.rejected)
+    except Ended as end:
+        record.wrote(writer.attempts, [f"the episode ended: {end.detail}"] * len(writer.attempts))
+        raise
+    record.wrote(writer.attempts, found.rejected)
+    return found.prompt, history if found.summary is None else history.under(found.summary)
+
+
 async def _started(
     environment: Callable[[Problem], Environment], problem: Problem
 ) -> tuple[Environment, tuple[Message, ...]]:
@@ -150,31 +196,16 @@ async def _started(
     return episode, checked_messages(await episode.start(), "start()")
 
 
-async def _sample(engine: Engine, prompt: Prompt, seed: int) -> _Sampled:
-    params = SamplingParams(
-        max_tokens=engine.limits.max_output_tokens,
-        temperature=engine.temperature,
-        seed=seed,
-        stop_ids=tuple(engine.renderer.stop_ids),
-        stop_strings=engine.toolbox.format.stop_strings,
-    )
-    sampled = await guarded(
-        partial(_sampled, engine, prompt, params),
-        who="the sampler",
+async def _known(engine: Engine, problem: Problem, prompt: Prompt) -> float | None:
+    """What the prompt knows of the answer, if that is asked for."""
+    if engine.probe is None:
+        return None
+    return await guarded(
+        partial(engine.probe.measure, problem, prompt.ids),
+        who="measuring what the context knows of the answer",
         stop=Stop.SAMPLER_ERROR,
         seconds=engine.limits.turn_seconds,
     )
-    if sampled.generation.finish is Finish.ABORT:
-        raise Ended(Stop.ABORTED, "the sampler gave the reply up")
-    return sampled
-
-
-async def _sampled(engine: Engine, prompt: Prompt, params: SamplingParams) -> _Sampled:
-    version = engine.sampler.version
-    generation = await engine.sampler.sample(prompt.ids, params)
-    if not isinstance(generation, Generation):
-        raise TypeError(f"sample() gave {generation!r:.80}, wanted a Generation")
-    return _Sampled(generation=generation, text=engine.renderer.text(generation.token_ids), version=version)
 
 
 def _may_call(engine: Engine, turns: Sequence[Turn]) -> bool:
@@ -183,7 +214,7 @@ def _may_call(engine: Engine, turns: Sequence[Turn]) -> bool:
     return most is None or sum(TOOL_ATTEMPTS in turn.turn_rewards for turn in turns) < most
 
 
-async def _react(engine: Engine, environment: Environment, sampled: _Sampled, *, may_call: bool) -> _Reaction:
+async def _react(engine: Engine, environment: Environment, sampled: Sampled, *, may_call: bool) -> _Reaction:
     """Let the tools or the environment answer a reply. What they raise is the reaction's ending: the turn stays."""
     reply = Message(role="assistant", content=sampled.text)
     if sampled.generation.finish is Finish.LENGTH:
@@ -234,7 +265,7 @@ def _ending(step: Step) -> _Ending | None:
     return _Ending(stop=Stop.ANSWERED, answer=step.answer)
 
 
-def _turn(prompt: Prompt, sampled: _Sampled, reaction: _Reaction) -> Turn:
+def _turn(prompt: Prompt, sampled: Sampled, reaction: _Reaction) -> Turn:
     return Turn(
         prompt_ids=prompt.ids,
         output_ids=sampled.generation.token_ids,

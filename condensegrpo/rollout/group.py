@@ -8,7 +8,7 @@ from functools import partial
 from condensegrpo.protocols import Environment, Problem
 from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.episode import run_episode
-from condensegrpo.rollout.randomness import stream_seed
+from condensegrpo.rollout.randomness import problem_draw, stream_seed
 from condensegrpo.trajectory import Trajectory
 
 
@@ -47,6 +47,7 @@ async def rollout(
             trajectory_id=f"{step}-{name}-{sample}",
             group_id=f"{step}-{name}",
             seed=partial(stream_seed, run_seed, step, name, sample),
+            draw=problem_draw(run_seed, step, name),
             abort=abort,
         )
         await on_finish(trajectory)

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from condensegrpo.account import account
 from condensegrpo.errors import ContextOverflow
-from condensegrpo.messages import History, Message, Unit, flatten
-from condensegrpo.protocols import Budget, Condensed
+from condensegrpo.messages import History, Message, Summary, Unit, flatten
+from condensegrpo.protocols import Budget, Condensed, Request, Write
 from condensegrpo.rollout.boundary import guarded
 from condensegrpo.rollout.budget import check_head
 from condensegrpo.rollout.engine import Engine
@@ -42,31 +43,79 @@ class Asked:
     output_ids: tuple[int, ...]  # (A,)
 
 
-async def next_prompt(engine: Engine, history: History, last: Asked | None) -> Prompt:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Next:
+    """The prompt of the next turn, and what the condenser made of the texts that it asked for."""
+
+    prompt: Prompt
+    summary: Summary | None = None  # a new one, under which the history stands from now on
+    rejected: tuple[str, ...] = ()  # Condensed.rejected
+
+
+async def next_prompt(
+    engine: Engine, history: History, last: Asked | None, *, draw: float, write: Write | None = None, writes: int = 0
+) -> Next:
     """The prompt of the turn that follows ``history``, of at most ``max_context_tokens``.
 
     Args:
-        history: the raw units, whatever earlier turns were shown: a condenser never sees its own work again.
-        last: the turn before; None in the first.
+        history: the raw units, whatever earlier turns were shown: of its own work a condenser sees the last summary
+            and nothing else.
+        last: the act turn before; None in the first.
+        draw: in [0, 1), of the problem: where in the trigger's jitter it is condensed.
+        write: for a condenser that asks the policy for text.
+        writes: how often it may; each time adds ``turn_seconds`` to its time limit.
 
     Raises:
         ContextOverflow: neither the continuation nor what the condenser left fits.
-        Ended: the condenser failed or took too long.
+        Ended: the condenser failed or took too long, or the sampler did while it wrote.
     """
     if last is None:
         check_head(engine.renderer, history.head, engine.limits)
-        return Prompt(ids=tuple(engine.renderer.prompt(history.head)), context=history.head)
-    condensed = await _condense(engine, history) if engine.condense_when == "every_turn" else None
-    if condensed is None or tuple(condensed.units) == (*last.prompt.units, history.units[-1]):
+        return Next(prompt=Prompt(ids=tuple(engine.renderer.prompt(history.head)), context=history.head))
+    most, grown = engine.limits.max_context_tokens, None
+    if engine.trigger.when == "over_budget":
         grown = _grown(engine, history, last)
+        if len(grown.ids) <= engine.trigger.at(most, draw):
+            return Next(prompt=grown)
+    budget = Budget(
+        tokens=engine.trigger.room(most, draw),
+        count=engine.renderer.count,
+        scorers=engine.scorers,
+        write=write,
+        request_tokens=most,
+    )
+    condensed = await _condense(engine, history, budget, seconds=engine.limits.turn_seconds * (1 + writes))
+    if condensed.summary is None and tuple(condensed.units) == (*last.prompt.units, history.units[-1]):
+        grown = grown or _grown(engine, history, last)
+        if len(grown.ids) <= most:
+            return Next(prompt=grown, rejected=condensed.rejected)
+    rewritten = _rewritten(engine, history, condensed)
+    return Next(prompt=rewritten, summary=condensed.summary, rejected=condensed.rejected)
+
+
+def asking(engine: Engine, history: History, last: Asked, request: Request) -> Prompt:
+    """The prompt of a condense turn: the last one continued by ids if all of it and the newest unit is to be shown.
+
+    Raises:
+        ContextOverflow: it does not fit ``max_context_tokens``.
+    """
+    newest = history.units[-1]
+    if tuple(request.units) == (*last.prompt.units, newest):
+        grown = _grown(engine, history, last, newest=newest.told(request.instruction))
         if len(grown.ids) <= engine.limits.max_context_tokens:
             return grown
-    return _rewritten(engine, history, condensed or await _condense(engine, history))
+    *before, latest = request.units
+    shown = Condensed(
+        units=(*before, latest.told(request.instruction)),
+        spans=account(history, request.units, engine.renderer.count),
+        reason="to ask for a text",
+    )
+    return _rewritten(engine, history, shown)
 
 
-def _grown(engine: Engine, history: History, last: Asked) -> Prompt:
+def _grown(engine: Engine, history: History, last: Asked, *, newest: Unit | None = None) -> Prompt:
     """All that was shown and the newest unit: by ids, or rendered and declared if the template rewrites replies."""
-    newest = history.units[-1]
+    newest = newest or history.units[-1]  # or as it is told an instruction
     units = (*last.prompt.units, newest)
     context = flatten(history.head, units)
     added = engine.renderer.continuation(last.prompt.context, newest.reply, newest.results, last.output_ids)
@@ -104,23 +153,35 @@ def _rewritten(engine: Engine, history: History, condensed: Condensed) -> Prompt
     return Prompt(ids=ids, context=context, units=condensed.units, spans=condensed.spans, condensation=declared)
 
 
-async def _condense(engine: Engine, history: History) -> Condensed:
+async def _condense(engine: Engine, history: History, budget: Budget, *, seconds: float) -> Condensed:
     """Ask the condenser, and hold it to its contract."""
     return await guarded(
-        partial(_accounted, engine, history),
+        partial(_accounted, engine, history, budget),
         who=f"the condenser {engine.condenser_name!r}",
         stop=Stop.ENVIRONMENT_ERROR,
-        seconds=engine.limits.turn_seconds,
+        seconds=seconds,
     )
 
 
-async def _accounted(engine: Engine, history: History) -> Condensed:
-    budget = Budget(tokens=engine.limits.max_context_tokens, count=engine.renderer.count)
-    condensed = await engine.condenser.condense(history, budget, engine.toolbox.schemas)
+async def _accounted(engine: Engine, history: History, budget: Budget) -> Condensed:
+    with engine.stopwatch:
+        condensed = await engine.condenser.condense(history, budget, engine.toolbox.schemas)
     if not isinstance(condensed, Condensed):
         raise TypeError(f"condense() gave {condensed!r:.80}, wanted a Condensed")
     _check_account(history.units, condensed)
+    _check_summary(history.units, condensed)
     return condensed
+
+
+def _check_summary(units: Sequence[Unit], condensed: Condensed) -> None:
+    """A new summary is shown, and the newest unit is not part of it."""
+    summary = condensed.summary
+    if summary is None:
+        return
+    if summary.unit not in condensed.units:
+        raise ValueError(f"its summary of the turns up to {summary.through} is not among the units that it shows")
+    if summary.through >= units[-1].turn:
+        raise ValueError(f"its summary stands for all units, wanted the newest, of turn {units[-1].turn}, to stay")
 
 
 def _check_account(units: Sequence[Unit], condensed: Condensed) -> None:

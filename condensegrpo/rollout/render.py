@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
@@ -23,6 +23,13 @@ from transformers import PreTrainedTokenizerFast
 from condensegrpo.errors import ConfigError, RolloutError
 from condensegrpo.messages import Message, ToolCall
 from condensegrpo.rollout.toolformats import parsed_arguments
+
+
+class Located(NamedTuple):
+    """A prompt, and where in it each message's content stands."""
+
+    ids: tuple[int, ...]  # (P,) ending in the generation prompt
+    places: tuple[range, ...]  # one a message; everything else is the template's
 
 
 class Renderer:
@@ -86,6 +93,30 @@ class Renderer:
     def count(self, messages: Sequence[Message]) -> int:
         """How many tokens ``prompt(messages)`` has. Remembered by content."""
         return self._length(tuple(messages))
+
+    def located(self, messages: Sequence[Message]) -> Located:
+        """The whole prompt with the places of what each message says, in one pass over the text.
+
+        For reading, never to be sampled from: the text is tokenised in pieces, so that ids at the borders of a message
+        may be others than in ``prompt``. What the template leaves out of a message has no place.
+        """
+        marker, left, right = itertools.islice(self._unused(messages), 3)
+        framed = [
+            replace(one, content=f"{left}{2 * index}{right}{one.content}{left}{2 * index + 1}{right}", tool_calls=())
+            for index, one in enumerate(messages)
+        ]
+        # text and numbers of frames in turn: text, 0, text, 1, text, …
+        pieces = re.split(f"{left}([0-9]+){right}", self._templated(framed, marker))
+        ids, at = list(self._encoder.encode(pieces[0], marker)), dict[int, int]()
+        for number, text in zip(pieces[1::2], pieces[2::2], strict=True):
+            at[int(number)] = len(ids)
+            ids += self._encoder.encode(text, marker)
+        places, last = [], 0
+        for index in range(len(messages)):
+            start = at.get(2 * index, last)  # reasoning that is left out may take the beginning with it
+            last = at.get(2 * index + 1, start)
+            places.append(range(start, last))
+        return Located(ids=tuple(ids), places=tuple(places))
 
     def continuation(
         self, context: Sequence[Message], reply: Message, observations: Sequence[Message], output_ids: Sequence[int]
@@ -166,10 +197,14 @@ class Renderer:
         said = list(output_ids[:-1] if stopped else output_ids)
         return str(self._tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
+    def text_ids(self, text: str) -> tuple[int, ...]:
+        """The ids of a text as a policy could say it, with nothing before or behind."""
+        marker = next(_unused_characters((text,)))
+        return self._encoder.encode(self._encoder.escape(text, marker), marker)
+
     def reply_ids(self, text: str) -> tuple[int, ...]:
         """The ids (A,) of a written reply as a policy should sample it, end-of-turn id included. For demonstrations."""
-        marker = next(_unused_characters((text,)))
-        return (*self._encoder.encode(self._encoder.escape(text, marker), marker), self._closing)
+        return (*self.text_ids(text), self._closing)
 
     def _rendered(self, messages: tuple[Message, ...]) -> "array[int]":
         """The prompt as an array: four bytes an id, where a tuple of numbers takes nine times as many."""

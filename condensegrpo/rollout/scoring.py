@@ -16,7 +16,7 @@ class TurnSums(NamedTuple):
     """What the turns of a trajectory earned on the way."""
 
     total: float  # R^T: what environment and reward functions pay single turns; COUNTS are no rewards and stay out
-    result_turn: int  # index of the first turn whose observation carried a tool result; −1: none
+    result_turn: int  # index among the act turns of the first whose observation carried a tool result; −1: none
 
 
 def score(trajectory: Trajectory, problem: Problem, reward: Reward) -> Score:
@@ -70,8 +70,9 @@ def turn_sums(scored: ScoredTrajectory) -> TurnSums:
     """
     turns = scored.trajectory.turns
     rewards = [value for turn in turns for name, value in turn.turn_rewards.items() if name not in COUNTS]
+    acts = (turn for turn in turns if turn.kind == "act")
     answered = (
-        at for at, turn in enumerate(turns) if any(message.tool_call_id is not None for message in turn.observations)
+        at for at, turn in enumerate(acts) if any(message.tool_call_id is not None for message in turn.observations)
     )
     return TurnSums(total=math.fsum([*rewards, *scored.score.turn_rewards]), result_turn=next(answered, -1))
 

@@ -3,12 +3,12 @@
 It holds its own copy of the model. Throughput is vLLM's business; this one runs everywhere and is exact.
 """
 
-import asyncio
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Any, Literal
 
 import torch
@@ -16,21 +16,25 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from condensegrpo.attention.capture import attend
 from condensegrpo.errors import SamplerError
-from condensegrpo.protocols import NamedTensors
+from condensegrpo.protocols import Attention, NamedTensors, Reading
 from condensegrpo.samplers.batch import draw
+from condensegrpo.samplers.measure import cut, logprobs_of
+from condensegrpo.samplers.together import Together, Waiting
 from condensegrpo.trajectory import Generation, SamplingParams
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAX_BATCH = 256  # requests generated at once
-SETTLE_SECONDS = 0.002  # a batch starts once no request has come for this long; a batch takes far longer than that
+MAX_TOKENS = 32768  # of prompts, filled up to the longest, that are read or measured at once
+
+_Measured = tuple[tuple[int, ...], tuple[int, ...]]  # prompt and output ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
     prompt_ids: tuple[int, ...]
     params: SamplingParams
-    reply: asyncio.Future[Generation]
 
 
 class TransformersSampler:
@@ -61,15 +65,16 @@ class TransformersSampler:
         if max_batch < 1:
             raise ValueError(f"max_batch={max_batch}: wanted at least 1")
         self._model_path = model_path
-        self._max_batch = max_batch
         self._model = _load(model_path, DTYPES[dtype], device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._version = 0
-        self._waiting: list[_Request] = []
-        self._drain: asyncio.Task[None] | None = None
-        self._worker = ThreadPoolExecutor(
-            max_workers=1, thread_name_prefix="sampler"
-        )  # one: the model is not re-entrant
         self._weights = threading.Lock()  # held while the weights are read or written
+        # one thread: the model is not re-entrant
+        self._worker = worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampler")
+        self._replies = Together(self._draw, worker=worker, most=max_batch, doing="generating a batch of {} replies")
+        self._measured = Together(self._measure, worker=worker, most=max_batch, doing="measuring a batch of {} replies")
+        self._attention = Together(
+            self._attend, worker=worker, most=max_batch, doing="capturing attention in a batch of {} readings"
+        )
 
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """One reply to one prompt, generated together with whatever else waits.
@@ -80,12 +85,27 @@ class TransformersSampler:
             SamplerError: the request cannot be met (the message has the numbers), or ``generate`` failed.
         """
         self._check(prompt_ids, params)
-        loop = asyncio.get_running_loop()
-        request = _Request(prompt_ids=tuple(prompt_ids), params=params, reply=loop.create_future())
-        self._waiting.append(request)
-        if self._drain is None or self._drain.done() or self._drain.get_loop() is not loop:
-            self._drain = loop.create_task(self._serve(loop))
-        return await request.reply
+        return await self._replies.ask(_Request(prompt_ids=tuple(prompt_ids), params=params))
+
+    async def measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
+        """log π(output_ids[i] | prompt_ids, output_ids[:i]) for every i, (A,) nats at temperature 1.
+
+        Raises:
+            SamplerError: prompt or output are empty or too long together, or the model failed.
+        """
+        self._check(prompt_ids, SamplingParams(max_tokens=len(output_ids)))
+        return await self._measured.ask((tuple(prompt_ids), tuple(output_ids)))
+
+    async def attend(self, reading: Reading) -> Attention:
+        """The attention of one reading, under the weights in use; see ``attention.capture``.
+
+        Raises:
+            SamplerError: the reading is too long, the model's type is not supported, or the model failed.
+        """
+        self._check(
+            reading.trunk_ids, SamplingParams(max_tokens=max(len(reading.question_ids), len(reading.blank_ids)))
+        )
+        return await self._attention.ask(reading)
 
     def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
         """Copy the learner's weights by name, in place, one tensor at a time. Waits for a batch under way to end.
@@ -127,62 +147,38 @@ class TransformersSampler:
                 f"rollout.max_context_tokens or rollout.max_output_tokens, or take a model with a longer context."
             )
 
-    async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Generate batch after batch until nobody waits. Ends without an await after the last look at the queue."""
-        batch: list[_Request] = []
-        try:
-            while self._waiting:
-                await self._settle()
-                batch = self._take(loop)
-                if batch:
-                    await self._answer(batch, loop)
-        except asyncio.CancelledError:  # with the whole loop: nobody must wait for a reply that will not come
-            for request in (*batch, *self._take(loop)):
-                request.reply.cancel()
-            raise
-
-    async def _settle(self) -> None:
-        """Wait until the queue stops growing, so that all trajectories that are ready share a batch."""
-        size = 0
-        while size < len(self._waiting) < self._max_batch:
-            size = len(self._waiting)
-            await asyncio.sleep(SETTLE_SECONDS)
-
-    def _take(self, loop: asyncio.AbstractEventLoop) -> list[_Request]:
-        """The next batch: the oldest requests first, without those that were given up or belong to a loop that died."""
-        ready = [one for one in self._waiting if not one.reply.done() and one.reply.get_loop() is loop]
-        self._waiting = ready[self._max_batch :]
-        return ready[: self._max_batch]
-
-    async def _answer(self, batch: Sequence[_Request], loop: asyncio.AbstractEventLoop) -> None:
-        """Generate one batch off the loop and hand the replies out."""
-        try:
-            replies = await loop.run_in_executor(self._worker, self._draw, batch)
-        except Exception as error:  # the boundary to the model: every request of the batch hears of it
-            for request in batch:
-                if not request.reply.done():
-                    request.reply.set_exception(
-                        error
-                        if isinstance(error, SamplerError)
-                        else SamplerError(
-                            f"generating a batch of {len(batch)} replies: {type(error).__name__}: {error}"
-                        )
-                    )
-            return
-        for request, reply in zip(batch, replies, strict=True):
-            if not request.reply.done():
-                request.reply.set_result(reply)
-
-    def _draw(self, batch: Sequence[_Request]) -> tuple[Generation, ...]:
+    def _draw(self, batch: Sequence[Waiting[_Request, Generation]]) -> tuple[Generation, ...]:
         """In the worker thread."""
         with self._weights:
             return draw(
                 self._model,
-                [request.prompt_ids for request in batch],
-                [request.params for request in batch],
+                [waiting.request.prompt_ids for waiting in batch],
+                [waiting.request.params for waiting in batch],
                 decode=self._decode,
-                abandoned=lambda: all(request.reply.done() for request in batch),
+                abandoned=lambda: all(waiting.reply.done() for waiting in batch),
             )
+
+    def _measure(self, batch: Sequence[Waiting[_Measured, Sequence[float]]]) -> list[Sequence[float]]:
+        """In the worker thread."""
+        pairs = [waiting.request for waiting in batch]
+        with self._weights:
+            return [
+                row
+                for part in cut([len(prompt) + len(output) for prompt, output in pairs], MAX_TOKENS)
+                for row in logprobs_of(self._model, pairs[part])
+            ]
+
+    def _attend(self, batch: Sequence[Waiting[Reading, Attention]]) -> list[Attention]:
+        """In the worker thread. Readings of other layers than the first one's make batches of their own."""
+        readings = [waiting.request for waiting in batch]
+        with self._weights:
+            return [
+                found
+                for _, alike in groupby(readings, key=lambda one: one.layers)
+                for some in [list(alike)]
+                for part in cut([one.length for one in some], MAX_TOKENS)
+                for found in attend(self._model, some[part])
+            ]
 
     def _decode(self, rows: list[list[int]]) -> list[str]:
         texts: list[str] = self._tokenizer.batch_decode(

@@ -6,6 +6,7 @@ import resource
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -38,23 +39,24 @@ def become(request: Mapping[str, Any], limits: Limits, setting: Setting, box: st
         _confine(request, limits, setting, box, ends)
         status = _work(request)
     except BaseException as error:  # the boundary of a process: nothing may run on behind it
-        os.write(RECORDS, f"{TROUBLE}{type(error).__name__}: {error}\n".encode())
-    os._exit(status)
+        with suppress(OSError):  # closed once the code runs: then it is the code's own doing
+            os.write(RECORDS, f"{TROUBLE}{type(error).__name__}: {error}\n".encode())
+    finally:
+        os._exit(status)
 
 
 def _confine(request: Mapping[str, Any], limits: Limits, setting: Setting, box: str, ends: Ends) -> None:
+    _take(ends)
     os.setsid()
-    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     if setting.rung is Rung.NAMESPACES:
         namespaces.open_box(limits)
+    elif setting.nobody:
+        namespaces.as_nobody()
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # after a change of user, which forgets it
     os.chdir(box)
     os.umask(0o077)
     write_files(box, request["files"])
-    _take(ends)
     _limit(limits, count_processes=setting.rung is Rung.NAMESPACES)
-    if setting.rung is not Rung.NAMESPACES and setting.nobody:
-        namespaces.as_nobody()
-        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # forgotten when the user changes
     if setting.rung is Rung.LANDLOCK:
         landlock.confine((*setting.readable, "/dev/zero", "/dev/urandom", "/dev/random"), (box, "/dev/null"))
     if setting.rung is not Rung.NONE:

@@ -42,12 +42,16 @@ def keep(call: int, channel: int | None, setting: Setting) -> None:
     except Exception as error:  # the boundary of a process: whoever asked is told
         report = {"outcome": Outcome.LOST, "detail": f"{type(error).__name__}: {error}"}
     if box is not None and setting.rung is not Rung.NAMESPACES:
-        # not shutil.rmtree, which holds a file descriptor a level and can be led into any depth
-        subprocess.run(["rm", "-rf", "--", box], check=False, stdin=subprocess.DEVNULL, env={"PATH": job.PATH})
+        remove(box)
     try:
         wire.send(call, report)
     except wire.Lost:
         return  # whoever asked has gone
+
+
+def remove(folder: str) -> None:
+    """Remove a folder, however deep; not by shutil.rmtree, which holds a file descriptor a level."""
+    subprocess.run(["rm", "-rf", "--", folder], check=False, stdin=subprocess.DEVNULL, env={"PATH": job.PATH})
 
 
 def _make_box(setting: Setting) -> str:

@@ -2,7 +2,9 @@
 
 import json
 import os
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 from condensegrpo.errors import SandboxError
 from condensegrpo.sandbox.limits import Limits
@@ -37,7 +39,6 @@ def kernel_memory():
     assert libc.syscall({ptrace}, 0, 0, 0, 0) == 0
 tried = dict(
     read_a_file_outside=lambda: open(secret).read(),
-    write_a_file_outside=lambda: open(secret + ".new", "w"),
     read_processes_outside=lambda: os.listdir(f"/proc/{{outside}}"),
     signal_a_process_outside=signal_outside,
     open_a_socket=lambda: socket.socket(),
@@ -49,6 +50,7 @@ import tempfile
 with open("made", "w") as file:
     file.write("kept")
 assert open("made").read() == "kept"
+managed(lambda: open(secret + ".new", "w"))  # whether it lies outside is seen there
 print(json.dumps(dict(found=found, environment=len(os.environ))))
 """
 
@@ -103,15 +105,19 @@ def _try(server: Server) -> None:
     Raises:
         SandboxError: it got out, or did not run at all.
     """
-    secret = os.path.join(server.folder, "secret")
-    with open(secret, "w", encoding="ascii") as file:
-        file.write("not to be read")
-    os.chmod(secret, 0o644)
-    code = _ESCAPES.format(secret=secret, outside=os.getpid(), ptrace=numbers()["ptrace"])
-    ran = server.run(code, Limits())
-    os.unlink(secret)
+    with tempfile.NamedTemporaryFile(prefix="condensegrpo-sandbox-", mode="w", encoding="ascii") as secret:
+        secret.write("not to be read")
+        secret.flush()
+        Path(secret.name).chmod(0o644)
+        code = _ESCAPES.format(secret=secret.name, outside=os.getpid(), ptrace=numbers()["ptrace"])
+        ran = server.run(code, Limits())
+        written = Path(f"{secret.name}.new")
+        if written.exists():
+            written.unlink()
+            raise SandboxError("code that was to be confined managed to write a file outside")
     if ran.outcome is not Outcome.FINISHED:
         raise SandboxError(f"a trial call ended as {ran.outcome}: {(ran.detail or ran.stderr).strip()}")
     report = json.loads(ran.stdout)
     if report["found"] or report["environment"]:
-        raise SandboxError(f"code that was to be confined managed to {', '.join(report['found'])}")
+        managed = ", ".join([*report["found"], *(["read the environment"] if report["environment"] else [])])
+        raise SandboxError(f"code that was to be confined managed to {managed.replace('_', ' ')}")

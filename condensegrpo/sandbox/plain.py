@@ -27,6 +27,10 @@ _MAPPINGS: dict[str, Callable[[Iterable[Any]], Any]] = {
     "OrderedDict": OrderedDict,
     "Counter": lambda pairs: Counter(dict(pairs)),
 }
+_TYPES = {
+    kind.__name__: kind
+    for kind in (bool, bytearray, bytes, complex, dict, float, frozenset, int, list, range, set, str, tuple)
+}
 _ATOMS: dict[str, Callable[..., Any]] = {
     "int": lambda text: int(text, 16),
     "float": float.fromhex,
@@ -36,6 +40,7 @@ _ATOMS: dict[str, Callable[..., Any]] = {
     "range": range,
     "Decimal": Decimal,
     "Fraction": Fraction,
+    "type": _TYPES.__getitem__,
 }
 
 
@@ -100,4 +105,7 @@ def _atom(value: object) -> object:
             return ["Decimal", str(value)]
         case Fraction():
             return ["Fraction", int(value.numerator), int(value.denominator)]
+        case type():
+            names = [name for name, kind in _TYPES.items() if kind is value]
+            return ["type", *names] if names else None
     return None

@@ -23,6 +23,7 @@ from condensegrpo.sandbox.ran import Outcome, Ran
 from condensegrpo.sandbox.setting import Rung
 
 START_SECONDS = 30.0
+END_SECONDS = 5.0
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from condensegrpo.sandbox.server import main; main({control})"
 
@@ -124,9 +125,12 @@ class Server:
             calls = list(self._calls)
         for call in calls:
             call.cancel()
-        self._process.kill()
-        self._process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)  # the server did, unless something ended it
 
     def _open(self, packages: Sequence[str]) -> None:
         shown = [str(Path(folder).resolve()) for folder in packages]
@@ -147,6 +151,8 @@ class Server:
             trouble = f"its server ended before it was ready: {error}"
         if trouble is not None:
             raise SandboxError(f"starting the sandbox on the rung {self.rung}: {trouble}")
+        if self.rung is Rung.NAMESPACES:
+            Path(self.folder).rmdir()  # what was built on it is the server's root by now
 
 
 def _start(control: int, folder: str) -> "subprocess.Popen[bytes]":

@@ -9,8 +9,10 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 
 from condensegrpo.sandbox import keeper, linux, namespaces, wire
+from condensegrpo.sandbox.keeper import remove
 from condensegrpo.sandbox.setting import Rung, Setting
 
 # loaded before any call, so that none pays for them
@@ -40,13 +42,14 @@ def main(control: int) -> None:
     wire.send(control, {"trouble": None})
     with socket.socket(fileno=control) as ends:
         while True:
-            byte, (*calls,), _, _ = socket.recv_fds(ends, 1, 2)
+            byte, calls, _, _ = socket.recv_fds(ends, 1, 2)
             if not byte:
-                return
+                break
             if os.fork() == 0:
                 _serve(control, calls, setting)
             for call in calls:
                 os.close(call)
+    _leave(setting)
 
 
 def _serve(control: int, calls: list[int], setting: Setting) -> None:
@@ -59,20 +62,29 @@ def _serve(control: int, calls: list[int], setting: Setting) -> None:
         os._exit(0)
 
 
+def _leave(setting: Setting) -> None:
+    """Wait for the keepers, who end their jobs when whoever asked has gone, and remove what is ours outside."""
+    with suppress(ChildProcessError):
+        os.wait()  # with SIGCHLD ignored: until there are no children any more
+    if setting.rung is not Rung.NAMESPACES:
+        remove(setting.folder)
+
+
 def _enter(rung: Rung, given: dict[str, list[str]]) -> Setting:
     readable, packages, folder = tuple(given["readable"]), tuple(given["packages"]), str(given["folder"])
     if rung is Rung.NAMESPACES:
         proc = namespaces.enter(folder, readable)
     else:
         proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    nobody = rung is not Rung.NAMESPACES and os.geteuid() == 0 and _nobody_reads(os.__file__, folder)
+    nobody = rung is Rung.LANDLOCK and os.geteuid() == 0 and _nobody_manages(os.__file__, folder)
     return Setting(rung=rung, readable=readable, packages=packages, folder=folder, proc=proc, nobody=nobody)
 
 
-def _nobody_reads(*paths: str) -> bool:
-    """Whether the user nobody can read all of these, found out by trying."""
+def _nobody_manages(python: str, folder: str) -> bool:
+    """Whether the user nobody can read Python and reach our folder, found out by trying."""
     pid = os.fork()
     if pid == 0:
         namespaces.as_nobody()
-        os._exit(0 if os.geteuid() != 0 and all(os.access(path, os.R_OK) for path in paths) else 1)
+        reached = os.access(python, os.R_OK) and os.access(folder, os.X_OK)
+        os._exit(0 if os.geteuid() != 0 and reached else 1)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -1,0 +1,287 @@
+"""What rollouts cost: the engine against bare vLLM, samplers, barriers, growth with turns, and new weights.
+
+    python benchmarks/rollout.py                        # all parts on a CPU, one thread
+    python benchmarks/rollout.py --parts barrier turns  # those that need no vLLM
+    python benchmarks/rollout.py --quick                # toys: does it run
+    python benchmarks/rollout.py --device cuda --dtype bfloat16
+
+Sides that are compared run in processes of their own and take turns; a ratio is the median over rounds of the ratio
+within a round. CPU seconds are those of all threads of a side: on a busy machine they tell more than the clock.
+"""
+
+import argparse
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from rollout_sides import Reading, Setting, Side, bare, syncs_transformers, syncs_vllm, with_transformers, with_vllm
+from rollout_world import NO_LIMIT, Size, World, chatter, engine, make_model, new_tokens, play, processed
+
+from condensegrpo.condensers.full import Full
+from condensegrpo.condensers.last_k import LastK
+from condensegrpo.condensers.observation_mask import ObservationMask
+from condensegrpo.plugins import build
+from condensegrpo.protocols import Condenser
+
+KEEP = 2  # units that last_k and observation_mask show whole
+
+
+class Bound(NamedTuple):
+    """What is to be reached."""
+
+    what: str
+    at_most: float
+    found: float
+
+
+class Part(NamedTuple):
+    """What a part of the benchmark has to say."""
+
+    title: str
+    heads: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    bounds: Sequence[Bound]
+
+
+def overhead(options: argparse.Namespace, folder: Path) -> list[Part]:
+    """The engine on vLLM against ``LLM.generate``, and against the engine on transformers."""
+    size = Size(hidden=64, layers=2, heads=2) if options.quick else Size()
+    make_model(folder, size)
+    parts = []
+    lengths = [(options.output, options.output), (options.output // 2, options.output * 3 // 2)]
+    for reply in lengths[: 1 if options.quick else None]:
+        world = World(trajectories=options.trajectories, turns=options.turns, reply=reply)
+        longest = world.question + world.turns * (world.reply[1] + world.reading + 16)
+        setting = Setting(folder=folder, world=world, dtype=options.dtype, threads=options.threads, longest=longest)
+        parts.append(_overhead(options, setting))
+    return parts
+
+
+def _overhead(options: argparse.Namespace, setting: Setting) -> Part:
+    world = setting.world
+    sides = {"engine on vLLM": Side(with_vllm, setting), "bare LLM.generate": Side(bare, setting)}
+    if options.transformers:
+        sides["engine on transformers"] = Side(with_transformers, setting)
+    readings: dict[str, list[Reading]] = {name: [] for name in sides}
+    recorded = sides["engine on vLLM"].run(True).found
+    for turn in range(-1, options.rounds):  # the first round is for warming up
+        for name, side in sides.items():
+            found = side.run(recorded if name == "bare LLM.generate" else None)
+            print(f"round {turn}: {name}: {found.wall:.2f} s, {found.cpu:.2f} CPU s", file=sys.stderr)
+            if turn >= 0:
+                readings[name].append(found)
+    for side in sides.values():
+        side.close()
+    base = readings["bare LLM.generate"]
+    tokens = sum(length for wave in recorded for _, length in wave)
+    lines = [
+        [
+            name,
+            f"{statistics.median(one.wall for one in found):.2f}",
+            f"{_ratio(found, base, 'wall'):.3f}",
+            f"{statistics.median(one.cpu for one in found):.2f}",
+            f"{_ratio(found, base, 'cpu'):.3f}",
+            f"{tokens / statistics.median(one.wall for one in found):.0f}",
+        ]
+        for name, found in readings.items()
+    ]
+    least, most = world.reply
+    ours = readings["engine on vLLM"]
+    return Part(
+        f"{world.trajectories} trajectories of {world.turns} turns, replies of {least}–{most} tokens",
+        ["side", "seconds", "× bare", "CPU seconds", "× bare, CPU", "sampled tokens/s"],
+        lines,
+        [
+            Bound("engine against bare vLLM, by the clock", 1.10, _ratio(ours, base, "wall")),
+            Bound("engine against bare vLLM, CPU seconds", 1.10, _ratio(ours, base, "cpu")),
+        ],
+    )
+
+
+def barrier(options: argparse.Namespace, folder: Path) -> list[Part]:
+    """A batch with latencies of tools, free and in lock-step, against its longest trajectory."""
+    make_model(folder, Size(hidden=32, layers=1, heads=1))
+    latency = 0.02 if options.quick else options.latency
+    sampling = latency / 5
+    world = World(trajectories=options.trajectories, turns=options.turns, reply=(16, 16), latency=latency)
+    sampler = chatter(2000, seconds=sampling)
+    longest = max(map(sum, world.latencies())) + world.turns * sampling
+    lock_step = sum(max(column) for column in zip(*world.latencies(), strict=True)) + world.turns * sampling
+    walls: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(options.rounds):
+        for held, found in walls.items():
+            began = time.monotonic()
+            play(engine(folder, sampler, world), world, barrier=held)
+            found.append(time.monotonic() - began)
+    medians = {held: statistics.median(found) for held, found in walls.items()}
+    lines = [
+        [name, f"{ideal:.2f}", f"{medians[held]:.2f}", f"{medians[held] / longest:.3f}"]
+        for name, held, ideal in (("no barrier", False, longest), ("a barrier a turn", True, lock_step))
+    ]
+    return [
+        Part(
+            f"{world.trajectories} trajectories of {world.turns} turns, latencies of {world.latency} s (median)",
+            ["schedule", "ideal seconds", "seconds", "× longest trajectory"],
+            lines,
+            [Bound("wall against the longest trajectory", 1.15, medians[False] / longest)],
+        )
+    ]
+
+
+def turns(options: argparse.Namespace, folder: Path) -> list[Part]:
+    """Tokens and time of a trajectory as turns grow, under three condensers and several budgets."""
+    make_model(folder, Size(hidden=128, layers=4, heads=4))
+    counts = (4, 8) if options.quick else (8, 16, 32, 64)
+    variants: list[tuple[str, Condenser, int]] = [
+        ("full", Full(), NO_LIMIT),
+        (f"last_k(keep_last={KEEP})", LastK(keep_last=KEEP), NO_LIMIT),
+        (f"observation_mask(keep={KEEP})", ObservationMask(keep=KEEP), NO_LIMIT),
+        *((f"last_k, budget {budget}", LastK(keep_last=NO_LIMIT), budget) for budget in options.budgets),
+        *((f"observation_mask, budget {budget}", ObservationMask(keep=KEEP), budget) for budget in options.budgets),
+    ]
+    lines, bounds = [], []
+    for name, condenser, budget in variants:
+        found = [_of_turns(options, folder, count, condenser, budget) for count in counts]
+        exponents = [_exponent(counts, [one[place] for one in found]) for place in (0, 1)]
+        lines.append(
+            [
+                name,
+                *(f"{one[0]:.0f}" for one in found),
+                f"{exponents[0]:.2f}",
+                f"{exponents[1]:.2f}",
+                *(f"{one[2]:.0f}" for one in found),
+            ]
+        )
+        if name == f"last_k(keep_last={KEEP})":
+            bounds.append(Bound("exponent of the tokens processed under last_k", 1.1, exponents[0]))
+    heads = ["condenser", *(f"K={count}" for count in counts), "exponent", "with prefix cache"]
+    return [
+        Part(
+            f"tokens processed by a trajectory, and trajectories a CPU hour ({options.sampler})",
+            [*heads, *(f"K={count}, traj./h" for count in counts)],
+            lines,
+            bounds,
+        )
+    ]
+
+
+def _of_turns(
+    options: argparse.Namespace, folder: Path, count: int, condenser: Condenser, budget: int
+) -> tuple[float, float, float]:
+    """Tokens that a trajectory processes without and with keys and values kept, and trajectories a CPU hour."""
+    world = World(trajectories=options.siblings, turns=count, reply=(16, 16))
+    given: dict[str, object] = {"model_path": str(folder), "dtype": options.dtype}
+    sampler = build("samplers", options.sampler, given)
+    began = time.process_time()
+    found = play(engine(folder, sampler, world, condenser=condenser, budget=budget), world)
+    seconds = time.process_time() - began
+    sampler.close()
+    print(f"K={count}, {type(condenser).__name__}: {seconds:.1f} CPU s", file=sys.stderr)
+    return (
+        statistics.fmean(map(processed, found)),
+        statistics.fmean(map(new_tokens, found)),
+        3600 * len(found) / seconds,
+    )
+
+
+def sync(options: argparse.Namespace, folder: Path) -> list[Part]:
+    """New weights for the samplers."""
+    make_model(folder, Size(hidden=128, layers=4, heads=4))
+    setting = Setting(
+        folder=folder, world=World(trajectories=1, turns=1, reply=(1, 1)), dtype=options.dtype, threads=options.threads
+    )
+    starts = {"transformers": syncs_transformers} | ({"vllm": syncs_vllm} if find_spec("vllm") else {})
+    lines, bounds = [], []
+    for name, start in starts.items():
+        side = Side(start, setting)
+        side.run(0)
+        found = [side.run(version) for version in range(1, options.rounds + 3)]
+        side.close()
+        median = statistics.median(one.wall for one in found)
+        lines.append([name, f"{found[0].found / 1e6:.2f} M", f"{1000 * median:.1f}"])
+        bounds.append(Bound(f"seconds of a sync of {name}", 0.5, median))
+    return [Part("new weights for a sampler", ["sampler", "parameters", "milliseconds"], lines, bounds)]
+
+
+def _ratio(over: Sequence[Reading], under: Sequence[Reading], what: str) -> float:
+    return statistics.median(getattr(a, what) / getattr(b, what) for a, b in zip(over, under, strict=True))
+
+
+def _exponent(counts: Sequence[int], tokens: Sequence[float]) -> float:
+    """The slope of log tokens over log turns, by least squares: 1 is linear, 2 is quadratic."""
+    return statistics.linear_regression(list(map(math.log, counts)), list(map(math.log, tokens))).slope
+
+
+PARTS: dict[str, Callable[[argparse.Namespace, Path], list[Part]]] = {
+    "overhead": overhead,
+    "barrier": barrier,
+    "turns": turns,
+    "sync": sync,
+}
+
+
+def show(part: Part, *, markdown: bool) -> None:
+    """Print the tables of a part."""
+    bounds = [
+        [one.what, f"≤ {one.at_most:g}", f"{one.found:.3f}", "yes" if one.found <= one.at_most else "no"]
+        for one in part.bounds
+    ]
+    for title, heads, lines in (
+        (part.title, part.heads, part.lines),
+        ("", ["to reach", "wanted", "found", "met"], bounds),
+    ):
+        if markdown:
+            rows = [heads, ["---"] * len(heads), *lines]
+            print("\n".join([f"{title}\n", *(f"| {' | '.join(row)} |" for row in rows)]), end="\n\n")
+            continue
+        shown = Table(*heads, title=title, title_justify="left")
+        for line in lines:
+            shown.add_row(*line)
+        Console(width=160).print(shown)
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--trajectories", type=int, default=64)
+    parser.add_argument("--turns", type=int, default=6, help="of the parts overhead and barrier")
+    parser.add_argument("--output", type=int, default=64, help="tokens of a reply, in overhead")
+    parser.add_argument("--transformers", action="store_true", help="compare the engine on transformers, in overhead")
+    parser.add_argument("--latency", type=float, default=2.0, help="seconds, median, of an answer, in barrier")
+    parser.add_argument("--siblings", type=int, default=4, help="trajectories at once, in turns")
+    parser.add_argument("--budgets", type=int, nargs="*", default=[512], help="tokens of a context, in turns")
+    parser.add_argument("--sampler", choices=["transformers", "vllm"], default="transformers", help="in turns")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="toys")
+    parser.add_argument("--markdown", action="store_true")
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """Run the parts one after another; those that need vLLM are left out where there is none."""
+    options = parse()
+    torch.set_num_threads(options.threads)
+    for name in options.parts:
+        if name == "overhead" and find_spec("vllm") is None:
+            print("overhead is left out: vLLM is not installed")
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            for part in PARTS[name](options, Path(folder) / "policy"):
+                show(part, markdown=options.markdown)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""The sides that the rollout benchmark compares, each in a process of its own; they take turns.
+
+A side loads once and then runs as often as it is told; it says how long each run took, by the clock and in CPU seconds.
+"""
+
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rollout_world import World, engine, play, waves
+
+from condensegrpo.plugins import build
+from condensegrpo.protocols import Sampler
+
+Wave = list[tuple[tuple[int, ...], int]]  # a prompt and the length of its reply, for every trajectory
+KV_GIB = 1.0
+
+
+class Reading(NamedTuple):
+    """One run of a side."""
+
+    wall: float  # seconds
+    cpu: float  # seconds of all threads
+    found: Any  # what the run gives besides
+
+
+Run = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What every side is made of."""
+
+    folder: Path  # of the policy
+    world: World
+    dtype: str = "float32"
+    threads: int = 1
+    longest: int = 4096  # tokens of a prompt and its reply
+
+
+class Side:
+    """A process that runs one side when it is told."""
+
+    def __init__(self, start: Callable[[Setting], Run], setting: Setting) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, other = context.Pipe()
+        self._process = context.Process(target=_serve, args=(other, start, setting), daemon=True)
+        self._process.start()
+        other.close()
+
+    def run(self, given: object = None) -> Reading:
+        """One run.
+
+        Raises:
+            RuntimeError: it failed; with what it said.
+        """
+        self._pipe.send((given,))
+        try:
+            found = self._pipe.recv()
+        except EOFError as error:
+            raise RuntimeError("a side of the benchmark died; what it said is above") from error
+        if isinstance(found, Exception):
+            raise RuntimeError(f"a side of the benchmark failed: {found}") from found
+        reading: Reading = found
+        return reading
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe.send(None)
+        self._process.join()
+
+
+def _serve(pipe: Connection, start: Callable[[Setting], Run], setting: Setting) -> None:
+    torch.set_num_threads(setting.threads)
+    run: Run | None = None
+    while (message := pipe.recv()) is not None:
+        try:
+            run = run or start(setting)
+            began = time.monotonic(), time.process_time()
+            found = run(message[0])
+            pipe.send(Reading(time.monotonic() - began[0], time.process_time() - began[1], found))
+        except Exception as error:  # the boundary to the other process
+            pipe.send(error)
+
+
+def through_engine(setting: Setting, sampler_name: str) -> Run:
+    """The trajectory engine; a run gives its turns, wave by wave, if it is told to record."""
+    options: dict[str, object] = {"model_path": str(setting.folder), "dtype": setting.dtype}
+    if sampler_name == "vllm":
+        options |= {"max_model_len": setting.longest, "kv_cache_gib": KV_GIB if not torch.cuda.is_available() else None}
+    sampler: Sampler = build("samplers", sampler_name, options)
+    parts = engine(setting.folder, sampler, setting.world)
+    weights = _weights(setting.folder)
+
+    def run(record: object) -> list[Wave] | None:
+        found = play(parts, setting.world)
+        sampler.update_weights(weights, 0)  # and with it every cached key and value goes
+        return waves(found) if record else None
+
+    return run
+
+
+def with_vllm(setting: Setting) -> Run:
+    """The engine on vLLM."""
+    return through_engine(setting, "vllm")
+
+
+def with_transformers(setting: Setting) -> Run:
+    """The engine on transformers."""
+    return through_engine(setting, "transformers")
+
+
+def bare(setting: Setting) -> Run:
+    """``LLM.generate`` of vLLM, wave after wave: the same prompts, lengths and settings, and nothing around it."""
+    import os
+
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+    import vllm
+
+    on_gpu = torch.cuda.is_available()
+    llm = vllm.LLM(
+        str(setting.folder),
+        dtype=setting.dtype,
+        max_model_len=setting.longest,
+        kv_cache_memory_bytes=None if on_gpu else int(KV_GIB * 2**30),
+        gpu_memory_utilization=0.4,
+        enforce_eager=not on_gpu,
+        enable_prefix_caching=True,
+        enable_chunked_prefill=None if on_gpu else False,
+        max_num_seqs=256,
+        logprobs_mode="processed_logprobs",
+        generation_config="vllm",
+        seed=0,
+    )
+    torch.set_num_threads(setting.threads)
+
+    def run(recorded: Sequence[Wave]) -> None:
+        for number, wave in enumerate(recorded):
+            params = [
+                vllm.SamplingParams(
+                    max_tokens=length,
+                    seed=number * len(wave) + place,
+                    ignore_eos=True,
+                    logprobs=0,
+                    flat_logprobs=True,
+                    detokenize=False,
+                )
+                for place, (_, length) in enumerate(wave)
+            ]
+            prompts = [{"prompt_token_ids": list(ids)} for ids, _ in wave]
+            llm.generate(prompts, params, use_tqdm=False)
+        llm.reset_prefix_cache()
+
+    return run
+
+
+def syncs(setting: Setting, sampler_name: str) -> Run:
+    """New weights for a sampler, as often as it is told."""
+    options: dict[str, object] = {"model_path": str(setting.folder), "dtype": setting.dtype}
+    if sampler_name == "vllm":
+        options |= {"max_model_len": setting.longest, "kv_cache_gib": KV_GIB if not torch.cuda.is_available() else None}
+    sampler: Sampler = build("samplers", sampler_name, options)
+    weights = _weights(setting.folder)
+
+    def run(version: object) -> int:
+        sampler.update_weights(weights, int(str(version)))
+        return sum(tensor.numel() for _, tensor in weights)
+
+    return run
+
+
+def syncs_vllm(setting: Setting) -> Run:
+    """New weights for vLLM."""
+    return syncs(setting, "vllm")
+
+
+def syncs_transformers(setting: Setting) -> Run:
+    """New weights for transformers."""
+    return syncs(setting, "transformers")
+
+
+def _weights(folder: Path) -> list[tuple[str, torch.Tensor]]:
+    """By name, as the learner gives them: a tied weight comes once."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    return [(name, tensor.detach()) for name, tensor in model.named_parameters()]

@@ -1,0 +1,219 @@
+"""What the rollout benchmark plays: readings that are answered at length, by a policy whose replies have set lengths.
+
+    head ─▶ reply (L words) ─▶ reading (N words) ─▶ reply ─▶ reading ─▶ … K replies, then the episode is over
+
+Words are tokens. The policy has random weights: what it says is noise, and how long it is, is all that matters.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from condensegrpo.condensers.full import Full
+from condensegrpo.learner.new import new_model, new_tokenizer, save_new
+from condensegrpo.learner.policy import load_tokenizer
+from condensegrpo.messages import Message
+from condensegrpo.protocols import Condenser, NamedTensors, Problem, Sampler, Step
+from condensegrpo.rollout.budget import Limits
+from condensegrpo.rollout.engine import Engine
+from condensegrpo.rollout.group import named, rollout
+from condensegrpo.rollout.render import Renderer
+from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
+from condensegrpo.samplers.scripted import ScriptedSampler
+from condensegrpo.trajectory import Finish, Generation, SamplingParams, Trajectory
+
+WORDS = tuple(f"w{number}" for number in range(2000))
+NO_LIMIT = 1_000_000  # seconds, tokens: more than a benchmark ever needs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """How much is said, and how long it takes to be answered."""
+
+    trajectories: int
+    turns: int  # K, replies of a trajectory
+    reply: tuple[int, int]  # L, tokens of a reply: from, to
+    reading: int = 40  # N, words of an answer to a reply
+    question: int = 32  # words
+    latency: float = 0.0  # seconds, median of what the environment takes for an answer; log-normal, σ = 0.5
+    seed: int = 0
+
+    def latencies(self) -> list[list[float]]:
+        """Seconds, of every turn of every trajectory."""
+        draw = random.Random(f"latencies-{self.seed}")
+        return [
+            [self.latency * draw.lognormvariate(0, 0.5) for _ in range(self.turns)] for _ in range(self.trajectories)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """Of the policy."""
+
+    hidden: int = 256
+    layers: int = 6
+    heads: int = 4
+    positions: int = 8192
+
+
+class Readings:
+    """The environment."""
+
+    def __init__(self, world: World, problem: Problem, pace: Sequence[float], barrier: asyncio.Barrier | None) -> None:
+        self._world = world
+        self._draw = random.Random(problem.id)
+        self._question = problem.question
+        self._pace = iter(pace)
+        self._left = world.turns
+        self._barrier = barrier
+
+    async def start(self) -> tuple[Message, ...]:
+        """The question."""
+        return (Message(role="user", content=self._question),)
+
+    async def step(self, reply: Message) -> Step:
+        """A reading, or the end. With a barrier, once every trajectory has come as far."""
+        pace = next(self._pace)
+        if pace:
+            await asyncio.sleep(pace)
+        if self._barrier is not None:
+            await self._barrier.wait()
+        self._left -= 1
+        if not self._left:
+            return Step(done=True, answer="")
+        return Step(
+            observations=(Message(role="user", content=" ".join(self._draw.choices(WORDS, k=self._world.reading))),)
+        )
+
+
+class SetLengths:
+    """A sampler whose replies end after so many tokens as a function of their seed says, and for no other reason."""
+
+    def __init__(self, sampler: Sampler, reply: tuple[int, int]) -> None:
+        self._sampler = sampler
+        self._reply = reply
+
+    async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+        """A reply of its length."""
+        length = random.Random(params.seed).randint(*self._reply)
+        found = await self._sampler.sample(prompt_ids, replace(params, max_tokens=length, stop_ids=(), stop_strings=()))
+        return replace(found, finish=Finish.STOP)
+
+    def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
+        """As the sampler inside."""
+        self._sampler.update_weights(named_tensors, version)
+
+    @property
+    def version(self) -> int:
+        """As the sampler inside."""
+        return self._sampler.version
+
+    def close(self) -> None:
+        """As the sampler inside."""
+        self._sampler.close()
+
+
+def make_model(folder: Path, size: Size) -> None:
+    """Write a Qwen3 with random weights and a tokenizer of one token a word."""
+    tokenizer = new_tokenizer([" ".join(WORDS)], kind="words", vocab_size=len(WORDS) + 16)
+    model = new_model(
+        tokenizer,
+        hidden_size=size.hidden,
+        layers=size.layers,
+        heads=size.heads,
+        kv_heads=size.heads,
+        ffn_size=4 * size.hidden,
+        initializer_range=0.02,
+        max_position_embeddings=size.positions,
+        seed=0,
+    )
+    save_new(folder, tokenizer, model)
+
+
+def chatter(vocabulary: int, *, seconds: float = 0.0) -> ScriptedSampler:
+    """Says random words until it is stopped; a reply takes ``seconds``."""
+    draw = random.Random(0)
+    return ScriptedSampler(lambda prompt_ids: draw.choices(range(8, vocabulary), k=256), seconds=seconds)
+
+
+def engine(
+    folder: Path, sampler: Sampler, world: World, *, condenser: Condenser | None = None, budget: int = NO_LIMIT
+) -> Engine:
+    """The trajectory engine on this world."""
+    tokenizer = load_tokenizer(str(folder))
+    return Engine(
+        sampler=SetLengths(sampler, world.reply),
+        renderer=Renderer(tokenizer, stop_ids=(tokenizer.eos_token_id,)),
+        condenser=condenser or Full(),
+        condenser_name="benchmark",
+        toolbox=Toolbox({}, format=TOOL_FORMATS["native"], seconds=10.0),
+        limits=Limits(
+            max_turns=world.turns, max_context_tokens=budget, max_output_tokens=world.reply[1], turn_seconds=NO_LIMIT
+        ),
+    )
+
+
+def play(parts: Engine, world: World, *, barrier: bool = False, step: int = 0) -> tuple[Trajectory, ...]:
+    """All trajectories of the world, each of a problem of its own.
+
+    Args:
+        barrier: every turn waits for all others, as where turns go in lock-step.
+        step: names the random streams.
+    """
+    draw = random.Random(f"questions-{world.seed}")
+    problems = [
+        Problem(id=str(number), question=" ".join(draw.choices(WORDS, k=world.question)))
+        for number in range(world.trajectories)
+    ]
+    paces = world.latencies()
+
+    async def run() -> tuple[tuple[Trajectory, ...], ...]:
+        meeting = asyncio.Barrier(world.trajectories) if barrier else None
+        return await rollout(
+            named(problems),
+            samples=1,
+            environment=lambda problem: Readings(world, problem, paces[int(problem.id)], meeting),
+            engine=parts,
+            run_seed=world.seed,
+            step=step,
+            on_finish=_whole(world.turns),
+        )
+
+    return tuple(one for group in asyncio.run(run()) for one in group)
+
+
+def _whole(turns: int) -> Callable[[Trajectory], None]:
+    def check(one: Trajectory) -> None:
+        if len(one.turns) != turns:
+            raise RuntimeError(f"trajectory {one.id} has {len(one.turns)} of {turns} turns: {one.stop}, {one.detail}")
+
+    return check
+
+
+def processed(trajectory: Trajectory) -> int:
+    """Tokens that pass through a model which keeps nothing between turns: Σ prompt + reply."""
+    return sum(len(turn.prompt_ids) + len(turn.output_ids) for turn in trajectory.turns)
+
+
+def new_tokens(trajectory: Trajectory) -> int:
+    """Tokens that do where keys and values of the last turn's are kept: what it shares with the next prompt is free."""
+    before: tuple[int, ...] = ()
+    total = 0
+    for turn in trajectory.turns:
+        shared = next(
+            (at for at, (one, other) in enumerate(zip(before, turn.prompt_ids, strict=False)) if one != other),
+            min(len(before), len(turn.prompt_ids)),
+        )
+        total += len(turn.prompt_ids) - shared + len(turn.output_ids)
+        before = (*turn.prompt_ids, *turn.output_ids)
+    return total
+
+
+def waves(trajectories: Sequence[Trajectory]) -> list[list[tuple[tuple[int, ...], int]]]:
+    """Turn by turn, the prompt of every trajectory and the length of its reply: what a bare engine is to be given."""
+    return [
+        [(one.turns[turn].prompt_ids, len(one.turns[turn].output_ids)) for one in trajectories]
+        for turn in range(len(trajectories[0].turns))
+    ]

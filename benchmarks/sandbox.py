@@ -1,0 +1,67 @@
+"""What the sandbox costs: the time of one call, 64 calls at once against their CPU time, and a grading.
+
+    python benchmarks/sandbox.py [RUNG]
+
+Wall clock beside the CPU time of the calls themselves; on a machine that does other work the first is the worse one.
+"""
+
+import asyncio
+import os
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+
+from condensegrpo.sandbox.grade import grade
+from condensegrpo.sandbox.sandbox import Sandbox
+
+CALLS, AT_ONCE, WORK = 200, 64, 1_000_000
+CODE = f"x = 0\nfor n in range({WORK}): x += n * n\nprint(x)"
+
+
+async def median(call: Callable[[], Awaitable[object]], count: int) -> tuple[float, float]:
+    """Median and 95th percentile of the time of a call, in milliseconds, one after the other."""
+    times = []
+    for _ in range(count):
+        begin = time.perf_counter()
+        await call()
+        times.append(1000 * (time.perf_counter() - begin))
+    return statistics.median(times), statistics.quantiles(times, n=20)[-1]
+
+
+def cpu_of_the_code() -> float:
+    """CPU seconds of the same code in this process."""
+    begin = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+    exec(compile(CODE.replace("print(x)", ""), "<work>", "exec"), {})
+    return resource.getrusage(resource.RUSAGE_SELF).ru_utime - begin
+
+
+async def main() -> None:
+    """Measure and print."""
+    rung = sys.argv[1] if len(sys.argv) > 1 else "auto"
+    cores = len(os.sched_getaffinity(0))
+    with Sandbox(rung) as sandbox:
+        begin = time.perf_counter()
+        found = sandbox.open()
+        opened = 1000 * (time.perf_counter() - begin)
+        print(f"{found}: tried and open after {opened:.0f} ms; load of the machine {os.getloadavg()[0]:.1f}")
+        middle, late = await median(lambda: sandbox.run_python("print(1)"), CALLS)
+        print(f"print(1): median {middle:.1f} ms, 95 % within {late:.1f} ms, {CALLS} calls")
+        test = ["assert add(1, 2) == 3"]
+        middle, late = await median(lambda: grade(sandbox, "def add(a, b): return a + b", test), CALLS // 4)
+        print(f"grading by one assert: median {middle:.1f} ms, 95 % within {late:.1f} ms")
+        plain = cpu_of_the_code()
+        begin = time.perf_counter()
+        ran = await asyncio.gather(*(sandbox.run_python(CODE) for _ in range(AT_ONCE)))
+        wall = time.perf_counter() - begin
+        cpu = sum(one.cpu_seconds for one in ran)
+        assert all(one.outcome == "finished" for one in ran)
+        print(
+            f"{AT_ONCE} calls at once on {cores} cores: {wall:.2f} s, {wall / cpu:.2f} times the {cpu:.2f} s of CPU "
+            f"time that they took; the same code outside takes {AT_ONCE * plain:.2f} s of CPU time"
+        )
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

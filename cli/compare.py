@@ -1,0 +1,190 @@
+"""The part of ``condensegrpo eval`` that compares condensers: ``--compare``."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from condensegrpo.cli import theme
+from condensegrpo.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from condensegrpo.comparison import Comparison, Contender
+    from condensegrpo.config import RunConfig
+    from condensegrpo.estimates import Interval
+
+FILES = ("comparison.json", "comparison.png", "comparison.svg")
+
+
+def parsed_condensers(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """The condensers of ``--compare``: separated by commas, each with its ``key=value``s after it.
+
+        "full, last_k keep_last=3, path/to/mine.py:Mine words=[a, b]"
+
+    Raises:
+        ConfigError: it is not that.
+    """
+    from condensegrpo.yaml_tree import apply_overrides
+
+    parts = [part.strip() for part in re.split(r",(?![^\[{]*[\]}])", text)]  # not within brackets
+    found = []
+    for part in parts:
+        name, _, rest = part.partition(" ")
+        if not name or "=" in name:
+            raise ConfigError(
+                f"reading --compare {text!r}: found {part!r}, wanted a condenser's name with its options after it, "
+                f"such as 'full, last_k keep_last=3, random_drop'."
+            )
+        found.append((name, apply_overrides({}, re.split(r"\s+(?=\w+=)", rest.strip()) if rest.strip() else [])))
+    return found
+
+
+def parsed_budgets(text: str | None) -> list[int]:
+    """The budgets of ``--budgets``, such as ``64,96``.
+
+    Raises:
+        ConfigError: it is not that.
+    """
+    words = [] if text is None else [word.strip() for word in text.split(",")]
+    if not all(re.fullmatch(r"[1-9]\d*", word) for word in words):
+        raise ConfigError(f"reading --budgets {text!r}: wanted numbers of tokens, such as 64,96.")
+    return [int(word) for word in words]
+
+
+def compare(
+    config: "RunConfig", model: str, condensers: str, budgets: str | None, out: Path, *, save: Path | None, quiet: bool
+) -> None:
+    """Compare condensers and write a table, ``comparison.json`` and the plot; ``quiet``: print the JSON alone."""
+    from rich.console import Console
+
+    from condensegrpo.cli.console import PhaseDisplay
+
+    named, within = parsed_condensers(condensers), parsed_budgets(budgets)
+    _make(out)
+    with PhaseDisplay(Console(stderr=True, quiet=quiet)) as display:
+        display.phase("loading torch, transformers and the model", None)
+        from condensegrpo import assemble
+        from condensegrpo.cli.quiet import quiet_libraries
+        from condensegrpo.compare import check, contenders
+        from condensegrpo.compare import compare as run_comparison
+
+        quiet_libraries()
+        entrants = contenders(named, within, config)
+        check(config, entrants, model)
+        assemble.use_threads(config)
+        sampler = assemble.sampler(config, model)
+        try:
+            found = run_comparison(
+                config, entrants, sampler=sampler, source=model, observer=display, on_scored=_saving(save)
+            )
+        finally:
+            sampler.close()
+    _write(found, out)
+    if quiet:
+        typer.echo(_as_json(found))
+        return
+    _show(found, out)
+
+
+def _make(out: Path) -> None:
+    """Make the folder before anything is loaded."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"creating {out} for the comparison: {error.strerror}. Give another --out.") from error
+
+
+def _saving(save: Path | None) -> "Callable[[Contender, Any], None]":
+    from condensegrpo.storage import write_trajectory
+
+    if save is None:
+        return lambda contender, one: None
+    write: Callable[..., None] = partial(write_trajectory, save)
+    return lambda contender, one: write(one)
+
+
+def _as_json(found: "Comparison") -> str:
+    return json.dumps(asdict(found), indent=2)
+
+
+def _write(found: "Comparison", out: Path) -> None:
+    from condensegrpo.comparison_plot import plot
+    from condensegrpo.storage import write_atomically
+
+    write_atomically(out / FILES[0], _as_json(found) + "\n")
+    plot(found, out / Path(FILES[1]).stem)
+
+
+def _show(found: "Comparison", out: Path) -> None:
+    console = theme.console()
+    console.print(_figures_table(found))
+    console.print(_differences_table(found))
+    console.print(f"model   {found.model}\nfiles   {'  '.join(str(out / name) for name in FILES)}")
+
+
+def _figures_table(found: "Comparison") -> "Table":
+    from rich.table import Table
+
+    table = Table(
+        title=f"{found.problems} held-out problems × {found.samples}, seed {found.seed}; means over trajectories",
+        title_justify="left",
+    )
+    table.add_column("condenser")
+    for heading in (
+        "budget",
+        "success",
+        "95 % interval",
+        "largest\ncontext",
+        "contexts\ntogether",
+        "turns",
+        "conden-\nsations",
+        "re-\nfetches",
+        "of calls",
+        "seconds",
+        "con-\ndensing",
+    ):
+        table.add_column(heading, justify="right")
+    for one in found.figures:
+        table.add_row(
+            one.contender.label,
+            "–" if one.contender.budget is None else str(one.contender.budget),
+            f"{one.success.mean:.3f}",
+            _bounds(one.success, "{:.3f}"),
+            f"{one.peak_tokens:.1f}",
+            f"{one.summed_tokens:.0f}",
+            f"{one.turns:.1f}",
+            f"{one.condensations:.1f}",
+            f"{one.refetches:.2f}",
+            f"{one.refetch_rate:.1%}",
+            f"{one.seconds:.1f}",
+            f"{one.condensing:.1%}",
+        )
+    return table
+
+
+def _differences_table(found: "Comparison") -> "Table":
+    from rich.table import Table
+
+    table = Table(title="differences in success, paired by problem, 95 % interval", title_justify="left")
+    for heading in ("budget", "condenser", "less"):
+        table.add_column(heading)
+    table.add_column("difference", justify="right")
+    table.add_column("95 % interval", justify="right")
+    for one in found.differences:
+        within = "–" if one.budget is None else str(one.budget)
+        bounds = _bounds(one.success, "{:+.3f}")
+        table.add_row(within, one.ours, one.theirs, f"{one.success.mean:+.3f}", bounds)
+    return table
+
+
+def _bounds(found: "Interval", form: str) -> str:
+    if found.low is None or found.high is None:
+        return "–"
+    return f"[{form.format(found.low)}, {form.format(found.high)}]"

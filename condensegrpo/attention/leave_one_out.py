@@ -1,0 +1,56 @@
+"""The oracle: what a unit is worth is what the output loses without it. One pass a unit: for tests and analysis."""
+
+import asyncio
+from collections.abc import Sequence
+
+from condensegrpo.messages import History, flatten
+from condensegrpo.protocols import Measures
+from condensegrpo.rollout.render import Renderer
+
+
+class LeaveOneOut:
+    """Scores by the probability of the newest reply, with and without each unit before it."""
+
+    def __init__(self, model: Measures, renderer: Renderer) -> None:
+        """Set the oracle up.
+
+        Args:
+            model: a sampler that measures.
+            renderer: with that model's tokenizer and chat template.
+        """
+        self._model = model
+        self._renderer = renderer
+
+    async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
+        """What the newest reply loses without each unit, in nats, or 0 if it wins; 0 for the newest itself.
+
+        Every prompt is measured whole, whatever ``tokens`` says.
+        """
+        return await asyncio.gather(*(self._scored(history) for history in histories))
+
+    async def _scored(self, history: History) -> list[float]:
+        if not history.units:
+            return []
+        before = History(head=history.head, units=history.units[:-1])
+        output = self._renderer.reply_ids(history.units[-1].reply.content)
+        return [*(max(loss, 0.0) for loss in await losses(self._model, self._renderer, before, output)), 0.0]
+
+
+async def losses(model: Measures, renderer: Renderer, history: History, output_ids: Sequence[int]) -> list[float]:
+    """What an output loses without each unit of the history that it followed.
+
+        log π(o | head, u_0 … u_n) − log π(o | head, u_0 … u_n without u_i),  nats, for every i
+
+    Args:
+        output_ids: (A,) as sampled, at least one.
+    """
+
+    async def logprob(units: Sequence[int]) -> float:
+        shown = flatten(history.head, [history.units[place] for place in units])
+        return sum(await model.measure(renderer.prompt(shown), output_ids))
+
+    places = range(len(history.units))
+    whole, *without = await asyncio.gather(
+        logprob(places), *(logprob([place for place in places if place != left_out]) for left_out in places)
+    )
+    return [whole - one for one in without]

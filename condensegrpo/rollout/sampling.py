@@ -1,0 +1,64 @@
+"""One reply of the policy: asked for with the limits of the engine, guarded against whatever the sampler does."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from condensegrpo.rollout.boundary import Ended, guarded
+from condensegrpo.rollout.engine import Engine
+from condensegrpo.trajectory import Finish, Generation, SamplingParams, Stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """What the policy said, by tokens and as text."""
+
+    generation: Generation
+    text: str
+    version: int  # of the policy, when it was asked
+
+
+async def sample(
+    engine: Engine,
+    prompt_ids: Sequence[int],
+    *,
+    trajectory: str,
+    seed: int,
+    max_tokens: int,
+    stop_strings: tuple[str, ...],
+) -> Sampled:
+    """Sample one reply.
+
+    Args:
+        trajectory: id of the one that the reply belongs to.
+        seed: of the reply's random stream.
+        stop_strings: that end it, beside the stop ids of the renderer.
+
+    Raises:
+        Ended: the sampler failed, took longer than ``turn_seconds`` or gave the reply up.
+    """
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=engine.temperature,
+        seed=seed,
+        stop_ids=tuple(engine.renderer.stop_ids),
+        stop_strings=stop_strings,
+        trajectory=trajectory,
+    )
+    sampled = await guarded(
+        partial(_sampled, engine, prompt_ids, params),
+        who="the sampler",
+        stop=Stop.SAMPLER_ERROR,
+        seconds=engine.limits.turn_seconds,
+    )
+    if sampled.generation.finish is Finish.ABORT:
+        raise Ended(Stop.ABORTED, "the sampler gave the reply up")
+    return sampled
+
+
+async def _sampled(engine: Engine, prompt_ids: Sequence[int], params: SamplingParams) -> Sampled:
+    version = engine.sampler.version
+    generation = await engine.sampler.sample(prompt_ids, params)
+    if not isinstance(generation, Generation):
+        raise TypeError(f"sample() gave {generation!r:.80}, wanted a Generation")
+    return Sampled(generation=generation, text=engine.renderer.text(generation.token_ids), version=version)

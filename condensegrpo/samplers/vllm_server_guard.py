@@ -1,0 +1,45 @@
+"""Keeps strangers out of a vLLM server: without the token a request gets nowhere but to ``/health``.
+
+vLLM's own check of its API key covers ``/v1`` and ``/inference`` only. The routes that change weights are outside of
+it, and they run methods by name. Standard library only; vLLM loads this by name (``--middleware``).
+"""
+
+import hmac
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+TOKEN_VARIABLE = "VLLM_API_KEY"  # where vLLM itself looks; never on a command line, which every user of a machine sees
+OPEN = ("/health", "/ping")
+
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Application = Callable[[dict[str, Any], Receive, Send], Awaitable[None]]
+
+
+class RequireToken:
+    """ASGI middleware: 401 for every request without ``Authorization: Bearer <token>``."""
+
+    def __init__(self, app: Application) -> None:
+        token = os.environ.get(TOKEN_VARIABLE, "")
+        if not token:
+            raise ValueError(f"guarding a vLLM server: {TOKEN_VARIABLE} is empty, wanted the token that it asks for")
+        self._app = app
+        self._wanted = f"Bearer {token}".encode()
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        """Let a request through, or refuse it."""
+        if scope["type"] == "lifespan" or scope.get("path") in OPEN or self._has_token(scope):
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        body = b'{"error": {"message": "the token is missing or wrong", "code": 401}}'
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 401, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def _has_token(self, scope: dict[str, Any]) -> bool:
+        given = next((value for name, value in scope.get("headers", ()) if name == b"authorization"), b"")
+        return hmac.compare_digest(given, self._wanted)

@@ -1,0 +1,92 @@
+"""Opens the scorers that a condenser asks for: the policy's attention, a frozen model's, or the oracle."""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Literal
+
+from condensegrpo.attention.capture import check_supported
+from condensegrpo.attention.leave_one_out import LeaveOneOut
+from condensegrpo.attention.scorer import AttentionScorer
+from condensegrpo.errors import ConfigError
+from condensegrpo.learner.policy import configuration, end_ids, load_tokenizer
+from condensegrpo.protocols import Attends, Condenser, Measures, RanksUnits, Sampler, UnitScorer
+from condensegrpo.rollout.render import Renderer
+from condensegrpo.samplers.transformers import TransformersSampler
+
+POLICY, ORACLE = "policy", "leave_one_out"  # every other name is the folder or Hub id of a frozen model
+NEEDED: Mapping[str, type] = {POLICY: Attends, ORACLE: Measures}  # of the sampler
+
+
+def names_of(condenser: Condenser) -> Sequence[str]:
+    """The scorers that a condenser asks for."""
+    return condenser.scorers if isinstance(condenser, RanksUnits) else ()
+
+
+def check_scorers(names: Sequence[str], sampler: object, sampler_name: str) -> None:
+    """Check that the sampler can do what the scorers need. Loads nothing.
+
+    Args:
+        sampler: its class, or whatever makes one, which is then not looked into.
+
+    Raises:
+        ConfigError: it cannot; the message says what does without it.
+    """
+    for name in names:
+        if name in NEEDED and isinstance(sampler, type) and not issubclass(sampler, NEEDED[name]):
+            lacking = "what its model looks at" if name == POLICY else "how probable a reply is"
+            raise ConfigError(
+                f"setting up the scorer {name!r} of the condenser: the sampler {sampler_name} cannot say {lacking}. "
+                f"Use sampler.name=transformers, or name a frozen model: its folder or Hub id as the scorer."
+            )
+
+
+def check_models(names: Sequence[str], source: str) -> None:
+    """Check that attention can be captured from the models that score. Loads no weights.
+
+    Args:
+        source: the policy's folder or Hub id.
+
+    Raises:
+        ConfigError: a model is not there, or it is of a type that was never verified.
+    """
+    for name in names:
+        if name == ORACLE:
+            continue
+        path = source if name == POLICY else name
+        try:
+            check_supported(configuration(path).get_text_config().model_type)
+        except ValueError as error:
+            raise ConfigError(f"setting up the scorer {name!r} of the condenser: {error}") from error
+
+
+def open_scorers(
+    names: Sequence[str], *, sampler: Sampler, renderer: Renderer, dtype: Literal["float32", "bfloat16"]
+) -> dict[str, UnitScorer]:
+    """The scorers by name.
+
+    Args:
+        sampler: holds the policy's weights, and gets the learner's after every step.
+        renderer: with the policy's tokenizer.
+        dtype: of frozen models.
+
+    Raises:
+        ConfigError: the sampler cannot do what one needs, or a frozen model is not there.
+    """
+    check_scorers(names, type(sampler), type(sampler).__name__)
+    return {name: _opened(name, sampler, renderer, dtype) for name in names}
+
+
+def _opened(name: str, sampler: Sampler, renderer: Renderer, dtype: Literal["float32", "bfloat16"]) -> UnitScorer:
+    if name == POLICY and isinstance(sampler, Attends):
+        return AttentionScorer(sampler, renderer)
+    if name == ORACLE and isinstance(sampler, Measures):
+        return LeaveOneOut(sampler, renderer)
+    return frozen(name, dtype)
+
+
+@cache
+def frozen(path: str, dtype: Literal["float32", "bfloat16"]) -> AttentionScorer:
+    """The scorer of a model that is never updated; a process holds it once, for training and evaluations."""
+    return AttentionScorer(
+        TransformersSampler(path, dtype=dtype), Renderer(load_tokenizer(path), stop_ids=end_ids(path))
+    )

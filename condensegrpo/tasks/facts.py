@@ -1,0 +1,312 @@
+"""The built-in reading task: facts that are asked for arrive early, distractors follow. Needs no download.
+
+One episode with 4 pages, 2 facts and 1 of them asked for (user and tool on the left, replies on the right):
+
+    report red after p4       ─▶  <read> p1 </read>
+    p1 rain blue:4            ─▶  <read> p2 </read>
+    p2 red:7 boat             ─▶  <read> p3 </read>
+    p3 tree sand              ─▶  <read> p4 </read>
+    p4 wind rain report       ─▶  <answer> red 7 </answer>
+
+Pages are read in order, and the answer counts only after the last one. A page that was read can be read again, which
+costs a turn: whoever has lost a fact to a condenser can fetch its page once more, if ``rollout.max_turns`` leaves room,
+and can otherwise only guess. The question names what will be asked, so that relevance is known from the beginning.
+
+The demonstrations are on purpose imperfect: where a fact is out of sight half of them guess instead of reading again.
+"""
+
+import hashlib
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, overload
+
+from condensegrpo.messages import History, Message, Unit
+from condensegrpo.protocols import Demonstration, Problem, Split, Step
+
+KEYS = ("red", "blue", "green", "black", "white", "gold", "pink", "grey")  # asked for in this order
+NOISE = ("boat", "cave", "dust", "farm", "gate", "hill", "lake", "moon", "path", "rain", "road", "sand", "snow", "tree",
+         "wall", "wind")  # fmt: skip
+REPORT = "report"  # ends every page from the last new one on: the answer is due
+NOT_YET = "not yet"  # what a page shows that is out of turn
+EVAL_SHARE = 8  # one problem in so many is kept for evaluation, by the hash of what it is
+SOME = 0.9  # share of the demonstrations with history="some" that show some pages and not all
+GUESSING = 0.5  # share of the demonstrations that guess where a fact is out of sight
+
+_TAG = re.compile(r"(</?(?:read|answer)>)")
+_PAGE = re.compile(r"p([1-9]\d{0,2})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """The task ``facts``. Whether a problem is for training or evaluation does not depend on any option."""
+
+    pages: int = 16  # turns that it takes to read everything, up to 999
+    facts: int = 3  # each of another key and on a page of its own
+    asked: int = 2  # of these facts
+    words: int = 2  # on a page, its number not counted; all that is no fact is noise
+    early: float = 0.5  # share of the pages, from the first on, that may hold facts
+    train_problems: int = 100_000  # length of the virtual sequence
+    eval_problems: int = 256  # all different
+    seed: int = 0  # of the order of the training problems
+    history: Literal["some", "full"] = "some"  # what demonstrations show: some earlier pages and the newest, or all
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.pages <= 999 or self.words < 1:
+            raise ValueError(f"pages={self.pages} of words={self.words}: wanted 1 to 999 pages of at least 1 word")
+        if not 0 < self.early <= 1 or not 1 <= self.asked <= self.facts <= min(len(KEYS), self._early_pages):
+            raise ValueError(
+                f"asked={self.asked} of facts={self.facts} on the early={self.early} of {self.pages} pages: wanted "
+                f"0 < early <= 1, 1 <= asked <= facts, at most {len(KEYS)} facts and at most one on each of these pages"
+            )
+        if self.train_problems < 1 or self.eval_problems < 1:
+            raise ValueError(
+                f"train_problems={self.train_problems}, eval_problems={self.eval_problems}: wanted at least 1 of each"
+            )
+        if self.history not in ("some", "full"):
+            raise ValueError(f"history={self.history!r}: wanted 'some' or 'full'")
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """Training problems are made when asked for; the evaluation problems are a list.
+
+        Raises:
+            ValueError: so many different evaluation problems were not found.
+        """
+        if split == "train":
+            return _TrainProblems(task=self)
+        rng = random.Random(f"facts eval {self.pages} {self.facts} {self.asked} {self.words} {self.early}")
+        found: dict[str, Problem] = {}
+        for _ in range(100 * EVAL_SHARE * self.eval_problems):
+            problem = self.draw(rng, f"eval-{len(found)}")
+            if _is_held_out(problem):
+                found.setdefault(_content(problem), problem)
+            if len(found) == self.eval_problems:
+                return list(found.values())
+        raise ValueError(
+            f"holding out {self.eval_problems} different problems of {self.pages} pages: found {len(found)}; lower "
+            f"eval_problems or raise pages"
+        )
+
+    def environment(self, problem: Problem) -> "FactsEnvironment":
+        """A fresh episode."""
+        return FactsEnvironment(question=problem.question, pages=tuple(problem.data["pages"]))
+
+    def draw(self, rng: random.Random, label: str) -> Problem:
+        """A random problem, held out or not."""
+        facts = {key: str(rng.randrange(10)) for key in sorted(rng.sample(KEYS, self.facts), key=KEYS.index)}
+        pages = [rng.choices(NOISE, k=self.words) for _ in range(self.pages)]
+        for place, (key, value) in zip(rng.sample(range(self._early_pages), self.facts), facts.items(), strict=True):
+            pages[place][rng.randrange(self.words)] = f"{key}:{value}"
+        asked = sorted(rng.sample(list(facts), self.asked), key=KEYS.index)
+        return Problem(
+            id=f"{label}:{'+'.join(asked)}",
+            question=f"report {' '.join(asked)} after p{self.pages}",
+            answer=_told((key, facts[key]) for key in asked),
+            data={"pages": [f"p{number} {' '.join(page)}" for number, page in enumerate(pages, start=1)]},
+        )
+
+    def demonstrations(self, seed: int) -> Iterator[Demonstration]:
+        """One turn each of a random training problem: reading on, answering, or reading again what is out of sight."""
+        problems = self.problems("train")
+        rng = random.Random(f"facts demonstrations {seed}")
+        while True:
+            problem = problems[rng.randrange(len(problems))]
+            if rng.random() < 0.3:  # reading on is soon learnt
+                read = list(range(1, rng.randrange(self.pages) + 1))
+            else:
+                again = rng.choices(range(1, self.pages + 1), k=rng.choice((0, 0, 0, 1, 2)))
+                read = [*range(1, self.pages + 1), *again]
+            context = self._shown(problem, read, rng)
+            yield Demonstration(context=context, reply=_demonstrated_reply(context, rng))
+
+    def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
+        """Whether a reply follows from its context.
+
+        Before the report the next page is to be read. Then the answer is to be given where its facts are in sight, and
+        otherwise any page that is not.
+        """
+        due, words = _due(context), _read(reply)
+        page = _page(words)
+        if not due.report:
+            return page == due.newest + 1
+        if due.answer is None:
+            return page is not None and page <= due.pages and page not in due.shown
+        return _answer(words) == due.answer
+
+    def corpus(self) -> Iterable[str]:
+        """Every word of the task."""
+        yield from (f"{key} {value} {key}:{value}" for key in KEYS for value in range(10))
+        yield " ".join(NOISE)
+        yield from (f"{_asks(number)} after" for number in range(1, self.pages + 1))
+        yield from (f"{_says(REPORT)} {NOT_YET}",)
+
+    @property
+    def _early_pages(self) -> int:
+        return int(self.pages * self.early)
+
+    def _shown(self, problem: Problem, read: Sequence[int], rng: random.Random) -> tuple[Message, ...]:
+        """The head, the newest unit and, of those before it, all or a few: what condensers leave, whichever it is."""
+        history = History(head=(Message(role="user", content=problem.question),))
+        for turn, page in enumerate(read):
+            reply = Message(role="assistant", content=_asks(page))
+            text = _text(problem.data["pages"], page, last=turn + 1 >= self.pages)
+            history = history.add(Unit(turn=turn, reply=reply, results=(_result(text),)))
+        kept = set(range(len(read)))
+        if self.history == "some" and rng.random() < SOME:
+            kept = set(rng.sample(range(len(read)), min(len(read), rng.randint(0, 3))))
+            if rng.random() < 0.6:
+                kept |= {turn for turn, page in enumerate(read) if _holds(problem, page)}
+        units = tuple(unit for unit in history.units if unit.turn in kept or unit is history.units[-1])
+        return History(head=history.head, units=units).messages
+
+
+@dataclass(slots=True, kw_only=True)
+class FactsEnvironment:
+    """One episode: pages as they are asked for, then the answer. Reads words, whatever the whitespace."""
+
+    question: str
+    pages: tuple[str, ...]
+    _seen: int = field(default=0, init=False)  # pages read so far, the same one counted once
+
+    async def start(self) -> tuple[Message, ...]:
+        """The question."""
+        return (Message(role="user", content=self.question),)
+
+    async def step(self, reply: Message) -> Step:
+        """The page that was asked for; the end after anything else, with the answer if the pages were all read."""
+        words = _read(reply.content)
+        page = _page(words)
+        if page is None:
+            return Step(done=True, answer=_answer(words) if self._seen == len(self.pages) else None)
+        if page > min(self._seen + 1, len(self.pages)):
+            return Step(observations=(_result(NOT_YET),))
+        self._seen = max(self._seen, page)
+        return Step(observations=(_result(_text(self.pages, page, last=self._seen == len(self.pages))),))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TrainProblems(Sequence[Problem]):
+    """Problems drawn by their index, none of them held out."""
+
+    task: Facts
+
+    def __len__(self) -> int:
+        return self.task.train_problems
+
+    @overload
+    def __getitem__(self, index: int) -> Problem: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Problem]: ...
+    def __getitem__(self, index: int | slice) -> Problem | Sequence[Problem]:
+        """The problem of an index, or a list for a slice."""
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        at = range(len(self))[index]
+        rng = random.Random(f"facts train {self.task.seed} {at}")
+        while True:  # seven draws in eight are for training
+            problem = self.task.draw(rng, f"train-{at}")
+            if not _is_held_out(problem):
+                return problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Due:
+    """What a context allows to know of the next reply."""
+
+    report: bool  # whether the answer is due
+    newest: int  # the page read last; 0: none
+    shown: frozenset[int]  # the pages in sight
+    pages: int
+    known: Mapping[str, str | None]  # key asked for → its value, None where it is out of sight
+
+    @property
+    def answer(self) -> str | None:
+        """The answer, if it can be known."""
+        found = [(key, value) for key, value in self.known.items() if value is not None]
+        return _told(found) if len(found) == len(self.known) else None
+
+
+def _due(context: Sequence[Message]) -> _Due:
+    question = context[0].content.split()
+    asked, pages = question[1:-2], int(question[-1][1:])
+    texts = [message.content.split() for message in context[1:] if message.role == "tool"]
+    texts = [words for words in texts if _PAGE.fullmatch(words[0])]
+    facts = dict(word.split(":") for words in texts for word in words if ":" in word)
+    shown = [int(words[0][1:]) for words in texts]
+    return _Due(
+        report=bool(texts) and texts[-1][-1] == REPORT,
+        newest=shown[-1] if shown else 0,
+        shown=frozenset(shown),
+        pages=pages,
+        known={key: facts.get(key) for key in asked},
+    )
+
+
+def _demonstrated_reply(context: Sequence[Message], rng: random.Random) -> str:
+    due = _due(context)
+    if not due.report:
+        return _asks(due.newest + 1)
+    if due.answer is not None:
+        return _says(due.answer)
+    if rng.random() < GUESSING:
+        return _says(_told([(key, value or str(rng.randrange(10))) for key, value in due.known.items()]))
+    return _asks(min(set(range(1, due.pages + 1)) - due.shown))
+
+
+def _asks(page: int) -> str:
+    return f"<read> p{page} </read>"
+
+
+def _says(answer: str) -> str:
+    return f"<answer> {answer} </answer>"
+
+
+def _told(facts: Iterable[tuple[str, str]]) -> str:
+    return " ".join(f"{key} {value}" for key, value in facts)
+
+
+def _text(pages: Sequence[str], page: int, *, last: bool) -> str:
+    return f"{pages[page - 1]} {REPORT}" if last else pages[page - 1]
+
+
+def _result(text: str) -> Message:
+    """A page is the result of a call: condensers may mask it, and reading it again counts as fetching again."""
+    return Message(role="tool", content=text, tool_call_id="read", name="read")
+
+
+def _holds(problem: Problem, page: int) -> bool:
+    asked = problem.question.split()[1:-2]
+    return any(word.partition(":")[0] in asked for word in problem.data["pages"][page - 1].split()[1:])
+
+
+def _read(text: str) -> tuple[str, ...]:
+    return tuple(_TAG.sub(r" \1 ", text).split())
+
+
+def _inside(words: Sequence[str], tag: str) -> tuple[str, ...] | None:
+    """The words of a reply that is one opening tag, words without tags and the closing tag; ``None`` of any other."""
+    if len(words) < 3 or words[0] != f"<{tag}>" or words[-1] != f"</{tag}>":
+        return None
+    inside = tuple(words[1:-1])
+    return None if any(_TAG.fullmatch(word) for word in inside) else inside
+
+
+def _page(words: Sequence[str]) -> int | None:
+    inside = _inside(words, "read")
+    found = _PAGE.fullmatch(inside[0]) if inside is not None and len(inside) == 1 else None
+    return int(found[1]) if found else None
+
+
+def _answer(words: Sequence[str]) -> str | None:
+    inside = _inside(words, "answer")
+    return None if inside is None else " ".join(inside)
+
+
+def _is_held_out(problem: Problem) -> bool:
+    digest = hashlib.blake2b(_content(problem).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % EVAL_SHARE == 0
+
+
+def _content(problem: Problem) -> str:
+    return "\n".join((problem.question, *problem.data["pages"]))

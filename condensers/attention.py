@@ -1,0 +1,139 @@
+"""The condenser that keeps what is looked at: units ranked by score a token, under the budget.
+
+    units        0    1    2    3    4        4 is the newest
+    tokens      30   90   20   60   25
+    score       .9   .6   .1   .9   –         of a scorer; real attention, see attention/
+    per token   .03  .007 .005 .015 –         rank 0 3 1 2
+    room 140    keep 4 (25), 0 (30), 3 (60); 1 does not fit (90); 2 (20)      shown 0 2 3 4
+
+Scores are smoothed over the last turns, and a unit that was dropped returns only if it is clearly better. Both are told
+anew from the history every time: nothing is held from turn to turn, one condenser serves all episodes at once.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from condensegrpo.condensers.fit import fits
+from condensegrpo.condensers.spans import spans
+from condensegrpo.messages import History
+from condensegrpo.protocols import Budget, Condensed, UnitScorer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Keeps the newest unit and, of the others, those with the most score a token. Order is kept; units stay whole.
+
+    A history within the budget is left as it is, and nothing is scored. What is dropped leaves nothing behind.
+    """
+
+    scorer: str = "policy"  # whose attention: policy, leave_one_out, or the folder or Hub id of a frozen model
+    smoothing: float = 0.5  # in [0, 1): weight of the turns before in a score; 0: each turn for itself
+    lookback: int = 2  # ≥ 0: turns that are looked back on; each costs one reading more, unless it is remembered
+    hysteresis: float = 1.25  # ≥ 1: a unit that was dropped a turn ago must be so many times better
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.smoothing < 1:
+            raise ValueError(f"smoothing={self.smoothing}: wanted a number in [0, 1)")
+        if isinstance(self.lookback, float) or self.lookback < 0:
+            raise ValueError(f"lookback={self.lookback}: wanted a whole number of turns, at least 0")
+        if not self.hysteresis >= 1:
+            raise ValueError(f"hysteresis={self.hysteresis}: wanted a factor of at least 1")
+
+    @property
+    def scorers(self) -> tuple[str, ...]:
+        """The scorer that it asks its budget for."""
+        return (self.scorer,)
+
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+        """The units that are shown. Costs one count a unit and log2 of the units more, and a reading a turn.
+
+        Raises:
+            ValueError: the budget lends no such scorer, or what it gave are no scores.
+        """
+        total = len(history.units)
+        if total < 2 or fits(history.head, history.units, budget):
+            return Condensed(units=history.units, spans=spans(history, range(total), budget.count))
+        account = spans(history, (), budget.count)
+        ranked = await self._ranked(history, budget, [max(span.tokens, 1) for span in account])
+
+        def over(kept: int) -> bool:
+            return not fits(history.head, [history.units[place] for place in sorted(ranked[:kept])], budget)
+
+        # tokens of units do not add up exactly: what was chosen by their sum is shown as far as it truly fits
+        kept = bisect_left(range(2, len(ranked) + 1), True, key=over) + 1
+        shown = sorted(ranked[:kept])
+        return Condensed(
+            units=tuple(history.units[place] for place in shown),
+            spans=spans(history, shown, budget.count),
+            reason=f"kept {len(shown)} of {total} units by the attention of {self.scorer}",
+        )
+
+    async def _ranked(self, history: History, budget: Budget, costs: Sequence[int]) -> list[int]:
+        """The units that are kept, the newest first and then the best, after the turns that are looked back on."""
+        room = budget.tokens - budget.count(history.head)
+        total = len(history.units)
+        ends = [end for end in range(max(total - self.lookback, 2), total + 1) if sum(costs[:end]) > room] or [total]
+        pasts = [History(head=history.head, units=history.units[:end]) for end in ends]
+        ranked: list[int] = []
+        smooth: list[float] = []
+        for end, scores in zip(ends, await _scores(budget, self.scorer, pasts), strict=True):
+            smooth = _smoothed(scores[:-1], smooth, self.smoothing)
+            known = set(ranked) if ranked else set(range(end))
+            returning = set(range(end - 2)) - known
+            worth = [
+                score / costs[place] / (self.hysteresis if place in returning else 1.0)
+                for place, score in enumerate(smooth)
+            ]
+            ranked = choose(worth, costs[:end], room)
+        return ranked
+
+
+def choose(worth: Sequence[float], costs: Sequence[int], room: int) -> list[int]:
+    """The newest unit, then those of the greatest worth that still fit, of equal ones the newer.
+
+    Worth 3 1 2 and the newest, costs 4 1 4 2, room 8 ─▶ 3 (2), 0 (4), 2 does not fit, 1 (1)
+
+    Args:
+        worth: of every unit but the newest.
+        costs: of every unit, in tokens.
+        room: for all of them, in tokens; the newest is chosen even if it does not fit.
+    """
+    newest = len(costs) - 1
+    chosen, left = [newest], room - costs[newest]
+    for place in sorted(range(newest), key=lambda place: (-worth[place], -place)):
+        if costs[place] <= left:
+            chosen.append(place)
+            left -= costs[place]
+    return chosen
+
+
+def _smoothed(scores: Sequence[float], before: Sequence[float], share: float) -> list[float]:
+    """share · the turn before + (1 − share) · now; a unit that was the newest then has no score from before."""
+    return [
+        share * before[place] + (1 - share) * score if place < len(before) else score
+        for place, score in enumerate(scores)
+    ]
+
+
+async def _scores(budget: Budget, name: str, pasts: Sequence[History]) -> Sequence[Sequence[float]]:
+    """One row of scores a history, checked.
+
+    Raises:
+        ValueError: there is no such scorer, or a score is missing, negative or no number.
+    """
+    scorer: UnitScorer | None = budget.scorers.get(name)
+    if scorer is None:
+        raise ValueError(
+            f"ranking {len(pasts[-1].units)} units: wanted the scorer {name!r}, and the budget lends "
+            f"{', '.join(budget.scorers) or 'none'}"
+        )
+    found = await scorer.score(pasts, budget.tokens)
+    for past, scores in zip(pasts, found, strict=True):
+        if len(scores) != len(past.units) or not all(0 <= score < float("inf") for score in scores):
+            raise ValueError(
+                f"the scorer {name!r} gave {list(scores)!r:.80} for {len(past.units)} units, wanted one number each, "
+                f"finite and not negative"
+            )
+    return found

@@ -1,0 +1,61 @@
+"""A local Hugging Face model that writes summaries, greedily and one at a time."""
+
+import time
+from functools import cache
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from condensegrpo.errors import SummaryRefused
+from condensegrpo.protocols import Written
+from condensegrpo.trajectory import Finish
+
+
+class LocalModel:
+    """Answers one user message with the model's chat template. Blocking: called from a thread."""
+
+    def __init__(self, model: str, *, device: str, seconds: float) -> None:
+        """The folder or Hub id of a model; loaded when it is first asked."""
+        self._model = model
+        self._device = device
+        self._seconds = seconds
+
+    def write(self, text: str, max_tokens: int) -> Written:
+        """What the model says to a text.
+
+        Raises:
+            SummaryRefused: the model cannot be loaded or has no room for the text, or it was not done in time.
+        """
+        try:
+            model, tokenizer = _loaded(self._model, self._device)
+        except (OSError, ValueError) as error:
+            raise SummaryRefused(f"loading {self._model}: {error}") from error
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        ).to(self._device)
+        length = prompt["input_ids"].shape[1]
+        most = getattr(model.config, "max_position_embeddings", None)
+        if most is not None and length + max_tokens > most:
+            raise SummaryRefused(
+                f"{length} tokens and {max_tokens} of a summary, where {self._model} has room for {most}"
+            )
+        started = time.monotonic()
+        with torch.inference_mode():
+            output = model.generate(**prompt, do_sample=False, max_new_tokens=max_tokens, max_time=self._seconds)
+        said = output[0, length:].tolist()
+        if said and said[-1] in _ends(model):
+            return Written(text=tokenizer.decode(said[:-1], skip_special_tokens=False), finish=Finish.STOP)
+        if time.monotonic() - started >= self._seconds:
+            raise SummaryRefused(f"{self._model} was not done within {self._seconds:g} seconds")
+        return Written(text=tokenizer.decode(said, skip_special_tokens=False), finish=Finish.LENGTH)
+
+
+@cache
+def _loaded(model: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Once in a process: an evaluation builds its own condenser."""
+    return AutoModelForCausalLM.from_pretrained(model).to(device).eval(), AutoTokenizer.from_pretrained(model)
+
+
+def _ends(model: PreTrainedModel) -> tuple[int, ...]:
+    ends = model.generation_config.eos_token_id
+    return (ends,) if isinstance(ends, int) else tuple(ends or ())

@@ -1,0 +1,69 @@
+"""The condenser that masks old observations and keeps every reply: the baseline to beat."""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import index
+from typing import Any
+
+from condensegrpo.account import account
+from condensegrpo.condensers.fit import fits, newest_that_fit
+from condensegrpo.condensers.placeholder import masked
+from condensegrpo.messages import History, Message, Unit
+from condensegrpo.protocols import Budget, Condensed, Count
+from condensegrpo.trajectory import Fate, Span
+
+
+@dataclass(frozen=True, slots=True)
+class ObservationMask:
+    """Puts placeholders in the place of old tool results and observations; actions and thoughts stay.
+
+    Results of the newest ``keep`` units stay verbatim. If that is over budget, results of kept units go too, the oldest
+    first and never the newest unit's; if that is not enough either, the oldest units are dropped whole.
+    """
+
+    keep: int = 3
+    exclude_tools: Sequence[str] = ()  # results of these tools are never masked
+    only_tools: bool = False  # leave what the environment says, such as a user's further wishes, as it is
+    drop_oldest: bool = True  # False: only mask, for a pipeline in which a later stage makes the rest fit
+
+    def __post_init__(self) -> None:
+        if index(self.keep) < 0:
+            raise ValueError(f"keep counts units and must be at least 0, found {self.keep}")
+        if isinstance(self.exclude_tools, str):
+            raise ValueError(f"exclude_tools is a list of names of tools, found the text {self.exclude_tools!r}")
+
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+        """The units with their old results masked. Costs three counts for every result and log2 of the units more."""
+        total = len(history.units)
+        wanted = max(total - self.keep, 0)
+        most = max(total - 1, wanted)
+
+        masks = [self._masked(history, unit, budget.count) for unit in history.units[:most]]
+
+        def shown(oldest: int) -> tuple[Unit, ...]:
+            return (*masks[:oldest], *history.units[oldest:])
+
+        needed = bisect_left(range(wanted, most), True, key=lambda oldest: fits(history.head, shown(oldest), budget))
+        units = shown(wanted + needed)
+        if self.drop_oldest:
+            units = newest_that_fit(history.head, units, budget)
+        spans = account(history, units, budget.count)
+        return Condensed(units=units, spans=spans, reason=_reason(spans))
+
+    def _masked(self, history: History, unit: Unit, count: Count) -> Unit:
+        results = (masked(history, unit, one, count) if self._may_go(one) else one for one in unit.results)
+        return replace(unit, results=tuple(results))
+
+    def _may_go(self, result: Message) -> bool:
+        if result.tool_call_id is None and self.only_tools:
+            return False
+        return result.name not in self.exclude_tools
+
+
+def _reason(spans: Sequence[Span]) -> str:
+    masked_units = sum(span.fate is Fate.REWRITTEN for span in spans)
+    dropped = sum(span.fate is Fate.DROPPED for span in spans)
+    told = [f"masked the results of {masked_units} of {len(spans)} units"] if masked_units else []
+    told += [f"dropped the {dropped} oldest"] if dropped else []
+    return ", ".join(told)

@@ -1,0 +1,38 @@
+"""Placeholders: what stands for a text that was left out, and says how long it was."""
+
+import re
+from dataclasses import replace
+
+from condensegrpo.messages import History, Message, Unit
+from condensegrpo.protocols import Count
+
+STAND_IN = re.compile(r"\[turns up to [0-9]+ omitted, summarised above: [0-9]+ tokens\]")
+PATTERN = re.compile(r"\[turn [0-9]+, [a-z ]+ omitted: [0-9]+ tokens\]|" + STAND_IN.pattern)
+
+
+def is_stand_in(unit: Unit) -> bool:
+    """Whether a unit is how a summary is shown (``Summary.unit``)."""
+    return len(unit.results) == 1 and STAND_IN.fullmatch(unit.results[0].content) is not None
+
+
+def is_placeholder(text: str) -> bool:
+    """Whether a text is a placeholder and nothing else."""
+    return PATTERN.fullmatch(text) is not None
+
+
+def masked(history: History, unit: Unit, message: Message, count: Count) -> Message:
+    """A message that answered a reply, with a placeholder for its text: its role, name and call stay.
+
+        tool: 0.7312, 0.1184, …   ─▶   tool: [turn 3, tool result omitted: 812 tokens]
+
+    The tokens are those that the message adds to head and reply, its share of the template included. A message that is
+    no longer than its placeholder comes back as it is.
+    """
+    if is_placeholder(message.content):
+        return message
+    before = (*history.head, unit.reply)
+    reply = count(before)
+    tokens = count((*before, message)) - reply
+    kind = "observation" if message.tool_call_id is None else "tool result"
+    mask = replace(message, content=f"[turn {unit.turn}, {kind} omitted: {tokens} tokens]")
+    return mask if count((*before, mask)) - reply < tokens else message

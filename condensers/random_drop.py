@@ -1,0 +1,51 @@
+"""The control that drops units at random: what a choice of units is worth shows against it."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import Any
+
+from condensegrpo.condensers.fit import fits, most_that_fit
+from condensegrpo.condensers.spans import account
+from condensegrpo.messages import History, Message, Unit
+from condensegrpo.protocols import Budget, Condensed
+
+
+@dataclass(frozen=True, slots=True)
+class RandomDrop:
+    """Drops random units until the rest fits, the newest never.
+
+    Every unit has a rank, drawn from the seed, the head and the turn of the unit; the lowest ranks go first. So the
+    choice is deterministic, siblings share it, and a unit that was dropped does not come back while others grow.
+    """
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        index(self.seed)  # a TypeError for what is no whole number
+
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+        """The units of the highest ranks that fit, in order. Costs one count for every unit and 2·log2 of them more."""
+        question = _digest(history.head)
+        ranked = sorted(history.units[:-1], key=lambda unit: self._rank(question, unit.turn), reverse=True)
+
+        def first(most: int) -> tuple[Unit, ...]:
+            return tuple(sorted((*history.units[-1:], *ranked[: most - 1]), key=lambda unit: unit.turn))
+
+        total = len(history.units)
+        kept = first(most_that_fit(total, lambda most: fits(history.head, first(most), budget)))
+        dropped = total - len(kept)
+        return Condensed(
+            units=kept,
+            spans=account(history, kept, budget.count),
+            reason=f"dropped {dropped} of {total} units at random" if dropped else "",
+        )
+
+    def _rank(self, question: str, turn: int) -> bytes:
+        return hashlib.blake2b(f"{self.seed}/{turn}/{question}".encode(), digest_size=8).digest()
+
+
+def _digest(head: Sequence[Message]) -> str:
+    text = "\0".join(f"{message.role}\0{message.content}" for message in head)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

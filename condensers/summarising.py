@@ -1,0 +1,100 @@
+"""What condensers that summarise share: what a summary is to stand for, when it can be used, and what if none can."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from condensegrpo.account import account
+from condensegrpo.condensers.fit import fits, newest_that_fit
+from condensegrpo.condensers.observation_mask import ObservationMask
+from condensegrpo.condensers.placeholder import is_stand_in
+from condensegrpo.errors import SummaryRefused
+from condensegrpo.messages import History, Summary, Unit, flatten
+from condensegrpo.protocols import Budget, Condensed, Written
+from condensegrpo.trajectory import Finish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a summary is to stand for."""
+
+    covered: tuple[Unit, ...]  # the oldest, an earlier summary among them
+    kept: tuple[Unit, ...]  # the newest, at least one: they stay as they are
+
+    @property
+    def view(self) -> tuple[Unit, ...]:
+        """All of it, as it stands now."""
+        return (*self.covered, *self.kept)
+
+
+def planned(history: History, budget: Budget, *, keep_last: int, room: int, always: bool) -> Plan | None:
+    """What to summarise: all but the newest ``keep_last`` units, or fewer of those if they leave a summary no room.
+
+    None if what stands is within the budget, if there is nothing new to summarise, or if the newest unit alone is over.
+
+    Args:
+        room: tokens that a summary may have.
+        always: summarise what is within the budget too.
+    """
+    view = history.standing
+    if not always and fits(history.head, view, budget):
+        return None
+    less = replace(budget, tokens=max(budget.tokens - room, 0))
+    kept = newest_that_fit(history.head, view[-keep_last:], less)
+    covered = view[: len(view) - len(kept)]
+    if all(is_stand_in(unit) for unit in covered) or not fits(history.head, kept, budget):
+        return None
+    return Plan(covered=covered, kept=kept)
+
+
+def usable(written: Written, plan: Plan, history: History, budget: Budget) -> Summary:
+    """The summary that a text is. Thinking before it is no part of it, and special tokens in it are text.
+
+    Raises:
+        SummaryRefused: it was cut off, says nothing, is no shorter than what it stands for, or does not fit.
+    """
+    if written.finish is not Finish.STOP:
+        raise SummaryRefused("it was cut off by its length")
+    text = written.text.rpartition("</think>")[2].strip()
+    if not text or "<think>" in text:
+        raise SummaryRefused("it says nothing")
+    before = budget.count(flatten(history.head, plan.view))
+    covered = before - budget.count(flatten(history.head, plan.kept))
+    summary = Summary(text=text, through=plan.covered[-1].turn, tokens=covered)
+    after = budget.count(flatten(history.head, (summary.unit, *plan.kept)))
+    if after > budget.tokens:
+        raise SummaryRefused(f"with it the prompt has {after} tokens, and {budget.tokens} are allowed")
+    if after >= before:
+        raise SummaryRefused(f"it is no shorter than what it stands for: {after} tokens after, {before} before")
+    return summary
+
+
+def summarised(summary: Summary, plan: Plan, history: History, budget: Budget, rejected: Sequence[str]) -> Condensed:
+    """A history under a new summary."""
+    units = (summary.unit, *plan.kept)
+    after = f" after {len(rejected)} that cannot be used" if rejected else ""
+    return Condensed(
+        units=units,
+        spans=account(history.under(summary), units, budget.count),
+        reason=f"summarised {len(plan.covered)} units{after}",
+        summary=summary,
+        rejected=tuple(rejected),
+    )
+
+
+async def without(
+    history: History, budget: Budget, tools: Sequence[Mapping[str, Any]], *, why: str, rejected: Sequence[str] = ()
+) -> Condensed:
+    """A history without a new summary: as the last one left it if that fits, else with its old results masked."""
+    view = history.standing
+    if fits(history.head, view, budget):
+        units, reason = view, ""
+    else:
+        found = await ObservationMask(keep=1).condense(History(head=history.head, units=view), budget, tools)
+        units, reason = found.units, found.reason
+    return Condensed(
+        units=units,
+        spans=account(history, units, budget.count),
+        reason="; ".join(part for part in (why, reason) if part),
+        rejected=tuple(rejected),
+    )

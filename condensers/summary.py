@@ -1,0 +1,101 @@
+"""The condenser for which the policy writes a summary, in a condense turn that is trained like any other."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import index
+from typing import Any
+
+from condensegrpo.condensers.fit import fits
+from condensegrpo.condensers.instruction import Instruction
+from condensegrpo.condensers.observation_mask import ObservationMask
+from condensegrpo.condensers.summarising import Plan, planned, summarised, usable, without
+from condensegrpo.errors import SummaryRefused
+from condensegrpo.messages import History, Message, Summary, Unit
+from condensegrpo.protocols import Budget, Condensed, Request
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySummary:
+    """Keeps the newest units; for all before them stands a summary that the policy writes.
+
+    It is asked for at the end of the prompt that would have come next, so that system message and tools are those of a
+    normal turn. Where that has no room, old tool results are masked in the request, and if need be the units that stay
+    are left out of it. A text that cannot be used is rejected, trains nothing, and is asked for once more; then old
+    results are masked instead. The last summary stays until there is a new one, which is written with it in view.
+    """
+
+    keep_last: int = 1  # units that stay as they are, at least 1; fewer if they leave a summary no room
+    max_tokens: int = 256  # of a summary; no more than of a reply
+    always: bool = False  # summarise within the budget too, as soon as there is something new
+    attempts: int = 2  # texts that the policy may write before old results are masked instead
+    template: str | None = None  # a text file with $tokens and $kept; null: summary.txt of the package
+    instruction: Instruction = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("keep_last", self.keep_last),
+            ("max_tokens", self.max_tokens),
+            ("attempts", self.attempts),
+        ):
+            if index(value) < 1:
+                raise ValueError(f"{name} must be at least 1, found {value}")
+        object.__setattr__(self, "instruction", Instruction.read(self.template))  # frozen, and read only once
+
+    @property
+    def writes(self) -> int:
+        """Texts that one call may ask for."""
+        return self.attempts
+
+    def check_room(self, head: Sequence[Message], budget: Budget) -> None:
+        """Refuse a budget in which a summary can never be asked for, or never be of full length."""
+        reply = Message(role="assistant", content="")
+        asked = (*head, *Unit(turn=0, reply=reply).told(self._text(kept=self.keep_last)).messages)
+        shown = (*head, *Summary(text="", through=0, tokens=0).unit.messages)
+        need, request = budget.count(shown) + self.max_tokens, budget.count(asked)
+        most = budget.request_tokens or budget.tokens
+        if need > budget.tokens or request > most:
+            raise ValueError(
+                f"behind system message and question a summary of max_tokens={self.max_tokens} makes {need} tokens, of "
+                f"{budget.tokens} that a condensed prompt may have, and asking for it {request}, of {most}. Raise "
+                f"rollout.max_context_tokens, lower max_tokens, or shorten the template"
+            )
+
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+        """The newest units under a summary; as they stand if they are within the budget."""
+        plan = planned(history, budget, keep_last=self.keep_last, room=self.max_tokens, always=self.always)
+        if plan is None or budget.write is None:
+            return await without(history, budget, tools, why="")
+        request = await self._request(plan, history, budget, tools)
+        if request is None:
+            return await without(history, budget, tools, why="a request for a summary does not fit")
+        rejected: list[str] = []
+        for _ in range(self.attempts):
+            written = await budget.write(request)
+            try:
+                summary = usable(written, plan, history, budget)
+            except SummaryRefused as refusal:
+                rejected.append(str(refusal))
+                continue
+            return summarised(summary, plan, history, budget, rejected)
+        why = f"no summary can be used: {'; '.join(rejected)}"
+        return await without(history, budget, tools, why=why, rejected=rejected)
+
+    async def _request(
+        self, plan: Plan, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]
+    ) -> Request | None:
+        """What to show the policy: all, or all with old results masked, or that without the units that stay."""
+        text = self._text(kept=len(plan.kept))
+        room = replace(budget, tokens=budget.request_tokens or budget.tokens)
+        ample = replace(budget, tokens=2**62)  # masks, and drops nothing
+        for units, keep in ((plan.view, None), (plan.view, 1), (plan.covered, 0)):
+            shown = units
+            if keep is not None:
+                short = History(head=history.head, units=units)
+                shown = (await ObservationMask(keep=keep).condense(short, ample, tools)).units
+            *before, latest = shown
+            if fits(history.head, (*before, latest.told(text)), room):
+                return Request(units=shown, instruction=text, max_tokens=self.max_tokens)
+        return None
+
+    def _text(self, *, kept: int) -> str:
+        return self.instruction.filled(tokens=self.max_tokens, kept=kept)

@@ -1,0 +1,133 @@
+"""The condenser for which another model writes the summary: a local one, or one behind an endpoint."""
+
+import asyncio
+import hashlib
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from operator import index
+from typing import Any
+
+from condensegrpo.condensers.endpoint import Endpoint
+from condensegrpo.condensers.instruction import Instruction
+from condensegrpo.condensers.local_model import LocalModel
+from condensegrpo.condensers.summarising import Plan, planned, summarised, usable, without
+from condensegrpo.errors import SummaryRefused
+from condensegrpo.messages import History, Message, Summary, flatten
+from condensegrpo.protocols import Budget, Condensed, Written
+
+CACHED = 4096  # summaries that are remembered
+COUNTS = ("calls", "remembered", "refused", "seconds")
+
+
+class SummaryModel:
+    """Keeps the newest units; for all before them stands a summary that another model writes. It is not trained.
+
+    The model is sent the conversation as text, and then what ``summary`` asks the policy. What it says is remembered by
+    content, and only once it was used. Where it answers too late, not at all, with an error or with what cannot be
+    used, old results are masked instead: an error never stands as a summary.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        url: str | None = None,
+        *,
+        keep_last: int = 1,
+        max_tokens: int = 256,
+        always: bool = False,
+        template: str | None = None,
+        seconds: float = 60.0,
+        concurrency: int = 4,
+        key_variable: str | None = None,
+        device: str = "cpu",
+    ) -> None:
+        """Who writes, and how long it may take. Nothing is loaded or asked before the first summary.
+
+        Args:
+            model: a folder or Hub id; with ``url``, the model's name at the endpoint.
+            url: of an OpenAI-compatible endpoint, such as ``http://localhost:8000/v1``; None: a local model.
+            keep_last: units that stay as they are, at least 1; fewer if they leave a summary no room.
+            max_tokens: of a summary, by the tokenizer of the model that writes it.
+            always: summarise within the budget too, as soon as there is something new.
+            template: a text file with ``$tokens`` and ``$kept``; None: ``summary.txt`` of the package.
+            seconds: that one summary may take, waiting for its turn not counted.
+            concurrency: requests to the endpoint at one time. A local model writes one at a time.
+            key_variable: name of the environment variable that holds the endpoint's key; None: it needs none.
+            device: of a local model.
+        """
+        for name, value in (("keep_last", keep_last), ("max_tokens", max_tokens), ("concurrency", concurrency)):
+            if index(value) < 1:
+                raise ValueError(f"{name} must be at least 1, found {value}")
+        if not 0 < seconds < math.inf:
+            raise ValueError(f"seconds must be a finite number above 0, found {seconds}")
+        self._keep_last, self._max_tokens, self._always = keep_last, max_tokens, always
+        self._instruction = Instruction.read(template)
+        self._writer: Endpoint | LocalModel = (
+            LocalModel(model, device=device, seconds=seconds)
+            if url is None
+            else Endpoint(url, model, key_variable=key_variable, seconds=seconds)
+        )
+        # threads and not a semaphore, which would belong to one event loop: every step of a run has its own
+        self._pool = ThreadPoolExecutor(concurrency if url is not None else 1, thread_name_prefix="summary_model")
+        self._known: OrderedDict[str, Written] = OrderedDict()
+        self._counts = dict.fromkeys(COUNTS, 0.0)
+
+    def check_room(self, head: Sequence[Message], budget: Budget) -> None:
+        """Refuse a budget that has no room even for a summary that says nothing."""
+        need = budget.count((*head, *Summary(text="", through=0, tokens=0).unit.messages))
+        if need > budget.tokens:
+            raise ValueError(
+                f"behind system message and question an empty summary makes {need} tokens, of {budget.tokens} that a "
+                f"condensed prompt may have. Raise rollout.max_context_tokens to more than that"
+            )
+
+    def counts(self) -> Mapping[str, float]:
+        """Calls of the model, answers from memory, refusals and seconds, since the last time it was asked."""
+        found, self._counts = self._counts, dict.fromkeys(COUNTS, 0.0)
+        return found
+
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+        """The newest units under a summary; as they stand if they are within the budget."""
+        room = min(self._max_tokens, budget.tokens // 2)
+        plan = planned(history, budget, keep_last=self._keep_last, room=room, always=self._always)
+        if plan is None:
+            return await without(history, budget, tools, why="")
+        text = self._asked(plan, history)
+        key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        try:
+            written = self._known[key] if key in self._known else await self._write(text)
+            summary = usable(written, plan, history, budget)
+        except SummaryRefused as refusal:
+            self._counts["refused"] += 1
+            return await without(history, budget, tools, why=f"no summary can be used: {refusal}")
+        self._remember(key, written)
+        return summarised(summary, plan, history, budget, ())
+
+    async def _write(self, text: str) -> Written:
+        started = time.monotonic()
+        self._counts["calls"] += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._pool, self._writer.write, text, self._max_tokens
+            )
+        finally:
+            self._counts["seconds"] += time.monotonic() - started
+
+    def _remember(self, key: str, written: Written) -> None:
+        self._counts["remembered"] += key in self._known
+        self._known[key] = written
+        self._known.move_to_end(key)
+        while len(self._known) > CACHED:
+            self._known.popitem(last=False)
+
+    def _asked(self, plan: Plan, history: History) -> str:
+        spoken = [_spoken(message) for message in flatten(history.head, plan.covered)]
+        asked = self._instruction.filled(tokens=self._max_tokens, kept=len(plan.kept))
+        return "\n\n".join((*spoken, asked))
+
+
+def _spoken(message: Message) -> str:
+    return f"[{message.name or message.role}]\n{message.content}"

@@ -1,0 +1,212 @@
+"""What every condenser owes, as checks that any of them can be put through: `from conformance import …`.
+
+A condenser joins by being installed, with a line in ``OPTIONS`` if it cannot be built without options. One in a file is
+put through the same by ``CONDENSER=path/to/file.py:Name pytest tests/test_condenser_conformance.py``.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from answering import always
+from hypothesis import strategies as st
+
+from condensegrpo import assemble, plugins
+from condensegrpo.attention.scripted import ScriptedScorer
+from condensegrpo.config import CondenserPlugin
+from condensegrpo.messages import History, Message, ToolCall, Unit, flatten
+from condensegrpo.protocols import Budget, Condensed, Condenser, Count, Request, Written
+from condensegrpo.trajectory import Fate, Finish
+
+Options = dict[str, Any]
+NEVER_CUTS = {"full"}  # over budget it returns everything, and the engine stops
+CHOOSING = {"random_drop"}  # what goes is not the oldest: by lot
+MASK, LAST = {"name": "observation_mask"}, {"name": "last_k", "options": {"keep_last": 300}}
+OPTIONS: dict[str, list[Options | Callable[[], Options]]] = {  # a callable is called when its condenser is tested
+    "last_k": [
+        {"keep_last": last, "keep_first": first} for last, first in [(1, 0), (0, 0), (0, 2), (3, 0), (2, 1), (99, 0)]
+    ],
+    "attention": [{}, {"smoothing": 0.0, "lookback": 0, "hysteresis": 1.0}],
+    "observation_mask": [{}, {"keep": 0}, {"keep": 1, "exclude_tools": ["t"]}, {"keep": 2, "only_tools": True}],
+    "summary": [{}, {"max_tokens": 40, "keep_last": 3}],
+    "summary_model": [lambda: {"model": "m", "url": always("done: all <|im_end|>"), "max_tokens": 40}],
+    "pipeline": [
+        {"stages": [MASK, LAST]},
+        {"stages": [{**MASK, "options": {"keep": 1, "drop_oldest": False}}, LAST]},
+        {"stages": [{**MASK, "over": 0.5}, {"name": "summary", "options": {"max_tokens": 40}}, LAST]},
+        {"stages": [{**MASK, "over": 0.5}, {"name": "last_k", "options": {"keep_last": 4, "keep_first": 1}}]},
+    ],
+    "random_drop": [{}, {"seed": 3}],
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A condenser with its options."""
+
+    name: str
+    options: Options | Callable[[], Options]
+
+    def build(self) -> Condenser:
+        """As a configuration builds it."""
+        options = self.options() if callable(self.options) else self.options
+        return assemble.condenser(CondenserPlugin(name=self.name, options=options))
+
+    def __str__(self) -> str:
+        return f"{self.name}-{'' if callable(self.options) else self.options}"
+
+
+def cases() -> list[Case]:
+    """Every condenser that is installed, and the one that the environment names."""
+    named = [os.environ["CONDENSER"]] if "CONDENSER" in os.environ else []
+    names = [*(point.name for point in plugins.installed("condensers")), *named]
+    return [Case(name, options) for name in names for options in OPTIONS.get(name, [{}])]
+
+
+def rule_based() -> list[Case]:
+    """One case of every condenser."""
+    return list({case.name: case for case in reversed(cases())}.values())
+
+
+# --- histories --------------------------------------------------------------------------------------------------------
+
+
+def count(messages: Sequence[Message]) -> int:
+    """Four tokens a message and one a character, three for the generation prompt: as simple as a real template."""
+    return 3 + sum(4 + len(message.content) for message in messages)
+
+
+def unit(turn: int, text: str = "abc", *results: str, ids: Sequence[str] = (), tool: str = "t") -> Unit:
+    """A reply that called a tool once for every result, by the ids given or ``call_0``, ``call_1``, …"""
+    calls = [*ids[: len(results)], *(f"call_{place}" for place in range(len(ids), len(results)))]
+    return Unit(
+        turn=turn,
+        reply=Message(
+            role="assistant",
+            content=text,
+            tool_calls=tuple(ToolCall(id=call, name=tool, arguments="{}") for call in calls),
+        ),
+        results=tuple(
+            Message(role="tool", content=result, tool_call_id=call, name=tool)
+            for call, result in zip(calls, results, strict=True)
+        ),
+    )
+
+
+def answered(turn: int, text: str, observation: str) -> Unit:
+    """A reply that the environment answered."""
+    return Unit(
+        turn=turn,
+        reply=Message(role="assistant", content=text),
+        results=(Message(role="user", content=observation),),
+    )
+
+
+HEAD = (Message(role="system", content="be brief"), Message(role="user", content="why?"))  # 3 + 4+8 + 4+4 = 23 tokens
+
+
+def history(*units: Unit) -> History:
+    return History(head=HEAD, units=units)
+
+
+SPECIAL = [
+    "",
+    "<|im_end|>",
+    "<|im_start|>system\n",
+    "<think>x</think>",
+    "漢字🙂",
+    "[turn 0, tool result omitted: 9 tokens]",
+]
+LONG = "0123456789" * 5000  # an observation of 50,000 characters
+TEXTS = st.text(max_size=12) | st.sampled_from(SPECIAL)
+RESULTS = TEXTS | st.sampled_from([LONG, "x" * 80])
+
+
+@st.composite
+def histories(draw: st.DrawFn, *, most: int = 200, results: st.SearchStrategy[str] = RESULTS) -> History:
+    """Up to ``most`` turns: empty replies, parallel calls, ids that come again, 50k observations, control tokens."""
+    kinds = draw(
+        st.lists(st.tuples(TEXTS, st.lists(results, max_size=3), st.booleans(), st.booleans()), min_size=1, max_size=8)
+    )
+    total = draw(st.integers(0, most))
+    units = []
+    for place in range(total):  # a few kinds of turns over and over: as varied, and quick to draw
+        text, texts, same_ids, by_user = kinds[place % len(kinds)]
+        if by_user and texts:
+            units.append(answered(2 * place, text, texts[0]))
+        else:
+            units.append(unit(2 * place, text, *texts, ids=["same"] * len(texts) if same_ids else ()))
+    question = draw(TEXTS)
+    head = (Message(role="system", content=""), Message(role="user", content=question))
+    return History(head=head, units=tuple(units))
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def length(unit: Unit) -> float:
+    """A score for the condensers that rank: that of every history is the same, and differs between units."""
+    return float(len(unit.reply.content) % 7)
+
+
+async def brief(request: Request) -> Written:
+    """A policy that always writes the same summary."""
+    return Written(text="done: all <|im_end|>", finish=Finish.STOP)
+
+
+def budget(tokens: int, counted: Count = count) -> Budget:
+    """As the engine gives it: the context that is asked for a summary may be larger than what a summary leaves."""
+    return Budget(
+        tokens=tokens,
+        count=counted,
+        scorers={"policy": ScriptedScorer(length)},
+        write=brief,
+        request_tokens=tokens + 500,
+    )
+
+
+def condense(condenser: Condenser, past: History, tokens: int, counted: Count = count) -> Condensed:
+    return asyncio.run(condenser.condense(past, budget(tokens, counted), ()))
+
+
+def turns(condensed: Condensed) -> list[int]:
+    return [kept.turn for kept in condensed.units]
+
+
+def check_account(past: History, found: Condensed, counted: Count = count) -> None:
+    """Units in order, none twice, none made up; one true span for every unit; kept ones untouched."""
+    originals = {original.turn: original for original in past.units}
+    assert turns(found) == sorted(set(turns(found)) & set(originals)), "units in order, none twice, none made up"
+    assert [span.turn for span in found.spans] == list(originals), "a span for every unit, in order"
+    fates = {span.turn: span.fate for span in found.spans}
+    assert all(fates[turn] is not Fate.DROPPED for turn in turns(found)), "what is shown was not dropped"
+    shown = {kept.turn: kept for kept in found.units}
+    for turn, fate in fates.items():
+        assert (fate is Fate.KEPT) == (shown.get(turn) == originals[turn]), "kept is verbatim, and only that"
+    empty = counted(past.head)
+    for span in found.spans:
+        assert span.tokens == counted((*past.head, *originals[span.turn].messages)) - empty, "tokens of the raw unit"
+
+
+def check_atomic(past: History, found: Condensed) -> None:
+    """No result without its call and no call without its result: a shown unit has all its messages, in order."""
+    originals = {original.turn: original for original in past.units}
+    for kept in found.units:
+        calls = {call.id for call in kept.reply.tool_calls}
+        ids = [one.tool_call_id for one in kept.results if one.tool_call_id is not None]
+        assert set(ids) <= calls, "an orphan result"
+        if kept.reply == originals[kept.turn].reply:
+            assert ids == [one.tool_call_id for one in originals[kept.turn].results if one.tool_call_id is not None]
+        assert kept.reply.role == "assistant"
+
+
+def check_budget(name: str, past: History, found: Condensed, tokens: int, counted: Count = count) -> None:
+    """Within the budget, or the newest unit alone where not even that fits."""
+    if name in NEVER_CUTS or not past.units:
+        return
+    if counted(flatten(past.head, found.units)) > tokens:
+        assert len(found.units) <= 1, "over budget with more than one unit"
+        newest_fits = counted(flatten(past.head, past.units[-1:])) <= tokens
+        assert not (newest_fits and past.units[-1] in found.units)

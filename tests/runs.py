@@ -1,0 +1,67 @@
+"""What a run's folder holds, and how two runs compare: `from runs import sampled, assert_equal_runs`."""
+
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import torch
+from command import start
+from safetensors.torch import load_file
+
+from condensegrpo.storage import read_metrics, read_trajectories
+
+TWO_RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m")
+
+
+def weights(run_folder: Path, step: int) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = load_file(run_folder / f"checkpoints/step_{step:06d}/model/model.safetensors")
+    return found
+
+
+def sampled(run_folder: Path, step: int) -> dict[str, list[tuple[int, ...]]]:
+    """What every trajectory of a step sampled, by its id: files are written in the order of finishing."""
+    read = read_trajectories(run_folder / f"trajectories/step_{step:06d}.jsonl")
+    return {one.trajectory.id: [turn.output_ids for turn in one.trajectory.turns] for one in read.trajectories}
+
+
+def undisturbed(line: dict[str, float]) -> dict[str, float]:
+    """A line of metrics without what the clock says."""
+    return {key: value for key, value in line.items() if "seconds" not in key}
+
+
+def assert_equal_runs(one: Path, other: Path) -> None:
+    """Two runs of four steps sampled, learned and logged the same, bit for bit."""
+    for step in (3, 4):
+        assert sampled(one, step) == sampled(other, step)
+    first, second = weights(one, 4), weights(other, 4)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    lines, others = read_metrics(one / "metrics.jsonl"), read_metrics(other / "metrics.jsonl")
+    assert [undisturbed(line) for line in lines] == [undisturbed(line) for line in others]
+
+
+def wait_for(path: Path, process: subprocess.Popen[str], seconds: float = 200) -> None:
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, f"{path} did not appear within {seconds} s"
+        time.sleep(0.02)
+
+
+def one_step(finished: Path, folder: Path, *changes: str, launcher: tuple[str, ...] = ("-m",)) -> None:
+    """The first step of a run that starts where another one did."""
+    shutil.copytree(finished / "origin", folder / "origin")
+    (folder / "config.yaml").write_text((finished / "config.yaml").read_text())
+    for name in ("trajectories", "credit", "checkpoints"):
+        (folder / name).mkdir()
+    process = start("train", "--resume", str(folder), "train.steps=1", *changes, launcher=launcher)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, out[-2000:] + err[-4000:]
+
+
+def first_update(run_folder: Path) -> dict[str, float]:
+    """The metrics of the first step, without what the clock says and what hangs on which rows a rank has."""
+    lines = read_metrics(run_folder / "metrics.jsonl")
+    first = undisturbed(next(line for line in lines if line["step"] == 1 and "loss" in line))
+    return {key: value for key, value in first.items() if key != "tokens/computed"}

@@ -1,0 +1,111 @@
+"""A server that answers as vLLM's does, by a script: for what a real one cannot be made to do in a test's time."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from condensegrpo.samplers.vllm_server_loop import LoopThread
+
+TOKEN = "a token"
+
+
+@dataclass
+class StandIn:
+    """What a server does, and what was asked of it. May be changed while it serves."""
+
+    shape: dict[str, str]
+    label: str = "default"
+    healthy: bool = True
+    statuses: list[int] = field(default_factory=list)  # of the next replies; then 200
+    seconds: float = 0.0  # that a reply takes
+    max_model_len: int = 64
+    loaded: list[str] = field(default_factory=list)  # folders
+    resets: int = 0  # of the prefix cache
+    prompts: list[tuple[int, ...]] = field(default_factory=list)
+    url: str = ""
+
+    async def health(self, request: web.Request) -> web.Response:
+        return web.Response(status=200 if self.healthy else 503)
+
+    async def rpc(self, request: web.Request) -> web.Response:
+        asked = await request.json()
+        if asked["method"] == "condensegrpo_load":
+            self.loaded += asked["args"]
+            return web.json_response({"results": [None]})
+        found = {
+            "shape": self.shape,
+            "logprobs_mode": "processed_logprobs",
+            "max_model_len": self.max_model_len,
+            "world_size": 1,
+            "nccl": False,
+            "head_size": 32,
+            "head_sizes": None,
+        }
+        return web.json_response({"results": [found]})
+
+    async def weight_info(self, request: web.Request) -> web.Response:
+        return web.json_response({"weight_version": self.label})
+
+    async def name_weights(self, request: web.Request) -> web.Response:
+        self.label = (await request.json())["new_version"]
+        return web.json_response({"success": True})
+
+    async def reset(self, request: web.Request) -> web.Response:
+        self.resets += 1
+        return web.json_response({"success": True})
+
+    async def generate(self, request: web.Request) -> web.Response:
+        self.prompts.append(tuple((await request.json())["token_ids"]))
+        await asyncio.sleep(self.seconds)
+        status = self.statuses.pop(0) if self.statuses else 200
+        if status != 200:
+            return web.json_response({"error": {"message": "a scripted failure"}}, status=status)
+        choice = {
+            "token_ids": [7, 2],
+            "logprobs": {"content": [{"logprob": -0.5}, {"logprob": -0.25}]},
+            "finish_reason": "stop",
+            "weight_versions": [{"version": self.label, "start": 0, "end": 2}],
+        }
+        return web.json_response({"choices": [choice]})
+
+
+@web.middleware
+async def _guarded(request: web.Request, handler: Any) -> web.StreamResponse:
+    if request.path != "/health" and request.headers.get("Authorization") != f"Bearer {TOKEN}":
+        return web.json_response({"error": {"message": "no"}}, status=401)
+    answer: web.StreamResponse = await handler(request)
+    return answer
+
+
+@contextmanager
+def serving(server: StandIn, *, port: int = 0) -> Iterator[StandIn]:
+    """Serve on the loopback interface; ``server.url`` says where."""
+    loop = LoopThread("stand-in")
+    app = web.Application(middlewares=[_guarded])
+    app.add_routes(
+        [
+            web.get("/health", server.health),
+            web.post("/collective_rpc", server.rpc),
+            web.get("/weight_info", server.weight_info),
+            web.post("/update_weight_version", server.name_weights),
+            web.post("/reset_prefix_cache", server.reset),
+            web.post("/inference/v1/generate", server.generate),
+        ]
+    )
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+
+    async def start() -> None:
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+
+    loop.wait(start())
+    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield server
+    finally:
+        loop.wait(runner.cleanup())
+        loop.close()

@@ -1,0 +1,186 @@
+"""Sampling beside the learner: real runs, killed and resumed, on one rank and on two."""
+
+import json
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command import TINY, start, succeed
+from metrics_page import missing, unexplained
+from runs import TWO_RANKS, assert_equal_runs, one_step, sampled, wait_for
+
+from condensegrpo import assemble
+from condensegrpo.ahead import Ahead
+from condensegrpo.ahead_files import read_batches, restored, write_batches
+from condensegrpo.config import find_config, load_config, vary
+from condensegrpo.errors import RunError
+from condensegrpo.observer import Silent
+from condensegrpo.rig import Rig, set_up, take_down
+from condensegrpo.samplers.scripted import ScriptedSampler
+from condensegrpo.step_sampling import sampled_by
+from condensegrpo.storage import RunFolder, read_metrics, read_trajectories
+
+ONE = (
+    *TINY,
+    "rollout.staleness=1",
+    "algorithm={estimator: grpo, importance: {cap: 2}}",
+    "sampler.name=tests/watching_sampler.py:WatchingSampler",
+)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four steps, each batch but the first sampled while the learner worked; nobody disturbed it."""
+    runs = tmp_path_factory.mktemp("runs")
+    succeed("train", *ONE, f"runs_dir={runs}", "name=ahead")
+    return runs / "ahead"
+
+
+@pytest.fixture
+def begun(finished: Path, tmp_path: Path) -> Path:
+    """A run that is to take the same four steps from the same policy."""
+    shutil.copytree(finished / "origin", tmp_path / "begun/origin")
+    shutil.copy(finished / "config.yaml", tmp_path / "begun/config.yaml")
+    for name in ("trajectories", "credit", "checkpoints"):
+        (tmp_path / "begun" / name).mkdir()
+    return tmp_path / "begun"
+
+
+def versions(run_folder: Path, step: int) -> set[int]:
+    read = read_trajectories(run_folder / f"trajectories/step_{step:06d}.jsonl")
+    return {turn.policy_version for one in read.trajectories for turn in one.trajectory.turns}
+
+
+def test_a_batch_is_sampled_under_the_weights_before_the_step_that_runs_beside_it(finished: Path) -> None:
+    """Nor did the weights ever change while a request was under way: the sampler of these runs would have refused."""
+    assert [versions(finished, step) for step in (1, 2, 3, 4)] == [{0}, {0}, {1}, {2}]
+
+
+def test_staleness_is_logged_and_explained(finished: Path) -> None:
+    lines = [line for line in read_metrics(finished / "metrics.jsonl") if "loss" in line]
+    assert [(line["staleness"], line["staleness_max"]) for line in lines] == [(0, 0), (1, 1), (1, 1), (1, 1)]
+    assert unexplained(lines) == set()
+    assert [missing(line) for line in lines] == [set()] * 4
+
+
+def test_what_is_stale_is_corrected(finished: Path) -> None:
+    """On the policy's own batch the learner's probabilities are the sampler's, on an older one they are others."""
+    fresh, *stale = (line["importance_max"] for line in read_metrics(finished / "metrics.jsonl") if line.get("tokens"))
+    assert fresh == pytest.approx(1, abs=1e-4)
+    assert all(ratio > 1.001 for ratio in stale)
+
+
+def test_trajectories_keep_every_invariant(finished: Path) -> None:
+    assert succeed("inspect-trajectory", str(finished), "--check").count("no breach") == 4
+
+
+def test_a_run_stopped_and_killed_goes_on_with_the_batch_that_was_sampled_ahead(finished: Path, begun: Path) -> None:
+    """Sampled anew it would be of newer weights: the run would go another way."""
+    process = start("train", "--resume", str(begun), "train.save_every=0")
+    wait_for(begun / "trajectories/step_000002.jsonl", process)  # while step 1 is learned
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, out + err
+    process = start("train", "--resume", str(begun), "train.save_every=2")
+    wait_for(begun / "trajectories/step_000004.jsonl", process)  # begun after the checkpoint of step 2
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert "resumed after step 2" in succeed("train", "--resume", str(begun))
+    assert_equal_runs(finished, begun)
+    assert versions(begun, 3) == {1}
+
+
+def test_two_ranks_sample_ahead_what_one_does_and_go_on(finished: Path, tmp_path: Path) -> None:
+    one_step(finished, tmp_path / "two", "train.steps=2", "train.save_every=1", launcher=TWO_RANKS)
+    for step in (1, 2):
+        assert sampled(tmp_path / "two", step) == sampled(finished, step)
+    (tmp_path / "two/checkpoints/latest").write_text("step_000001")  # with batch 2 sampled, a half on each rank
+    shutil.rmtree(tmp_path / "two/checkpoints/step_000002")
+    before = json.dumps(read_metrics(tmp_path / "two/metrics.jsonl")[-2]["loss"])
+    process = start("train", "--resume", str(tmp_path / "two"), launcher=TWO_RANKS)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, out[-2000:] + err[-4000:]
+    lines = [line for line in read_metrics(tmp_path / "two/metrics.jsonl") if "loss" in line]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert json.dumps(lines[-1]["loss"]) == before
+    assert len(sampled(tmp_path / "two", 2)) == 16
+
+
+# --- the thread -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rig(finished: Path, tmp_path: Path) -> Iterator[Rig]:
+    config = load_config(find_config("quickstart"), [*ONE[1:], "rollout.staleness=2"])
+    folder = RunFolder.create(tmp_path / "rig")
+    made = set_up(config, folder, assemble.check(config), str(finished / "origin/warm"), Silent())
+    yield made
+    take_down(made)
+
+
+def lines_in(path: Path) -> int:
+    return len(path.read_bytes().splitlines()) if path.is_file() else 0
+
+
+def test_sampling_goes_on_while_nobody_asks_for_it(rig: Rig) -> None:
+    with Ahead(rig, {}) as ahead:
+        assert len(ahead.take(1).kept) == 16
+        deadline = time.monotonic() + 60
+        while any(lines_in(rig.folder.trajectories(step)) < 16 for step in (2, 3)):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert not rig.folder.trajectories(4).exists()  # no further than rollout.staleness
+        assert sorted(ahead.finish()) == [2, 3]
+
+
+def test_batches_come_back_from_a_checkpoint_as_they_went_in(rig: Rig, tmp_path: Path) -> None:
+    with Ahead(rig, {}) as ahead:
+        ahead.take(1)
+        kept = ahead.finish()
+    write_batches(tmp_path, kept)
+    found = read_batches(tmp_path)
+    assert found == kept
+    assert read_batches(tmp_path / "none") == {}
+    with Ahead(rig, found) as ahead:
+        assert ahead.take(2) == kept[2]
+        assert sorted(ahead.finish()) == [3]  # the weights are those of before step 1: nothing is begun beside it
+
+
+def test_what_sampling_raises_is_raised_where_the_batch_is_needed(rig: Rig) -> None:
+    rig.folder.trajectories(2).mkdir()  # nothing can be written there
+    with Ahead(rig, {}) as ahead:
+        assert len(ahead.take(1).kept) == 16
+        with pytest.raises(RunError, match="step_000002"):
+            ahead.finish()
+
+
+def test_leaving_gives_up_what_is_being_sampled(rig: Rig) -> None:
+    first = rig.folder.trajectories(1)
+    sampler = ScriptedSampler(lambda ids: [1], seconds=lambda ids: 600 if lines_in(first) == 16 else 0)
+    began = time.monotonic()
+    with Ahead(replace(rig, engine=replace(rig.engine, sampler=sampler)), {}) as ahead:
+        ahead.take(1)
+    assert time.monotonic() - began < 60
+    assert not rig.folder.trajectories(2).exists()
+
+
+def test_other_rollouts_have_no_use_for_what_a_checkpoint_holds(rig: Rig, finished: Path) -> None:
+    checkpoint = finished / "checkpoints/step_000002"
+    same = load_config(finished / "config.yaml")
+    assert sorted(restored(replace(rig, config=same), checkpoint, sampled_by(same))) == [3]
+    assert restored(rig, checkpoint, sampled_by(same)) == {}  # rollout.staleness is another
+    last = vary(same, ["train.steps=2"])
+    assert restored(replace(rig, config=last), checkpoint, sampled_by(same)) == {}
+
+
+def test_weights_that_never_arrive_are_noticed(rig: Rig) -> None:
+    """A sampler whose version stands still samples from the base model for ever."""
+    with Ahead(rig, {}) as ahead:
+        ahead.take(1)
+        ahead.finish()
+        with pytest.raises(RunError, match=r"sampled 3 optimiser steps ago, and rollout\.staleness is 2"):
+            ahead.take(4)

@@ -1,0 +1,171 @@
+"""Attention in the engine, with a real model: the policy's own, a frozen one's, and the oracle's."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from talk import END, Counting, engine, problem, tokenizer
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
+
+from condensegrpo import assemble
+from condensegrpo.attention.leave_one_out import LeaveOneOut, losses
+from condensegrpo.condensers.attention import Attention
+from condensegrpo.config import load_config
+from condensegrpo.errors import ConfigError
+from condensegrpo.messages import History, Message, Unit
+from condensegrpo.protocols import UnitScorer
+from condensegrpo.rollout.episode import run_episode
+from condensegrpo.rollout.information import AnswerProbe
+from condensegrpo.rollout.render import Renderer
+from condensegrpo.samplers.scripted import ScriptedSampler
+from condensegrpo.samplers.transformers import TransformersSampler
+from condensegrpo.scorers import check_models, check_scorers, open_scorers
+from condensegrpo.trajectory import Stop, Trajectory
+
+BUDGET = 200
+CONFIG = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = Qwen3Config(vocab_size=len(tokenizer()), hidden_size=32, intermediate_size=64, eos_token_id=END, **shape)
+    Qwen3ForCausalLM(config).save_pretrained(path)
+    tokenizer().save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def sampler(folder: str) -> Iterator[TransformersSampler]:
+    one = TransformersSampler(folder)
+    yield one
+    one.close()
+
+
+def scorers(name: str, sampler: TransformersSampler) -> Mapping[str, UnitScorer]:
+    return open_scorers([name], sampler=sampler, renderer=Renderer(tokenizer()), dtype="float32")
+
+
+def play(sampler: TransformersSampler, name: str, *, episodes: int = 1) -> list[Trajectory]:
+    parts = replace(
+        engine(
+            sampler,
+            condenser=Attention(scorer=name),
+            max_turns=6,
+            max_context_tokens=BUDGET,
+            max_output_tokens=30,
+            turn_seconds=120.0,
+        ),
+        scorers=scorers(name, sampler),
+        probe=AnswerProbe(model=sampler, renderer=Renderer(tokenizer()), form="<answer>{answer}</answer>"),
+    )
+
+    async def one(number: int) -> Trajectory:
+        return await run_episode(
+            replace(problem(number), answer="5"),
+            environment=Counting,
+            engine=parts,
+            trajectory_id=str(number),
+            group_id="g",
+            seed=lambda turn: 100 * number + turn,
+        )
+
+    async def every() -> list[Trajectory]:
+        return list(await asyncio.gather(*(one(number) for number in range(episodes))))
+
+    return asyncio.run(every())
+
+
+@pytest.mark.parametrize("name", ["policy", "leave_one_out", "frozen"])
+def test_an_episode_is_condensed_by_real_scores(name: str, sampler: TransformersSampler, folder: str) -> None:
+    for one in play(sampler, folder if name == "frozen" else name, episodes=4):
+        assert one.stop in (Stop.TURN_LIMIT, Stop.OUTPUT_LENGTH), one.detail
+        assert one.max_context_tokens <= BUDGET
+        assert all(turn.answer_logprob is not None and turn.answer_logprob < 0 for turn in one.turns)
+
+
+def test_a_trajectory_does_not_depend_on_who_is_condensed_beside_it(sampler: TransformersSampler) -> None:
+    (alone,), (first, *_) = play(sampler, "policy"), play(sampler, "policy", episodes=5)
+    assert [turn.prompt_ids for turn in first.turns] == [turn.prompt_ids for turn in alone.turns]
+
+
+def test_the_policys_attention_is_that_of_the_weights_in_use(folder: str, sampler: TransformersSampler) -> None:
+    past = History(
+        head=(Message(role="user", content="which?"),),
+        units=tuple(Unit(turn=turn, reply=Message(role="assistant", content=f"hello {turn}")) for turn in range(4)),
+    )
+    own = TransformersSampler(folder)
+    scorer = scorers("policy", own)["policy"]
+    (before,) = asyncio.run(scorer.score([past], 500))
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    torch.manual_seed(1)
+    own.update_weights(((name, tensor + torch.randn_like(tensor) / 4) for name, tensor in model.named_parameters()), 1)
+    (after,) = asyncio.run(scorer.score([past], 500))
+    own.close()
+    assert list(after) != pytest.approx(list(before), abs=1e-3)
+
+
+def test_the_oracle_is_what_the_output_loses_without_a_unit(sampler: TransformersSampler) -> None:
+    renderer = Renderer(tokenizer())
+    past = History(
+        head=(Message(role="user", content="which?"),),
+        units=tuple(
+            Unit(turn=turn, reply=Message(role="assistant", content=text)) for turn, text in enumerate(("one", "hello"))
+        ),
+    )
+    output = renderer.reply_ids("x")
+
+    async def logprob(*units: Unit) -> float:
+        messages = [*past.head, *(message for unit in units for message in unit.messages)]
+        return sum(await sampler.measure(renderer.prompt(messages), output))
+
+    whole, without_0, without_1 = (
+        asyncio.run(logprob(*units)) for units in (past.units, past.units[1:], past.units[:1])
+    )
+    found = asyncio.run(losses(sampler, renderer, past, output))
+    assert found == pytest.approx([whole - without_0, whole - without_1], abs=1e-5)
+    newest = past.add(Unit(turn=2, reply=Message(role="assistant", content="x")))
+    (scores,) = asyncio.run(LeaveOneOut(sampler, renderer).score([newest], 1))
+    assert list(scores) == pytest.approx([*(max(value, 0.0) for value in found), 0.0], abs=1e-5)
+
+
+# --- what is refused before anything is loaded ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "words"), [("policy", "what its model looks at"), ("leave_one_out", "how probable")])
+def test_a_sampler_that_cannot_say_is_named(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"the scorer '{name}' of the condenser: the sampler scripted .*{words}"):
+        check_scorers([name], ScriptedSampler, "scripted")
+    check_scorers(["some/model"], ScriptedSampler, "scripted")
+    check_scorers([name], TransformersSampler, "transformers")
+
+
+def test_a_model_whose_attention_was_never_verified_is_refused_by_name(tmp_path: Path, folder: str) -> None:
+    GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=40)).save_pretrained(tmp_path)
+    for names, source in ((["policy"], str(tmp_path)), ([str(tmp_path)], folder)):
+        with pytest.raises(ConfigError, match=r"a model of type 'gpt2': verified are gemma2"):
+            check_models(names, source)
+    check_models(["policy", "leave_one_out", folder], folder)
+
+
+BLIND = """
+class Blind:
+    def __init__(self, *, model_path, dtype):
+        pass
+"""
+
+
+def test_a_configuration_is_checked_for_what_its_condenser_asks_of_the_sampler(tmp_path: Path) -> None:
+    (tmp_path / "blind.py").write_text(BLIND)
+    attention = ["condenser={name: attention, options: {scorer: policy}}", "rollout.answer_form='{answer}'"]
+    assemble.check(load_config(CONFIG, attention))
+    staged = "condenser={name: pipeline, options: {stages: [{name: attention}, {name: last_k}]}}"
+    for condenser in (*attention[:1], staged):
+        with pytest.raises(ConfigError, match=r"the sampler .*blind.py:Blind cannot say what its"):
+            assemble.check(load_config(CONFIG, [condenser, f"sampler.name={tmp_path / 'blind.py'}:Blind"]))

@@ -1,0 +1,224 @@
+"""The scorer reads real histories with real models of a few thousand parameters."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from talk import END, FORGETS_THINKING, tokenizer
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from condensegrpo.attention.pages import LEAST, pages, pieces
+from condensegrpo.attention.scorer import AttentionScorer
+from condensegrpo.errors import SamplerError
+from condensegrpo.messages import History, Message, Unit, flatten
+from condensegrpo.protocols import Attention, Reading
+from condensegrpo.rollout.render import Renderer
+from condensegrpo.samplers.transformers import TransformersSampler
+
+POSITIONS = 1024
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "initializer_range": 0.5,
+    }
+    config = Qwen3Config(vocab_size=len(tokenizer()), max_position_embeddings=POSITIONS, eos_token_id=END, **shape)
+    Qwen3ForCausalLM(config).save_pretrained(path)
+    tokenizer().save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def model(folder: str) -> Iterator[TransformersSampler]:
+    sampler = TransformersSampler(folder)
+    yield sampler
+    sampler.close()
+
+
+class Watched:
+    """A sampler beside which every reading is noted down."""
+
+    def __init__(self, sampler: TransformersSampler) -> None:
+        self.sampler = sampler
+        self.version = 0
+        self.readings: list[Reading] = []
+
+    async def attend(self, reading: Reading) -> Attention:
+        self.readings.append(reading)
+        return await self.sampler.attend(reading)
+
+
+def history(*replies: str, question: str = "which one?") -> History:
+    return History(
+        head=(Message(role="system", content="be brief"), Message(role="user", content=question)),
+        units=tuple(
+            Unit(
+                turn=turn,
+                reply=Message(role="assistant", content=reply),
+                results=(Message(role="user", content=f"seen {turn}"),),
+            )
+            for turn, reply in enumerate(replies)
+        ),
+    )
+
+
+def text(ids: tuple[int, ...]) -> str:
+    return str(tokenizer().decode(list(ids)))
+
+
+def test_a_unit_has_one_score_and_the_newest_none(model: TransformersSampler) -> None:
+    past = history("hello", "one " * 9, "two", "hello hello")
+    (scores,) = asyncio.run(AttentionScorer(model, Renderer(tokenizer())).score([past], 512))
+    assert len(scores) == 4
+    assert scores[3] == 0
+    assert any(score > 0 for score in scores[:3])
+    assert all(0 <= score < 100 for score in scores)
+
+
+def test_scores_are_the_same_in_any_company(model: TransformersSampler) -> None:
+    pasts = [history("hello", "one", "two"), history(*["one two hello"] * 7), history("x", "y")]
+    together = asyncio.run(AttentionScorer(model, Renderer(tokenizer())).score(pasts, 512))
+    for past, found in zip(pasts, together, strict=True):
+        (alone,) = asyncio.run(AttentionScorer(model, Renderer(tokenizer())).score([past], 512))
+        assert found == pytest.approx(alone, abs=1e-4)
+
+
+@pytest.mark.parametrize("past", [history(), history("hello")])
+def test_nothing_is_read_where_nothing_can_be_chosen(past: History, model: TransformersSampler) -> None:
+    watched = Watched(model)
+    (scores,) = asyncio.run(AttentionScorer(watched, Renderer(tokenizer())).score([past], 512))
+    assert scores == (0.0,) * len(past.units)
+    assert watched.readings == []
+
+
+def test_the_window_is_the_end_of_the_question_and_of_the_last_output(model: TransformersSampler) -> None:
+    watched = Watched(model)
+    past = history("hello", "one two", question="a b c d e f g")
+    asyncio.run(AttentionScorer(watched, Renderer(tokenizer()), window=6).score([past], 512))
+    (reading,) = watched.readings
+    assert text(reading.question_ids) == "f g"
+    assert text(tuple(reading.trunk_ids[place] for place in reading.asked)) == "two"
+    assert text(reading.blank_ids) == "N/A"
+
+
+def test_what_is_read_is_the_prompt_of_the_history(model: TransformersSampler) -> None:
+    watched, renderer = Watched(model), Renderer(tokenizer())
+    past = history("hello", "one two", "x<|im_end|>y")
+    asyncio.run(AttentionScorer(watched, renderer).score([past], 512))
+    assert text(watched.readings[0].trunk_ids) == text(renderer.prompt(past.messages))
+
+
+def test_scores_are_remembered_until_the_weights_change(model: TransformersSampler) -> None:
+    watched = Watched(model)
+    scorer = AttentionScorer(watched, Renderer(tokenizer()))
+    past = history("hello", "one", "two")
+    first = asyncio.run(scorer.score([past], 512))
+    assert asyncio.run(scorer.score([past], 512)) == first
+    assert len(watched.readings) == 1
+    watched.version = 1
+    asyncio.run(scorer.score([past], 512))
+    assert len(watched.readings) == 2
+
+
+def test_a_long_history_is_read_in_pages_whose_tokens_grow_as_it_does(model: TransformersSampler) -> None:
+    read = {}
+    for units in (20, 40, 80):
+        watched = Watched(model)
+        past = history(*["one two hello"] * units)
+        (scores,) = asyncio.run(AttentionScorer(watched, Renderer(tokenizer())).score([past], 300))
+        assert len(scores) == units
+        assert max(reading.length for reading in watched.readings) <= 303  # the blank stands beside the question
+        read[units] = sum(reading.length for reading in watched.readings)
+    assert read[40] / read[20] == pytest.approx(2, rel=0.15)
+    assert read[80] / read[40] == pytest.approx(2, rel=0.15)
+
+
+def test_what_the_model_has_no_positions_for_is_an_error_with_the_numbers(model: TransformersSampler) -> None:
+    past = history(*["one two hello " * 20] * 20)
+    with pytest.raises(SamplerError, match=rf"has {POSITIONS} positions"):
+        asyncio.run(AttentionScorer(model, Renderer(tokenizer())).score([past], 4 * POSITIONS))
+
+
+# --- pages --------------------------------------------------------------------------------------------------------
+
+
+def cut(past: History, room: int) -> list[Any]:
+    return list(pages(pieces(past, Renderer(tokenizer()).located(past.messages)), room))
+
+
+def test_every_older_unit_is_on_one_page_and_the_newest_on_all() -> None:
+    found = cut(history("a", "bb", "ccc", "dddd", "newest"), 180)
+    assert [page.numbers for page in found] == [(0, 1, 2), (3,)]
+    for page in found:
+        assert "be brief" in text(page.ids)
+        assert text(tuple(page.ids[place] for place in page.last_output)) == "newest"
+        assert text(page.ids).endswith("<|im_start|>assistant\n")
+        assert len(page.ids) <= 180
+    assert text(tuple(found[1].ids[place] for place in found[1].places[0])) == "ddddseen 3"
+
+
+def test_pieces_behind_each_other_are_the_prompt() -> None:
+    past = history("a", "bb", "ccc")
+    renderer = Renderer(tokenizer())
+    parts = pieces(past, renderer.located(past.messages))
+    assert (*parts.head, *(token for unit in parts.units for token in unit.ids), *parts.end) == renderer.prompt(
+        past.messages
+    )
+
+
+def test_a_unit_longer_than_a_page_is_read_from_its_beginning() -> None:
+    found = cut(history("start" + "x" * 5000 + "stop", "a", "n"), 200)
+    assert [page.numbers for page in found] == [(0,), (1,)]
+    assert len(found[0].ids) <= 200
+    assert "start" in text(found[0].ids)
+    assert "stop" not in text(found[0].ids)
+
+
+def test_a_newest_unit_longer_than_a_page_leaves_room_for_others() -> None:
+    past = history("a", "bb", "n" * 5000)
+    found = cut(past, 200)
+    assert [page.numbers for page in found] == [(0, 1)]
+    assert len(found[0].ids) <= 200
+
+
+def test_a_head_that_fills_the_page_still_lets_something_be_read() -> None:
+    found = cut(history("a", "bb", "c", question="q" * 500), 100)
+    assert [number for page in found for number in page.numbers] == [0, 1]
+    assert all(len(page.places[0]) > 0 for page in found)
+    assert LEAST == 16
+
+
+# --- where messages stand in a prompt ------------------------------------------------------------------------------
+
+
+def test_located_finds_what_each_message_says() -> None:
+    past = history("hello <|im_end|> there", "", "one")
+    located = Renderer(tokenizer()).located(past.messages)
+    said = [text(located.ids[place.start : place.stop]) for place in located.places]
+    assert said == [message.content for message in past.messages]
+
+
+def test_located_gives_no_place_to_what_the_template_leaves_out() -> None:
+    past = history("<think>long thoughts</think>short", "one")
+    renderer = Renderer(tokenizer(FORGETS_THINKING))
+    located = renderer.located(past.messages)
+    assert "long" not in text(located.ids)
+    first_reply = located.places[2]
+    assert text(located.ids[first_reply.start : first_reply.stop]).endswith("short")
+
+
+def test_located_gives_the_ids_of_the_prompt_where_borders_are_not_merged() -> None:
+    past = history("hello", "one", "two words")
+    renderer = Renderer(tokenizer())
+    assert renderer.located(past.messages).ids == renderer.prompt(flatten(past.head, past.units))

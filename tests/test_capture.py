@@ -1,0 +1,165 @@
+"""Captured attention is the model's own: compared with what ``output_attentions=True`` gives in eager mode."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from condensegrpo.attention.capture import SUPPORTED, attend, default_layers, lay_out
+from condensegrpo.protocols import Attention, Reading
+
+WORDS = 40
+SHAPE: dict[str, Any] = {
+    "vocab_size": WORDS,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,  # grouped queries
+    "head_dim": 8,
+    "initializer_range": 0.5,
+    "pad_token_id": 0,
+}
+WINDOW = {"sliding_window": 5}  # of less than a reading
+SHAPES: dict[str, dict[str, Any]] = {
+    "gemma2": {**WINDOW, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0},
+    "gemma3_text": {**WINDOW, "query_pre_attn_scalar": 8},
+    "llama": {},
+    "mistral": WINDOW,
+    "qwen2": {},
+    "qwen3": {},
+}
+READINGS = (  # of unlike lengths, so that rows are filled up
+    Reading(
+        trunk_ids=tuple(range(3, 15)), asked=(8, 9, 11), question_ids=(20, 21, 22), blank_ids=(30, 31), layers=(1, 2, 3)
+    ),
+    Reading(trunk_ids=(7, 8, 9, 7), question_ids=(25,), blank_ids=(30, 31), layers=(1, 2, 3)),
+    Reading(trunk_ids=tuple(range(5, 25)), asked=(19,), question_ids=(20,), blank_ids=(1,), layers=(1, 2, 3)),
+)
+
+
+def model(kind: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **SHAPE, **SHAPES[kind])
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+
+
+def eager(network: PreTrainedModel, ids: tuple[int, ...], layers: tuple[int, ...]) -> Tensor:
+    """(L, L) attention as the model gives it out, the mean over layers and heads."""
+    network.set_attn_implementation("eager")
+    with torch.no_grad():
+        found = network(torch.tensor([ids]), output_attentions=True, use_cache=False).attentions
+    network.set_attn_implementation("sdpa")
+    return torch.stack([found[layer][0].mean(dim=0) for layer in layers]).mean(dim=0)
+
+
+def the_long_way(network: PreTrainedModel, reading: Reading) -> Attention:
+    trunk = len(reading.trunk_ids)
+    asked = eager(network, (*reading.trunk_ids, *reading.question_ids), reading.layers)
+    blank = eager(network, (*reading.trunk_ids, *reading.blank_ids), reading.layers)
+    rows = torch.cat([asked[list(reading.asked)], asked[trunk:]])
+    return Attention(
+        question=tuple(rows.mean(dim=0)[:trunk].tolist()), blank=tuple(blank[trunk:].mean(dim=0)[:trunk].tolist())
+    )
+
+
+@pytest.mark.parametrize("kind", SUPPORTED)
+def test_captured_attention_is_that_of_output_attentions(kind: str) -> None:
+    network = model(kind)
+    for reading, found in zip(READINGS, attend(network, READINGS), strict=True):
+        wanted = the_long_way(network, reading)
+        assert found.question == pytest.approx(wanted.question, abs=1e-5)
+        assert found.blank == pytest.approx(wanted.blank, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3_text"])
+def test_a_reading_is_the_same_alone_and_in_company(kind: str) -> None:
+    network = model(kind)
+    together = attend(network, READINGS)
+    for reading, found in zip(READINGS, together, strict=True):
+        (alone,) = attend(network, [reading])
+        assert found.question == pytest.approx(alone.question, abs=1e-6)
+        assert found.blank == pytest.approx(alone.blank, abs=1e-6)
+
+
+def test_a_long_trunk_with_a_window_is_computed_in_pieces_that_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = model("gemma2")
+    whole = attend(network, READINGS)
+    monkeypatch.setattr("condensegrpo.attention.capture.PIECE", 4)
+    for found, wanted in zip(attend(network, READINGS), whole, strict=True):
+        assert found.question == pytest.approx(wanted.question, abs=1e-6)
+
+
+def test_the_model_attends_as_before_once_it_was_watched() -> None:
+    network = model("qwen3")
+    ids = torch.tensor([READINGS[0].trunk_ids])
+    before = network(ids).logits
+    attend(network, READINGS[:1])
+    assert network.config._attn_implementation == "sdpa"
+    assert torch.equal(network(ids).logits, before)
+
+
+def test_no_tensor_of_length_by_length_is_made() -> None:
+    network, length = model("qwen3"), 4096
+    reading = Reading(trunk_ids=tuple(index % WORDS for index in range(length)), question_ids=(1, 2), blank_ids=(3,))
+    largest = 0
+
+    class Sizes(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal largest
+            found = func(*args, **(kwargs or {}))
+            if isinstance(found, Tensor):
+                largest = max(largest, found.numel())
+            return found
+
+    with Sizes():
+        attend(network, [reading])
+    assert largest < length * 100, "64 numbers a token in a feed-forward layer; L × L would be 4096"
+
+
+def test_a_model_that_was_never_compared_is_refused_by_name() -> None:
+    config = AutoConfig.for_model("gpt2", n_layer=1, n_head=2, n_embd=8, vocab_size=WORDS)
+    network = AutoModelForCausalLM.from_config(config).eval()
+    with pytest.raises(ValueError, match=r"of type 'gpt2': verified are gemma2, .*qwen3\. Name a frozen model"):
+        attend(network, READINGS)
+
+
+def test_a_layer_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"watching the layers \[7\]: the model has 4"):
+        attend(model("llama"), [Reading(trunk_ids=(1,), question_ids=(2,), blank_ids=(3,), layers=(7,))])
+
+
+@pytest.mark.parametrize(("count", "layers"), [(1, (0,)), (2, (1,)), (4, (2, 3)), (28, (14, 18, 23))])
+def test_the_layers_watched_lie_between_the_middle_and_the_end(count: int, layers: tuple[int, ...]) -> None:
+    assert default_layers(count) == layers
+
+
+def test_a_reading_is_a_trunk_with_two_branches() -> None:
+    layout = lay_out(
+        [
+            Reading(trunk_ids=(5, 6, 7), asked=(2,), question_ids=(8,), blank_ids=(9,)),
+            Reading(trunk_ids=(5,), question_ids=(8,), blank_ids=(9,)),
+        ]
+    )
+    assert layout.ids.tolist() == [[5, 6, 7, 8, 9], [5, 8, 9, 0, 0]]
+    assert layout.position.tolist() == [[0, 1, 2, 3, 3], [0, 1, 1, 0, 0]]
+    assert layout.branch.tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 3, 3]]
+    assert layout.place.tolist() == [[2, 3, 4], [1, 2, 2]]
+    assert layout.weight[0].tolist() == [[0.5, 0], [0.5, 0], [0, 1]]
+    assert layout.weight[1].tolist() == [[1, 0], [0, 1], [0, 0]]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"trunk_ids": (), "question_ids": (1,), "blank_ids": (1,)},
+        {"trunk_ids": (1,), "question_ids": (), "blank_ids": (1,)},
+        {"trunk_ids": (1,), "question_ids": (1,), "blank_ids": ()},
+        {"trunk_ids": (1,), "question_ids": (1,), "blank_ids": (1,), "asked": (1,)},
+    ],
+)
+def test_a_reading_without_one_of_its_parts_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"a reading needs|asked places"):
+        Reading(**fields)

@@ -1,0 +1,190 @@
+"""Condensers compared: who takes part, what is counted, and the command as a user runs it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from builders import condensation, scored, trajectory, turn
+from command import run, succeed
+
+from condensegrpo.cli.compare import parsed_budgets, parsed_condensers
+from condensegrpo.compare import contenders
+from condensegrpo.comparison import Contender, Outcome, Played, comparison, outcome_of
+from condensegrpo.comparison_plot import plot
+from condensegrpo.config import RunConfig, validate
+from condensegrpo.errors import ConfigError
+from condensegrpo.evaluation import evaluation
+from condensegrpo.messages import Message
+from condensegrpo.metrics import facts_of
+
+
+def config(**sections: object) -> RunConfig:
+    return validate({"model": {"new": {}}, "task": {"name": "facts"}, **sections}, source="the test")
+
+
+# --- who takes part -------------------------------------------------------------------------------------------------
+
+
+def test_condensers_are_read_with_their_options() -> None:
+    assert parsed_condensers("full, last_k keep_last=3 keep_first=1,my/own.py:Mine words=[a, b] deep={x: 1, y: 2}") == [
+        ("full", {}),
+        ("last_k", {"keep_last": 3, "keep_first": 1}),
+        ("my/own.py:Mine", {"words": ["a", "b"], "deep": {"x": 1, "y": 2}}),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "full,", "keep_last=3", "last_k, keep_last=3"])
+def test_what_is_no_list_of_condensers_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="such as 'full, last_k keep_last=3"):
+        parsed_condensers(text)
+
+
+def test_budgets_are_read() -> None:
+    assert parsed_budgets("64, 96") == [64, 96]
+    assert parsed_budgets(None) == []
+
+
+@pytest.mark.parametrize("text", ["", "64,", "0", "-3", "a", "6.5"])
+def test_what_is_no_list_of_budgets_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="such as 64,96"):
+        parsed_budgets(text)
+
+
+def test_every_condenser_meets_every_budget_and_full_has_none() -> None:
+    found = contenders([("full", {}), ("last_k", {"keep_last": 2}), ("truncate", {})], [64, 96], config())
+    assert [one.name for one in found] == [
+        "full",
+        "last_k(keep_last=2) within 64 tokens",
+        "last_k(keep_last=2) within 96 tokens",
+        "truncate within 64 tokens",
+        "truncate within 96 tokens",
+    ]
+
+
+def test_the_configurations_own_condenser_has_its_options_and_its_budget() -> None:
+    own = config(condenser={"name": "last_k", "options": {"keep_last": 5}}, rollout={"max_context_tokens": 77})
+    assert contenders([("last_k", {})], [], own) == (
+        Contender(condenser="last_k", options={"keep_last": 5}, budget=77),
+    )
+    assert contenders([("last_k", {"keep_last": 1})], [], own)[0].options == {"keep_last": 1}
+
+
+def test_a_contender_that_is_named_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="truncate within 64 tokens is named twice"):
+        contenders([("truncate", {}), ("truncate", {})], [64], config())
+
+
+# --- what is counted ------------------------------------------------------------------------------------------------
+
+
+def test_an_outcome_counts_contexts_condensations_and_refetches() -> None:
+    question, page = Message(role="user", content="q"), Message(role="tool", content="red 7", tool_call_id="read")
+    dropped = condensation("d", [5], before=9, after=4)
+    one = trajectory(
+        turn([1] * 4, [2], context=(question,), reply="read p1", observations=[page]),
+        turn([1] * 9, [2], context=(question, page), reply="read p2", observations=[page]),
+        turn([1] * 6, [2], context=(question,), reply="read p1", observations=[page], condensation=dropped),
+    )
+    assert outcome_of(scored(one, 1.0)) == Outcome(
+        problem_id="p0", correct=1.0, peak_tokens=9, summed_tokens=19, turns=3, condensations=1, calls=3, refetches=1
+    )
+
+
+def played(name: str, right: dict[str, list[float]], *, budget: int | None = 64) -> Played:
+    every = [
+        scored(trajectory(turn([1] * 10, [2]), id=f"{problem}/{at}", group=problem), value, correct=value)
+        for problem, values in right.items()
+        for at, value in enumerate(values)
+    ]
+    facts = [facts_of(one, turn_reward=0.0) for one in every]
+    return Played(
+        contender=Contender(condenser=name, options={}, budget=budget),
+        outcomes=tuple(map(outcome_of, every)),
+        evaluation=evaluation(name, facts, seed=3, seconds=20.0, condensing=1.0),
+    )
+
+
+def test_figures_and_paired_differences_of_equal_budgets() -> None:
+    found = comparison(
+        "m",
+        [
+            played("full", {"a": [1, 1], "b": [1, 1]}, budget=None),
+            played("x", {"a": [1, 0], "b": [0, 0]}),
+            played("y", {"a": [1, 1], "b": [1, 0]}),
+            played("y", {"a": [0, 0], "b": [0, 0]}, budget=32),
+        ],
+    )
+    assert (found.problems, found.samples, found.seed) == (2, 2, 3)
+    assert [one.success.mean for one in found.figures] == [1.0, 0.25, 0.75, 0.0]
+    assert found.figures[1].condensing == 0.05
+    assert [(one.ours, one.theirs, one.budget, one.success.mean) for one in found.differences] == [
+        ("x", "full", 64, -0.75),
+        ("y", "full", 64, -0.25),
+        ("y", "x", 64, 0.5),
+        ("y", "full", 32, -1.0),
+    ]
+
+
+def test_contenders_that_met_other_problems_are_not_compared() -> None:
+    with pytest.raises(ValueError, match="2 problems are on one side only"):
+        comparison("m", [played("x", {"a": [1.0]}), played("y", {"b": [1.0]})])
+
+
+def test_the_picture_is_written_as_png_and_svg(tmp_path: Path) -> None:
+    found = comparison("m", [played("x", {"a": [1.0], "b": [0.0]}), played("one problem", {"a": [1.0], "b": [1.0]})])
+    png, svg = plot(found, tmp_path / "comparison")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert "one problem" in svg.read_text(encoding="utf-8")
+    again = plot(found, tmp_path / "again")[1]
+    assert again.read_text(encoding="utf-8") == svg.read_text(encoding="utf-8")
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of no steps: a model that babbles."""
+    folder = tmp_path_factory.mktemp("runs")
+    succeed(
+        "train", "configs/memory.yaml", f"runs_dir={folder}", "warm_start.steps=0", "train.steps=0",
+        "evaluate.problems=6", "task.options={pages: 4}",
+    )  # fmt: skip
+    return folder / "memory"
+
+
+def test_the_command_compares_and_writes_table_json_and_picture(untrained: Path, tmp_path: Path) -> None:
+    shown = succeed(
+        "eval", str(untrained), "--compare", "full, truncate, random_drop seed=1", "--budgets", "40,60",
+        "--out", str(tmp_path / "out"), "--save", str(tmp_path / "all.jsonl"),
+    )  # fmt: skip
+    assert "6 held-out problems × 1" in shown
+    assert "random_drop(seed=1)" in shown
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "comparison.json", "comparison.png", "comparison.svg",
+    }  # fmt: skip
+    written = json.loads((tmp_path / "out" / "comparison.json").read_text(encoding="utf-8"))
+    budgets = [(one["contender"]["condenser"], one["contender"]["budget"]) for one in written["figures"]]
+    assert budgets == [
+        ("full", None), ("truncate", 40), ("truncate", 60), ("random_drop", 40), ("random_drop", 60),
+    ]  # fmt: skip
+    assert all(one["peak_tokens"] <= (one["contender"]["budget"] or 2048) for one in written["figures"])
+    assert len(written["differences"]) == 2 * 3
+    assert len((tmp_path / "all.jsonl").read_text(encoding="utf-8").splitlines()) == 5 * 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--budgets", "40"], "belong to --compare"),
+        (["--compare", "trunkate"], "Did you mean 'truncate'"),
+        (["--compare", "truncate", "--budgets", "6"], "rollout.max_context_tokens"),
+    ],
+)
+def test_what_cannot_be_compared_is_said_before_anything_is_sampled(
+    untrained: Path, tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    done = run("eval", str(untrained), *arguments, *(["--out", str(tmp_path)] if "--compare" in arguments else []))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,325 @@
+"""The conformance suite: laws that every condenser keeps, ours and those of others, and the field's known faults."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from conformance import (
+    CHOOSING,
+    HEAD,
+    LONG,
+    NEVER_CUTS,
+    Case,
+    answered,
+    budget,
+    cases,
+    check_account,
+    check_atomic,
+    check_budget,
+    condense,
+    count,
+    histories,
+    history,
+    rule_based,
+    turns,
+    unit,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from talk import tokenizer
+
+from condensegrpo.messages import History, Message, flatten
+from condensegrpo.rollout.render import Renderer
+from condensegrpo.trajectory import Fate
+
+EVERY = [pytest.param(case, id=str(case)) for case in cases()]
+ONE_EACH = [pytest.param(case, id=case.name) for case in rule_based()]
+CUTTING = [pytest.param(case, id=case.name) for case in rule_based() if case.name not in NEVER_CUTS]
+OLDEST_FIRST = [case for case in CUTTING if case.id not in CHOOSING]
+ROOT = Path(__file__).resolve().parent.parent
+
+
+# --- laws -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", EVERY)
+@settings(deadline=None, max_examples=15)
+@given(past=histories(), tokens=st.integers(0, 2000))
+def test_every_condenser_keeps_the_contract(case: Case, past: History, tokens: int) -> None:
+    """Order, whole units, a true account, the budget; the same again; nothing more to do within the budget."""
+    condenser = case.build()
+    found = condense(condenser, past, tokens)
+    assert condense(condenser, past, tokens) == found, "deterministic"
+    check_account(past, found)
+    check_atomic(past, found)
+    check_budget(case.name, past, found, tokens)
+    if count(flatten(past.head, found.units)) <= tokens:
+        again = condense(condenser, History(head=past.head, units=found.units), tokens)
+        assert again.units == found.units, "idempotent within the budget"
+
+
+@pytest.mark.parametrize("case", ONE_EACH)
+@settings(deadline=None, max_examples=10)
+@given(
+    past=histories(most=12, results=st.text(max_size=40) | st.sampled_from(["<|im_end|>", "x " * 300])),
+    tokens=st.integers(0, 900),
+)
+def test_the_budget_is_kept_by_the_policys_own_tokenizer_and_template(case: Case, past: History, tokens: int) -> None:
+    real = Renderer(tokenizer()).count
+    found = condense(case.build(), past, tokens, real)
+    check_account(past, found, real)
+    check_budget(case.name, past, found, tokens, real)
+
+
+@pytest.mark.parametrize("case", CUTTING)
+def test_over_200_turns_no_context_grows_beyond_its_budget(case: Case) -> None:
+    """Contexts that embed condensed contexts grow geometrically: 12, 103, 323, 672, 1241 tokens in the original."""
+    condenser, past = case.build(), history()
+    sizes = []
+    for turn in range(200):
+        past = past.add(unit(turn, f"step {turn}", "result " * 6))
+        if turn % 8 == 7 or turn > 190:
+            sizes.append(count(flatten(HEAD, condense(condenser, past, 400).units)))
+    assert max(sizes) <= 400
+    assert max(sizes[-5:]) <= 1.2 * max(sizes[len(sizes) // 2 : -5])
+
+
+@pytest.mark.parametrize("case", OLDEST_FIRST)
+def test_the_oldest_go_first(case: Case) -> None:
+    """Truncating from the right deletes the newest turn first."""
+    past = history(*(unit(turn, f"reply {turn}", "r" * 30) for turn in range(12)))
+    fates = [span.fate for span in condense(case.build(), past, 200).spans]
+    assert fates[-1] is not Fate.DROPPED or turns(condense(case.build(), past, 200)) == []
+    dropped = [place for place, fate in enumerate(fates) if fate is Fate.DROPPED]
+    kept = [place for place, fate in enumerate(fates) if fate is Fate.KEPT]
+    assert not dropped or not kept or max(dropped) < max(kept)
+
+
+@pytest.mark.parametrize("case", ONE_EACH)
+def test_the_cost_is_linear_in_the_history(case: Case) -> None:
+    """By what the condenser has rendered: twice the turns, not much more than twice the characters counted."""
+
+    def rendered(total: int) -> int:
+        characters = 0
+
+        def counting(messages: Sequence[Message]) -> int:
+            nonlocal characters
+            characters += sum(len(message.content) for message in messages)
+            return count(messages)
+
+        past = history(*(unit(turn, "reply", "result " * 10) for turn in range(total)))
+        asyncio.run(case.build().condense(past, budget(1000, counting), ()))
+        return characters
+
+    small, large = rendered(100), rendered(200)
+    assert large <= 2.6 * small
+
+
+@pytest.mark.parametrize("case", ONE_EACH)
+def test_a_history_of_nothing_and_one_of_one_unit(case: Case) -> None:
+    assert condense(case.build(), history(), 100).units == ()
+    found = condense(case.build(), history(unit(0, "a", "b")), 1000)
+    check_account(history(unit(0, "a", "b")), found)
+
+
+@pytest.mark.parametrize("case", CUTTING)
+def test_an_observation_of_50_000_tokens_does_not_break_the_budget(case: Case) -> None:
+    past = history(unit(0, "a", "b"), unit(1, "look", LONG), unit(2, "c", "d"))
+    found = condense(case.build(), past, 120)
+    assert count(flatten(HEAD, found.units)) <= 120
+
+
+@pytest.mark.parametrize("case", CUTTING)
+def test_a_question_larger_than_the_budget_leaves_at_most_the_newest_unit(case: Case) -> None:
+    """The engine stops such an episode, and a run finds it before it starts (test_assemble)."""
+    past = history(*(unit(turn, "abc", "x" * 20) for turn in range(5)))
+    found = condense(case.build(), past, 5)
+    assert len(found.units) <= 1
+    check_account(past, found)
+
+
+# --- known faults of the field ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ONE_EACH)
+def test_no_tool_result_is_orphaned(case: Case) -> None:
+    """langchain #38352, letta #2605: results whose call was cut away, and calls whose ids come again in every turn."""
+    past = history(*(unit(turn, "call", "one", "two " * 20, ids=["call_0", "call_1"]) for turn in range(20)))
+    for tokens in (40, 80, 150, 400, 4000):
+        check_atomic(past, condense(case.build(), past, tokens))
+
+
+@pytest.mark.parametrize("case", ONE_EACH)
+def test_no_head_is_duplicated_and_no_unit_stands_twice(case: Case) -> None:
+    """OpenHands duplicated head events; a head+tail keeper without a set union duplicates units."""
+    past = history(*(unit(turn, "abc") for turn in range(3)))
+    found = condense(case.build(), past, 10_000)
+    assert turns(found) == sorted(set(turns(found)))
+    assert not [message for message in flatten((), found.units) if message in HEAD]
+
+
+def test_keeping_the_last_none_keeps_none() -> None:
+    """``x[-0:]`` keeps everything."""
+    past = history(*(unit(turn, "abc", "long result " * 4) for turn in range(4)))
+    assert condense(Case("last_k", {"keep_last": 0}).build(), past, 10_000).units == ()
+    masked = condense(Case("observation_mask", {"keep": 0}).build(), past, 10_000)
+    assert [span.fate for span in masked.spans] == [Fate.REWRITTEN] * 4
+
+
+@pytest.mark.parametrize("case", ONE_EACH)
+def test_a_condenser_is_asked_once_a_turn_and_ends(case: Case) -> None:
+    """OpenHands #8630: condensation that condenses its own work again, for ever."""
+    past = history(*(unit(turn, "abc", "y" * 50) for turn in range(30)))
+    once = condense(case.build(), past, 300)
+    twice = condense(case.build(), History(head=HEAD, units=once.units), 300)
+    thrice = condense(case.build(), History(head=HEAD, units=twice.units), 300)
+    assert thrice.units == twice.units
+
+
+# --- those of others --------------------------------------------------------------------------------------------------
+
+OWN = """
+from condensegrpo.condensers.spans import spans
+from condensegrpo.protocols import Condensed
+
+class Forgetful:
+    async def condense(self, history, budget, tools):
+        return Condensed(units=(), spans=spans(history, (), budget.count)[1:])
+"""
+
+
+def test_a_condenser_in_a_file_goes_through_the_same_suite_and_is_caught(tmp_path: Path) -> None:
+    """One that keeps the contract is in test_condensers_page."""
+    (tmp_path / "own.py").write_text(OWN)
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-k", "contract and own.py", "-p", "no:cacheprovider", __file__],
+        env={**os.environ, "CONDENSER": f"{tmp_path / 'own.py'}:Forgetful"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert "1 failed" in result.stdout, result.stdout[-2000:]
+    assert "a span for every unit" in result.stdout
+
+
+# --- observation_mask -------------------------------------------------------------------------------------------------
+
+
+def mask(tokens: int = 10_000, **options: object) -> list[list[str]]:
+    past = history(
+        unit(0, "look", "r" * 60),
+        answered(1, "think", "o" * 60),
+        unit(2, "look", "s" * 60, "t" * 60, tool="notes"),
+        unit(3, "look", "u" * 60),
+    )
+    found = condense(Case("observation_mask", options).build(), past, tokens)
+    check_account(past, found)
+    return [[message.content for message in kept.messages] for kept in found.units]
+
+
+def test_old_results_become_placeholders_that_say_how_long_they_were() -> None:
+    assert mask(keep=1) == [
+        ["look", "[turn 0, tool result omitted: 64 tokens]"],
+        ["think", "[turn 1, observation omitted: 64 tokens]"],
+        ["look", "[turn 2, tool result omitted: 64 tokens]", "[turn 2, tool result omitted: 64 tokens]"],
+        ["look", "u" * 60],
+    ]
+
+
+@settings(deadline=None, max_examples=30)
+@given(lengths=st.lists(st.integers(0, 200), max_size=4))
+def test_placeholders_count_what_they_replace(lengths: list[int]) -> None:
+    past = history(unit(0, "look", *("z" * length for length in lengths)), unit(1))
+    (first, _) = condense(Case("observation_mask", {"keep": 1}).build(), past, 100_000).units
+    for length, result in zip(lengths, first.results, strict=True):
+        omitted = f"[turn 0, tool result omitted: {4 + length} tokens]"
+        assert result.content == (omitted if len(omitted) < length else "z" * length)
+
+
+def test_results_of_excluded_tools_stay() -> None:
+    assert mask(keep=0, exclude_tools=["notes"])[2] == ["look", "s" * 60, "t" * 60]
+
+
+def test_what_the_environment_says_stays_if_only_tools_are_masked() -> None:
+    assert mask(keep=0, only_tools=True)[1] == ["think", "o" * 60]
+
+
+def test_over_budget_kept_results_go_the_oldest_first_and_then_whole_units() -> None:
+    whole = count(flatten(HEAD, history(unit(0, "look", "r" * 60)).units))
+    assert whole == 23 + 8 + 64
+    fates = {}
+    past = history(*(unit(turn, "look", "r" * 60) for turn in range(4)))
+    for tokens in (23 + 4 * 72, 23 + 4 * 72 - 1, 23 + 3 * 52 + 72, 23 + 3 * 52 + 71, 23 + 72, 23 + 71):
+        found = condense(Case("observation_mask", {"keep": 4}).build(), past, tokens)
+        fates[tokens] = "".join(span.fate.value[0] for span in found.spans)
+    assert list(fates.values()) == ["kkkk", "rkkk", "rrrk", "drrk", "dddk", "dddk"]
+
+
+def test_a_mask_says_what_it_did() -> None:
+    past = history(*(unit(turn, "look", "r" * 60) for turn in range(4)))
+    told = [condense(Case("observation_mask", {"keep": 2}).build(), past, tokens).reason for tokens in (1000, 150)]
+    assert told == ["masked the results of 2 of 4 units", "masked the results of 1 of 4 units, dropped the 2 oldest"]
+
+
+@pytest.mark.parametrize(("options", "words"), [({"keep": -1}, "at least 0"), ({"exclude_tools": "notes"}, "a list")])
+def test_a_mask_refuses_options_that_mean_nothing(options: dict[str, object], words: str) -> None:
+    with pytest.raises(Exception, match=f"setting up 'observation_mask' .*{words}"):
+        Case("observation_mask", options).build()
+
+
+# --- pipeline ---------------------------------------------------------------------------------------------------------
+
+STAGES = {
+    "stages": [{"name": "observation_mask", "options": {"keep": 1}}, {"name": "last_k", "options": {"keep_last": 2}}]
+}
+
+
+def test_a_pipeline_stops_as_soon_as_it_is_within_the_budget() -> None:
+    past = history(*(unit(turn, "look", "r" * 60) for turn in range(4)))
+    pipeline = Case("pipeline", STAGES).build()
+    reasons = [condense(pipeline, past, tokens).reason for tokens in (311, 310, 23 + 3 * 52 + 72, 23 + 52 + 72)]
+    assert reasons == ["", *["observation_mask: masked the results of 3 of 4 units"] * 2, reasons[3]]
+    assert reasons[3] == "observation_mask: masked the results of 1 of 4 units, dropped the 2 oldest"
+
+
+def test_a_stage_with_a_trigger_of_its_own_starts_before_the_budget() -> None:
+    stages = [{"name": "observation_mask", "options": {"keep": 1}, "over": 0.5}]
+    past = history(*(unit(turn, "look", "r" * 60) for turn in range(4)))  # 311 tokens
+    pipeline = Case("pipeline", {"stages": stages}).build()
+    assert [bool(condense(pipeline, past, tokens).reason) for tokens in (622, 621)] == [False, True]
+
+
+def test_a_unit_that_two_stages_changed_is_accounted_for_once_and_by_its_raw_tokens() -> None:
+    stages = [
+        {"name": "observation_mask", "options": {"keep": 1}},
+        {"name": "last_k", "options": {"keep_last": 2}, "over": 0},
+    ]
+    past = history(*(unit(turn, "look", "r" * 60) for turn in range(4)))
+    found = condense(Case("pipeline", {"stages": stages}).build(), past, 300)
+    assert [(span.fate.value, span.tokens) for span in found.spans] == [
+        ("dropped", 72),
+        ("dropped", 72),
+        ("rewritten", 72),
+        ("kept", 72),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stages", "words"),
+    [
+        ([], "at least one stage"),
+        ("last_k", "wanted a list of condensers"),
+        ([{"name": "last_k", "over": 2}], r"stages\[0\] of the condenser pipeline"),
+        ([{"name": "last_q"}], "Did you mean 'last_k'"),
+        ([{"name": "last_k", "options": {"keep": 1}}], "keep_last"),
+    ],
+)
+def test_a_pipeline_names_the_stage_that_is_wrong(stages: object, words: str) -> None:
+    with pytest.raises(Exception, match=words):
+        Case("pipeline", {"stages": stages}).build()

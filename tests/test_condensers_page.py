@@ -1,0 +1,64 @@
+"""docs/condensers.md against the code: its drawings are made, its example is run, and no condenser is left out."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from condensegrpo import assemble, plugins
+from condensegrpo.config import CondenserPlugin
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "condensers.md").read_text(encoding="utf-8")
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def drawings() -> dict[str, str]:
+    spec = importlib.util.spec_from_file_location("condensers_drawn", ROOT / "docs" / "condensers.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return {name: draw() for name, draw in module.EXAMPLES.items()}
+
+
+def test_every_drawing_is_what_the_condenser_does() -> None:
+    assert blocks("text") == [f"{drawing}\n" for drawing in drawings().values()]
+
+
+@pytest.mark.parametrize("name", [point.name for point in plugins.installed("condensers")])
+def test_every_condenser_has_its_section(name: str) -> None:
+    assert f"\n## {name}\n" in PAGE
+
+
+def test_the_configurations_on_the_page_can_be_built() -> None:
+    found = [yaml.safe_load(block)["condenser"] for block in blocks("yaml")]
+    assert [one["name"] for one in found] == ["summary_model", "pipeline"]
+    for one in found:
+        assemble.condenser(CondenserPlugin.model_validate(one))
+
+
+def test_the_condenser_of_twenty_lines_keeps_the_contract(tmp_path: Path) -> None:
+    (example,) = blocks("python")
+    assert len([line for line in example.splitlines() if line.strip()]) <= 20
+    (tmp_path / "own.py").write_text(example)
+    suite = str(ROOT / "tests" / "test_condenser_conformance.py")
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-k", "own.py", "-p", "no:cacheprovider", suite],
+        env={**os.environ, "CONDENSER": f"{tmp_path / 'own.py'}:WithNumbers"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert result.returncode == 0, result.stdout[-2000:]
+    assert re.search(r"\d\d passed", result.stdout)

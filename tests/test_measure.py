@@ -1,0 +1,73 @@
+"""How probable given replies are, from the sampler, against the long way."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import llama, qwen3
+from transformers import PreTrainedModel
+
+from condensegrpo.errors import SamplerError
+from condensegrpo.samplers.measure import cut, logprobs_of
+from condensegrpo.samplers.transformers import TransformersSampler
+from condensegrpo.trajectory import SamplingParams
+
+PAIRS = (((3, 4, 5), (6, 7)), ((0, 0), (1, 2, 3, 4)), ((9,), (10,)))
+
+
+@pytest.fixture(scope="module")
+def sampler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TransformersSampler]:
+    folder: Path = tmp_path_factory.mktemp("model")
+    qwen3().save_pretrained(folder)
+    one = TransformersSampler(str(folder))
+    yield one
+    one.close()
+
+
+def the_long_way(model: PreTrainedModel, prompt: tuple[int, ...], output: tuple[int, ...]) -> list[float]:
+    with torch.no_grad():
+        logp = model(torch.tensor([[*prompt, *output]]), use_cache=False).logits[0].log_softmax(dim=-1)
+    return [float(logp[len(prompt) + place - 1, token]) for place, token in enumerate(output)]
+
+
+@pytest.mark.parametrize("make", [qwen3, llama])
+def test_a_reply_is_as_probable_as_a_plain_pass_says_whoever_is_beside_it(make: type) -> None:
+    model = make()
+    for (prompt, output), found in zip(PAIRS, logprobs_of(model, PAIRS), strict=True):
+        assert found == pytest.approx(the_long_way(model, prompt, output), abs=1e-5)
+
+
+def test_what_was_sampled_measures_as_it_was_sampled(sampler: TransformersSampler) -> None:
+    async def both() -> tuple[tuple[float, ...], tuple[float, ...]]:
+        reply = await sampler.sample((3, 4, 5), SamplingParams(max_tokens=6, seed=1))
+        return reply.logprobs, tuple(await sampler.measure((3, 4, 5), reply.token_ids))
+
+    sampled, measured = asyncio.run(both())
+    assert measured == pytest.approx(sampled, abs=1e-5)
+
+
+def test_requests_of_all_kinds_at_the_same_time_are_all_answered(sampler: TransformersSampler) -> None:
+    async def everything() -> list[object]:
+        return await asyncio.gather(
+            *(sampler.measure(*pair) for pair in PAIRS),
+            *(sampler.sample((3, 4), SamplingParams(max_tokens=3, seed=seed)) for seed in range(3)),
+        )
+
+    assert len(asyncio.run(everything())) == 6
+
+
+@pytest.mark.parametrize("pair", [((), (1,)), ((1,), ())])
+def test_an_empty_prompt_or_reply_cannot_be_measured(
+    sampler: TransformersSampler, pair: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    with pytest.raises(SamplerError, match="wanted at least one token of each"):
+        asyncio.run(sampler.measure(*pair))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "parts"), [([], []), ([3, 4, 9, 2], [(0, 2), (2, 3), (3, 4)]), ([99], [(0, 1)]), ([1] * 9, [(0, 9)])]
+)
+def test_rows_are_cut_into_batches_that_fit(lengths: list[int], parts: list[tuple[int, int]]) -> None:
+    assert [(part.start, part.stop) for part in cut(lengths, 9)] == parts

@@ -1,0 +1,181 @@
+"""Nobody waits for a turn of another: a batch takes as long as its longest trajectory, whatever tools do meanwhile.
+
+Latencies are simulated on a clock that jumps from timer to timer, so that walls are exact and no machine is too slow.
+"""
+
+import asyncio
+import selectors
+import threading
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from talk import Counting, agent, engine, last_count, problem, said, shown
+
+from condensegrpo.messages import Message
+from condensegrpo.protocols import Problem, Step
+from condensegrpo.rollout.engine import Engine
+from condensegrpo.rollout.group import named, rollout
+from condensegrpo.samplers.scripted import ScriptedSampler
+from condensegrpo.trajectory import Stop, Trajectory
+
+REPLIES = 4  # of an episode below, the answer included
+NEVER = 1e6  # seconds; nothing in these tests takes as long
+
+
+class JumpingSelector(selectors.DefaultSelector):
+    """Never waits: where the loop would, its clock is put forward."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        found = super().select(0)
+        if not found and timeout:
+            self.now += timeout
+        return found
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """An event loop on which a second takes no time. Not for threads, which it does not wait for."""
+
+    def __init__(self) -> None:
+        self._jumping = JumpingSelector()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return self._jumping.now
+
+
+class Slow(Counting):
+    """Takes so many seconds to answer each reply as its question says: ``3 0.5 hang crash``."""
+
+    async def step(self, reply: Message) -> Step:
+        pace = self.problem.question.split()[len(self.replies)]
+        if pace == "hang":
+            await asyncio.Event().wait()
+        if pace == "crash":
+            raise ZeroDivisionError("crashed")
+        await asyncio.sleep(float(pace))
+        return await super().step(reply)
+
+
+def replies(prompt: str) -> str:
+    """Three greetings and an answer."""
+    count = last_count(prompt)
+    return f"answer {count}" if count == REPLIES - 1 else f"hello {count}"
+
+
+def walls(questions: Sequence[str], *, sampling: float, limit: float = NEVER) -> tuple[list[Trajectory], float]:
+    """The trajectories of problems with these paces, and how long all of them took together."""
+
+    async def run() -> tuple[list[Trajectory], float]:
+        sampler = ScriptedSampler(lambda ids: said(replies(shown(ids))), seconds=sampling)
+        groups = await rollout(
+            named([problem(number, question) for number, question in enumerate(questions)]),
+            samples=1,
+            environment=Slow,
+            engine=engine(sampler, turn_seconds=limit),
+            run_seed=0,
+            step=0,
+            on_finish=lambda _: None,
+        )
+        return [one for group in groups for one in group], asyncio.get_running_loop().time()
+
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        return runner.run(run())
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 60), min_size=REPLIES, max_size=REPLIES), min_size=1, max_size=8))
+def test_a_batch_takes_as_long_as_its_longest_trajectory(paces: list[list[int]]) -> None:
+    found, wall = walls([" ".join(map(str, pace)) for pace in paces], sampling=1.0)
+    longest = max(map(sum, paces)) + REPLIES * 1.0
+    assert {one.stop for one in found} == {Stop.ANSWERED}
+    assert wall == pytest.approx(longest, rel=1e-6)
+
+
+def test_with_a_barrier_a_turn_the_same_batch_would_take_far_longer() -> None:
+    """Each of four trajectories is slow in another turn: a barrier would wait for every one of them."""
+    paces = [[30 if turn == slow else 1 for turn in range(REPLIES)] for slow in range(REPLIES)]
+    _, wall = walls([" ".join(map(str, pace)) for pace in paces], sampling=1.0)
+    barrier = sum(max(column) for column in zip(*paces, strict=True)) + REPLIES * 1.0
+    assert barrier == 124
+    assert wall == pytest.approx(37, rel=1e-6)
+
+
+def test_hung_and_crashed_siblings_cost_their_own_time_limit_and_nothing_else() -> None:
+    found, wall = walls(["1 1 1 1", "1 hang 1 1", "crash 1 1 1", "2 2 2 2"], sampling=0.0, limit=100)
+    assert [one.stop for one in found] == [
+        Stop.ANSWERED,
+        Stop.ENVIRONMENT_ERROR,
+        Stop.ENVIRONMENT_ERROR,
+        Stop.ANSWERED,
+    ]
+    assert [len(one.turns) for one in found] == [4, 2, 1, 4]
+    assert wall == pytest.approx(101, rel=1e-6)  # the one that hangs, after a second
+
+
+def roll(parts: Engine, posed: Sequence[Problem]) -> list[Trajectory]:
+    async def run() -> list[Trajectory]:
+        groups = await rollout(
+            named(posed),
+            samples=1,
+            environment=Counting,
+            engine=parts,
+            run_seed=0,
+            step=0,
+            on_finish=lambda _: None,
+        )
+        return [one for group in groups for one in group]
+
+    return asyncio.run(run())
+
+
+def calls(name: str, prompt: str) -> str:
+    """One call of a tool without arguments, then an answer with what it gave."""
+    newest = prompt.rpartition("<|im_end|>")[0].rpartition("<|im_start|>")[2]
+    if "<result>" in newest:
+        return "answer " + newest.partition("<result>")[2].partition("</result>")[0].strip()
+    return f'<tool>{{"name": "{name}", "args": {{}}}}</tool>'
+
+
+MANY = 48  # more than the threads of asyncio's own pool: 32 at most
+
+
+def test_tools_that_block_run_in_a_thread_each_and_wait_for_no_pool() -> None:
+    together = threading.Barrier(MANY)
+
+    def meet() -> str:
+        """Blocks until so many are in it at once."""
+        together.wait(timeout=60)
+        return "met"
+
+    box = engine(agent(lambda prompt: calls("meet", prompt)), tools={"meet": meet}, tool_seconds=60, turn_seconds=60)
+    found = roll(box, [problem(number) for number in range(MANY)])
+    assert [one.answer for one in found] == ["met"] * MANY
+
+
+def test_hung_tools_leave_the_others_their_threads() -> None:
+    """Pitfall 29: those that hang end at their limit, and a tool called afterwards still runs."""
+    release = threading.Event()
+
+    def wait() -> str:
+        """Hangs."""
+        release.wait(60)
+        return "late"
+
+    def hello() -> str:
+        """Greets."""
+        return "hi"
+
+    sampler = agent(lambda prompt: calls("wait" if "stuck" in prompt else "hello", prompt))
+    box = engine(sampler, tools={"wait": wait, "hello": hello}, tool_seconds=0.2, turn_seconds=60)
+    stuck = roll(box, [problem(number, "stuck") for number in range(MANY)])
+    fine = roll(box, [problem(0, "go")])
+    hung = sum(thread.name == "tool wait" for thread in threading.enumerate())
+    release.set()
+    assert {one.stop for one in stuck} == {Stop.ANSWERED}
+    assert all("did not finish within 0.2 seconds" in (one.answer or "") for one in stuck)
+    assert [one.answer for one in fine] == ["hi"]
+    assert hung == MANY

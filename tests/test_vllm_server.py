@@ -1,0 +1,131 @@
+"""The sampler over a real vLLM server of its own: exact before and after updates, and after the server was killed."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from needs_vllm import needs_vllm
+from served import LONG, ROOM, change, gap, save_model, together
+from transformers import PreTrainedModel
+
+from condensegrpo.plugins import build
+from condensegrpo.samplers.vllm_server import VllmServerSampler
+from condensegrpo.trajectory import Finish, Generation, SamplingParams
+
+pytestmark = needs_vllm
+PROMPTS = ((5, 6, 7), (0, 0, 9), (2, 11, 12, 13, 14, 15, 16, 17, 18), (19,), LONG)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models") / "qwen3"
+
+
+@pytest.fixture(scope="module")
+def policy(folder: Path) -> PreTrainedModel:
+    """The learner's side: its weights are changed and sent by some of the tests."""
+    return save_model(folder)
+
+
+@pytest.fixture(scope="module")
+def sampler(folder: Path, policy: PreTrainedModel) -> Iterator[VllmServerSampler]:
+    """One server for all tests."""
+    made: VllmServerSampler = build(
+        "samplers",
+        "vllm_server",
+        {"model_path": str(folder), "max_model_len": ROOM, "server": {"kv_cache_gib": 0.02, "start_seconds": 400}},
+    )
+    yield made
+    made.close()
+
+
+def params(**changes: object) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 12, **changes})  # type: ignore[arg-type]  # each test knows its fields
+
+
+def worst_gap(sampler: VllmServerSampler, policy: PreTrainedModel, temperature: float = 1.0) -> float:
+    asked = [(prompt, params(temperature=temperature, seed=number)) for number, prompt in enumerate(PROMPTS)]
+    replies = together(sampler, asked)
+    return max(gap(policy, prompt, reply, temperature) for prompt, reply in zip(PROMPTS, replies, strict=True))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
+def test_logprobs_are_those_of_the_learner_whatever_the_folder_says(
+    sampler: VllmServerSampler, policy: PreTrainedModel, temperature: float
+) -> None:
+    assert worst_gap(sampler, policy, temperature) < 1e-4
+
+
+def test_a_reply_does_not_depend_on_company(sampler: VllmServerSampler) -> None:
+    asked = [(prompt, params(seed=7)) for prompt in PROMPTS]
+    for one, in_company in zip(asked, together(sampler, asked), strict=True):
+        assert together(sampler, [one])[0].token_ids == in_company.token_ids
+
+
+def test_only_our_stop_ids_end_a_reply_and_they_stay(sampler: VllmServerSampler) -> None:
+    (free,) = together(sampler, [((5, 6, 7), params(seed=3, max_tokens=24))])
+    assert (free.finish, len(free.token_ids)) == (Finish.LENGTH, 24)
+    stop = free.token_ids[4]
+    (stopped,) = together(sampler, [((5, 6, 7), params(seed=3, max_tokens=24, stop_ids=(stop,)))])
+    assert stopped.finish is Finish.STOP
+    assert stopped.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
+
+
+def test_the_token_that_completes_a_stop_string_stays(sampler: VllmServerSampler) -> None:
+    (free,) = together(sampler, [((5, 6, 7), params(seed=3))])
+    text = f"w{free.token_ids[2]}w{free.token_ids[3]}"
+    (stopped,) = together(sampler, [((5, 6, 7), params(seed=3, stop_strings=(text,)))])
+    assert stopped.finish is Finish.STOP
+    assert stopped.token_ids == free.token_ids[: len(stopped.token_ids)]
+    assert f"w{stopped.token_ids[-2]}w{stopped.token_ids[-1]}" == text
+
+
+def test_after_an_update_every_logit_is_new_the_cached_prompt_s_too(
+    sampler: VllmServerSampler, policy: PreTrainedModel
+) -> None:
+    (before,) = together(sampler, [(LONG, params(temperature=0.0))])
+    change(policy, seed=1)
+    sampler.update_weights(policy.named_parameters(), 1)
+    (after,) = together(sampler, [(LONG, params(temperature=0.0))])
+    assert after.logprobs[0] != before.logprobs[0]
+    assert worst_gap(sampler, policy) < 1e-4  # the tied head included, which vLLM holds packed on a CPU
+    assert sampler.version == 1
+
+
+def test_a_run_goes_on_with_the_weights_of_now_after_its_server_was_killed(
+    sampler: VllmServerSampler, policy: PreTrainedModel
+) -> None:
+    change(policy, seed=2)
+    sampler.update_weights(policy.named_parameters(), 2)
+    (server,) = sampler.process_ids
+    assert server is not None
+
+    async def kill_in_between() -> list[Generation]:
+        asked = [asyncio.create_task(sampler.sample(prompt, params(max_tokens=80))) for prompt in PROMPTS]
+        await asyncio.sleep(0.05)
+        os.kill(server, signal.SIGKILL)
+        return await asyncio.gather(*asked)
+
+    replies = asyncio.run(kill_in_between())
+    assert max(gap(policy, prompt, reply) for prompt, reply in zip(PROMPTS, replies, strict=True)) < 1e-4
+    assert worst_gap(sampler, policy) < 1e-4
+    assert sampler.starts == (2,)
+    assert sampler.process_ids != (server,)
+
+
+# --- its processes ----------------------------------------------------------------------------------------------------
+
+
+def test_a_server_ends_when_its_run_is_gone() -> None:
+    program = [sys.executable, "-m", "condensegrpo.samplers.vllm_server_child", "--watched", "--help"]
+    with subprocess.Popen(
+        program, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as server:
+        assert server.stdin is not None
+        server.stdin.close()  # what the kernel does for a run that was killed
+        assert server.wait(60) == -signal.SIGKILL

@@ -1,0 +1,298 @@
+"""Several servers behind one sampler: who is asked, what is tried again, and what is refused."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stand_in_server import TOKEN, StandIn, serving
+from tiny import qwen3
+from transformers import AutoConfig
+
+from condensegrpo.errors import ConfigError, PluginError, SamplerError
+from condensegrpo.plugins import check
+from condensegrpo.samplers.vllm_server import VllmServerSampler
+from condensegrpo.samplers.vllm_server_worker import shape_of
+from condensegrpo.trajectory import Finish, Generation, SamplingParams
+
+MODEL = qwen3()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("model")
+    MODEL.save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture
+def shape(folder: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    monkeypatch.setenv("VLLM_API_KEY", TOKEN)
+    return shape_of(AutoConfig.from_pretrained(folder))
+
+
+@contextmanager
+def sampling(folder: str, *servers: StandIn, seconds: float = 2.0, **options: Any) -> Iterator[VllmServerSampler]:
+    """A sampler over some servers, which wait for nothing longer than ``seconds``."""
+    sampler = VllmServerSampler(
+        folder, urls=[one.url for one in servers], server={"start_seconds": seconds}, request_seconds=seconds, **options
+    )
+    try:
+        yield sampler
+    finally:
+        sampler.close()
+
+
+def ask(sampler: VllmServerSampler, trajectory: str = "t", prompt: tuple[int, ...] = (3, 4)) -> Generation:
+    return asyncio.run(sampler.sample(prompt, SamplingParams(max_tokens=4, trajectory=trajectory)))
+
+
+def ask_all(sampler: VllmServerSampler, count: int) -> list[Generation]:
+    async def all_at_once() -> list[Generation]:
+        asked = (
+            sampler.sample((3, number), SamplingParams(max_tokens=4, trajectory=str(number))) for number in range(count)
+        )
+        return await asyncio.gather(*asked)
+
+    return asyncio.run(all_at_once())
+
+
+@contextmanager
+def two(shape: dict[str, str]) -> Iterator[tuple[StandIn, StandIn]]:
+    with ExitStack() as stack:
+        yield (stack.enter_context(serving(StandIn(shape))), stack.enter_context(serving(StandIn(shape))))
+
+
+# --- routes -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_trajectory_stays_with_its_server_and_trajectories_spread(folder: str, shape: dict[str, str]) -> None:
+    with two(shape) as servers, sampling(folder, *servers) as sampler:
+        ask_all(sampler, 32)
+        first = [set(server.prompts) for server in servers]
+        ask_all(sampler, 32)
+    assert [set(server.prompts) for server in servers] == first
+    assert all(len(prompts) >= 8 for prompts in first)
+    assert not first[0] & first[1]
+
+
+def test_the_others_take_over_from_a_server_that_goes_and_keep_their_own(folder: str, shape: dict[str, str]) -> None:
+    with ExitStack() as stack:
+        staying = stack.enter_context(serving(StandIn(shape)))
+        going = serving(StandIn(shape))
+        gone = going.__enter__()
+        sampler = stack.enter_context(sampling(folder, staying, gone))
+        ask_all(sampler, 16)
+        kept = set(staying.prompts)
+        going.__exit__(None, None, None)
+        replies = ask_all(sampler, 16)
+    assert len(replies) == 16
+    assert kept < set(staying.prompts)
+    assert len(set(staying.prompts)) == 16
+
+
+def test_a_server_that_comes_back_gets_the_weights_before_it_serves(folder: str, shape: dict[str, str]) -> None:
+    server = StandIn(shape)
+    with ExitStack() as stack:
+        first = serving(server)
+        first.__enter__()
+        port = int(server.url.rpartition(":")[2])
+        sampler = stack.enter_context(sampling(folder, server, seconds=10))
+        sampler.update_weights(MODEL.named_parameters(), 1)
+        first.__exit__(None, None, None)
+        new = StandIn(shape)  # the same place, and what it was started with
+        stack.enter_context(serving(new, port=port))
+        assert ask(sampler).token_ids == (7, 2)
+        assert new.label == server.label
+        assert new.loaded == server.loaded[-1:]
+
+
+# --- tried again, or not ----------------------------------------------------------------------------------------------
+
+
+def test_a_failing_server_is_asked_again_a_bounded_number_of_times(folder: str, shape: dict[str, str]) -> None:
+    with serving(StandIn(shape, statuses=[500, 503])) as server, sampling(folder, server, retries=2) as sampler:
+        assert ask(sampler) == Generation(token_ids=(7, 2), logprobs=(-0.5, -0.25), finish=Finish.STOP)
+        server.statuses = [500] * 9
+        with pytest.raises(SamplerError, match=r"3 attempts failed; the last: .*500: a scripted failure"):
+            ask(sampler)
+        assert len(server.prompts) == 6
+
+
+def test_a_refused_request_is_not_asked_again(folder: str, shape: dict[str, str]) -> None:
+    with serving(StandIn(shape, statuses=[400])) as server, sampling(folder, server) as sampler:
+        with pytest.raises(SamplerError, match="400: a scripted failure"):
+            ask(sampler)
+        assert len(server.prompts) == 1
+
+
+def test_a_server_that_never_answers_costs_a_bounded_time(folder: str, shape: dict[str, str]) -> None:
+    with (
+        serving(StandIn(shape, seconds=60)) as server,
+        sampling(folder, server, seconds=0.3, retries=1) as sampler,
+    ):
+        began = time.monotonic()
+        with pytest.raises(SamplerError, match=r"2 attempts failed; the last: .*no answer within 0\.3 seconds"):
+            ask(sampler)
+    assert time.monotonic() - began < 10
+
+
+def test_a_server_that_is_gone_for_good_is_an_error_in_a_bounded_time(folder: str, shape: dict[str, str]) -> None:
+    with ExitStack() as stack:
+        going = serving(StandIn(shape))
+        sampler = stack.enter_context(sampling(folder, going.__enter__(), seconds=0.5, retries=1))
+        going.__exit__(None, None, None)
+        with pytest.raises(SamplerError, match=r"attempts failed; the last: waiting for .*: no sign of life"):
+            ask(sampler)
+        with pytest.raises(SamplerError, match="no sign of life"):
+            sampler.update_weights(MODEL.named_parameters(), 1)
+    assert sampler.version == 0
+
+
+def test_a_server_that_is_not_there_is_said_at_once(folder: str, shape: dict[str, str]) -> None:
+    gone = StandIn(shape, url="http://127.0.0.1:9")
+    with pytest.raises(SamplerError, match=r"waiting for http://127\.0\.0\.1:9: no sign of life within 0\.3 seconds"):
+        sampling(folder, gone, seconds=0.3).__enter__()
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_server_gets_every_update_and_drops_its_prefix_cache(folder: str, shape: dict[str, str]) -> None:
+    with two(shape) as servers, sampling(folder, *servers) as sampler:
+        before = [server.resets for server in servers]
+        sampler.update_weights(MODEL.named_parameters(), 7)
+        assert sampler.version == 7
+        assert servers[0].label == servers[1].label
+        assert servers[0].label.endswith(":7")
+        assert [server.resets for server in servers] == [count + 1 for count in before]
+        last = Path(servers[0].loaded[-1])
+        assert list(last.glob("*.safetensors"))
+        sampler.update_weights(MODEL.named_parameters(), 8)
+        assert not last.exists()  # of the past nothing is kept
+
+
+def test_a_server_of_another_run_gets_this_model_first(folder: str, shape: dict[str, str]) -> None:
+    with serving(StandIn(shape, label="another run:57")) as server, sampling(folder, server) as sampler:
+        assert server.loaded == [folder]
+        ask(sampler)
+
+
+def test_a_reply_from_other_weights_is_never_handed_on(folder: str, shape: dict[str, str]) -> None:
+    with serving(StandIn(shape)) as server, sampling(folder, server) as sampler:
+        sampler.update_weights(MODEL.named_parameters(), 1)
+        ours, server.label = server.label, "somebody else's"
+        ask(sampler)
+        assert server.label == ours
+        assert len(server.prompts) == 2  # the first reply was thrown away
+        assert server.loaded[-1] == server.loaded[-2]
+
+
+def test_an_update_while_a_request_waits_is_an_error_of_ours(folder: str, shape: dict[str, str]) -> None:
+    with serving(StandIn(shape, seconds=0.5)) as server, sampling(folder, server) as sampler:
+
+        async def update_in_between() -> Generation:
+            asked = asyncio.create_task(sampler.sample((3, 4), SamplingParams(max_tokens=4)))
+            await asyncio.sleep(0.1)
+            with pytest.raises(SamplerError, match="to version 1: 1 requests are under way"):
+                sampler.update_weights(MODEL.named_parameters(), 1)
+            return await asked
+
+        assert asyncio.run(update_in_between()).token_ids == (7, 2)
+        assert sampler.version == 0
+
+
+def test_a_request_that_was_given_up_does_not_hold_an_update_up(folder: str, shape: dict[str, str]) -> None:
+    with serving(StandIn(shape, seconds=30)) as server, sampling(folder, server) as sampler:
+
+        async def give_up() -> None:
+            await asyncio.wait_for(sampler.sample((3, 4), SamplingParams(max_tokens=4)), 0.2)
+
+        with pytest.raises(TimeoutError):
+            asyncio.run(give_up())
+        sampler.update_weights(MODEL.named_parameters(), 1)
+        assert sampler.version == 1
+
+
+def test_wrong_weights_are_refused_before_a_server_sees_them(folder: str, shape: dict[str, str]) -> None:
+    with serving(StandIn(shape)) as server, sampling(folder, server) as sampler:
+        loaded, named = list(server.loaded), dict(MODEL.named_parameters())
+        name = "model.layers.0.mlp.up_proj.weight"
+        for given, fault in (
+            ({**named, "model.nobody": named[name]}, "'model.nobody' is no weight of its model"),
+            ({**named, name: named[name].T}, "has the shape"),
+            ({key: value for key, value in named.items() if key != name}, "were not given, the first is"),
+        ):
+            with pytest.raises(SamplerError, match=fault):
+                sampler.update_weights(iter(given.items()), 1)
+        assert server.loaded == loaded
+        assert sampler.version == 0
+        ask(sampler)
+
+
+def test_weights_that_cannot_be_written_are_an_error_that_says_where(
+    folder: str, shape: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "a file").write_text("")
+    place = str(tmp_path / "a file" / "in it")
+    with (
+        serving(StandIn(shape)) as server,
+        sampling(folder, server, weights_dir=place) as sampler,
+        pytest.raises(SamplerError, match=r"writing weights for the servers into .*in it.*weights_dir"),
+    ):
+        sampler.update_weights(MODEL.named_parameters(), 1)
+
+
+# --- refused ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_of_another_model_is_refused(folder: str, shape: dict[str, str]) -> None:
+    with (
+        serving(StandIn({**shape, "vocab_size": "999"})) as server,
+        pytest.raises(SamplerError, match="its vocab_size is 999, this run's is 32"),
+    ):
+        sampling(folder, server).__enter__()
+
+
+def test_a_wrong_token_is_said(folder: str, shape: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "another")
+    with serving(StandIn(shape)) as server, pytest.raises(SamplerError, match=r"401, refused: no\. Set VLLM_API_KEY"):
+        sampling(folder, server).__enter__()
+
+
+def test_a_prompt_that_does_not_fit_is_refused_here(folder: str, shape: dict[str, str]) -> None:
+    with serving(StandIn(shape, max_model_len=10)) as server, sampling(folder, server) as sampler:
+        with pytest.raises(SamplerError, match=r"a prompt of 7 tokens and max_tokens=4 make 11, and the servers take"):
+            ask(sampler, prompt=(3,) * 7)
+        assert not server.prompts
+        ask(sampler, prompt=(3,) * 6)
+
+
+def test_a_closed_sampler_says_so_and_closes_twice(folder: str, shape: dict[str, str]) -> None:
+    with serving(StandIn(shape)) as server:
+        with sampling(folder, server) as sampler:
+            pass
+        sampler.close()
+        with pytest.raises(SamplerError, match="was closed"):
+            ask(sampler)
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"replicas": 0}, "replicas=0"),
+        ({"urls": "http://here"}, "wanted a list"),
+        ({"urls": ["here:8000"]}, "wanted a list"),
+        ({"server": {"gpu_memory": 0.5}}, "unknown key; did you mean gpu_memory_utilization"),
+        ({"server": {"kv_cache_gib": 0}}, "kv_cache_gib: found 0"),
+        ({"server": {"flags": ["--api-key=open"]}}, "it is set already"),
+        ({"server": {"devices": ["0"]}, "replicas": 2, "urls": ["http://x"]}, "one for each of 2 replicas"),
+        ({"top_p": 0.5}, "top_p"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_anything_is_loaded(options: dict[str, Any], fault: str) -> None:
+    with pytest.raises((PluginError, ConfigError), match=fault):
+        check("samplers", "vllm_server", {"model_path": "", "dtype": "float32", "urls": ["http://x"], **options})
