@@ -19,7 +19,10 @@ def quickstart(*overrides: str) -> RunConfig:
     return load_config(find_config("quickstart"), overrides)
 
 
-@pytest.mark.parametrize("name", sorted(set(shipped()) - {"gsm8k"}))
+WITHOUT_DATA = [name for name in shipped() if load_config(find_config(name)).task.name in ("ledger", "facts")]
+
+
+@pytest.mark.parametrize("name", WITHOUT_DATA)
 def test_every_shipped_configuration_that_needs_no_data_can_be_built(name: str) -> None:
     cast = assemble.check(load_config(find_config(name)))
     train, held_out = (assemble.problems(cast.task, split) for split in ("train", "eval"))
