@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -40,6 +41,7 @@ from condensegrpo.protocols import (
 )
 from condensegrpo.rollout.boundary import checked_messages
 from condensegrpo.rollout.budget import Limits, check_head
+from condensegrpo.rollout.codeformat import TOOL as CODE_TOOL
 from condensegrpo.rollout.episode import Engine, Trigger
 from condensegrpo.rollout.information import AnswerProbe
 from condensegrpo.rollout.render import Renderer
@@ -97,6 +99,7 @@ def cast(config: RunConfig) -> Cast:
             _tools(config),
             format=TOOL_FORMATS[config.rollout.tool_format],
             seconds=config.rollout.tool_seconds,
+            max_chars=config.rollout.tool_chars,
         ),
         estimator=advantage_estimator(config),
         objective=objective(config.algorithm),
@@ -198,8 +201,8 @@ def check_model(config: RunConfig, cast: Cast, source: str) -> None:
     except ContextOverflow as error:
         raise ConfigError(str(error)) from error
     _check_condenser(config, cast, rendering, head)
-    if config.rollout.tools:
-        rendering.check_roles(head, cast.toolbox.format.result("call_0", config.rollout.tools[0], "0"))
+    if cast.toolbox.names:
+        rendering.check_roles(head, cast.toolbox.format.result("call_0", cast.toolbox.names[0], "0"))
     longest, room = config.rollout.max_context_tokens + config.rollout.max_output_tokens, positions(source)
     if room is not None and longest > room:
         raise ConfigError(
@@ -264,6 +267,7 @@ def _limits(config: RunConfig) -> Limits:
         max_turns=rollout.max_turns,
         max_context_tokens=rollout.max_context_tokens,
         max_output_tokens=rollout.max_output_tokens,
+        max_tool_turns=rollout.max_tool_turns,
         turn_seconds=rollout.turn_seconds,
     )
 
@@ -377,7 +381,29 @@ def _with_methods(plugin: P, name: str, *methods: str) -> P:
 
 
 def _tools(config: RunConfig) -> dict[str, Tool]:
-    tools = {name.rpartition(":")[2]: load("tools", name) for name in config.rollout.tools}
-    if len(tools) != len(config.rollout.tools):
-        raise ConfigError(f"checking rollout.tools: two tools have one name in {config.rollout.tools}.")
+    """The tools by the names that the model calls them by."""
+    named = [tool if isinstance(tool, Plugin) else Plugin(name=tool) for tool in config.rollout.tools]
+    tools = {plugin.name.rpartition(":")[2]: _tool(plugin) for plugin in named}
+    if len(tools) != len(named):
+        raise ConfigError(f"checking rollout.tools: two tools have one name in {[plugin.name for plugin in named]}.")
+    if config.rollout.tool_format == "code" and set(tools) != {CODE_TOOL}:
+        raise ConfigError(
+            f"checking rollout.tools: found {', '.join(tools) or 'none'}, and rollout.tool_format=code runs the tool "
+            f"{CODE_TOOL} and no other. Set rollout.tools=[{CODE_TOOL}], or another format."
+        )
     return tools
+
+
+def _tool(plugin: Plugin) -> Tool:
+    """A function is the tool; a class is built with its options, and its ``__call__`` is the tool."""
+    loaded = load("tools", plugin.name)
+    if inspect.isclass(loaded):
+        tool: Tool = _with_methods(build("tools", plugin.name, plugin.options), plugin.name, "__call__").__call__
+        return tool
+    if plugin.options:
+        raise ConfigError(
+            f"setting up the tool {plugin.name} with {plugin.options}: it is a function and has no options. A tool "
+            f"with options is a class whose __call__ is the tool."
+        )
+    function: Tool = loaded
+    return function

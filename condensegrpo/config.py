@@ -155,12 +155,16 @@ class Rollout(Section):
     """Share of max_context_tokens that a condenser may leave, up to condense_share; null: all of that."""
     condense_jitter: float = Field(default=0.0, ge=0, lt=1)
     """Largest part that is taken off condense_share, drawn by problem: siblings condense at the same length."""
-    tools: list[str] = []
-    """Names of tools, or path/to/file.py:function."""
-    tool_format: Literal["native", "tagged"] = "native"
-    """native: the chat template's own calls (Hermes/Qwen); tagged: <tool>{…}</tool> and <result>."""
+    max_tool_turns: int | None = Field(default=None, ge=0)
+    """Replies whose calls are run; one that calls a tool after that ends the trajectory unexecuted. null: all."""
+    tools: list[str | Plugin] = []
+    """Names of tools, path/to/file.py:function, or {name, options} where a tool has options."""
+    tool_format: Literal["native", "tagged", "code"] = "native"
+    """native: the template's own calls (Hermes/Qwen); tagged: <tool>{…}</tool>; code: <code>, <python>, fences."""
     tool_seconds: float = Field(default=10.0, gt=0)
     """Time limit of one tool call."""
+    tool_chars: int = Field(default=4000, ge=1)
+    """Characters of a tool's result that are shown; of a longer one, its head and its tail."""
     turn_seconds: float = Field(default=600.0, gt=0)
     """Time limit of one reply and of one environment step."""
     staleness: int = Field(default=0, ge=0)
@@ -404,10 +408,11 @@ def find_config(name: str) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    inside = Path(str(files("condensegrpo.configs"))) / f"{path.stem}.yaml"
+    stem = path.name.removesuffix(".yaml")  # a name may hold a dot of its own: qwen3_0.6b
+    inside = Path(str(files("condensegrpo.configs"))) / f"{stem}.yaml"
     if path.parent in (Path(), Path("configs")) and inside.is_file():
         return inside
-    near = difflib.get_close_matches(path.stem, shipped(), n=1)
+    near = difflib.get_close_matches(stem, shipped(), n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise ConfigError(
         f"reading the configuration {name}: there is no such file.{hint} Shipped: {', '.join(shipped())}."

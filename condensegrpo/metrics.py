@@ -107,6 +107,19 @@ def summarise(facts: Sequence[Facts]) -> dict[str, float]:
     }
 
 
+def multi_turn(facts: Sequence[Facts]) -> dict[str, float]:
+    """What runs of multi-turn GRPO are compared by, under the names that MT-GRPO gave it; 0 where there is nothing.
+
+    ``train/turn_reward`` is the mean of R^T, ``train/num_valid_actions`` the mean number of tool calls that a tool
+    answered without an error, ``train/accuracy`` the mean correctness.
+    """
+    return {
+        "train/turn_reward": _mean(one.turn_reward for one in facts) if facts else 0.0,
+        "train/num_valid_actions": _mean(one.tool_successes for one in facts) if facts else 0.0,
+        "train/accuracy": _mean(one.correct for one in facts) if facts else 0.0,
+    }
+
+
 def _turn_rewards(facts: Sequence[Facts]) -> dict[str, float]:
     return {"turn_reward": _mean(one.turn_reward for one in facts)} if any(one.turn_reward for one in facts) else {}
 

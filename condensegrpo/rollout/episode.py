@@ -157,7 +157,7 @@ async def _play(
                 max_tokens=engine.limits.max_output_tokens,
                 stop_strings=engine.toolbox.format.stop_strings,
             )
-            reaction = await _react(engine, episode, sampled)
+            reaction = await _react(engine, episode, sampled, may_call=_may_call(engine, record.turns))
             number = len(record.turns)
             record.turns.append(replace(_turn(prompt, sampled, reaction), answer_logprob=known))
             if reaction.ending is not None:
@@ -208,12 +208,21 @@ async def _known(engine: Engine, problem: Problem, prompt: Prompt) -> float | No
     )
 
 
-async def _react(engine: Engine, environment: Environment, sampled: Sampled) -> _Reaction:
+def _may_call(engine: Engine, turns: Sequence[Turn]) -> bool:
+    """Whether the tool calls of one more reply are run."""
+    most = engine.limits.max_tool_turns
+    return most is None or sum(TOOL_ATTEMPTS in turn.turn_rewards for turn in turns) < most
+
+
+async def _react(engine: Engine, environment: Environment, sampled: Sampled, *, may_call: bool) -> _Reaction:
     """Let the tools or the environment answer a reply. What they raise is the reaction's ending: the turn stays."""
     reply = Message(role="assistant", content=sampled.text)
     if sampled.generation.finish is Finish.LENGTH:
         detail = f"a reply was cut off at {len(sampled.generation.token_ids)} tokens (rollout.max_output_tokens)"
         return _Reaction(reply=reply, ending=_Ending(stop=Stop.OUTPUT_LENGTH, detail=detail))
+    if not may_call and engine.toolbox.format.parse(sampled.text):
+        detail = f"a reply called a tool after {engine.limits.max_tool_turns} that had (rollout.max_tool_turns)"
+        return _Reaction(reply=reply, ending=_Ending(stop=Stop.TURN_LIMIT, detail=detail))
     try:
         answers = await guarded(  # each call has the toolbox's own time limit
             partial(engine.toolbox.answer, sampled.text), who="the tools", stop=Stop.ENVIRONMENT_ERROR
