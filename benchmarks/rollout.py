@@ -30,7 +30,7 @@ from condensegrpo.condensers.full import Full
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.condensers.observation_mask import ObservationMask
 from condensegrpo.plugins import build
-from condensegrpo.protocols import Condenser
+from condensegrpo.protocols import Condenser, Sampler
 
 KEEP = 2  # units that last_k and observation_mask show whole
 
@@ -179,8 +179,9 @@ def _of_turns(
 ) -> tuple[float, float, float]:
     """Tokens that a trajectory processes without and with keys and values kept, and trajectories a CPU hour."""
     world = World(trajectories=options.siblings, turns=count, reply=(16, 16))
-    given: dict[str, object] = {"model_path": str(folder), "dtype": options.dtype}
-    sampler = build("samplers", options.sampler, given)
+    sampler: Sampler = chatter(2000)
+    if options.sampler != "scripted":
+        sampler = build("samplers", options.sampler, {"model_path": str(folder), "dtype": options.dtype})
     began = time.process_time()
     found = play(engine(folder, sampler, world, condenser=condenser, budget=budget), world)
     seconds = time.process_time() - began
@@ -261,7 +262,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--latency", type=float, default=2.0, help="seconds, median, of an answer, in barrier")
     parser.add_argument("--siblings", type=int, default=4, help="trajectories at once, in turns")
     parser.add_argument("--budgets", type=int, nargs="*", default=[512], help="tokens of a context, in turns")
-    parser.add_argument("--sampler", choices=["transformers", "vllm"], default="transformers", help="in turns")
+    parser.add_argument(
+        "--sampler", choices=["scripted", "transformers", "vllm"], default="transformers", help="in turns"
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--threads", type=int, default=1)

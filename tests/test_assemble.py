@@ -235,6 +235,7 @@ def test_the_anchors_of_the_default_estimator_follow_the_context_budget() -> Non
         result_turn_N=-torch.ones(4, dtype=torch.int64),
         truncated_N=torch.zeros(4, dtype=torch.bool),
         state_NK=torch.zeros(4, 1, dtype=torch.int64),
+        act_NK=torch.zeros(4, 1, dtype=torch.int64),
     )
     shortest, short, long, wrong = cast.estimator(scores).flatten().tolist()
     assert shortest == short > long > 0 > wrong

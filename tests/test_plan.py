@@ -370,6 +370,16 @@ def test_what_is_no_size_is_a_configuration_error(text: str) -> None:
         _bytes(text)
 
 
+# two heads of 32, or four of 16: the norms of queries and keys of two layers are 2 · 2 · 16 numbers shorter
+TINY = {
+    "quickstart": "262,592",
+    "quickstart_full": "262,592",
+    "quickstart_outcome": "262,592",
+    "memory": "262,528",
+    "memory_full": "262,528",
+}
+
+
 OFFLINE = [name for name in shipped() if load_config(find_config(name)).model.path is None]
 
 
@@ -377,9 +387,8 @@ OFFLINE = [name for name in shipped() if load_config(find_config(name)).model.pa
 def test_shipped_configurations_with_a_new_model_are_planned(name: str) -> None:
     done = run("plan", f"configs/{name}.yaml")
     assert done.returncode == 0, done.stderr
-    assert (
-        "262,592 parameters, float32, ZeRO 0 on 1 × cpu" in done.stdout or torch.cuda.is_available() or name == "gsm8k"
-    )
+    if name in TINY and not torch.cuda.is_available():
+        assert f"{TINY[name]} parameters, float32, ZeRO 0 on 1 × cpu" in done.stdout
     assert "activations" in done.stdout
     assert "at most" in done.stdout
 

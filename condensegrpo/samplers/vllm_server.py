@@ -25,6 +25,7 @@ from transformers import AutoConfig
 
 from condensegrpo.errors import SamplerError, ServerUnreachable
 from condensegrpo.protocols import NamedTensors
+from condensegrpo.samplers.vllm_request import check_request
 from condensegrpo.samplers.vllm_server_client import ServerClient
 from condensegrpo.samplers.vllm_server_guard import TOKEN_VARIABLE
 from condensegrpo.samplers.vllm_server_loop import LoopThread
@@ -190,18 +191,7 @@ class VllmServerSampler:
     def _check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         if not self._replicas:
             raise SamplerError("sampling a reply: the sampler was closed")
-        length, room = len(prompt_ids), self._room
-        if not length or params.max_tokens < 1 or params.temperature < 0:
-            raise SamplerError(
-                f"sampling a reply: found a prompt of {length} tokens, max_tokens={params.max_tokens} and "
-                f"temperature={params.temperature}; wanted at least one token of each and a temperature of at least 0."
-            )
-        if room is not None and length + params.max_tokens > room:
-            raise SamplerError(
-                f"sampling a reply: a prompt of {length} tokens and max_tokens={params.max_tokens} make "
-                f"{length + params.max_tokens}, and the servers take {room}. Lower rollout.max_context_tokens or "
-                f"rollout.max_output_tokens, or raise sampler.options.max_model_len."
-            )
+        check_request(prompt_ids, params, room=self._room)
 
     @property
     def _room(self) -> int | None:
