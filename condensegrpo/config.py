@@ -28,6 +28,12 @@ FAILURES_MASKED: dict[Stop, Handling] = {  # what went wrong there was not the p
 }
 
 
+def _one_place(given: str | None) -> str | None:
+    if given is not None and given.count("{answer}") != 1:
+        raise ValueError(f"found {given!r}, wanted {{answer}} in it exactly once, as in <answer>{{answer}}</answer>")
+    return given
+
+
 class Plugin(Section):
     """A plug-in by name (see ``condensegrpo plugins``) or as ``path/to/file.py:Name``."""
 
@@ -137,6 +143,21 @@ class Task(Section):
     """Keyword arguments of the task."""
 
 
+class StopWhenConfident(Section):
+    """Before a turn the policy drafts its answer; one that it is sure of ends the trajectory (stop: confident)."""
+
+    threshold: float = Field(default=0.9, gt=0, le=1)
+    """Probability of the draft as a whole, what closes it included, from which on it is taken."""
+    form: str = "<answer>{answer}</answer>"
+    """How an answer is written; what stands before {answer} is given, the rest is sampled."""
+    after_turns: int = Field(default=1, ge=0)
+    """Replies before the first draft."""
+    max_tokens: int = Field(default=32, ge=1)
+    """Sampled tokens of a draft."""
+
+    _one_place = field_validator("form")(_one_place)
+
+
 class Rollout(Section):
     """How trajectories are sampled."""
 
@@ -177,15 +198,10 @@ class Rollout(Section):
     """Extra variables of the chat template, such as enable_thinking."""
     answer_form: str | None = None
     """How a right answer is written, such as <answer>{answer}</answer>; null: what contexts know is not measured."""
+    stop_when_confident: StopWhenConfident | None = None
+    """null: a trajectory ends when the policy gives its answer, and not before."""
 
-    @field_validator("answer_form")
-    @classmethod
-    def _one_place(cls, given: str | None) -> str | None:
-        if given is not None and given.count("{answer}") != 1:
-            raise ValueError(
-                f"found {given!r}, wanted {{answer}} in it exactly once, as in <answer>{{answer}}</answer>"
-            )
-        return given
+    _one_place = field_validator("answer_form")(_one_place)
 
 
 class Kl(Section):

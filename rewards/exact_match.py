@@ -2,7 +2,7 @@
 
 from condensegrpo.protocols import Problem, RewardResult
 from condensegrpo.rewards.matches import check_truth
-from condensegrpo.trajectory import Stop, Trajectory
+from condensegrpo.trajectory import Trajectory
 
 
 class ExactMatch:
@@ -26,7 +26,7 @@ class AnswerContains:
 
 
 def _answer(trajectory: Trajectory) -> str | None:
-    answered = trajectory.stop is Stop.ANSWERED and trajectory.answer is not None
+    answered = trajectory.stop.gives_answer and trajectory.answer is not None
     return str(trajectory.answer).lower().strip() if answered else None
 
 

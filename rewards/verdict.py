@@ -8,7 +8,7 @@ from condensegrpo.protocols import Problem
 from condensegrpo.rewards.matches import MATCHES, Match, check_truth, number, right
 from condensegrpo.rewards.unit_tests import MAX_CODE, code_of
 from condensegrpo.sandbox.current import current
-from condensegrpo.trajectory import Stop, Trajectory
+from condensegrpo.trajectory import Trajectory
 
 __all__ = [
     "MATCHES",
@@ -72,7 +72,7 @@ def format_valid(
         min_last_reply_chars: characters that the last one needs.
     """
     lengths = [len(turn.reply.content.strip()) for turn in trajectory.turns]
-    if trajectory.stop is not Stop.ANSWERED or trajectory.answer is None or not lengths:
+    if not trajectory.stop.gives_answer or trajectory.answer is None or not lengths:
         return False
     if min(lengths) < min_reply_chars or lengths[-1] < min_last_reply_chars:
         return False

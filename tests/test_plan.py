@@ -379,7 +379,6 @@ TINY = {
     "memory_full": "262,528",
 }
 
-
 OFFLINE = [name for name in shipped() if load_config(find_config(name)).model.path is None]
 
 
