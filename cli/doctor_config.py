@@ -12,7 +12,7 @@ from condensegrpo.cli.findings import Finding, ok, problem, warning
 from condensegrpo.errors import CondenseError
 
 if TYPE_CHECKING:
-    from condensegrpo.config import NewModel, RunConfig
+    from condensegrpo.config import NewModel, Plugin, RunConfig
 
 BYTES_A_PARAMETER = 16  # learner: fp32 weights, gradient and two Adam moments
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -92,8 +92,18 @@ def _plugins(config: "RunConfig") -> Finding:
         check(config)
     except CondenseError as error:
         return problem("plug-ins", str(error), "see condensegrpo plugins for what is installed")
-    named = (config.task.name, config.condenser.name, config.reward.name, config.sampler.name, *config.rollout.tools)
+    named = (
+        config.task.name,
+        config.condenser.name,
+        config.reward.name,
+        config.sampler.name,
+        *map(_tool_name, config.rollout.tools),
+    )
     return ok("plug-ins", f"{', '.join(named)}: all load")
+
+
+def _tool_name(tool: "str | Plugin") -> str:
+    return tool if isinstance(tool, str) else tool.name
 
 
 def _model(config: "RunConfig") -> list[Finding]:

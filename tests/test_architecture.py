@@ -84,6 +84,7 @@ FLOORS = {
     "condensegrpo.rig": 6,
     "condensegrpo.scorers": 6,
     "condensegrpo.learning_signal": 6,
+    "condensegrpo.rollout_parts": 6,
     "condensegrpo.step_sampling": 6,
     "condensegrpo.step_credit": 6,
     "condensegrpo.step_update": 6,

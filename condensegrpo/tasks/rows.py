@@ -35,9 +35,9 @@ def read_rows(source: str, *, split: str, limit: int | None = None) -> list[Row]
         raise ValueError(f"max_examples={limit}: wanted at least one row, or None for all")
     path = Path(source).expanduser()
     if path.is_file():
-        rows = _read_file(path)
+        rows = read_file(path)
     elif path.is_dir():
-        rows = [row for file in _files_of(path, split) for row in _read_file(file)]
+        rows = [row for file in _files_of(path, split) for row in read_file(file)]
     elif _looks_local(source):
         raise DataError(
             f"reading the dataset {source}: there is no such file or folder (looked for {path.resolve()}). "
@@ -96,7 +96,12 @@ def _files_of(folder: Path, split: str) -> list[Path]:
     return files
 
 
-def _read_file(path: Path) -> list[Row]:
+def read_file(path: Path) -> list[Row]:
+    """The rows of one JSONL or Parquet file.
+
+    Raises:
+        DataError: damaged, or not what its name says.
+    """
     try:
         with path.open("rb") as file:
             head = file.read(64)
