@@ -58,6 +58,12 @@ def _check_lengths(config: RunConfig) -> None:
             f"checking learner.tokens_per_micro_batch: found {room}, and a row may have {made_of} tokens. Rows are "
             f"never split: raise it to at least {longest}."
         )
+    given = config.sampler.options.get("max_model_len")
+    if isinstance(given, int) and given < longest:
+        raise ConfigError(
+            f"checking sampler.options.max_model_len: found {given}, and a context with its reply may have {made_of} "
+            f"tokens. Raise it to at least {longest}, or leave it out."
+        )
     if config.model.new is not None and longest > config.model.new.max_positions:
         raise ConfigError(
             f"checking model.new.max_positions: found {config.model.new.max_positions}, and a context with its reply "

@@ -29,6 +29,7 @@ def test_the_shipped_figures_fit() -> None:
             ["rollout.tool_format=native"],
             "task.options.tool_format: found 'tagged'",
         ),
+        (["sampler.options.max_model_len=1119"], "max_model_len: found 1119, and a context with its reply may have"),
         (["sampler.options.top_p=0.9"], "sampler.options.top_p: found 0.9. Where unlikely tokens are cut off, the"),
         (["sampler.options.top_k=20"], "every importance ratio is wrong. Leave it out; sharpen with rollout.temp"),
         (["sampler.options.min_p=0.1"], "sampler.options.min_p: found 0.1"),
