@@ -303,7 +303,7 @@ class RewardResult:
 
 
 class Reward(Protocol):
-    """What the outcome of a finished trajectory is worth: R^O."""
+    """What the outcome of a finished trajectory is worth: R^O. Several threads may call it at once."""
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> Mapping[str, float] | RewardResult:
         """The reward, or its parts by name (their sum is then the reward)."""

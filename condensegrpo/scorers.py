@@ -1,10 +1,14 @@
-"""Opens the scorers that a condenser asks for: the policy's attention, a frozen model's, or the oracle."""
+"""Opens the scorers that a condenser asks for: the policy's attention, a frozen model's, or the oracle.
 
+A name may say which layers are watched, counted from 0: ``policy@0`` or ``path/to/model@14,18``.
+"""
+
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Literal
 
-from condensegrpo.attention.capture import check_supported
+from condensegrpo.attention.capture import check_layers, check_supported
 from condensegrpo.attention.leave_one_out import LeaveOneOut
 from condensegrpo.attention.scorer import AttentionScorer
 from condensegrpo.errors import ConfigError
@@ -13,7 +17,8 @@ from condensegrpo.protocols import Attends, Condenser, Measures, RanksUnits, Sam
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.samplers.transformers import TransformersSampler
 
-POLICY, ORACLE = "policy", "leave_one_out"  # every other name is the folder or Hub id of a frozen model
+POLICY, ORACLE = "policy", "leave_one_out"  # every other one is the folder or Hub id of a frozen model
+LAYERS = re.compile(r"(?P<model>.+)@(?P<layers>\d+(,\d+)*)")
 NEEDED: Mapping[str, type] = {POLICY: Attends, ORACLE: Measures}  # of the sampler
 
 
@@ -32,8 +37,9 @@ def check_scorers(names: Sequence[str], sampler: object, sampler_name: str) -> N
         ConfigError: it cannot; the message says what does without it.
     """
     for name in names:
-        if name in NEEDED and isinstance(sampler, type) and not issubclass(sampler, NEEDED[name]):
-            lacking = "what its model looks at" if name == POLICY else "how probable a reply is"
+        model, _ = parted(name)
+        if model in NEEDED and isinstance(sampler, type) and not issubclass(sampler, NEEDED[model]):
+            lacking = "what its model looks at" if model == POLICY else "how probable a reply is"
             raise ConfigError(
                 f"setting up the scorer {name!r} of the condenser: the sampler {sampler_name} cannot say {lacking}. "
                 f"Use sampler.name=transformers, or name a frozen model: its folder or Hub id as the scorer."
@@ -47,16 +53,24 @@ def check_models(names: Sequence[str], source: str) -> None:
         source: the policy's folder or Hub id.
 
     Raises:
-        ConfigError: a model is not there, or it is of a type that was never verified.
+        ConfigError: a model is not there, it is of a type that was never verified, or it has no such layer.
     """
     for name in names:
-        if name == ORACLE:
+        model, layers = parted(name)
+        if model == ORACLE:
             continue
-        path = source if name == POLICY else name
+        shape = configuration(source if model == POLICY else model).get_text_config()
         try:
-            check_supported(configuration(path).get_text_config().model_type)
+            check_supported(shape.model_type)
+            check_layers(layers, shape.num_hidden_layers)
         except ValueError as error:
             raise ConfigError(f"setting up the scorer {name!r} of the condenser: {error}") from error
+
+
+def parted(name: str) -> tuple[str, tuple[int, ...]]:
+    """What scores, and the layers that are watched; without any the scorer chooses: policy@0,1 ─▶ policy, (0, 1)."""
+    found = LAYERS.fullmatch(name)
+    return (found["model"], tuple(map(int, found["layers"].split(",")))) if found else (name, ())
 
 
 def open_scorers(
@@ -77,16 +91,17 @@ def open_scorers(
 
 
 def _opened(name: str, sampler: Sampler, renderer: Renderer, dtype: Literal["float32", "bfloat16"]) -> UnitScorer:
-    if name == POLICY and isinstance(sampler, Attends):
-        return AttentionScorer(sampler, renderer)
-    if name == ORACLE and isinstance(sampler, Measures):
+    model, layers = parted(name)
+    if model == POLICY and isinstance(sampler, Attends):
+        return AttentionScorer(sampler, renderer, layers=layers)
+    if model == ORACLE and isinstance(sampler, Measures):
         return LeaveOneOut(sampler, renderer)
-    return frozen(name, dtype)
+    return frozen(model, dtype, layers)
 
 
 @cache
-def frozen(path: str, dtype: Literal["float32", "bfloat16"]) -> AttentionScorer:
+def frozen(path: str, dtype: Literal["float32", "bfloat16"], layers: tuple[int, ...] = ()) -> AttentionScorer:
     """The scorer of a model that is never updated; a process holds it once, for training and evaluations."""
-    return AttentionScorer(
-        TransformersSampler(path, dtype=dtype), Renderer(load_tokenizer(path), stop_ids=end_ids(path))
-    )
+    tokenizer = load_tokenizer(path)
+    renderer = Renderer(tokenizer, stop_ids=end_ids(path))
+    return AttentionScorer(TransformersSampler(path, dtype=dtype), renderer, layers=layers)

@@ -28,7 +28,9 @@ class Attention:
     A history within the budget is left as it is, and nothing is scored. What is dropped leaves nothing behind.
     """
 
-    scorer: str = "policy"  # whose attention: policy, leave_one_out, or the folder or Hub id of a frozen model
+    scorer: str = (
+        "policy"  # whose attention: policy, leave_one_out, or a frozen model's folder or Hub id; policy@0,1: layers
+    )
     smoothing: float = 0.5  # in [0, 1): weight of the turns before in a score; 0: each turn for itself
     lookback: int = 2  # ≥ 0: turns that are looked back on; each costs one reading more, unless it is remembered
     hysteresis: float = 1.25  # ≥ 1: a unit that was dropped a turn ago must be so many times better

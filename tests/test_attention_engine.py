@@ -23,7 +23,7 @@ from condensegrpo.rollout.information import AnswerProbe
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.samplers.transformers import TransformersSampler
-from condensegrpo.scorers import check_models, check_scorers, open_scorers
+from condensegrpo.scorers import check_models, check_scorers, open_scorers, parted
 from condensegrpo.trajectory import Stop, Trajectory
 
 BUDGET = 200
@@ -143,7 +143,40 @@ def test_a_sampler_that_cannot_say_is_named(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=rf"the scorer '{name}' of the condenser: the sampler scripted .*{words}"):
         check_scorers([name], ScriptedSampler, "scripted")
     check_scorers(["some/model"], ScriptedSampler, "scripted")
+    with pytest.raises(ConfigError, match=words):
+        check_scorers([f"{name}@0"], ScriptedSampler, "scripted")
     check_scorers([name], TransformersSampler, "transformers")
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "layers"),
+    [
+        ("policy", "policy", ()),
+        ("policy@0", "policy", (0,)),
+        ("a@b/model@14,18", "a@b/model", (14, 18)),
+        ("a@b", "a@b", ()),
+        ("policy@", "policy@", ()),
+    ],
+)
+def test_the_name_of_a_scorer_says_which_layers_are_watched(name: str, model: str, layers: tuple[int, ...]) -> None:
+    assert parted(name) == (model, layers)
+
+
+def test_layers_that_the_model_does_not_have_are_refused_before_anything_is_loaded(folder: str) -> None:
+    check_models(["policy@0", f"{folder}@0"], folder)
+    for name in ("policy@0,9", f"{folder}@9"):
+        with pytest.raises(ConfigError, match=rf"the scorer '{name}' .*watching the layers .*9\]: the model has \d"):
+            check_models([name], folder)
+
+
+def test_other_layers_give_other_scores(sampler: TransformersSampler) -> None:
+    head = (Message(role="user", content="x"),)
+    units = [Unit(turn=turn, reply=Message(role="assistant", content=text)) for turn, text in enumerate("xyxy")]
+    past = History(head=head, units=tuple(units))
+    (lower,), (upper,) = (
+        asyncio.run(scorers(name, sampler)[name].score([past], 200)) for name in ("policy@0", "policy@1")
+    )
+    assert lower != upper
 
 
 def test_a_model_whose_attention_was_never_verified_is_refused_by_name(tmp_path: Path, folder: str) -> None:

@@ -148,7 +148,7 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     succeed(
         "train", "configs/memory.yaml", f"runs_dir={folder}", "warm_start.steps=0", "train.steps=0",
-        "evaluate.problems=6", "task.options={pages: 4}",
+        "evaluate.problems=6", "task.options={pages: 6, facts: 2, asked: 1}",
     )  # fmt: skip
     return folder / "memory"
 

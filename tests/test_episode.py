@@ -612,6 +612,28 @@ def test_an_answer_beside_a_tool_call_does_not_count() -> None:
     assert (trajectory.answer, len(trajectory.turns)) == ("5", 2)
 
 
+def test_a_call_beyond_the_tool_turns_ends_the_episode_unexecuted() -> None:
+    ran = []
+
+    def count() -> str:
+        """Counts."""
+        ran.append(1)
+        return "counted"
+
+    call = said('<tool>{"name": "count", "args": {}}</tool>')
+    parts = engine(ScriptedSampler([call, call, call]), tools={"count": count}, max_tool_turns=2)
+    trajectory = play(parts)
+    assert (trajectory.stop, len(trajectory.turns), len(ran)) == (Stop.TURN_LIMIT, 3, 2)
+    assert "rollout.max_tool_turns" in trajectory.detail
+    assert trajectory.turns[2].observations == ()
+    assert trajectory.turns[2].turn_rewards == {}  # an attempt that nobody answered is none
+
+
+def test_no_tool_turns_at_all_leave_the_environment_its_replies() -> None:
+    parts = engine(ScriptedSampler([said("hello"), said("answer 5")]), tools={"add": add}, max_tool_turns=0)
+    assert play(parts).answer == "5"
+
+
 def test_an_answer_in_a_tools_output_is_not_the_policys() -> None:
     """Answers are read from the assistant's text only."""
 

@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from talk import agent, engine
+from talk import agent, engine, ignore
 
 from condensegrpo import segments
 from condensegrpo.condensers.full import Full
@@ -20,10 +20,11 @@ from condensegrpo.trajectory import Stop, Trajectory
 
 FOUR_PAGES = Problem(
     id="by hand",
-    question="report red gold after p4",
+    question="red gold",
     answer="red 7 gold 3",
     data={"pages": ["p1 rain red:7", "p2 gold:3 wind", "p3 blue:1 snow", "p4 moon wall"]},
 )
+PAGES = 6  # of the tasks whose whole episodes are played
 READ_ALL = ("<read> p1 </read>", "<read> p2 </read>", "<read> p3 </read>", "<read> p4 </read>")
 
 
@@ -126,8 +127,7 @@ def test_facts_stand_on_early_pages_of_their_own_and_all_else_is_noise(
     assert len({at for at, _, _ in found}) == len({key for _, key, _ in found}) == len(found) == facts
     assert max(at for at, _, _ in found) < int(pages * early)
     known = {key: value for _, key, value in found}
-    keys = problem.question.split()[1:-2]
-    assert problem.question.split() == ["report", *keys, "after", f"p{pages}"]
+    keys = problem.question.split()
     assert keys == sorted(keys, key=KEYS.index)
     assert len(keys) == asked
     assert problem.answer == " ".join(f"{key} {known[key]}" for key in keys)
@@ -244,7 +244,7 @@ def test_the_corpus_has_every_word_of_questions_pages_and_replies() -> None:
 
 # --- what is sound --------------------------------------------------------------------------------------------------
 
-QUESTION = user("report red gold after p4")
+QUESTION = user("red gold")
 P1, P2, P3 = page("p1 rain red:7"), page("p2 gold:3 wind"), page("p3 blue:1 snow")
 P4 = page("p4 moon wall report")
 READ = assistant("<read> p1 </read>")  # which page it names does not matter
@@ -264,7 +264,7 @@ READ = assistant("<read> p1 </read>")  # which page it names does not matter
         ((QUESTION, READ, P1, READ, P4), "<read> p3 </read>", True),  # it could be there
         ((QUESTION, READ, P1, READ, P4), "<read> p1 </read>", False),  # in sight
         ((QUESTION, READ, P1, READ, P4), "<answer> red 7 gold 3 </answer>", False),  # a guess, if a lucky one
-        ((QUESTION, READ, P1, READ, P4), "<read> p9 </read>", False),
+        ((QUESTION, READ, P1, READ, P4), "<read> p19 </read>", False),  # there is none
     ],
 )
 def test_sound_compares_the_reply_with_what_its_context_implies(
@@ -282,12 +282,12 @@ def careful(prompt: str) -> str:
     pages = [text.split() for text in rest if text.startswith("p")]
     if not pages or pages[-1][-1] != "report":
         return f"<read> p{int(pages[-1][0][1:]) + 1 if pages else 1} </read>"
-    _, *keys, _, last = question.split()
+    keys = question.split()
     facts = dict(word.split(":") for words in pages for word in words if ":" in word)
     if all(key in facts for key in keys):
         return f"<answer> {' '.join(f'{key} {facts[key]}' for key in keys)} </answer>"
     shown = {int(words[0][1:]) for words in pages}
-    return f"<read> p{min(set(range(1, int(last[1:]) + 1)) - shown)} </read>"
+    return f"<read> p{min(set(range(1, PAGES + 1)) - shown)} </read>"
 
 
 def played(task: Facts, condenser: Condenser, *, max_turns: int) -> list[Trajectory]:
@@ -299,7 +299,7 @@ def played(task: Facts, condenser: Condenser, *, max_turns: int) -> list[Traject
             engine=engine(agent(careful), condenser=condenser, max_turns=max_turns),
             run_seed=0,
             step=0,
-            on_finish=lambda _: None,
+            on_finish=ignore,
         )
         return [one for group in groups for one in group]
 
@@ -314,14 +314,14 @@ def solved(task: Facts, played_ones: Sequence[Trajectory]) -> list[bool]:
 
 
 def test_with_the_full_history_one_turn_a_page_and_one_for_the_answer_are_enough() -> None:
-    task = Facts(pages=6, eval_problems=8)
+    task = Facts(pages=PAGES, eval_problems=8)
     episodes = played(task, Full(), max_turns=7)
     assert all(solved(task, episodes))
     assert all(segments.check(one) == () for one in episodes)
 
 
 def test_a_fact_that_was_dropped_is_in_no_later_context_and_cannot_be_answered() -> None:
-    task = Facts(pages=6, facts=2, asked=1, eval_problems=8)
+    task = Facts(pages=PAGES, facts=2, asked=1, eval_problems=8)
     episodes = played(task, LastK(keep_last=2), max_turns=7)
     for one, posed in zip(episodes, task.problems("eval"), strict=True):
         fact = (posed.answer or "?").replace(" ", ":")
@@ -331,7 +331,7 @@ def test_a_fact_that_was_dropped_is_in_no_later_context_and_cannot_be_answered()
 
 
 def test_with_turns_to_spare_a_dropped_fact_is_read_again() -> None:
-    task = Facts(pages=6, facts=2, asked=1, eval_problems=8)
+    task = Facts(pages=PAGES, facts=2, asked=1, eval_problems=8)
     episodes = played(task, LastK(keep_last=2), max_turns=10)
     assert all(solved(task, episodes))
     assert all(7 < len(one.turns) <= 10 for one in episodes)  # the page of the fact is one of the first three

@@ -235,7 +235,7 @@ def test_every_reward_is_found_by_its_name(name: str) -> None:
 
 @pytest.mark.parametrize("reward", [Correct, Format, InverseMaxContext, ToolCalls])
 def test_an_unknown_match_is_refused(reward: type[Correct]) -> None:
-    with pytest.raises(ValueError, match="match='roughly': wanted one of exact, number, alias"):
+    with pytest.raises(ValueError, match="match='roughly': wanted one of exact, number, last_number, alias"):
         reward(match="roughly")  # type: ignore[arg-type]
 
 

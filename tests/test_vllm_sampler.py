@@ -260,12 +260,6 @@ def test_a_request_that_vllm_refuses_costs_only_itself(sampler: "VllmSampler") -
     assert isinstance(last, Generation)
 
 
-def test_top_p_and_top_k_are_refused_with_the_reason_before_anything_is_loaded() -> None:
-    for option in ({"top_p": 0.9}, {"top_k": 20}):
-        with pytest.raises(PluginError, match=r"every importance ratio is wrong"):
-            check("samplers", "vllm", {"model_path": "nowhere", **option})
-
-
 @pytest.mark.parametrize(
     ("option", "wanted"),
     [

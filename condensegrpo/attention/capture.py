@@ -17,7 +17,7 @@ and in memory. Layers with a window or a soft cap compute their trunk in pieces 
 Legend: B readings, L places of the longest, W most queries of one reading, h query heads, g key heads, d their size.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -81,6 +81,16 @@ def check_supported(model_type: str) -> None:
         )
 
 
+def check_layers(layers: Collection[int], count: int) -> None:
+    """Check that a model with ``count`` layers has all of these.
+
+    Raises:
+        ValueError: it has not.
+    """
+    if not set(layers) <= set(range(count)):
+        raise ValueError(f"watching the layers {sorted(layers)}: the model has {count}, from 0 on")
+
+
 @torch.no_grad()
 def attend(model: PreTrainedModel, readings: Sequence[Reading]) -> tuple[Attention, ...]:
     """What the model looks at in each reading.
@@ -95,8 +105,7 @@ def attend(model: PreTrainedModel, readings: Sequence[Reading]) -> tuple[Attenti
     config = model.config.get_text_config()
     check_supported(config.model_type)
     layers = frozenset(readings[0].layers or default_layers(config.num_hidden_layers))
-    if not layers <= set(range(config.num_hidden_layers)):
-        raise ValueError(f"watching the layers {sorted(layers)}: the model has {config.num_hidden_layers}, from 0 on")
+    check_layers(layers, config.num_hidden_layers)
     watch = Watch(layout=lay_out(readings, device=model.device), layers=layers)
     with _watched(model):
         model.base_model(

@@ -1,6 +1,6 @@
 """From attention to one score a unit. Pure functions.
 
-Legend: P trunk tokens, n those that count (in a unit, and none of the first ``SINKS``).
+Legend: P trunk tokens.
 """
 
 import math
@@ -18,14 +18,15 @@ def unit_scores(
 ) -> tuple[float, ...]:
     """How much more than by default each unit is looked at.
 
-        s_j = n · a_j / Σ a  −  n · b_j / Σ b,     score of a unit = mean of the largest ⌈top · tokens⌉ of its s_j, or 0
+        s_j = P · (a_j − b_j),      score of a unit = mean of the largest ⌈top · tokens⌉ of its s_j, or 0 if negative
 
-    with a the attention of the question and the last output, b that of the blank, sums over the tokens that count. A
-    token that gets an even share has n · a_j / Σ a = 1, whatever the number of tokens, so scores of prompts of
-    different lengths compare. Subtracting the blank's is the calibration of in-context re-ranking
-    (https://arxiv.org/abs/2410.02642, sec. 3.2); the template's tokens are in no unit and never count.
+    with a the attention of the question and the last output, b that of the blank. P makes prompts of different lengths
+    compare: a token with an even share of all attention has P · a_j = 1. Subtracting the blank's is the calibration of
+    in-context re-ranking (https://arxiv.org/abs/2410.02642, sec. 3.2). The template's tokens are in no unit and, like
+    the sinks, are never scored. What they draw is not shared out among the units all the same: a question that finds
+    nothing on a page looks at the sinks, and that says that the page's units are not wanted.
 
-        a .1 .3 .1, b .1 .1 .1, one token a unit   ─▶   3·.2 − 1 = −.4 ─▶ 0;   3·.6 − 1 = .8;   0
+        a .1 .3 .1, b .1 .1 .1, one token a unit, P = 3   ─▶   0;   3 · (.3 − .1) = .6;   0
 
     Args:
         attention: of a reading.
@@ -34,16 +35,9 @@ def unit_scores(
     Returns:
         One number a unit, not negative: 0 is a unit that is looked at no more than a blank would.
     """
-    counting = [[place for place in places if place >= sinks] for places in units]
-    everywhere = [place for places in counting for place in places]
-    asked, blank = _shares(attention.question, everywhere), _shares(attention.blank, everywhere)
-    return tuple(_top_mean([asked[place] - blank[place] for place in places], top) for places in counting)
-
-
-def _shares(attention: Sequence[float], places: Sequence[int]) -> dict[int, float]:
-    """The attention of each place, over that of an even share; all 0 where there is none to share."""
-    total = math.fsum(attention[place] for place in places)
-    return {place: len(places) * attention[place] / total if total else 0.0 for place in places}
+    size = len(attention.question)
+    beyond = [size * (asked - blank) for asked, blank in zip(attention.question, attention.blank, strict=True)]
+    return tuple(_top_mean([beyond[place] for place in places if place >= sinks], top) for places in units)
 
 
 def _top_mean(values: Sequence[float], top: float) -> float:

@@ -2,7 +2,7 @@
 
 One episode with 4 pages, 2 facts and 1 of them asked for (user and tool on the left, replies on the right):
 
-    report red after p4       ─▶  <read> p1 </read>
+    red                       ─▶  <read> p1 </read>
     p1 rain blue:4            ─▶  <read> p2 </read>
     p2 red:7 boat             ─▶  <read> p3 </read>
     p3 tree sand              ─▶  <read> p4 </read>
@@ -19,7 +19,7 @@ import hashlib
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, overload
 
 from condensegrpo.messages import History, Message, Unit
@@ -31,7 +31,7 @@ NOISE = ("boat", "cave", "dust", "farm", "gate", "hill", "lake", "moon", "path",
 REPORT = "report"  # ends every page from the last new one on: the answer is due
 NOT_YET = "not yet"  # what a page shows that is out of turn
 EVAL_SHARE = 8  # one problem in so many is kept for evaluation, by the hash of what it is
-SOME = 0.9  # share of the demonstrations with history="some" that show some pages and not all
+SOME = 0.8  # share of the demonstrations with history="some" that show some pages and not all
 GUESSING = 0.5  # share of the demonstrations that guess where a fact is out of sight
 
 _TAG = re.compile(r"(</?(?:read|answer)>)")
@@ -42,9 +42,9 @@ _PAGE = re.compile(r"p([1-9]\d{0,2})")
 class Facts:
     """The task ``facts``. Whether a problem is for training or evaluation does not depend on any option."""
 
-    pages: int = 16  # turns that it takes to read everything, up to 999
+    pages: int = 18  # turns that it takes to read everything, up to 999
     facts: int = 3  # each of another key and on a page of its own
-    asked: int = 2  # of these facts
+    asked: int = 1  # of these facts
     words: int = 2  # on a page, its number not counted; all that is no fact is noise
     early: float = 0.5  # share of the pages, from the first on, that may hold facts
     train_problems: int = 100_000  # length of the virtual sequence
@@ -101,24 +101,28 @@ class Facts:
         asked = sorted(rng.sample(list(facts), self.asked), key=KEYS.index)
         return Problem(
             id=f"{label}:{'+'.join(asked)}",
-            question=f"report {' '.join(asked)} after p{self.pages}",
+            question=" ".join(asked),
             answer=_told((key, facts[key]) for key in asked),
             data={"pages": [f"p{number} {' '.join(page)}" for number, page in enumerate(pages, start=1)]},
         )
 
     def demonstrations(self, seed: int) -> Iterator[Demonstration]:
-        """One turn each of a random training problem: reading on, answering, or reading again what is out of sight."""
-        problems = self.problems("train")
+        """One turn each of a random training problem: reading on, answering, or reading again what is out of sight.
+
+        One fact is asked for, or all, or any number between: the more of them, the more there is to learn from a turn.
+        """
+        askings = [replace(self, asked=asked).problems("train") for asked in range(1, self.facts + 1)]
         rng = random.Random(f"facts demonstrations {seed}")
         while True:
+            problems = rng.choice(askings)
             problem = problems[rng.randrange(len(problems))]
-            if rng.random() < 0.3:  # reading on is soon learnt
+            if rng.random() < 0.2:  # reading on is soon learnt
                 read = list(range(1, rng.randrange(self.pages) + 1))
             else:
                 again = rng.choices(range(1, self.pages + 1), k=rng.choice((0, 0, 0, 1, 2)))
                 read = [*range(1, self.pages + 1), *again]
             context = self._shown(problem, read, rng)
-            yield Demonstration(context=context, reply=_demonstrated_reply(context, rng))
+            yield Demonstration(context=context, reply=_demonstrated_reply(context, self.pages, rng))
 
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
         """Whether a reply follows from its context.
@@ -131,14 +135,14 @@ class Facts:
         if not due.report:
             return page == due.newest + 1
         if due.answer is None:
-            return page is not None and page <= due.pages and page not in due.shown
+            return page is not None and page <= self.pages and page not in due.shown
         return _answer(words) == due.answer
 
     def corpus(self) -> Iterable[str]:
         """Every word of the task."""
         yield from (f"{key} {value} {key}:{value}" for key in KEYS for value in range(10))
         yield " ".join(NOISE)
-        yield from (f"{_asks(number)} after" for number in range(1, self.pages + 1))
+        yield from (_asks(number) for number in range(1, self.pages + 1))
         yield from (f"{_says(REPORT)} {NOT_YET}",)
 
     @property
@@ -155,7 +159,7 @@ class Facts:
         kept = set(range(len(read)))
         if self.history == "some" and rng.random() < SOME:
             kept = set(rng.sample(range(len(read)), min(len(read), rng.randint(0, 3))))
-            if rng.random() < 0.6:
+            if rng.random() < 0.7:
                 kept |= {turn for turn, page in enumerate(read) if _holds(problem, page)}
         units = tuple(unit for unit in history.units if unit.turn in kept or unit is history.units[-1])
         return History(head=history.head, units=units).messages
@@ -217,7 +221,6 @@ class _Due:
     report: bool  # whether the answer is due
     newest: int  # the page read last; 0: none
     shown: frozenset[int]  # the pages in sight
-    pages: int
     known: Mapping[str, str | None]  # key asked for → its value, None where it is out of sight
 
     @property
@@ -228,8 +231,7 @@ class _Due:
 
 
 def _due(context: Sequence[Message]) -> _Due:
-    question = context[0].content.split()
-    asked, pages = question[1:-2], int(question[-1][1:])
+    asked = context[0].content.split()
     texts = [message.content.split() for message in context[1:] if message.role == "tool"]
     texts = [words for words in texts if _PAGE.fullmatch(words[0])]
     facts = dict(word.split(":") for words in texts for word in words if ":" in word)
@@ -238,12 +240,11 @@ def _due(context: Sequence[Message]) -> _Due:
         report=bool(texts) and texts[-1][-1] == REPORT,
         newest=shown[-1] if shown else 0,
         shown=frozenset(shown),
-        pages=pages,
         known={key: facts.get(key) for key in asked},
     )
 
 
-def _demonstrated_reply(context: Sequence[Message], rng: random.Random) -> str:
+def _demonstrated_reply(context: Sequence[Message], pages: int, rng: random.Random) -> str:
     due = _due(context)
     if not due.report:
         return _asks(due.newest + 1)
@@ -251,7 +252,7 @@ def _demonstrated_reply(context: Sequence[Message], rng: random.Random) -> str:
         return _says(due.answer)
     if rng.random() < GUESSING:
         return _says(_told([(key, value or str(rng.randrange(10))) for key, value in due.known.items()]))
-    return _asks(min(set(range(1, due.pages + 1)) - due.shown))
+    return _asks(min(set(range(1, pages + 1)) - due.shown))
 
 
 def _asks(page: int) -> str:
@@ -276,7 +277,7 @@ def _result(text: str) -> Message:
 
 
 def _holds(problem: Problem, page: int) -> bool:
-    asked = problem.question.split()[1:-2]
+    asked = problem.question.split()
     return any(word.partition(":")[0] in asked for word in problem.data["pages"][page - 1].split()[1:])
 
 
