@@ -90,7 +90,8 @@ async def main() -> int:
     solutions = [solution(row) for row in read_rows(given.data, split="train")]
     plain = [passes_plainly(one) for one in solutions]
     tests = sum(len(one.tests) for one in solutions)
-    print(f"{sum(plain)} of {len(solutions)} solutions pass in plain Python, {tests} tests")
+    failing = [one.number for one, passed in zip(solutions, plain, strict=True) if not passed]
+    print(f"{sum(plain)} of {len(solutions)} solutions pass in plain Python, {tests} tests; not: {failing}")
     bad = []
     with Sandbox(given.rung, Limits(seconds=SECONDS)) as sandbox:
         print(f"the sandbox is on the rung {sandbox.open()}; load of the machine {os.getloadavg()[0]:.1f}")
