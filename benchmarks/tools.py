@@ -12,11 +12,11 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, islice
 from pathlib import Path
 
-from condensegrpo.tasks.rows import read_file
+from condensegrpo.tasks.rows import Row, read_file
 from condensegrpo.tools.calculator import calculator
 from condensegrpo.tools.search import Search
 
@@ -53,6 +53,19 @@ def queries(corpus: Path) -> list[str]:
     return [str(row.get("question") or row.get("title") or "") for row in rows]
 
 
+def found(corpus: Path, tool: Search) -> str:
+    """How often an answer stands in what is shown for its question, asked as it stands."""
+    rows = [row for row in read_file(corpus) if isinstance(row.get("answers"), list)]
+    if not rows:
+        return "the corpus has no answers"
+    hits = sum(any(answer.lower() in shown for answer in row["answers"]) for row, shown in _searched(rows, tool))
+    return f"an answer stands in the result for {hits / len(rows):.3f} of {len(rows)} questions"
+
+
+def _searched(rows: Sequence[Row], tool: Search) -> Iterator[tuple[Row, str]]:
+    return ((row, tool(str(row["question"])).lower()) for row in rows)
+
+
 def made_up(folder: Path, rng: random.Random) -> tuple[Path, list[str]]:
     """A corpus whose words come as often as in a language (Zipf), and queries of six of them."""
     weights = list(accumulate(1 / rank for rank in range(1, VOCABULARY + 1)))
@@ -77,6 +90,9 @@ def main() -> None:
         tool, seconds = opened(corpus, folder)
         calls = timed(tool, queries(Path(corpus)))
         print(f"search, {corpus}: index in {seconds:.1f} s (loading the library included), {calls}")
+        for passages, characters in ((1, 240), (3, 600)):
+            tool = Search(corpus=corpus, passages=passages, passage_chars=characters, cache=folder)
+            print(f"  {passages} passages of {characters} characters: {found(Path(corpus), tool)}")
         path, words = made_up(Path(folder), rng)
         tool, seconds = opened(str(path), folder)
         print(f"search, {PASSAGES} passages of {WORDS} words: index in {seconds:.1f} s, {timed(tool, words)}")
