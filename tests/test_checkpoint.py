@@ -110,6 +110,18 @@ def test_a_resumed_engine_goes_on_with_its_own_rate_decay_and_betas(tmp_path: Pa
     assert 0 < moved < 0.004  # AdamW moves a weight by about the rate, and by its decay
 
 
+def test_in_bfloat16_opening_and_resuming_print_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """DeepSpeed prints a dozen lines on memory there."""
+    for made in range(2):
+        learner = deepspeed.open_engine(qwen3(), zero_stage=0, optimiser=COSINE, dtype="bfloat16")
+        if made:
+            checkpoint.load(learner, tmp_path / "step_000001")
+        deepspeed.optimise(learner, micro_batches(rows(2), 2), loss)
+        checkpoint.save(learner, tmp_path, step=1, state={})
+        deepspeed.close(learner)
+    assert capsys.readouterr().out == ""
+
+
 def test_resume_on_two_ranks_continues_bit_equal(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command += [str(HERE / "two_ranks.py"), "saved_and_resumed", str(tmp_path)]

@@ -30,7 +30,7 @@ from deepspeed import DeepSpeedEngine
 from torch.optim.lr_scheduler import LambdaLR
 
 from condensegrpo.errors import CheckpointError
-from condensegrpo.learner.deepspeed import quiet
+from condensegrpo.learner.deepspeed import quiet, silent
 from condensegrpo.learner.identity import identity
 from condensegrpo.learner.publish import aside, clear, is_leftover, publish, write_text, written_aside
 from condensegrpo.learner.ranks import any_rank, barrier, rank, sum_over_ranks, world_size
@@ -123,7 +123,7 @@ def load(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
     schedule: LambdaLR = engine.lr_scheduler
     rates = list(schedule.base_lrs)
     settings = [{key: group[key] for key in group if key != "params"} for group in schedule.optimizer.param_groups]
-    with quiet():
+    with silent():
         path, _ = engine.load_checkpoint(str(checkpoint), tag=ENGINE, load_module_strict=False)
     if path is None:
         raise CheckpointError(
