@@ -36,7 +36,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     torch.manual_seed(0)
     shape: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
     config = Qwen3Config(vocab_size=len(tokenizer()), hidden_size=32, intermediate_size=64, eos_token_id=END, **shape)
-    Qwen3ForCausalLM(config).save_pretrained(path)
+    model = Qwen3ForCausalLM(config)
+    with torch.no_grad():  # one dimension of every token is the same, and ends a reply after seven tokens or so
+        model.model.embed_tokens.weight[:, 0] = 0.1
+        model.lm_head.weight[END, 0] = 1.0
+    model.save_pretrained(path)
     tokenizer().save_pretrained(path)
     return str(path)
 
@@ -84,7 +88,10 @@ def play(sampler: TransformersSampler, name: str, *, episodes: int = 1) -> list[
 
 @pytest.mark.parametrize("name", ["policy", "leave_one_out", "frozen"])
 def test_an_episode_is_condensed_by_real_scores(name: str, sampler: TransformersSampler, folder: str) -> None:
-    for one in play(sampler, folder if name == "frozen" else name, episodes=4):
+    found = play(sampler, folder if name == "frozen" else name, episodes=4)
+    reasons = {turn.condensation.reason for one in found for turn in one.turns if turn.condensation is not None}
+    assert any("units by the attention of" in reason for reason in reasons), "nothing was condensed"
+    for one in found:
         assert one.stop in (Stop.TURN_LIMIT, Stop.OUTPUT_LENGTH), one.detail
         assert one.max_context_tokens <= BUDGET
         assert all(turn.answer_logprob is not None and turn.answer_logprob < 0 for turn in one.turns)
@@ -198,6 +205,11 @@ def test_a_configuration_is_checked_for_what_its_condenser_asks_of_the_sampler(t
     (tmp_path / "blind.py").write_text(BLIND)
     attention = ["condenser={name: attention, options: {scorer: policy}}", "rollout.answer_form='{answer}'"]
     assemble.check(load_config(CONFIG, attention))
+    for sampler_name in ("vllm", "vllm_server"):  # hand out neither queries nor attention
+        with pytest.raises(ConfigError, match=rf"the sampler {sampler_name} cannot say .* or name a frozen model"):
+            assemble.check(load_config(CONFIG, [*attention[:1], f"sampler.name={sampler_name}"]))
+        frozen = "condenser={name: attention, options: {scorer: some/model}}"
+        assemble.check(load_config(CONFIG, [frozen, f"sampler.name={sampler_name}"]))
     staged = "condenser={name: pipeline, options: {stages: [{name: attention}, {name: last_k}]}}"
     for condenser in (*attention[:1], staged):
         with pytest.raises(ConfigError, match=r"the sampler .*blind.py:Blind cannot say what its"):
