@@ -79,7 +79,9 @@ def check(config: RunConfig) -> Cast:
         if name != HELD_OUT:
             problems(cast(varied).task, "eval")
     plugins.check("samplers", config.sampler.name, _sampler_options(config, ""))
-    check_scorers(names_of(built.condenser), load("samplers", config.sampler.name), config.sampler.name)
+    chosen = load("samplers", config.sampler.name)
+    check_scorers(names_of(built.condenser), chosen, config.sampler.name)
+    rollout_parts.check_probe(config, chosen)
     for tracker in config.trackers:
         plugins.check("trackers", tracker.name, tracker.options)
     return built

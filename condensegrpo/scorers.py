@@ -40,9 +40,10 @@ def check_scorers(names: Sequence[str], sampler: object, sampler_name: str) -> N
         model, _ = parted(name)
         if model in NEEDED and isinstance(sampler, type) and not issubclass(sampler, NEEDED[model]):
             lacking = "what its model looks at" if model == POLICY else "how probable a reply is"
+            able = "transformers" if model == POLICY else "transformers or vllm"
             raise ConfigError(
                 f"setting up the scorer {name!r} of the condenser: the sampler {sampler_name} cannot say {lacking}. "
-                f"Use sampler.name=transformers, or name a frozen model: its folder or Hub id as the scorer."
+                f"Use sampler.name={able}, or name a frozen model: its folder or Hub id as the scorer."
             )
 
 

@@ -208,6 +208,15 @@ def test_a_configuration_is_checked_for_what_its_condenser_asks_of_the_sampler(t
     for sampler_name in ("vllm", "vllm_server"):  # hand out neither queries nor attention
         with pytest.raises(ConfigError, match=rf"the sampler {sampler_name} cannot say .* or name a frozen model"):
             assemble.check(load_config(CONFIG, [*attention[:1], f"sampler.name={sampler_name}"]))
+        oracle = "condenser={name: attention, options: {scorer: leave_one_out}}"
+        measured = "rollout.answer_form='<answer>{answer}</answer>'"
+        for asked in (oracle, measured):  # the engine in this process can measure
+            given = load_config(CONFIG, ["condenser={name: full}", asked, f"sampler.name={sampler_name}"])
+            if sampler_name == "vllm":
+                assemble.check(given)
+            else:
+                with pytest.raises(ConfigError, match=r"cannot say how probable .* or vllm, "):
+                    assemble.check(given)
         frozen = "condenser={name: attention, options: {scorer: some/model}}"
         assemble.check(load_config(CONFIG, [frozen, f"sampler.name={sampler_name}"]))
     staged = "condenser={name: pipeline, options: {stages: [{name: attention}, {name: last_k}]}}"
