@@ -1,6 +1,7 @@
 """Attention in the engine, with a real model: the policy's own, a frozen one's, and the oracle's."""
 
 import asyncio
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,16 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from talk import END, Counting, engine, problem, tokenizer
+from talk import CHATML, END, Counting, engine, problem, tokenizer
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 from condensegrpo import assemble
 from condensegrpo.attention.leave_one_out import LeaveOneOut, losses
 from condensegrpo.condensers.attention import Attention
 from condensegrpo.config import load_config
-from condensegrpo.errors import ConfigError
+from condensegrpo.errors import ConfigError, SamplerError
 from condensegrpo.messages import History, Message, Unit
-from condensegrpo.protocols import UnitScorer
+from condensegrpo.protocols import Attention as Attended
+from condensegrpo.protocols import Reading, UnitScorer
 from condensegrpo.rollout.episode import run_episode
 from condensegrpo.rollout.information import AnswerProbe
 from condensegrpo.rollout.render import Renderer
@@ -27,6 +29,7 @@ from condensegrpo.scorers import check_models, check_scorers, open_scorers, part
 from condensegrpo.trajectory import Stop, Trajectory
 
 BUDGET = 200
+HEAD = (Message(role="system", content="be brief"), Message(role="user", content="which?"))
 CONFIG = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
 
 
@@ -170,10 +173,10 @@ def test_the_name_of_a_scorer_says_which_layers_are_watched(name: str, model: st
 
 
 def test_layers_that_the_model_does_not_have_are_refused_before_anything_is_loaded(folder: str) -> None:
-    check_models(["policy@0", f"{folder}@0"], folder)
+    check_models(["policy@0", f"{folder}@0"], folder, head=HEAD, tokens=BUDGET)
     for name in ("policy@0,9", f"{folder}@9"):
         with pytest.raises(ConfigError, match=rf"the scorer '{name}' .*watching the layers .*9\]: the model has \d"):
-            check_models([name], folder)
+            check_models([name], folder, head=HEAD, tokens=BUDGET)
 
 
 def test_other_layers_give_other_scores(sampler: TransformersSampler) -> None:
@@ -190,8 +193,40 @@ def test_a_model_whose_attention_was_never_verified_is_refused_by_name(tmp_path:
     GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=40)).save_pretrained(tmp_path)
     for names, source in ((["policy"], str(tmp_path)), ([str(tmp_path)], folder)):
         with pytest.raises(ConfigError, match=r"a model of type 'gpt2': verified are gemma2"):
-            check_models(names, source)
-    check_models(["policy", "leave_one_out", folder], folder)
+            check_models(names, source, head=HEAD, tokens=BUDGET)
+    check_models(["policy", "leave_one_out", folder], folder, head=HEAD, tokens=BUDGET)
+
+
+def test_a_frozen_model_that_cannot_show_the_conversation_is_refused_before_anything_is_sampled(
+    folder: str, tmp_path: Path
+) -> None:
+    """Its chat template is not the policy's: it would fail in every trajectory."""
+    with pytest.raises(ConfigError, match=r"has 32768 positions, and prompts up to 40000 tokens"):
+        check_models([folder], folder, head=HEAD, tokens=40_000)
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + CHATML
+    (tmp_path / "chat_template.jinja").write_text(refusing)
+    with pytest.raises(ConfigError, match=r"the scorer '.*' of the condenser: .*no system role.* Name a model that"):
+        check_models([str(tmp_path)], folder, head=HEAD, tokens=BUDGET)
+
+
+class Dead(TransformersSampler):
+    """Whose model is gone."""
+
+    async def attend(self, reading: Reading) -> Attended:
+        raise SamplerError("reading a prompt: the model is gone")
+
+
+def test_a_scorer_whose_model_fails_ends_the_episode_as_the_samplers_fault(folder: str) -> None:
+    dead = Dead(folder)
+    found = play(dead, "policy", episodes=4)
+    dead.close()
+    failed = [one for one in found if one.stop is Stop.SAMPLER_ERROR]
+    assert failed
+    assert {one.detail for one in failed} == {
+        "the condenser 'chosen': SamplerError: reading a prompt: the model is gone"
+    }
+    assert all(one.turns for one in failed), "what was sampled before stays"
 
 
 BLIND = """

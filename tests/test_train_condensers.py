@@ -43,7 +43,7 @@ SMALL = (
 # a condenser of the package that has more to do on so short a conversation with other options than in the suite
 TRAINED: dict[str, Callable[[Path], dict[str, Any]]] = {
     "summary": lambda template: {"template": str(template), "max_tokens": 16},
-    "summary_model": lambda template: {"model": str(template.parent / "none")},  # that cannot be loaded
+    "summary_model": lambda template: {"model": "none", "url": "http://127.0.0.1:9/v1"},  # where nobody answers
     "pipeline": lambda template: {
         "stages": [
             {"name": "observation_mask", "options": {"keep": 1, "drop_oldest": False}},
