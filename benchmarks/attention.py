@@ -154,6 +154,10 @@ def print_oracle(config: RunConfig, model: str, problems: int, layers: Sequence[
         print(f"| {name} | {statistics.fmean(values):.3f} | {low:.3f} … {high:.3f} | {len(values)} |")
 
 
+async def _unobserved(_: Trajectory) -> None:
+    """Nothing is done with a trajectory before all are played."""
+
+
 async def _played(config: RunConfig, model: str, problems: int, layers: Sequence[int]) -> Found:
     assemble.use_threads(config)
     cast = assemble.cast(config)
@@ -166,7 +170,7 @@ async def _played(config: RunConfig, model: str, problems: int, layers: Sequence
         engine=assemble.engine(config, cast, renderer=renderer, sampler=sampler, temperature=0.0),
         run_seed=0,
         step=-1,
-        on_finish=lambda one: None,
+        on_finish=_unobserved,
     )
     played = [one for group in groups for one in group]
     found = await compared(played, sampler, renderer, tokens=config.rollout.max_context_tokens, layers=layers)

@@ -266,11 +266,19 @@ class Optimiser(Section):
 
     lr: float = Field(gt=0)
     betas: tuple[float, float] = (0.9, 0.95)
+    """Kept of the running means of gradient and squared gradient at a step; each from 0 to below 1."""
     weight_decay: float = Field(default=0.0, ge=0)
     grad_clip: float = Field(default=1.0, gt=0)
     """Largest norm of the whole gradient."""
     warmup_steps: int = Field(default=0, ge=0)
     schedule: Literal["constant", "cosine"] = "constant"
+
+    @field_validator("betas")
+    @classmethod
+    def _shares(cls, given: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in given):
+            raise ValueError(f"found {list(given)}, wanted two numbers from 0 to below 1")
+        return given
 
 
 class Learner(Section):

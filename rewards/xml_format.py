@@ -13,9 +13,9 @@ FIRST, SECOND = ("reasoning",), ("tool", "answer")  # the two sets of fields: a 
 class XmlFormat:
     """The mean over all replies of how well each keeps to ``<reasoning>…</reasoning>`` and one more field.
 
-    A reply earns 0.4·(sets of fields present)/2, the sets being reasoning, and tool or answer; 0.2 if the fields that
-    it has are whole; 0.2 if it starts with ``<reasoning>``; and 0.2 if it ends with ``</tool>`` or ``</answer>``. One
-    without any whole field earns 0.
+    A reply earns 0.4·(sets of fields present)/2, the sets being reasoning, and tool or answer, if any field is whole;
+    0.2 for its tags, which is what the published check of their spacing comes to; 0.2 if it starts with
+    ``<reasoning>``; and 0.2 if it ends with ``</tool>`` or ``</answer>``. One without tags earns 0.
 
         <reasoning>a</reasoning> <answer>b</answer>  ─▶  1.0      <answer>b</answer>  ─▶  0.6      b  ─▶  0
     """
@@ -44,18 +44,21 @@ def _mean_over_replies(name: str, of: Callable[[str], float], trajectory: Trajec
 
 
 def _format_of(reply: str) -> float:
-    present = [any(_has(reply, field) for field in fields) for fields in (FIRST, SECOND)]
+    text = reply.strip()
+    present = [any(_named(text, field) for field in fields) for fields in (FIRST, SECOND)]
     if not any(present):
         return 0.0
-    text = reply.strip()
-    named = [field for field in (*FIRST, *SECOND) if f"<{field}>" in text or f"</{field}>" in text]
-    whole = all(_has(text, field) for field in named)
+    whole = any(_whole(text, field) for field in (*FIRST, *SECOND))
     starts = text.startswith(f"<{FIRST[0]}>")
     ends = text.endswith(tuple(f"</{field}>" for field in SECOND))
-    return 0.4 * sum(present) / 2 + 0.2 * (whole + starts + ends)
+    return 0.4 * sum(present) / 2 * whole + 0.2 * (1 + starts + ends)
 
 
-def _has(text: str, field: str) -> bool:
+def _named(text: str, field: str) -> bool:
+    return f"<{field}>" in text or f"</{field}>" in text
+
+
+def _whole(text: str, field: str) -> bool:
     return re.search(rf"<{field}>.*?</{field}>", text, re.DOTALL) is not None
 
 

@@ -47,6 +47,7 @@ FLOORS = {
     "condensegrpo.section": 2,
     "condensegrpo.storage": 2,
     "condensegrpo.tracking": 2,
+    "condensegrpo.placeholder": 2,
     # 3 plug-ins
     "condensegrpo.condensers": 3,
     "condensegrpo.rewards": 3,

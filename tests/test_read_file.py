@@ -1,5 +1,6 @@
 """The tool read_file: files of its folder, and nothing else whatever the path says."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -55,3 +56,18 @@ def test_bytes_that_are_no_text_do_not_stop_the_tool(folder: Path) -> None:
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such folder"):
         ReadFile(folder=str(tmp_path / "none"))
+
+
+def test_without_a_folder_there_is_an_empty_one_that_goes_with_the_tool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    tool = ReadFile()
+    (made,) = tmp_path.iterdir()
+    (made / "note").write_text("seen")
+    assert tool("note") == "seen"
+    with pytest.raises(ValueError, match="the working folder holds: note"):
+        tool("train.jsonl")
+    del tool
+    gc.collect()
+    assert not made.exists()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from recipe_world import GSM8K, HELD_OUT, HELD_OUT_TRIVIA, MBPP, TRIVIA, write
 from condensegrpo.errors import DataError
 from condensegrpo.messages import Message
 from condensegrpo.protocols import Environment, Step
+from condensegrpo.rewards.unit_tests import passes_tests
 from condensegrpo.tasks.answers import AnswerStyle, read_answer
 from condensegrpo.tasks.gsm8k import CODE_SYSTEM, Gsm8k
 from condensegrpo.tasks.jsonl import Jsonl
@@ -111,6 +113,46 @@ def test_the_questions_of_nq_open_are_read() -> None:
     assert all(one.data["aliases"] for one in task.problems("train"))
 
 
+LOOKED_UP = (
+    {
+        "question": "where is the louvre",
+        "answers": ["City of Light", "Paris"],
+        "ctxs": [{"title": "Louvre", "text": "The Louvre is in Paris, on the Seine."}],
+    },
+    {"question": "where is the tiber", "answers": ["Rome"], "ctxs": [{"title": "Tiber", "text": "A river in Italy."}]},
+    {"question": "where is the spree", "answers": ["Berlin"]},
+)
+
+
+def looked_up(folder: Path, **options: Any) -> SearchQa:
+    held_out = write(folder / "b.jsonl", HELD_OUT_TRIVIA)
+    return SearchQa(data=write(folder / "a.jsonl", LOOKED_UP), eval_data=held_out, system="Search.", **options)
+
+
+def test_a_question_with_a_passage_that_holds_its_answer_shows_how_it_is_done(tmp_path: Path) -> None:
+    task = looked_up(tmp_path)
+    shown = {tuple(message.content for message in one.context): one.reply for one in islice(task.demonstrations(0), 50)}
+    call = '<tool>{"name": "search", "args": {"query": "where is the louvre"}}</tool>'
+    seeking = f"<reasoning>I look it up.</reasoning>\n{call}"
+    result = "<result>[1] Louvre\nThe Louvre is in Paris, on the Seine.</result>"
+    assert shown == {
+        ("Search.", "where is the louvre"): seeking,
+        ("Search.", "where is the louvre", seeking, result): (
+            "<reasoning>The passage says it.</reasoning>\n<answer>Paris</answer>"
+        ),
+    }
+    assert all(task.sound((), reply) for reply in shown.values())
+    assert not any(
+        task.sound((), reply) for reply in ("hm", seeking * 2, seeking + "<answer>x</answer>", "<tool>{</tool>")
+    )
+    assert {"Search.", "where is the spree", seeking, *shown.values()} <= set(task.corpus())
+
+
+def test_an_answer_beyond_what_is_shown_of_a_passage_demonstrates_nothing(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no training row has a passage"):
+        looked_up(tmp_path, passage_chars=10).demonstrations(0)
+
+
 # --- mbpp -------------------------------------------------------------------------------------------------------------
 
 
@@ -128,6 +170,18 @@ def test_tasks_are_split_by_their_number_and_the_question_names_the_function(tmp
 def test_the_code_is_asked_for_by_the_names_that_the_tests_use() -> None:
     code = "import math\nclass Pair: ...\ndef helper(): ...\ndef longest(pairs): ..."
     assert entry_points(code, ["assert longest([Pair()]) == math.inf", "assert len([]) == 0"]) == ("longest", "Pair")
+
+
+def test_a_class_that_the_set_up_of_the_tests_makes_is_asked_for_too(tmp_path: Path) -> None:
+    row = {
+        **MBPP[1],
+        "code": "class Node:\n  def __init__(self, x): self.x = x\ndef value(node): return node.x",
+        "test_setup_code": "root = Node(7)",
+        "test_list": ["assert value(root) == 7"],
+    }
+    (one,) = Mbpp(data=write(tmp_path / "a.jsonl", [row, MBPP[0]])).problems("train")
+    assert one.data["entry"] == ["value", "Node"]
+    assert passes_tests(f"```python\n{row['code']}\n```", one)
 
 
 def test_a_description_of_the_evaluation_is_no_training_task(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ class Mbpp:
 
 
 def entry_points(code: str, tests: Sequence[str]) -> tuple[str, ...]:
-    """The functions and classes of a solution that its tests use, in the order of their use.
+    """The functions and classes of a solution that its tests and their set-up use, in the order of their use.
 
     >>> entry_points("def helper(): ...\\ndef add(a, b): ...", ["assert add(1, 2) == 3"])
     ('add',)
@@ -136,14 +136,14 @@ def _problem(row: Row, number: int, reading: _Reading) -> Problem:
             f"reading the dataset {reading.source}: row {number} lacks a description ('text' or 'prompt') or tests "
             f"('test_list'). It has: {', '.join(map(repr, row))}"
         )
+    setup = "\n".join([*(row.get("test_imports") or ()), row.get("test_setup_code") or ""]).strip()
     try:
-        names = entry_points(row["code"], tests)
+        names = entry_points(row["code"], [*tests, setup])
     except (SyntaxError, ValueError, TypeError) as error:
         raise DataError(
             f"reading the dataset {reading.source}: row {number}, task_id {row['task_id']}: its code or a test is no "
             f"Python ({error})"
         ) from error
-    setup = "\n".join([*(row.get("test_imports") or ()), row.get("test_setup_code") or ""]).strip()
     data = {"task_id": row["task_id"], "code": row["code"], TESTS: tests, SETUP: setup, ENTRY: list(names)}
     return Problem(
         id=f"mbpp-{row['task_id']}",

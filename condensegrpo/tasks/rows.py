@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from condensegrpo.errors import DataError
+from condensegrpo.placeholder import placeholder_in
 
 Row = dict[str, Any]
 
 _JSONL = (".jsonl", ".jsonl.gz", ".ndjson", ".json")
 _PARQUET = (".parquet",)
-_LFS = b"version https://git-lfs"
 
 
 def read_rows(source: str, *, split: str, limit: int | None = None) -> list[Row]:
@@ -103,22 +103,16 @@ def read_file(path: Path) -> list[Row]:
         DataError: damaged, or not what its name says.
     """
     try:
-        with path.open("rb") as file:
-            head = file.read(64)
-        _refuse_placeholder(path, head)
+        instead = placeholder_in(path)
+        if instead is not None:
+            raise DataError(f"reading {path}: {instead}")
         if _kind(path) == "parquet":
             return _read_parquet(path)
-        data = gzip.decompress(path.read_bytes()) if head[:2] == b"\x1f\x8b" else path.read_bytes()
+        data = path.read_bytes()
+        data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"reading {path}: {error}. Is the file whole and readable?") from error
     return list(_parse_lines(path, data))
-
-
-def _refuse_placeholder(path: Path, head: bytes) -> None:
-    if head.startswith(_LFS):
-        raise DataError(f"reading {path}: it is a Git LFS pointer, not the data. Fetch it with: git lfs pull")
-    if head.lstrip().lower().startswith((b"<!doctype html", b"<html")):
-        raise DataError(f"reading {path}: it is a web page, not data. The download went wrong: fetch the raw file")
 
 
 def _parse_lines(path: Path, data: bytes) -> Iterator[Row]:

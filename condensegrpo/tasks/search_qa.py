@@ -4,11 +4,13 @@ TriviaQA   {"question": …, "question_id": …, "answer": {"value": "Paris", "a
 NQ-open    {"question": …, "answer" or "answers": ["Paris", "City of Light"]}
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from condensegrpo.errors import DataError
-from condensegrpo.protocols import Problem, Split
+from condensegrpo.messages import Message
+from condensegrpo.protocols import Demonstration, Problem, Split
+from condensegrpo.tasks import search_lessons
 from condensegrpo.tasks.answer_environment import AnswerEnvironment, follow_ups_of
 from condensegrpo.tasks.answers import AnswerStyle, check_style
 from condensegrpo.tasks.rows import Row, read_rows, require_columns
@@ -23,10 +25,11 @@ REMINDER = "Write <reasoning>...</reasoning> and then one <tool>...</tool> or <a
 
 
 class SearchQa:
-    """The task ``search_qa``. A reply without a call and without an answer gets a reminder and counts as a turn.
+    """The task ``search_qa``. Rows with a passage in ``ctxs`` (NQ-open files) demonstrate too, in the tagged format.
 
-    Without ``eval_data`` a share of the questions is held out by their hash. Training questions that are in the
-    evaluation data too are left out; ``dropped`` counts them.
+    A reply without a call and without an answer gets a reminder and counts as a turn. Without ``eval_data`` a share of
+    the questions is held out by their hash. Training questions that are in the evaluation data too are left out;
+    ``dropped`` counts them.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class SearchQa:
         answer_style: AnswerStyle = "last",
         eval_share: float = 0.1,
         max_examples: int | None = None,
+        passage_chars: int = 600,
     ) -> None:
         """Read the data.
 
@@ -52,6 +56,7 @@ class SearchQa:
             answer_style: how an answer is read from a reply, see ``answers.read_answer``.
             eval_share: of the questions, held out if there is no ``eval_data``.
             max_examples: training rows to read, from the first.
+            passage_chars: of a passage that demonstrations show; as the tool's option of that name.
 
         Raises:
             DataError: what ``rows.read_rows`` raises, a row of another schema, or no problem left.
@@ -62,7 +67,8 @@ class SearchQa:
         self._system = system
         self._reminder = reminder
         self._answer_style: AnswerStyle = answer_style
-        train = _problems(read_rows(data, split="train", limit=max_examples), split="train", source=data)
+        rows = read_rows(data, split="train", limit=max_examples)
+        train = _problems(rows, split="train", source=data)
         if eval_data is None:
             self._eval = tuple(problem for problem in train if is_held_out(problem.question, share=eval_share))
         else:
@@ -74,6 +80,15 @@ class SearchQa:
                 f"splitting {data}: all {len(train)} questions are held out for evaluation, none is left to train on. "
                 f"Give other eval_data or lower eval_share"
             )
+
+        passages = {one.id: search_lessons.passage_of(row) for one, row in zip(train, rows, strict=True)}
+        found = ((one, passages[one.id]) for one in self._train)
+        taught = [
+            search_lessons.lesson(one, passage, characters=passage_chars)
+            for one, passage in found
+            if passage is not None
+        ]
+        self._lessons = [one for one in taught if one is not None]
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of a split, in the order of the file."""
@@ -88,6 +103,31 @@ class SearchQa:
             follow_ups=follow_ups_of(problem),
             reminder=self._reminder,
         )
+
+    def demonstrations(self, seed: int) -> Iterator[Demonstration]:
+        """One turn each of a random training question: the search, or the answer after it.
+
+        Raises:
+            DataError: no training row has a passage that its answer stands in.
+        """
+        if not self._lessons:
+            raise DataError(
+                "making demonstrations: no training row has a passage in 'ctxs' whose beginning holds an answer. Use "
+                "a file of NQ-open with passages, raise task.options.passage_chars, or set warm_start.steps=0"
+            )
+        return search_lessons.demonstrations(self._lessons, system=self._system, seed=seed)
+
+    def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
+        """Whether a reply is well formed: one search that can be parsed, or one answer."""
+        del context  # the form does not depend on it
+        return search_lessons.sound(reply)
+
+    def corpus(self) -> Iterable[str]:
+        """The system message, every training question, and every turn of every demonstration."""
+        yield self._system
+        yield from (problem.question for problem in self._train)
+        for one in self._lessons:
+            yield from (search_lessons.seek(one.problem.question), one.result, search_lessons.tell(one.answer))
 
 
 def _problems(rows: Sequence[Row], *, split: str, source: str) -> tuple[Problem, ...]:

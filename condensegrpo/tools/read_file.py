@@ -1,7 +1,10 @@
 """The tool ``read_file``: text files of one folder, and nothing outside of it. Standard library only."""
 
 import os
+import shutil
 import stat
+import tempfile
+import weakref
 from pathlib import Path
 
 MAX_BYTES = 64_000  # of a file that are read
@@ -10,16 +13,19 @@ MAX_BYTES = 64_000  # of a file that are read
 class ReadFile:
     """The tool ``read_file``: reads a text file of a folder. Links that lead out of the folder are not followed."""
 
-    def __init__(self, *, folder: str, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, *, folder: str | None = None, max_bytes: int = MAX_BYTES) -> None:
         """Set the folder.
 
         Args:
-            folder: whose files may be read.
+            folder: whose files may be read, so none that holds answers; None: a new one, empty, removed in the end.
             max_bytes: of a file that are read; the rest is left out and said so.
 
         Raises:
             ValueError: there is no such folder.
         """
+        if folder is None:
+            folder = tempfile.mkdtemp(prefix="condensegrpo-files-")
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._folder = Path(folder).expanduser().resolve()
         if not self._folder.is_dir():
             raise ValueError(f"folder={folder!r}: there is no such folder (looked for {self._folder})")
