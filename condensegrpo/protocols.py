@@ -85,7 +85,7 @@ class Reading:
 class Attention:
     """How much attention every trunk token of a reading gets: means over layers, heads and queries."""
 
-    question: tuple[float, ...]  # (P,) of the asked places and the question; at most 1 together
+    question: tuple[float, ...]  # (P,) half of the question, half of the asked places if any; at most 1 together
     blank: tuple[float, ...]  # (P,) of the blank
 
 
