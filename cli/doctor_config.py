@@ -9,7 +9,7 @@ from condensegrpo.cli.doctor_machine import disk_finding
 from condensegrpo.cli.doctor_model import model_findings
 from condensegrpo.cli.doctor_sandbox import sandbox_finding
 from condensegrpo.cli.findings import Finding, ok, problem
-from condensegrpo.errors import CondenseError
+from condensegrpo.errors import CondenseError, DataError
 
 if TYPE_CHECKING:
     from condensegrpo.config import Plugin, RunConfig
@@ -38,6 +38,8 @@ def _plugins(config: "RunConfig") -> Finding:
 
     try:
         check(config)
+    except DataError as error:
+        return problem("data", str(error), "give local files, or mend these (docs/tasks.md)")
     except CondenseError as error:
         return problem("plug-ins", str(error), "see condensegrpo plugins for what is installed")
     named = (

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 TRAINED_BYTES = 16  # of a weight that trains, in the learner: fp32 weight and gradient, two Adam moments
 BYTES = {"float32": 4, "bfloat16": 2}  # of a weight in the sampler, and of a frozen one in the learner
 LARGE = 400e6  # parameters beyond which a CPU takes hours for what a GPU does in minutes
+USUAL = 80 * GIB  # of a data-centre GPU
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![a-z0-9])", re.IGNORECASE)
 
@@ -25,19 +26,22 @@ def model_findings(config: "RunConfig") -> list[Finding]:
     """Whether the model is there, and whether it fits this machine."""
     if config.model.new is not None:
         count = parameters_of_new(config.model.new, config.model.new.vocab_size)
-        return [ok("model", f"new, about {count / 1e6:.1f} M parameters"), memory_finding(config, count, devices())]
+        return [
+            ok("model", f"new, about {count / 1e6:.1f} M parameters"),
+            memory_finding(config, count, devices(), free_memory()),
+        ]
     place = config.model.path or ""
     folder = Path(place)
     if not folder.is_dir():
         named = parameters_of_name(place)
-        return [_hub_model(place), *([memory_finding(config, named, devices())] if named else [])]
+        return [_hub_model(place), *([memory_finding(config, named, devices(), free_memory())] if named else [])]
     findings = _model_folder(folder)
     try:
         known = parameters_of_files(folder)
     except (OSError, ValueError, KeyError, struct.error) as error:
         cure = "copy the model's files again: they are damaged or cut off"
         return [*findings, problem("weights", f"{folder}: a safetensors file cannot be read ({error})", cure)]
-    return [*findings, *([memory_finding(config, known, devices())] if known else [])]
+    return [*findings, *([memory_finding(config, known, devices(), free_memory())] if known else [])]
 
 
 def _model_folder(folder: Path) -> list[Finding]:
@@ -124,7 +128,7 @@ def devices() -> tuple[int, ...]:
     return tuple(int(torch.cuda.mem_get_info(index)[0]) for index in range(torch.cuda.device_count()))
 
 
-def memory_finding(config: "RunConfig", parameters: int, gpus: tuple[int, ...]) -> Finding:
+def memory_finding(config: "RunConfig", parameters: int, gpus: tuple[int, ...], memory: int | None) -> Finding:
     """Learner and sampler on each device, activations left out, which ``condensegrpo plan`` counts.
 
     ZeRO 3 shares what the learner holds among the devices; the sampler's weights are whole on each.
@@ -132,6 +136,7 @@ def memory_finding(config: "RunConfig", parameters: int, gpus: tuple[int, ...]) 
     Args:
         parameters: of the model.
         gpus: bytes free on each; (): all is in main memory.
+        memory: bytes free there; None: nobody knows.
     """
     learner = parameters * (TRAINED_BYTES if config.model.lora is None else BYTES[config.model.dtype])
     sampler = parameters * BYTES[config.model.dtype]
@@ -139,12 +144,14 @@ def memory_finding(config: "RunConfig", parameters: int, gpus: tuple[int, ...]) 
     here = learner / (len(gpus) if shared else 1) + sampler
     kept = "optimiser state included" if config.model.lora is None else "the base frozen, adapters left out"
     text = f"about {(learner + sampler) / GIB:.1f} GiB for {parameters / 1e6:.1f} M parameters, {kept}"
-    room = min(gpus) if gpus else free_memory()
+    room = min(gpus) if gpus else memory
     if shared:
         text += f"; shared among {len(gpus)} GPUs {here / GIB:.1f} GiB on each"
     if room is not None and here > room:
-        more = math.ceil(learner / (room - sampler)) if gpus and room > sampler else None
-        spread = f"over {more} GPUs of this size" if more else "over several larger GPUs"
+        size, of_size = (room, "of this size") if gpus else (USUAL, f"of {USUAL // GIB} GiB")
+        spread = (
+            f"over {math.ceil(learner / (size - sampler))} GPUs {of_size}" if size > sampler else "over larger GPUs"
+        )
         cure = f"take a smaller model (model.path=…), or spread it: learner.zero_stage=3 {spread}"
         return problem("model memory", f"{text}; {room / GIB:.1f} GiB are free", cure)
     if not gpus and parameters > LARGE:

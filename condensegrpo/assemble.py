@@ -79,7 +79,9 @@ def check(config: RunConfig) -> Cast:
         if name != HELD_OUT:
             problems(cast(varied).task, "eval")
     plugins.check("samplers", config.sampler.name, _sampler_options(config, ""))
-    check_scorers(names_of(built.condenser), load("samplers", config.sampler.name), config.sampler.name)
+    chosen = load("samplers", config.sampler.name)
+    check_scorers(names_of(built.condenser), chosen, config.sampler.name)
+    rollout_parts.check_probe(config, chosen)
     for tracker in config.trackers:
         plugins.check("trackers", tracker.name, tracker.options)
     return built
@@ -180,9 +182,9 @@ def check_model(config: RunConfig, cast: Cast, source: str) -> None:
         ConfigError: system message and question, or a context with its reply, are too long (the message says which key
             to change), the chat template knows no tool results, or the model has no layers for the adapters.
     """
-    check_models(names_of(cast.condenser), source)
     rendering = renderer(config, cast, source)
     head = cast.toolbox.introduced(_head(cast.task, problems(cast.task, "train")[0]))
+    check_models(names_of(cast.condenser), source, head=head, tokens=config.rollout.max_context_tokens)
     try:
         check_head(rendering, head, rollout_parts.limits(config))
     except ContextOverflow as error:
@@ -232,7 +234,12 @@ def _check_condenser(config: RunConfig, cast: Cast, renderer: Renderer, head: Se
     if not isinstance(cast.condenser, ChecksRoom):
         return
     most = config.rollout.max_context_tokens
-    room = Budget(tokens=rollout_parts.trigger(config).room(most, draw=1.0), count=renderer.count, request_tokens=most)
+    room = Budget(
+        tokens=rollout_parts.trigger(config).room(most, draw=1.0),
+        count=renderer.count,
+        request_tokens=most,
+        reply_tokens=config.rollout.max_output_tokens,
+    )
     try:
         cast.condenser.check_room(head, room)
     except ValueError as error:

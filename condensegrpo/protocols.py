@@ -85,7 +85,7 @@ class Reading:
 class Attention:
     """How much attention every trunk token of a reading gets: means over layers, heads and queries."""
 
-    question: tuple[float, ...]  # (P,) of the asked places and the question; at most 1 together
+    question: tuple[float, ...]  # (P,) half of the question, half of the asked places if any; at most 1 together
     blank: tuple[float, ...]  # (P,) of the blank
 
 
@@ -145,6 +145,8 @@ class Budget:
     scorers: Mapping[str, UnitScorer] = field(default_factory=dict)  # by name, those of ``RanksUnits``
     write: Write | None = None  # samples a condense turn; None: the condenser is none of ``Writes``
     request_tokens: int | None = None  # at most, of the prompt of a request; None: as ``tokens``
+    reply_tokens: int | None = None  # at most, of a text that is written; None: as many as are asked for
+    seconds: float | None = None  # after which the engine gives the condenser up; None: never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

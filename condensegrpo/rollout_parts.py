@@ -41,11 +41,28 @@ def probe(config: RunConfig, renderer: Renderer, sampler: Sampler) -> AnswerProb
     if form is None:
         return None
     if not isinstance(sampler, Measures):
-        raise ConfigError(
-            f"setting up rollout.answer_form: the sampler {config.sampler.name} cannot say how probable a given reply "
-            f"is. Use sampler.name=transformers, or set rollout.answer_form=null."
-        )
+        raise _cannot_measure(config)
     return AnswerProbe(model=sampler, renderer=renderer, form=form)
+
+
+def check_probe(config: RunConfig, sampler: object) -> None:
+    """Check that the sampler can measure the ground truth, if that is asked for. Loads nothing.
+
+    Args:
+        sampler: its class, or whatever makes one, which is then not looked into.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if config.rollout.answer_form is not None and isinstance(sampler, type) and not issubclass(sampler, Measures):
+        raise _cannot_measure(config)
+
+
+def _cannot_measure(config: RunConfig) -> ConfigError:
+    return ConfigError(
+        f"setting up rollout.answer_form: the sampler {config.sampler.name} cannot say how probable a given reply is. "
+        f"Use sampler.name=transformers or vllm, or set rollout.answer_form=null."
+    )
 
 
 def confidence(config: RunConfig, renderer: Renderer) -> Confidence | None:

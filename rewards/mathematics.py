@@ -1,7 +1,8 @@
 """Whether two pieces of mathematics are equal, by math-verify in a process of its own that can be killed.
 
-Simplifying an expression may take for ever, and no thread can be stopped: the process answers one pair at a time, and
-one that does not within ``SECONDS`` is killed and counts as unequal. The next pair starts another.
+Simplifying an expression may take for ever, and no thread can be stopped: the process answers one pair at a time, ends
+by a signal once that has taken ``SECONDS`` of its CPU time, and the pair counts as unequal. The next pair starts
+another. The limit is CPU time so that a reward does not depend on what else the machine does.
 """
 
 import atexit
@@ -13,7 +14,8 @@ import sys
 import threading
 import time
 
-SECONDS = 5.0  # for one pair
+SECONDS = 5.0  # of CPU time for one pair
+PATIENCE = 24  # wall-clock seconds for each of them before the process is killed from here
 START_SECONDS = 120.0  # for the process to import sympy
 MAX_CHARS = 2000  # of an expression; a longer one is unequal to anything
 
@@ -30,22 +32,24 @@ class _Worker:
             start_new_session=True,  # Ctrl-C is for the run, which closes it
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-        if self._line(START_SECONDS) is None:
+        said = self._line(START_SECONDS)
+        if said is None or json.loads(said) != "ready":
             self.close()
             raise RuntimeError(
-                "starting the comparison of mathematics: its process ended or did not answer. Check that math-verify "
-                "and antlr4-python3-runtime==4.13.2 are installed: python -m condensegrpo.rewards.mathematics_worker"
+                f"starting the comparison of mathematics: its process said {said!r} (None: it ended, or did not answer "
+                f"in {START_SECONDS:g} s), wanted 'ready'. Check that math-verify and antlr4-python3-runtime==4.13.2 "
+                f"are installed: python -m condensegrpo.rewards.mathematics_worker"
             )
 
     def ask(self, answer: str, truth: str, seconds: float) -> bool | None:
-        """Whether they are equal; None if the process did not say so in time."""
+        """Whether they are equal; None if the process did not say so in ``seconds`` of its CPU time."""
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps([answer, truth]).encode() + b"\n")
+            self._process.stdin.write(json.dumps([answer, truth, seconds]).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             return None
-        line = self._line(seconds)
+        line = self._line(seconds * PATIENCE)
         return None if line is None else bool(json.loads(line))
 
     def close(self) -> None:

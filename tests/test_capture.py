@@ -59,7 +59,8 @@ def the_long_way(network: PreTrainedModel, reading: Reading) -> Attention:
     trunk = len(reading.trunk_ids)
     asked = eager(network, (*reading.trunk_ids, *reading.question_ids), reading.layers)
     blank = eager(network, (*reading.trunk_ids, *reading.blank_ids), reading.layers)
-    rows = torch.cat([asked[list(reading.asked)], asked[trunk:]])
+    halves = [asked[list(reading.asked)].mean(dim=0)] if reading.asked else []
+    rows = torch.stack([*halves, asked[trunk:].mean(dim=0)])
     return Attention(
         question=tuple(rows.mean(dim=0)[:trunk].tolist()), blank=tuple(blank[trunk:].mean(dim=0)[:trunk].tolist())
     )
@@ -124,6 +125,13 @@ def test_a_model_that_was_never_compared_is_refused_by_name() -> None:
     network = AutoModelForCausalLM.from_config(config).eval()
     with pytest.raises(ValueError, match=r"of type 'gpt2': verified are gemma2, .*qwen3\. Name a frozen model"):
         attend(network, READINGS)
+
+
+def test_question_and_last_output_weigh_the_same_however_long_each_is() -> None:
+    one = Reading(trunk_ids=(5, 6, 7, 8), asked=(0, 1, 2), question_ids=(9,), blank_ids=(3, 3))
+    question, blank = lay_out([one]).weight[0].T
+    assert question.tolist() == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2, 0, 0])
+    assert blank.tolist() == [0, 0, 0, 0, 0.5, 0.5]
 
 
 def test_a_layer_that_is_not_there_is_refused() -> None:

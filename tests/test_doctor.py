@@ -242,19 +242,22 @@ def recipe(tmp_path: Path, *overrides: str) -> RunConfig:
 def test_zero_3_shares_the_learner_among_the_gpus_and_not_the_sampler(tmp_path: Path) -> None:
     """7·10⁹ weights: 16 bytes in the learner make 104.3 GiB, 2 in the sampler 13.0. Four GPUs: 26.1 + 13.0 on each."""
     config, size = recipe(tmp_path), 7_000_000_000
-    four = memory_finding(config, size, (40 * GIB,) * 4)
+    four = memory_finding(config, size, (40 * GIB,) * 4, None)
     assert four.level is Level.OK
     assert "about 117.3 GiB for 7000.0 M parameters" in four.found
     assert "shared among 4 GPUs 39.1 GiB on each" in four.found
-    one = memory_finding(config, size, (40 * GIB,))
+    one = memory_finding(config, size, (40 * GIB,), None)
     assert one.level is Level.PROBLEM
     assert "learner.zero_stage=3 over 4 GPUs of this size" in one.cure  # 104.3 / (40 - 13.0) = 3.9
-    assert "several larger GPUs" in memory_finding(config, size, (12 * GIB,) * 8).cure
+    assert "over larger GPUs" in memory_finding(config, size, (12 * GIB,) * 8, None).cure
+    none = memory_finding(config, 70_000_000_000, (), 64 * GIB)  # 1043 GiB to share, and 130 on each
+    assert "over larger GPUs" in none.cure
+    assert "over 2 GPUs of 80 GiB" in memory_finding(config, size, (), 64 * GIB).cure  # 104.3 / (80 - 13.0) = 1.6
 
 
 def test_adapters_need_no_optimiser_state_of_the_base(tmp_path: Path) -> None:
     """2 + 2 bytes a weight: 26.1 GiB."""
-    found = memory_finding(recipe(tmp_path, "model.lora={rank: 4}"), 7_000_000_000, (40 * GIB,))
+    found = memory_finding(recipe(tmp_path, "model.lora={rank: 4}"), 7_000_000_000, (40 * GIB,), None)
     assert (found.level, "about 26.1 GiB" in found.found) == (Level.OK, True)
 
 
@@ -269,6 +272,14 @@ def test_what_tools_read_is_looked_for_and_java_only_for_lucene(tmp_path: Path) 
     assert not {"Java", "pyserini"} & found.keys()
     lucene = config_findings(path, [f"rollout.tools=[{{name: search_lucene, options: {{index: {tmp_path}}}}}]"])
     assert {"Java", "pyserini"} <= levels(lucene).keys()
+
+
+def test_what_is_wrong_with_data_is_told_as_data(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"question": "?"}\n')
+    text = f"name: demo\nmodel: {{new: {{}}}}\ntask: {{name: jsonl, data: {tmp_path}/a.jsonl}}\n"
+    found = config_findings(config_with(tmp_path, text), [])
+    assert levels(found)["data"] is Level.PROBLEM
+    assert "row 1 has no column 'answer'" in next(one.found for one in found if one.area == "data")
 
 
 def test_java_and_pyserini_are_told_apart() -> None:

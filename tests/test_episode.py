@@ -355,6 +355,15 @@ class Faulty:
         if self.fault == "edits":
             reply = replace(history.units[0].reply, content="something else")
             return Condensed(units=(replace(history.units[0], reply=reply), *history.units[1:]), spans=spans)
+        if self.fault == "exits":
+            sys.exit(0)
+        if self.fault in ("orphans", "speaks"):
+            first = history.units[0]
+            orphan = Message(role="tool", content="5", tool_call_id="call_7", name="add")
+            spoken = replace(first, reply=replace(first.reply, role="user"))
+            shown = replace(first, results=(orphan,)) if self.fault == "orphans" else spoken
+            rewritten = (replace(spans[0], fate=Fate.REWRITTEN), *spans[1:])
+            return Condensed(units=(shown, *history.units[1:]), spans=rewritten)
         if self.fault == "turns round":  # in the first turn that can
             return Condensed(units=history.units[::-1], spans=spans)
         return Condensed(units=history.units[1:], spans=spans)
@@ -371,6 +380,9 @@ class Faulty:
         ("shows", "the unit of turn 0 was dropped, but it is shown"),
         ("repeats", r"shows the units of turns \[0, 0\], wanted units of the history, each at most once .* \[0\]"),
         ("invents", r"shows the units of turns \[0, 9\], wanted units of the history"),
+        ("exits", "the condenser 'chosen': SystemExit: 0"),
+        ("orphans", r"shows the unit of turn 0 with results of the calls \['call_7'\], which its reply does not make"),
+        ("speaks", "shows the unit of turn 0 with a reply of role 'user'"),
         ("turns round", r"shows the units of turns \[1, 0\], wanted .* in order: \[0, 1\]"),
     ],
 )

@@ -1,5 +1,8 @@
 """The rewards of the published recipes, by hand."""
 
+import os
+import signal
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +12,7 @@ from builders import assistant, trajectory, turn, user
 from condensegrpo.messages import Message
 from condensegrpo.plugins import build
 from condensegrpo.protocols import Problem, RewardResult
+from condensegrpo.rewards import mathematics
 from condensegrpo.rewards.answer_in_results import AnswerInResults
 from condensegrpo.rewards.answered import Answered
 from condensegrpo.rewards.code_execution import CodeExecution
@@ -200,6 +204,17 @@ def test_mathematics_is_compared_by_value(answer: str, truth: str, same: bool) -
 def test_mathematics_that_takes_for_ever_is_killed_and_the_next_pair_is_compared() -> None:
     assert equal("10^{10^{10}}", "1", seconds=0.5) is False
     assert equal("1/2", "0.5") is True
+
+
+def test_mathematics_has_its_seconds_of_the_cpu_however_long_it_waits_for_one() -> None:
+    """A process that stands still uses none of them: stopped for longer than its limit, it still answers."""
+    assert equal("1/2", "0.5") is True
+    worker = mathematics._worker
+    assert worker is not None
+    os.kill(worker._process.pid, signal.SIGSTOP)
+    threading.Timer(0.6, os.kill, (worker._process.pid, signal.SIGCONT)).start()
+    assert equal("1/3", r"\frac{2}{6}", seconds=0.5) is True
+    assert mathematics._worker is worker
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
 """The shipped recipes: each loads with its published figures, and trains two steps on a tiny model with small data."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from command import ENVIRONMENT
+from command import ENVIRONMENT, ROOT
 
 from condensegrpo.assemble import check
 from condensegrpo.config import find_config, load_config, shipped
@@ -40,6 +41,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_recipe_is_shipped() -> None:
     assert set(RECIPES) <= set(shipped())
+
+
+def test_the_page_of_recipes_names_every_configuration() -> None:
+    page = (ROOT / "docs/recipes.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(\w[\w.]*)`", page)) | {f"search_mt_grpo_qwen3{size}" for size in ("_1.7b", "_4b")}
+    assert set(RECIPES) <= named
 
 
 @pytest.mark.parametrize("name", RECIPES)

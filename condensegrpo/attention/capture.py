@@ -8,7 +8,10 @@ A **reading** is a trunk with two short branches behind it, computed in one pass
 
 Both branches have the positions P, P+1, …. What comes back is how much of their attention each trunk token gets:
 
-    a_j = mean over layers, heads and asked queries i of  softmax_j(q_i · k_j / √d)
+    a_j = mean over layers and heads of  ½ · mean over the question's i of α_ij + ½ · mean over the asked i of α_ij
+    α_ij = softmax_j(q_i · k_j / √d)
+
+Question and last output weigh the same, however long each is; where nothing is asked in the trunk the question is all.
 
 Queries and keys come from transformers' attention-function registry, where every supported model hands them over with
 its scaling, soft cap and window. For w asked queries the cost beside the model's own pass is O(w·L) a layer, in time
@@ -163,8 +166,12 @@ def _branches(one: Reading) -> list[int]:
 
 def _weights(one: Reading) -> tuple[list[float], list[float]]:
     """What each query of a reading adds to the attention of the question, and what to that of the blank."""
-    asked, blank = len(one.asked) + len(one.question_ids), len(one.blank_ids)
-    return [1 / asked] * asked + [0.0] * blank, [0.0] * asked + [1 / blank] * blank
+    asked, question, blank = len(one.asked), len(one.question_ids), len(one.blank_ids)
+    behind = 0.5 if asked else 1.0
+    return (
+        [0.5 / asked for _ in one.asked] + [behind / question] * question + [0.0] * blank,
+        [0.0] * (asked + question) + [1 / blank] * blank,
+    )
 
 
 @contextmanager

@@ -31,7 +31,7 @@ Outcome = Generation | SamplerError
 class _Request:
     id: str
     prompt_ids: tuple[int, ...]
-    params: SamplingParams
+    params: SamplingParams | None  # None: the prompt is only read
     reply: asyncio.Future[Generation]
 
 
@@ -133,6 +133,21 @@ class VllmSampler:
             SamplerError: the request cannot be met (the message has the numbers), or vLLM failed.
         """
         self._check(prompt_ids, params)
+        return await self._asked(prompt_ids, params)
+
+    async def measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
+        """log π(output_ids[i] | prompt_ids, output_ids[:i]) for every i, (A,) nats at temperature 1.
+
+        Raises:
+            SamplerError: prompt or output are empty or too long together, or vLLM failed.
+        """
+        self._check(prompt_ids, SamplingParams(max_tokens=len(output_ids)))
+        read = (*prompt_ids, *output_ids)
+        self._check(read, SamplingParams(max_tokens=1))  # that vLLM samples behind them
+        return (await self._asked(read, None)).logprobs[-len(output_ids) :]
+
+    async def _asked(self, prompt_ids: Sequence[int], params: SamplingParams | None) -> Generation:
+        """What comes of a request that can be met."""
         loop = asyncio.get_running_loop()
         request = _Request(
             id=str(next(self._numbers)), prompt_ids=tuple(prompt_ids), params=params, reply=loop.create_future()
@@ -223,7 +238,10 @@ class VllmSampler:
         outcomes: dict[str, Outcome] = {}
         for request in new:
             try:
-                self._engine.add(request.id, request.prompt_ids, request.params)
+                if request.params is None:
+                    self._engine.add_reading(request.id, request.prompt_ids)
+                else:
+                    self._engine.add(request.id, request.prompt_ids, request.params)
             except Exception as error:  # what vLLM does not take ends one request
                 outcomes[request.id] = SamplerError(
                     f"handing vLLM a prompt of {len(request.prompt_ids)} tokens: {type(error).__name__}: {error}"
