@@ -20,7 +20,7 @@ compare: install
 		--compare "full, last_k keep_last=18, truncate, random_drop, observation_mask, attention"
 
 test: install vllm lint typecheck
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 install: $(STAMP)
 

@@ -23,14 +23,25 @@ from typing import NamedTuple
 import torch
 from rich.console import Console
 from rich.table import Table
-from rollout_sides import Reading, Setting, Side, bare, syncs_transformers, syncs_vllm, with_transformers, with_vllm
+from rollout_sides import (
+    Reading,
+    Setting,
+    Side,
+    bare,
+    syncs_transformers,
+    syncs_vllm,
+    weights_of,
+    with_transformers,
+    with_vllm,
+)
 from rollout_world import NO_LIMIT, Size, World, chatter, engine, make_model, new_tokens, play, processed
 
 from condensegrpo.condensers.full import Full
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.condensers.observation_mask import ObservationMask
 from condensegrpo.plugins import build
-from condensegrpo.protocols import Condenser
+from condensegrpo.protocols import Condenser, Sampler
+from condensegrpo.rollout.engine import Engine
 
 KEEP = 2  # units that last_k and observation_mask show whole
 
@@ -148,9 +159,18 @@ def turns(options: argparse.Namespace, folder: Path) -> list[Part]:
         *((f"last_k, budget {budget}", LastK(keep_last=NO_LIMIT), budget) for budget in options.budgets),
         *((f"observation_mask, budget {budget}", ObservationMask(keep=KEEP), budget) for budget in options.budgets),
     ]
+    sampler: Sampler = chatter(2000)
+    if options.sampler != "scripted":
+        sampler = build("samplers", options.sampler, {"model_path": str(folder), "dtype": options.dtype})
+    weights = weights_of(folder)
     lines, bounds = [], []
     for name, condenser, budget in variants:
-        found = [_of_turns(options, folder, count, condenser, budget) for count in counts]
+        found = []
+        for count in counts:
+            sampler.update_weights(weights, 0)  # and with it every cached key and value goes
+            world = World(trajectories=options.siblings, turns=count, reply=(16, 16))
+            found.append(_of_turns(engine(folder, sampler, world, condenser=condenser, budget=budget), world))
+            print(f"{name}, K={count}: {3600 / found[-1][2]:.1f} CPU s a trajectory", file=sys.stderr)
         exponents = [_exponent(counts, [one[place] for one in found]) for place in (0, 1)]
         lines.append(
             [
@@ -163,6 +183,7 @@ def turns(options: argparse.Namespace, folder: Path) -> list[Part]:
         )
         if name == f"last_k(keep_last={KEEP})":
             bounds.append(Bound("exponent of the tokens processed under last_k", 1.1, exponents[0]))
+    sampler.close()
     heads = ["condenser", *(f"K={count}" for count in counts), "exponent", "with prefix cache"]
     return [
         Part(
@@ -174,18 +195,11 @@ def turns(options: argparse.Namespace, folder: Path) -> list[Part]:
     ]
 
 
-def _of_turns(
-    options: argparse.Namespace, folder: Path, count: int, condenser: Condenser, budget: int
-) -> tuple[float, float, float]:
+def _of_turns(parts: Engine, world: World) -> tuple[float, float, float]:
     """Tokens that a trajectory processes without and with keys and values kept, and trajectories a CPU hour."""
-    world = World(trajectories=options.siblings, turns=count, reply=(16, 16))
-    given: dict[str, object] = {"model_path": str(folder), "dtype": options.dtype}
-    sampler = build("samplers", options.sampler, given)
     began = time.process_time()
-    found = play(engine(folder, sampler, world, condenser=condenser, budget=budget), world)
+    found = play(parts, world)
     seconds = time.process_time() - began
-    sampler.close()
-    print(f"K={count}, {type(condenser).__name__}: {seconds:.1f} CPU s", file=sys.stderr)
     return (
         statistics.fmean(map(processed, found)),
         statistics.fmean(map(new_tokens, found)),
@@ -260,8 +274,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--transformers", action="store_true", help="compare the engine on transformers, in overhead")
     parser.add_argument("--latency", type=float, default=2.0, help="seconds, median, of an answer, in barrier")
     parser.add_argument("--siblings", type=int, default=4, help="trajectories at once, in turns")
-    parser.add_argument("--budgets", type=int, nargs="*", default=[512], help="tokens of a context, in turns")
-    parser.add_argument("--sampler", choices=["transformers", "vllm"], default="transformers", help="in turns")
+    parser.add_argument("--budgets", type=int, nargs="*", default=[256, 1024], help="tokens of a context, in turns")
+    parser.add_argument(
+        "--sampler", choices=["scripted", "transformers", "vllm"], default="transformers", help="in turns"
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--threads", type=int, default=1)

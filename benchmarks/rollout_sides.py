@@ -95,7 +95,7 @@ def through_engine(setting: Setting, sampler_name: str) -> Run:
         options |= {"max_model_len": setting.longest, "kv_cache_gib": KV_GIB if not torch.cuda.is_available() else None}
     sampler: Sampler = build("samplers", sampler_name, options)
     parts = engine(setting.folder, sampler, setting.world)
-    weights = _weights(setting.folder)
+    weights = weights_of(setting.folder)
 
     def run(record: object) -> list[Wave] | None:
         found = play(parts, setting.world)
@@ -165,7 +165,7 @@ def syncs(setting: Setting, sampler_name: str) -> Run:
     if sampler_name == "vllm":
         options |= {"max_model_len": setting.longest, "kv_cache_gib": KV_GIB if not torch.cuda.is_available() else None}
     sampler: Sampler = build("samplers", sampler_name, options)
-    weights = _weights(setting.folder)
+    weights = weights_of(setting.folder)
 
     def run(version: object) -> int:
         sampler.update_weights(weights, int(str(version)))
@@ -184,7 +184,7 @@ def syncs_transformers(setting: Setting) -> Run:
     return syncs(setting, "transformers")
 
 
-def _weights(folder: Path) -> list[tuple[str, torch.Tensor]]:
+def weights_of(folder: Path) -> list[tuple[str, torch.Tensor]]:
     """By name, as the learner gives them: a tied weight comes once."""
     from transformers import AutoModelForCausalLM
 

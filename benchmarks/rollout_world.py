@@ -7,7 +7,7 @@ Words are tokens. The policy has random weights: what it says is noise, and how 
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -184,8 +184,8 @@ def play(parts: Engine, world: World, *, barrier: bool = False, step: int = 0) -
     return tuple(one for group in asyncio.run(run()) for one in group)
 
 
-def _whole(turns: int) -> Callable[[Trajectory], None]:
-    def check(one: Trajectory) -> None:
+def _whole(turns: int) -> Callable[[Trajectory], Awaitable[None]]:
+    async def check(one: Trajectory) -> None:
         if len(one.turns) != turns:
             raise RuntimeError(f"trajectory {one.id} has {len(one.turns)} of {turns} turns: {one.stop}, {one.detail}")
 

@@ -9,6 +9,7 @@ from rich.text import Text
 from condensegrpo.cli import theme
 from condensegrpo.cli.inspection import Group, Sibling
 from condensegrpo.cli.neutral import counted, one_line
+from condensegrpo.trajectory import Stop
 
 MOST_COMPONENTS = 5  # columns; the rest is in --json
 MOST_MATCHES = 20  # rows
@@ -69,7 +70,7 @@ def sibling_table(title: str, members: Sequence[Sibling], chosen: str, width: in
             str(one.turns),
             str(one.context),
             str(one.output),
-            Text(_stop(one), "" if one.stop == "answered" else theme.WARN),
+            Text(_stop(one), "" if Stop(one.stop).gives_answer else theme.WARN),
             *([answer] if wide else []),
             style="bold" if one.id == chosen else "",
         )

@@ -11,7 +11,7 @@ from condensegrpo.cli.filters import Fields
 from condensegrpo.errors import CondenseError, ConfigError, DataError, RunError
 from condensegrpo.messages import Message, ToolCall
 from condensegrpo.storage import Credit, RunFolder, read_credit, read_trajectories
-from condensegrpo.trajectory import Condensation, ScoredTrajectory, Trajectory, Turn
+from condensegrpo.trajectory import Condensation, Draft, ScoredTrajectory, Trajectory, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +123,7 @@ class TurnView:
     calls: tuple[ToolCall, ...]
     observations: tuple[Message, ...]
     turn_rewards: Mapping[str, float]  # of the environment, and counts
+    draft: Draft | None  # of its answer, before the turn
     answer_logprob: float | None  # nats, what the context knows of the ground truth; None: not measured
     paid: float | None  # by the reward function, for this turn; None: it pays no single turns
     output_tokens: int
@@ -191,6 +192,7 @@ def turns(
             calls=turn.reply.tool_calls,
             observations=turn.observations,
             turn_rewards=turn.turn_rewards,
+            draft=turn.draft,
             answer_logprob=turn.answer_logprob,
             paid=one.score.turn_rewards[index] if index < len(one.score.turn_rewards) else None,
             output_tokens=len(turn.output_ids),

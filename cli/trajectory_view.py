@@ -15,7 +15,7 @@ from condensegrpo.cli.inspection import Sibling, TurnView, ranges
 from condensegrpo.cli.neutral import excerpt, one_line
 from condensegrpo.cli.token_view import token_grid
 from condensegrpo.messages import Message
-from condensegrpo.trajectory import Condensation, Fate
+from condensegrpo.trajectory import Condensation, Draft, Fate
 
 KNOWN_WIDTH = 12  # columns of the bar of what a context knows of the answer
 EXCERPT = 600  # characters of a text without --full
@@ -112,6 +112,8 @@ def _rows(turn: TurnView, scale: float, *, full: bool) -> Iterator[tuple[str, Te
         told = Text(f"{text.tokens} tokens, not used, since {one_line(text.reason, 90)}: ", theme.WARN)
         yield "wrote", told.append(excerpt(text.text, characters=size), theme.DIM)
     yield from (_message("sees", message, size) for message in _shown(turn, full=full))
+    if turn.draft is not None:
+        yield "draft", _draft(turn.draft)
     yield "reply", Text(excerpt(turn.reply, characters=size), "bold")
     for call in turn.calls:
         yield "call", Text(excerpt(f"{call.name}({call.arguments})", characters=size), theme.HEAD)
@@ -121,6 +123,11 @@ def _rows(turn: TurnView, scale: float, *, full: bool) -> Iterator[tuple[str, Te
     if turn.paid is not None:
         yield "reward", Text(f"of the turn {turn.paid:.4g}")
     yield "trained", _credit(turn, scale)
+
+
+def _draft(draft: Draft) -> Text:
+    told = f"of probability {draft.probability:.3f}, {draft.tokens} tokens: "
+    return Text(told, theme.DIM).append(one_line(draft.text, 90))
 
 
 def _shown(turn: TurnView, *, full: bool) -> tuple[Message, ...]:

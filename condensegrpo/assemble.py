@@ -4,13 +4,14 @@
 """
 
 import asyncio
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
-from condensegrpo import plugins
+from condensegrpo import plugins, rollout_parts
 from condensegrpo.config import HELD_OUT, Plugin, RunConfig, StagePlugin, WeightedPlugin, evaluations, longest_request
 from condensegrpo.consistency import check_figures
 from condensegrpo.credit import Scores
@@ -26,7 +27,6 @@ from condensegrpo.protocols import (
     ChecksRoom,
     Condenser,
     GroupReward,
-    Measures,
     Part,
     Problem,
     Reward,
@@ -39,9 +39,9 @@ from condensegrpo.protocols import (
     TurnReward,
 )
 from condensegrpo.rollout.boundary import checked_messages
-from condensegrpo.rollout.budget import Limits, check_head
-from condensegrpo.rollout.episode import Engine, Trigger
-from condensegrpo.rollout.information import AnswerProbe
+from condensegrpo.rollout.budget import check_head
+from condensegrpo.rollout.codeformat import TOOL as CODE_TOOL
+from condensegrpo.rollout.episode import Engine
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
 from condensegrpo.sandbox.current import configure
@@ -79,7 +79,9 @@ def check(config: RunConfig) -> Cast:
         if name != HELD_OUT:
             problems(cast(varied).task, "eval")
     plugins.check("samplers", config.sampler.name, _sampler_options(config, ""))
-    check_scorers(names_of(built.condenser), load("samplers", config.sampler.name), config.sampler.name)
+    chosen = load("samplers", config.sampler.name)
+    check_scorers(names_of(built.condenser), chosen, config.sampler.name)
+    rollout_parts.check_probe(config, chosen)
     for tracker in config.trackers:
         plugins.check("trackers", tracker.name, tracker.options)
     return built
@@ -97,6 +99,7 @@ def cast(config: RunConfig) -> Cast:
             _tools(config),
             format=TOOL_FORMATS[config.rollout.tool_format],
             seconds=config.rollout.tool_seconds,
+            max_chars=config.rollout.tool_chars,
         ),
         estimator=advantage_estimator(config),
         objective=objective(config.algorithm),
@@ -163,24 +166,13 @@ def engine(config: RunConfig, cast: Cast, *, renderer: Renderer, sampler: Sample
         condenser=cast.condenser,
         condenser_name=config.condenser.name,
         scorers=open_scorers(names_of(cast.condenser), sampler=sampler, renderer=renderer, dtype=config.model.dtype),
-        trigger=_trigger(config),
+        trigger=rollout_parts.trigger(config),
         toolbox=cast.toolbox,
-        limits=_limits(config),
+        limits=rollout_parts.limits(config),
         temperature=temperature,
-        probe=_probe(config, renderer, sampler),
+        probe=rollout_parts.probe(config, renderer, sampler),
+        confidence=rollout_parts.confidence(config, renderer),
     )
-
-
-def _probe(config: RunConfig, renderer: Renderer, sampler: Sampler) -> AnswerProbe | None:
-    form = config.rollout.answer_form
-    if form is None:
-        return None
-    if not isinstance(sampler, Measures):
-        raise ConfigError(
-            f"setting up rollout.answer_form: the sampler {config.sampler.name} cannot say how probable a given reply "
-            f"is. Use sampler.name=transformers, or set rollout.answer_form=null."
-        )
-    return AnswerProbe(model=sampler, renderer=renderer, form=form)
 
 
 def check_model(config: RunConfig, cast: Cast, source: str) -> None:
@@ -190,16 +182,17 @@ def check_model(config: RunConfig, cast: Cast, source: str) -> None:
         ConfigError: system message and question, or a context with its reply, are too long (the message says which key
             to change), the chat template knows no tool results, or the model has no layers for the adapters.
     """
-    check_models(names_of(cast.condenser), source)
     rendering = renderer(config, cast, source)
     head = cast.toolbox.introduced(_head(cast.task, problems(cast.task, "train")[0]))
+    check_models(names_of(cast.condenser), source, head=head, tokens=config.rollout.max_context_tokens)
     try:
-        check_head(rendering, head, _limits(config))
+        check_head(rendering, head, rollout_parts.limits(config))
     except ContextOverflow as error:
         raise ConfigError(str(error)) from error
     _check_condenser(config, cast, rendering, head)
-    if config.rollout.tools:
-        rendering.check_roles(head, cast.toolbox.format.result("call_0", config.rollout.tools[0], "0"))
+    rollout_parts.confidence(config, rendering)
+    if cast.toolbox.names:
+        rendering.check_roles(head, cast.toolbox.format.result("call_0", cast.toolbox.names[0], "0"))
     longest, room = config.rollout.max_context_tokens + config.rollout.max_output_tokens, positions(source)
     if room is not None and longest > room:
         raise ConfigError(
@@ -241,31 +234,16 @@ def _check_condenser(config: RunConfig, cast: Cast, renderer: Renderer, head: Se
     if not isinstance(cast.condenser, ChecksRoom):
         return
     most = config.rollout.max_context_tokens
-    room = Budget(tokens=_trigger(config).room(most, draw=1.0), count=renderer.count, request_tokens=most)
+    room = Budget(
+        tokens=rollout_parts.trigger(config).room(most, draw=1.0),
+        count=renderer.count,
+        request_tokens=most,
+        reply_tokens=config.rollout.max_output_tokens,
+    )
     try:
         cast.condenser.check_room(head, room)
     except ValueError as error:
         raise ConfigError(f"checking the room of the condenser {config.condenser.name}: {error}.") from error
-
-
-def _trigger(config: RunConfig) -> Trigger:
-    rollout = config.rollout
-    return Trigger(
-        when=rollout.condense,
-        share=rollout.condense_share,
-        to=rollout.condense_to,
-        jitter=rollout.condense_jitter,
-    )
-
-
-def _limits(config: RunConfig) -> Limits:
-    rollout = config.rollout
-    return Limits(
-        max_turns=rollout.max_turns,
-        max_context_tokens=rollout.max_context_tokens,
-        max_output_tokens=rollout.max_output_tokens,
-        turn_seconds=rollout.turn_seconds,
-    )
 
 
 def _sandbox(config: RunConfig) -> None:
@@ -377,7 +355,29 @@ def _with_methods(plugin: P, name: str, *methods: str) -> P:
 
 
 def _tools(config: RunConfig) -> dict[str, Tool]:
-    tools = {name.rpartition(":")[2]: load("tools", name) for name in config.rollout.tools}
-    if len(tools) != len(config.rollout.tools):
-        raise ConfigError(f"checking rollout.tools: two tools have one name in {config.rollout.tools}.")
+    """The tools by the names that the model calls them by."""
+    named = [tool if isinstance(tool, Plugin) else Plugin(name=tool) for tool in config.rollout.tools]
+    tools = {plugin.name.rpartition(":")[2]: _tool(plugin) for plugin in named}
+    if len(tools) != len(named):
+        raise ConfigError(f"checking rollout.tools: two tools have one name in {[plugin.name for plugin in named]}.")
+    if config.rollout.tool_format == "code" and set(tools) != {CODE_TOOL}:
+        raise ConfigError(
+            f"checking rollout.tools: found {', '.join(tools) or 'none'}, and rollout.tool_format=code runs the tool "
+            f"{CODE_TOOL} and no other. Set rollout.tools=[{CODE_TOOL}], or another format."
+        )
     return tools
+
+
+def _tool(plugin: Plugin) -> Tool:
+    """A function is the tool; a class is built with its options, and its ``__call__`` is the tool."""
+    loaded = load("tools", plugin.name)
+    if inspect.isclass(loaded):
+        tool: Tool = _with_methods(build("tools", plugin.name, plugin.options), plugin.name, "__call__").__call__
+        return tool
+    if plugin.options:
+        raise ConfigError(
+            f"setting up the tool {plugin.name} with {plugin.options}: it is a function and has no options. A tool "
+            f"with options is a class whose __call__ is the tool."
+        )
+    function: Tool = loaded
+    return function

@@ -1,5 +1,6 @@
 """Roll out and score: problems in, scored trajectories out, each handed on the moment it can be scored."""
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -39,7 +40,8 @@ async def collect(
     Args:
         problems: by a name that is unique in the batch, see ``rollout.group.named``.
         reward: one of single trajectories scores each as it finishes; a group reward scores all of a group, failed
-            ones included, when its last one has finished.
+            ones included, when its last one has finished. It is called in threads, several at a time, so that one that
+            runs code or waits holds up no episode.
         on_scored: sees each one once it is scored, in whatever order they finish; those of a group reward by groups,
             in the order of their sample numbers. Of a rollout that is interrupted it never sees unfinished groups then.
         run_seed: names the random streams, together with ``step`` and the problem's name.
@@ -53,15 +55,15 @@ async def collect(
         scored[trajectory.id] = one
         on_scored(one)
 
-    def finish(trajectory: Trajectory) -> None:
+    async def finish(trajectory: Trajectory) -> None:
         problem, group = by_id[trajectory.problem_id], waiting[trajectory.group_id]
         if not isinstance(reward, GroupReward):
-            hand_on(trajectory, score(trajectory, problem, reward))
+            hand_on(trajectory, await asyncio.to_thread(score, trajectory, problem, reward))
             return
         group.append(trajectory)
         if len(group) == samples:
             ordered = sorted(group, key=lambda one: (len(one.id), one.id))  # they end in a number: …-2 before …-10
-            for one, its in zip(ordered, score_group(ordered, problem, reward), strict=True):
+            for one, its in zip(ordered, await asyncio.to_thread(score_group, ordered, problem, reward), strict=True):
                 hand_on(one, its)
 
     groups = await rollout(

@@ -28,6 +28,12 @@ FAILURES_MASKED: dict[Stop, Handling] = {  # what went wrong there was not the p
 }
 
 
+def _one_place(given: str | None) -> str | None:
+    if given is not None and given.count("{answer}") != 1:
+        raise ValueError(f"found {given!r}, wanted {{answer}} in it exactly once, as in <answer>{{answer}}</answer>")
+    return given
+
+
 class Plugin(Section):
     """A plug-in by name (see ``condensegrpo plugins``) or as ``path/to/file.py:Name``."""
 
@@ -137,6 +143,21 @@ class Task(Section):
     """Keyword arguments of the task."""
 
 
+class StopWhenConfident(Section):
+    """Before a turn the policy drafts its answer; one that it is sure of ends the trajectory (stop: confident)."""
+
+    threshold: float = Field(default=0.9, gt=0, le=1)
+    """Probability of the draft as a whole, what closes it included, from which on it is taken."""
+    form: str = "<answer>{answer}</answer>"
+    """How an answer is written; what stands before {answer} is given, the rest is sampled."""
+    after_turns: int = Field(default=1, ge=0)
+    """Replies before the first draft."""
+    max_tokens: int = Field(default=32, ge=1)
+    """Sampled tokens of a draft."""
+
+    _one_place = field_validator("form")(_one_place)
+
+
 class Rollout(Section):
     """How trajectories are sampled."""
 
@@ -155,12 +176,16 @@ class Rollout(Section):
     """Share of max_context_tokens that a condenser may leave, up to condense_share; null: all of that."""
     condense_jitter: float = Field(default=0.0, ge=0, lt=1)
     """Largest part that is taken off condense_share, drawn by problem: siblings condense at the same length."""
-    tools: list[str] = []
-    """Names of tools, or path/to/file.py:function."""
-    tool_format: Literal["native", "tagged"] = "native"
-    """native: the chat template's own calls (Hermes/Qwen); tagged: <tool>{…}</tool> and <result>."""
+    max_tool_turns: int | None = Field(default=None, ge=0)
+    """Replies whose calls are run; one that calls a tool after that ends the trajectory unexecuted. null: all."""
+    tools: list[str | Plugin] = []
+    """Names of tools, path/to/file.py:function, or {name, options} where a tool has options."""
+    tool_format: Literal["native", "tagged", "code"] = "native"
+    """native: the template's own calls (Hermes/Qwen); tagged: <tool>{…}</tool>; code: <code>, <python>, fences."""
     tool_seconds: float = Field(default=10.0, gt=0)
     """Time limit of one tool call."""
+    tool_chars: int = Field(default=4000, ge=1)
+    """Characters of a tool's result that are shown; of a longer one, its head and its tail."""
     turn_seconds: float = Field(default=600.0, gt=0)
     """Time limit of one reply and of one environment step."""
     staleness: int = Field(default=0, ge=0)
@@ -173,15 +198,10 @@ class Rollout(Section):
     """Extra variables of the chat template, such as enable_thinking."""
     answer_form: str | None = None
     """How a right answer is written, such as <answer>{answer}</answer>; null: what contexts know is not measured."""
+    stop_when_confident: StopWhenConfident | None = None
+    """null: a trajectory ends when the policy gives its answer, and not before."""
 
-    @field_validator("answer_form")
-    @classmethod
-    def _one_place(cls, given: str | None) -> str | None:
-        if given is not None and given.count("{answer}") != 1:
-            raise ValueError(
-                f"found {given!r}, wanted {{answer}} in it exactly once, as in <answer>{{answer}}</answer>"
-            )
-        return given
+    _one_place = field_validator("answer_form")(_one_place)
 
 
 class Kl(Section):
@@ -246,11 +266,19 @@ class Optimiser(Section):
 
     lr: float = Field(gt=0)
     betas: tuple[float, float] = (0.9, 0.95)
+    """Kept of the running means of gradient and squared gradient at a step; each from 0 to below 1."""
     weight_decay: float = Field(default=0.0, ge=0)
     grad_clip: float = Field(default=1.0, gt=0)
     """Largest norm of the whole gradient."""
     warmup_steps: int = Field(default=0, ge=0)
     schedule: Literal["constant", "cosine"] = "constant"
+
+    @field_validator("betas")
+    @classmethod
+    def _shares(cls, given: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in given):
+            raise ValueError(f"found {list(given)}, wanted two numbers from 0 to below 1")
+        return given
 
 
 class Learner(Section):
@@ -404,10 +432,11 @@ def find_config(name: str) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    inside = Path(str(files("condensegrpo.configs"))) / f"{path.stem}.yaml"
+    stem = path.name.removesuffix(".yaml")  # a name may hold a dot of its own: qwen3_0.6b
+    inside = Path(str(files("condensegrpo.configs"))) / f"{stem}.yaml"
     if path.parent in (Path(), Path("configs")) and inside.is_file():
         return inside
-    near = difflib.get_close_matches(path.stem, shipped(), n=1)
+    near = difflib.get_close_matches(stem, shipped(), n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise ConfigError(
         f"reading the configuration {name}: there is no such file.{hint} Shipped: {', '.join(shipped())}."

@@ -21,6 +21,7 @@ def check_figures(config: RunConfig) -> None:
     _check_task(config)
     _check_staleness(config)
     _check_information(config)
+    _check_whole_distribution(config)
 
 
 def _check_group(config: RunConfig) -> None:
@@ -56,6 +57,12 @@ def _check_lengths(config: RunConfig) -> None:
         raise ConfigError(
             f"checking learner.tokens_per_micro_batch: found {room}, and a row may have {made_of} tokens. Rows are "
             f"never split: raise it to at least {longest}."
+        )
+    given = config.sampler.options.get("max_model_len")
+    if isinstance(given, int) and given < longest:
+        raise ConfigError(
+            f"checking sampler.options.max_model_len: found {given}, and a context with its reply may have {made_of} "
+            f"tokens. Raise it to at least {longest}, or leave it out."
         )
     if config.model.new is not None and longest > config.model.new.max_positions:
         raise ConfigError(
@@ -134,3 +141,15 @@ def _check_information(config: RunConfig) -> None:
             "rollout.answer_form is null, so that nothing is measured. Set it to the way an answer is written, such as "
             "'<answer>{answer}</answer>'."
         )
+
+
+def _check_whole_distribution(config: RunConfig) -> None:
+    """No sampler may cut unlikely tokens off."""
+    for option, whole in (("top_p", 1), ("top_k", 0), ("min_p", 0)):
+        found = config.sampler.options.get(option, whole)
+        if found != whole:
+            raise ConfigError(
+                f"checking sampler.options.{option}: found {found}. Where unlikely tokens are cut off, the sampler's "
+                f"log-probabilities are those of another distribution than the learner's, and every importance ratio "
+                f"is wrong. Leave it out; sharpen with rollout.temperature, which both know of."
+            )

@@ -38,6 +38,9 @@ class Facts:
     summaries: int = 0  # that the policy wrote and that were used
     rejected: int = 0  # that it wrote and that were not used
     rejected_tokens: int = 0  # of those
+    drafts: int = 0  # of its answer, that one included which was taken
+    draft_tokens: int = 0  # of those that were not
+    confidence: float | None = None  # probability of the last one; None: there was none
 
 
 def facts_of(scored: ScoredTrajectory, *, turn_reward: float) -> Facts:
@@ -48,6 +51,7 @@ def facts_of(scored: ScoredTrajectory, *, turn_reward: float) -> Facts:
     """
     one, score = scored.trajectory, scored.score
     earned = [turn.turn_rewards for turn in one.turns]
+    drafts = [turn.draft for turn in one.turns if turn.draft is not None]
     return Facts(
         problem_id=one.problem_id,
         group_id=one.group_id,
@@ -67,6 +71,9 @@ def facts_of(scored: ScoredTrajectory, *, turn_reward: float) -> Facts:
         tool_successes=math.fsum(rewards.get(TOOL_SUCCESSES, 0.0) for rewards in earned),
         stop=one.stop,
         seconds=one.seconds,
+        drafts=len(drafts),
+        draft_tokens=sum(draft.tokens for draft in (drafts[:-1] if one.stop is Stop.CONFIDENT else drafts)),
+        confidence=drafts[-1].probability if drafts else None,
         information=curve(one),
         information_lost=lost(one),
     )
@@ -83,7 +90,9 @@ def summarise(facts: Sequence[Facts]) -> dict[str, float]:
     ``tool_calls_valid``, the share of all calls that a tool answered without an error. If the policy wrote a summary:
     ``summaries`` that were used, ``summaries_rejected`` and ``summary_tokens_rejected``, means over trajectories. If
     what contexts know of the answer was measured: ``answer_information``, the mean of the last context's, and
-    ``answer_information_lost``, what condensations cost. Of none: ``trajectories`` alone.
+    ``answer_information_lost``, what condensations cost. If answers were drafted: ``drafts`` and ``draft_tokens`` (of
+    those that were not taken), means over trajectories, and ``confidence``, the mean probability of the last one. Of
+    none: ``trajectories`` alone.
     """
     if not facts:
         return {"trajectories": 0.0}
@@ -103,7 +112,21 @@ def summarise(facts: Sequence[Facts]) -> dict[str, float]:
         **_tool_calls(facts),
         **_information(facts),
         **_summaries(facts),
+        **_drafts(facts),
         **_component_means(facts),
+    }
+
+
+def multi_turn(facts: Sequence[Facts]) -> dict[str, float]:
+    """What runs of multi-turn GRPO are compared by, under the names that MT-GRPO gave it; 0 where there is nothing.
+
+    ``train/turn_reward`` is the mean of R^T, ``train/num_valid_actions`` the mean number of tool calls that a tool
+    answered without an error, ``train/accuracy`` the mean correctness.
+    """
+    return {
+        "train/turn_reward": _mean(one.turn_reward for one in facts) if facts else 0.0,
+        "train/num_valid_actions": _mean(one.tool_successes for one in facts) if facts else 0.0,
+        "train/accuracy": _mean(one.correct for one in facts) if facts else 0.0,
     }
 
 
@@ -134,6 +157,17 @@ def _summaries(facts: Sequence[Facts]) -> dict[str, float]:
         "summaries": _mean(one.summaries for one in facts),
         "summaries_rejected": _mean(one.rejected for one in facts),
         "summary_tokens_rejected": _mean(one.rejected_tokens for one in facts),
+    }
+
+
+def _drafts(facts: Sequence[Facts]) -> dict[str, float]:
+    last = [one.confidence for one in facts if one.confidence is not None]
+    if not last:
+        return {}
+    return {
+        "drafts": _mean(one.drafts for one in facts),
+        "draft_tokens": _mean(one.draft_tokens for one in facts),
+        "confidence": _mean(last),
     }
 
 

@@ -145,6 +145,8 @@ class Budget:
     scorers: Mapping[str, UnitScorer] = field(default_factory=dict)  # by name, those of ``RanksUnits``
     write: Write | None = None  # samples a condense turn; None: the condenser is none of ``Writes``
     request_tokens: int | None = None  # at most, of the prompt of a request; None: as ``tokens``
+    reply_tokens: int | None = None  # at most, of a text that is written; None: as many as are asked for
+    seconds: float | None = None  # after which the engine gives the condenser up; None: never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +305,7 @@ class RewardResult:
 
 
 class Reward(Protocol):
-    """What the outcome of a finished trajectory is worth: R^O."""
+    """What the outcome of a finished trajectory is worth: R^O. Several threads may call it at once."""
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> Mapping[str, float] | RewardResult:
         """The reward, or its parts by name (their sum is then the reward)."""

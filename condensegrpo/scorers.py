@@ -11,8 +11,9 @@ from typing import Literal
 from condensegrpo.attention.capture import check_layers, check_supported
 from condensegrpo.attention.leave_one_out import LeaveOneOut
 from condensegrpo.attention.scorer import AttentionScorer
-from condensegrpo.errors import ConfigError
-from condensegrpo.learner.policy import configuration, end_ids, load_tokenizer
+from condensegrpo.errors import ConfigError, RolloutError
+from condensegrpo.learner.policy import configuration, end_ids, load_tokenizer, positions
+from condensegrpo.messages import Message
 from condensegrpo.protocols import Attends, Condenser, Measures, RanksUnits, Sampler, UnitScorer
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.samplers.transformers import TransformersSampler
@@ -40,20 +41,24 @@ def check_scorers(names: Sequence[str], sampler: object, sampler_name: str) -> N
         model, _ = parted(name)
         if model in NEEDED and isinstance(sampler, type) and not issubclass(sampler, NEEDED[model]):
             lacking = "what its model looks at" if model == POLICY else "how probable a reply is"
+            able = "transformers" if model == POLICY else "transformers or vllm"
             raise ConfigError(
                 f"setting up the scorer {name!r} of the condenser: the sampler {sampler_name} cannot say {lacking}. "
-                f"Use sampler.name=transformers, or name a frozen model: its folder or Hub id as the scorer."
+                f"Use sampler.name={able}, or name a frozen model: its folder or Hub id as the scorer."
             )
 
 
-def check_models(names: Sequence[str], source: str) -> None:
+def check_models(names: Sequence[str], source: str, *, head: Sequence[Message], tokens: int) -> None:
     """Check that attention can be captured from the models that score. Loads no weights.
 
     Args:
         source: the policy's folder or Hub id.
+        head: system message and question of some problem.
+        tokens: most that are read at once.
 
     Raises:
-        ConfigError: a model is not there, it is of a type that was never verified, or it has no such layer.
+        ConfigError: a model is not there, it is of a type that was never verified, or it has no such layer; or a
+            frozen one cannot show a conversation, or is too short for one.
     """
     for name in names:
         model, layers = parted(name)
@@ -65,6 +70,26 @@ def check_models(names: Sequence[str], source: str) -> None:
             check_layers(layers, shape.num_hidden_layers)
         except ValueError as error:
             raise ConfigError(f"setting up the scorer {name!r} of the condenser: {error}") from error
+        if model != POLICY:
+            _check_frozen(name, model, head, tokens)
+
+
+def _check_frozen(name: str, path: str, head: Sequence[Message], tokens: int) -> None:
+    """Check that a frozen model can be shown a conversation: its chat template is not the policy's."""
+    rendering = Renderer(load_tokenizer(path), stop_ids=end_ids(path))
+    said = (Message(role="assistant", content="so"), Message(role="user", content="and"))
+    try:
+        rendering.count((*head, *said))
+    except RolloutError as error:
+        raise ConfigError(
+            f"setting up the scorer {name!r} of the condenser: {error} Name a model that takes such a conversation."
+        ) from error
+    room = positions(path)
+    if room is not None and room < tokens:
+        raise ConfigError(
+            f"setting up the scorer {name!r} of the condenser: it has {room} positions, and prompts up to {tokens} "
+            f"tokens (rollout.max_context_tokens). Name a model with a longer context."
+        )
 
 
 def parted(name: str) -> tuple[str, tuple[int, ...]]:

@@ -59,8 +59,8 @@ def check(trajectory: Trajectory) -> tuple[str, ...]:
     """The invariants that a trajectory breaks, in words; empty if it breaks none. Raises nothing.
 
     Prompts continue or declare a condensation; a condensation accounts once, in order, for every earlier reply, and
-    knows the length of its prompt; log-probabilities are finite and not above 0; it stopped ``answered`` iff there is
-    an answer.
+    knows the length of its prompt; log-probabilities are finite and not above 0; its stop gives an answer iff there is
+    one.
     """
     return (*_broken_prefixes(trajectory.turns), *_broken_turns(trajectory.turns), *_broken_stop(trajectory))
 
@@ -162,8 +162,8 @@ def _broken_condensation(index: int, turn: Turn, units: Sequence[int]) -> Iterat
 
 
 def _broken_stop(trajectory: Trajectory) -> Iterator[str]:
-    if (trajectory.stop is Stop.ANSWERED) != (trajectory.answer is not None):
+    if trajectory.stop.gives_answer != (trajectory.answer is not None):
         yield (
             f"the trajectory stopped as {trajectory.stop.value!r} with the answer {trajectory.answer!r}, wanted an "
-            f"answer if and only if it stopped as {Stop.ANSWERED.value!r}"
+            f"answer if and only if it stopped as {Stop.ANSWERED.value!r} or {Stop.CONFIDENT.value!r}"
         )

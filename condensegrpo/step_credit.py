@@ -11,7 +11,7 @@ from condensegrpo.credit import Scores, condense_turns, scores_of, turn_counts, 
 from condensegrpo.diagnostics import Credited, credit_metrics
 from condensegrpo.learner import ranks
 from condensegrpo.losses import Totals, share_of_summaries, token_weights, totals, with_share
-from condensegrpo.metrics import facts_of, summarise
+from condensegrpo.metrics import facts_of, multi_turn, summarise
 from condensegrpo.protocols import Counted
 from condensegrpo.rig import Rig
 from condensegrpo.rollout.scoring import turn_sums
@@ -82,11 +82,12 @@ def _no_credit(one: ScoredTrajectory, handling: Literal["mask", "drop"]) -> Cred
 def metrics_of(rig: Rig, step: int, sampled: Sampled, credit: StepCredit) -> dict[str, float]:
     """What the trajectories of all ranks were like and what became of them, each counted once."""
     everyone = (*sampled.kept, *sampled.masked, *sampled.dropped)
-    facts = [facts_of(one, turn_reward=turn_sums(one).total) for one in everyone]
+    facts = _everybody([facts_of(one, turn_reward=turn_sums(one).total) for one in everyone])
     rows = [*_credited(rig, sampled.kept, credit), *_left_out(rig, sampled)]
     ages = _everybody([staleness_of(one.trajectory, step) for one in everyone])
     return {
-        **summarise(_everybody(facts)),
+        **summarise(facts),
+        **multi_turn(facts),
         **credit_metrics(_everybody(rows)),
         **_counted(rig),
         "staleness": fmean(ages),

@@ -29,6 +29,7 @@ class Stop(StrEnum):
     """Why a trajectory ended."""
 
     ANSWERED = "answered"  # the policy gave its answer
+    CONFIDENT = "confident"  # it was sure of the answer that it drafted, which was taken (rollout.stop_when_confident)
     TURN_LIMIT = "turn_limit"  # max_turns replies were sampled without an answer
     CONTEXT_OVERFLOW = "context_overflow"  # the condensed prompt does not fit the budget
     OUTPUT_LENGTH = "output_length"  # a reply was cut off at max_output_tokens
@@ -36,6 +37,11 @@ class Stop(StrEnum):
     ENVIRONMENT_ERROR = "environment_error"  # the environment raised
     SAMPLER_ERROR = "sampler_error"  # the sampler raised or timed out
     ABORTED = "aborted"  # the run was interrupted
+
+    @property
+    def gives_answer(self) -> bool:
+        """Whether a trajectory that ended so has an answer; no other has one."""
+        return self in (Stop.ANSWERED, Stop.CONFIDENT)
 
 
 Handling = Literal["train", "mask", "penalise"]  # what training makes of a trajectory, by its stop
@@ -97,6 +103,15 @@ class Condensation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """What the policy would have answered to a prompt, asked before it acted."""
+
+    text: str  # behind what opens an answer, which was given
+    tokens: int  # sampled
+    probability: float  # of the whole text, in [0, 1], under the distribution sampled from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One call of the policy: the tokens that it was given and the tokens that it sampled."""
 
@@ -111,6 +126,7 @@ class Turn:
     observations: tuple[Message, ...] = ()
     turn_rewards: Mapping[str, float] = field(default_factory=dict)
     answer_logprob: float | None = None  # nats, log π(ground truth | prompt); None: not measured
+    draft: Draft | None = None  # of the answer, at this prompt; taken if the trajectory stopped as confident here
 
     def __post_init__(self) -> None:
         if len(self.output_ids) != len(self.logprobs):

@@ -33,6 +33,9 @@ class Endpoint:
         self._key_variable = key_variable
         self._seconds = seconds
 
+    def check(self) -> None:
+        """Nothing: an endpoint may start later than a run."""
+
     def write(self, text: str, max_tokens: int) -> Written:
         """What the model says to a text.
 

@@ -4,7 +4,8 @@ import time
 from functools import cache
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from jinja2 import TemplateError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from condensegrpo.errors import SummaryRefused
 from condensegrpo.protocols import Written
@@ -20,16 +21,33 @@ class LocalModel:
         self._device = device
         self._seconds = seconds
 
+    def check(self) -> None:
+        """Check that the model is there. Loads no weights.
+
+        Raises:
+            ValueError: it is not, or it has no chat template.
+        """
+        try:
+            AutoConfig.from_pretrained(self._model)
+            tokenizer = AutoTokenizer.from_pretrained(self._model)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"loading {self._model}, which is to write the summaries: {error}") from error
+        if tokenizer.chat_template is None:
+            raise ValueError(f"loading {self._model}, which is to write the summaries: it has no chat template")
+
     def write(self, text: str, max_tokens: int) -> Written:
         """What the model says to a text.
 
         Raises:
-            SummaryRefused: the model cannot be loaded or has no room for the text, or it was not done in time.
+            SummaryRefused: the model cannot be loaded, fails, or has no room for the text, or it was not done in time.
         """
         try:
-            model, tokenizer = _loaded(self._model, self._device)
-        except (OSError, ValueError) as error:
-            raise SummaryRefused(f"loading {self._model}: {error}") from error
+            return self._written(text, max_tokens)
+        except (OSError, ValueError, RuntimeError, TemplateError) as error:  # out of memory is a RuntimeError
+            raise SummaryRefused(f"writing with {self._model}: {type(error).__name__}: {error}") from error
+
+    def _written(self, text: str, max_tokens: int) -> Written:
+        model, tokenizer = _loaded(self._model, self._device)
         prompt = tokenizer.apply_chat_template(
             [{"role": "user", "content": text}], add_generation_prompt=True, return_tensors="pt", return_dict=True
         ).to(self._device)

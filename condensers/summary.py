@@ -25,7 +25,7 @@ class PolicySummary:
     """
 
     keep_last: int = 1  # units that stay as they are, at least 1; fewer if they leave a summary no room
-    max_tokens: int = 256  # of a summary; no more than of a reply
+    max_tokens: int = 256  # of a summary; never more than a reply may have
     always: bool = False  # summarise within the budget too, as soon as there is something new
     attempts: int = 2  # texts that the policy may write before old results are masked instead
     template: str | None = None  # a text file with $tokens and $kept; null: summary.txt of the package
@@ -48,21 +48,23 @@ class PolicySummary:
 
     def check_room(self, head: Sequence[Message], budget: Budget) -> None:
         """Refuse a budget in which a summary can never be asked for, or never be of full length."""
-        reply = Message(role="assistant", content="")
-        asked = (*head, *Unit(turn=0, reply=reply).told(self._text(kept=self.keep_last)).messages)
+        reply, longest = Message(role="assistant", content=""), self._longest(budget)
+        text = self.instruction.filled(tokens=longest, kept=self.keep_last)
+        asked = (*head, *Unit(turn=0, reply=reply).told(text).messages)
         shown = (*head, *Summary(text="", through=0, tokens=0).unit.messages)
-        need, request = budget.count(shown) + self.max_tokens, budget.count(asked)
+        need, request = budget.count(shown) + longest, budget.count(asked)
         most = budget.request_tokens or budget.tokens
         if need > budget.tokens or request > most:
             raise ValueError(
-                f"behind system message and question a summary of max_tokens={self.max_tokens} makes {need} tokens, of "
-                f"{budget.tokens} that a condensed prompt may have, and asking for it {request}, of {most}. Raise "
-                f"rollout.max_context_tokens, lower max_tokens, or shorten the template"
+                f"behind system message and question a summary of {longest} tokens (max_tokens, or what a reply may "
+                f"have) makes {need} tokens, of {budget.tokens} that a condensed prompt may have, and asking for it "
+                f"{request}, of {most}. Raise rollout.max_context_tokens, lower max_tokens, or shorten the template"
             )
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
         """The newest units under a summary; as they stand if they are within the budget."""
-        plan = planned(history, budget, keep_last=self.keep_last, room=self.max_tokens, always=self.always)
+        room = self._longest(budget)
+        plan = planned(history, budget, keep_last=self.keep_last, room=room, always=self.always)
         if plan is None or budget.write is None:
             return await without(history, budget, tools, why="")
         request = await self._request(plan, history, budget, tools)
@@ -84,7 +86,7 @@ class PolicySummary:
         self, plan: Plan, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]
     ) -> Request | None:
         """What to show the policy: all, or all with old results masked, or that without the units that stay."""
-        text = self._text(kept=len(plan.kept))
+        text = self.instruction.filled(tokens=self._longest(budget), kept=len(plan.kept))
         room = replace(budget, tokens=budget.request_tokens or budget.tokens)
         ample = replace(budget, tokens=2**62)  # masks, and drops nothing
         for units, keep in ((plan.view, None), (plan.view, 1), (plan.covered, 0)):
@@ -97,5 +99,6 @@ class PolicySummary:
                 return Request(units=shown, instruction=text, max_tokens=self.max_tokens)
         return None
 
-    def _text(self, *, kept: int) -> str:
-        return self.instruction.filled(tokens=self.max_tokens, kept=kept)
+    def _longest(self, budget: Budget) -> int:
+        """Tokens that a summary may truly have: a longer one would be cut off, and so be none."""
+        return self.max_tokens if budget.reply_tokens is None else min(self.max_tokens, budget.reply_tokens)

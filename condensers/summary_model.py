@@ -19,6 +19,7 @@ from condensegrpo.messages import History, Message, Summary, flatten
 from condensegrpo.protocols import Budget, Condensed, Written
 
 CACHED = 4096  # summaries that are remembered
+PATIENCE = 0.9  # share of the time that a condenser has in which the summary must have come
 COUNTS = ("calls", "remembered", "refused", "seconds")
 
 
@@ -53,7 +54,8 @@ class SummaryModel:
             max_tokens: of a summary, by the tokenizer of the model that writes it.
             always: summarise within the budget too, as soon as there is something new.
             template: a text file with ``$tokens`` and ``$kept``; None: ``summary.txt`` of the package.
-            seconds: that one summary may take, waiting for its turn not counted.
+            seconds: that one summary may take, waiting for its turn not counted; nobody waits longer than the engine
+                waits for a condenser (``rollout.turn_seconds``).
             concurrency: requests to the endpoint at one time. A local model writes one at a time.
             key_variable: name of the environment variable that holds the endpoint's key; None: it needs none.
             device: of a local model.
@@ -76,7 +78,8 @@ class SummaryModel:
         self._counts = dict.fromkeys(COUNTS, 0.0)
 
     def check_room(self, head: Sequence[Message], budget: Budget) -> None:
-        """Refuse a budget that has no room even for a summary that says nothing."""
+        """Refuse a local model that is not there, and a budget without room even for a summary that says nothing."""
+        self._writer.check()
         need = budget.count((*head, *Summary(text="", through=0, tokens=0).unit.messages))
         if need > budget.tokens:
             raise ValueError(
@@ -98,7 +101,7 @@ class SummaryModel:
         text = self._asked(plan, history)
         key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
         try:
-            written = self._known[key] if key in self._known else await self._write(text)
+            written = self._known[key] if key in self._known else await self._write(text, budget.seconds)
             summary = usable(written, plan, history, budget)
         except SummaryRefused as refusal:
             self._counts["refused"] += 1
@@ -106,13 +109,15 @@ class SummaryModel:
         self._remember(key, written)
         return summarised(summary, plan, history, budget, ())
 
-    async def _write(self, text: str) -> Written:
+    async def _write(self, text: str, seconds: float | None) -> Written:
+        """Ask, and give up before the engine does, for then the trajectory would be lost and not a summary."""
         started = time.monotonic()
         self._counts["calls"] += 1
+        work = asyncio.get_running_loop().run_in_executor(self._pool, self._writer.write, text, self._max_tokens)
         try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._pool, self._writer.write, text, self._max_tokens
-            )
+            return await asyncio.wait_for(work, None if seconds is None else PATIENCE * seconds)
+        except TimeoutError as error:
+            raise SummaryRefused("its turn did not come, or end, in time: raise concurrency or seconds") from error
         finally:
             self._counts["seconds"] += time.monotonic() - started
 

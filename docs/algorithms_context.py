@@ -207,5 +207,6 @@ def _one_turn(name: str, batch: Batch, outcome_N: Tensor, options: Mapping[str, 
         result_turn_N=-once_N,
         truncated_N=torch.zeros_like(once_N, dtype=torch.bool),
         state_NK=once_N[:, None],
+        act_NK=torch.zeros_like(once_N)[:, None],
     )
     return advantages_of(scores, ESTIMATORS[name], options)[:, 0]

@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from condensegrpo import assemble
+from condensegrpo.attention.scripted import ScriptedScorer
 from condensegrpo.config import CondenserPlugin
 from condensegrpo.messages import History, Message, ToolCall, Unit, flatten
 from condensegrpo.protocols import Budget, Request, Written
 from condensegrpo.trajectory import Finish
 
 WIDTH = 62  # of the left column
+SCORES = (0.9, 0.2, 0.1, 0.0)  # of the units, as the question and the last output might look at them
 SUMMARY = "Facts: Mia 0.7312 (a), Ben 0.1184 (b). Done: Mia, Ben. Pending: Zoe. Failed: none. Next: Zoe."
 
 
@@ -58,7 +60,8 @@ async def policy(request: Request) -> Written:
 def drawn(name: str, options: dict[str, object], tokens: int) -> str:
     """The example before and after a condenser, each unit beside what is shown of it."""
     condenser = assemble.condenser(CondenserPlugin(name=name, options=options))
-    budget = Budget(tokens=tokens, count=count, write=policy, request_tokens=400)
+    scorer = ScriptedScorer(lambda unit: SCORES[unit.turn])
+    budget = Budget(tokens=tokens, count=count, scorers={"policy": scorer}, write=policy, request_tokens=400)
     found = asyncio.run(condenser.condense(EXAMPLE, budget, ()))
     shown = {unit.turn: unit for unit in found.units}
     after = count(flatten(EXAMPLE.head, found.units))
@@ -95,6 +98,7 @@ EXAMPLES: dict[str, Callable[[], str]] = {
     "full": lambda: drawn("full", {}, 300),
     "last_k": lambda: drawn("last_k", {"keep_last": 2}, 300),
     "observation_mask": lambda: drawn("observation_mask", {"keep": 1}, 300),
+    "attention": lambda: drawn("attention", {"lookback": 0}, 130),
     "summary": _with_template("summary", {"keep_last": 1, "max_tokens": 40}, 150),
     "pipeline": lambda: drawn(
         "pipeline",
@@ -106,6 +110,8 @@ EXAMPLES: dict[str, Callable[[], str]] = {
         },
         110,
     ),
+    "truncate": lambda: drawn("truncate", {}, 130),
+    "random_drop": lambda: drawn("random_drop", {"seed": 2}, 130),
 }
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from condensegrpo.protocols import Problem, RewardResult
 from condensegrpo.rewards.context import Measure, check_measure, context_tokens
-from condensegrpo.rewards.verdict import Match, check_match, judge
+from condensegrpo.rewards.verdict import Domain, Match, check_domain, check_match, judge
 from condensegrpo.trajectory import Trajectory
 
 
@@ -10,17 +10,34 @@ class InverseMaxContext:
     """0 if the format is invalid, 0 if the answer is wrong, else 1 / max(C, 1).
 
     C is the largest prompt of any turn, in tokens: a right answer under contexts of at most 200 tokens gives 0.005.
-    Another ``measure`` takes the sum of all prompts or the last one.
+    Another ``measure`` takes the sum of all prompts or the last one. What a valid format is depends on the ``domain``
+    and on ``min_last_reply_chars``, see ``verdict.format_valid``.
     """
 
-    def __init__(self, *, measure: Measure = "max", match: Match = "exact") -> None:
+    def __init__(
+        self,
+        *,
+        measure: Measure = "max",
+        match: Match = "exact",
+        domain: Domain = "general",
+        min_last_reply_chars: int = 1,
+    ) -> None:
         check_measure(measure)
+        check_domain(domain)
+        self._domain: Domain = domain
+        self._min_last_reply_chars = min_last_reply_chars
         check_match(match)
         self._measure = measure
         self._match = match
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
-        valid, right = judge(trajectory, problem, match=self._match)
+        valid, right = judge(
+            trajectory,
+            problem,
+            match=self._match,
+            min_last_reply_chars=self._min_last_reply_chars,
+            domain=self._domain,
+        )
         total = right / max(context_tokens(trajectory, self._measure), 1)
         return RewardResult(total=total, components={"inverse_max_context": total}, format_valid=valid, correct=right)

@@ -1,18 +1,30 @@
 """The two judgements that every reward is built on: is the trajectory well formed, is its answer right."""
 
-import re
-from typing import Literal, NamedTuple
+import ast
+import warnings
+from typing import Literal, NamedTuple, get_args
 
 from condensegrpo.protocols import Problem
-from condensegrpo.trajectory import Stop, Trajectory
+from condensegrpo.rewards.matches import MATCHES, Match, check_truth, number, right
+from condensegrpo.rewards.unit_tests import MAX_CODE, code_of
+from condensegrpo.sandbox.current import current
+from condensegrpo.trajectory import Trajectory
 
-Match = Literal["exact", "number", "alias"]
-MATCHES: tuple[Match, ...] = ("exact", "number", "alias")
+__all__ = [
+    "MATCHES",
+    "Domain",
+    "Match",
+    "Verdict",
+    "check_domain",
+    "check_match",
+    "correct",
+    "format_valid",
+    "judge",
+    "number",
+]
 
-_DECORATION = re.compile(r"[,$%]")
-_MINUS = "\N{MINUS SIGN}"
-_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
-_TOLERANCE = 1e-6
+Domain = Literal["general", "math", "coding"]
+MAX_VALUE = 300  # characters of an answer in the domain math: a value and no essay
 
 
 class Verdict(NamedTuple):
@@ -22,76 +34,84 @@ class Verdict(NamedTuple):
     correct: float  # 0.0 or 1.0; 0.0 where the format is invalid
 
 
-def judge(trajectory: Trajectory, problem: Problem, *, match: Match | None, min_reply_chars: int = 1) -> Verdict:
+def judge(
+    trajectory: Trajectory,
+    problem: Problem,
+    *,
+    match: Match | None,
+    min_reply_chars: int = 1,
+    min_last_reply_chars: int = 1,
+    domain: Domain = "general",
+) -> Verdict:
     """Both judgements at once; ``match=None`` leaves the answer unread and calls nothing right.
+
+    An answer in a bad format is not held against the ground truth.
 
     Raises:
         ValueError: the answer is to be read and the problem has no ground truth.
     """
-    valid = format_valid(trajectory, min_reply_chars=min_reply_chars)
-    right = 0.0 if match is None else correct(trajectory, problem, match=match)
-    return Verdict(valid, right if valid else 0.0)
+    valid = format_valid(
+        trajectory, min_reply_chars=min_reply_chars, min_last_reply_chars=min_last_reply_chars, domain=domain
+    )
+    if match is None:
+        return Verdict(valid, 0.0)
+    check_truth(problem, match)
+    return Verdict(valid, correct(trajectory, problem, match=match) if valid else 0.0)
 
 
-def format_valid(trajectory: Trajectory, *, min_reply_chars: int = 1) -> bool:
+def format_valid(
+    trajectory: Trajectory, *, min_reply_chars: int = 1, min_last_reply_chars: int = 1, domain: Domain = "general"
+) -> bool:
     """Whether a trajectory ended with an answer and no reply of it is blank.
+
+    In the domain ``math`` the answer is a value of at most 300 characters, in ``coding`` it holds code that Python can
+    read.
 
     Args:
         min_reply_chars: characters that every reply needs, surrounding whitespace not counted.
+        min_last_reply_chars: characters that the last one needs.
     """
     lengths = [len(turn.reply.content.strip()) for turn in trajectory.turns]
-    return trajectory.stop is Stop.ANSWERED and bool(lengths) and min(lengths) >= min_reply_chars
+    if not trajectory.stop.gives_answer or trajectory.answer is None or not lengths:
+        return False
+    if min(lengths) < min_reply_chars or lengths[-1] < min_last_reply_chars:
+        return False
+    if domain == "math":
+        return len(trajectory.answer) <= MAX_VALUE
+    return domain == "general" or _is_python(code_of(trajectory.answer))
 
 
 def correct(trajectory: Trajectory, problem: Problem, *, match: Match) -> float:
-    """1.0 if the answer is the ground truth, 0.0 if it is not or none was given.
-
-    ``exact`` folds case and whitespace; ``number`` compares values, see there; ``alias`` is ``exact`` for any of
-    ``problem.data["aliases"]`` or the ground truth.
+    """1.0 if the answer is right, 0.0 if it is not or none was given; see ``matches.right``.
 
     Raises:
         ValueError: the problem has no ground truth: nothing is ever guessed from the look of an answer.
     """
-    truths = _truths(problem, match)
-    if trajectory.answer is None:
-        return 0.0
-    if match != "number":
-        return float(_fold(trajectory.answer) in {_fold(truth) for truth in truths})
-    wanted = number(truths[0])
-    if wanted is None:
-        raise ValueError(f"judging problem {problem.id} by number: its ground truth {truths[0]!r} is not a number")
-    found = number(trajectory.answer)
-    return float(found is not None and abs(found - wanted) < _TOLERANCE)
-
-
-def number(text: str) -> float | None:
-    """The value of a text that is one number after ``, $ %`` are removed; ``None`` if it is anything else.
-
-    White space may surround the number and never stands in it: "7 2" are two numbers.
-
-    >>> number("$1,080"), number("3.14"), number("\u22125"), number("7 2"), number("12 apples")
-    (1080.0, 3.14, -5.0, None, None)
-    """
-    bare = _DECORATION.sub("", text).strip().replace(_MINUS, "-")
-    return float(bare) if _NUMBER.fullmatch(bare) else None
+    check_truth(problem, match)
+    return 0.0 if trajectory.answer is None else float(right(trajectory.answer, problem, match))
 
 
 def check_match(match: str) -> None:
-    """Raise ValueError unless ``match`` is one of ``MATCHES``."""
+    """Raise ValueError unless ``match`` is one of ``MATCHES``; SandboxError if it needs a sandbox and none holds."""
     if match not in MATCHES:
         raise ValueError(f"match={match!r}: wanted one of {', '.join(MATCHES)}")
+    if match == "tests":
+        current().open()
 
 
-def _truths(problem: Problem, match: Match) -> tuple[str, ...]:
-    answer = () if problem.answer is None else (problem.answer,)
-    aliases = tuple(str(alias) for alias in problem.data.get("aliases", ())) if match == "alias" else ()
-    if not answer and not aliases:
-        raise ValueError(
-            f"judging problem {problem.id}: it has no ground truth, so no answer can be called right. "
-            f"Give it an answer (the task's answer column), or use a reward that needs none"
-        )
-    return (*answer, *aliases)
+def check_domain(domain: str) -> None:
+    """Raise ValueError unless ``domain`` is one of ``Domain``."""
+    if domain not in get_args(Domain):
+        raise ValueError(f"domain={domain!r}: wanted one of {', '.join(get_args(Domain))}")
 
 
-def _fold(text: str) -> str:
-    return " ".join(text.casefold().split())
+def _is_python(code: str) -> bool:
+    if not code.strip() or len(code) > MAX_CODE:
+        return False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True

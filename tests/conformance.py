@@ -6,8 +6,9 @@ put through the same by ``CONDENSER=path/to/file.py:Name pytest tests/test_conde
 
 import asyncio
 import os
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from answering import always
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from condensegrpo import assemble, plugins
 from condensegrpo.attention.scripted import ScriptedScorer
+from condensegrpo.condensers.placeholder import is_stand_in
 from condensegrpo.config import CondenserPlugin
 from condensegrpo.messages import History, Message, ToolCall, Unit, flatten
 from condensegrpo.protocols import Budget, Condensed, Condenser, Count, Request, Written
@@ -22,7 +24,7 @@ from condensegrpo.trajectory import Fate, Finish
 
 Options = dict[str, Any]
 NEVER_CUTS = {"full"}  # over budget it returns everything, and the engine stops
-CHOOSING = {"random_drop"}  # what goes is not the oldest: by lot
+CHOOSING = {"random_drop": "by lot", "attention": "by score"}  # what goes is not the oldest
 MASK, LAST = {"name": "observation_mask"}, {"name": "last_k", "options": {"keep_last": 300}}
 OPTIONS: dict[str, list[Options | Callable[[], Options]]] = {  # a callable is called when its condenser is tested
     "last_k": [
@@ -191,15 +193,44 @@ def check_account(past: History, found: Condensed, counted: Count = count) -> No
 
 
 def check_atomic(past: History, found: Condensed) -> None:
-    """No result without its call and no call without its result: a shown unit has all its messages, in order."""
+    """No result without its call and no call without its result: a shown unit has all its messages, in order.
+
+    A summary is the one unit whose reply is not the one that was given.
+    """
     originals = {original.turn: original for original in past.units}
+    summaries = [kept for kept in found.units if kept.reply != originals[kept.turn].reply]
+    assert len(summaries) <= 1
+    assert all(map(is_stand_in, summaries)), "a reply was rewritten"
     for kept in found.units:
         calls = {call.id for call in kept.reply.tool_calls}
         ids = [one.tool_call_id for one in kept.results if one.tool_call_id is not None]
         assert set(ids) <= calls, "an orphan result"
         if kept.reply == originals[kept.turn].reply:
-            assert ids == [one.tool_call_id for one in originals[kept.turn].results if one.tool_call_id is not None]
+            whole = [one.tool_call_id for one in originals[kept.turn].results if one.tool_call_id is not None]
+            assert ids == whole, "a call without its result"
         assert kept.reply.role == "assistant"
+
+
+def check_placeholders(past: History, found: Condensed, counted: Count = count) -> None:
+    """Every placeholder that a condenser put in the place of a message says how many tokens that one had."""
+    originals = {original.turn: original for original in past.units}
+    for kept in found.units:
+        original = originals[kept.turn]
+        if is_stand_in(kept) and not is_stand_in(original):
+            omitted = [unit for unit in past.units if unit.turn <= kept.turn]
+            tokens = counted(flatten(past.head, omitted)) - counted(past.head)
+            through = re.fullmatch(r"\[turns up to (\d+) omitted, .*: (\d+) tokens\]", kept.results[0].content)
+            assert through is not None
+            assert int(through[1]) == kept.turn
+            assert 0 < int(through[2]) <= tokens, "less if they were masked before they were summarised"
+            continue
+        before = (*past.head, original.reply)
+        for shown, raw in zip(kept.results, original.results, strict=True):
+            if shown != raw:
+                tokens = counted((*before, raw)) - counted(before)
+                kind = "observation" if raw.tool_call_id is None else "tool result"
+                wanted = f"[turn {kept.turn}, {kind} omitted: {tokens} tokens]"
+                assert shown == replace(raw, content=wanted), "a placeholder that does not count what it replaces"
 
 
 def check_budget(name: str, past: History, found: Condensed, tokens: int, counted: Count = count) -> None:

@@ -7,7 +7,9 @@ import asyncio
 import json
 import os
 import sys
+import time
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from condensegrpo.sandbox.limits import MIB, Limits
 from condensegrpo.sandbox.ran import Ran
@@ -16,6 +18,8 @@ from condensegrpo.sandbox.sandbox import Sandbox
 SECONDS = 1.5
 LIMITS = Limits(seconds=SECONDS, memory=256 * MIB, disk=8 * MIB, file=4 * MIB, files=500, output=4000)
 SECRET = "hf_thisisasecret"
+MARK = "left-by-hostile-code"  # a file's name
+SLEEP = "987.25"  # an argument of a process
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,20 @@ INPUTS = {
         "for name in ('sitecustomize.py', 'usercustomize.py', 'conftest.py', 'json.py'):\n"
         "  open(name, 'w').write('print(\"ESCAPED\")')\nimport builtins, json\nbuiltins.print = None\njson.dumps = None"
     ),
+    "files in folders that all share": Hostile(
+        f"for folder in ('/tmp', '/var/tmp', '/dev/shm', '/run/lock', '/'):\n"
+        f"  try: open(folder + '/{MARK}', 'w').close()\n  except OSError: pass"
+    ),
+    "a folder that cannot be entered": Hostile(
+        "import os\nos.makedirs('a/b')\nos.mkdir('a/c', 0)\nos.umask(0o777)\nos.mkdir('d')\nos.mkdir('a/b/e')"
+    ),
+    "a link out of the folder, written to": Hostile(
+        f"import os\nos.symlink('/var/tmp', 'x')\nopen('x/{MARK}', 'w').close()", ("failed",)
+    ),
+    "a program that was started and detached": Hostile(
+        f"import subprocess\nsubprocess.Popen(['sleep', '{SLEEP}'], start_new_session=True, stdout=-3, stderr=-3)",
+        ("finished", "failed"),
+    ),
     "exit handlers that do not end": Hostile(
         "import atexit, time\natexit.register(time.sleep, 60)", ("timeout",)
     ),
@@ -163,20 +181,60 @@ INPUTS = {
 }  # fmt: skip
 
 
-async def run_all(rung: str) -> dict[str, Ran]:
-    """What becomes of each input, several at a time."""
+@dataclass(frozen=True)
+class Run:
+    """What became of all inputs on one rung."""
+
+    ran: dict[str, Ran]
+    left: list[str]  # processes, files and descriptors that were there when all had ended
+    after: Ran  # one more call, a harmless one
+
+
+async def run_all(rung: str) -> Run:
+    """Run the inputs, several at a time."""
     with Sandbox(rung, LIMITS, parallel=6) as sandbox:
         sandbox.open()
+        before = len(os.listdir("/proc/self/fd"))
         ends = await asyncio.gather(*(sandbox.run_python(one.code) for one in INPUTS.values()))
-        return dict(zip(INPUTS, ends, strict=True))
+        after = await sandbox.run_python("print(1)")
+        left = await _left(sandbox.running().folder)
+        left += [f"{len(os.listdir('/proc/self/fd')) - before} descriptors"] * (
+            len(os.listdir("/proc/self/fd")) != before
+        )
+    return Run(dict(zip(INPUTS, ends, strict=True)), left, after)
+
+
+async def _left(folder: str) -> list[str]:
+    """What is left of the calls; processes get a moment to be gone."""
+    end = time.monotonic() + 5
+    while (found := _processes(folder)) and time.monotonic() < end:
+        await asyncio.sleep(0.02)
+    shared = ("/tmp", "/var/tmp", "/dev/shm", "/run/lock", "/")
+    files = [f"{place}/{MARK}" for place in shared if Path(place, MARK).exists()]
+    return found + files + [str(path) for path in (Path(folder).iterdir() if Path(folder).exists() else ())]
+
+
+def _processes(folder: str) -> list[str]:
+    """Processes of the sandbox but its server, and the program that hostile code starts."""
+    found = []
+    for entry in filter(lambda entry: entry.name.isdigit(), Path("/proc").iterdir()):
+        try:
+            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue  # it ended meanwhile
+        if folder in line or f"sleep {SLEEP}" in line:
+            found.append(f"process {entry.name}: {line}")
+    return found if len(found) > 1 else []  # one is the server
 
 
 def encoded(rung: str) -> str:
-    return json.dumps({name: asdict(ran) for name, ran in asyncio.run(run_all(rung)).items()})
+    return json.dumps(asdict(asyncio.run(run_all(rung))))
 
 
-def decoded(text: str) -> dict[str, Ran]:
-    return {name: replace(Ran(**data), records=()) for name, data in json.loads(text).items()}
+def decoded(text: str) -> Run:
+    data = json.loads(text)
+    ran = {name: replace(Ran(**one), records=()) for name, one in data["ran"].items()}
+    return Run(ran, data["left"], replace(Ran(**data["after"]), records=()))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
 OF_A_STEP = (
     "Trajectories",
+    "Multi-turn runs",
     "Credit",
     "Condensers",
     "The optimiser step",

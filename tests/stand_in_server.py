@@ -11,6 +11,13 @@ from aiohttp import web
 from condensegrpo.samplers.vllm_server_loop import LoopThread
 
 TOKEN = "a token"
+TRANSFER = (
+    "/shutdown_weight_transfer_engine",
+    "/init_weight_transfer_engine",
+    "/start_weight_update",
+    "/update_weights",
+    "/finish_weight_update",
+)
 
 
 @dataclass
@@ -27,6 +34,8 @@ class StandIn:
     resets: int = 0  # of the prefix cache
     prompts: list[tuple[int, ...]] = field(default_factory=list)
     url: str = ""
+    nccl: bool = False
+    transfers: list[tuple[str, Any]] = field(default_factory=list)  # steps of weights that come over NCCL
 
     async def health(self, request: web.Request) -> web.Response:
         return web.Response(status=200 if self.healthy else 503)
@@ -41,7 +50,7 @@ class StandIn:
             "logprobs_mode": "processed_logprobs",
             "max_model_len": self.max_model_len,
             "world_size": 1,
-            "nccl": False,
+            "nccl": self.nccl,
             "head_size": 32,
             "head_sizes": None,
         }
@@ -57,6 +66,11 @@ class StandIn:
     async def reset(self, request: web.Request) -> web.Response:
         self.resets += 1
         return web.json_response({"success": True})
+
+    async def transfer(self, request: web.Request) -> web.Response:
+        body = await request.json() if request.can_read_body else None
+        self.transfers.append((request.path, body))
+        return web.json_response({"message": "done"})
 
     async def generate(self, request: web.Request) -> web.Response:
         self.prompts.append(tuple((await request.json())["token_ids"]))
@@ -94,6 +108,7 @@ def serving(server: StandIn, *, port: int = 0) -> Iterator[StandIn]:
             web.post("/update_weight_version", server.name_weights),
             web.post("/reset_prefix_cache", server.reset),
             web.post("/inference/v1/generate", server.generate),
+            *(web.post(step, server.transfer) for step in TRANSFER),
         ]
     )
     runner = web.AppRunner(app, shutdown_timeout=0.1)

@@ -18,6 +18,7 @@ from condensegrpo.rollout.engine import CondenseWhen, Engine, Trigger
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
 from condensegrpo.samplers.scripted import ScriptedSampler
+from condensegrpo.trajectory import Trajectory
 
 CHATML = (
     "{%- for message in messages -%}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{%- endfor -%}"
@@ -95,6 +96,10 @@ class Counting:
 
 def problem(number: int = 0, question: str = "count") -> Problem:
     return Problem(id=f"p{number}", question=question)
+
+
+async def ignore(_: Trajectory) -> None:
+    """For a rollout whose trajectories nobody waits for."""
 
 
 def add(a: int, b: int) -> int:

@@ -47,6 +47,7 @@ FLOORS = {
     "condensegrpo.section": 2,
     "condensegrpo.storage": 2,
     "condensegrpo.tracking": 2,
+    "condensegrpo.placeholder": 2,
     # 3 plug-ins
     "condensegrpo.condensers": 3,
     "condensegrpo.rewards": 3,
@@ -84,6 +85,7 @@ FLOORS = {
     "condensegrpo.rig": 6,
     "condensegrpo.scorers": 6,
     "condensegrpo.learning_signal": 6,
+    "condensegrpo.rollout_parts": 6,
     "condensegrpo.step_sampling": 6,
     "condensegrpo.step_credit": 6,
     "condensegrpo.step_update": 6,

@@ -1,6 +1,7 @@
 """Attention in the engine, with a real model: the policy's own, a frozen one's, and the oracle's."""
 
 import asyncio
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,16 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from talk import END, Counting, engine, problem, tokenizer
+from talk import CHATML, END, Counting, engine, problem, tokenizer
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 from condensegrpo import assemble
 from condensegrpo.attention.leave_one_out import LeaveOneOut, losses
 from condensegrpo.condensers.attention import Attention
 from condensegrpo.config import load_config
-from condensegrpo.errors import ConfigError
+from condensegrpo.errors import ConfigError, SamplerError
 from condensegrpo.messages import History, Message, Unit
-from condensegrpo.protocols import UnitScorer
+from condensegrpo.protocols import Attention as Attended
+from condensegrpo.protocols import Reading, UnitScorer
 from condensegrpo.rollout.episode import run_episode
 from condensegrpo.rollout.information import AnswerProbe
 from condensegrpo.rollout.render import Renderer
@@ -27,6 +29,7 @@ from condensegrpo.scorers import check_models, check_scorers, open_scorers, part
 from condensegrpo.trajectory import Stop, Trajectory
 
 BUDGET = 200
+HEAD = (Message(role="system", content="be brief"), Message(role="user", content="which?"))
 CONFIG = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
 
 
@@ -36,7 +39,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     torch.manual_seed(0)
     shape: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
     config = Qwen3Config(vocab_size=len(tokenizer()), hidden_size=32, intermediate_size=64, eos_token_id=END, **shape)
-    Qwen3ForCausalLM(config).save_pretrained(path)
+    model = Qwen3ForCausalLM(config)
+    with torch.no_grad():  # one dimension of every token is the same, and ends a reply after seven tokens or so
+        model.model.embed_tokens.weight[:, 0] = 0.1
+        model.lm_head.weight[END, 0] = 1.0
+    model.save_pretrained(path)
     tokenizer().save_pretrained(path)
     return str(path)
 
@@ -84,7 +91,10 @@ def play(sampler: TransformersSampler, name: str, *, episodes: int = 1) -> list[
 
 @pytest.mark.parametrize("name", ["policy", "leave_one_out", "frozen"])
 def test_an_episode_is_condensed_by_real_scores(name: str, sampler: TransformersSampler, folder: str) -> None:
-    for one in play(sampler, folder if name == "frozen" else name, episodes=4):
+    found = play(sampler, folder if name == "frozen" else name, episodes=4)
+    reasons = {turn.condensation.reason for one in found for turn in one.turns if turn.condensation is not None}
+    assert any("units by the attention of" in reason for reason in reasons), "nothing was condensed"
+    for one in found:
         assert one.stop in (Stop.TURN_LIMIT, Stop.OUTPUT_LENGTH), one.detail
         assert one.max_context_tokens <= BUDGET
         assert all(turn.answer_logprob is not None and turn.answer_logprob < 0 for turn in one.turns)
@@ -163,10 +173,10 @@ def test_the_name_of_a_scorer_says_which_layers_are_watched(name: str, model: st
 
 
 def test_layers_that_the_model_does_not_have_are_refused_before_anything_is_loaded(folder: str) -> None:
-    check_models(["policy@0", f"{folder}@0"], folder)
+    check_models(["policy@0", f"{folder}@0"], folder, head=HEAD, tokens=BUDGET)
     for name in ("policy@0,9", f"{folder}@9"):
         with pytest.raises(ConfigError, match=rf"the scorer '{name}' .*watching the layers .*9\]: the model has \d"):
-            check_models([name], folder)
+            check_models([name], folder, head=HEAD, tokens=BUDGET)
 
 
 def test_other_layers_give_other_scores(sampler: TransformersSampler) -> None:
@@ -183,8 +193,40 @@ def test_a_model_whose_attention_was_never_verified_is_refused_by_name(tmp_path:
     GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=40)).save_pretrained(tmp_path)
     for names, source in ((["policy"], str(tmp_path)), ([str(tmp_path)], folder)):
         with pytest.raises(ConfigError, match=r"a model of type 'gpt2': verified are gemma2"):
-            check_models(names, source)
-    check_models(["policy", "leave_one_out", folder], folder)
+            check_models(names, source, head=HEAD, tokens=BUDGET)
+    check_models(["policy", "leave_one_out", folder], folder, head=HEAD, tokens=BUDGET)
+
+
+def test_a_frozen_model_that_cannot_show_the_conversation_is_refused_before_anything_is_sampled(
+    folder: str, tmp_path: Path
+) -> None:
+    """Its chat template is not the policy's: it would fail in every trajectory."""
+    with pytest.raises(ConfigError, match=r"has 32768 positions, and prompts up to 40000 tokens"):
+        check_models([folder], folder, head=HEAD, tokens=40_000)
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + CHATML
+    (tmp_path / "chat_template.jinja").write_text(refusing)
+    with pytest.raises(ConfigError, match=r"the scorer '.*' of the condenser: .*no system role.* Name a model that"):
+        check_models([str(tmp_path)], folder, head=HEAD, tokens=BUDGET)
+
+
+class Dead(TransformersSampler):
+    """Whose model is gone."""
+
+    async def attend(self, reading: Reading) -> Attended:
+        raise SamplerError("reading a prompt: the model is gone")
+
+
+def test_a_scorer_whose_model_fails_ends_the_episode_as_the_samplers_fault(folder: str) -> None:
+    dead = Dead(folder)
+    found = play(dead, "policy", episodes=4)
+    dead.close()
+    failed = [one for one in found if one.stop is Stop.SAMPLER_ERROR]
+    assert failed
+    assert {one.detail for one in failed} == {
+        "the condenser 'chosen': SamplerError: reading a prompt: the model is gone"
+    }
+    assert all(one.turns for one in failed), "what was sampled before stays"
 
 
 BLIND = """
@@ -198,6 +240,20 @@ def test_a_configuration_is_checked_for_what_its_condenser_asks_of_the_sampler(t
     (tmp_path / "blind.py").write_text(BLIND)
     attention = ["condenser={name: attention, options: {scorer: policy}}", "rollout.answer_form='{answer}'"]
     assemble.check(load_config(CONFIG, attention))
+    for sampler_name in ("vllm", "vllm_server"):  # hand out neither queries nor attention
+        with pytest.raises(ConfigError, match=rf"the sampler {sampler_name} cannot say .* or name a frozen model"):
+            assemble.check(load_config(CONFIG, [*attention[:1], f"sampler.name={sampler_name}"]))
+        oracle = "condenser={name: attention, options: {scorer: leave_one_out}}"
+        measured = "rollout.answer_form='<answer>{answer}</answer>'"
+        for asked in (oracle, measured):  # the engine in this process can measure
+            given = load_config(CONFIG, ["condenser={name: full}", asked, f"sampler.name={sampler_name}"])
+            if sampler_name == "vllm":
+                assemble.check(given)
+            else:
+                with pytest.raises(ConfigError, match=r"cannot say how probable .* or vllm, "):
+                    assemble.check(given)
+        frozen = "condenser={name: attention, options: {scorer: some/model}}"
+        assemble.check(load_config(CONFIG, [frozen, f"sampler.name={sampler_name}"]))
     staged = "condenser={name: pipeline, options: {stages: [{name: attention}, {name: last_k}]}}"
     for condenser in (*attention[:1], staged):
         with pytest.raises(ConfigError, match=r"the sampler .*blind.py:Blind cannot say what its"):

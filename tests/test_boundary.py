@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import pytest
-from talk import Counting, agent, counting, engine, problem, said
+from talk import Counting, agent, counting, engine, ignore, problem, said
 
 from condensegrpo import codec
 from condensegrpo.errors import ContextOverflow
@@ -46,7 +46,7 @@ def roll(parts: Engine, environment: Callable[[Problem], Any] = Counting) -> tup
             engine=parts,
             run_seed=0,
             step=0,
-            on_finish=lambda _: None,
+            on_finish=ignore,
         )
     )
     return tuple(one for group in groups for one in group)

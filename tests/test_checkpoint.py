@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,38 @@ def test_resume_continues_bit_equal_with_weights_rate_and_random_numbers(tmp_pat
     found = weights(resumed)
     deepspeed.close(resumed)
     assert [name for name, tensor in found.items() if not torch.equal(tensor, wanted_weights[name])] == []
+
+
+@pytest.mark.parametrize("stage", deepspeed.STAGES)
+def test_a_resumed_engine_goes_on_with_its_own_rate_decay_and_betas(tmp_path: Path, stage: int) -> None:
+    """Before, a lower learner.optimiser.lr at a resume was taken and changed nothing."""
+    first = engine(stage)
+    steps(first, range(3))
+    path = checkpoint.save(first, tmp_path, step=3, state={})
+    deepspeed.close(first)
+    calmer = replace(COSINE, lr=0.001, weight_decay=0.5, betas=(0.8, 0.9))
+    second = deepspeed.open_engine(qwen3(), zero_stage=stage, optimiser=calmer, dtype="float32")
+    checkpoint.load(second, path)
+    before = weights(second)
+    rates = [rate for rate, _, _ in steps(second, range(3, 5))]
+    moved = max(float((tensor - before[name]).abs().max()) for name, tensor in weights(second).items())
+    (group,) = second.optimizer.param_groups
+    deepspeed.close(second)
+    assert rates == [deepspeed.learning_rate(calmer, step) for step in (3, 4)]
+    assert (group["weight_decay"], group["betas"]) == (0.5, (0.8, 0.9))
+    assert 0 < moved < 0.004  # AdamW moves a weight by about the rate, and by its decay
+
+
+def test_in_bfloat16_opening_and_resuming_print_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """DeepSpeed prints a dozen lines on memory there."""
+    for made in range(2):
+        learner = deepspeed.open_engine(qwen3(), zero_stage=0, optimiser=COSINE, dtype="bfloat16")
+        if made:
+            checkpoint.load(learner, tmp_path / "step_000001")
+        deepspeed.optimise(learner, micro_batches(rows(2), 2), loss)
+        checkpoint.save(learner, tmp_path, step=1, state={})
+        deepspeed.close(learner)
+    assert capsys.readouterr().out == ""
 
 
 def test_resume_on_two_ranks_continues_bit_equal(tmp_path: Path) -> None:

@@ -75,6 +75,12 @@ def test_an_override_reaches_into_a_list(small: Path) -> None:
     assert "no such entry" in refusal(small, "rollout.tools=[a]", "rollout.tools.3=b")
 
 
+@pytest.mark.parametrize("betas", ["[1.5,0.9]", "[0.9,1]", "[-0.1,0.9]"])
+def test_the_means_of_adamw_must_forget(small: Path, betas: str) -> None:
+    """Torch refuses them too, with its own words and once the models are loaded."""
+    assert "wanted two numbers from 0 to below 1" in refusal(small, f"learner.optimiser.betas={betas}")
+
+
 @pytest.mark.parametrize("value", [".inf", ".nan", "-.inf"])
 def test_a_figure_must_be_finite(small: Path, value: str) -> None:
     assert "learner.optimiser.lr" in refusal(small, f"learner.optimiser.lr={value}")

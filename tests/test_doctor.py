@@ -14,7 +14,8 @@ from typer.testing import CliRunner, Result
 
 from condensegrpo.cli import doctor_machine
 from condensegrpo.cli.doctor import doctor
-from condensegrpo.cli.doctor_config import config_findings, parameters_of_files, parameters_of_new
+from condensegrpo.cli.doctor_config import config_findings
+from condensegrpo.cli.doctor_data import lucene_findings
 from condensegrpo.cli.doctor_machine import (
     compiler_findings,
     device_findings,
@@ -26,11 +27,18 @@ from condensegrpo.cli.doctor_machine import (
     thread_finding,
     usable_cores,
 )
+from condensegrpo.cli.doctor_model import (
+    GIB,
+    memory_finding,
+    parameters_of_files,
+    parameters_of_name,
+    parameters_of_new,
+)
 from condensegrpo.cli.doctor_sandbox import sandbox_finding
 from condensegrpo.cli.findings import Finding, Level, ok, problem, show, warning
 from condensegrpo.cli.plugins import inspected, plugins
 from condensegrpo.cli.theme import console
-from condensegrpo.config import NewModel
+from condensegrpo.config import NewModel, RunConfig, load_config
 from condensegrpo.errors import PluginError
 from condensegrpo.plugins import KINDS
 from condensegrpo.sandbox import ladder
@@ -209,6 +217,74 @@ def test_the_parameters_of_a_new_model_counted_by_hand() -> None:
     """2 layers of 4·8² attention and 3·8·16 feed-forward weights, and 10 embeddings of 8."""
     small = NewModel(hidden_size=8, ffn_size=16, layers=2)
     assert parameters_of_new(small, 10) == 2 * (256 + 384) + 80
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("Qwen/Qwen2.5-Coder-0.5B-Instruct", 500_000_000),
+        ("Qwen/Qwen2.5-7B", 7_000_000_000),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", 135_000_000),
+        ("gpt2", None),
+        ("owner/v2.5-base", None),
+        ("7b/none", None),
+    ],
+)
+def test_the_size_of_a_model_on_the_hub_is_read_from_its_name(name: str, parameters: int | None) -> None:
+    assert parameters_of_name(name) == parameters
+
+
+def recipe(tmp_path: Path, *overrides: str) -> RunConfig:
+    text = "name: demo\nmodel: {path: some/model-7B, dtype: bfloat16}\ntask: {name: ledger}\nlearner: {zero_stage: 3}\n"
+    return load_config(Path(config_with(tmp_path, text)), overrides)
+
+
+def test_zero_3_shares_the_learner_among_the_gpus_and_not_the_sampler(tmp_path: Path) -> None:
+    """7·10⁹ weights: 16 bytes in the learner make 104.3 GiB, 2 in the sampler 13.0. Four GPUs: 26.1 + 13.0 on each."""
+    config, size = recipe(tmp_path), 7_000_000_000
+    four = memory_finding(config, size, (40 * GIB,) * 4, None)
+    assert four.level is Level.OK
+    assert "about 117.3 GiB for 7000.0 M parameters" in four.found
+    assert "shared among 4 GPUs 39.1 GiB on each" in four.found
+    one = memory_finding(config, size, (40 * GIB,), None)
+    assert one.level is Level.PROBLEM
+    assert "learner.zero_stage=3 over 4 GPUs of this size" in one.cure  # 104.3 / (40 - 13.0) = 3.9
+    assert "over larger GPUs" in memory_finding(config, size, (12 * GIB,) * 8, None).cure
+    none = memory_finding(config, 70_000_000_000, (), 64 * GIB)  # 1043 GiB to share, and 130 on each
+    assert "over larger GPUs" in none.cure
+    assert "over 2 GPUs of 80 GiB" in memory_finding(config, size, (), 64 * GIB).cure  # 104.3 / (80 - 13.0) = 1.6
+
+
+def test_adapters_need_no_optimiser_state_of_the_base(tmp_path: Path) -> None:
+    """2 + 2 bytes a weight: 26.1 GiB."""
+    found = memory_finding(recipe(tmp_path, "model.lora={rank: 4}"), 7_000_000_000, (40 * GIB,), None)
+    assert (found.level, "about 26.1 GiB" in found.found) == (Level.OK, True)
+
+
+def test_what_tools_read_is_looked_for_and_java_only_for_lucene(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    tools = f"rollout.tools=[{{name: search, options: {{corpus: {corpus}}}}}]"
+    path = config_with(tmp_path, CONFIG)
+    assert levels(config_findings(path, [tools]))["rollout.tools.0.options.corpus"] is Level.PROBLEM
+    corpus.write_text('{"title": "a", "text": "b"}\n')
+    found = levels(config_findings(path, [tools.replace("corpus:", f"cache: {tmp_path}/cache, corpus:")]))
+    assert found["rollout.tools.0.options.corpus"] is Level.OK
+    assert not {"Java", "pyserini"} & found.keys()
+    lucene = config_findings(path, [f"rollout.tools=[{{name: search_lucene, options: {{index: {tmp_path}}}}}]"])
+    assert {"Java", "pyserini"} <= levels(lucene).keys()
+
+
+def test_what_is_wrong_with_data_is_told_as_data(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"question": "?"}\n')
+    text = f"name: demo\nmodel: {{new: {{}}}}\ntask: {{name: jsonl, data: {tmp_path}/a.jsonl}}\n"
+    found = config_findings(config_with(tmp_path, text), [])
+    assert levels(found)["data"] is Level.PROBLEM
+    assert "row 1 has no column 'answer'" in next(one.found for one in found if one.area == "data")
+
+
+def test_java_and_pyserini_are_told_apart() -> None:
+    assert levels(lucene_findings(None, installed=True)) == {"Java": Level.PROBLEM, "pyserini": Level.OK}
+    assert levels(lucene_findings("/usr/bin/java", installed=False)) == {"Java": Level.OK, "pyserini": Level.PROBLEM}
 
 
 # --- the sandbox

@@ -355,6 +355,15 @@ class Faulty:
         if self.fault == "edits":
             reply = replace(history.units[0].reply, content="something else")
             return Condensed(units=(replace(history.units[0], reply=reply), *history.units[1:]), spans=spans)
+        if self.fault == "exits":
+            sys.exit(0)
+        if self.fault in ("orphans", "speaks"):
+            first = history.units[0]
+            orphan = Message(role="tool", content="5", tool_call_id="call_7", name="add")
+            spoken = replace(first, reply=replace(first.reply, role="user"))
+            shown = replace(first, results=(orphan,)) if self.fault == "orphans" else spoken
+            rewritten = (replace(spans[0], fate=Fate.REWRITTEN), *spans[1:])
+            return Condensed(units=(shown, *history.units[1:]), spans=rewritten)
         if self.fault == "turns round":  # in the first turn that can
             return Condensed(units=history.units[::-1], spans=spans)
         return Condensed(units=history.units[1:], spans=spans)
@@ -371,6 +380,9 @@ class Faulty:
         ("shows", "the unit of turn 0 was dropped, but it is shown"),
         ("repeats", r"shows the units of turns \[0, 0\], wanted units of the history, each at most once .* \[0\]"),
         ("invents", r"shows the units of turns \[0, 9\], wanted units of the history"),
+        ("exits", "the condenser 'chosen': SystemExit: 0"),
+        ("orphans", r"shows the unit of turn 0 with results of the calls \['call_7'\], which its reply does not make"),
+        ("speaks", "shows the unit of turn 0 with a reply of role 'user'"),
         ("turns round", r"shows the units of turns \[1, 0\], wanted .* in order: \[0, 1\]"),
     ],
 )
@@ -610,6 +622,28 @@ def test_a_model_without_a_tool_template_hears_of_its_tools() -> None:
 def test_an_answer_beside_a_tool_call_does_not_count() -> None:
     trajectory = play(engine(ScriptedSampler([said("answer 9" + CALL), said("answer 5")]), tools={"add": add}))
     assert (trajectory.answer, len(trajectory.turns)) == ("5", 2)
+
+
+def test_a_call_beyond_the_tool_turns_ends_the_episode_unexecuted() -> None:
+    ran = []
+
+    def count() -> str:
+        """Counts."""
+        ran.append(1)
+        return "counted"
+
+    call = said('<tool>{"name": "count", "args": {}}</tool>')
+    parts = engine(ScriptedSampler([call, call, call]), tools={"count": count}, max_tool_turns=2)
+    trajectory = play(parts)
+    assert (trajectory.stop, len(trajectory.turns), len(ran)) == (Stop.TURN_LIMIT, 3, 2)
+    assert "rollout.max_tool_turns" in trajectory.detail
+    assert trajectory.turns[2].observations == ()
+    assert trajectory.turns[2].turn_rewards == {}  # an attempt that nobody answered is none
+
+
+def test_no_tool_turns_at_all_leave_the_environment_its_replies() -> None:
+    parts = engine(ScriptedSampler([said("hello"), said("answer 5")]), tools={"add": add}, max_tool_turns=0)
+    assert play(parts).answer == "5"
 
 
 def test_an_answer_in_a_tools_output_is_not_the_policys() -> None:

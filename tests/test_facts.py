@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from talk import agent, engine
+from talk import agent, engine, ignore
 
 from condensegrpo import segments
 from condensegrpo.condensers.full import Full
@@ -299,7 +299,7 @@ def played(task: Facts, condenser: Condenser, *, max_turns: int) -> list[Traject
             engine=engine(agent(careful), condenser=condenser, max_turns=max_turns),
             run_seed=0,
             step=0,
-            on_finish=lambda _: None,
+            on_finish=ignore,
         )
         return [one for group in groups for one in group]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from talk import END, Counting, agent, counting, engine, last_count, problem, said, shown, tokenizer
+from talk import END, Counting, agent, counting, engine, ignore, last_count, problem, said, shown, tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from condensegrpo import segments
@@ -38,6 +38,9 @@ def roll(
     on_finish: Callable[[Trajectory], None] = lambda _: None,
     abort_after: float | None = None,
 ) -> Groups:
+    async def told(one: Trajectory) -> None:
+        on_finish(one)
+
     async def run() -> Groups:
         abort = asyncio.Event()
         if abort_after == 0:
@@ -51,7 +54,7 @@ def roll(
             engine=parts,
             run_seed=run_seed,
             step=7,
-            on_finish=on_finish,
+            on_finish=told,
             abort=abort,
         )
 
@@ -182,7 +185,7 @@ def test_two_ranks_sample_what_one_would() -> None:
                 engine=parts,
                 run_seed=0,
                 step=7,
-                on_finish=lambda _: None,
+                on_finish=ignore,
             )
         )
         return {one.id: content(one) for group in groups for one in group}
@@ -226,7 +229,7 @@ def test_an_abort_that_came_before_the_start_samples_nothing() -> None:
 def test_what_on_finish_raises_stops_the_rollout_and_leaves_nothing_running() -> None:
     """Such as a full disk: no trajectory may be lost in silence."""
 
-    def full(trajectory: Trajectory) -> None:
+    async def full(trajectory: Trajectory) -> None:
         raise OSError("no space left")
 
     async def run() -> set[str]:
@@ -262,7 +265,7 @@ def test_a_cancelled_rollout_leaves_nothing_running() -> None:
                 engine=engine(slow, turn_seconds=60),
                 run_seed=0,
                 step=0,
-                on_finish=lambda _: None,
+                on_finish=ignore,
             )
         )
         await asyncio.sleep(0.02)
@@ -358,7 +361,7 @@ def test_a_perfect_agent_solves_the_ledger_with_a_context_of_one_turn() -> None:
             engine=engine(agent(reply), condenser=LastK(keep_last=1)),
             run_seed=0,
             step=0,
-            on_finish=lambda _: None,
+            on_finish=ignore,
         )
 
     for (one,), posed in zip(asyncio.run(run()), task.problems("eval"), strict=True):

@@ -13,7 +13,7 @@ from condensegrpo.messages import Message, ToolCall
 from condensegrpo.protocols import Demonstrates, Step
 from condensegrpo.rewards.verdict import number
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox, parsed_arguments
-from condensegrpo.tasks.answer_environment import read_answer
+from condensegrpo.tasks.answers import read_answer
 from condensegrpo.tasks.gsm8k import Gsm8k, final_answer
 from condensegrpo.tasks.tool_text import ToolFormat, calls_in
 from condensegrpo.tools.calculator import calculator

@@ -442,7 +442,7 @@ def checked(*some: ScoredTrajectory, tmp_path: Path, given: list[Credit] | None 
 
 
 def test_a_sound_run_has_no_breach(demo: Path) -> None:
-    assert "4 trajectories, 16 turns, no breach" in inspect(demo, "--check")
+    assert "4 trajectories, 16 turns, no breach" in " ".join(inspect(demo, "--check").split())
     assert list(json.loads(inspect(demo, "--check", "--json"))["breaches"].values()) == [[], []]  # of both steps
 
 

@@ -13,6 +13,8 @@ from transformers import (
     Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     PreTrainedModel,
 )
 from transformers.utils import ModelOutput
@@ -211,7 +213,8 @@ def test_a_model_that_calls_its_sizes_by_other_names_gives_what_its_full_logits_
         torch.testing.assert_close(module(*batch.inputs, 1.0).logp_T, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_a_model_that_does_more_to_its_logits_is_refused() -> None:
+@pytest.mark.parametrize("logit_scale", [0.25, 0.997])
+def test_a_model_that_does_more_to_its_logits_is_refused(logit_scale: float) -> None:
     config = CohereConfig(
         vocab_size=VOCABULARY,
         hidden_size=16,
@@ -219,13 +222,39 @@ def test_a_model_that_does_more_to_its_logits_is_refused() -> None:
         num_hidden_layers=1,
         num_attention_heads=2,
         initializer_range=1.0,
-        logit_scale=0.25,
+        logit_scale=logit_scale,
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=1,
     )
     with pytest.raises(LearnerError, match=r"CohereForCausalLM .* does something more"):
         TrainedLogprobs(CohereForCausalLM(config).eval()).check()
+
+
+def test_a_model_whose_decoder_cannot_be_told_from_it_is_refused_by_name() -> None:
+    config = Llama4TextConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=32,
+        intermediate_size_mlp=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        num_local_experts=2,
+        pad_token_id=0,
+    )
+    with pytest.raises(LearnerError, match=r"Llama4ForCausalLM .* its decoder cannot be told from the whole model"):
+        TrainedLogprobs(Llama4ForCausalLM(config).eval())
+
+
+def test_a_model_whose_rows_touch_each_other_even_side_by_side_is_refused_by_name() -> None:
+    """What no configuration tells: here, every state moves by what the first row of the batch says."""
+    model = llama()
+    model.set_attn_implementation("eager")
+    model.model.norm.register_forward_hook(lambda _, given, found: found + found[:1].mean())
+    with pytest.raises(LearnerError, match="LlamaForCausalLM makes something else of rows side by side than of each"):
+        TrainedLogprobs(model).check()
 
 
 def test_the_check_leaves_the_attention_as_it_was() -> None:

@@ -223,7 +223,10 @@ def test_shares_are_shares(facts: list[Facts]) -> None:
 def test_the_page_explains_every_key_of_trajectories_and_credit() -> None:
     called = replace(turn(1, 1), turn_rewards={"tool_attempts": 1.0}, answer_logprob=-1.0)
     facts = replace(
-        facts_of(scored(called, correct=1, total=1, components={"brevity": 1.0}), turn_reward=1.0), summaries=1
+        facts_of(scored(called, correct=1, total=1, components={"brevity": 1.0}), turn_reward=1.0),
+        summaries=1,
+        drafts=1,
+        confidence=0.5,
     )
     rows = [
         Credited(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from talk import Counting, agent, engine, last_count, problem, said, shown
+from talk import Counting, agent, engine, ignore, last_count, problem, said, shown
 
 from condensegrpo.messages import Message
 from condensegrpo.protocols import Problem, Step
@@ -78,7 +78,7 @@ def walls(questions: Sequence[str], *, sampling: float, limit: float = NEVER) ->
             engine=engine(sampler, turn_seconds=limit),
             run_seed=0,
             step=0,
-            on_finish=lambda _: None,
+            on_finish=ignore,
         )
         return [one for group in groups for one in group], asyncio.get_running_loop().time()
 
@@ -125,7 +125,7 @@ def roll(parts: Engine, posed: Sequence[Problem]) -> list[Trajectory]:
             engine=parts,
             run_seed=0,
             step=0,
-            on_finish=lambda _: None,
+            on_finish=ignore,
         )
         return [one for group in groups for one in group]
 

@@ -15,7 +15,7 @@ from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel
 
 from condensegrpo.architecture import architecture
 from condensegrpo.cli.plan import _bytes
-from condensegrpo.config import Model, NewModel, RunConfig, shipped, validate, vary
+from condensegrpo.config import Model, NewModel, RunConfig, find_config, load_config, shipped, validate, vary
 from condensegrpo.errors import ConfigError
 from condensegrpo.fitting import Change, _halves, remedy
 from condensegrpo.learner.lora import Lora, add_adapters
@@ -370,13 +370,24 @@ def test_what_is_no_size_is_a_configuration_error(text: str) -> None:
         _bytes(text)
 
 
-@pytest.mark.parametrize("name", shipped())
-def test_shipped_configurations_are_planned(name: str) -> None:
+# two heads of 32, or four of 16: the norms of queries and keys of two layers are 2 · 2 · 16 numbers shorter
+TINY = {
+    "quickstart": "262,592",
+    "quickstart_full": "262,592",
+    "quickstart_outcome": "262,592",
+    "memory": "262,528",
+    "memory_full": "262,528",
+}
+
+OFFLINE = [name for name in shipped() if load_config(find_config(name)).model.path is None]
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+def test_shipped_configurations_with_a_new_model_are_planned(name: str) -> None:
     done = run("plan", f"configs/{name}.yaml")
     assert done.returncode == 0, done.stderr
-    assert (
-        "262,592 parameters, float32, ZeRO 0 on 1 × cpu" in done.stdout or torch.cuda.is_available() or name == "gsm8k"
-    )
+    if name in TINY and not torch.cuda.is_available():
+        assert f"{TINY[name]} parameters, float32, ZeRO 0 on 1 × cpu" in done.stdout
     assert "activations" in done.stdout
     assert "at most" in done.stdout
 

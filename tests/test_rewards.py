@@ -49,8 +49,8 @@ def calling(*counts: tuple[int, int], answer: str | None = "7") -> Trajectory:
 # --- format ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stop", [stop for stop in Stop if stop is not Stop.ANSWERED])
-def test_only_an_answered_trajectory_is_well_formed(stop: Stop) -> None:
+@pytest.mark.parametrize("stop", [stop for stop in Stop if not stop.gives_answer])
+def test_only_a_trajectory_that_gives_an_answer_is_well_formed(stop: Stop) -> None:
     assert format_valid(answered("7"))
     assert not format_valid(answered("7", stop=stop))
 
@@ -235,7 +235,7 @@ def test_every_reward_is_found_by_its_name(name: str) -> None:
 
 @pytest.mark.parametrize("reward", [Correct, Format, InverseMaxContext, ToolCalls])
 def test_an_unknown_match_is_refused(reward: type[Correct]) -> None:
-    with pytest.raises(ValueError, match="match='roughly': wanted one of exact, number, alias"):
+    with pytest.raises(ValueError, match="match='roughly': wanted one of exact, number, last_number, alias"):
         reward(match="roughly")  # type: ignore[arg-type]
 
 

@@ -346,6 +346,22 @@ def test_a_request_that_does_not_fit_shows_old_results_masked(template: str) -> 
     assert segments.check(trajectory) == ()
 
 
+def test_no_summary_is_asked_to_be_longer_than_a_reply_may_be(template: str, tmp_path: Path) -> None:
+    """It would be cut off, and so rejected, every time."""
+    told = tmp_path / "told.txt"
+    told.write_text("at most $tokens, " + ASK)
+    asked: list[str] = []
+
+    def write(prompt: str) -> str:
+        asked.append(prompt)
+        return summing(prompt)
+
+    trajectory = condensed(talker(write), str(told), max_tokens=256, max_output_tokens=80)
+    assert trajectory.answer == "5"
+    assert asked
+    assert all(f"at most 80, {ASK}" in prompt for prompt in asked)
+
+
 # --- the contract -----------------------------------------------------------------------------------------------------
 
 
@@ -412,7 +428,7 @@ def test_a_condenser_that_never_asks_gets_nothing_to_ask_with() -> None:
 
 def test_the_template_of_the_package_asks_for_structure() -> None:
     """OpenHands #10508, #11910: task lists lost, old instructions carried out again."""
-    text = PolicySummary(max_tokens=77, keep_last=2)._text(kept=2)
+    text = PolicySummary().instruction.filled(tokens=77, kept=2)
     assert "77 tokens" in text
     assert "last 2 steps" in text
     for heading in ("Facts:", "Done:", "Pending:", "Failed:", "Next:"):

@@ -4,12 +4,13 @@ import asyncio
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from answering import Behaviour, completion, endpoint
-from conformance import HEAD, answered, check_account, count, history
+from conformance import HEAD, answered, budget, check_account, count, history
 from talk import engine, tokenizer
 from test_summary import OVER, kinds, play, talker
 
@@ -219,10 +220,42 @@ def test_a_local_model_out_of_time_or_of_room_is_a_refusal(folder: Path) -> None
     assert "has room for 2048" in full.reason
 
 
-def test_a_model_that_does_not_exist_is_a_refusal(tmp_path: Path) -> None:
-    found = condense(SummaryModel(str(tmp_path / "none")))
+def test_a_model_that_does_not_exist_is_found_before_a_run_starts_and_else_a_refusal(
+    folder: Path, tmp_path: Path
+) -> None:
+    """langchain #38352: a summary model that was never called, and nobody heard of it."""
+    model = SummaryModel(str(tmp_path / "none"))
+    with pytest.raises(ValueError, match=r"loading .*none, which is to write the summaries: "):
+        model.check_room(HEAD, budget(100))
+    found = condense(model)
     assert found.summary is None
-    assert "no summary can be used: loading" in found.reason
+    assert "no summary can be used: writing with" in found.reason
+    SummaryModel(str(folder)).check_room(HEAD, budget(100))
+
+
+def test_a_local_model_without_a_chat_template_is_found_before_a_run_starts(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").unlink()
+    with pytest.raises(ValueError, match="it has no chat template"):
+        SummaryModel(str(tmp_path)).check_room(HEAD, budget(100))
+    assert "no summary can be used: writing with" in condense(SummaryModel(str(tmp_path))).reason
+
+
+def test_who_waits_for_a_turn_gives_up_before_the_engine_does() -> None:
+    """A dead endpoint costs summaries and no trajectories, however many wait for it."""
+    with endpoint(Behaviour(seconds=5)) as url:
+        model = SummaryModel("m", url, seconds=3.0, concurrency=1)
+
+        async def three() -> list[Condensed]:
+            pasts = [history(*(answered(turn, f"{n} think", "o" * 60) for turn in range(6))) for n in range(3)]
+            limited = replace(budget(250), seconds=0.5)
+            return list(await asyncio.gather(*(model.condense(past, limited, ()) for past in pasts)))
+
+        started = time.monotonic()
+        found = asyncio.run(three())
+        assert time.monotonic() - started < 3
+    assert all("its turn did not come, or end, in time" in one.reason for one in found)
+    assert all(one.units and one.summary is None for one in found)
 
 
 @pytest.mark.parametrize(

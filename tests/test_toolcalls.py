@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 from condensegrpo.errors import PluginError
 from condensegrpo.messages import Message, ToolCall
 from condensegrpo.rollout import strictjson
-from condensegrpo.rollout.toolcalls import (
+from condensegrpo.rollout.toolcalls import TOOL_FORMATS, ToolAnswers, Toolbox
+from condensegrpo.rollout.toolformats import (
     MAX_CALLS,
-    TOOL_FORMATS,
     Malformed,
-    ToolAnswers,
-    Toolbox,
     parsed_arguments,
 )
 

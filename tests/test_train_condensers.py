@@ -1,21 +1,32 @@
 """Training with every condenser: three steps on the quickstart's model, and exactly the right tokens trained."""
 
+import asyncio
+import json
 import math
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conformance import NEVER_CUTS, OPTIONS
+from typer.testing import CliRunner
 
 from condensegrpo import assemble, plugins, segments
+from condensegrpo.attention.scorer import AttentionScorer
+from condensegrpo.cli.app import app
 from condensegrpo.cli.quiet import quiet_libraries
 from condensegrpo.config import RunConfig, find_config, load_config
 from condensegrpo.errors import ConfigError
+from condensegrpo.information import curve
+from condensegrpo.messages import History, Unit
 from condensegrpo.observer import Silent
+from condensegrpo.protocols import Budget
+from condensegrpo.rollout.information import AnswerProbe
+from condensegrpo.samplers.transformers import TransformersSampler
 from condensegrpo.storage import RunFolder, read_credit, read_metrics, read_trajectories
 from condensegrpo.train import train
-from condensegrpo.trajectory import ScoredTrajectory
+from condensegrpo.trajectory import ScoredTrajectory, Trajectory
 
 SMALL = (
     "warm_start.probe_target=null",
@@ -32,7 +43,7 @@ SMALL = (
 # a condenser of the package that has more to do on so short a conversation with other options than in the suite
 TRAINED: dict[str, Callable[[Path], dict[str, Any]]] = {
     "summary": lambda template: {"template": str(template), "max_tokens": 16},
-    "summary_model": lambda template: {"model": str(template.parent / "none")},  # that cannot be loaded
+    "summary_model": lambda template: {"model": "none", "url": "http://127.0.0.1:9/v1"},  # where nobody answers
     "pipeline": lambda template: {
         "stages": [
             {"name": "observation_mask", "options": {"keep": 1, "drop_oldest": False}},
@@ -142,3 +153,88 @@ def test_a_budget_that_leaves_a_summary_no_room_stops_the_run_before_anything_is
     with pytest.raises(ConfigError, match="checking the room of the condenser summary: behind system message and"):
         run(wrong)
     assert not list((tmp_path / "of-summary" / "trajectories").glob("*"))
+
+
+# --- attention and information under the weights of the step ----------------------------------------------------------
+
+ALONE = {"smoothing": 0.0, "lookback": 0, "hysteresis": 1.0}  # each turn for itself
+
+
+def condensations(one: Trajectory) -> Iterator[tuple[History, tuple[Any, ...]]]:
+    """The history before every condensed turn, and what became of its units."""
+    units = [Unit(turn=number, reply=turn.reply, results=turn.observations) for number, turn in enumerate(one.turns)]
+    for number, turn in enumerate(one.turns):
+        if turn.condensation is not None:
+            yield History(head=one.turns[0].context, units=tuple(units[:number])), turn.condensation.spans
+
+
+def test_the_policys_attention_is_that_of_the_weights_that_the_step_was_sampled_from(
+    model: Path, tmp_path: Path
+) -> None:
+    """Stale weights would choose by what an older policy looked at, and nothing would show it."""
+    made = config("attention", ALONE, model, tmp_path, "train.steps=2", "train.save_every=1")
+    folder = run(made)
+    after_1 = TransformersSampler(str(folder.checkpoints / "step_000001" / "model"))
+    before = TransformersSampler(str(model))
+    cast = assemble.cast(made)
+    renderer = assemble.renderer(made, cast, str(model))
+    budgets = {
+        name: Budget(tokens=60, count=renderer.count, scorers={"policy": AttentionScorer(sampler, renderer)})
+        for name, sampler in (("after 1", after_1), ("before", before))
+    }
+    scored = read_trajectories(folder.trajectories(2)).trajectories
+    chosen = [found for one in scored for found in condensations(one.trajectory)]
+    assert len(chosen) > 8
+    for past, spans in chosen:
+        assert asyncio.run(cast.condenser.condense(past, budgets["after 1"], ())).spans == spans
+    scores = {
+        name: asyncio.run(budget.scorers["policy"].score([past for past, _ in chosen], 60))
+        for name, budget in budgets.items()
+    }
+    assert scores["after 1"] != scores["before"]
+    after_1.close()
+    before.close()
+
+
+def test_a_run_measures_and_pays_what_contexts_know_and_the_commands_tell_it(model: Path, tmp_path: Path) -> None:
+    parts = "[{name: correct}, {name: answer_information, weight: 0.1, options: {bound: 2}}]"
+    made = config(
+        "last_k",
+        {"keep_last": 1},
+        model,
+        tmp_path,
+        "train.steps=1",
+        "algorithm={estimator: mt_grpo}",
+        "rollout.answer_form='<answer> {answer} </answer>'",
+        f"reward={{name: weighted_sum, options: {{parts: {parts}}}}}",
+    )
+    folder = run(made)
+    found = read_trajectories(folder.trajectories(1)).trajectories
+    for one in found:
+        known = [nats for nats in curve(one.trajectory) if nats is not None]
+        assert len(known) == len(one.trajectory.turns)
+        gains = [0.1 * min(max(after - before, -2), 2) for before, after in pairwise(known)]
+        assert one.score.turn_rewards == pytest.approx([*gains, 0.0])
+    (line,) = [line for line in read_metrics(folder.metrics) if "groups_dropped" in line]
+    ends = [curve(one.trajectory)[-1] for one in found]
+    assert line["answer_information"] == pytest.approx(sum(nats for nats in ends if nats is not None) / len(ends))
+
+    sampler, cast = TransformersSampler(str(model)), assemble.cast(made)
+    probe = AnswerProbe(
+        model=sampler, renderer=assemble.renderer(made, cast, str(model)), form="<answer> {answer} </answer>"
+    )
+    problems = {problem.id: problem for problem in assemble.problems(cast.task, "train")}
+    last = found[-1].trajectory
+    (problem,) = [problem for name, problem in problems.items() if last.problem_id.endswith(name)]
+    measured = asyncio.run(probe.measure(problem, last.turns[-1].prompt_ids))
+    assert measured == pytest.approx(last.turns[-1].answer_logprob, abs=1e-4)
+    sampler.close()
+
+    result = CliRunner().invoke(app, ["inspect-trajectory", str(folder.path), "--trajectory", last.id])
+    assert result.exit_code == 0, result.output
+    assert "information about the answer" in result.output
+    result = CliRunner().invoke(app, ["eval", str(folder.path), "--json"])
+    assert result.exit_code == 0, result.output
+    known = json.loads(result.stdout)["information"]
+    assert len(known) > 1
+    assert all(nats < 0 for nats in known)

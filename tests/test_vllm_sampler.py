@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from condensegrpo.errors import PluginError, SamplerError
 from condensegrpo.plugins import build, check, takes
-from condensegrpo.protocols import Rests
+from condensegrpo.protocols import Measures, Rests
 from condensegrpo.trajectory import Finish, Generation, SamplingParams
 
 if TYPE_CHECKING:
@@ -137,6 +137,32 @@ def test_logprobs_are_those_of_a_plain_forward_at_the_same_temperature(
     for prompt, reply in zip(MIXED, replies, strict=True):
         assert (len(reply.token_ids), reply.finish) == (12, Finish.LENGTH)
         assert gap(policy, prompt, reply, temperature) < 1e-4
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_given_reply_is_as_probable_as_in_a_plain_forward(
+    sampler: "VllmSampler", policy: PreTrainedModel, cached: bool
+) -> None:
+    """At temperature 1, beside replies that are sampled, and though the prefix cache holds the prompt."""
+    if cached:
+        alone(sampler, MIXED[4], params())
+    output = [7, 3, 3, 39]
+
+    async def all_at_once() -> list[Any]:
+        sampled = [sampler.sample(prompt, params(temperature=0.7, seed=1)) for prompt in MIXED]
+        return await asyncio.gather(*(sampler.measure(prompt, output) for prompt in MIXED), *sampled)
+
+    found = asyncio.run(all_at_once())
+    for prompt, measured, reply in zip(MIXED, found, found[len(MIXED) :], strict=False):
+        plain = plain_logprobs(policy, prompt, output, 1.0)
+        assert list(measured) == pytest.approx(plain[range(4), output].tolist(), abs=1e-4)
+        assert gap(policy, prompt, reply, 0.7) < 1e-4
+
+
+@pytest.mark.parametrize(("prompt", "output"), [([], [3]), ([3], []), ([3] * 300, [3] * 100)])
+def test_what_cannot_be_measured_is_refused(sampler: "VllmSampler", prompt: list[int], output: list[int]) -> None:
+    with pytest.raises(SamplerError, match=r"found a prompt of|vLLM was set up for max_model_len=400"):
+        asyncio.run(sampler.measure(prompt, output))
 
 
 def test_tokens_are_drawn_from_the_distribution_that_is_told(sampler: "VllmSampler", policy: PreTrainedModel) -> None:
@@ -260,12 +286,6 @@ def test_a_request_that_vllm_refuses_costs_only_itself(sampler: "VllmSampler") -
     assert isinstance(last, Generation)
 
 
-def test_top_p_and_top_k_are_refused_with_the_reason_before_anything_is_loaded() -> None:
-    for option in ({"top_p": 0.9}, {"top_k": 20}):
-        with pytest.raises(PluginError, match=r"every importance ratio is wrong"):
-            check("samplers", "vllm", {"model_path": "nowhere", **option})
-
-
 @pytest.mark.parametrize(
     ("option", "wanted"),
     [
@@ -372,7 +392,10 @@ def test_after_an_update_the_same_prompt_is_answered_by_the_new_weights(
             for prompt in MIXED:
                 reply = alone(sampler, prompt, params(temperature=temperature, seed=version))
                 assert gap(policy, prompt, reply, temperature) < 1e-4
+        plain = plain_logprobs(policy, MIXED[4], [3], 1.0)[0, 3]
+        assert asyncio.run(sampler.measure(MIXED[4], [3])) == pytest.approx([float(plain)], abs=1e-4)
     assert alone(sampler, MIXED[4], params(temperature=0.0)).logprobs != before.logprobs
+    assert isinstance(sampler, Measures)
 
 
 def test_an_update_while_requests_are_under_way_is_refused(sampler: "VllmSampler", policy: PreTrainedModel) -> None:

@@ -124,6 +124,18 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest
     child.stop()
 
 
+def test_the_cause_is_quoted_though_the_log_goes_on_long_after_it(tmp_path: Path) -> None:
+    served = ServedModel(path="model", dtype="float32", max_model_len=8)
+    child = Child(served, ServerSettings(), token="t", log=tmp_path / "log")
+    lines = ["loading", "ERROR ValueError: No memory for the cache", *map(str, range(30)), "RuntimeError: see above"]
+    child.log.write_text("\n".join(lines))
+    said = child.last_words().splitlines()
+    assert said[:2] == ["ERROR ValueError: No memory for the cache", "…"]
+    assert said[2:] == lines[-12:]
+    child.log.write_text("\n".join(lines[-5:]))  # all of it is shown
+    assert child.last_words().splitlines() == lines[-5:]
+
+
 # --- requests and replies ---------------------------------------------------------------------------------------------
 
 

@@ -265,10 +265,20 @@ def test_a_wrong_token_is_said(folder: str, shape: dict[str, str], monkeypatch: 
 
 def test_a_prompt_that_does_not_fit_is_refused_here(folder: str, shape: dict[str, str]) -> None:
     with serving(StandIn(shape, max_model_len=10)) as server, sampling(folder, server) as sampler:
-        with pytest.raises(SamplerError, match=r"a prompt of 7 tokens and max_tokens=4 make 11, and the servers take"):
+        with pytest.raises(SamplerError, match=r"a prompt of 7 tokens and max_tokens=4 make 11, .* max_model_len=10"):
             ask(sampler, prompt=(3,) * 7)
         assert not server.prompts
         ask(sampler, prompt=(3,) * 6)
+
+
+@pytest.mark.parametrize("heat", [0.005, 2.5, -1.0, float("nan")])
+def test_a_temperature_that_vllm_takes_for_another_is_refused_here(
+    heat: float, folder: str, shape: dict[str, str]
+) -> None:
+    with serving(StandIn(shape)) as server, sampling(folder, server) as sampler:
+        with pytest.raises(SamplerError, match=f"temperature={heat}"):
+            asyncio.run(sampler.sample((3, 4), SamplingParams(max_tokens=4, temperature=heat)))
+        assert not server.prompts
 
 
 def test_a_closed_sampler_says_so_and_closes_twice(folder: str, shape: dict[str, str]) -> None:
@@ -290,6 +300,8 @@ def test_a_closed_sampler_says_so_and_closes_twice(folder: str, shape: dict[str,
         ({"server": {"kv_cache_gib": 0}}, "kv_cache_gib: found 0"),
         ({"server": {"flags": ["--api-key=open"]}}, "it is set already"),
         ({"server": {"devices": ["0"]}, "replicas": 2, "urls": ["http://x"]}, "one for each of 2 replicas"),
+        ({"server": {"flags": ["--port", "8000"]}}, "--port: it is set already"),
+        ({"server": {"flags": ['--override-generation-config={"top_p": 0.5}']}}, "exactness hangs on it"),
         ({"top_p": 0.5}, "top_p"),
     ],
 )

@@ -27,9 +27,10 @@ from typing import Any
 
 import torch
 from deepspeed import DeepSpeedEngine
+from torch.optim.lr_scheduler import LambdaLR
 
 from condensegrpo.errors import CheckpointError
-from condensegrpo.learner.deepspeed import quiet
+from condensegrpo.learner.deepspeed import quiet, silent
 from condensegrpo.learner.identity import identity
 from condensegrpo.learner.publish import aside, clear, is_leftover, publish, write_text, written_aside
 from condensegrpo.learner.ranks import any_rank, barrier, rank, sum_over_ranks, world_size
@@ -100,6 +101,9 @@ def save(
 def load(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
     """Restore weights, optimiser, schedule and random number generators; every rank must call it.
 
+    Of optimiser and schedule what they have come to: moments and steps taken. Learning rate, decay and betas stay those
+    that the engine was opened with, so that a resumed run may change them.
+
     Returns:
         The loop's own state, as it was given to ``save``.
 
@@ -116,12 +120,20 @@ def load(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
             f"--nproc_per_node {found[0]}, learner.zero_stage={found[1]}), or start anew from its exported model."
         )
     _check_policy(engine, checkpoint, manifest)
-    with quiet():
+    schedule: LambdaLR = engine.lr_scheduler
+    rates = list(schedule.base_lrs)
+    settings = [{key: group[key] for key in group if key != "params"} for group in schedule.optimizer.param_groups]
+    with silent():
         path, _ = engine.load_checkpoint(str(checkpoint), tag=ENGINE, load_module_strict=False)
     if path is None:
         raise CheckpointError(
             f"loading {checkpoint}: DeepSpeed found nothing in {ENGINE}/. Resume from another checkpoint."
         )
+    schedule.base_lrs = rates
+    for group, own, rate, part in zip(
+        schedule.optimizer.param_groups, settings, rates, schedule.lr_lambdas, strict=True
+    ):
+        group.update({**own, "lr": rate * part(schedule.last_epoch)})
     _set_random_states(torch.load(checkpoint / f"rng_rank_{rank()}.pt", weights_only=True))
     state: dict[str, Any] = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
     return state

@@ -5,11 +5,12 @@ DeepSpeed is used in every case, world size 1 included. Processes come from ``to
 optimiser step (all ranks, all micro-batches), so that loss = Σ w·l; DeepSpeed's mean over ranks is undone here.
 """
 
+import io
 import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -146,7 +147,7 @@ def open_engine(
     module.register_state_dict_post_hook(_drop_frozen)  # type: ignore[no-untyped-call]  # torch left it untyped
     deepspeed.utils.set_z3_leaf_modules(module, [ChunkedHead])
     trained = [tensor for tensor in policy.parameters() if tensor.requires_grad]
-    with quiet():
+    with silent():
         engine, *_ = deepspeed.initialize(
             model=module,
             model_parameters=trained,
@@ -345,4 +346,11 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         for category, message in _NOISE:
             warnings.filterwarnings("ignore", message=message, category=category)
+        yield
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """``quiet``, and without the lines on memory that DeepSpeed prints where it trains in bfloat16."""
+    with quiet(), redirect_stdout(io.StringIO()):
         yield

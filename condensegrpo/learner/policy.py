@@ -24,6 +24,7 @@ from transformers import (
 
 from condensegrpo.errors import ConfigError
 from condensegrpo.learner.publish import aside, clear, publish, written_aside
+from condensegrpo.placeholder import placeholder_in
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 GENERATION_CONFIG = "generation_config.json"
@@ -197,10 +198,11 @@ def _source(path: str, what: str) -> str:
     """The folder that ``path`` means, or the Hub id that it may be.
 
     Raises:
-        ConfigError: it can only be a folder, and there is none.
+        ConfigError: it can only be a folder, and there is none; or a file in it holds something else.
     """
     folder = Path(path).expanduser()
     if folder.is_dir():
+        _refuse_placeholders(folder, what)
         return str(folder)
     inside = folder.parent != Path() and folder.parent.is_dir()  # runs/modle, where there is a folder runs
     if path.startswith((".", "/", "~")) or path.count("/") > 1 or inside:
@@ -209,6 +211,13 @@ def _source(path: str, what: str) -> str:
             f"config.json and a tokenizer, or to a Hub id such as Qwen/Qwen2.5-0.5B-Instruct."
         )
     return path
+
+
+def _refuse_placeholders(folder: Path, what: str) -> None:
+    for file in (*folder.glob("*.json"), *folder.glob("*.safetensors")):
+        instead = placeholder_in(file)
+        if instead is not None:
+            raise ConfigError(f"loading the {what} of {folder}: {file.name}: {instead}.")
 
 
 def _not_found(what: str, path: str, error: Exception) -> str:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar, get_args
 
-from condensegrpo.errors import ContextOverflow
+from condensegrpo.errors import ContextOverflow, SamplerError
 from condensegrpo.messages import Message, Role
 from condensegrpo.trajectory import Stop
 
@@ -27,8 +27,8 @@ async def guarded(
 
     The work has a task of its own: if it catches the cancellation at its time limit it is left behind and not waited
     for, and if it raises ``CancelledError`` or cancels its task, that ends the work and nobody else. A cancellation of
-    the episode cancels the work and passes through. ``ContextOverflow`` keeps its meaning, whoever raises it, and so
-    does an ``Ended`` from further in.
+    the episode cancels the work and passes through. ``ContextOverflow`` and ``SamplerError`` keep their meaning,
+    whoever raises them, and so does an ``Ended`` from further in.
     """
     task = asyncio.create_task(_translated(work, who, stop))
     task.add_done_callback(_heard)
@@ -69,6 +69,8 @@ async def _translated(work: Callable[[], Coroutine[Any, Any, T]], who: str, stop
         raise
     except ContextOverflow as error:
         raise Ended(Stop.CONTEXT_OVERFLOW, str(error)) from error
+    except SamplerError as error:  # of a sampler that a plug-in was lent
+        raise Ended(Stop.SAMPLER_ERROR, f"{who}: {type(error).__name__}: {error}") from error
     except BaseException as error:  # the boundary to plug-ins; sys.exit() and a panic of Rust code are no Exception
         raise Ended(stop, f"{who}: {type(error).__name__}: {error}") from error
 

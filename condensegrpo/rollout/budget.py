@@ -15,14 +15,17 @@ class Limits:
     max_turns: int  # replies, every one counted
     max_context_tokens: int  # of one turn's prompt, template included
     max_output_tokens: int  # sampled in one turn
+    max_tool_turns: int | None = None  # replies whose tool calls are run; None: all
     turn_seconds: float = (
         600.0  # of one reply (waiting for a batch included), of one environment step, of one condensing
     )
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if not value > 0:
+            if name != "max_tool_turns" and not value > 0:
                 raise ValueError(f"a limit must be positive: {name} is {value}")
+        if self.max_tool_turns is not None and self.max_tool_turns < 0:
+            raise ValueError(f"max_tool_turns is {self.max_tool_turns}: wanted at least 0, or None for no limit")
 
 
 def check_head(renderer: Renderer, head: Sequence[Message], limits: Limits) -> None:

@@ -41,6 +41,17 @@ class Trigger:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Confidence:
+    """When an episode ends by a draft of its answer, see ``rollout/confidence.py``."""
+
+    threshold: float  # in (0, 1], of the probability of the draft as a whole
+    before: str  # what opens an answer
+    closing: str  # what closes it, without space around it; "": the end of the reply
+    after_turns: int = 1  # replies before the first draft
+    max_tokens: int = 32  # of a draft; with what opens an answer no more than a reply may have
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     """The parts that play an episode. Condensers know how to condense; ``trigger`` says when they are asked."""
 
@@ -54,6 +65,7 @@ class Engine:
     limits: Limits
     temperature: float = 1.0  # 0 is greedy
     probe: AnswerProbe | None = None  # None: what contexts know of the answer is not measured
+    confidence: Confidence | None = None  # None: no answer is drafted
     stopwatch: Stopwatch = field(default_factory=Stopwatch)  # of the condenser
 
 

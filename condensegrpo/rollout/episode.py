@@ -18,6 +18,7 @@ from functools import partial
 from condensegrpo.messages import History, Message, Unit
 from condensegrpo.protocols import Environment, Problem, Step
 from condensegrpo.rollout.boundary import Ended, checked_messages, guarded
+from condensegrpo.rollout.confidence import Drafted, drafted
 from condensegrpo.rollout.engine import Engine, Trigger
 from condensegrpo.rollout.prompt import Asked, Prompt, next_prompt
 from condensegrpo.rollout.sampling import Sampled, sample
@@ -51,11 +52,17 @@ class _Record:
     turns: list[Turn] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
     seeds: int = 0  # drawn so far
+    drafts: int = 0  # likewise, for drafts of answers
 
     def next_seed(self) -> int:
         """The seed of the next text of the episode, whatever becomes of it."""
         self.seeds += 1
         return self.seed(self.seeds - 1)
+
+    def draft_seed(self) -> int:
+        """The seed of the next draft: of a stream of its own, so that drafts change no other text."""
+        self.drafts += 1
+        return self.seed(-self.drafts)
 
     def wrote(self, attempts: Sequence[Attempt], reasons: Sequence[str]) -> None:
         """Take what the policy wrote for a condenser."""
@@ -91,7 +98,7 @@ async def run_episode(
     Args:
         environment: makes the episode's own environment, as ``Task.environment`` does.
         seed: n → seed of the random stream of the nth text of the episode. Condense turns and rejected texts count;
-            without any, n is the turn.
+            without any, n is the turn. Below 0: of drafts, −1 the first.
         draw: in [0, 1), of the problem and so the same for all siblings: where in the trigger's jitter they condense.
         abort: once set, the episode ends as ``aborted`` with the turns that it has.
 
@@ -149,6 +156,10 @@ async def _play(
         for _ in range(engine.limits.max_turns):
             prompt, history = await _prompted(engine, history, last, draw, record)
             known = await _known(engine, problem, prompt)
+            draft = await _drafted(engine, prompt, record)
+            if draft is not None and draft.answer is not None:
+                record.turns.append(replace(draft.turn, answer_logprob=known, draft=draft.draft))
+                return _Ending(stop=Stop.CONFIDENT, answer=draft.answer)
             sampled = await sample(
                 engine,
                 prompt.ids,
@@ -157,9 +168,10 @@ async def _play(
                 max_tokens=engine.limits.max_output_tokens,
                 stop_strings=engine.toolbox.format.stop_strings,
             )
-            reaction = await _react(engine, episode, sampled)
+            reaction = await _react(engine, episode, sampled, may_call=_may_call(engine, record.turns))
             number = len(record.turns)
-            record.turns.append(replace(_turn(prompt, sampled, reaction), answer_logprob=known))
+            turn = _turn(prompt, sampled, reaction)
+            record.turns.append(replace(turn, answer_logprob=known, draft=None if draft is None else draft.draft))
             if reaction.ending is not None:
                 return reaction.ending
             history = history.add(Unit(turn=number, reply=reaction.reply, results=reaction.observations))
@@ -208,12 +220,29 @@ async def _known(engine: Engine, problem: Problem, prompt: Prompt) -> float | No
     )
 
 
-async def _react(engine: Engine, environment: Environment, sampled: Sampled) -> _Reaction:
+def _may_call(engine: Engine, turns: Sequence[Turn]) -> bool:
+    """Whether the tool calls of one more reply are run."""
+    most = engine.limits.max_tool_turns
+    return most is None or sum(TOOL_ATTEMPTS in turn.turn_rewards for turn in turns) < most
+
+
+async def _drafted(engine: Engine, prompt: Prompt, record: _Record) -> Drafted | None:
+    """The policy's answer to a prompt, if drafts are asked for."""
+    if engine.confidence is None:
+        return None
+    replies = sum(turn.kind == "act" for turn in record.turns)
+    return await drafted(engine, prompt, trajectory=record.trajectory, seed=record.draft_seed(), replies=replies)
+
+
+async def _react(engine: Engine, environment: Environment, sampled: Sampled, *, may_call: bool) -> _Reaction:
     """Let the tools or the environment answer a reply. What they raise is the reaction's ending: the turn stays."""
     reply = Message(role="assistant", content=sampled.text)
     if sampled.generation.finish is Finish.LENGTH:
         detail = f"a reply was cut off at {len(sampled.generation.token_ids)} tokens (rollout.max_output_tokens)"
         return _Reaction(reply=reply, ending=_Ending(stop=Stop.OUTPUT_LENGTH, detail=detail))
+    if not may_call and engine.toolbox.format.parse(sampled.text):
+        detail = f"a reply called a tool after {engine.limits.max_tool_turns} that had (rollout.max_tool_turns)"
+        return _Reaction(reply=reply, ending=_Ending(stop=Stop.TURN_LIMIT, detail=detail))
     try:
         answers = await guarded(  # each call has the toolbox's own time limit
             partial(engine.toolbox.answer, sampled.text), who="the tools", stop=Stop.ENVIRONMENT_ERROR

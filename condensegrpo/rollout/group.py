@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 from condensegrpo.protocols import Environment, Problem
@@ -20,7 +20,7 @@ async def rollout(
     engine: Engine,
     run_seed: int,
     step: int,
-    on_finish: Callable[[Trajectory], None],
+    on_finish: Callable[[Trajectory], Awaitable[None]],
     abort: asyncio.Event | None = None,
 ) -> tuple[tuple[Trajectory, ...], ...]:
     """``samples`` trajectories of every problem.
@@ -31,7 +31,8 @@ async def rollout(
     Args:
         problems: by a name that is unique in the whole batch, see ``named``. The name is part of the ids of groups and
             trajectories and names the random streams, so it must not depend on which share of the batch this is.
-        on_finish: sees each trajectory the moment it ends, in whatever order they do; what it raises stops the rollout.
+        on_finish: is awaited with each trajectory the moment it ends, in whatever order they do, while the others go
+            on; what it raises stops the rollout.
         abort: once set, every episode that is under way ends as ``aborted``.
 
     Returns:
@@ -49,7 +50,7 @@ async def rollout(
             draw=problem_draw(run_seed, step, name),
             abort=abort,
         )
-        on_finish(trajectory)
+        await on_finish(trajectory)
         return trajectory
 
     tasks = [

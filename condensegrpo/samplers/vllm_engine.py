@@ -109,13 +109,32 @@ class VllmEngine:
             ),
         )
 
+    def add_reading(self, name: str, token_ids: Sequence[int]) -> None:
+        """Take a request in whose tokens are only read: ``step`` gives them all but the first, at temperature 1.
+
+        vLLM reads them from the first on, whatever its prefix cache holds, and cannot end without one token sampled.
+        """
+        self._engine.add_request(
+            name,
+            {"prompt_token_ids": list(token_ids)},
+            self._vllm.SamplingParams(
+                max_tokens=1,
+                temperature=0.0,
+                prompt_logprobs=0,  # of the tokens that are there alone
+                flat_logprobs=True,
+                detokenize=False,
+                ignore_eos=True,
+                output_kind=self._final,
+            ),
+        )
+
     def abort(self, names: Sequence[str]) -> None:
         """Take requests out; those that are done already are no matter."""
         if names:
             self._engine.abort_request(list(names))
 
     def step(self) -> dict[str, Generation | SamplerError]:
-        """Sample the next token of every running request; the replies that are complete with it.
+        """Sample the next token of every running request; the replies and readings that are complete with it.
 
         vLLM on a CPU draws from torch's generator even where every request has its own: its state is put back, since
         the learner's dropout draws from it as well.
@@ -125,7 +144,7 @@ class VllmEngine:
             outputs = self._engine.step()
         finally:
             torch.set_rng_state(state)
-        return {output.request_id: _generation(output.outputs[0]) for output in outputs if output.finished}
+        return {output.request_id: _found(output) for output in outputs if output.finished}
 
     def load(self, named_tensors: NamedTensors) -> None:
         """Load weights under their Hugging Face names and drop every cached key and value.
@@ -212,18 +231,21 @@ class VllmEngine:
             )
 
 
-def _generation(output: Any) -> Generation | SamplerError:  # noqa: ANN401  vLLM's classes are untyped
-    logprobs = tuple(output.logprobs.logprobs)
+def _found(output: Any) -> Generation | SamplerError:  # noqa: ANN401  vLLM's classes are untyped
+    if output.prompt_logprobs is not None:
+        read = output.prompt_token_ids[1:]
+        return _generation(read, output.prompt_logprobs.logprobs, Finish.STOP)
+    reply = output.outputs[0]
+    return _generation(reply.token_ids, reply.logprobs.logprobs, FINISHES.get(reply.finish_reason, Finish.ABORT))
+
+
+def _generation(token_ids: Sequence[int], logprobs: Sequence[float], finish: Finish) -> Generation | SamplerError:
     if not all(map(math.isfinite, logprobs)):
         return SamplerError(
             f"sampling {len(logprobs)} tokens: the model's logits are not numbers, nothing can be drawn. The weights "
             f"have probably diverged: look at the last optimiser steps, lower the learning rate."
         )
-    return Generation(
-        token_ids=tuple(output.token_ids),
-        logprobs=logprobs,
-        finish=FINISHES.get(output.finish_reason, Finish.ABORT),
-    )
+    return Generation(token_ids=tuple(token_ids), logprobs=tuple(logprobs), finish=finish)
 
 
 def _join_alone() -> None:

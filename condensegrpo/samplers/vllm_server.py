@@ -25,9 +25,11 @@ from transformers import AutoConfig
 
 from condensegrpo.errors import SamplerError, ServerUnreachable
 from condensegrpo.protocols import NamedTensors
+from condensegrpo.samplers.vllm_request import check_request
 from condensegrpo.samplers.vllm_server_client import ServerClient
 from condensegrpo.samplers.vllm_server_guard import TOKEN_VARIABLE
 from condensegrpo.samplers.vllm_server_loop import LoopThread
+from condensegrpo.samplers.vllm_server_nccl import NcclCourier
 from condensegrpo.samplers.vllm_server_process import Child, ServedModel, ServerSettings, check_installed
 from condensegrpo.samplers.vllm_server_replica import STARTED_WITH, Replica, Weights
 from condensegrpo.samplers.vllm_server_weights import checked, write_weights
@@ -92,6 +94,7 @@ class VllmServerSampler:
         self._replicas: list[Replica] = []
         self._expected = Expected(model_path)
         self._loop = LoopThread("vllm-servers")
+        self._courier = self._hired()
         try:
             self._loop.wait(self._open(shape_of(AutoConfig.from_pretrained(model_path))))
             self._loop.wait(self._bring_up())
@@ -129,6 +132,8 @@ class VllmServerSampler:
             raise ValueError(f"urls={urls!r}: wanted a list such as [http://10.0.0.5:8000]")
         if settings.devices and len(settings.devices) != replicas:
             raise ValueError(f"server.devices={list(settings.devices)}: wanted one for each of {replicas} replicas")
+        if settings.weights == "nccl" and not torch.cuda.is_available():
+            raise ValueError("server.weights='nccl': NCCL goes from GPU to GPU, and there is none; leave it out")
         if not urls:
             check_installed()
 
@@ -149,7 +154,8 @@ class VllmServerSampler:
         """Write the learner's weights to a folder, have every server load them and drop its prefix cache.
 
         Several ranks that share servers must all call it: the first writes, the others wait. A server that is gone gets
-        the weights before it serves again.
+        the weights before it serves again. With ``server.weights=nccl`` they go from GPU to GPU instead, and a server
+        that is gone gets the next ones.
 
         Raises:
             SamplerError: requests are under way, the weights are not those of the model, or no server took them.
@@ -182,6 +188,8 @@ class VllmServerSampler:
     def close(self) -> None:
         """End our own servers and give all connections back. May be called twice; requests that come later fail."""
         replicas, self._replicas = self._replicas, []
+        if self._courier is not None:
+            self._courier.leave()
         if replicas:
             self._loop.wait(_close_all(replicas))
         self._loop.close()
@@ -190,18 +198,7 @@ class VllmServerSampler:
     def _check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         if not self._replicas:
             raise SamplerError("sampling a reply: the sampler was closed")
-        length, room = len(prompt_ids), self._room
-        if not length or params.max_tokens < 1 or params.temperature < 0:
-            raise SamplerError(
-                f"sampling a reply: found a prompt of {length} tokens, max_tokens={params.max_tokens} and "
-                f"temperature={params.temperature}; wanted at least one token of each and a temperature of at least 0."
-            )
-        if room is not None and length + params.max_tokens > room:
-            raise SamplerError(
-                f"sampling a reply: a prompt of {length} tokens and max_tokens={params.max_tokens} make "
-                f"{length + params.max_tokens}, and the servers take {room}. Lower rollout.max_context_tokens or "
-                f"rollout.max_output_tokens, or raise sampler.options.max_model_len."
-            )
+        check_request(prompt_ids, params, room=self._room)
 
     @property
     def _room(self) -> int | None:
@@ -273,9 +270,17 @@ class VllmServerSampler:
         await asyncio.shield(replica.revive())
         return replica
 
+    def _hired(self) -> NcclCourier | None:
+        """Who carries weights over NCCL, if anybody does."""
+        if self._settings.weights != "nccl":
+            return None
+        return NcclCourier(self._loop, seconds=self._settings.start_seconds, dtype=DTYPES[self._model.dtype])
+
     def _publish(self, named_tensors: NamedTensors, version: int) -> Weights:
-        """Write weights and have the servers load them; what they hold then."""
+        """Write weights and have the servers load them, or send them; what the servers hold then."""
         old, label = self._weights, f"{self._run}:{version}"
+        if self._courier is not None:
+            return self._courier.carry(self._replicas, checked(named_tensors, self._expected), label)
         folder = self._weights_dir / f"{self._run}-{version}-{secrets.token_hex(2)}"
         write_weights(folder, checked(named_tensors, self._expected), DTYPES[self._model.dtype])
         self._weights = Weights(label=label, folder=str(folder.resolve()))

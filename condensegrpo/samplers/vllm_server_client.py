@@ -7,6 +7,7 @@ again; one that refuses (4xx) is a plain ``SamplerError``: the same question wou
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -47,6 +48,11 @@ class ServerClient:
             headers={"Authorization": f"Bearer {token}"},
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),  # 0: one a trajectory, if need be
         )
+
+    @property
+    def host(self) -> str:
+        """The machine that it runs on, by name or address."""
+        return urlsplit(self.url).hostname or ""
 
     async def healthy(self) -> bool:
         """Whether the server answers and its engine lives."""

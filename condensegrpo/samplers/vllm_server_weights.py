@@ -34,7 +34,7 @@ def write_weights(folder: Path, named_tensors: Iterator[tuple[str, Tensor]], dty
     """
     try:
         folder.mkdir(parents=True)
-        for number, shard in enumerate(_shards(named_tensors, dtype)):
+        for number, shard in enumerate(shards(named_tensors, dtype, device="cpu", most=SHARD_BYTES)):
             save_file(shard, folder / f"weights-{number:05d}.safetensors", metadata={"format": "pt"})
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
@@ -48,13 +48,20 @@ def write_weights(folder: Path, named_tensors: Iterator[tuple[str, Tensor]], dty
         raise
 
 
-def _shards(named_tensors: Iterator[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[dict[str, Tensor]]:
+def shards(
+    named_tensors: Iterator[tuple[str, Tensor]],
+    dtype: torch.dtype,
+    *,
+    device: torch.device | str,
+    most: int,
+) -> Iterator[dict[str, Tensor]]:
+    """Copies of the tensors on a device, in order, as many at a time as make ``most`` bytes, and always one."""
     shard: dict[str, Tensor] = {}
     size = 0
     for name, tensor in named_tensors:
         wanted = dtype if tensor.is_floating_point() else tensor.dtype
-        copy = tensor.detach().to("cpu", wanted, copy=True, memory_format=torch.contiguous_format)
-        if shard and size + copy.nbytes > SHARD_BYTES:
+        copy = tensor.detach().to(device, wanted, copy=True, memory_format=torch.contiguous_format)
+        if shard and size + copy.nbytes > most:
             yield shard
             shard, size = {}, 0
         shard[name] = copy

@@ -17,7 +17,6 @@ OPERATIONS: dict[str, Callable[..., object]] = {
     "set": setattr,
     "item": operator.getitem,
     "set_item": operator.setitem,
-    "contains": operator.contains,
     "len": len,
     "bool": bool,
     "iter": iter,

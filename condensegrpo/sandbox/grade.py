@@ -52,7 +52,8 @@ async def grade(
         code: runs as a module of the name ``candidate``, once for all tests.
         tests: run one after the other in one namespace; the limit on time is for all of them together.
         setup: Python that runs before them, in the same namespace.
-        entry: functions under test that are called as one of Python's own, such as ``sum``: the tests use the code's.
+        entry: names under test. The tests then find these in the code, also if they are called as one of Python's own
+            (``sum``), and no others; without any, every name that neither they nor Python nor its library have.
 
     Raises:
         SandboxError: there is no sandbox to run it in.
@@ -112,6 +113,9 @@ def _verdict(count: int, nonce: str, judge: Ran, code: Ran) -> Verdict:
     for record in judge.records:
         mark, _, text = record.partition(" ")
         if mark == nonce:
-            place, good, why = json.loads(text)
+            try:
+                place, good, why = json.loads(text)
+            except ValueError:
+                continue  # cut off: the records are longer than is kept of them
             passed[place], reasons[place] = good is True, why
     return Verdict(passed=tuple(passed), reasons=tuple(reasons), judge=judge, code=code)

@@ -6,11 +6,15 @@
 Standard library only.
 """
 
+import ast
 import builtins
+import importlib
 import itertools
 import json
 import os
+import sys
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from condensegrpo.sandbox import plain, wire
@@ -34,18 +38,33 @@ def judge(request: Mapping[str, Any], channel: int, records: int) -> int:
     """Run the tests of a request one by one and write a record for each; the exit status, which means nothing."""
     link = _Link(channel)
     nonce = request["nonce"]
-    try:
-        loaded = wire.receive(channel, most=MOST).get("loaded") is True
-        space = _Names(link, request["entry"])
-        why = None if loaded else "the code did not run to its end"
-        if loaded:
-            why = _run(request["setup"], space, "the set-up of the tests")
-    except wire.Lost as error:
-        why = f"the process of the code ended: {error}"
+    modules = _modules([request["setup"], *request["tests"]]).difference(request["entry"])
+    space = _Names(link, request["entry"], modules)
+    why = _unloaded(channel) or _run(request["setup"], space, "the set-up of the tests")
     for place, test in enumerate(request["tests"]):
         found = why or _run(test, space, f"test {place}")
         os.write(records, f"{nonce} {json.dumps([place, found is None, (found or '')[:1000]])}\n".encode())
     return 0
+
+
+def _modules(texts: Collection[str]) -> set[str]:
+    """The modules of Python's library that texts take something from: ``sys`` of ``sys.maxsize``."""
+    trees = []
+    for text in texts:
+        with suppress(SyntaxError, ValueError):  # its test will say so
+            trees.append(ast.parse(text))
+    parts = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    return {part.value.id for part in parts if isinstance(part.value, ast.Name)} & sys.stdlib_module_names
+
+
+def _unloaded(channel: int) -> str | None:
+    """Why the code is not ready to be called, by its own word; None: it is."""
+    try:
+        word = wire.receive(channel, most=MOST)
+        loaded = isinstance(word, dict) and word.get("loaded") is True
+    except (wire.Lost, MemoryError) as error:
+        return f"the process of the code ended: {error}"
+    return None if loaded else "the code did not run to its end"
 
 
 def _run(code: str, space: dict[str, Any], name: str) -> str | None:
@@ -60,16 +79,27 @@ def _run(code: str, space: dict[str, Any], name: str) -> str | None:
 
 
 class _Names(dict[str, Any]):
-    """The global names of the tests: their own, Python's, and for the rest the callee's."""
+    """The global names of the tests: their own, Python's, its library's modules, and for the rest the callee's.
 
-    def __init__(self, link: "_Link", entry: Collection[str]) -> None:
+    Where the names under test are given, those alone are the callee's: else a ``Counter`` that the tests forgot to
+    import would be whatever the code calls so.
+    """
+
+    def __init__(self, link: "_Link", entry: Collection[str], modules: Collection[str]) -> None:
         super().__init__(__name__="tests", __builtins__=builtins)
         self._link = link
         self._entry = frozenset(entry)
+        self._modules = frozenset(modules)
 
     def __missing__(self, name: str) -> Any:  # noqa: ANN401  whatever the code called so
-        if hasattr(builtins, name) and name not in self._entry:
-            raise KeyError(name)  # Python then finds it
+        if name not in self._entry:
+            if hasattr(builtins, name):
+                raise KeyError(name)  # Python then finds it
+            if name in self._modules:
+                self[name] = importlib.import_module(name)
+                return self[name]
+            if self._entry:
+                raise NameError(f"name {name!r} is not defined: under test are {', '.join(sorted(self._entry))}")
         value = self._link.name(name)
         self[name] = value
         return value
@@ -103,6 +133,10 @@ class _Link:
         try:
             if "error" in answer:
                 kind, text = map(str, answer["error"])
+                if kind == "StopIteration" and request.get("function") != "next":
+                    kind = (
+                        "a StopIteration of the code's"  # which would end a loop of the tests, such as all(map(f, …))
+                    )
                 raise _RAISED.get(kind, Raised)(text if kind in _RAISED else f"{kind}: {text}")
             for place, data in answer.get("changed", {}).items():
                 _replace(arguments[int(place)], plain.decode(data, self._find))
@@ -145,7 +179,9 @@ class Remote:
         self._link.apply("set_item", self, key, value)
 
     def __contains__(self, value: Any) -> bool:  # noqa: ANN401
-        return self._link.apply("contains", self, value) is True
+        return any(
+            found is value or found == value for found in self
+        )  # asked outright, the code would know what to say
 
     def __len__(self) -> int:
         return _exactly(int, self._link.apply("len", self))

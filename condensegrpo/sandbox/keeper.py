@@ -85,6 +85,8 @@ class _Watcher:
         for end in ends:
             if end is not None:
                 os.close(end)
+        for end in (out, err, records):
+            os.set_blocking(end, False)  # but not the call's: a long report would be cut off
         self._streams = {
             out: Captured(self._limits.output),
             err: Captured(self._limits.output),
@@ -110,7 +112,6 @@ class _Watcher:
         ended = os.pidfd_open(self._pid)
         with selectors.DefaultSelector() as selector:
             for end in (*self._streams, ended, self._call):
-                os.set_blocking(end, False)
                 selector.register(end, selectors.EVENT_READ)
             while self._stop is None:
                 now = time.monotonic()

@@ -17,7 +17,19 @@ from condensegrpo.sandbox.setting import Rung, Setting
 
 # loaded before any call, so that none pays for them
 _WARM = (
-    *("abc", "bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions", "functools"),
+    *(
+        "abc",
+        "ast",
+        "bisect",
+        "collections",
+        "copy",
+        "dataclasses",
+        "datetime",
+        "decimal",
+        "enum",
+        "fractions",
+        "functools",
+    ),
     *("heapq", "itertools", "json", "math", "operator", "random", "re", "statistics", "string", "traceback", "typing"),
 )
 

@@ -15,17 +15,24 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Literal
 
 from condensegrpo.errors import DataError
 from condensegrpo.messages import History, Message, Unit
 from condensegrpo.protocols import Demonstration, Problem, Split
-from condensegrpo.tasks.answer_environment import AnswerEnvironment, head, read_answer
+from condensegrpo.tasks.answer_environment import AnswerEnvironment, follow_ups_of, head
+from condensegrpo.tasks.answers import AnswerStyle, check_style, read_answer
 from condensegrpo.tasks.rows import read_rows, require_columns
 from condensegrpo.tasks.splits import without
 from condensegrpo.tasks.tool_text import ToolFormat, call_text, calls_in, result_message
 from condensegrpo.tools.calculator import calculator
 
 TOOL = "calculator"
+CODE_SYSTEM = (
+    "Solve the problem step by step. You may write Python in <code>...</code>; what it prints comes back in "
+    "<output>...</output>. Nothing is kept between two pieces of code, each may run for 10 seconds, so print what you "
+    "need. End with <answer>number</answer>."
+)
 
 _MARK = re.compile(r"<<([^<>=]+)=([^<>=]*)>>")
 _SUM_WORD = re.compile(r"[$\d.,+\-*/×÷()%=−–]+|x")  # of a written-out sum: 48/2, =, $
@@ -60,7 +67,9 @@ class Gsm8k:
         *,
         data: str,
         eval_data: str,
-        tool_format: ToolFormat = "tagged",
+        tool_format: ToolFormat | Literal["code"] = "tagged",
+        system: str | None = None,
+        answer_style: AnswerStyle = "single",
         keep_last: int = 3,
         max_examples: int | None = None,
     ) -> None:
@@ -69,20 +78,26 @@ class Gsm8k:
         Args:
             data: training rows, see ``rows.read_rows``; ``openai/gsm8k:main`` on a machine with a hub.
             eval_data: held-out rows.
-            tool_format: how the calculator is called; that of ``rollout.tool_format``.
+            tool_format: how tools are called; that of ``rollout.tool_format``. The demonstrations call the calculator;
+                in the format ``code``, which does not, there are none.
+            system: the system message, in place of one that explains the calculator; empty for none.
+            answer_style: how an answer is read from a reply, see ``answers.read_answer``.
             keep_last: turns that a demonstration's context shows, as the condenser ``last_k`` would.
             max_examples: training rows to read, from the first.
 
         Raises:
             DataError: what ``rows.read_rows`` raises, a missing column, an answer without ``####``, or no problem left.
         """
-        if tool_format not in ("native", "tagged"):
-            raise ValueError(f"tool_format={tool_format!r}: wanted 'native' or 'tagged'")
+        if tool_format not in ("native", "tagged", "code"):
+            raise ValueError(f"tool_format={tool_format!r}: wanted 'native', 'tagged' or 'code'")
+        check_style(answer_style)
         if keep_last < 0:
             raise ValueError(f"keep_last={keep_last}: wanted a number of turns, at least 0")
-        self._tool_format = tool_format
+        self._demonstrates = tool_format != "code"
+        self._tool_format: ToolFormat = "tagged" if tool_format == "code" else tool_format
         self._keep_last = keep_last
-        self._system = _system(tool_format)
+        self._answer_style: AnswerStyle = answer_style
+        self._system = system if system is not None else CODE_SYSTEM if tool_format == "code" else _system(tool_format)
         self._eval = _problems(eval_data, "test")
         train = _problems(data, "train", limit=max_examples)
         self._train = without(train, self._eval)
@@ -99,7 +114,12 @@ class Gsm8k:
 
     def environment(self, problem: Problem) -> AnswerEnvironment:
         """A fresh episode."""
-        return AnswerEnvironment(question=problem.question, system=self._system)
+        return AnswerEnvironment(
+            question=problem.question,
+            system=self._system,
+            answer_style=self._answer_style,
+            follow_ups=follow_ups_of(problem),
+        )
 
     def demonstrations(self, seed: int) -> Iterator[Demonstration]:
         """One turn each of a random training problem that the calculator solves.
@@ -111,7 +131,7 @@ class Gsm8k:
         if not lessons:
             raise DataError(
                 "making demonstrations: no training answer holds marks like <<48/2=24>> that are right and the last of "
-                "which gives the answer. Use the original GSM8K, or set warm_start.steps=0"
+                "which gives the answer, or tool_format is code. Use the original GSM8K, or set warm_start.steps=0"
             )
         rng = random.Random(f"gsm8k demonstrations {seed}")
         while True:
@@ -140,7 +160,7 @@ class Gsm8k:
 
     def _lessons(self) -> Iterator[_Lesson]:
         """The training problems whose answer is the result of the last sum of their worked answer."""
-        for problem in self._train:
+        for problem in self._train if self._demonstrates else ():
             sums = _sums(problem.data["worked"])
             if sums and _agree(sums[-1].result, str(problem.answer)):
                 yield _Lesson(problem=problem, sums=sums)
@@ -193,7 +213,9 @@ def _problems(source: str, split: str, *, limit: int | None = None) -> tuple[Pro
                 f"{worked[-40:]!r}). For answers of another form use the task jsonl"
             )
         found.append(
-            Problem(id=f"{split}-{number}", question=str(row["question"]), answer=answer, data={"worked": worked})
+            Problem(
+                id=f"{split}-{number}", question=str(row["question"]), answer=answer, data={**row, "worked": worked}
+            )
         )
     return tuple(found)
 

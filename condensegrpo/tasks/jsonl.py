@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 from condensegrpo.errors import DataError
 from condensegrpo.protocols import Problem, Split
-from condensegrpo.tasks.answer_environment import AnswerEnvironment
+from condensegrpo.tasks.answer_environment import AnswerEnvironment, follow_ups_of
+from condensegrpo.tasks.answers import AnswerStyle, check_style
+from condensegrpo.tasks.ground_truth import with_answers
 from condensegrpo.tasks.rows import Row, read_rows, require_columns, require_unique
 from condensegrpo.tasks.splits import is_held_out, without
 
@@ -28,6 +30,9 @@ class Jsonl:
         answer: str | None = "answer",
         id: str | None = None,  # noqa: A002  the option's name in the configuration
         system: str = SYSTEM,
+        answer_style: AnswerStyle = "single",
+        reminder: str = "",
+        ground_truth_file: str | None = None,
         eval_share: float = 0.1,
         max_examples: int | None = None,
     ) -> None:
@@ -40,6 +45,9 @@ class Jsonl:
             answer: column of the ground truth; of a list the first is the answer and all are aliases. None: none.
             id: column of the problem's id; by default the row's number.
             system: the system message; empty for none.
+            answer_style: how an answer is read from a reply, see ``answers.read_answer``.
+            reminder: what the user says to a reply without an answer; empty: the episode is over.
+            ground_truth_file: the ground truth by id, in place of the column, see ``ground_truth.with_answers``.
             eval_share: of the questions, held out if there is no ``eval_data``.
             max_examples: training rows to read, from the first.
 
@@ -48,13 +56,18 @@ class Jsonl:
         """
         if not 0 < eval_share < 1:
             raise ValueError(f"eval_share={eval_share}: wanted a share between 0 and 1")
+        check_style(answer_style)
         self._system = system
-        columns = _Columns(question=question, answer=answer, id=id)
+        self._answer_style: AnswerStyle = answer_style
+        self._reminder = reminder
+        columns = _Columns(question=question, answer=None if ground_truth_file else answer, id=id)
         train = _problems(read_rows(data, split="train", limit=max_examples), columns, split="train", source=data)
         if eval_data is None:
             self._eval = tuple(problem for problem in train if is_held_out(problem.question, share=eval_share))
         else:
             self._eval = _problems(read_rows(eval_data, split="test"), columns, split="test", source=eval_data)
+        if ground_truth_file is not None:
+            train, self._eval = with_answers(ground_truth_file, train, self._eval)
         self._train = without(train, self._eval)
         self.dropped = 0 if eval_data is None else len(train) - len(self._train)
         if not self._train:
@@ -69,7 +82,13 @@ class Jsonl:
 
     def environment(self, problem: Problem) -> AnswerEnvironment:
         """A fresh episode."""
-        return AnswerEnvironment(question=problem.question, system=self._system)
+        return AnswerEnvironment(
+            question=problem.question,
+            system=self._system,
+            answer_style=self._answer_style,
+            follow_ups=follow_ups_of(problem),
+            reminder=self._reminder,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

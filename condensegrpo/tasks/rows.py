@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from condensegrpo.errors import DataError
+from condensegrpo.placeholder import placeholder_in
 
 Row = dict[str, Any]
 
 _JSONL = (".jsonl", ".jsonl.gz", ".ndjson", ".json")
 _PARQUET = (".parquet",)
-_LFS = b"version https://git-lfs"
 
 
 def read_rows(source: str, *, split: str, limit: int | None = None) -> list[Row]:
@@ -35,9 +35,9 @@ def read_rows(source: str, *, split: str, limit: int | None = None) -> list[Row]
         raise ValueError(f"max_examples={limit}: wanted at least one row, or None for all")
     path = Path(source).expanduser()
     if path.is_file():
-        rows = _read_file(path)
+        rows = read_file(path)
     elif path.is_dir():
-        rows = [row for file in _files_of(path, split) for row in _read_file(file)]
+        rows = [row for file in _files_of(path, split) for row in read_file(file)]
     elif _looks_local(source):
         raise DataError(
             f"reading the dataset {source}: there is no such file or folder (looked for {path.resolve()}). "
@@ -96,24 +96,23 @@ def _files_of(folder: Path, split: str) -> list[Path]:
     return files
 
 
-def _read_file(path: Path) -> list[Row]:
+def read_file(path: Path) -> list[Row]:
+    """The rows of one JSONL or Parquet file.
+
+    Raises:
+        DataError: damaged, or not what its name says.
+    """
     try:
-        with path.open("rb") as file:
-            head = file.read(64)
-        _refuse_placeholder(path, head)
+        instead = placeholder_in(path)
+        if instead is not None:
+            raise DataError(f"reading {path}: {instead}")
         if _kind(path) == "parquet":
             return _read_parquet(path)
-        data = gzip.decompress(path.read_bytes()) if head[:2] == b"\x1f\x8b" else path.read_bytes()
+        data = path.read_bytes()
+        data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"reading {path}: {error}. Is the file whole and readable?") from error
     return list(_parse_lines(path, data))
-
-
-def _refuse_placeholder(path: Path, head: bytes) -> None:
-    if head.startswith(_LFS):
-        raise DataError(f"reading {path}: it is a Git LFS pointer, not the data. Fetch it with: git lfs pull")
-    if head.lstrip().lower().startswith((b"<!doctype html", b"<html")):
-        raise DataError(f"reading {path}: it is a web page, not data. The download went wrong: fetch the raw file")
 
 
 def _parse_lines(path: Path, data: bytes) -> Iterator[Row]:

@@ -1,0 +1,218 @@
+"""What captured attention costs, and how well it ranks units: against leaving each of them out.
+
+    python benchmarks/attention.py cost
+    python benchmarks/attention.py oracle CONFIG MODEL [KEY=VALUE ...]
+
+``cost`` reads prompts of growing length with a model of random weights: the plain pass, the pass that is watched, and
+the pass that gives out all attention. ``oracle`` plays held-out problems with the model of a run, its whole history in
+sight, and compares, turn by turn, the scores of the units with what the reply that followed loses without each (see
+attention/leave_one_out.py).
+"""
+
+import argparse
+import asyncio
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from ranks import interval, spearman
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from condensegrpo import assemble
+from condensegrpo.attention.capture import attend
+from condensegrpo.attention.leave_one_out import losses
+from condensegrpo.attention.scorer import AttentionScorer
+from condensegrpo.config import RunConfig, load_config
+from condensegrpo.messages import History, Unit
+from condensegrpo.protocols import Reading
+from condensegrpo.rollout.group import rollout
+from condensegrpo.rollout.render import Renderer
+from condensegrpo.samplers.transformers import TransformersSampler
+from condensegrpo.trajectory import Trajectory
+
+LEAST_UNITS = 4  # of a history whose ranking is compared: the newest is not ranked
+ASKED = 32  # queries of the question, and of the last output, in ``cost``
+
+
+def main() -> None:
+    """Run the part that is asked for and print its table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = parser.add_subparsers(dest="part", required=True)
+    cost = parts.add_parser("cost")
+    cost.add_argument("--lengths", type=int, nargs="+", default=[512, 1024, 2048, 4096])
+    cost.add_argument("--repeats", type=int, default=5)
+    oracle = parts.add_parser("oracle")
+    oracle.add_argument("config", type=Path)
+    oracle.add_argument("model", help="a Hugging Face folder, such as RUN/checkpoints/step_000060/model")
+    oracle.add_argument("overrides", nargs="*")
+    oracle.add_argument("--problems", type=int, default=32)
+    oracle.add_argument("--layers", type=int, nargs="+", default=(), help="that are watched, from 0 on")
+    given = parser.parse_args()
+    torch.manual_seed(0)
+    if given.part == "cost":
+        print_cost(given.lengths, given.repeats)
+    else:
+        config = load_config(given.config, [*WHOLE, *given.overrides])
+        print_oracle(config, given.model, given.problems, given.layers)
+
+
+# --- cost -------------------------------------------------------------------------------------------------------------
+
+
+class Cost(NamedTuple):
+    """Of one pass."""
+
+    seconds: float  # of the CPU, all threads together, the median of the repeats
+    products: int  # floating-point operations of matrix products, those inside sdpa not counted
+
+
+class Costs(NamedTuple):
+    """Of the three ways to read a prompt."""
+
+    plain: Cost
+    watched: Cost
+    everything: Cost  # all attention of all layers, as output_attentions=True gives it
+
+
+def print_cost(lengths: Sequence[int], repeats: int) -> None:
+    """What watching adds to the plain pass, and what giving out all attention adds."""
+    model = random_model()
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {ASKED} + {ASKED} queries")
+    print("| tokens | plain, CPU s | watched, CPU s | all attention, CPU s | watched adds | all attention adds |")
+    print("|---|---|---|---|---|---|")
+    for length in lengths:
+        found = costs(model, length, repeats)
+        seconds = " | ".join(f"{one.seconds:.3f}" for one in found)
+        added = " | ".join(f"{(one.products - found.plain.products) / 1e9:.2f} GFLOP" for one in found[1:])
+        print(f"| {length} | {seconds} | {added} |", flush=True)
+
+
+def costs(model: PreTrainedModel, length: int, repeats: int) -> Costs:
+    """Of a prompt of this many tokens, of which the last ``ASKED`` are asked."""
+    ids = torch.randint(0, model.config.vocab_size, (1, length))
+    reading = Reading(
+        trunk_ids=tuple(ids[0].tolist()),
+        asked=tuple(range(length - ASKED, length)),
+        question_ids=tuple(range(ASKED)),
+        blank_ids=(1, 2, 3),
+    )
+    plain = _cost(lambda: model.base_model(ids, use_cache=False), repeats)
+    watched = _cost(lambda: attend(model, [reading]), repeats)
+    model.set_attn_implementation("eager")
+    everything = _cost(lambda: model.base_model(ids, use_cache=False, output_attentions=True), repeats)
+    model.set_attn_implementation("sdpa")
+    return Costs(plain, watched, everything)
+
+
+def random_model() -> PreTrainedModel:
+    """Six layers of width 256, grouped queries, made for long prompts."""
+    config = Qwen3Config(
+        vocab_size=1000,
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=65536,
+    )
+    return Qwen3ForCausalLM(config).eval()
+
+
+@torch.no_grad()
+def _cost(call: Callable[[], object], repeats: int) -> Cost:
+    with FlopCounterMode(display=False) as counter:
+        call()
+    seconds = []
+    for _ in range(repeats):
+        began = time.process_time()
+        call()
+        seconds.append(time.process_time() - began)
+    return Cost(statistics.median(seconds), counter.get_total_flops())
+
+
+# --- oracle -----------------------------------------------------------------------------------------------------------
+
+
+WHOLE = ("condenser={name: full}", "rollout.max_context_tokens=1024", "rollout.answer_form=null")
+Found = dict[str, dict[str, list[float]]]  # scores of what, of which replies ─▶ problem ─▶ correlation of each turn
+
+
+def print_oracle(config: RunConfig, model: str, problems: int, layers: Sequence[int] = ()) -> None:
+    """Mean Spearman correlation with the oracle of attention, and of recency as a control."""
+    found = asyncio.run(_played(config, model, problems, layers))
+    print("| scores of | mean Spearman with leave-one-out | 95 % interval | rankings |")
+    print("|---|---|---|---|")
+    for name, by_problem in found.items():
+        values = [value for problem in by_problem.values() for value in problem]
+        low, high = interval(by_problem)
+        print(f"| {name} | {statistics.fmean(values):.3f} | {low:.3f} … {high:.3f} | {len(values)} |")
+
+
+async def _unobserved(_: Trajectory) -> None:
+    """Nothing is done with a trajectory before all are played."""
+
+
+async def _played(config: RunConfig, model: str, problems: int, layers: Sequence[int]) -> Found:
+    assemble.use_threads(config)
+    cast = assemble.cast(config)
+    sampler = TransformersSampler(model)
+    renderer = assemble.renderer(config, cast, model)
+    groups = await rollout(
+        {problem.id: problem for problem in assemble.problems(cast.task, "eval")[:problems]},
+        samples=1,
+        environment=cast.task.environment,
+        engine=assemble.engine(config, cast, renderer=renderer, sampler=sampler, temperature=0.0),
+        run_seed=0,
+        step=-1,
+        on_finish=_unobserved,
+    )
+    played = [one for group in groups for one in group]
+    found = await compared(played, sampler, renderer, tokens=config.rollout.max_context_tokens, layers=layers)
+    sampler.close()
+    return found
+
+
+async def compared(
+    played: Sequence[Trajectory],
+    sampler: TransformersSampler,
+    renderer: Renderer,
+    *,
+    tokens: int,
+    layers: Sequence[int] = (),
+) -> Found:
+    """The correlation at every turn whose reply followed a history long enough, for all replies and for the last.
+
+    Args:
+        played: episodes that were never condensed.
+        tokens: most that are read at once.
+        layers: that are watched; none: the default.
+    """
+    scorer = AttentionScorer(sampler, renderer, layers=layers)
+    found: Found = defaultdict(lambda: defaultdict(list))
+    for one in played:
+        for turn, past in histories(one):
+            (scores,) = await scorer.score([past], tokens)
+            lost = (await losses(sampler, renderer, past, one.turns[turn].output_ids))[:-1]
+            for kind in ("every reply", "last reply") if turn == len(one.turns) - 1 else ("every reply",):
+                for name, given in (("attention", scores[:-1]), ("recency", range(len(lost)))):
+                    value = spearman(given, lost)
+                    if value is not None:
+                        found[f"{name}, {kind}"][one.problem_id].append(value)
+    return found
+
+
+def histories(one: Trajectory) -> list[tuple[int, History]]:
+    """The history before each turn of an episode that was never condensed, from ``LEAST_UNITS`` units on."""
+    head = one.turns[0].context
+    units = [Unit(turn=n, reply=turn.reply, results=turn.observations) for n, turn in enumerate(one.turns)]
+    return [(n, History(head=head, units=tuple(units[:n]))) for n in range(LEAST_UNITS, len(units))]
+
+
+if __name__ == "__main__":
+    main()

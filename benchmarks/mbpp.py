@@ -1,0 +1,117 @@
+"""MBPP's own solutions, judged: in plain Python, in the sandbox, and in the sandbox with their bodies removed.
+
+    python benchmarks/mbpp.py mbpp.jsonl [--rung landlock]
+
+Every solution that passes all of its tests (the challenge tests too) in plain Python must pass in the sandbox, and none
+may pass once the body of the function under test is ``pass``. Exceptions are listed, and the exit status is then 1.
+Plain Python runs the file's code with your rights: for files that you trust.
+"""
+
+import argparse
+import ast
+import asyncio
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from condensegrpo.sandbox.grade import Verdict, grade
+from condensegrpo.sandbox.limits import Limits
+from condensegrpo.sandbox.sandbox import Sandbox
+from condensegrpo.tasks.mbpp import entry_points
+from condensegrpo.tasks.rows import read_rows
+
+SECONDS = 20
+
+
+@dataclass(frozen=True)
+class Solution:
+    """One row."""
+
+    number: int
+    code: str
+    tests: tuple[str, ...]
+    setup: str
+    entry: tuple[str, ...]
+
+
+def solution(row: Mapping[str, Any]) -> Solution:
+    """A row with all its tests."""
+    tests = (*row["test_list"], *(row.get("challenge_test_list") or ()))
+    setup = row.get("test_setup_code") or ""
+    return Solution(row["task_id"], row["code"], tests, setup, entry_points(row["code"], [*tests, setup]))
+
+
+def passes_plainly(one: Solution) -> bool:
+    """Whether code and tests run to their end in a fork of this process."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(SECONDS)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for end in range(3):
+            os.dup2(nothing, end)
+        status = 1
+        try:
+            exec(compile("\n".join((one.code, one.setup, *one.tests)), "solution", "exec"), {"__name__": "solution"})
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def without_body(one: Solution) -> str:
+    """The code with ``pass`` in place of what the functions under test do."""
+    tree = ast.parse(one.code)
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name in one.entry:
+            node.body = [ast.Pass()]
+    return ast.unparse(tree)
+
+
+async def judged(sandbox: Sandbox, solutions: Sequence[Solution], codes: Sequence[str]) -> list[Verdict]:
+    """The verdict of each."""
+    calls = zip(solutions, codes, strict=True)
+    return await asyncio.gather(
+        *(grade(sandbox, code, one.tests, setup=one.setup, entry=one.entry) for one, code in calls)
+    )
+
+
+async def main() -> int:
+    """Judge and print."""
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("data")
+    asked.add_argument("--rung", default="auto")
+    given = asked.parse_args()
+    warnings.simplefilter("ignore")  # of solutions that write '\w'
+    solutions = [solution(row) for row in read_rows(given.data, split="train")]
+    plain = [passes_plainly(one) for one in solutions]
+    tests = sum(len(one.tests) for one in solutions)
+    print(f"{sum(plain)} of {len(solutions)} solutions pass in plain Python, {tests} tests")
+    bad = []
+    with Sandbox(given.rung, Limits(seconds=SECONDS)) as sandbox:
+        print(f"the sandbox is on the rung {sandbox.open()}; load of the machine {os.getloadavg()[0]:.1f}")
+        begin = time.perf_counter()
+        whole = await judged(sandbox, solutions, [one.code for one in solutions])
+        seconds = time.perf_counter() - begin
+        empty = await judged(sandbox, solutions, [without_body(one) for one in solutions])
+    for one, plainly, found in zip(solutions, plain, whole, strict=True):
+        if plainly and not found.all_passed:
+            bad.append(one.number)
+            print(f"  {one.number} passes in plain Python only: {next(filter(None, found.reasons))}")
+        if found.all_passed and not plainly:
+            print(f"  {one.number} passes in the sandbox only")
+    print(
+        f"{sum(one.all_passed for one in whole)} pass in the sandbox, of those that pass in plain Python "
+        f"{sum(one.all_passed and there for one, there in zip(whole, plain, strict=True))}; {seconds:.0f} s for all"
+    )
+    hollow = [one.number for one, found in zip(solutions, empty, strict=True) if found.all_passed]
+    print(f"{len(hollow)} pass with their bodies removed {hollow or ''}")
+    return 1 if bad or hollow else 0
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

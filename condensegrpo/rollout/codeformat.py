@@ -1,0 +1,86 @@
+"""The format ``code``: a call is Python in tags or a fence, for models that write code and know no tool template.
+
+    <code>print(48 / 2)</code>    <python>print(48 / 2)</python>    ```python⏎print(48 / 2)⏎```    ─▶  python(code=…)
+    user: <output>24.0</output>
+
+An answer ends the episode: code in a reply that holds ``<answer>…</answer>`` outside of its code is not run.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from condensegrpo.messages import Message, ToolCall
+from condensegrpo.rollout.toolformats import MAX_CALLS, TOO_MANY, Malformed, call_id_of, end_of_thinking
+
+TOOL = "python"  # the one tool that this format calls
+
+_FENCE = "```"
+_MARKS = re.compile(r"<code>|<python>|^[ \t]*```(?:python|py)[ \t\r]*$|<answer>|<think>|</think>", re.MULTILINE)
+_FENCED = re.compile(r"\s*```(?:python|py)?[ \t\r]*\n(.*?)\s*```\s*", re.DOTALL)  # a fence inside of tags
+_CLOSED_FENCE = re.compile(r"^[ \t]*```", re.MULTILINE)
+
+
+class Code:
+    """Calls of the tool ``python`` as ``<code>…</code>``, ``<python>…</python>`` or fenced Python."""
+
+    opening: str = "<code>"
+    stop_strings: tuple[str, ...] = ("</code>", "</python>")
+
+    def parse(self, text: str) -> tuple[ToolCall | Malformed, ...]:
+        """All pieces of code of a reply in order; none if the reply gives an answer."""
+        found: list[ToolCall | Malformed] = []
+        position, thought = 0, False
+        while mark := _MARKS.search(text, position):
+            position = mark.end()
+            match mark[0]:
+                case "<think>":
+                    thought = True
+                    position = end_of_thinking(text, position)
+                case "</think>":
+                    if not thought:  # the template's generation prompt opened it: all before was thinking
+                        found.clear()
+                    thought = True
+                case "<answer>":
+                    if "</answer>" in text[position:]:
+                        return ()
+                case opening if len(found) < MAX_CALLS:
+                    call, position = _read(text, position, opening, call_id_of(len(found)))
+                    found.append(call)
+                case _:
+                    found.append(Malformed(reason=TOO_MANY))
+                    break
+        return tuple(found)
+
+    def result(self, call_id: str, name: str, text: str) -> Message:
+        """A user message with the output in ``<output>`` tags."""
+        return Message(role="user", content=f"<output>{text}</output>", tool_call_id=call_id, name=name or None)
+
+    def instructions(self, schemas: Sequence[Mapping[str, Any]]) -> str:
+        """How to have code run; nothing without tools."""
+        if not schemas:
+            return ""
+        return (
+            "You can run Python. Write <code>…</code> and stop there; what the code prints follows in "
+            "<output>…</output>. Nothing is kept between two pieces of code, so print what you need."
+        )
+
+
+def _read(text: str, start: int, opening: str, call_id: str) -> tuple[ToolCall | Malformed, int]:
+    """The code that begins at ``start``, and where to read on."""
+    fenced = opening.lstrip().startswith(_FENCE)
+    closing = _FENCE if fenced else f"</{opening[1:]}"
+    end = _CLOSED_FENCE.search(text, start) if fenced else re.compile(re.escape(closing)).search(text, start)
+    if end is None:
+        return Malformed(reason=f"{closing} is missing after a piece of code; write {_shown(opening)}"), len(text)
+    code = text[start : end.start()]
+    inner = _FENCED.fullmatch(code)
+    code = inner[1] if inner else code
+    if not code.strip():
+        return Malformed(reason=f"a piece of code is empty; write {_shown(opening)}"), end.end()
+    return ToolCall(id=call_id, name=TOOL, arguments=json.dumps({"code": code.strip("\r\n")})), end.end()
+
+
+def _shown(opening: str) -> str:
+    return "```python … ```" if opening.lstrip().startswith(_FENCE) else f"{opening} … </{opening[1:]}"

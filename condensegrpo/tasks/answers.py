@@ -1,0 +1,51 @@
+"""How an answer is read from a reply. What stands in ``<think>…</think>`` never counts."""
+
+import re
+from typing import Literal, get_args
+
+AnswerStyle = Literal["single", "first_or_boxed", "last", "reply"]
+
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_BOXED = r"\boxed{"
+
+
+def read_answer(text: str, style: AnswerStyle = "single") -> str | None:
+    r"""The answer that a reply gives; ``None`` if it gives none or an empty one.
+
+    ``single`` is what one pair of answer tags holds; several would be hedging and give none. ``first_or_boxed`` takes
+    the first pair, else what the last ``\boxed{…}`` holds; ``last`` the last pair; ``reply`` the whole reply.
+
+    >>> read_answer("so <answer> 72 </answer>"), read_answer("<answer>1</answer> or <answer>2</answer>")
+    ('72', None)
+    >>> read_answer(r"thus \boxed{\frac{1}{2}}", "first_or_boxed"), read_answer("<think>x</think> It is 5.", "reply")
+    ('\\frac{1}{2}', 'It is 5.')
+    """
+    said = text.rpartition("</think>")[2].partition("<think>")[0]
+    if style == "reply":
+        return said.strip() or None
+    found = [answer.strip() for answer in _ANSWER.findall(said)]
+    if style == "single":
+        return found[0] if len(found) == 1 and found[0] and "<answer>" not in found[0] else None
+    if style == "first_or_boxed" and not found:
+        return _boxed(said)
+    chosen = (found[0] if style == "first_or_boxed" else found[-1]) if found else ""
+    return chosen.rpartition("<answer>")[2].strip() or None
+
+
+def check_style(style: str) -> None:
+    """Raise ValueError unless ``style`` is one of ``AnswerStyle``."""
+    if style not in get_args(AnswerStyle):
+        raise ValueError(f"answer_style={style!r}: wanted one of {', '.join(get_args(AnswerStyle))}")
+
+
+def _boxed(text: str) -> str | None:
+    """What the last ``\\boxed{…}`` holds, braces inside it counted."""
+    start = text.rfind(_BOXED)
+    if start < 0:
+        return None
+    depth, begin = 1, start + len(_BOXED)
+    for at in range(begin, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[at], 0)
+        if depth == 0:
+            return text[begin:at].strip() or None
+    return None

@@ -1,0 +1,69 @@
+"""Ground truth from a file of its own: by the problem's id, for questions that come without answers."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from condensegrpo.errors import DataError
+from condensegrpo.protocols import Problem
+from condensegrpo.tasks.rows import read_file, require_columns, require_unique
+
+Problems = tuple[Problem, ...]
+
+
+def with_answers(source: str, train: Problems, held_out: Problems) -> tuple[Problems, Problems]:
+    """The problems with their answers from a file; a list of answers gives the aliases, as in the task ``jsonl``.
+
+    Args:
+        source: one JSON object of id → answer, or JSON lines with ``id`` and ``answer``.
+
+    Raises:
+        DataError: the file is missing or damaged, an id occurs twice, or a problem has no answer in it.
+    """
+    truths = read_truths(source)
+    missing = [problem.id for problem in (*train, *held_out) if problem.id not in truths]
+    if missing:
+        raise DataError(
+            f"reading the ground truth {source}: it has no answer for {len(missing)} problems, the first is "
+            f"{missing[0]!r}. Its ids are like {next(iter(truths))!r}; map the column of ids in task.options.id"
+        )
+    return (
+        tuple(_answered(problem, truths[problem.id]) for problem in train),
+        tuple(_answered(problem, truths[problem.id]) for problem in held_out),
+    )
+
+
+def read_truths(source: str) -> Mapping[str, Any]:
+    """Ground truth by id; raises as ``with_answers`` does."""
+    path = Path(source).expanduser()
+    if not path.is_file():
+        raise DataError(f"reading the ground truth {source}: there is no such file (looked for {path.resolve()})")
+    whole = _whole_object(path)
+    if whole is not None:
+        return whole
+    rows = read_file(path)
+    require_columns(rows, ("id", "answer"), source=source)
+    require_unique(rows, "id", source=source)
+    if not rows:
+        raise DataError(f"reading the ground truth {source}: it is empty, wanted at least one answer")
+    return {str(row["id"]): row["answer"] for row in rows}
+
+
+def _whole_object(path: Path) -> dict[str, Any] | None:
+    """The file as one JSON object of id → answer; None if it is something else, such as JSON lines."""
+    if path.suffix != ".json":
+        return None
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return None  # JSON lines under this name are read as such, and faults are told there
+    return value if isinstance(value, dict) and value else None
+
+
+def _answered(problem: Problem, truth: Any) -> Problem:  # noqa: ANN401  JSON is anything
+    aliases = [str(alias) for alias in truth] if isinstance(truth, list) else None
+    first = next(iter(aliases), None) if aliases is not None else truth
+    data = problem.data if aliases is None else {**problem.data, "aliases": aliases}
+    return replace(problem, answer=None if first is None else str(first), data=data)

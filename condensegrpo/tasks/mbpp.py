@@ -1,0 +1,159 @@
+"""Short Python functions by a description (https://arxiv.org/abs/2108.07732), judged by asserts in the sandbox.
+
+The usual split by ``task_id``: 1 to 10 are prompts, 11 to 510 test, 511 to 600 validation, 601 to 974 training. The
+question names the function under test, which the description alone does not.
+"""
+
+import ast
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from condensegrpo.errors import DataError
+from condensegrpo.protocols import Problem, Split
+from condensegrpo.tasks.answer_environment import AnswerEnvironment, follow_ups_of
+from condensegrpo.tasks.answers import AnswerStyle, check_style
+from condensegrpo.tasks.rows import Row, read_rows, require_columns, require_unique
+from condensegrpo.tasks.splits import without
+
+SYSTEM = (
+    "Write the Python function that is asked for. You may use tools to try it out. End with the whole function in one "
+    "```python fenced block."
+)
+TRAIN, VALIDATION, TEST = range(601, 975), range(511, 601), range(11, 511)
+TESTS, SETUP, ENTRY = "tests", "test_setup", "entry"  # in Problem.data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reading:
+    """How rows become problems."""
+
+    shown_tests: int
+    challenge: bool
+    source: str
+
+
+class Mbpp:
+    """The task ``mbpp``. Training descriptions that are in the evaluation data too are left out."""
+
+    def __init__(
+        self,
+        *,
+        data: str,
+        eval_data: str | None = None,
+        eval_split: Literal["test", "validation"] = "test",
+        system: str = SYSTEM,
+        answer_style: AnswerStyle = "reply",
+        shown_tests: int = 1,
+        challenge: bool = False,
+    ) -> None:
+        """Read the data: rows with ``task_id``, ``text`` (or ``prompt``), ``code`` and ``test_list``.
+
+        Args:
+            data: one file of all tasks, which is split by ``task_id``; or training rows, if there is ``eval_data``.
+            eval_data: held-out rows.
+            eval_split: which of the usual splits is held out; of a Hub dataset or a folder, the one that is read.
+            system: the system message; empty for none.
+            answer_style: how an answer is read from a reply, see ``answers.read_answer``.
+            shown_tests: asserts that the question shows; all of them judge.
+            challenge: whether the rows' ``challenge_test_list`` judges too.
+
+        Raises:
+            DataError: what ``rows.read_rows`` raises, a missing column, or no problem in a split.
+        """
+        if eval_split not in ("test", "validation"):
+            raise ValueError(f"eval_split={eval_split!r}: wanted 'test' or 'validation'")
+        if shown_tests < 0:
+            raise ValueError(f"shown_tests={shown_tests}: wanted at least 0")
+        check_style(answer_style)
+        self._system = system
+        self._answer_style: AnswerStyle = answer_style
+        train = _problems(
+            read_rows(data, split="train"), _Reading(shown_tests=shown_tests, challenge=challenge, source=data)
+        )
+        if eval_data is None:
+            held_out = TEST if eval_split == "test" else VALIDATION
+            self._eval = _of(train, held_out, data)
+            train = _of(train, TRAIN, data)
+        else:
+            reading = _Reading(shown_tests=shown_tests, challenge=challenge, source=eval_data)
+            self._eval = _problems(read_rows(eval_data, split=eval_split), reading)
+        self._train = without(train, self._eval)
+        self.dropped = len(train) - len(self._train)
+        if not self._train:
+            raise DataError(f"reading {data}: all {len(train)} tasks are held out too, none is left to train on")
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """The problems of a split, in the order of the file."""
+        return self._train if split == "train" else self._eval
+
+    def environment(self, problem: Problem) -> AnswerEnvironment:
+        """A fresh episode."""
+        return AnswerEnvironment(
+            question=problem.question,
+            system=self._system,
+            answer_style=self._answer_style,
+            follow_ups=follow_ups_of(problem),
+        )
+
+
+def entry_points(code: str, tests: Sequence[str]) -> tuple[str, ...]:
+    """The functions and classes of a solution that its tests and their set-up use, in the order of their use.
+
+    >>> entry_points("def helper(): ...\\ndef add(a, b): ...", ["assert add(1, 2) == 3"])
+    ('add',)
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of solutions that write '\\w'
+        tree, calls = ast.parse(code), [ast.parse(test) for test in tests]
+    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    used = (node.id for call in calls for node in ast.walk(call) if isinstance(node, ast.Name))
+    return tuple(dict.fromkeys(name for name in used if name in defined))
+
+
+def _of(problems: Sequence[Problem], numbers: range, source: str) -> tuple[Problem, ...]:
+    found = tuple(problem for problem in problems if problem.data["task_id"] in numbers)
+    if not found:
+        raise DataError(
+            f"splitting {source}: no task_id is among {numbers.start} to {numbers.stop - 1}. Give eval_data, then "
+            f"nothing is split"
+        )
+    return found
+
+
+def _problems(rows: Sequence[Row], reading: _Reading) -> tuple[Problem, ...]:
+    require_columns(rows, ("task_id", "code", "test_list"), source=reading.source)
+    require_unique(rows, "task_id", source=reading.source)
+    return tuple(_problem(row, number, reading) for number, row in enumerate(rows, start=1))
+
+
+def _problem(row: Row, number: int, reading: _Reading) -> Problem:
+    text, shown = row.get("text", row.get("prompt")), list(row["test_list"] or ())
+    tests = shown + list((row.get("challenge_test_list") or ()) if reading.challenge else ())
+    if not isinstance(text, str) or not tests:
+        raise DataError(
+            f"reading the dataset {reading.source}: row {number} lacks a description ('text' or 'prompt') or tests "
+            f"('test_list'). It has: {', '.join(map(repr, row))}"
+        )
+    setup = "\n".join([*(row.get("test_imports") or ()), row.get("test_setup_code") or ""]).strip()
+    try:
+        names = entry_points(row["code"], [*tests, setup])
+    except (SyntaxError, ValueError, TypeError) as error:
+        raise DataError(
+            f"reading the dataset {reading.source}: row {number}, task_id {row['task_id']}: its code or a test is no "
+            f"Python ({error})"
+        ) from error
+    data = {"task_id": row["task_id"], "code": row["code"], TESTS: tests, SETUP: setup, ENTRY: list(names)}
+    return Problem(
+        id=f"mbpp-{row['task_id']}",
+        question=_question(text, names, shown[: reading.shown_tests]),
+        answer=row["code"],
+        data={**data, "follow_ups": row.get("follow_ups")},
+    )
+
+
+def _question(text: str, names: Sequence[str], shown: Sequence[str]) -> str:
+    named = f" Call it {' and '.join(f'`{name}`' for name in names)}." if names else ""
+    tests = "\n".join(shown)
+    return f"{text.strip()}{named}" + (f"\nIt must pass tests such as:\n{tests}" if tests else "")

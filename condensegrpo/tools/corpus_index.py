@@ -1,0 +1,174 @@
+"""A BM25 index of a corpus on disk: built once for a file as it stands, then memory-mapped by every process.
+
+    <cache>/<key>/passages.jsonl   the passages, one JSON object a line
+                  offsets.npy      where each line begins
+                  *.index.*        bm25s's own files
+
+The key is made of the corpus file's path, size and time of change; an index is written aside and renamed, so that no
+process ever sees half of one.
+"""
+
+import hashlib
+import json
+import mmap
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from condensegrpo.errors import DataError
+from condensegrpo.tasks.rows import Row, read_file
+
+LAYOUT = "1"  # of what is written; another one is another key
+_STOPWORDS = "english"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """A piece of text to be found."""
+
+    title: str  # may be empty
+    text: str
+
+
+class CorpusIndex:
+    """An index as it lies on disk. May be asked by several threads at once."""
+
+    def __init__(self, folder: Path) -> None:
+        import bm25s  # here: it takes a second that a run without search need not wait for
+
+        self._scores: Any = bm25s.BM25.load(folder, mmap=True, show_progress=False, load_corpus=False)
+        self._tokenize: Any = bm25s.tokenize
+        self._offsets: npt.NDArray[np.int64] = np.load(folder / "offsets.npy", mmap_mode="r")
+        with (folder / "passages.jsonl").open("rb") as file:
+            self._passages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def best(self, query: str, count: int) -> tuple[Passage, ...]:
+        """The ``count`` passages that match best, best first; fewer if fewer hold any word of the query."""
+        words = self._tokenize(query, stopwords=_STOPWORDS, return_ids=False, show_progress=False)
+        if not any(word in self._scores.vocab_dict for word in words[0]):
+            return ()
+        numbers, scores = self._scores.retrieve(
+            words, k=min(count, len(self)), show_progress=False, backend_selection="numpy"
+        )
+        return tuple(self._read(int(at)) for at, score in zip(numbers[0], scores[0], strict=True) if score > 0)
+
+    def _read(self, at: int) -> Passage:
+        start, end = int(self._offsets[at]), int(self._offsets[at + 1])
+        title, text = json.loads(self._passages[start:end])
+        return Passage(title=title, text=text)
+
+
+def opened(corpus: str, cache: str | None = None) -> CorpusIndex:
+    """The index of a corpus, built if this machine has none of the file as it stands.
+
+    Args:
+        corpus: a JSONL file (also .gz). A row is a passage: ``text`` or ``contents``, and ``title`` if it has one; or
+            it is a question with its passages in ``ctxs``, as in NQ-open files. A passage that comes again counts once.
+        cache: folder of the indices.
+
+    Raises:
+        DataError: missing, empty or damaged, or a row is no passage.
+    """
+    path = Path(corpus).expanduser().resolve()
+    if not path.is_file():
+        raise DataError(
+            f"opening the search corpus {corpus}: there is no such file (looked for {path}). Give a JSONL file of "
+            f"passages with title and text as the option corpus of the tool search"
+        )
+    state = path.stat()
+    key = hashlib.blake2b(
+        f"{LAYOUT}\n{path}\n{state.st_size}\n{state.st_mtime_ns}".encode(), digest_size=12
+    ).hexdigest()
+    with _OPENING:
+        return _at(path, _cache_folder(cache) / f"{path.stem[:40]}-{key}")
+
+
+_OPENING = threading.Lock()  # one index is not built twice by one process
+
+
+@lru_cache(maxsize=4)
+def _at(corpus: Path, folder: Path) -> CorpusIndex:
+    if not folder.is_dir():
+        _build(corpus, folder)
+    return CorpusIndex(folder)
+
+
+def _cache_folder(cache: str | None) -> Path:
+    if cache is not None:
+        return Path(cache).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "condensegrpo" / "search"
+
+
+def _build(corpus: Path, folder: Path) -> None:
+    import bm25s
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
+    try:
+        texts = _write_passages(corpus, aside)
+        words = bm25s.tokenize(texts, stopwords=_STOPWORDS, show_progress=False)
+        if not words.vocab:
+            raise DataError(f"indexing the search corpus {corpus}: its {len(texts)} passages hold no word to search by")
+        index = bm25s.BM25()
+        index.index(words, show_progress=False)
+        index.save(aside, show_progress=False)
+        _publish(aside, folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _publish(aside: Path, folder: Path) -> None:
+    try:
+        aside.rename(folder)
+    except OSError:
+        if not folder.is_dir():  # else another process was first, and its index is as good
+            raise
+
+
+def _write_passages(corpus: Path, aside: Path) -> list[str]:
+    """Write the passages and where each begins; gives the texts to index."""
+    texts: list[str] = []
+    offsets = [0]
+    seen: set[bytes] = set()
+    with (aside / "passages.jsonl").open("wb") as file:
+        for passage in _passages(corpus):
+            line = json.dumps([passage.title, passage.text], ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+            digest = hashlib.blake2b(line, digest_size=16).digest()
+            if digest not in seen:
+                seen.add(digest)
+                offsets.append(offsets[-1] + file.write(line))
+                texts.append(f"{passage.title}\n{passage.text}")
+    if not texts:
+        raise DataError(f"indexing the search corpus {corpus}: it is empty, wanted at least one passage")
+    np.save(aside / "offsets.npy", np.array(offsets, dtype=np.int64))
+    return texts
+
+
+def _passages(corpus: Path) -> Iterator[Passage]:
+    for number, row in enumerate(read_file(corpus), start=1):
+        inner = row.get("ctxs")
+        for one in inner if isinstance(inner, list) else [row]:
+            yield _passage(one, corpus, number)
+
+
+def _passage(row: Row, corpus: Path, number: int) -> Passage:
+    text = row.get("text", row.get("contents")) if isinstance(row, dict) else None
+    if not isinstance(text, str):
+        found = ", ".join(map(repr, row)) if isinstance(row, dict) else type(row).__name__
+        raise DataError(
+            f"indexing the search corpus {corpus}: row {number} has no column 'text' or 'contents' with a text. "
+            f"It has: {found or 'none'}"
+        )
+    return Passage(title=str(row.get("title") or ""), text=text)

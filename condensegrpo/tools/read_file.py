@@ -1,0 +1,64 @@
+"""The tool ``read_file``: text files of one folder, and nothing outside of it. Standard library only."""
+
+import os
+import shutil
+import stat
+import tempfile
+import weakref
+from pathlib import Path
+
+MAX_BYTES = 64_000  # of a file that are read
+
+
+class ReadFile:
+    """The tool ``read_file``: reads a text file of a folder. Links that lead out of the folder are not followed."""
+
+    def __init__(self, *, folder: str | None = None, max_bytes: int = MAX_BYTES) -> None:
+        """Set the folder.
+
+        Args:
+            folder: whose files may be read, so none that holds answers; None: a new one, empty, removed in the end.
+            max_bytes: of a file that are read; the rest is left out and said so.
+
+        Raises:
+            ValueError: there is no such folder.
+        """
+        if folder is None:
+            folder = tempfile.mkdtemp(prefix="condensegrpo-files-")
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._folder = Path(folder).expanduser().resolve()
+        if not self._folder.is_dir():
+            raise ValueError(f"folder={folder!r}: there is no such folder (looked for {self._folder})")
+        if max_bytes < 1:
+            raise ValueError(f"max_bytes={max_bytes}: wanted at least 1")
+        self._max_bytes = max_bytes
+
+    def __call__(self, path: str) -> str:
+        """Reads a text file and returns what it holds.
+
+        Args:
+            path: The file, relative to the working folder, such as "notes/plan.txt".
+
+        Returns:
+            The text of the file.
+        """
+        if "\0" in path:
+            raise ValueError("a path holds no NUL character")
+        place = (self._folder / path).resolve()
+        if not place.is_relative_to(self._folder):
+            raise ValueError(f"{path!r} is outside of the working folder")
+        if not place.is_file():
+            known = ", ".join(sorted(entry.name for entry in self._folder.iterdir())[:20])
+            raise ValueError(f"there is no file {path!r}; the working folder holds: {known or 'nothing'}")
+        return self._read(place)
+
+    def _read(self, place: Path) -> str:
+        # resolved above; a link put there since is not followed, and a pipe put there since is not waited for
+        with os.fdopen(os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ValueError(f"{place.name!r} is no regular file")
+            data = file.read(self._max_bytes + 1)
+        text = data[: self._max_bytes].decode("utf-8", "replace")
+        return (
+            text if len(data) <= self._max_bytes else f"{text}\n[… only the first {self._max_bytes} bytes are shown …]"
+        )

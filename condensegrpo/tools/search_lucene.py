@@ -1,0 +1,61 @@
+"""The search tool over a Lucene index, by pyserini (needs Java); ``search`` needs neither."""
+
+import json
+from typing import Any
+
+from condensegrpo.tools.search import MAX_QUERY
+
+
+class SearchLucene:
+    """The tool ``search_lucene``: the best passages of a Lucene index for a query."""
+
+    def __init__(self, *, index: str, passages: int = 3, passage_chars: int = 800) -> None:
+        """Open an index.
+
+        Args:
+            index: folder of a Lucene index made by pyserini, or the name of one of its prebuilt indices.
+            passages: to show for a query, at most.
+            passage_chars: of one passage that are shown.
+
+        Raises:
+            ValueError: pyserini is not installed, Java is missing, or there is no such index.
+        """
+        self._searcher = _searcher(index)
+        self._passages = passages
+        self._passage_chars = passage_chars
+
+    def __call__(self, query: str) -> str:
+        """Searches a collection of passages and returns those that match the query best.
+
+        Args:
+            query: What to look for, in a few words.
+
+        Returns:
+            The passages, best first.
+        """
+        hits = self._searcher.search(query[:MAX_QUERY], self._passages)
+        texts = (_text(self._searcher.doc(hit.docid).raw()) for hit in hits)
+        shown = [f"[{rank}] {text[: self._passage_chars]}" for rank, text in enumerate(texts, start=1)]
+        return "\n\n".join(shown) or f"No passage holds a word of {query[:80]!r}."
+
+
+def _searcher(index: str) -> Any:  # noqa: ANN401  pyserini has no types
+    try:
+        from pyserini.search.lucene import LuceneSearcher
+    except Exception as error:  # the boundary to pyserini and its JVM, which fail in their own ways
+        raise ValueError(
+            f"pyserini cannot be loaded ({type(error).__name__}: {error}). Install it with pip install pyserini and a "
+            f"Java of version 21, or use the tool search, which needs neither"
+        ) from error
+    from pathlib import Path
+
+    return LuceneSearcher(index) if Path(index).is_dir() else LuceneSearcher.from_prebuilt_index(index)
+
+
+def _text(raw: str) -> str:
+    """The passage of a stored document: JSON with ``contents``, or plain text."""
+    try:
+        document = json.loads(raw)
+    except ValueError:
+        return raw
+    return str(document.get("contents", raw)) if isinstance(document, dict) else raw

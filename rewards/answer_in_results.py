@@ -1,0 +1,34 @@
+"""The turn reward ``answer_in_results``: whether the first tool result holds the answer."""
+
+from condensegrpo.protocols import Problem
+from condensegrpo.rewards.matches import check_truth
+from condensegrpo.rewards.tool_results import results_of
+from condensegrpo.trajectory import Trajectory
+
+
+class AnswerInResults:
+    """1 for the turn with the first tool result if any alias of the answer stands in it, in lower case: a turn reward.
+
+    results "Error: …" in turn 0, "… Paris …" in turn 2; answer Paris   ─▶   0, 0, 0
+    """
+
+    def turn_rewards(self, trajectory: Trajectory, problem: Problem) -> tuple[float, ...]:
+        """One number a turn.
+
+        Raises:
+            ValueError: the problem has no ground truth.
+        """
+        check_truth(problem, "alias")
+        aliases = _aliases(problem)
+        paid_K = [0.0] * len(trajectory.turns)
+        for at, turn in enumerate(trajectory.turns):
+            results = results_of(turn)
+            if results:
+                paid_K[at] = float(any(alias in results[0].lower() for alias in aliases))
+                break
+        return tuple(paid_K)
+
+
+def _aliases(problem: Problem) -> tuple[str, ...]:
+    named = (problem.answer or "", *map(str, problem.data.get("aliases", ())))
+    return tuple(alias.lower().strip() for alias in named if alias.strip())

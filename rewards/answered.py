@@ -1,0 +1,21 @@
+"""The reward ``answered``: most for a right answer, a little for a wrong one, nothing for none."""
+
+from condensegrpo.protocols import Problem, RewardResult
+from condensegrpo.rewards.verdict import Match, check_match, judge
+from condensegrpo.trajectory import Trajectory
+
+
+class Answered:
+    """``right`` for a right answer, ``wrong`` for another one, 0 without an answer or with a blank reply."""
+
+    def __init__(self, *, right: float = 1.0, wrong: float = 0.1, match: Match = "number") -> None:
+        check_match(match)
+        self._right = right
+        self._wrong = wrong
+        self._match = match
+
+    def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
+        """The reward of one trajectory."""
+        valid, right = judge(trajectory, problem, match=self._match)
+        total = (self._right if right else self._wrong) if valid else 0.0
+        return RewardResult(total=total, components={"answered": total}, format_valid=valid, correct=right)

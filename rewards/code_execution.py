@@ -1,0 +1,27 @@
+"""The turn reward ``code_execution``: every turn is paid for its calls whose result is good."""
+
+from condensegrpo.protocols import Problem
+from condensegrpo.rewards.tool_results import good_calls, valid_calls
+from condensegrpo.trajectory import Trajectory
+
+
+class CodeExecution:
+    """share·(good calls of this turn)/(valid calls of the trajectory) + each·(good calls of this turn): a turn reward.
+
+    A call is valid if it could be read, and good if its result is not blank and holds none of ``Error:``, ``Traceback``
+    or a time-out. Summed over the turns that is share·good/valid + each·good; all 0 without a valid call.
+
+        valid 1, 0, 1; good 1, 0, 0; share 0.3, each 0.05   ─▶   0.2, 0, 0
+    """
+
+    def __init__(self, *, share: float = 0.3, each: float = 0.05) -> None:
+        if share < 0 or each < 0:
+            raise ValueError(f"share={share}, each={each}: wanted numbers that are not negative")
+        self._share = share
+        self._each = each
+
+    def turn_rewards(self, trajectory: Trajectory, problem: Problem) -> tuple[float, ...]:
+        """One number a turn."""
+        valid = sum(map(valid_calls, trajectory.turns))
+        good_K = map(good_calls, trajectory.turns)
+        return tuple(self._share * good / valid + self._each * good if valid else 0.0 for good in good_K)

@@ -1,0 +1,132 @@
+"""How an answer is held against the ground truth: one function a match, by its name in the options of rewards."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Literal, get_args
+
+from condensegrpo.protocols import Problem
+from condensegrpo.rewards.mathematics import equal
+from condensegrpo.rewards.unit_tests import passes_tests
+
+Match = Literal["exact", "number", "last_number", "alias", "contains", "math", "tests"]
+MATCHES: tuple[Match, ...] = get_args(Match)
+
+_DECORATION = re.compile(r"[,$%]")
+_MINUS = "\N{MINUS SIGN}"
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+_NUMBERS = re.compile(r"(?<![\w.])[+-]?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w.])[+-]?\$?\.\d+")
+_TOLERANCE = 1e-6
+
+
+def right(answer: str, problem: Problem, match: Match) -> bool:
+    """Whether an answer is right.
+
+    ``exact`` folds case and whitespace; ``alias`` does so for any of ``problem.data["aliases"]`` or the ground truth;
+    ``contains`` asks whether any of those stands in the answer. ``number`` compares the values of two numbers, see
+    there; ``last_number`` takes the last number of the answer. ``math`` asks whether two expressions are equal.
+    ``tests`` runs the answer's code in the sandbox against ``problem.data["tests"]``.
+
+    Raises:
+        ValueError: the problem has no ground truth: nothing is ever guessed from the look of an answer.
+    """
+    return _RIGHT[match](answer, problem)
+
+
+def check_truth(problem: Problem, match: Match) -> None:
+    """Raise ValueError if the problem has nothing that this match could hold an answer against."""
+    if match == "tests":
+        if not problem.data.get("tests"):
+            raise ValueError(
+                f"judging problem {problem.id}: it has no tests, so no code can be called right. Use the task mbpp, or "
+                f"give its data a list 'tests'"
+            )
+    elif match in ("number", "last_number"):
+        _wanted(problem)
+    else:
+        _truths(problem, match)
+
+
+def number(text: str) -> float | None:
+    """The value of a text that is one number after ``, $ %`` are removed; ``None`` if it is anything else.
+
+    White space may surround the number and never stands in it: "7 2" are two numbers.
+
+    >>> number("$1,080"), number("3.14"), number("\u22125"), number("7 2"), number("12 apples")
+    (1080.0, 3.14, -5.0, None, None)
+    """
+    bare = _DECORATION.sub("", text).strip().replace(_MINUS, "-")
+    return float(bare) if _NUMBER.fullmatch(bare) else None
+
+
+def last_number(text: str) -> float | None:
+    """The last number of a text, ``None`` if it holds none.
+
+    >>> last_number("48 and 24 make $1,072.50."), last_number("about 3.14"), last_number("no number")
+    (1072.5, 3.14, None)
+    """
+    found = _NUMBERS.findall(text.replace(_MINUS, "-"))
+    return number(found[-1]) if found else None
+
+
+def _same_text(answer: str, problem: Problem) -> bool:
+    return _fold(answer) == _fold(_truths(problem, "exact")[0])
+
+
+def _same_alias(answer: str, problem: Problem) -> bool:
+    return _fold(answer) in {_fold(truth) for truth in _truths(problem, "alias")}
+
+
+def _holds_alias(answer: str, problem: Problem) -> bool:
+    said = _fold(answer)
+    return any(_fold(truth) in said for truth in _truths(problem, "contains") if truth.strip())
+
+
+def _same_number(answer: str, problem: Problem) -> bool:
+    return _near(number(answer), _wanted(problem))
+
+
+def _same_last_number(answer: str, problem: Problem) -> bool:
+    return _near(last_number(answer), _wanted(problem))
+
+
+def _same_value(answer: str, problem: Problem) -> bool:
+    return equal(answer, _truths(problem, "math")[0])
+
+
+_RIGHT: Mapping[Match, Callable[[str, Problem], bool]] = {
+    "exact": _same_text,
+    "number": _same_number,
+    "last_number": _same_last_number,
+    "alias": _same_alias,
+    "contains": _holds_alias,
+    "math": _same_value,
+    "tests": passes_tests,
+}
+
+
+def _near(found: float | None, wanted: float) -> bool:
+    return found is not None and abs(found - wanted) < _TOLERANCE
+
+
+def _wanted(problem: Problem) -> float:
+    truth = _truths(problem, "number")[0]
+    value = number(truth)
+    if value is None:
+        raise ValueError(f"judging problem {problem.id} by number: its ground truth {truth!r} is not a number")
+    return value
+
+
+def _truths(problem: Problem, match: Match) -> tuple[str, ...]:
+    answer = () if problem.answer is None else (problem.answer,)
+    several = match in ("alias", "contains")
+    aliases = tuple(str(alias) for alias in problem.data.get("aliases", ())) if several else ()
+    if not answer and not aliases:
+        raise ValueError(
+            f"judging problem {problem.id}: it has no ground truth, so no answer can be called right. "
+            f"Give it an answer (the task's answer column), or use a reward that needs none"
+        )
+    return (*answer, *aliases)
+
+
+def _fold(text: str) -> str:
+    return " ".join(text.casefold().split())

@@ -1,0 +1,37 @@
+"""Whether code passes a problem's tests, in the sandbox: a verdict from values, never from exit codes or prints."""
+
+import re
+
+from condensegrpo.protocols import Problem
+from condensegrpo.sandbox.current import current
+from condensegrpo.sandbox.grade import grade_now
+from condensegrpo.sandbox.ran import Outcome
+
+MAX_CODE = 100_000  # characters of an answer's code; more fails
+
+_FENCED = re.compile(r"^[ \t]*```(?:python|py)?[ \t\r]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE | re.IGNORECASE)
+
+
+def passes_tests(answer: str, problem: Problem) -> bool:
+    """Whether an answer's code passes every test of ``problem.data``: ``tests``, ``test_setup``, ``entry``.
+
+    Raises:
+        SandboxError: no sandbox holds on this machine.
+        RuntimeError: the sandbox failed, so that nothing is known of the code.
+    """
+    code = code_of(answer)
+    if len(code) > MAX_CODE:
+        return False
+    data = problem.data
+    verdict = grade_now(
+        current(), code, tuple(data["tests"]), setup=data.get("test_setup", ""), entry=tuple(data.get("entry", ()))
+    )
+    if Outcome.LOST in (verdict.judge.outcome, verdict.code.outcome):
+        raise RuntimeError(f"judging problem {problem.id}: the sandbox failed: {verdict.reasons[0]}")
+    return verdict.all_passed
+
+
+def code_of(answer: str) -> str:
+    """The code of an answer: its last fenced block of Python, or all of it if it has none."""
+    found = _FENCED.findall(answer)
+    return str(found[-1]) if found else answer

@@ -1,0 +1,106 @@
+"""The shipped recipes: each loads with its published figures, and trains two steps on a tiny model with small data."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command import ENVIRONMENT, ROOT
+
+from condensegrpo.assemble import check
+from condensegrpo.config import find_config, load_config, shipped
+from condensegrpo.learning_signal import advantage_estimator, objective
+from condensegrpo.storage import read_metrics, read_trajectories
+
+RECIPES = (
+    "mt_grpo_gsm8k_code",
+    *(f"condensed_{domain}" for domain in ("general", "math", "coding")),
+    *(f"search_{estimator}" for estimator in ("ms_grpo", "mt_grpo", "ms_po", "grpo", "grpo_merged")),
+    *(f"search_mt_grpo_qwen3_{size}" for size in ("0.6b", "1.7b", "4b")),
+    *(f"tool_use_{task}_lora" for task in ("gsm8k", "mbpp")),
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which every recipe has been trained."""
+    folder = tmp_path_factory.mktemp("recipes")
+    script = Path(__file__).with_name("train_recipes.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(folder), *RECIPES],
+        capture_output=True,
+        text=True,
+        env=dict(ENVIRONMENT),
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def test_every_recipe_is_shipped() -> None:
+    assert set(RECIPES) <= set(shipped())
+
+
+def test_the_page_of_recipes_names_every_configuration() -> None:
+    page = (ROOT / "docs/recipes.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(\w[\w.]*)`", page)) | {f"search_mt_grpo_qwen3{size}" for size in ("_1.7b", "_4b")}
+    assert set(RECIPES) <= named
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_loads_and_its_learning_signal_can_be_built(name: str) -> None:
+    config = load_config(find_config(name))
+    assert config.name == name
+    advantage_estimator(config)
+    objective(config.algorithm)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_trains(trained: Path, name: str) -> None:
+    error = trained / f"{name}.error"
+    assert not error.exists(), error.read_text()
+    lines = [line for line in read_metrics(trained / "runs" / name / "metrics.jsonl") if "rows" in line]
+    assert [line["step"] for line in lines] == [1, 2]
+    for line in lines:
+        assert {"train/turn_reward", "train/num_valid_actions", "train/accuracy"} <= line.keys()
+        assert line["train/accuracy"] == line["success"]
+
+
+def turns_with_calls(trained: Path, name: str) -> int:
+    """Turns of a run whose calls were answered."""
+    read = [read_trajectories(trained / f"runs/{name}/trajectories/step_{step:06d}.jsonl") for step in (1, 2)]
+    return sum(
+        bool(turn.turn_rewards.get("tool_attempts"))
+        for one in read
+        for scored in one.trajectories
+        for turn in scored.trajectory.turns
+    )
+
+
+@pytest.mark.parametrize("name", ["mt_grpo_gsm8k_code", "search_mt_grpo", "tool_use_gsm8k_lora"])
+def test_the_formats_of_the_recipes_reach_their_tools(trained: Path, name: str) -> None:
+    assert turns_with_calls(trained, name) > 0
+
+
+def test_the_original_names_of_the_multi_turn_metrics_are_what_they_say(trained: Path) -> None:
+    lines = [line for line in read_metrics(trained / "runs/search_mt_grpo/metrics.jsonl") if "rows" in line]
+    assert any(line["train/num_valid_actions"] > 0 and line["train/turn_reward"] > 0 for line in lines)
+
+
+def test_the_loss_of_tool_use_is_the_sum_over_a_trajectory_and_not_its_mean() -> None:
+    algorithm = load_config(find_config("tool_use_gsm8k_lora")).algorithm
+    assert (algorithm.aggregation, algorithm.aggregation_tokens) == ("trajectory_constant", 1)
+
+
+def test_search_takes_sixteen_questions_of_twenty_one_samples_an_update() -> None:
+    config = load_config(find_config("search_mt_grpo"))
+    assert config.train.problems_per_step * config.train.samples_per_problem == 84 * 4
+    assert config.algorithm.updates_per_batch == 2
+
+
+def test_a_recipe_without_its_data_says_what_is_missing(tmp_path: Path) -> None:
+    config = load_config(find_config("search_mt_grpo"), [f"task.data={tmp_path}/none.jsonl"])
+    with pytest.raises(Exception, match="there is no such file"):
+        check(config)

@@ -1,0 +1,22 @@
+"""Trains every shipped recipe two steps in one process, small: ``python train_recipes.py FOLDER NAME…``."""
+
+import sys
+import traceback
+from pathlib import Path
+
+from recipe_world import make_model, recipe_overrides
+
+from condensegrpo.cli.app import app
+
+
+def main(folder: Path, names: list[str]) -> None:
+    make_model(folder / "model")
+    for name in names:
+        try:
+            app(["train", name, *recipe_overrides(name, folder)], standalone_mode=False)
+        except Exception:  # each recipe is a test of its own: what failed is told by its test
+            (folder / f"{name}.error").write_text(traceback.format_exc())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
