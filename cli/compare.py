@@ -126,42 +126,41 @@ def _show(found: "Comparison", out: Path) -> None:
     console = theme.console()
     console.print(_figures_table(found))
     console.print(_differences_table(found))
-    console.print(f"model   {found.model}\nfiles   {'  '.join(str(out / name) for name in FILES)}")
+    console.print(f"model   {found.model}\nfolder  {out}: {', '.join(FILES)}")
 
 
 def _figures_table(found: "Comparison") -> "Table":
+    """One line a contender, of at most 100 columns; turns, calls and more digits are in the JSON."""
+    from rich import box
     from rich.table import Table
 
     table = Table(
         title=f"{found.problems} held-out problems × {found.samples}, seed {found.seed}; means over trajectories",
         title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=0,
     )
-    table.add_column("condenser")
+    table.add_column("condenser", max_width=22, overflow="fold")
     for heading in (
         "budget",
-        "success",
-        "95 % interval",
+        "success [95 %]",
         "largest\ncontext",
         "contexts\ntogether",
-        "turns",
         "conden-\nsations",
-        "re-\nfetches",
-        "of calls",
+        "fetched\nagain",
         "seconds",
         "con-\ndensing",
     ):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for one in found.figures:
         table.add_row(
             one.contender.label,
             "–" if one.contender.budget is None else str(one.contender.budget),
-            f"{one.success.mean:.3f}",
-            _bounds(one.success, "{:.3f}"),
+            f"{one.success.mean:.3f} {_bounds(one.success, '{:.3f}')}",
             f"{one.peak_tokens:.1f}",
             f"{one.summed_tokens:.0f}",
-            f"{one.turns:.1f}",
             f"{one.condensations:.1f}",
-            f"{one.refetches:.2f}",
             f"{one.refetch_rate:.1%}",
             f"{one.seconds:.1f}",
             f"{one.condensing:.1%}",

@@ -36,8 +36,8 @@ def plot(found: Comparison, stem: Path) -> tuple[Path, ...]:
             _line(panels[0], [one.peak_tokens for one in its], its, look)
             _line(panels[1], [one.summed_tokens for one in its], its, look)
         panels[0].set_ylabel("success, 95 % interval")
-        panels[0].set_xlabel("largest context, tokens, mean over trajectories")
-        panels[1].set_xlabel("all contexts of a trajectory together, tokens, mean")
+        panels[0].set_xlabel("largest context, tokens")
+        panels[1].set_xlabel("all contexts together, tokens")
         for panel in panels:
             panel.set_ylim(-0.03, 1.03)
             panel.grid(alpha=0.3)

@@ -10,12 +10,11 @@ Scores are smoothed over the last turns, and a unit that was dropped returns onl
 anew from the history every time: nothing is held from turn to turn, one condenser serves all episodes at once.
 """
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from condensegrpo.condensers.fit import fits
+from condensegrpo.condensers.fit import fits, most_that_fit
 from condensegrpo.condensers.spans import spans
 from condensegrpo.messages import History
 from condensegrpo.protocols import Budget, Condensed, UnitScorer
@@ -60,11 +59,11 @@ class Attention:
         account = spans(history, (), budget.count)
         ranked = await self._ranked(history, budget, [max(span.tokens, 1) for span in account])
 
-        def over(kept: int) -> bool:
-            return not fits(history.head, [history.units[place] for place in sorted(ranked[:kept])], budget)
+        def fitting(kept: int) -> bool:
+            return fits(history.head, [history.units[place] for place in sorted(ranked[:kept])], budget)
 
         # tokens of units do not add up exactly: what was chosen by their sum is shown as far as it truly fits
-        kept = bisect_left(range(2, len(ranked) + 1), True, key=over) + 1
+        kept = most_that_fit(len(ranked), fitting, likely=len(ranked))
         shown = sorted(ranked[:kept])
         return Condensed(
             units=tuple(history.units[place] for place in shown),

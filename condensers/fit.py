@@ -17,19 +17,34 @@ def newest_that_fit(head: Sequence[Message], units: Sequence[Unit], budget: Budg
 
     None of the counts renders more than twice that end, however long the history before it; see ``most_that_fit``.
     """
-    newest = most_that_fit(len(units), lambda most: fits(head, units[-most:], budget))
+    likely = _most_by_their_sum(head, units, budget)
+    newest = most_that_fit(len(units), lambda most: fits(head, units[-most:], budget), likely)
     return tuple(units[-newest:]) if newest else ()
 
 
-def most_that_fit(total: int, fitting: Callable[[int], bool]) -> int:
+def most_that_fit(total: int, fitting: Callable[[int], bool], likely: int = 1) -> int:
     """The largest number of units up to ``total`` that fits, taken for monotone; 1 if not even that fits, 0 of none.
 
-    It doubles the number until it is over budget and then halves the gap: 2·log2(n) questions at most for n units.
+    If ``likely`` is right that takes two questions. Otherwise it doubles the number until it is over budget and then
+    halves the gap: 2·log2(n) questions at most for n units.
     """
     if total < 2:
         return total
+    if 1 < likely <= total and fitting(likely) and (likely == total or not fitting(likely + 1)):
+        return likely
     low = 1  # of this many units it is known that they fit, or else they are the newest alone
     while low < total and fitting(min(2 * low, total)):
         low = min(2 * low, total)
     longer = range(low + 1, min(2 * low, total))
     return low + bisect_left(longer, True, key=lambda most: not fitting(most))
+
+
+def _most_by_their_sum(head: Sequence[Message], units: Sequence[Unit], budget: Budget) -> int:
+    """How many of the newest fit if tokens of units add up: each is counted once, and remembered by the renderer."""
+    empty = budget.count(tuple(head))
+    left = budget.tokens - empty
+    for number, unit in enumerate(reversed(units)):
+        left -= budget.count((*head, *unit.messages)) - empty
+        if left < 0:
+            return number
+    return len(units)

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 from conformance import HEAD, condense, count, history, turns, unit
+from hypothesis import given
+from hypothesis import strategies as st
 
 from condensegrpo import plugins
+from condensegrpo.condensers.fit import most_that_fit
 from condensegrpo.condensers.full import Full
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.condensers.random_drop import RandomDrop
@@ -103,6 +106,21 @@ def test_last_k_asks_for_few_counts() -> None:
     past = history(*(unit(turn) for turn in range(60)))
     asyncio.run(LastK(keep_last=60).condense(past, Budget(tokens=50, count=counted), ()))
     assert len(asked) <= 60 + 1 + 7
+
+
+@given(total=st.integers(0, 200), room=st.integers(0, 220), likely=st.integers(-1, 220))
+def test_what_is_likely_to_fit_changes_the_questions_and_not_the_answer(total: int, room: int, likely: int) -> None:
+    asked: list[int] = []
+
+    def fitting(most: int) -> bool:
+        asked.append(most)
+        return most <= room
+
+    wanted = min(max(min(room, total), 1), total)
+    assert most_that_fit(total, fitting, likely) == wanted
+    assert all(1 < most <= total for most in asked)
+    if likely == wanted > 1 and room > 1:
+        assert len(asked) <= 2
 
 
 @pytest.mark.parametrize("options", [{"keep_last": -1}, {"keep_first": -2}, {"keep_last": 1.5}, {"keep_last": "two"}])

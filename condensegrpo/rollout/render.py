@@ -72,6 +72,7 @@ class Renderer:
         # of units come back in every turn of an episode
         self._prompt = lru_cache(maxsize=512)(self._rendered)
         self._length = lru_cache(maxsize=16384)(self._counted)
+        self._piece = lru_cache(maxsize=16384)(self._encoder.encode)  # of what is read again and again
         self._end_of_turn = self._find_end_of_turn()
         ends = [stop for stop in (self._end_of_turn, tokenizer.eos_token_id, *stop_ids) if stop is not None]
         self.stop_ids: tuple[int, ...] = tuple(sorted(set(ends)))
@@ -107,10 +108,10 @@ class Renderer:
         ]
         # text and numbers of frames in turn: text, 0, text, 1, text, …
         pieces = re.split(f"{left}([0-9]+){right}", self._templated(framed, marker))
-        ids, at = list(self._encoder.encode(pieces[0], marker)), dict[int, int]()
+        ids, at = list(self._piece(pieces[0], marker)), dict[int, int]()
         for number, text in zip(pieces[1::2], pieces[2::2], strict=True):
             at[int(number)] = len(ids)
-            ids += self._encoder.encode(text, marker)
+            ids += self._piece(text, marker)
         places, last = [], 0
         for index in range(len(messages)):
             start = at.get(2 * index, last)  # reasoning that is left out may take the beginning with it
