@@ -64,11 +64,11 @@ def check_models(names: Sequence[str], source: str, *, head: Sequence[Message], 
         model, layers = parted(name)
         if model == ORACLE:
             continue
-        shape = configuration(source if model == POLICY else model).get_text_config()
         try:
+            shape = configuration(source if model == POLICY else model).get_text_config()
             check_supported(shape.model_type)
             check_layers(layers, shape.num_hidden_layers)
-        except ValueError as error:
+        except (ConfigError, ValueError) as error:
             raise ConfigError(f"setting up the scorer {name!r} of the condenser: {error}") from error
         if model != POLICY:
             _check_frozen(name, model, head, tokens)

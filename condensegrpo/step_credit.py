@@ -103,6 +103,9 @@ def _counted(rig: Rig) -> dict[str, float]:
     for share in ranks.gather(mine):
         for name, value in share.items():
             found[f"condenser/{name}"] = found.get(f"condenser/{name}", 0.0) + value
+    for name, value in found.items():
+        if name.endswith("refused") and value:
+            rig.observer.say(f"{name}: {value:g} in this step; inspect-trajectory says why")
     return found
 
 

@@ -195,6 +195,8 @@ def test_a_model_whose_attention_was_never_verified_is_refused_by_name(tmp_path:
         with pytest.raises(ConfigError, match=r"a model of type 'gpt2': verified are gemma2"):
             check_models(names, source, head=HEAD, tokens=BUDGET)
     check_models(["policy", "leave_one_out", folder], folder, head=HEAD, tokens=BUDGET)
+    with pytest.raises(ConfigError, match=r"setting up the scorer '/no/model' of the condenser: .* there is no folder"):
+        check_models(["/no/model"], folder, head=HEAD, tokens=BUDGET)
 
 
 def test_a_frozen_model_that_cannot_show_the_conversation_is_refused_before_anything_is_sampled(

@@ -160,6 +160,8 @@ def test_the_command_compares_and_writes_table_json_and_picture(untrained: Path,
     )  # fmt: skip
     assert "6 held-out problems × 1" in shown
     assert "random_drop(seed=1)" in shown
+    tables, _, _ = shown.partition("\nmodel ")
+    assert max(len(line.rstrip()) for line in tables.splitlines()) <= 100
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "comparison.json", "comparison.png", "comparison.svg",
     }  # fmt: skip

@@ -49,8 +49,8 @@ def calling(*counts: tuple[int, int], answer: str | None = "7") -> Trajectory:
 # --- format ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stop", [stop for stop in Stop if stop is not Stop.ANSWERED])
-def test_only_an_answered_trajectory_is_well_formed(stop: Stop) -> None:
+@pytest.mark.parametrize("stop", [stop for stop in Stop if not stop.gives_answer])
+def test_only_a_trajectory_that_gives_an_answer_is_well_formed(stop: Stop) -> None:
     assert format_valid(answered("7"))
     assert not format_valid(answered("7", stop=stop))
 

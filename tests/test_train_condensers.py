@@ -20,7 +20,7 @@ from condensegrpo.config import RunConfig, find_config, load_config
 from condensegrpo.errors import ConfigError
 from condensegrpo.information import curve
 from condensegrpo.messages import History, Unit
-from condensegrpo.observer import Silent
+from condensegrpo.observer import Observer, Silent
 from condensegrpo.protocols import Budget
 from condensegrpo.rollout.information import AnswerProbe
 from condensegrpo.samplers.transformers import TransformersSampler
@@ -54,11 +54,21 @@ TRAINED: dict[str, Callable[[Path], dict[str, Any]]] = {
 }
 
 
-def run(config: RunConfig) -> RunFolder:
+class Listening(Silent):
+    """Notes down what a person is told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def run(config: RunConfig, observer: Observer | None = None) -> RunFolder:
     quiet_libraries()
     folder = RunFolder.create(Path(config.runs_dir) / config.name)
     with folder.locked():
-        assert train(config, assemble.check(config), folder, observer=Silent(), stopping=lambda: False)
+        assert train(config, assemble.check(config), folder, observer=observer or Silent(), stopping=lambda: False)
     return folder
 
 
@@ -116,7 +126,8 @@ def options_of(name: str, template: Path) -> dict[str, Any]:
 def test_three_steps_with_every_condenser_train_every_sampled_token_once(
     name: str, model: Path, template: Path, tmp_path: Path
 ) -> None:
-    folder = run(config(name, options_of(name, template), model, tmp_path))
+    listening = Listening()
+    folder = run(config(name, options_of(name, template), model, tmp_path), listening)
     lines = {int(line["step"]): line for line in read_metrics(folder.metrics) if "groups_dropped" in line}
     assert set(lines) == {1, 2, 3}
     turns = [turn for _, found in sampled(folder) for one in found for turn in one.trajectory.turns]
@@ -134,6 +145,7 @@ def test_three_steps_with_every_condenser_train_every_sampled_token_once(
         assert any(line.get("weight/summaries", 0) > 0 for line in lines.values())
     if name == "summary_model":
         assert all(line["condenser/calls"] == line["condenser/refused"] for line in lines.values())
+        assert "inspect-trajectory says why" in next(text for text in listening.said if "condenser/refused: " in text)
         assert all("no summary can be used" in turn.condensation.reason for turn in rewritten if turn.condensation)
 
 
