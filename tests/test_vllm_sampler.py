@@ -1,6 +1,7 @@
 """The vLLM sampler on a real engine: exact log-probabilities, new weights at once, no request that is lost or hangs."""
 
 import asyncio
+import importlib
 import json
 import math
 import sys
@@ -69,7 +70,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def sampler(folder: str) -> Iterator["VllmSampler"]:
-    """One engine for all tests; the keys and values of barely three full prompts fit at once."""
+    """One engine for all tests; the keys and values of barely three full prompts fit at once.
+
+    llvmlite is loaded before, as it is in a run whose tool is a search by BM25.
+    """
+    importlib.import_module("llvmlite.binding")
     made: VllmSampler = build(
         "samplers", "vllm", {"model_path": folder, "max_model_len": ROOM, "kv_cache_gib": 9 * 128 * 1024 / 2**30}
     )

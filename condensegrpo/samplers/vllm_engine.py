@@ -7,6 +7,7 @@ import gc
 import math
 import os
 import random
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -69,6 +70,7 @@ class VllmEngine:
             _join_alone()
             self._import()
             self._check_head_size()
+            _let_vllm_look_into_llvmlite()
             try:
                 self._engine = self._made(
                     model=model_path,
@@ -246,6 +248,13 @@ def _generation(token_ids: Sequence[int], logprobs: Sequence[float], finish: Fin
             f"have probably diverged: look at the last optimiser steps, lower the learning rate."
         )
     return Generation(token_ids=tuple(token_ids), logprobs=tuple(logprobs), finish=finish)
+
+
+def _let_vllm_look_into_llvmlite() -> None:
+    """vLLM reads ``vars`` of all that any module holds; those of llvmlite's library, which numba loads, are no dict."""
+    ffi = sys.modules.get("llvmlite.binding.ffi")
+    if ffi is not None:
+        ffi.lib._fntab["__dict__"] = {}  # the library answers to any name with the function of that name
 
 
 def _join_alone() -> None:
