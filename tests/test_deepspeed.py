@@ -235,11 +235,19 @@ def test_sums_over_a_group_of_one_are_the_values() -> None:
     assert (deepspeed.rank(), deepspeed.world_size()) == (0, 1)
 
 
-def test_no_compiler_is_needed_and_the_console_stays_quiet(tmp_path: Path) -> None:
-    code = (
-        "import condensegrpo.learner.deepspeed; from two_ranks import train, micro_batches; from tiny import rows; "
-        "[train(stage, [micro_batches(rows(2), 1)]) for stage in (0, 3)]"
-    )
+TRAIN = (
+    "import condensegrpo.learner.deepspeed; from two_ranks import train, micro_batches; from tiny import rows; "
+    "[train(stage, [micro_batches(rows(2), 1)]) for stage in (0, 3)]"
+)
+JOINED = (  # as a sampler makes a group that comes before the learner
+    "from torch import distributed; "
+    "distributed.init_process_group(store=distributed.HashStore(), rank=0, world_size=1); "
+)
+
+
+@pytest.mark.parametrize("before", ["", JOINED], ids=["alone", "in a group that is there"])
+def test_no_compiler_is_needed_and_the_console_stays_quiet(before: str, tmp_path: Path) -> None:
+    code = before + TRAIN
     environment = {"PATH": "", "PYTHONPATH": str(HERE), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment, check=False

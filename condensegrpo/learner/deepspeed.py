@@ -74,15 +74,19 @@ def learning_rate(optimiser: Optimiser, step: int) -> float:
 
 
 def join() -> None:
-    """Join the ranks' process group: that of the launcher, or a group of one. Gloo on a CPU, NCCL on GPUs."""
-    if distributed.is_initialized():
+    """Join the ranks' process group: that of the launcher, or a group of one. Gloo on a CPU, NCCL on GPUs.
+
+    A group that is there already, such as one that a sampler made, is the one that is joined.
+    """
+    if deepspeed.comm.is_initialized():
         return
     # Without this entry DeepSpeed compiles a shared-memory all-reduce with g++ and ninja, which only inference uses.
     deepspeed.ops.__compatible_ops__ = {}
     if "RANK" not in os.environ:
         os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed insists on it
-        backend = get_accelerator().communication_backend_name()
-        distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+        if not distributed.is_initialized():
+            backend = get_accelerator().communication_backend_name()
+            distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
     with quiet():
         deepspeed.init_distributed()
