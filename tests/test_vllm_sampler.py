@@ -4,6 +4,8 @@ import asyncio
 import importlib
 import json
 import math
+import os
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -87,6 +89,28 @@ def policy(folder: str) -> PreTrainedModel:
     """The learner's side: its weights are changed and sent by some of the tests."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return model.eval().requires_grad_(False)
+
+
+def test_the_engine_computes_with_the_threads_that_torch_was_given(folder: str) -> None:
+    """A process of its own, in which OpenMP would take two threads if it were not told."""
+    code = (
+        "import asyncio, sys, torch\n"
+        "torch.set_num_threads(1)\n"
+        "from condensegrpo.plugins import build\n"
+        "from condensegrpo.trajectory import SamplingParams\n"
+        "sampler = build('samplers', 'vllm', {'model_path': sys.argv[1], 'max_model_len': 64, 'kv_cache_gib': 0.01})\n"
+        "print(len(asyncio.run(sampler.sample([5, 6, 7], SamplingParams(max_tokens=4))).token_ids))\n"
+        "sampler.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, folder],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr[-2000:]
 
 
 def params(**changes: Any) -> SamplingParams:

@@ -82,7 +82,9 @@ class VllmSampler:
         self._open: dict[str, _Request] = {}  # in the engine
         self._gone: list[str] = []  # in the engine, though nobody waits for them any more
         self._drive: asyncio.Task[None] | None = None
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vllm")  # the engine is not re-entrant
+        self._worker = ThreadPoolExecutor(  # of one: the engine is not re-entrant
+            max_workers=1, thread_name_prefix="vllm", initializer=_take_torchs_threads
+        )
         self._engine = VllmEngine(
             model_path,
             dtype=dtype,
@@ -286,3 +288,8 @@ def _result(work: Future[None], doing: str) -> None:
             f"{doing}: vLLM did not come to an end within {STUCK_SECONDS:g} seconds. It hangs: end the process and "
             f"resume the run."
         ) from error
+
+
+def _take_torchs_threads() -> None:
+    """Give this thread the number that torch computes with: OpenMP keeps one for each; vLLM asks before torch."""
+    torch.set_num_threads(torch.get_num_threads())
