@@ -133,10 +133,10 @@ class NcclGroup:
         """Wait until the GPU has sent what it was told to; a peer that died would keep it for ever."""
         if self._device.type != "cuda":
             return
-        sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        sent = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch left it untyped
         sent.record()
         until = time.monotonic() + self._seconds
-        while not sent.query():  # type: ignore[no-untyped-call]
+        while not sent.query():  # type: ignore[no-untyped-call]  # as above
             if time.monotonic() > until:
                 raise SamplerError(
                     f"sending weights over NCCL: not done within {self._seconds:g} seconds (server.start_seconds). A "

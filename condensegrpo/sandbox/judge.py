@@ -112,11 +112,11 @@ class _Link:
         self._channel = channel
         self._remotes: dict[int, Remote] = {}
 
-    def name(self, name: str) -> Any:  # noqa: ANN401
+    def name(self, name: str) -> Any:  # noqa: ANN401  anything a callee holds
         """The callee's global of this name."""
         return self._ask({"name": name}, ())
 
-    def apply(self, function: str, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+    def apply(self, function: str, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401  anything a callee holds
         """What an operation of the callee gives; arguments that it changed in place are changed here too."""
         request = {
             "function": function,
@@ -125,7 +125,7 @@ class _Link:
         }
         return self._ask(request, arguments[1:] if function == "call" else arguments)
 
-    def _ask(self, request: Mapping[str, Any], arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401
+    def _ask(self, request: Mapping[str, Any], arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401  anything a callee holds
         wire.send(self._channel, request)
         answer = wire.receive(self._channel, most=MOST)
         if not isinstance(answer, dict):
@@ -161,24 +161,24 @@ class Remote:
         object.__setattr__(self, "_link", link)
         object.__setattr__(self, "_number", number)
 
-    def __call__(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401, D102
+    def __call__(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401, D102  as its callee says
         return self._link.apply("call", self, *arguments, **options)
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  anything a callee holds
         if name.startswith("__"):
             raise AttributeError(name)
         return self._link.apply("get", self, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401
+    def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401  anything a callee holds
         self._link.apply("set", self, name, value)
 
-    def __getitem__(self, key: Any) -> Any:  # noqa: ANN401
+    def __getitem__(self, key: Any) -> Any:  # noqa: ANN401  anything a callee holds
         return self._link.apply("item", self, key)
 
-    def __setitem__(self, key: Any, value: Any) -> None:  # noqa: ANN401
+    def __setitem__(self, key: Any, value: Any) -> None:  # noqa: ANN401  anything a callee holds
         self._link.apply("set_item", self, key, value)
 
-    def __contains__(self, value: Any) -> bool:  # noqa: ANN401
+    def __contains__(self, value: Any) -> bool:  # noqa: ANN401  anything a callee holds
         return any(
             found is value or found == value for found in self
         )  # asked outright, the code would know what to say
@@ -218,7 +218,7 @@ def _handle(value: object) -> int:
     return number
 
 
-def _replace(old: Any, new: Any) -> None:  # noqa: ANN401
+def _replace(old: Any, new: Any) -> None:  # noqa: ANN401  anything a callee holds
     """Make a container hold what another of its kind holds."""
     if type(old) is not type(new):
         raise ValueError(f"an argument became {type(new).__name__} from {type(old).__name__}")

@@ -54,6 +54,7 @@ def encode(value: object, hold: Hold) -> object:
             return [name, [[encode(key, hold), encode(held, hold)] for key, held in dict.items(value)]]
     for name, sequence in (("list", list), ("tuple", tuple), ("set", set), ("frozenset", frozenset)):
         if isinstance(value, sequence):
+            # value is a sequence by the line above, which mypy does not follow through the loop's union of types
             return [name, [encode(held, hold) for held in sequence.__iter__(value)]]  # type: ignore[arg-type]
     if isinstance(value, deque):
         return ["deque", [encode(held, hold) for held in value], value.maxlen]

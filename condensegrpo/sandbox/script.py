@@ -53,7 +53,7 @@ def status_of(error: SystemExit) -> int:
 def finish(status: int) -> int:
     """What Python does before it exits: wait for threads, run exit handlers, flush."""
     shutdown: Callable[[], None] = getattr(threading, "_shutdown")  # noqa: B009  private, and Python's own last step
-    handlers: Callable[[], None] = getattr(atexit, "_run_exitfuncs")  # noqa: B009
+    handlers: Callable[[], None] = getattr(atexit, "_run_exitfuncs")  # noqa: B009  as above
     for last in (shutdown, handlers, sys.stdout.flush, sys.stderr.flush):
         try:
             last()
