@@ -250,7 +250,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", nargs="+", choices=list(BENCHES), default=list(BENCHES))
     parser.add_argument("--questions", type=int, default=1, help="P; each has 8 trajectories of 6 turns")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--slow-rounds", type=int, default=1, help="of the variants with logits everywhere")
     parser.add_argument("--tokens-per-micro-batch", type=int, default=4096)
     parser.add_argument("--seed", type=int, default=0)
