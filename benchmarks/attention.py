@@ -23,17 +23,17 @@ from ranks import interval, spearman
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from condensegrpo import assemble
+from condensegrpo.assembly import assemble
 from condensegrpo.attention.capture import attend
 from condensegrpo.attention.leave_one_out import losses
 from condensegrpo.attention.scorer import AttentionScorer
-from condensegrpo.config import RunConfig, load_config
-from condensegrpo.messages import History, Unit
-from condensegrpo.protocols import Reading
+from condensegrpo.config.schema import RunConfig, load_config
+from condensegrpo.core.messages import History, Unit
+from condensegrpo.core.protocols import Reading
+from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rollout.group import rollout
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.samplers.transformers import TransformersSampler
-from condensegrpo.trajectory import Trajectory
 
 LEAST_UNITS = 4  # of a history whose ranking is compared: the newest is not ranked
 ASKED = 32  # queries of the question, and of the last output, in ``cost``
@@ -160,14 +160,14 @@ async def _unobserved(_: Trajectory) -> None:
 
 async def _played(config: RunConfig, model: str, problems: int, layers: Sequence[int]) -> Found:
     assemble.use_threads(config)
-    cast = assemble.cast(config)
+    components = assemble.components(config)
     sampler = TransformersSampler(model)
-    renderer = assemble.renderer(config, cast, model)
+    renderer = assemble.renderer(config, components, model)
     groups = await rollout(
-        {problem.id: problem for problem in assemble.problems(cast.task, "eval")[:problems]},
+        {problem.id: problem for problem in assemble.problems(components.task, "eval")[:problems]},
         samples=1,
-        environment=cast.task.environment,
-        engine=assemble.engine(config, cast, renderer=renderer, sampler=sampler, temperature=0.0),
+        environment=components.task.environment,
+        engine=assemble.engine(config, components, renderer=renderer, sampler=sampler, temperature=0.0),
         run_seed=0,
         step=-1,
         on_finish=_unobserved,

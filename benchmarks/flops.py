@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from passes import ModelSize
 
-from condensegrpo.prefix_tree import tree
-from condensegrpo.trajectory import Segment
+from condensegrpo.algorithms.prefix_tree import tree
+from condensegrpo.core.trajectory import Segment
 
 
 def useful_flops(size: ModelSize, rows: Sequence[Segment]) -> float:

@@ -22,8 +22,8 @@ from typing import Any
 from condensegrpo.sandbox.grade import Verdict, grade
 from condensegrpo.sandbox.limits import Limits
 from condensegrpo.sandbox.sandbox import Sandbox
+from condensegrpo.storage.rows import read_rows
 from condensegrpo.tasks.mbpp import entry_points
-from condensegrpo.tasks.rows import read_rows
 
 SECONDS = 60  # of the wall clock; the slowest takes 2.5 s of CPU time
 

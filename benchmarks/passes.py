@@ -19,13 +19,13 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from condensegrpo.algorithms.losses import LOSSES
+from condensegrpo.algorithms.objective import Share, Tokenwise, bound, first_update, policy
+from condensegrpo.algorithms.packing import PackedBatch, blocks, collate, micro_batches
+from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner import deepspeed
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.sharing import packed
-from condensegrpo.losses import LOSSES
-from condensegrpo.objective import Share, Tokenwise, bound, first_update, policy
-from condensegrpo.packing import PackedBatch, blocks, collate, micro_batches
-from condensegrpo.trajectory import Segment
 
 # The weights that learn are those sampled from: what a run with one update of a batch minimises.
 OBJECTIVE = Tokenwise(partial(first_update, objective=partial(policy, loss=bound(LOSSES["clipped"], {}))))

@@ -27,12 +27,12 @@ from pathlib import Path
 
 import torch
 
-from condensegrpo.architecture import architecture
-from condensegrpo.config import RunConfig, validate, vary
-from condensegrpo.plan import COLOCATED, Plan, plan
-from condensegrpo.protocols import Sampler
-from condensegrpo.trajectory import SamplingParams, Segment
-from condensegrpo.zero import Device
+from condensegrpo.config.schema import RunConfig, validate, vary
+from condensegrpo.core.protocols import Sampler
+from condensegrpo.core.trajectory import SamplingParams, Segment
+from condensegrpo.planning.architecture import architecture
+from condensegrpo.planning.plan import COLOCATED, Plan, plan
+from condensegrpo.planning.zero import Device
 
 MIB = 1 << 20
 SECONDS = 600  # of a case
@@ -136,16 +136,16 @@ class Meter:
 
 def run(config: RunConfig, folder: Path) -> dict[str, float]:
     """Load, sample, learn twice and publish as a training run does; the peak of each phase in bytes, of this rank."""
-    from condensegrpo import assemble
+    from condensegrpo.algorithms.losses import LOSSES, OF_TURNS
+    from condensegrpo.algorithms.objective import Tokenwise, bound, policy
+    from condensegrpo.algorithms.packing import collate, pack
+    from condensegrpo.assembly import assemble
+    from condensegrpo.assembly.open_learner import open_learner
     from condensegrpo.learner import checkpoint, deepspeed
     from condensegrpo.learner.new import new_tokenizer
     from condensegrpo.learner.policy import configuration, save_policy
     from condensegrpo.learner.reference import against_base, against_copy, open_reference
     from condensegrpo.learner.weights import gathered
-    from condensegrpo.losses import LOSSES, OF_TURNS
-    from condensegrpo.objective import Tokenwise, bound, policy
-    from condensegrpo.open_learner import open_learner
-    from condensegrpo.packing import collate, pack
 
     source, algorithm = str(config.model.path), config.algorithm
     meter = Meter()

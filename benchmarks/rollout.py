@@ -39,8 +39,8 @@ from rollout_world import NO_LIMIT, Size, World, chatter, engine, make_model, ne
 from condensegrpo.condensers.full import Full
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.condensers.observation_mask import ObservationMask
-from condensegrpo.plugins import build
-from condensegrpo.protocols import Condenser, Sampler
+from condensegrpo.core.plugins import build
+from condensegrpo.core.protocols import Condenser, Sampler
 from condensegrpo.rollout.engine import Engine
 
 KEEP = 2  # units that last_k and observation_mask show whole

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from rollout_world import World, engine, play, waves
 
-from condensegrpo.plugins import build
-from condensegrpo.protocols import Sampler
+from condensegrpo.core.plugins import build
+from condensegrpo.core.protocols import Sampler
 
 Wave = list[tuple[tuple[int, ...], int]]  # a prompt and the length of its reply, for every trajectory
 KV_GIB = 1.0

@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from condensegrpo.condensers.full import Full
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import Condenser, NamedTensors, Problem, Sampler, Step
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Trajectory
 from condensegrpo.learner.new import new_model, new_tokenizer, save_new
 from condensegrpo.learner.policy import load_tokenizer
-from condensegrpo.messages import Message
-from condensegrpo.protocols import Condenser, NamedTensors, Problem, Sampler, Step
 from condensegrpo.rollout.budget import Limits
 from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.group import named, rollout
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
 from condensegrpo.samplers.scripted import ScriptedSampler
-from condensegrpo.trajectory import Finish, Generation, SamplingParams, Trajectory
 
 WORDS = tuple(f"w{number}" for number in range(2000))
 NO_LIMIT = 1_000_000  # seconds, tokens: more than a benchmark ever needs

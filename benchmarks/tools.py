@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, islice
 from pathlib import Path
 
-from condensegrpo.tasks.rows import Row, read_file
+from condensegrpo.storage.rows import Row, read_file
 from condensegrpo.tools.calculator import calculator
 from condensegrpo.tools.search import Search
 

@@ -19,8 +19,8 @@ import torch
 from passes import Budget, ModelSize, Prepare, Step
 from torch import nn
 
+from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner.policy import DTYPES
-from condensegrpo.trajectory import Segment
 
 Clock = Literal["cpu", "wall"]
 

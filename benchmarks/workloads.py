@@ -16,13 +16,23 @@ from enum import StrEnum
 
 from torch import Tensor
 
-from condensegrpo.advantages import ESTIMATORS
-from condensegrpo.credit import advantages_of, rows_of, scores_of, turn_tokens
-from condensegrpo.losses import token_weights, totals
-from condensegrpo.messages import Message
-from condensegrpo.prefix_tree import different
-from condensegrpo.segments import segments
-from condensegrpo.trajectory import Condensation, Fate, Score, ScoredTrajectory, Segment, Span, Stop, Trajectory, Turn
+from condensegrpo.algorithms.advantages import ESTIMATORS
+from condensegrpo.algorithms.credit import advantages_of, rows_of, scores_of, turn_tokens
+from condensegrpo.algorithms.losses import token_weights, totals
+from condensegrpo.algorithms.prefix_tree import different
+from condensegrpo.algorithms.segments import segments
+from condensegrpo.core.messages import Message
+from condensegrpo.core.trajectory import (
+    Condensation,
+    Fate,
+    Score,
+    ScoredTrajectory,
+    Segment,
+    Span,
+    Stop,
+    Trajectory,
+    Turn,
+)
 
 
 class Kind(StrEnum):

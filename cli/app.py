@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from condensegrpo.algorithms.names import ESTIMATORS, LOSSES
 from condensegrpo.cli.doctor import doctor
 from condensegrpo.cli.evaluate import evaluate
 from condensegrpo.cli.export import export
@@ -16,8 +17,7 @@ from condensegrpo.cli.plan import plan
 from condensegrpo.cli.plugins import plugins
 from condensegrpo.cli.serve import serve
 from condensegrpo.cli.train import train
-from condensegrpo.errors import CondenseError, ConfigError
-from condensegrpo.names import ESTIMATORS, LOSSES
+from condensegrpo.core.errors import CondenseError, ConfigError
 
 
 def _algorithms() -> str:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from condensegrpo.cli import theme
-from condensegrpo.errors import ConfigError, RunError
+from condensegrpo.core.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from condensegrpo.comparison import Comparison, Contender
-    from condensegrpo.config import RunConfig
-    from condensegrpo.estimates import Interval
+    from condensegrpo.config.schema import RunConfig
+    from condensegrpo.evaluation.comparison import Comparison, Contender
+    from condensegrpo.metrics.estimates import Interval
 
 FILES = ("comparison.json", "comparison.png", "comparison.svg")
 
@@ -31,7 +31,7 @@ def parsed_condensers(text: str) -> list[tuple[str, dict[str, Any]]]:
     Raises:
         ConfigError: it is not that.
     """
-    from condensegrpo.yaml_tree import apply_overrides
+    from condensegrpo.config.yaml_tree import apply_overrides
 
     parts = [part.strip() for part in re.split(r",(?![^\[{]*[\]}])", text)]  # not within brackets
     found = []
@@ -70,10 +70,10 @@ def compare(
     _make(out)
     with PhaseDisplay(Console(stderr=True, quiet=quiet)) as display:
         display.phase("loading torch, transformers and the model", None)
-        from condensegrpo import assemble
+        from condensegrpo.assembly import assemble
         from condensegrpo.cli.quiet import quiet_libraries
-        from condensegrpo.compare import check, contenders
-        from condensegrpo.compare import compare as run_comparison
+        from condensegrpo.evaluation.compare import check, contenders
+        from condensegrpo.evaluation.compare import compare as run_comparison
 
         quiet_libraries()
         entrants = contenders(named, within, config)
@@ -102,7 +102,7 @@ def _make(out: Path) -> None:
 
 
 def _saving(save: Path | None) -> "Callable[[Contender, Any], None]":
-    from condensegrpo.storage import write_trajectory
+    from condensegrpo.storage.run_folder import write_trajectory
 
     if save is None:
         return lambda contender, one: None
@@ -115,8 +115,8 @@ def _as_json(found: "Comparison") -> str:
 
 
 def _write(found: "Comparison", out: Path) -> None:
-    from condensegrpo.comparison_plot import plot
-    from condensegrpo.storage import write_atomically
+    from condensegrpo.reporting.comparison_plot import plot
+    from condensegrpo.storage.run_folder import write_atomically
 
     write_atomically(out / FILES[0], _as_json(found) + "\n")
     plot(found, out / Path(FILES[1]).stem)

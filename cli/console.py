@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from condensegrpo.evaluation import Evaluation
+    from condensegrpo.core.evaluation import Evaluation
 
 
 class Column(NamedTuple):

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from condensegrpo.cli import theme
 from condensegrpo.cli.context_view import ContextView
-from condensegrpo.trajectory import Fate
+from condensegrpo.core.trajectory import Fate
 
 BAR_WIDTH = 34  # cells
 STRIP_WIDTH = 40  # cells, at most

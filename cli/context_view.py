@@ -10,8 +10,8 @@ Worked example, budget 64: a head of 18 tokens, units of 13 and 12 (each a reply
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from condensegrpo.messages import Message
-from condensegrpo.trajectory import Condensation, Fate, Span, Trajectory, Turn
+from condensegrpo.core.messages import Message
+from condensegrpo.core.trajectory import Condensation, Fate, Span, Trajectory, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

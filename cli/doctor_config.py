@@ -9,15 +9,15 @@ from condensegrpo.cli.doctor_machine import disk_finding
 from condensegrpo.cli.doctor_model import model_findings
 from condensegrpo.cli.doctor_sandbox import sandbox_finding
 from condensegrpo.cli.findings import Finding, ok, problem
-from condensegrpo.errors import CondenseError, DataError
+from condensegrpo.core.errors import CondenseError, DataError
 
 if TYPE_CHECKING:
-    from condensegrpo.config import Plugin, RunConfig
+    from condensegrpo.config.schema import Plugin, RunConfig
 
 
 def config_findings(name: str, overrides: Sequence[str]) -> list[Finding]:
     """Whether a configuration can be read and what it names is there."""
-    from condensegrpo.config import find_config, load_config
+    from condensegrpo.config.schema import find_config, load_config
 
     try:
         config = load_config(find_config(name), overrides)
@@ -34,7 +34,7 @@ def config_findings(name: str, overrides: Sequence[str]) -> list[Finding]:
 
 
 def _plugins(config: "RunConfig") -> Finding:
-    from condensegrpo.assemble import check
+    from condensegrpo.assembly.assemble import check
 
     try:
         check(config)

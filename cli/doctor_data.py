@@ -10,7 +10,7 @@ from condensegrpo.cli.doctor_machine import offline
 from condensegrpo.cli.findings import Finding, ok, problem, warning
 
 if TYPE_CHECKING:
-    from condensegrpo.config import RunConfig
+    from condensegrpo.config.schema import RunConfig
 
 FILES = ("corpus", "folder", "ground_truth_file")  # options of plug-ins of ours that name a file or a folder
 LUCENE = "search_lucene"

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from condensegrpo.cli.doctor_machine import GIB, free_memory, hub_cache, offline
 from condensegrpo.cli.findings import Finding, ok, problem, warning
-from condensegrpo.placeholder import placeholder_in
+from condensegrpo.storage.placeholder import placeholder_in
 
 if TYPE_CHECKING:
-    from condensegrpo.config import NewModel, RunConfig
+    from condensegrpo.config.schema import NewModel, RunConfig
 
 TRAINED_BYTES = 16  # of a weight that trains, in the learner: fp32 weight and gradient, two Adam moments
 BYTES = {"float32": 4, "bfloat16": 2}  # of a weight in the sampler, and of a frozen one in the learner

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from condensegrpo.cli.findings import Finding, ok, problem
-from condensegrpo.errors import CondenseError
+from condensegrpo.core.errors import CondenseError
 
 if TYPE_CHECKING:
-    from condensegrpo.parity import Parity, Trial
+    from condensegrpo.training.parity import Parity, Trial
 
 CURE = "do not train with it: importance ratios would be wrong; condensegrpo train … sampler.name=transformers works"
 
@@ -17,8 +17,8 @@ CURE = "do not train with it: importance ratios would be wrong; condensegrpo tra
 def sampler_findings(name: str, config: str | None, overrides: list[str]) -> list[Finding]:
     """Sample, take an optimiser step, send the weights, sample again, and compare. Takes half a minute."""
     from condensegrpo.cli.quiet import quiet_libraries
-    from condensegrpo.parity import configuration, trial
-    from condensegrpo.storage import RunFolder
+    from condensegrpo.storage.run_folder import RunFolder
+    from condensegrpo.training.parity import configuration, trial
 
     area = f"sampler {name}"
     quiet_libraries()
@@ -33,7 +33,7 @@ def sampler_findings(name: str, config: str | None, overrides: list[str]) -> lis
 
 def _options(name: str, config: str | None, overrides: list[str]) -> Mapping[str, Any]:
     """The options that a configuration gives this sampler; none where it names another."""
-    from condensegrpo.config import find_config, load_config
+    from condensegrpo.config.schema import find_config, load_config
 
     if config is None:
         return {}

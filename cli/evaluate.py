@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from condensegrpo.errors import ConfigError
+from condensegrpo.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from condensegrpo.config import RunConfig
-    from condensegrpo.evaluation import Evaluation
-    from condensegrpo.storage import RunFolder
+    from condensegrpo.config.schema import RunConfig
+    from condensegrpo.core.evaluation import Evaluation
+    from condensegrpo.storage.run_folder import RunFolder
 
 MOST_TURNS = 10  # shown of the curve of information; all of it is in --json
 
@@ -52,7 +52,7 @@ def evaluate(
     if compare is None and (budgets is not None or out is not None):
         raise ConfigError("reading the options: --budgets and --out belong to --compare, which names the condensers.")
     config, model = _policy(policy, arguments or [])
-    from condensegrpo.config import vary
+    from condensegrpo.config.schema import vary
 
     if samples is not None:
         config = vary(config, [f"evaluate.samples={samples}"])
@@ -72,7 +72,7 @@ def evaluate(
 
 def _create(save: Path) -> None:
     """Make the file, so that a place that cannot be written, or is taken, is known before anything is loaded."""
-    from condensegrpo.errors import RunError
+    from condensegrpo.core.errors import RunError
 
     try:
         save.touch(exist_ok=False)
@@ -82,8 +82,8 @@ def _create(save: Path) -> None:
 
 def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str]":
     """The configuration and the model folder that the arguments mean."""
-    from condensegrpo.config import find_config, load_config
-    from condensegrpo.storage import RunFolder
+    from condensegrpo.config.schema import find_config, load_config
+    from condensegrpo.storage.run_folder import RunFolder
 
     names = [argument for argument in arguments if "=" not in argument]
     overrides = [argument for argument in arguments if "=" in argument]
@@ -99,7 +99,7 @@ def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str]":
 
 
 def _newest_model(folder: "RunFolder") -> str:
-    from condensegrpo.errors import RunError
+    from condensegrpo.core.errors import RunError
     from condensegrpo.learner import checkpoint
 
     newest = checkpoint.latest(folder.checkpoints)
@@ -114,14 +114,14 @@ def _evaluate(config: "RunConfig", model: str, save: Path | None, *, quiet: bool
     from rich.console import Console
 
     from condensegrpo.cli.console import PhaseDisplay
-    from condensegrpo.config import HELD_OUT
-    from condensegrpo.storage import write_trajectory
+    from condensegrpo.config.schema import HELD_OUT
+    from condensegrpo.storage.run_folder import write_trajectory
 
     with PhaseDisplay(Console(stderr=True, quiet=quiet)) as display:
         display.phase("loading torch, transformers and the model", None)
-        from condensegrpo import assemble
+        from condensegrpo.assembly import assemble
         from condensegrpo.cli.quiet import quiet_libraries
-        from condensegrpo.evaluate import evaluate as run_evaluation
+        from condensegrpo.evaluation.evaluate import evaluate as run_evaluation
 
         quiet_libraries()
         assemble.check_model(config, assemble.check(config), model)

@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from condensegrpo.errors import ConfigError
+from condensegrpo.core.errors import ConfigError
 
 Value = str | float | bool | None
 Fields = Mapping[str, Value]

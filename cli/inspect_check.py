@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterator, Sequence
 
+from condensegrpo.algorithms.segments import check
 from condensegrpo.cli.inspection import Step
-from condensegrpo.segments import check
-from condensegrpo.storage import Credit
-from condensegrpo.trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.storage.run_folder import Credit
 
 
 def breaches(step: Step) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from rich.text import Text
 from condensegrpo.cli import theme
 from condensegrpo.cli.inspection import Group, Sibling
 from condensegrpo.cli.neutral import counted, one_line
-from condensegrpo.trajectory import Stop
+from condensegrpo.core.trajectory import Stop
 
 MOST_COMPONENTS = 5  # columns; the rest is in --json
 MOST_MATCHES = 20  # rows

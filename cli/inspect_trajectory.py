@@ -28,10 +28,10 @@ from condensegrpo.cli.inspection import (
 )
 from condensegrpo.cli.neutral import counted, neutral, one_line
 from condensegrpo.cli.trajectory_view import details, heading, overview
-from condensegrpo.codec import dump_line
-from condensegrpo.errors import DataError
-from condensegrpo.information import changes, told
-from condensegrpo.storage import write_atomically
+from condensegrpo.core.errors import DataError
+from condensegrpo.metrics.information import changes, told
+from condensegrpo.storage.codec import dump_line
+from condensegrpo.storage.run_folder import write_atomically
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

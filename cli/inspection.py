@@ -8,10 +8,10 @@ from pathlib import Path
 
 from condensegrpo.cli.context_view import ContextView, context_views
 from condensegrpo.cli.filters import Fields
-from condensegrpo.errors import CondenseError, ConfigError, DataError, RunError
-from condensegrpo.messages import Message, ToolCall
-from condensegrpo.storage import Credit, RunFolder, read_credit, read_trajectories
-from condensegrpo.trajectory import Condensation, Draft, ScoredTrajectory, Trajectory, Turn
+from condensegrpo.core.errors import CondenseError, ConfigError, DataError, RunError
+from condensegrpo.core.messages import Message, ToolCall
+from condensegrpo.core.trajectory import Condensation, Draft, ScoredTrajectory, Trajectory, Turn
+from condensegrpo.storage.run_folder import Credit, RunFolder, read_credit, read_trajectories
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +220,7 @@ def budget_of(step: Step) -> int:
     largest = max((one.trajectory.max_context_tokens for one in step.scored), default=0)
     if step.run is None or not RunFolder(step.run).config.is_file():
         return largest
-    from condensegrpo.config import load_config  # imports pydantic: only when needed
+    from condensegrpo.config.schema import load_config  # imports pydantic: only when needed
 
     try:
         return load_config(RunFolder(step.run).config).rollout.max_context_tokens
@@ -341,7 +341,7 @@ def _tokenizer_files(step: Step) -> Iterator[Path]:
     run = RunFolder(step.run)
     yield from sorted(run.checkpoints.glob("*/model/tokenizer.json"), reverse=True)
     yield from sorted(run.path.glob("origin/*/tokenizer.json"))
-    from condensegrpo.config import load_config  # imports pydantic: only when needed
+    from condensegrpo.config.schema import load_config  # imports pydantic: only when needed
 
     try:
         path = load_config(run.config).model.path

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from condensegrpo.cli import theme
-from condensegrpo.errors import ConfigError
+from condensegrpo.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from condensegrpo.config import RunConfig
-    from condensegrpo.fitting import Change
-    from condensegrpo.plan import Phase, Plan
+    from condensegrpo.config.schema import RunConfig
+    from condensegrpo.planning.plan import Phase, Plan
+    from condensegrpo.planning.remedies import Change
 
 GIB, MIB = 1 << 30, 1 << 20
 UNITS = {"": 1, "MB": 10**6, "GB": 10**9, "MIB": MIB, "GIB": GIB, "M": MIB, "G": GIB}
@@ -39,13 +39,13 @@ def plan(
     """
     room = None if device_memory is None else _bytes(device_memory)
     from condensegrpo.cli.quiet import quiet_libraries
-    from condensegrpo.config import find_config, load_config
+    from condensegrpo.config.schema import find_config, load_config
 
     loaded = load_config(find_config(config), overrides or ())
     quiet_libraries()
-    from condensegrpo.architecture import architecture
-    from condensegrpo.fitting import remedy
-    from condensegrpo.plan import plan as predict
+    from condensegrpo.planning.architecture import architecture
+    from condensegrpo.planning.plan import plan as predict
+    from condensegrpo.planning.remedies import remedy
 
     predicted = predict(loaded, architecture(loaded.model), ranks=ranks, device=device or _device(room))
     fits = room is None or predicted.peak.bytes <= room

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from condensegrpo.cli import theme
 from condensegrpo.cli.neutral import neutral, one_line
-from condensegrpo.errors import PluginError
-from condensegrpo.plugins import KINDS, installed, load
+from condensegrpo.core.errors import PluginError
+from condensegrpo.core.plugins import KINDS, installed, load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from condensegrpo.errors import ConfigError
+from condensegrpo.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from condensegrpo.config import RunConfig
-    from condensegrpo.samplers.vllm_server_process import ServedModel, ServerSettings
+    from condensegrpo.config.schema import RunConfig
+    from condensegrpo.samplers.vllm_server.process import ServedModel, ServerSettings
 
 
 def serve(
@@ -31,11 +31,11 @@ def serve(
 
     Example: condensegrpo serve gsm8k model.new=null model.path=Qwen/Qwen2.5-0.5B-Instruct --port 8001
     """
-    from condensegrpo.config import find_config, load_config
+    from condensegrpo.config.schema import find_config, load_config
 
     loaded = load_config(find_config(config), overrides or ())
-    from condensegrpo.samplers.vllm_server_guard import TOKEN_VARIABLE
-    from condensegrpo.samplers.vllm_server_process import check_free, check_installed, command, environment
+    from condensegrpo.samplers.vllm_server.guard import TOKEN_VARIABLE
+    from condensegrpo.samplers.vllm_server.process import check_free, check_installed, command, environment
 
     line = command(*_served(loaded, model), host=host, port=port)
     if dry_run:
@@ -52,9 +52,9 @@ def serve(
 
 
 def _served(config: "RunConfig", model: str | None) -> "tuple[ServedModel, ServerSettings]":
-    from condensegrpo.config import longest_request
-    from condensegrpo.samplers.vllm_server_process import ServedModel, ServerSettings
-    from condensegrpo.section import parse
+    from condensegrpo.config.schema import longest_request
+    from condensegrpo.config.section import parse
+    from condensegrpo.samplers.vllm_server.process import ServedModel, ServerSettings
 
     options = config.sampler.options if config.sampler.name == "vllm_server" else {}
     settings = parse(ServerSettings, options.get("server") or {}, source="sampler.options.server")

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from condensegrpo.storage import RunFolder
+    from condensegrpo.storage.run_folder import RunFolder
 
 MEASURES = (
     ("success", "success", "{:.3f}"),
@@ -20,7 +20,7 @@ MEASURES = (
 
 def print_summary(folder: "RunFolder") -> None:
     """Print the closing summary of a run, from its ``metrics.jsonl`` alone."""
-    from condensegrpo.storage import read_metrics
+    from condensegrpo.storage.run_folder import read_metrics
 
     evaluated = [line for line in read_metrics(folder.metrics) if "eval/success" in line]
     console = Console(highlight=False, soft_wrap=True, markup=False)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from condensegrpo.errors import CondenseError, ConfigError, Interrupted
+from condensegrpo.core.errors import CondenseError, ConfigError, Interrupted
 
 if TYPE_CHECKING:
-    from condensegrpo.assemble import Cast
-    from condensegrpo.config import RunConfig
-    from condensegrpo.protocols import Split
-    from condensegrpo.storage import RunFolder
+    from condensegrpo.assembly.assemble import Components
+    from condensegrpo.config.schema import RunConfig
+    from condensegrpo.core.protocols import Split
+    from condensegrpo.storage.run_folder import RunFolder
 
 SPLITS: tuple["Split", ...] = ("train", "eval")
 
@@ -38,25 +38,25 @@ def train(
     from rich.console import Console
 
     from condensegrpo.cli.console import PhaseDisplay
-    from condensegrpo.config import dump_config
+    from condensegrpo.config.schema import dump_config
 
     config = _configuration(arguments or [], resume)
     with PhaseDisplay(Console(stderr=True)) as display:
         display.phase("checking the configuration", None)
-        from condensegrpo import assemble
+        from condensegrpo.assembly import assemble
 
-        cast = assemble.check(config)
+        components = assemble.check(config)
     if dry_run:
-        _describe(cast)
+        _describe(components)
         typer.echo(dump_config(config), nl=False)
     elif int(os.environ.get("RANK", "0")) > 0:
-        _follow(config, cast)
+        _follow(config, components)
     else:
-        _lead(config, cast, resume)
+        _lead(config, components, resume)
 
 
 def _configuration(arguments: list[str], resume: Path | None) -> "RunConfig":
-    from condensegrpo.config import find_config, load_config
+    from condensegrpo.config.schema import find_config, load_config
 
     names = [argument for argument in arguments if "=" not in argument]
     overrides = [argument for argument in arguments if "=" in argument]
@@ -71,8 +71,8 @@ def _configuration(arguments: list[str], resume: Path | None) -> "RunConfig":
 
 def _resumed(resume: Path, names: list[str], overrides: list[str]) -> "RunConfig":
     """The run's own configuration. What its past was made of cannot be changed."""
-    from condensegrpo.config import load_config
-    from condensegrpo.storage import RunFolder
+    from condensegrpo.config.schema import load_config
+    from condensegrpo.storage.run_folder import RunFolder
 
     path = RunFolder.open(resume).config
     if names:
@@ -103,18 +103,18 @@ def _differences(before: Any, after: Any, key: str = "") -> "dict[str, tuple[Any
     }
 
 
-def _describe(cast: "Cast") -> None:
-    from condensegrpo import assemble
+def _describe(components: "Components") -> None:
+    from condensegrpo.assembly import assemble
 
     for split in SPLITS:
-        found = assemble.problems(cast.task, split)
+        found = assemble.problems(components.task, split)
         typer.echo(f"# {split}: {len(found)} problems, the first: {found[0].question[:80]!r}")
 
 
 def _new_folder(config: "RunConfig") -> "RunFolder":
     """The run's folder, with its configuration; a name that is taken gets a number, so that no run is overwritten."""
-    from condensegrpo.config import dump_config
-    from condensegrpo.storage import RunFolder, write_atomically
+    from condensegrpo.config.schema import dump_config
+    from condensegrpo.storage.run_folder import RunFolder, write_atomically
 
     number, path = 1, Path(config.runs_dir) / config.name
     while path.exists():
@@ -125,16 +125,16 @@ def _new_folder(config: "RunConfig") -> "RunFolder":
     return folder
 
 
-def _lead(config: "RunConfig", cast: "Cast", resume: Path | None) -> None:
+def _lead(config: "RunConfig", components: "Components", resume: Path | None) -> None:
     """Train as rank 0, which alone shows and writes."""
     from condensegrpo.cli.summary import print_summary
-    from condensegrpo.storage import RunFolder
+    from condensegrpo.storage.run_folder import RunFolder
 
     folder = RunFolder.open(resume) if resume else _new_folder(config)
     with folder.locked():
-        finished = _run(config, cast, folder)
+        finished = _run(config, components, folder)
         if finished:
-            from condensegrpo.report import write_report
+            from condensegrpo.reporting.run_report import write_report
 
             write_report(folder.path)
             print_summary(folder)
@@ -143,7 +143,7 @@ def _lead(config: "RunConfig", cast: "Cast", resume: Path | None) -> None:
         raise typer.Exit(130)
 
 
-def _run(config: "RunConfig", cast: "Cast", folder: "RunFolder") -> bool:
+def _run(config: "RunConfig", components: "Components", folder: "RunFolder") -> bool:
     from condensegrpo.cli.console import TrainingConsole
 
     stop = StopRequest()
@@ -152,13 +152,13 @@ def _run(config: "RunConfig", cast: "Cast", folder: "RunFolder") -> bool:
         console.phase("loading DeepSpeed", None)
         from condensegrpo.cli.quiet import quiet_libraries
         from condensegrpo.learner import deepspeed, ranks
-        from condensegrpo.train import train as run_training
+        from condensegrpo.training.train import train as run_training
 
         quiet_libraries()
         deepspeed.join()
         ranks.from_first(folder)
         try:
-            return run_training(config, cast, folder, observer=console, stopping=stop.requested)
+            return run_training(config, components, folder, observer=console, stopping=stop.requested)
         except Interrupted as reason:
             console.say(str(reason))
             return False
@@ -167,20 +167,20 @@ def _run(config: "RunConfig", cast: "Cast", folder: "RunFolder") -> bool:
             raise
 
 
-def _follow(config: "RunConfig", cast: "Cast") -> None:
+def _follow(config: "RunConfig", components: "Components") -> None:
     """Train as another rank: rank 0 says in which folder."""
     from condensegrpo.cli.quiet import quiet_libraries
+    from condensegrpo.core.observer import Silent
     from condensegrpo.learner import deepspeed, ranks
-    from condensegrpo.observer import Silent
-    from condensegrpo.storage import RunFolder
-    from condensegrpo.train import train as run_training
+    from condensegrpo.storage.run_folder import RunFolder
+    from condensegrpo.training.train import train as run_training
 
     quiet_libraries()
     stop = StopRequest()
     deepspeed.join()
     folder = ranks.from_first(RunFolder(Path()))
     try:
-        finished = run_training(config, cast, folder, observer=Silent(), stopping=stop.requested)
+        finished = run_training(config, components, folder, observer=Silent(), stopping=stop.requested)
     except Interrupted:
         finished = False
     if not finished:

@@ -14,8 +14,8 @@ from condensegrpo.cli.inspect_tables import verdict
 from condensegrpo.cli.inspection import Sibling, TurnView, ranges
 from condensegrpo.cli.neutral import excerpt, one_line
 from condensegrpo.cli.token_view import token_grid
-from condensegrpo.messages import Message
-from condensegrpo.trajectory import Condensation, Draft, Fate
+from condensegrpo.core.messages import Message
+from condensegrpo.core.trajectory import Condensation, Draft, Fate
 
 KNOWN_WIDTH = 12  # columns of the bar of what a context knows of the answer
 EXCERPT = 600  # characters of a text without --full

@@ -1,1 +1,4 @@
-"""Condensers: how a history is rewritten before a turn."""
+"""Condensers: how a history is rewritten before a turn.
+
+They import ``core`` only. Start with ``last_k.py``.
+"""

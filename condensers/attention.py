@@ -16,8 +16,8 @@ from typing import Any
 
 from condensegrpo.condensers.fit import fits, most_that_fit
 from condensegrpo.condensers.spans import spans
-from condensegrpo.messages import History
-from condensegrpo.protocols import Budget, Condensed, UnitScorer
+from condensegrpo.core.messages import History
+from condensegrpo.core.protocols import Budget, Condensed, UnitScorer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ import urllib.request
 from http.client import HTTPException, HTTPResponse
 from urllib.parse import urlsplit
 
-from condensegrpo.errors import SummaryRefused
-from condensegrpo.protocols import Written
-from condensegrpo.trajectory import Finish
+from condensegrpo.core.errors import SummaryRefused
+from condensegrpo.core.protocols import Written
+from condensegrpo.core.trajectory import Finish
 
 MOST_BYTES = 4_000_000  # of an answer; more is no summary
 

@@ -3,8 +3,8 @@
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from condensegrpo.messages import Message, Unit, flatten
-from condensegrpo.protocols import Budget
+from condensegrpo.core.messages import Message, Unit, flatten
+from condensegrpo.core.protocols import Budget
 
 
 def fits(head: Sequence[Message], units: Sequence[Unit], budget: Budget) -> bool:

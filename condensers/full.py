@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from condensegrpo.condensers.spans import spans
-from condensegrpo.messages import History
-from condensegrpo.protocols import Budget, Condensed
+from condensegrpo.core.messages import History
+from condensegrpo.core.protocols import Budget, Condensed
 
 
 @dataclass(frozen=True, slots=True)

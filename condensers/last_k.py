@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any
 
-from condensegrpo.account import account
 from condensegrpo.condensers.fit import newest_that_fit
-from condensegrpo.messages import History
-from condensegrpo.protocols import Budget, Condensed
+from condensegrpo.core.account import account
+from condensegrpo.core.messages import History
+from condensegrpo.core.protocols import Budget, Condensed
 
 
 @dataclass(frozen=True, slots=True)

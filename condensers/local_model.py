@@ -7,9 +7,9 @@ import torch
 from jinja2 import TemplateError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from condensegrpo.errors import SummaryRefused
-from condensegrpo.protocols import Written
-from condensegrpo.trajectory import Finish
+from condensegrpo.core.errors import SummaryRefused
+from condensegrpo.core.protocols import Written
+from condensegrpo.core.trajectory import Finish
 
 
 class LocalModel:

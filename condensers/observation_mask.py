@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from operator import index
 from typing import Any
 
-from condensegrpo.account import account
 from condensegrpo.condensers.fit import fits, newest_that_fit
 from condensegrpo.condensers.placeholder import masked
-from condensegrpo.messages import History, Message, Unit
-from condensegrpo.protocols import Budget, Condensed, Count
-from condensegrpo.trajectory import Fate, Span
+from condensegrpo.core.account import account
+from condensegrpo.core.messages import History, Message, Unit
+from condensegrpo.core.protocols import Budget, Condensed, Count
+from condensegrpo.core.trajectory import Fate, Span
 
 
 @dataclass(frozen=True, slots=True)

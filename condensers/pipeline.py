@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from condensegrpo.account import account
-from condensegrpo.messages import History, Message, Summary, flatten
-from condensegrpo.protocols import Budget, ChecksRoom, Condensed, Counted, RanksUnits, Stage, Writes
+from condensegrpo.core.account import account
+from condensegrpo.core.messages import History, Message, Summary, flatten
+from condensegrpo.core.protocols import Budget, ChecksRoom, Condensed, Counted, RanksUnits, Stage, Writes
 
 
 @dataclass(frozen=True, slots=True)

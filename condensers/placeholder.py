@@ -3,8 +3,8 @@
 import re
 from dataclasses import replace
 
-from condensegrpo.messages import History, Message, Unit
-from condensegrpo.protocols import Count
+from condensegrpo.core.messages import History, Message, Unit
+from condensegrpo.core.protocols import Count
 
 STAND_IN = re.compile(r"\[turns up to [0-9]+ omitted, summarised above: [0-9]+ tokens\]")
 PATTERN = re.compile(r"\[turn [0-9]+, [a-z ]+ omitted: [0-9]+ tokens\]|" + STAND_IN.pattern)

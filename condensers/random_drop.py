@@ -8,8 +8,8 @@ from typing import Any
 
 from condensegrpo.condensers.fit import fits, most_that_fit
 from condensegrpo.condensers.spans import account
-from condensegrpo.messages import History, Message, Unit
-from condensegrpo.protocols import Budget, Condensed
+from condensegrpo.core.messages import History, Message, Unit
+from condensegrpo.core.protocols import Budget, Condensed
 
 
 @dataclass(frozen=True, slots=True)

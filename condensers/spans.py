@@ -2,10 +2,10 @@
 
 from collections.abc import Container
 
-from condensegrpo.account import account
-from condensegrpo.messages import History
-from condensegrpo.protocols import Count
-from condensegrpo.trajectory import Span
+from condensegrpo.core.account import account
+from condensegrpo.core.messages import History
+from condensegrpo.core.protocols import Count
+from condensegrpo.core.trajectory import Span
 
 __all__ = ["account", "spans"]
 

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from condensegrpo.account import account
 from condensegrpo.condensers.fit import fits, newest_that_fit
 from condensegrpo.condensers.observation_mask import ObservationMask
 from condensegrpo.condensers.placeholder import is_stand_in
-from condensegrpo.errors import SummaryRefused
-from condensegrpo.messages import History, Summary, Unit, flatten
-from condensegrpo.protocols import Budget, Condensed, Written
-from condensegrpo.trajectory import Finish
+from condensegrpo.core.account import account
+from condensegrpo.core.errors import SummaryRefused
+from condensegrpo.core.messages import History, Summary, Unit, flatten
+from condensegrpo.core.protocols import Budget, Condensed, Written
+from condensegrpo.core.trajectory import Finish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

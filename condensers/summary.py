@@ -9,9 +9,9 @@ from condensegrpo.condensers.fit import fits
 from condensegrpo.condensers.instruction import Instruction
 from condensegrpo.condensers.observation_mask import ObservationMask
 from condensegrpo.condensers.summarising import Plan, planned, summarised, usable, without
-from condensegrpo.errors import SummaryRefused
-from condensegrpo.messages import History, Message, Summary, Unit
-from condensegrpo.protocols import Budget, Condensed, Request
+from condensegrpo.core.errors import SummaryRefused
+from condensegrpo.core.messages import History, Message, Summary, Unit
+from condensegrpo.core.protocols import Budget, Condensed, Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from condensegrpo.condensers.endpoint import Endpoint
 from condensegrpo.condensers.instruction import Instruction
 from condensegrpo.condensers.local_model import LocalModel
 from condensegrpo.condensers.summarising import Plan, planned, summarised, usable, without
-from condensegrpo.errors import SummaryRefused
-from condensegrpo.messages import History, Message, Summary, flatten
-from condensegrpo.protocols import Budget, Condensed, Written
+from condensegrpo.core.errors import SummaryRefused
+from condensegrpo.core.messages import History, Message, Summary, flatten
+from condensegrpo.core.protocols import Budget, Condensed, Written
 
 CACHED = 4096  # summaries that are remembered
 PATIENCE = 0.9  # share of the time that a condenser has in which the summary must have come

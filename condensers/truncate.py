@@ -6,8 +6,8 @@ from typing import Any
 
 from condensegrpo.condensers.fit import newest_that_fit
 from condensegrpo.condensers.spans import account
-from condensegrpo.messages import History
-from condensegrpo.protocols import Budget, Condensed
+from condensegrpo.core.messages import History
+from condensegrpo.core.protocols import Budget, Condensed
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ from algorithms_example import (
 from algorithms_parts import table
 from torch import Tensor
 
-from condensegrpo import names
-from condensegrpo.advantages import ESTIMATORS
-from condensegrpo.losses import LOSSES
+from condensegrpo.algorithms import names
+from condensegrpo.algorithms.advantages import ESTIMATORS
+from condensegrpo.algorithms.losses import LOSSES
 
 COLUMNS = frozenset({"context_N", "truncated_N", "state_NK"})  # taken from the batch and not from a configuration
 ANCHORS = {"context_low": "1/16 of the budget", "context_high": "the budget"}  # as assemble.py fills them in

@@ -10,14 +10,14 @@ import torch
 from algorithms_parts import number, percent, table, turn_of
 from torch import Tensor
 
-from condensegrpo.advantages import ESTIMATORS
-from condensegrpo.credit import Scores, advantages_of
-from condensegrpo.protocols import GroupReward, Problem, Reward, RewardResult
+from condensegrpo.algorithms.advantages import ESTIMATORS
+from condensegrpo.algorithms.credit import Scores, advantages_of
+from condensegrpo.core.protocols import GroupReward, Problem, Reward, RewardResult
+from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.rewards.inverse_max_context import InverseMaxContext
 from condensegrpo.rewards.inverse_scaled import InverseScaled
 from condensegrpo.rewards.linear_pass_rate import LinearPassRate
 from condensegrpo.rewards.multiplicative import Multiplicative
-from condensegrpo.trajectory import Stop, Trajectory
 
 CONTEXTS = (100, 200, 400, 1600)
 TAX = {"context_low": 100.0, "context_high": 1600.0, "coefficient": 0.2}

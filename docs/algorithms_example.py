@@ -7,12 +7,12 @@ import torch
 from algorithms_parts import number, percent, table, turn_of
 from torch import Tensor
 
-from condensegrpo import names
-from condensegrpo.advantages import ESTIMATORS, moments, whiten
-from condensegrpo.credit import Scores, advantages_of, scores_of, turn_tokens
-from condensegrpo.losses import KL, LOSSES, WEIGHTS, importance, token_weights, totals
-from condensegrpo.objective import bound
-from condensegrpo.trajectory import Score, ScoredTrajectory, Stop, Trajectory
+from condensegrpo.algorithms import names
+from condensegrpo.algorithms.advantages import ESTIMATORS, moments, whiten
+from condensegrpo.algorithms.credit import Scores, advantages_of, scores_of, turn_tokens
+from condensegrpo.algorithms.losses import KL, LOSSES, WEIGHTS, importance, token_weights, totals
+from condensegrpo.algorithms.objective import bound
+from condensegrpo.core.trajectory import Score, ScoredTrajectory, Stop, Trajectory
 
 
 class Told(NamedTuple):

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from condensegrpo.messages import Message
-from condensegrpo.trajectory import Turn
+from condensegrpo.core.messages import Message
+from condensegrpo.core.trajectory import Turn
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

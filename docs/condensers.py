@@ -6,12 +6,12 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from condensegrpo import assemble
+from condensegrpo.assembly import assemble
 from condensegrpo.attention.scripted import ScriptedScorer
-from condensegrpo.config import CondenserPlugin
-from condensegrpo.messages import History, Message, ToolCall, Unit, flatten
-from condensegrpo.protocols import Budget, Request, Written
-from condensegrpo.trajectory import Finish
+from condensegrpo.config.schema import CondenserPlugin
+from condensegrpo.core.messages import History, Message, ToolCall, Unit, flatten
+from condensegrpo.core.protocols import Budget, Request, Written
+from condensegrpo.core.trajectory import Finish
 
 WIDTH = 62  # of the left column
 SCORES = (0.9, 0.2, 0.1, 0.0)  # of the units, as the question and the last output might look at them

@@ -7,12 +7,13 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from condensegrpo.config import RunConfig
+from condensegrpo.config.schema import RunConfig
 
 HEAD = """\
 # Every key of the configuration
 
-Made from `condensegrpo/config.py` by `python docs/configuration.py > docs/configuration.md`; a test compares the two.
+Made from `condensegrpo/config/schema.py` by `python docs/configuration.py > docs/configuration.md`; a test compares
+the two.
 
 A YAML file holds what an experiment changes, `key=value` arguments change it further (`train.steps=20`,
 `rollout.tools=[calculator]`, `model.new=null`), and everything else has the default below. Unknown keys are errors.
@@ -49,7 +50,7 @@ def kind(annotation: object) -> str:
     plain = isinstance(annotation, type) and not get_args(annotation)
     text = annotation.__name__ if plain else str(annotation)
     text = re.sub(r"Annotated\[str, FieldInfo\(.*\)\]", "name", text)
-    for module in ("typing.", "condensegrpo.config.", "condensegrpo.trajectory."):
+    for module in ("typing.", "condensegrpo.config.schema.", "condensegrpo.core.trajectory."):
         text = text.replace(module, "")
     return text.replace("|", "or").replace("NoneType", "null").replace("None", "null")
 

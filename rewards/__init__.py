@@ -1,1 +1,4 @@
-"""Rewards: what a finished trajectory is worth."""
+"""Rewards: what a finished trajectory is worth.
+
+They import ``core`` and ``sandbox``. Start with ``correct.py``.
+"""

@@ -1,9 +1,9 @@
 """The turn reward ``answer_in_results``: whether the first tool result holds the answer."""
 
-from condensegrpo.protocols import Problem
+from condensegrpo.core.protocols import Problem
+from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.matches import check_truth
 from condensegrpo.rewards.tool_results import results_of
-from condensegrpo.trajectory import Trajectory
 
 
 class AnswerInResults:

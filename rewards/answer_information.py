@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from condensegrpo.protocols import Problem
-from condensegrpo.trajectory import Trajectory
+from condensegrpo.core.protocols import Problem
+from condensegrpo.core.trajectory import Trajectory
 
 
 class AnswerInformation:

@@ -1,8 +1,8 @@
 """The reward ``answered``: most for a right answer, a little for a wrong one, nothing for none."""
 
-from condensegrpo.protocols import Problem, RewardResult
+from condensegrpo.core.protocols import Problem, RewardResult
+from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.verdict import Match, check_match, judge
-from condensegrpo.trajectory import Trajectory
 
 
 class Answered:

@@ -1,8 +1,8 @@
 """The turn reward ``code_execution``: every turn is paid for its calls whose result is good."""
 
-from condensegrpo.protocols import Problem
+from condensegrpo.core.protocols import Problem
+from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.tool_results import good_calls, valid_calls
-from condensegrpo.trajectory import Trajectory
 
 
 class CodeExecution:

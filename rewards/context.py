@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from condensegrpo.trajectory import Trajectory
+from condensegrpo.core.trajectory import Trajectory
 
 Measure = Literal["max", "sum", "last"]
 MEASURES: tuple[Measure, ...] = ("max", "sum", "last")

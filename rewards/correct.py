@@ -1,8 +1,8 @@
 """The reward ``correct``: 1 for a right answer, else 0."""
 
-from condensegrpo.protocols import Problem, RewardResult
+from condensegrpo.core.protocols import Problem, RewardResult
+from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.verdict import Match, check_match, judge
-from condensegrpo.trajectory import Trajectory
 
 
 class Correct:

@@ -1,8 +1,8 @@
 """The rewards ``exact_match`` and ``answer_contains``: an answer against the aliases of the ground truth."""
 
-from condensegrpo.protocols import Problem, RewardResult
+from condensegrpo.core.protocols import Problem, RewardResult
+from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.matches import check_truth
-from condensegrpo.trajectory import Trajectory
 
 
 class ExactMatch:

@@ -1,8 +1,8 @@
 """The reward ``format``: 1 for a well-formed trajectory, whatever its answer."""
 
-from condensegrpo.protocols import Problem, RewardResult
+from condensegrpo.core.protocols import Problem, RewardResult
+from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.verdict import Match, check_match, judge
-from condensegrpo.trajectory import Trajectory
 
 
 class Format:

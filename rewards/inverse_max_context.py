@@ -1,9 +1,9 @@
 """The reward ``inverse_max_context``: the smaller the largest context, the more a right answer is worth."""
 
-from condensegrpo.protocols import Problem, RewardResult
+from condensegrpo.core.protocols import Problem, RewardResult
+from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.context import Measure, check_measure, context_tokens
 from condensegrpo.rewards.verdict import Domain, Match, check_domain, check_match, judge
-from condensegrpo.trajectory import Trajectory
 
 
 class InverseMaxContext:

@@ -2,10 +2,10 @@
 
 import math
 
-from condensegrpo.protocols import Problem, RewardResult
+from condensegrpo.core.protocols import Problem, RewardResult
+from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.context import Measure, check_measure, context_tokens
 from condensegrpo.rewards.verdict import Match, check_match, judge
-from condensegrpo.trajectory import Trajectory
 
 
 class InverseScaled:

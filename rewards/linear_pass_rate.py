@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from statistics import fmean
 
-from condensegrpo.protocols import Problem, RewardResult
+from condensegrpo.core.protocols import Problem, RewardResult
+from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.context import ContextTax, Measure
 from condensegrpo.rewards.verdict import Match, check_match, judge
-from condensegrpo.trajectory import Trajectory
 
 
 class LinearPassRate:

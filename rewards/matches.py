@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Literal, get_args
 
-from condensegrpo.protocols import Problem
+from condensegrpo.core.protocols import Problem
 from condensegrpo.rewards.mathematics import equal
 from condensegrpo.rewards.unit_tests import passes_tests
 

@@ -1,9 +1,9 @@
 """The reward ``multiplicative``: a right answer loses a share of its worth to context."""
 
-from condensegrpo.protocols import Problem, RewardResult
+from condensegrpo.core.protocols import Problem, RewardResult
+from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.context import ContextTax, Measure
 from condensegrpo.rewards.verdict import Match, check_match, judge
-from condensegrpo.trajectory import Trajectory
 
 
 class Multiplicative:

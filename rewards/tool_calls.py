@@ -1,8 +1,8 @@
 """The reward ``tool_calls``: the share of tool calls that worked, whatever the answer."""
 
-from condensegrpo.protocols import Problem, RewardResult
+from condensegrpo.core.protocols import Problem, RewardResult
+from condensegrpo.core.trajectory import TOOL_ATTEMPTS, TOOL_SUCCESSES, Trajectory
 from condensegrpo.rewards.verdict import Match, check_match, judge
-from condensegrpo.trajectory import TOOL_ATTEMPTS, TOOL_SUCCESSES, Trajectory
 
 
 class ToolCalls:

@@ -1,7 +1,7 @@
 """The turn reward ``tool_execution``: every turn is paid for its tool calls that worked."""
 
-from condensegrpo.protocols import Problem
-from condensegrpo.trajectory import TOOL_ATTEMPTS, TOOL_SUCCESSES, Trajectory
+from condensegrpo.core.protocols import Problem
+from condensegrpo.core.trajectory import TOOL_ATTEMPTS, TOOL_SUCCESSES, Trajectory
 
 
 class ToolExecution:

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterable, Iterator
 
-from condensegrpo.messages import Message
-from condensegrpo.trajectory import Turn
+from condensegrpo.core.messages import Message
+from condensegrpo.core.trajectory import Turn
 
 _TAGS = re.compile(r"\s*<(result|output)>(.*)</\1>\s*", re.DOTALL)
 _FAULT = re.compile(r"Error:|Traceback|timed out|did not finish within|the code was ended")

@@ -2,7 +2,7 @@
 
 import re
 
-from condensegrpo.protocols import Problem
+from condensegrpo.core.protocols import Problem
 from condensegrpo.sandbox.current import current
 from condensegrpo.sandbox.grade import grade_now
 from condensegrpo.sandbox.ran import Outcome

@@ -4,11 +4,11 @@ import ast
 import warnings
 from typing import Literal, NamedTuple, get_args
 
-from condensegrpo.protocols import Problem
+from condensegrpo.core.protocols import Problem
+from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.matches import MATCHES, Match, check_truth, number, right
 from condensegrpo.rewards.unit_tests import MAX_CODE, code_of
 from condensegrpo.sandbox.current import current
-from condensegrpo.trajectory import Trajectory
 
 __all__ = [
     "MATCHES",

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from condensegrpo.protocols import Part, Problem, RewardResult, TurnReward
-from condensegrpo.trajectory import Trajectory
+from condensegrpo.core.protocols import Part, Problem, RewardResult, TurnReward
+from condensegrpo.core.trajectory import Trajectory
 
 
 class WeightedSum:

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable
 from statistics import fmean
 
-from condensegrpo.protocols import Problem, RewardResult
-from condensegrpo.trajectory import Trajectory
+from condensegrpo.core.protocols import Problem, RewardResult
+from condensegrpo.core.trajectory import Trajectory
 
 FIRST, SECOND = ("reasoning",), ("tool", "answer")  # the two sets of fields: a reply holds one of each
 

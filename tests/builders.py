@@ -7,8 +7,8 @@ a tokenizer file can be written for them.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from condensegrpo.messages import Message
-from condensegrpo.trajectory import (
+from condensegrpo.core.messages import Message
+from condensegrpo.core.trajectory import (
     Condensation,
     Fate,
     Score,

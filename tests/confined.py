@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from condensegrpo.errors import SandboxError
+from condensegrpo.core.errors import SandboxError
 from condensegrpo.sandbox.ladder import open_server
 
 ROOT = Path(__file__).resolve().parent.parent

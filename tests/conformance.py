@@ -14,13 +14,14 @@ from typing import Any
 from answering import always
 from hypothesis import strategies as st
 
-from condensegrpo import assemble, plugins
+from condensegrpo.assembly import assemble
 from condensegrpo.attention.scripted import ScriptedScorer
 from condensegrpo.condensers.placeholder import is_stand_in
-from condensegrpo.config import CondenserPlugin
-from condensegrpo.messages import History, Message, ToolCall, Unit, flatten
-from condensegrpo.protocols import Budget, Condensed, Condenser, Count, Request, Written
-from condensegrpo.trajectory import Fate, Finish
+from condensegrpo.config.schema import CondenserPlugin
+from condensegrpo.core import plugins
+from condensegrpo.core.messages import History, Message, ToolCall, Unit, flatten
+from condensegrpo.core.protocols import Budget, Condensed, Condenser, Count, Request, Written
+from condensegrpo.core.trajectory import Fate, Finish
 
 Options = dict[str, Any]
 NEVER_CUTS = {"full"}  # over budget it returns everything, and the engine stops

@@ -7,7 +7,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from condensegrpo.advantages import ESTIMATORS
+from condensegrpo.algorithms.advantages import ESTIMATORS
 
 # One scalar a trajectory, which sums to zero over its group.
 SCALAR = ("grpo", "grpo_merged", "rloo", "reinforce")

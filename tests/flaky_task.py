@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from condensegrpo.messages import Message
-from condensegrpo.protocols import Environment, Problem, Step
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import Environment, Problem, Step
 from condensegrpo.tasks.ledger import Ledger
 
 

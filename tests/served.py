@@ -9,8 +9,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from condensegrpo.protocols import Sampler
-from condensegrpo.trajectory import Generation, SamplingParams
+from condensegrpo.core.protocols import Sampler
+from condensegrpo.core.trajectory import Generation, SamplingParams
 
 VOCAB = 40
 ROOM = 384  # tokens of a prompt and its reply: three blocks of the prefix cache on a CPU

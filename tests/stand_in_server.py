@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from condensegrpo.samplers.vllm_server_loop import LoopThread
+from condensegrpo.samplers.vllm_server.loop import LoopThread
 
 TOKEN = "a token"
 TRANSFER = (

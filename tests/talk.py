@@ -11,14 +11,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from condensegrpo.condensers.full import Full
-from condensegrpo.messages import Message
-from condensegrpo.protocols import Condenser, Environment, Problem, Sampler, Step, Tool
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import Condenser, Environment, Problem, Sampler, Step, Tool
+from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rollout.budget import Limits
 from condensegrpo.rollout.engine import CondenseWhen, Engine, Trigger
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
 from condensegrpo.samplers.scripted import ScriptedSampler
-from condensegrpo.trajectory import Trajectory
 
 CHATML = (
     "{%- for message in messages -%}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{%- endfor -%}"

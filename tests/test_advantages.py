@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from condensegrpo import advantages
-from condensegrpo.advantages import ESTIMATORS, MAX_REWARD, grpo
-from condensegrpo.errors import ScoreError
+from condensegrpo.algorithms import advantages
+from condensegrpo.algorithms.advantages import ESTIMATORS, MAX_REWARD, grpo
+from condensegrpo.core.errors import ScoreError
 
 ROOT_HALF = math.sqrt(0.5)
 ALL = sorted(ESTIMATORS)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from condensegrpo.advantages import efficient
-from condensegrpo.errors import ScoreError
+from condensegrpo.algorithms.advantages import efficient
+from condensegrpo.core.errors import ScoreError
 
 ROOT_HALF = math.sqrt(0.5)
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from condensegrpo.advantages import grpo
-from condensegrpo.errors import ScoreError
+from condensegrpo.algorithms.advantages import grpo
+from condensegrpo.core.errors import ScoreError
 
 ROOT_HALF = math.sqrt(0.5)
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from condensegrpo.advantages import Moments, moments, whiten
-from condensegrpo.errors import ScoreError
+from condensegrpo.algorithms.advantages import Moments, moments, whiten
+from condensegrpo.core.errors import ScoreError
 
 
 def whitened(advantages: list[list[float]], tokens: list[list[int]], eps: float = 0.0) -> Tensor:

@@ -13,16 +13,16 @@ from command import TINY, start, succeed
 from metrics_page import missing, unexplained
 from runs import TWO_RANKS, assert_equal_runs, one_step, sampled, wait_for
 
-from condensegrpo import assemble
-from condensegrpo.ahead import Ahead
-from condensegrpo.ahead_files import read_batches, restored, write_batches
-from condensegrpo.config import find_config, load_config, vary
-from condensegrpo.errors import RunError
-from condensegrpo.observer import Silent
-from condensegrpo.rig import Rig, set_up, take_down
+from condensegrpo.assembly import assemble
+from condensegrpo.config.schema import find_config, load_config, vary
+from condensegrpo.core.errors import RunError
+from condensegrpo.core.observer import Silent
 from condensegrpo.samplers.scripted import ScriptedSampler
-from condensegrpo.step_sampling import sampled_by
-from condensegrpo.storage import RunFolder, read_metrics, read_trajectories
+from condensegrpo.storage.run_folder import RunFolder, read_metrics, read_trajectories
+from condensegrpo.training.prefetch_files import read_batches, restored, write_batches
+from condensegrpo.training.prefetching import RolloutPrefetcher
+from condensegrpo.training.rig import Rig, set_up, take_down
+from condensegrpo.training.rollout_step import sampled_by
 
 ONE = (
     *TINY,
@@ -127,7 +127,7 @@ def lines_in(path: Path) -> int:
 
 
 def test_sampling_goes_on_while_nobody_asks_for_it(rig: Rig) -> None:
-    with Ahead(rig, {}) as ahead:
+    with RolloutPrefetcher(rig, {}) as ahead:
         assert len(ahead.take(1).kept) == 16
         deadline = time.monotonic() + 60
         while any(lines_in(rig.folder.trajectories(step)) < 16 for step in (2, 3)):
@@ -138,21 +138,21 @@ def test_sampling_goes_on_while_nobody_asks_for_it(rig: Rig) -> None:
 
 
 def test_batches_come_back_from_a_checkpoint_as_they_went_in(rig: Rig, tmp_path: Path) -> None:
-    with Ahead(rig, {}) as ahead:
+    with RolloutPrefetcher(rig, {}) as ahead:
         ahead.take(1)
         kept = ahead.finish()
     write_batches(tmp_path, kept)
     found = read_batches(tmp_path)
     assert found == kept
     assert read_batches(tmp_path / "none") == {}
-    with Ahead(rig, found) as ahead:
+    with RolloutPrefetcher(rig, found) as ahead:
         assert ahead.take(2) == kept[2]
         assert sorted(ahead.finish()) == [3]  # the weights are those of before step 1: nothing is begun beside it
 
 
 def test_what_sampling_raises_is_raised_where_the_batch_is_needed(rig: Rig) -> None:
     rig.folder.trajectories(2).mkdir()  # nothing can be written there
-    with Ahead(rig, {}) as ahead:
+    with RolloutPrefetcher(rig, {}) as ahead:
         assert len(ahead.take(1).kept) == 16
         with pytest.raises(RunError, match="step_000002"):
             ahead.finish()
@@ -162,7 +162,7 @@ def test_leaving_gives_up_what_is_being_sampled(rig: Rig) -> None:
     first = rig.folder.trajectories(1)
     sampler = ScriptedSampler(lambda ids: [1], seconds=lambda ids: 600 if lines_in(first) == 16 else 0)
     began = time.monotonic()
-    with Ahead(replace(rig, engine=replace(rig.engine, sampler=sampler)), {}) as ahead:
+    with RolloutPrefetcher(replace(rig, engine=replace(rig.engine, sampler=sampler)), {}) as ahead:
         ahead.take(1)
     assert time.monotonic() - began < 60
     assert not rig.folder.trajectories(2).exists()
@@ -179,7 +179,7 @@ def test_other_rollouts_have_no_use_for_what_a_checkpoint_holds(rig: Rig, finish
 
 def test_weights_that_never_arrive_are_noticed(rig: Rig) -> None:
     """A sampler whose version stands still samples from the base model for ever."""
-    with Ahead(rig, {}) as ahead:
+    with RolloutPrefetcher(rig, {}) as ahead:
         ahead.take(1)
         ahead.finish()
         with pytest.raises(RunError, match=r"sampled 3 optimiser steps ago, and rollout\.staleness is 2"):

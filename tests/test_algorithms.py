@@ -13,17 +13,18 @@ import torch
 from command import ROOT
 from estimating import estimate
 
-from condensegrpo import assemble, names
-from condensegrpo.advantages import ESTIMATORS
-from condensegrpo.config import load_config
-from condensegrpo.data_order import indices
-from condensegrpo.errors import ConfigError, RolloutError
-from condensegrpo.losses import LOSSES
-from condensegrpo.observer import Observer, Silent
-from condensegrpo.storage import RunFolder, read_credit, read_metrics, read_trajectories
+from condensegrpo.algorithms import names
+from condensegrpo.algorithms.advantages import ESTIMATORS
+from condensegrpo.algorithms.losses import LOSSES
+from condensegrpo.assembly import assemble
+from condensegrpo.config.schema import load_config
+from condensegrpo.core.errors import ConfigError, RolloutError
+from condensegrpo.core.observer import Observer, Silent
+from condensegrpo.core.trajectory import Stop
+from condensegrpo.storage.run_folder import RunFolder, read_credit, read_metrics, read_trajectories
 from condensegrpo.tasks.ledger import Ledger
-from condensegrpo.train import train
-from condensegrpo.trajectory import Stop
+from condensegrpo.training.data_order import indices
+from condensegrpo.training.train import train
 
 SMALL = (
     "train.steps=3",

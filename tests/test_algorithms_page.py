@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from condensegrpo import assemble
-from condensegrpo.advantages import ESTIMATORS, whiten
-from condensegrpo.config import load_config
-from condensegrpo.losses import LOSSES, importance, token_weights
+from condensegrpo.algorithms.advantages import ESTIMATORS, whiten
+from condensegrpo.algorithms.losses import LOSSES, importance, token_weights
+from condensegrpo.assembly import assemble
+from condensegrpo.config.schema import load_config
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "docs" / "algorithms.py"

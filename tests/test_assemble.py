@@ -8,11 +8,11 @@ import torch
 from builders import trajectory, turn
 from tiny import qwen3, tokenizer
 
-from condensegrpo import assemble, learning_signal
-from condensegrpo.config import RunConfig, evaluations, find_config, load_config, shipped
-from condensegrpo.errors import CondenseError, ConfigError
-from condensegrpo.objective import Tokenwise
-from condensegrpo.protocols import Problem, RewardResult
+from condensegrpo.algorithms.objective import Tokenwise
+from condensegrpo.assembly import assemble, learning_signal
+from condensegrpo.config.schema import RunConfig, evaluations, find_config, load_config, shipped
+from condensegrpo.core.errors import CondenseError, ConfigError
+from condensegrpo.core.protocols import Problem, RewardResult
 
 
 def quickstart(*overrides: str) -> RunConfig:
@@ -24,8 +24,8 @@ WITHOUT_DATA = [name for name in shipped() if load_config(find_config(name)).tas
 
 @pytest.mark.parametrize("name", WITHOUT_DATA)
 def test_every_shipped_configuration_that_needs_no_data_can_be_built(name: str) -> None:
-    cast = assemble.check(load_config(find_config(name)))
-    train, held_out = (assemble.problems(cast.task, split) for split in ("train", "eval"))
+    components = assemble.check(load_config(find_config(name)))
+    train, held_out = (assemble.problems(components.task, split) for split in ("train", "eval"))
     assert len(train) > len(held_out) == 256
 
 
@@ -111,8 +111,8 @@ def test_a_reward_in_a_file_is_found_by_its_path(tmp_path: Path) -> None:
         "    def __call__(self, trajectory, problem):\n"
         "        return {'brief': self.bonus / len(trajectory.turns)}\n"
     )
-    cast = assemble.check(quickstart(f"reward={{name: '{path}:Brief', options: {{bonus: 3.0}}}}"))
-    assert type(cast.reward).__name__ == "Brief"
+    components = assemble.check(quickstart(f"reward={{name: '{path}:Brief', options: {{bonus: 3.0}}}}"))
+    assert type(components.reward).__name__ == "Brief"
 
 
 def test_a_tool_in_a_file_gets_its_schema_from_its_signature(tmp_path: Path) -> None:
@@ -122,8 +122,8 @@ def test_a_tool_in_a_file_gets_its_schema_from_its_signature(tmp_path: Path) -> 
         '    """Look a word up.\n\n    Args:\n        word: what to look up.\n    """\n'
         "    return word.upper()\n"
     )
-    cast = assemble.check(quickstart(f"rollout.tools=['{path}:lookup']"))
-    (schema,) = cast.toolbox.schemas
+    components = assemble.check(quickstart(f"rollout.tools=['{path}:lookup']"))
+    (schema,) = components.toolbox.schemas
     assert schema["function"]["name"] == "lookup"
     assert list(schema["function"]["parameters"]["properties"]) == ["word"]
 
@@ -138,9 +138,13 @@ def test_a_tool_with_options_is_a_class_whose_call_is_the_tool(tmp_path: Path) -
         '        """Shout a word.\n\n        Args:\n            word: what to shout.\n        """\n'
         "        return word.upper() * self.times\n"
     )
-    cast = assemble.check(quickstart(f"rollout.tools=[calculator, {{name: '{path}:Shout', options: {{times: 2}}}}]"))
-    assert cast.toolbox.names == ("calculator", "Shout")
-    answers = asyncio.run(cast.toolbox.answer('<tool_call>{"name": "Shout", "arguments": {"word": "no"}}</tool_call>'))
+    components = assemble.check(
+        quickstart(f"rollout.tools=[calculator, {{name: '{path}:Shout', options: {{times: 2}}}}]")
+    )
+    assert components.toolbox.names == ("calculator", "Shout")
+    answers = asyncio.run(
+        components.toolbox.answer('<tool_call>{"name": "Shout", "arguments": {"word": "no"}}</tool_call>')
+    )
     assert [message.content for message in answers.messages] == ["NONO"]
 
 
@@ -181,8 +185,8 @@ def test_two_tools_of_one_name_are_refused(tmp_path: Path) -> None:
 
 def test_every_reward_by_name_can_be_built() -> None:
     for name in ("correct", "format", "inverse_max_context", "tool_calls"):
-        cast = assemble.check(quickstart(f"reward={{name: {name}}}"))
-        assert callable(cast.reward)
+        components = assemble.check(quickstart(f"reward={{name: {name}}}"))
+        assert callable(components.reward)
 
 
 def parts(text: str) -> str:
@@ -224,7 +228,7 @@ def test_a_part_that_makes_no_sense_is_named(text: str, wanted: str) -> None:
 
 def test_the_anchors_of_the_default_estimator_follow_the_context_budget() -> None:
     """Budget 160: contexts of 10 tokens and fewer are as good as they get, those of 160 as bad."""
-    cast = assemble.check(quickstart("algorithm={}", "rollout.max_context_tokens=160"))
+    components = assemble.check(quickstart("algorithm={}", "rollout.max_context_tokens=160"))
     scores = learning_signal.TOY_SCORES._replace(
         correct_N=torch.tensor([1.0, 1.0, 1.0, 0.0]),
         total_N=torch.tensor([1.0, 1.0, 1.0, 0.0]),
@@ -237,7 +241,7 @@ def test_the_anchors_of_the_default_estimator_follow_the_context_budget() -> Non
         state_NK=torch.zeros(4, 1, dtype=torch.int64),
         act_NK=torch.zeros(4, 1, dtype=torch.int64),
     )
-    shortest, short, long, wrong = cast.estimator(scores).flatten().tolist()
+    shortest, short, long, wrong = components.estimator(scores).flatten().tolist()
     assert shortest == short > long > 0 > wrong
 
 
@@ -265,7 +269,7 @@ class Task:
     def problems(self, split):
         if self.where == "problems":
             return {}["train"]
-        from condensegrpo.protocols import Problem
+        from condensegrpo.core.protocols import Problem
         return [Problem(id="p1", question="?")]
     def environment(self, problem):
         return self
@@ -290,4 +294,4 @@ def test_a_task_that_fails_before_training_is_named(tmp_path: Path, where: str, 
     qwen3().save_pretrained(model)
     tokenizer().save_pretrained(model)
     with pytest.raises(ConfigError, match=wanted):
-        assemble.check_model(config, assemble.cast(config), str(model))
+        assemble.check_model(config, assemble.components(config), str(model))

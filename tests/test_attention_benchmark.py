@@ -17,13 +17,13 @@ from ranks import interval, ranked, spearman
 from talk import END, said, tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from condensegrpo import assemble
+from condensegrpo.assembly import assemble
 from condensegrpo.attention.capture import SUPPORTED
-from condensegrpo.config import find_config, load_config
-from condensegrpo.messages import Message
+from condensegrpo.config.schema import find_config, load_config
+from condensegrpo.core.messages import Message
+from condensegrpo.core.trajectory import Trajectory, Turn
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.samplers.transformers import TransformersSampler
-from condensegrpo.trajectory import Trajectory, Turn
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from condensegrpo.attention.scripted import ScriptedScorer
 from condensegrpo.condensers.attention import Attention, choose
-from condensegrpo.errors import PluginError
-from condensegrpo.messages import History, Unit, flatten
-from condensegrpo.plugins import build
-from condensegrpo.protocols import Budget, Condensed, UnitScorer
-from condensegrpo.trajectory import Fate
+from condensegrpo.core.errors import PluginError
+from condensegrpo.core.messages import History, Unit, flatten
+from condensegrpo.core.plugins import build
+from condensegrpo.core.protocols import Budget, Condensed, UnitScorer
+from condensegrpo.core.trajectory import Fate
 
 NOW = {"smoothing": 0.0, "lookback": 0, "hysteresis": 1.0}  # each turn for itself
 

@@ -12,21 +12,21 @@ import torch
 from talk import CHATML, END, Counting, engine, problem, tokenizer
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
-from condensegrpo import assemble
+from condensegrpo.assembly import assemble
+from condensegrpo.assembly.scorers import check_models, check_scorers, open_scorers, parted
 from condensegrpo.attention.leave_one_out import LeaveOneOut, losses
 from condensegrpo.condensers.attention import Attention
-from condensegrpo.config import load_config
-from condensegrpo.errors import ConfigError, SamplerError
-from condensegrpo.messages import History, Message, Unit
-from condensegrpo.protocols import Attention as Attended
-from condensegrpo.protocols import Reading, UnitScorer
+from condensegrpo.config.schema import load_config
+from condensegrpo.core.errors import ConfigError, SamplerError
+from condensegrpo.core.messages import History, Message, Unit
+from condensegrpo.core.protocols import Attention as Attended
+from condensegrpo.core.protocols import Reading, UnitScorer
+from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.rollout.episode import run_episode
 from condensegrpo.rollout.information import AnswerProbe
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.samplers.transformers import TransformersSampler
-from condensegrpo.scorers import check_models, check_scorers, open_scorers, parted
-from condensegrpo.trajectory import Stop, Trajectory
 
 BUDGET = 200
 HEAD = (Message(role="system", content="be brief"), Message(role="user", content="which?"))

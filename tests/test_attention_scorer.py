@@ -11,9 +11,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from condensegrpo.attention.pages import LEAST, pages, pieces
 from condensegrpo.attention.scorer import AttentionScorer
-from condensegrpo.errors import SamplerError
-from condensegrpo.messages import History, Message, Unit, flatten
-from condensegrpo.protocols import Attention, Reading
+from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.messages import History, Message, Unit, flatten
+from condensegrpo.core.protocols import Attention, Reading
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.samplers.transformers import TransformersSampler
 

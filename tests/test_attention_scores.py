@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from condensegrpo.attention.scores import unit_scores
-from condensegrpo.protocols import Attention
+from condensegrpo.core.protocols import Attention
 
 
 def attention(question: list[float], blank: list[float]) -> Attention:

@@ -12,14 +12,14 @@ from typing import Any, NoReturn
 import pytest
 from talk import Counting, agent, counting, engine, ignore, problem, said
 
-from condensegrpo import codec
-from condensegrpo.errors import ContextOverflow
-from condensegrpo.messages import History, Message
-from condensegrpo.protocols import Budget, Condensed, NamedTensors, Problem, Step
+from condensegrpo.core.errors import ContextOverflow
+from condensegrpo.core.messages import History, Message
+from condensegrpo.core.protocols import Budget, Condensed, NamedTensors, Problem, Step
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop, Trajectory
 from condensegrpo.rollout.boundary import Ended, checked_messages, guarded
 from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.group import named, rollout
-from condensegrpo.trajectory import Finish, Generation, SamplingParams, Stop, Trajectory
+from condensegrpo.storage import codec
 
 Play = Callable[[], Coroutine[Any, Any, Any]]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from condensegrpo.attention.capture import SUPPORTED, attend, default_layers, lay_out
-from condensegrpo.protocols import Attention, Reading
+from condensegrpo.core.protocols import Attention, Reading
 
 WORDS = 40
 SHAPE: dict[str, Any] = {

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tiny import qwen3, rows, tokenizer
 from two_ranks import loss, micro_batches
 
-from condensegrpo.errors import CheckpointError
+from condensegrpo.core.errors import CheckpointError
 from condensegrpo.learner import checkpoint, deepspeed
 from condensegrpo.learner.deepspeed import DeepSpeedEngine, Optimiser
 from condensegrpo.learner.policy import save_policy

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from condensegrpo.codec import decode, dump_line
+from condensegrpo.storage.codec import decode, dump_line
 
 
 class Colour(StrEnum):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from condensegrpo.messages import ToolCall
+from condensegrpo.core.messages import ToolCall
 from condensegrpo.rollout.codeformat import Code
 from condensegrpo.rollout.toolformats import MAX_CALLS, Malformed
 

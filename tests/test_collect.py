@@ -8,14 +8,14 @@ import pytest
 from builders import scored, trajectory
 from talk import Counting, engine, problem, said, shown
 
-from condensegrpo.collect import collect, failures_of, tell_failures
-from condensegrpo.errors import RolloutError, ScoreError
-from condensegrpo.protocols import GroupReward, Problem, Reward
+from condensegrpo.core.errors import RolloutError, ScoreError
+from condensegrpo.core.protocols import GroupReward, Problem, Reward
+from condensegrpo.core.trajectory import ScoredTrajectory, Stop, Trajectory
 from condensegrpo.rewards.correct import Correct
 from condensegrpo.rewards.linear_pass_rate import LinearPassRate
+from condensegrpo.rollout.collect import collect, failures_of, tell_failures
 from condensegrpo.rollout.group import named
 from condensegrpo.samplers.scripted import ScriptedSampler
-from condensegrpo.trajectory import ScoredTrajectory, Stop, Trajectory
 
 
 class Siblings:

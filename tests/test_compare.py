@@ -8,14 +8,14 @@ from builders import condensation, scored, trajectory, turn
 from command import run, succeed
 
 from condensegrpo.cli.compare import parsed_budgets, parsed_condensers
-from condensegrpo.compare import contenders
-from condensegrpo.comparison import Contender, Outcome, Played, comparison, outcome_of
-from condensegrpo.comparison_plot import plot
-from condensegrpo.config import RunConfig, validate
-from condensegrpo.errors import ConfigError
-from condensegrpo.evaluation import evaluation
-from condensegrpo.messages import Message
-from condensegrpo.metrics import facts_of
+from condensegrpo.config.schema import RunConfig, validate
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.messages import Message
+from condensegrpo.evaluation.compare import contenders
+from condensegrpo.evaluation.comparison import Contender, Outcome, Played, comparison, outcome_of
+from condensegrpo.evaluation.figures import evaluation
+from condensegrpo.metrics.trajectories import facts_of
+from condensegrpo.reporting.comparison_plot import plot
 
 
 def config(**sections: object) -> RunConfig:

@@ -30,9 +30,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from talk import tokenizer
 
-from condensegrpo.messages import History, Message, flatten
+from condensegrpo.core.messages import History, Message, flatten
+from condensegrpo.core.trajectory import Fate
 from condensegrpo.rollout.render import Renderer
-from condensegrpo.trajectory import Fate
 
 EVERY = [pytest.param(case, id=str(case)) for case in cases()]
 ONE_EACH = [pytest.param(case, id=case.name) for case in rule_based()]
@@ -189,8 +189,8 @@ def test_a_condenser_is_asked_once_a_turn_and_ends(case: Case) -> None:
 OWN = """
 from dataclasses import replace
 from condensegrpo.condensers.spans import account
-from condensegrpo.messages import Message
-from condensegrpo.protocols import Condensed
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import Condensed
 
 def told(history, units, budget):
     return Condensed(units=tuple(units), spans=account(history, units, budget.count))

@@ -9,16 +9,16 @@ from conformance import HEAD, condense, count, history, turns, unit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from condensegrpo import plugins
 from condensegrpo.condensers.fit import most_that_fit
 from condensegrpo.condensers.full import Full
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.condensers.random_drop import RandomDrop
 from condensegrpo.condensers.truncate import Truncate
-from condensegrpo.errors import PluginError
-from condensegrpo.messages import History, Message
-from condensegrpo.protocols import Budget, Condensed
-from condensegrpo.trajectory import Fate
+from condensegrpo.core import plugins
+from condensegrpo.core.errors import PluginError
+from condensegrpo.core.messages import History, Message
+from condensegrpo.core.protocols import Budget, Condensed
+from condensegrpo.core.trajectory import Fate
 
 
 def test_the_condensers_of_the_package_are_installed() -> None:

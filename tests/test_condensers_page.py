@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from condensegrpo import assemble, plugins
-from condensegrpo.config import CondenserPlugin
+from condensegrpo.assembly import assemble
+from condensegrpo.config.schema import CondenserPlugin
+from condensegrpo.core import plugins
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "condensers.md").read_text(encoding="utf-8")

@@ -10,20 +10,20 @@ import pytest
 from builders import scored
 from talk import END, Counting, agent, counting, engine, problem, said, shown, tokenizer
 
-from condensegrpo import segments
+from condensegrpo.algorithms import segments
+from condensegrpo.assembly.rollout_parts import confidence
 from condensegrpo.condensers.last_k import LastK
-from condensegrpo.config import load_config, vary
-from condensegrpo.errors import ConfigError
-from condensegrpo.metrics import facts_of, summarise
-from condensegrpo.protocols import Problem
+from condensegrpo.config.schema import load_config, vary
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.protocols import Problem
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop, Trajectory
+from condensegrpo.metrics.trajectories import facts_of, summarise
 from condensegrpo.rewards.verdict import judge
 from condensegrpo.rollout.engine import Confidence, Engine
 from condensegrpo.rollout.episode import run_episode
 from condensegrpo.rollout.render import Renderer
-from condensegrpo.rollout_parts import confidence
 from condensegrpo.samplers.scripted import ScriptedSampler
-from condensegrpo.storage import read_trajectories, write_trajectory
-from condensegrpo.trajectory import Finish, Generation, SamplingParams, Stop, Trajectory
+from condensegrpo.storage.run_folder import read_trajectories, write_trajectory
 
 QUICKSTART = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
 ASKED = Confidence(threshold=0.5, before="<answer>", closing="</answer>", max_tokens=40)

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from condensegrpo.config import (
+from condensegrpo.config.schema import (
     dump_config,
     find_config,
     load_config,
     shipped,
     vary,
 )
-from condensegrpo.errors import ConfigError
-from condensegrpo.yaml_tree import apply_overrides
+from condensegrpo.config.yaml_tree import apply_overrides
+from condensegrpo.core.errors import ConfigError
 
 SMALL = "model: {new: {}}\ntask: {name: ledger}\n"
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from condensegrpo.config import RunConfig, find_config, load_config
-from condensegrpo.consistency import check_figures
-from condensegrpo.errors import ConfigError
+from condensegrpo.config.checks import check_figures
+from condensegrpo.config.schema import RunConfig, find_config, load_config
+from condensegrpo.core.errors import ConfigError
 
 
 def gsm8k(*overrides: str) -> RunConfig:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from builders import condensation, scored, trajectory, turn
 
-from condensegrpo.advantages import ESTIMATORS, efficient, gigpo, grpo
-from condensegrpo.credit import (
+from condensegrpo.algorithms.advantages import ESTIMATORS, efficient, gigpo, grpo
+from condensegrpo.algorithms.credit import (
     act_turns,
     advantages_of,
     condense_turns,
@@ -17,9 +17,9 @@ from condensegrpo.credit import (
     turn_counts,
     turn_tokens,
 )
-from condensegrpo.losses import token_weights, totals
-from condensegrpo.messages import Message
-from condensegrpo.trajectory import Rejected, ScoredTrajectory
+from condensegrpo.algorithms.losses import token_weights, totals
+from condensegrpo.core.messages import Message
+from condensegrpo.core.trajectory import Rejected, ScoredTrajectory
 
 
 def episode(

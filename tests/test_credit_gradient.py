@@ -15,13 +15,13 @@ from builders import condensation, scored, trajectory, turn
 from tiny import VOCABULARY, qwen3
 from torch import Tensor
 
-from condensegrpo.advantages import ESTIMATORS
-from condensegrpo.credit import advantages_of, rows_of, scores_of, turn_tokens
+from condensegrpo.algorithms.advantages import ESTIMATORS
+from condensegrpo.algorithms.credit import advantages_of, rows_of, scores_of, turn_tokens
+from condensegrpo.algorithms.losses import KL, LOSSES, WEIGHTS, importance, token_weights, totals
+from condensegrpo.algorithms.objective import Minimised, bound, corrected, policy, with_kl
+from condensegrpo.algorithms.packing import PackedBatch, blocks, collate, micro_batches, pack
+from condensegrpo.core.trajectory import ScoredTrajectory, Segment, Turn
 from condensegrpo.learner.logprobs import trained_logprobs
-from condensegrpo.losses import KL, LOSSES, WEIGHTS, importance, token_weights, totals
-from condensegrpo.objective import Minimised, bound, corrected, policy, with_kl
-from condensegrpo.packing import PackedBatch, blocks, collate, micro_batches, pack
-from condensegrpo.trajectory import ScoredTrajectory, Segment, Turn
 
 OPTIONS = {"efficient": {"context_low": 2, "context_high": 30, "accuracy": "none"}}
 WIDE = {  # bounds that ratios of an untrained model stay within: a token beyond one would have no gradient to compare

@@ -12,9 +12,9 @@ from builders import trajectory, turn
 from recipe_world import GSM8K, HELD_OUT, HELD_OUT_TRIVIA, MBPP, TRIVIA
 from tiny import qwen3, tokenizer
 
-from condensegrpo.errors import ConfigError, DataError
+from condensegrpo.core.errors import ConfigError, DataError
+from condensegrpo.core.protocols import Problem, Task
 from condensegrpo.learner.policy import configuration, load_policy, load_tokenizer, save_policy
-from condensegrpo.protocols import Problem, Task
 from condensegrpo.rewards.correct import Correct
 from condensegrpo.tasks.gsm8k import Gsm8k
 from condensegrpo.tasks.jsonl import Jsonl

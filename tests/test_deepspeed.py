@@ -14,15 +14,15 @@ from torch.optim import AdamW
 from transformers import PreTrainedModel
 from two_ranks import OPTIMISER, SPLITS, STEPS, at_once, loss, micro_batches, train
 
-from condensegrpo.errors import ConfigError, LearnerError
+from condensegrpo.algorithms.objective import Minimised, Objective, Tokenwise, supervised
+from condensegrpo.algorithms.packing import PackedBatch, blocks, collate
+from condensegrpo.algorithms.packing import micro_batches as micro_batches_of
+from condensegrpo.core.errors import ConfigError, LearnerError
+from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner import deepspeed, fused_head
 from condensegrpo.learner.deepspeed import STAGES, Optimiser, learning_rate
 from condensegrpo.learner.logprobs import trained_logprobs
 from condensegrpo.learner.weights import gathered
-from condensegrpo.objective import Minimised, Objective, Tokenwise, supervised
-from condensegrpo.packing import PackedBatch, blocks, collate
-from condensegrpo.packing import micro_batches as micro_batches_of
-from condensegrpo.trajectory import Segment
 
 HERE = Path(__file__).parent
 

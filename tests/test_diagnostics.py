@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from metrics_page import tables
 
-from condensegrpo.diagnostics import Credited, credit_metrics, gini, no_signal
-from condensegrpo.trajectory import Handling
+from condensegrpo.core.trajectory import Handling
+from condensegrpo.metrics.credit import Credited, credit_metrics, gini, no_signal
 
 
 def row(

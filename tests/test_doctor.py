@@ -38,9 +38,9 @@ from condensegrpo.cli.doctor_sandbox import sandbox_finding
 from condensegrpo.cli.findings import Finding, Level, ok, problem, show, warning
 from condensegrpo.cli.plugins import inspected, plugins
 from condensegrpo.cli.theme import console
-from condensegrpo.config import NewModel, RunConfig, load_config
-from condensegrpo.errors import PluginError
-from condensegrpo.plugins import KINDS
+from condensegrpo.config.schema import NewModel, RunConfig, load_config
+from condensegrpo.core.errors import PluginError
+from condensegrpo.core.plugins import KINDS
 from condensegrpo.sandbox import ladder
 
 CONFIG = """
@@ -348,7 +348,7 @@ def test_plugins_lists_every_kind_with_its_origin() -> None:
     found = json.loads(result.stdout)["plugins"]
     assert {one["kind"] for one in found} == set(KINDS)
     jsonl = next(one for one in found if (one["kind"], one["name"]) == ("trackers", "jsonl"))
-    assert jsonl["object"] == "condensegrpo.tracking:JsonlTracker"
+    assert jsonl["object"] == "condensegrpo.storage.trackers:JsonlTracker"
     assert jsonl["distribution"].startswith("condensegrpo ")
     assert jsonl["summary"].startswith("Appends ")
     assert jsonl["error"] == ""
@@ -357,7 +357,7 @@ def test_plugins_lists_every_kind_with_its_origin() -> None:
 def test_one_kind_can_be_listed() -> None:
     result = called(plugins, "trackers")
     assert result.exit_code == 0
-    assert "condensegrpo.tracking:JsonlTracker" in result.stdout
+    assert "condensegrpo.storage.trackers:JsonlTracker" in result.stdout
     assert "condensers" not in result.stdout
 
 

@@ -28,18 +28,18 @@ from talk import (
     tokenizer,
 )
 
-from condensegrpo import segments
+from condensegrpo.algorithms import segments
 from condensegrpo.condensers.full import Full
 from condensegrpo.condensers.last_k import LastK
-from condensegrpo.errors import ContextOverflow
-from condensegrpo.messages import History, Message, Unit
-from condensegrpo.protocols import Budget, Condensed, NamedTensors, Step
+from condensegrpo.core.errors import ContextOverflow
+from condensegrpo.core.messages import History, Message, Unit
+from condensegrpo.core.protocols import Budget, Condensed, NamedTensors, Step
+from condensegrpo.core.trajectory import Fate, Finish, Generation, SamplingParams, Span, Stop, Trajectory
 from condensegrpo.rollout.budget import Limits, check_head
 from condensegrpo.rollout.episode import Engine, Trigger, run_episode
 from condensegrpo.rollout.randomness import problem_draw, stream_seed
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.samplers.scripted import ScriptedSampler
-from condensegrpo.trajectory import Fate, Finish, Generation, SamplingParams, Span, Stop, Trajectory
 
 
 def play(parts: Engine, *, environment: EnvironmentOf = Counting, question: str = "count") -> Trajectory:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.estimates import Interval, mean_interval_by_problem, pass_at_k
+from condensegrpo.metrics.estimates import Interval, mean_interval_by_problem, pass_at_k
 
 
 @pytest.mark.parametrize("samples", range(1, 8))

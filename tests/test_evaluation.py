@@ -4,8 +4,8 @@ import pytest
 from builders import scored, trajectory, turn
 from metrics_page import unexplained
 
-from condensegrpo.evaluation import evaluation, flat
-from condensegrpo.metrics import Facts, facts_of
+from condensegrpo.evaluation.figures import evaluation, flat
+from condensegrpo.metrics.trajectories import Facts, facts_of
 
 
 def sample(problem: str, number: int, correct: float, *, context: int = 3, turn_reward: float = 0.0) -> Facts:

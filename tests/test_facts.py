@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from talk import agent, engine, ignore
 
-from condensegrpo import segments
+from condensegrpo.algorithms import segments
 from condensegrpo.condensers.full import Full
 from condensegrpo.condensers.last_k import LastK
-from condensegrpo.messages import Message
-from condensegrpo.protocols import Condenser, Demonstrates, Problem, Step
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import Condenser, Demonstrates, Problem, Step
+from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.rollout.group import named, rollout
 from condensegrpo.tasks.facts import KEYS, NOISE, Facts
-from condensegrpo.trajectory import Stop, Trajectory
 
 FOUR_PAGES = Problem(
     id="by hand",

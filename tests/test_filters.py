@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from condensegrpo.cli.filters import FIELDS, Fields, Value, parse_sort, parse_where, sort_key
-from condensegrpo.errors import ConfigError
+from condensegrpo.core.errors import ConfigError
 
 
 def fields(**changed: Value) -> Fields:

@@ -14,10 +14,8 @@ from tiny import VOCABULARY, llama, qwen3, rows, segment, surrogate
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from condensegrpo.learner import fused_head
-from condensegrpo.learner.logprobs import TrainedLogprobs
-from condensegrpo.losses import KL, LOSSES, OF_TURNS, importance
-from condensegrpo.objective import (
+from condensegrpo.algorithms.losses import KL, LOSSES, OF_TURNS, importance
+from condensegrpo.algorithms.objective import (
     Minimised,
     Objective,
     Share,
@@ -30,7 +28,9 @@ from condensegrpo.objective import (
     supervised,
     with_kl,
 )
-from condensegrpo.packing import PackedBatch, collate, lay_out
+from condensegrpo.algorithms.packing import PackedBatch, collate, lay_out
+from condensegrpo.learner import fused_head
+from condensegrpo.learner.logprobs import TrainedLogprobs
 
 HIDDEN = 6
 CLIPPED = partial(policy, loss=bound(LOSSES["clipped"], {}))

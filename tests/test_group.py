@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from talk import END, Counting, agent, counting, engine, ignore, last_count, problem, said, shown, tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from condensegrpo import segments
+from condensegrpo.algorithms import segments
 from condensegrpo.condensers.last_k import LastK
-from condensegrpo.messages import Message
-from condensegrpo.protocols import NamedTensors, Problem, Step
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import NamedTensors, Problem, Step
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop, Trajectory
 from condensegrpo.rollout.engine import Engine, Trigger
 from condensegrpo.rollout.group import named, rollout
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.samplers.transformers import TransformersSampler
 from condensegrpo.tasks.ledger import Ledger
-from condensegrpo.trajectory import Finish, Generation, SamplingParams, Stop, Trajectory
 
 Groups = tuple[tuple[Trajectory, ...], ...]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from condensegrpo.errors import DataError
-from condensegrpo.messages import Message, ToolCall
-from condensegrpo.protocols import Demonstrates, Step
+from condensegrpo.core.errors import DataError
+from condensegrpo.core.messages import Message, ToolCall
+from condensegrpo.core.protocols import Demonstrates, Step
 from condensegrpo.rewards.verdict import number
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox, parsed_arguments
 from condensegrpo.tasks.answers import read_answer

@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from condensegrpo.algorithms.packing import collate, lay_out
 from condensegrpo.learner.logprobs import TrainedLogprobs
-from condensegrpo.packing import collate, lay_out
 
 WIDE = 4096  # words
 

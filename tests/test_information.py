@@ -13,18 +13,18 @@ from talk import tokenizer
 from typer.testing import CliRunner
 
 from condensegrpo.cli.app import app
-from condensegrpo.config import load_config
-from condensegrpo.consistency import check_figures
-from condensegrpo.errors import ConfigError
-from condensegrpo.evaluation import evaluation
-from condensegrpo.information import Change, changes, lost, mean_curve, told
-from condensegrpo.metrics import facts_of, summarise
-from condensegrpo.plugins import build
-from condensegrpo.protocols import Problem
+from condensegrpo.config.checks import check_figures
+from condensegrpo.config.schema import load_config
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.plugins import build
+from condensegrpo.core.protocols import Problem
+from condensegrpo.core.trajectory import Trajectory
+from condensegrpo.evaluation.figures import evaluation
+from condensegrpo.metrics.information import Change, changes, lost, mean_curve, told
+from condensegrpo.metrics.trajectories import facts_of, summarise
 from condensegrpo.rollout.information import AnswerProbe
 from condensegrpo.rollout.render import Renderer
-from condensegrpo.storage import write_trajectory
-from condensegrpo.trajectory import Trajectory
+from condensegrpo.storage.run_folder import write_trajectory
 
 PROBLEM = Problem(id="p", question="?", answer="7")
 

@@ -20,10 +20,10 @@ from condensegrpo.cli.inspection import Step, Tokens, TokenView, groups, open_st
 from condensegrpo.cli.neutral import excerpt, neutral, one_line
 from condensegrpo.cli.theme import PLAIN_WIDTH, console, signed_style
 from condensegrpo.cli.token_view import Glosses, token_grid
-from condensegrpo.errors import CondenseError, ConfigError, DataError, RunError, TrajectoryFileError
-from condensegrpo.messages import Message, ToolCall
-from condensegrpo.storage import Credit, RunFolder, read_credit, write_credit, write_trajectory
-from condensegrpo.trajectory import Rejected, Score, ScoredTrajectory, Stop
+from condensegrpo.core.errors import CondenseError, ConfigError, DataError, RunError, TrajectoryFileError
+from condensegrpo.core.messages import Message, ToolCall
+from condensegrpo.core.trajectory import Rejected, Score, ScoredTrajectory, Stop
+from condensegrpo.storage.run_folder import Credit, RunFolder, read_credit, write_credit, write_trajectory
 
 CONFIG = """
 name: demo
@@ -534,7 +534,7 @@ def test_a_damaged_file_is_one_line_on_stderr_without_a_traceback(demo: Path) ->
     code = """
 import sys, typer
 from condensegrpo.cli.inspect_trajectory import inspect_trajectory
-from condensegrpo.errors import CondenseError
+from condensegrpo.core.errors import CondenseError
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(inspect_trajectory)
 try:

@@ -11,10 +11,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from condensegrpo.errors import DataError
-from condensegrpo.messages import Message
+from condensegrpo.core.errors import DataError
+from condensegrpo.core.messages import Message
+from condensegrpo.storage.rows import read_rows, require_unique
 from condensegrpo.tasks.jsonl import SYSTEM, Jsonl
-from condensegrpo.tasks.rows import read_rows, require_unique
 from condensegrpo.tasks.splits import is_held_out
 
 ROWS: list[dict[str, Any]] = [{"question": f"What is {n} and {n}?", "answer": 2 * n} for n in range(40)]

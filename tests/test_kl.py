@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from condensegrpo.losses import KL, k1, k2, k3
+from condensegrpo.algorithms.losses import KL, k1, k2, k3
 
 LOGITS = st.lists(st.floats(-3, 3), min_size=4, max_size=4)
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.messages import Message
-from condensegrpo.protocols import Demonstrates, Problem, Step
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import Demonstrates, Problem, Step
 from condensegrpo.tasks.ledger import EVAL_SHARE, OPERATIONS, Ledger
 
 TWO_OPERATIONS = Problem(

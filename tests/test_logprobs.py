@@ -19,10 +19,10 @@ from transformers import (
 )
 from transformers.utils import ModelOutput
 
-from condensegrpo.errors import LearnerError
+from condensegrpo.algorithms.losses import nll
+from condensegrpo.algorithms.packing import collate, dummy
+from condensegrpo.core.errors import LearnerError
 from condensegrpo.learner.logprobs import TrainedLogprobs, trained_logprobs
-from condensegrpo.losses import nll
-from condensegrpo.packing import collate, dummy
 
 MODELS = pytest.mark.parametrize("make", [qwen3, llama])
 

@@ -16,16 +16,16 @@ from torch.optim import AdamW
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 from two_ranks import OPTIMISER, STEPS, loss, micro_batches
 
-from condensegrpo.config import find_config, load_config
-from condensegrpo.errors import CheckpointError, ConfigError
+from condensegrpo.algorithms.packing import collate
+from condensegrpo.config.schema import find_config, load_config
+from condensegrpo.core.errors import CheckpointError, ConfigError
+from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner import checkpoint, deepspeed
 from condensegrpo.learner.deepspeed import STAGES, DeepSpeedEngine
 from condensegrpo.learner.lora import adapted, add_adapters, base_only, dropping
 from condensegrpo.learner.policy import load_policy, save_policy
 from condensegrpo.learner.targets import ALL_LINEAR, as_targets, check_targets, check_targets_of
 from condensegrpo.learner.weights import gathered, save_adapter
-from condensegrpo.packing import collate
-from condensegrpo.trajectory import Segment
 
 HERE = Path(__file__).parent
 TEMPERATURE = 0.9

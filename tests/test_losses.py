@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from condensegrpo.losses import LOSSES, TokenLoss, cispo, clipped, gspo, nll, reinforce
+from condensegrpo.algorithms.losses import LOSSES, TokenLoss, cispo, clipped, gspo, nll, reinforce
 
 
 def one_token(ratio: float, advantage: float, **bounds: float) -> tuple[float, float, bool, bool]:

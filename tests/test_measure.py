@@ -9,10 +9,10 @@ import torch
 from tiny import llama, qwen3
 from transformers import PreTrainedModel
 
-from condensegrpo.errors import SamplerError
+from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.trajectory import SamplingParams
 from condensegrpo.samplers.measure import cut, logprobs_of
 from condensegrpo.samplers.transformers import TransformersSampler
-from condensegrpo.trajectory import SamplingParams
 
 PAIRS = (((3, 4, 5), (6, 7)), ((0, 0), (1, 2, 3, 4)), ((9,), (10,)))
 

@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from condensegrpo.algorithms.objective import Share, Tokenwise, supervised
+from condensegrpo.algorithms.packing import collate
+from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner import fused_head
 from condensegrpo.learner.head import ChunkedHead
 from condensegrpo.learner.lora import Lora, add_adapters
 from condensegrpo.learner.paths import Paths, follow, paths
-from condensegrpo.memory import (
+from condensegrpo.planning.formulas import (
     Decoder,
     Gathered,
     MicroBatch,
@@ -35,10 +38,7 @@ from condensegrpo.memory import (
     paths_bytes,
     prefill_bytes,
 )
-from condensegrpo.objective import Share, Tokenwise, supervised
-from condensegrpo.packing import collate
-from condensegrpo.path_sizes import Branch, gathered
-from condensegrpo.trajectory import Segment
+from condensegrpo.planning.path_sizes import Branch, gathered
 
 SIZES = {
     "vocab_size": 64,

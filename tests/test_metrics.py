@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from metrics_page import explained, missing, tables, unexplained
 
-from condensegrpo.diagnostics import Credited, credit_metrics
-from condensegrpo.messages import Message
-from condensegrpo.metrics import Facts, facts_of, summarise
-from condensegrpo.trajectory import Condensation, Rejected, Score, ScoredTrajectory, Stop, Trajectory, Turn
+from condensegrpo.core.messages import Message
+from condensegrpo.core.trajectory import Condensation, Rejected, Score, ScoredTrajectory, Stop, Trajectory, Turn
+from condensegrpo.metrics.credit import Credited, credit_metrics
+from condensegrpo.metrics.trajectories import Facts, facts_of, summarise
 
 
 def turn(prompt: int, output: int, *, condensed: bool = False) -> Turn:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.learner.new import new_model, new_tokenizer, save_new
-from condensegrpo.messages import Message, ToolCall
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.tasks.ledger import Ledger
 

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from talk import Counting, agent, engine, ignore, last_count, problem, said, shown
 
-from condensegrpo.messages import Message
-from condensegrpo.protocols import Problem, Step
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import Problem, Step
+from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.group import named, rollout
 from condensegrpo.samplers.scripted import ScriptedSampler
-from condensegrpo.trajectory import Stop, Trajectory
 
 REPLIES = 4  # of an episode below, the answer included
 NEVER = 1e6  # seconds; nothing in these tests takes as long

@@ -11,8 +11,8 @@ import torch
 from tiny import segment
 from torch import Tensor
 
-from condensegrpo.losses import KL, LEVELS, LOSSES, OF_TURNS, Level, clipped, gspo, importance, k1, reinforce
-from condensegrpo.objective import (
+from condensegrpo.algorithms.losses import KL, LEVELS, LOSSES, OF_TURNS, Level, clipped, gspo, importance, k1, reinforce
+from condensegrpo.algorithms.objective import (
     Minimised,
     Share,
     Tokenwise,
@@ -23,7 +23,7 @@ from condensegrpo.objective import (
     supervised,
     with_kl,
 )
-from condensegrpo.packing import PackedBatch, collate
+from condensegrpo.algorithms.packing import PackedBatch, collate
 
 HALF, QUARTER = math.log(0.5), math.log(0.25)
 

@@ -8,9 +8,9 @@ from adapters import moved_qwen3
 from tiny import qwen3, rows
 from two_ranks import OPTIMISER, loss, micro_batches
 
-from condensegrpo.config import RunConfig, find_config, load_config
-from condensegrpo.consistency import check_figures
-from condensegrpo.errors import ConfigError
+from condensegrpo.config.checks import check_figures
+from condensegrpo.config.schema import RunConfig, find_config, load_config
+from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner import checkpoint, deepspeed
 from condensegrpo.learner.deepspeed import DeepSpeedEngine, Offload, settings
 from condensegrpo.learner.weights import gathered

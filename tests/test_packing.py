@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, one_hot
 
-from condensegrpo.errors import LearnerError
-from condensegrpo.losses import clipped
-from condensegrpo.packing import (
+from condensegrpo.algorithms.losses import clipped
+from condensegrpo.algorithms.packing import (
     Block,
     PackedBatch,
     blocks,
@@ -26,7 +25,8 @@ from condensegrpo.packing import (
     share_out,
     tokens,
 )
-from condensegrpo.trajectory import Segment
+from condensegrpo.core.errors import LearnerError
+from condensegrpo.core.trajectory import Segment
 
 VOCABULARY = 12
 

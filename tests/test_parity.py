@@ -9,12 +9,12 @@ from needs_vllm import needs_vllm
 
 from condensegrpo.cli.doctor_parity import sampler_findings
 from condensegrpo.cli.findings import Level
-from condensegrpo.parity import MOVED, Parity, Trial, configuration, trial
-from condensegrpo.storage import RunFolder
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.training.parity import MOVED, Parity, Trial, configuration, trial
 
 FAULTS = """
 from condensegrpo.samplers.transformers import TransformersSampler
-from condensegrpo.trajectory import Generation
+from condensegrpo.core.trajectory import Generation
 
 
 class Stale(TransformersSampler):

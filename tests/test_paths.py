@@ -10,11 +10,11 @@ from tiny import forking_rows, llama
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from condensegrpo.errors import LearnerError
+from condensegrpo.algorithms.packing import lay_out
+from condensegrpo.algorithms.prefix_tree import tree
+from condensegrpo.core.errors import LearnerError
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.paths import PIECE, Paths, Piece, attention, paths, pieces
-from condensegrpo.packing import lay_out
-from condensegrpo.prefix_tree import tree
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=9)  # much is shared
 

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from tiny import llama, qwen3
 from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel
 
-from condensegrpo.architecture import architecture
 from condensegrpo.cli.plan import _bytes
-from condensegrpo.config import Model, NewModel, RunConfig, find_config, load_config, shipped, validate, vary
-from condensegrpo.errors import ConfigError
-from condensegrpo.fitting import Change, _halves, remedy
+from condensegrpo.config.schema import Model, NewModel, RunConfig, find_config, load_config, shipped, validate, vary
+from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.lora import Lora, add_adapters
 from condensegrpo.learner.new import new_model, new_tokenizer
 from condensegrpo.learner.targets import adapted_layers
-from condensegrpo.memory import MicroBatch
-from condensegrpo.plan import Phase, Plan, _head, plan
+from condensegrpo.planning.architecture import architecture
+from condensegrpo.planning.formulas import MicroBatch
+from condensegrpo.planning.plan import Phase, Plan, _head, plan
+from condensegrpo.planning.remedies import Change, _halves, remedy
 
 # 2 problems × 3 samples × 4 turns of at most 30 + 10 tokens: 24 rows of 40 tokens
 TREE = {
@@ -425,7 +425,7 @@ def test_what_is_wrong_exits_with_2(arguments: tuple[str, ...], message: str) ->
 
 def test_planning_imports_no_deepspeed() -> None:
     program = (
-        "import sys; import condensegrpo.plan, condensegrpo.architecture, condensegrpo.fitting;"
+        "import sys; from condensegrpo.planning import plan, architecture, remedies;"
         "sys.exit('deepspeed' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], check=False, timeout=120, cwd=ROOT, env=dict(ENVIRONMENT))

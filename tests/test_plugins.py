@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from condensegrpo import errors
-from condensegrpo.errors import CondenseError, ContextOverflow, PluginError, PrefixBroken
-from condensegrpo.plugins import KINDS, build, installed, load
+from condensegrpo.core import errors
+from condensegrpo.core.errors import CondenseError, ContextOverflow, PluginError, PrefixBroken
+from condensegrpo.core.plugins import KINDS, build, installed, load
 
 CONDENSER = '''
 """A condenser in one file."""
@@ -149,7 +149,8 @@ def test_a_plug_in_from_a_file_survives_pickling_in_its_process(condenser_file: 
 
 def test_looking_for_plug_ins_imports_no_torch() -> None:
     program = (
-        "import sys, condensegrpo.plugins as p; [p.installed(k) for k in p.KINDS]; sys.exit('torch' in sys.modules)"
+        "import sys; from condensegrpo.core import plugins as p; [p.installed(k) for k in p.KINDS];"
+        "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
 

@@ -20,7 +20,7 @@ from transformers import (
 )
 from two_ranks import OPTIMISER
 
-from condensegrpo.errors import CheckpointError, ConfigError, SamplerError
+from condensegrpo.core.errors import CheckpointError, ConfigError, SamplerError
 from condensegrpo.learner import deepspeed
 from condensegrpo.learner.policy import end_ids, load_policy, load_tokenizer, positions, save_policy
 from condensegrpo.learner.weights import gathered

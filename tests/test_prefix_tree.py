@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.prefix_tree import Tree, different, grouped, in_order, tree
+from condensegrpo.algorithms.prefix_tree import Tree, different, grouped, in_order, tree
 
 Rows = list[list[int]]
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=9)  # much is shared

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from builders import assistant, trajectory, turn, user
 
-from condensegrpo.messages import Message
-from condensegrpo.plugins import build
-from condensegrpo.protocols import Problem, RewardResult
+from condensegrpo.core.messages import Message
+from condensegrpo.core.plugins import build
+from condensegrpo.core.protocols import Problem, RewardResult
+from condensegrpo.core.trajectory import Stop, Trajectory, Turn
 from condensegrpo.rewards import mathematics
 from condensegrpo.rewards.answer_in_results import AnswerInResults
 from condensegrpo.rewards.answered import Answered
@@ -23,7 +24,6 @@ from condensegrpo.rewards.matches import last_number
 from condensegrpo.rewards.mathematics import equal
 from condensegrpo.rewards.unit_tests import code_of
 from condensegrpo.rewards.xml_format import XmlFormat, XmlTags
-from condensegrpo.trajectory import Stop, Trajectory, Turn
 
 PARIS = Problem(id="p", question="?", answer="Paris", data={"aliases": ["Paris", "City of Light"]})
 SUM = Problem(id="s", question="?", answer="72")

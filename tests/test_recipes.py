@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from command import ENVIRONMENT, ROOT
 
-from condensegrpo.assemble import check
-from condensegrpo.config import find_config, load_config, shipped
-from condensegrpo.learning_signal import advantage_estimator, objective
-from condensegrpo.storage import read_metrics, read_trajectories
+from condensegrpo.assembly.assemble import check
+from condensegrpo.assembly.learning_signal import advantage_estimator, objective
+from condensegrpo.config.schema import find_config, load_config, shipped
+from condensegrpo.storage.run_folder import read_metrics, read_trajectories
 
 RECIPES = (
     "mt_grpo_gsm8k_code",

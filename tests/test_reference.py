@@ -9,13 +9,13 @@ from adapters import EVERYWHERE, adapted_qwen3, moved_qwen3
 from tiny import plain_logprobs, qwen3, rows, tokenizer
 from two_ranks import OPTIMISER, loss, micro_batches
 
+from condensegrpo.algorithms.losses import k3
 from condensegrpo.learner import deepspeed
 from condensegrpo.learner.deepspeed import STAGES
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.policy import save_policy
 from condensegrpo.learner.reference import against_base, against_copy, open_reference
 from condensegrpo.learner.weights import gathered
-from condensegrpo.losses import k3
 
 
 @pytest.fixture(autouse=True)

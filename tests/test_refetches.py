@@ -8,9 +8,9 @@ from builders import trajectory, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.messages import Message, ToolCall
-from condensegrpo.refetches import fetches
-from condensegrpo.trajectory import Trajectory, Turn
+from condensegrpo.core.messages import Message, ToolCall
+from condensegrpo.core.trajectory import Trajectory, Turn
+from condensegrpo.metrics.refetches import fetches
 
 QUESTION = Message(role="user", content="why?")
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from condensegrpo.errors import ConfigError, RolloutError
-from condensegrpo.messages import Message, ToolCall
+from condensegrpo.core.errors import ConfigError, RolloutError
+from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.rollout.render import Renderer
 
 CHATML = """\

@@ -6,12 +6,12 @@ import pytest
 import yaml
 from builders import trajectory, turn
 
-from condensegrpo import assemble
-from condensegrpo.config import find_config, load_config
-from condensegrpo.errors import ConfigError, PluginError
-from condensegrpo.protocols import GroupReward, Problem, RewardResult
+from condensegrpo.assembly import assemble
+from condensegrpo.config.schema import find_config, load_config
+from condensegrpo.core.errors import ConfigError, PluginError
+from condensegrpo.core.protocols import GroupReward, Problem, RewardResult
+from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rollout.scoring import score_group
-from condensegrpo.trajectory import Trajectory
 
 SEVEN = Problem(id="p0", question="3 + 4?", answer="7")
 MINE = '''
@@ -56,7 +56,7 @@ def mine(tmp_path: Path) -> Path:
     return path
 
 
-def cast(path: Path, reward: object) -> assemble.Cast:
+def components(path: Path, reward: object) -> assemble.Components:
     """What a YAML file with this reward builds."""
     tree = yaml.safe_load(find_config("quickstart").read_text()) | {"reward": reward}
     (path / "mine.yaml").write_text(yaml.safe_dump(tree))
@@ -86,13 +86,13 @@ def two_turns() -> Trajectory:
 def test_the_context_rewards_can_be_named_with_their_options(
     tmp_path: Path, name: str, options: dict[str, object]
 ) -> None:
-    built = cast(tmp_path, {"name": name, "options": options}).reward
+    built = components(tmp_path, {"name": name, "options": options}).reward
     assert isinstance(built, GroupReward) is (name == "linear_pass_rate")
 
 
 def test_a_turn_reward_in_a_file_may_be_a_part(tmp_path: Path, mine: Path) -> None:
     brief = {"name": f"{mine}:Brief", "weight": 0.2}
-    reward = cast(tmp_path, parts({"name": "correct"}, brief, {"name": "tool_execution"})).reward
+    reward = components(tmp_path, parts({"name": "correct"}, brief, {"name": "tool_execution"})).reward
     assert callable(reward)
     result = reward(two_turns(), SEVEN)
     assert isinstance(result, RewardResult)
@@ -101,7 +101,7 @@ def test_a_turn_reward_in_a_file_may_be_a_part(tmp_path: Path, mine: Path) -> No
 
 
 def test_a_group_reward_in_a_file_may_stand_alone(tmp_path: Path, mine: Path) -> None:
-    reward = cast(tmp_path, {"name": f"{mine}:Shortest", "options": {"bonus": 0.5}}).reward
+    reward = components(tmp_path, {"name": f"{mine}:Shortest", "options": {"bonus": 0.5}}).reward
     assert isinstance(reward, GroupReward)
     long, short = score_group([two_turns(), trajectory(turn([1], [2]), answer="8")], SEVEN, reward)
     assert (long.total, long.correct) == (1.0, 1.0)
@@ -116,34 +116,34 @@ def test_a_turn_reward_alone_is_told_where_it_belongs(tmp_path: Path, mine: Path
         with pytest.raises(
             ConfigError, match=r"says nothing of the outcome\. Make it a part of a weighted_sum"
         ) as caught:
-            cast(tmp_path, {"name": name})
+            components(tmp_path, {"name": name})
         assert f"{{name: correct}}, {{name: {name!r}}}" in str(caught.value)
 
 
 def test_turn_rewards_as_the_only_parts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PluginError, match="all of them pay single turns; add a part that pays the outcome"):
-        cast(tmp_path, parts({"name": "tool_execution"}))
+        components(tmp_path, parts({"name": "tool_execution"}))
 
 
 def test_a_group_reward_as_a_part_is_told_to_stand_alone(tmp_path: Path, mine: Path) -> None:
     linear = {"name": "linear_pass_rate", "options": {"context_low": 16, "context_high": 64}}
     for one in (linear, {"name": f"{mine}:Shortest"}):
         with pytest.raises(ConfigError, match=f"scores a group as a whole.*Use it alone: reward.name={one['name']}"):
-            cast(tmp_path, parts({"name": "correct"}, one))
+            components(tmp_path, parts({"name": "correct"}, one))
 
 
 @pytest.mark.parametrize(("name", "found"), [("Both", "Both has __call__ and turn_rewards"), ("Neither", "has none")])
 def test_a_reward_is_of_exactly_one_kind(tmp_path: Path, mine: Path, name: str, found: str) -> None:
     for reward in ({"name": f"{mine}:{name}"}, parts({"name": "correct"}, {"name": f"{mine}:{name}"})):
         with pytest.raises(ConfigError, match=f"{found}, wanted exactly one; see Reward, GroupReward and TurnReward"):
-            cast(tmp_path, reward)
+            components(tmp_path, reward)
 
 
 @pytest.mark.parametrize("weight", [-1.0, -1e-9, float("nan"), float("inf"), float("-inf"), "heavy"])
 @pytest.mark.parametrize("name", ["correct", "tool_execution"])
 def test_a_weight_that_is_negative_or_no_number_is_refused(tmp_path: Path, name: str, weight: object) -> None:
     with pytest.raises(ConfigError, match=rf"reading reward\.options\.parts\[1\]:\s+weight: found '?{weight}"):
-        cast(tmp_path, parts({"name": "format"}, {"name": name, "weight": weight}))
+        components(tmp_path, parts({"name": "format"}, {"name": name, "weight": weight}))
 
 
 @pytest.mark.parametrize(
@@ -163,4 +163,4 @@ def test_a_weight_that_is_negative_or_no_number_is_refused(tmp_path: Path, name:
 )
 def test_options_that_make_no_sense_are_named(tmp_path: Path, reward: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        cast(tmp_path, reward)
+        components(tmp_path, reward)

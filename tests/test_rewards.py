@@ -8,8 +8,9 @@ from builders import assistant, trajectory, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.plugins import build
-from condensegrpo.protocols import Part, Problem, Reward, RewardResult
+from condensegrpo.core.plugins import build
+from condensegrpo.core.protocols import Part, Problem, Reward, RewardResult
+from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.rewards.correct import Correct
 from condensegrpo.rewards.format import Format
 from condensegrpo.rewards.inverse_max_context import InverseMaxContext
@@ -18,7 +19,6 @@ from condensegrpo.rewards.multiplicative import Multiplicative
 from condensegrpo.rewards.tool_calls import ToolCalls
 from condensegrpo.rewards.verdict import Match, correct, format_valid, number
 from condensegrpo.rewards.weighted_sum import WeightedSum
-from condensegrpo.trajectory import Stop, Trajectory
 
 SEVEN = Problem(id="p0", question="3 + 4?", answer="7")
 NO_TRUTH = Problem(id="p9", question="why?")

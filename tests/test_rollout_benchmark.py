@@ -13,7 +13,7 @@ from rollout_sides import Reading
 from rollout_world import Size, World, chatter, engine, make_model, new_tokens, play, processed, waves
 
 from condensegrpo.condensers.last_k import LastK
-from condensegrpo.trajectory import Stop, Trajectory
+from condensegrpo.core.trajectory import Stop, Trajectory
 
 ROOT = Path(__file__).resolve().parent.parent
 TOY = World(trajectories=3, turns=4, reply=(5, 9))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from confined import ROOT, RUNGS, python_for_nobody, why_not
 
-from condensegrpo.errors import SandboxError
+from condensegrpo.core.errors import SandboxError
 from condensegrpo.sandbox.captured import Captured
 from condensegrpo.sandbox.limits import MIB, Limits
 from condensegrpo.sandbox.ran import Outcome

@@ -7,9 +7,9 @@ from builders import turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from condensegrpo.errors import RunError
-from condensegrpo.schedule import check_staleness, newest, staleness_of, weights_go
-from condensegrpo.trajectory import Stop, Trajectory
+from condensegrpo.algorithms.staleness import check_staleness, newest, staleness_of, weights_go
+from condensegrpo.core.errors import RunError
+from condensegrpo.core.trajectory import Stop, Trajectory
 
 
 def versions(staleness: int, steps: int) -> list[int]:

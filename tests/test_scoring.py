@@ -8,12 +8,13 @@ from builders import scored, trajectory, turn, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.errors import ScoreError
-from condensegrpo.messages import Message
-from condensegrpo.protocols import Problem, RewardResult
-from condensegrpo.rollout.scoring import TurnSums, score, score_group, turn_sums
+from condensegrpo.algorithms.turn_rewards import TurnSums, turn_sums
+from condensegrpo.core.errors import ScoreError
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import Problem, RewardResult
+from condensegrpo.core.trajectory import Score, Stop, Trajectory, Turn
+from condensegrpo.rollout.scoring import score, score_group
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS
-from condensegrpo.trajectory import Score, Stop, Trajectory, Turn
 
 PROBLEM = Problem(id="p0", question="3 + 4?", answer="7")
 ONE = trajectory(turn([1, 2, 3], [4]), turn([1, 2, 3, 4, 5], [6]), id="p0/3")

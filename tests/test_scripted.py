@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from condensegrpo.errors import SamplerError
-from condensegrpo.plugins import build
+from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.plugins import build
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.samplers.scripted import ScriptedSampler
-from condensegrpo.trajectory import Finish, Generation, SamplingParams
 
 
 def ask(sampler: ScriptedSampler, prompt: list[int], params: SamplingParams) -> Generation:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers.utils import get_json_schema
 
-from condensegrpo.errors import DataError
+from condensegrpo.core.errors import DataError
 from condensegrpo.tools import corpus_index
 from condensegrpo.tools.corpus_index import opened
 from condensegrpo.tools.search import Search

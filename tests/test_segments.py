@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.errors import PrefixBroken
-from condensegrpo.messages import Message
-from condensegrpo.segments import check, segments
-from condensegrpo.trajectory import Condensation, Fate, Segment, Span, Stop, Trajectory, Turn
+from condensegrpo.algorithms.segments import check, segments
+from condensegrpo.core.errors import PrefixBroken
+from condensegrpo.core.messages import Message
+from condensegrpo.core.trajectory import Condensation, Fate, Segment, Span, Stop, Trajectory, Turn
 
 
 def turn(prompt: Sequence[int], output: Sequence[int], *, condensed: Condensation | None = None) -> Turn:

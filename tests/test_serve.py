@@ -13,10 +13,10 @@ from command import ENVIRONMENT, command, run
 from needs_vllm import needs_vllm
 from served import ROOM, change, gap, save_model, together
 
-from condensegrpo.errors import SamplerError
-from condensegrpo.samplers.vllm_server import VllmServerSampler
-from condensegrpo.samplers.vllm_server_process import free_port
-from condensegrpo.trajectory import SamplingParams
+from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.trajectory import SamplingParams
+from condensegrpo.samplers.vllm_server.process import free_port
+from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
 
 
 def test_it_serves_the_model_of_a_configuration_on_loopback_with_room_for_its_rollouts() -> None:

@@ -19,10 +19,10 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from condensegrpo.errors import LearnerError
+from condensegrpo.algorithms.packing import PackedBatch, blocks, collate, lay_out, micro_batches
+from condensegrpo.core.errors import LearnerError
+from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner.logprobs import TrainedLogprobs
-from condensegrpo.packing import PackedBatch, blocks, collate, lay_out, micro_batches
-from condensegrpo.trajectory import Segment
 
 SMALL = {
     "vocab_size": VOCABULARY,

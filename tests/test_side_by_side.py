@@ -4,9 +4,9 @@ import pytest
 import torch
 from tiny import rows, segment
 
-from condensegrpo.errors import LearnerError
+from condensegrpo.algorithms.packing import collate, lay_out
+from condensegrpo.core.errors import LearnerError
 from condensegrpo.learner.side_by_side import side_by_side
-from condensegrpo.packing import collate, lay_out
 
 
 def test_each_row_lies_in_a_row_of_its_own_with_padding_behind_it() -> None:

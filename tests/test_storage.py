@@ -13,10 +13,11 @@ from builders import condensation, ledger_episode, scored, trajectory, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.codec import decode, dump_line
-from condensegrpo.errors import DataError, RunError, TrajectoryFileError
-from condensegrpo.messages import Message, ToolCall
-from condensegrpo.storage import (
+from condensegrpo.core.errors import DataError, RunError, TrajectoryFileError
+from condensegrpo.core.messages import Message, ToolCall
+from condensegrpo.core.trajectory import Condensation, Fate, Score, ScoredTrajectory, Span, Stop, Trajectory, Turn
+from condensegrpo.storage.codec import decode, dump_line
+from condensegrpo.storage.run_folder import (
     Credit,
     RunFolder,
     append_line,
@@ -27,7 +28,6 @@ from condensegrpo.storage import (
     write_credit,
     write_trajectory,
 )
-from condensegrpo.trajectory import Condensation, Fate, Score, ScoredTrajectory, Span, Stop, Trajectory, Turn
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=12)  # every code point, lone surrogates included
 FLOAT = st.floats(allow_nan=False)
@@ -265,7 +265,7 @@ def test_a_writer_that_is_killed_leaves_every_earlier_line_readable(tmp_path: Pa
         from pathlib import Path
         sys.path.insert(0, sys.argv[2])
         from builders import ledger_episode, scored
-        from condensegrpo.storage import write_trajectory
+        from condensegrpo.storage.run_folder import write_trajectory
         print("writing", flush=True)
         while True:
             write_trajectory(Path(sys.argv[1]), scored(ledger_episode(["<note> 3 </note>"] * 9, ["+1"] * 9), 1.0))
@@ -289,7 +289,7 @@ def test_two_ranks_that_append_to_one_file_lose_nothing(tmp_path: Path) -> None:
     code = """
         import sys
         from pathlib import Path
-        from condensegrpo.storage import append_line
+        from condensegrpo.storage.run_folder import append_line
         for number in range(50):
             append_line(Path(sys.argv[1]), f'"{sys.argv[2]} {number} {"x" * 20_000}"')
     """
@@ -434,7 +434,7 @@ def holder(path: Path) -> subprocess.Popen[str]:
     code = """
         import sys, time
         from pathlib import Path
-        from condensegrpo.storage import RunFolder
+        from condensegrpo.storage.run_folder import RunFolder
         with RunFolder(Path(sys.argv[1])).locked():
             print("held", flush=True)
             time.sleep(60)
@@ -477,8 +477,8 @@ def test_a_line_that_does_not_fit_leaves_the_lines_before_it_whole(tmp_path: Pat
     code = """
         import resource, sys
         from pathlib import Path
-        from condensegrpo.errors import RunError
-        from condensegrpo.storage import append_line, write_atomically
+        from condensegrpo.core.errors import RunError
+        from condensegrpo.storage.run_folder import append_line, write_atomically
         path, other = Path(sys.argv[1]), Path(sys.argv[2])
         append_line(path, "1")
         write_atomically(other, "old")

@@ -23,17 +23,18 @@ from talk import (
     tokenizer,
 )
 
-from condensegrpo import assemble, segments
+from condensegrpo.algorithms import segments
+from condensegrpo.assembly import assemble
 from condensegrpo.condensers.summary import PolicySummary
-from condensegrpo.config import CondenserPlugin
-from condensegrpo.errors import PluginError
-from condensegrpo.messages import History, Message, Summary, Unit
-from condensegrpo.protocols import Budget, Condensed, Request, Step
+from condensegrpo.config.schema import CondenserPlugin
+from condensegrpo.core.errors import PluginError
+from condensegrpo.core.messages import History, Message, Summary, Unit
+from condensegrpo.core.protocols import Budget, Condensed, Request, Step
+from condensegrpo.core.trajectory import Fate, SamplingParams, Stop, Trajectory
 from condensegrpo.rollout.engine import Engine, Trigger
 from condensegrpo.rollout.episode import run_episode
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.samplers.scripted import ScriptedSampler
-from condensegrpo.trajectory import Fate, SamplingParams, Stop, Trajectory
 
 ASK = "sum up"  # the whole template of most tests
 

@@ -14,13 +14,14 @@ from conformance import HEAD, answered, budget, check_account, count, history
 from talk import engine, tokenizer
 from test_summary import OVER, kinds, play, talker
 
-from condensegrpo import assemble, segments
+from condensegrpo.algorithms import segments
+from condensegrpo.assembly import assemble
 from condensegrpo.condensers.summary_model import SummaryModel
-from condensegrpo.config import CondenserPlugin
-from condensegrpo.errors import PluginError
-from condensegrpo.messages import flatten
-from condensegrpo.protocols import Budget, Condensed
-from condensegrpo.trajectory import Fate
+from condensegrpo.config.schema import CondenserPlugin
+from condensegrpo.core.errors import PluginError
+from condensegrpo.core.messages import flatten
+from condensegrpo.core.protocols import Budget, Condensed
+from condensegrpo.core.trajectory import Fate
 
 PAST = history(*(answered(turn, f"think {turn}", "o" * 60) for turn in range(4)))  # 23 + 4·75 tokens
 

@@ -11,12 +11,13 @@ from builders import trajectory, turn
 from command import ROOT, succeed
 from recipe_world import make_model
 
-from condensegrpo import assemble, plugins
-from condensegrpo.config import load_config
-from condensegrpo.messages import Message
-from condensegrpo.protocols import Problem
+from condensegrpo.assembly import assemble
+from condensegrpo.config.schema import load_config
+from condensegrpo.core import plugins
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import Problem
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS
-from condensegrpo.storage import read_metrics
+from condensegrpo.storage.run_folder import read_metrics
 
 TASKS, TOOLS = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("tasks.md", "tools.md"))
 
@@ -50,12 +51,12 @@ def test_the_task_the_tool_and_the_reward_are_one_file_of_forty_lines() -> None:
 
 def test_the_example_can_be_assembled_and_its_tool_called(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    cast = assemble.check(load_config(Path("shop.yaml")))
-    train, held_out = cast.task.problems("train"), cast.task.problems("eval")
+    components = assemble.check(load_config(Path("shop.yaml")))
+    train, held_out = components.task.problems("train"), components.task.problems("eval")
     assert (len(train), len(held_out)) == (4 * 97 - 60, 60)
     assert not {one.question for one in train} & {one.question for one in held_out}
     call = '<tool_call>{"name": "price", "arguments": {"item": "%s"}}</tool_call>'
-    answers = asyncio.run(cast.toolbox.answer(call % "lamp" + call % "car"))
+    answers = asyncio.run(components.toolbox.answer(call % "lamp" + call % "car"))
     assert [message.content for message in answers.messages] == ["25", "Error: price: KeyError: 'car'"]
 
 

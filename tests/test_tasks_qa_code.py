@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from recipe_world import GSM8K, HELD_OUT, HELD_OUT_TRIVIA, MBPP, TRIVIA, write
 
-from condensegrpo.errors import DataError
-from condensegrpo.messages import Message
-from condensegrpo.protocols import Environment, Step
+from condensegrpo.core.errors import DataError
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import Environment, Step
 from condensegrpo.rewards.unit_tests import passes_tests
 from condensegrpo.tasks.answers import AnswerStyle, read_answer
 from condensegrpo.tasks.gsm8k import CODE_SYSTEM, Gsm8k

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.errors import PluginError
-from condensegrpo.messages import Message, ToolCall
+from condensegrpo.core.errors import PluginError
+from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.rollout import strictjson
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS, ToolAnswers, Toolbox
 from condensegrpo.rollout.toolformats import (

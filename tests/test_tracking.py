@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from condensegrpo import tracking
-from condensegrpo.errors import ConfigError, RunError
-from condensegrpo.plugins import build
-from condensegrpo.protocols import Tracker
-from condensegrpo.storage import read_metrics
-from condensegrpo.tracking import JsonlTracker
+from condensegrpo.core.errors import ConfigError, RunError
+from condensegrpo.core.plugins import build
+from condensegrpo.core.protocols import Tracker
+from condensegrpo.storage import trackers as tracking
+from condensegrpo.storage.run_folder import read_metrics
+from condensegrpo.storage.trackers import JsonlTracker
 
 
 def test_every_call_is_a_line_that_is_there_at_once(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
 def test_weights_and_biases_keeps_an_offline_run(tmp_path: Path) -> None:
     """A process of its own: the library starts a service and leaves handlers behind."""
     code = (
-        "from condensegrpo.plugins import build\n"
+        "from condensegrpo.core.plugins import build\n"
         f"tracker = build('trackers', 'wandb', {{'project': 'p', 'name': 'n', 'folder': {str(tmp_path)!r}}})\n"
         "tracker.log(1, {'success': 0.5})\n"
         "tracker.close()\n"

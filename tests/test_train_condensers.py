@@ -12,21 +12,23 @@ import pytest
 from conformance import NEVER_CUTS, OPTIONS
 from typer.testing import CliRunner
 
-from condensegrpo import assemble, plugins, segments
+from condensegrpo.algorithms import segments
+from condensegrpo.assembly import assemble
 from condensegrpo.attention.scorer import AttentionScorer
 from condensegrpo.cli.app import app
 from condensegrpo.cli.quiet import quiet_libraries
-from condensegrpo.config import RunConfig, find_config, load_config
-from condensegrpo.errors import ConfigError
-from condensegrpo.information import curve
-from condensegrpo.messages import History, Unit
-from condensegrpo.observer import Observer, Silent
-from condensegrpo.protocols import Budget
+from condensegrpo.config.schema import RunConfig, find_config, load_config
+from condensegrpo.core import plugins
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.messages import History, Unit
+from condensegrpo.core.observer import Observer, Silent
+from condensegrpo.core.protocols import Budget
+from condensegrpo.core.trajectory import ScoredTrajectory, Trajectory
+from condensegrpo.metrics.information import curve
 from condensegrpo.rollout.information import AnswerProbe
 from condensegrpo.samplers.transformers import TransformersSampler
-from condensegrpo.storage import RunFolder, read_credit, read_metrics, read_trajectories
-from condensegrpo.train import train
-from condensegrpo.trajectory import ScoredTrajectory, Trajectory
+from condensegrpo.storage.run_folder import RunFolder, read_credit, read_metrics, read_trajectories
+from condensegrpo.training.train import train
 
 SMALL = (
     "warm_start.probe_target=null",
@@ -188,8 +190,8 @@ def test_the_policys_attention_is_that_of_the_weights_that_the_step_was_sampled_
     folder = run(made)
     after_1 = TransformersSampler(str(folder.checkpoints / "step_000001" / "model"))
     before = TransformersSampler(str(model))
-    cast = assemble.cast(made)
-    renderer = assemble.renderer(made, cast, str(model))
+    components = assemble.components(made)
+    renderer = assemble.renderer(made, components, str(model))
     budgets = {
         name: Budget(tokens=60, count=renderer.count, scorers={"policy": AttentionScorer(sampler, renderer)})
         for name, sampler in (("after 1", after_1), ("before", before))
@@ -198,7 +200,7 @@ def test_the_policys_attention_is_that_of_the_weights_that_the_step_was_sampled_
     chosen = [found for one in scored for found in condensations(one.trajectory)]
     assert len(chosen) > 8
     for past, spans in chosen:
-        assert asyncio.run(cast.condenser.condense(past, budgets["after 1"], ())).spans == spans
+        assert asyncio.run(components.condenser.condense(past, budgets["after 1"], ())).spans == spans
     scores = {
         name: asyncio.run(budget.scorers["policy"].score([past for past, _ in chosen], 60))
         for name, budget in budgets.items()
@@ -231,11 +233,11 @@ def test_a_run_measures_and_pays_what_contexts_know_and_the_commands_tell_it(mod
     ends = [curve(one.trajectory)[-1] for one in found]
     assert line["answer_information"] == pytest.approx(sum(nats for nats in ends if nats is not None) / len(ends))
 
-    sampler, cast = TransformersSampler(str(model)), assemble.cast(made)
+    sampler, components = TransformersSampler(str(model)), assemble.components(made)
     probe = AnswerProbe(
-        model=sampler, renderer=assemble.renderer(made, cast, str(model)), form="<answer> {answer} </answer>"
+        model=sampler, renderer=assemble.renderer(made, components, str(model)), form="<answer> {answer} </answer>"
     )
-    problems = {problem.id: problem for problem in assemble.problems(cast.task, "train")}
+    problems = {problem.id: problem for problem in assemble.problems(components.task, "train")}
     last = found[-1].trajectory
     (problem,) = [problem for name, problem in problems.items() if last.problem_id.endswith(name)]
     measured = asyncio.run(probe.measure(problem, last.turns[-1].prompt_ids))

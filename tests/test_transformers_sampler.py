@@ -22,10 +22,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from condensegrpo.errors import SamplerError
-from condensegrpo.plugins import build
+from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.plugins import build
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.samplers.transformers import TransformersSampler
-from condensegrpo.trajectory import Finish, Generation, SamplingParams
 
 VOCAB = 40
 POSITIONS = 64

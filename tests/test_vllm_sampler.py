@@ -19,13 +19,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from condensegrpo.errors import PluginError, SamplerError
-from condensegrpo.plugins import build, check, takes
-from condensegrpo.protocols import Measures, Rests
-from condensegrpo.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.core.errors import PluginError, SamplerError
+from condensegrpo.core.plugins import build, check, takes
+from condensegrpo.core.protocols import Measures, Rests
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 
 if TYPE_CHECKING:
-    from condensegrpo.samplers.vllm import VllmSampler
+    from condensegrpo.samplers.vllm.sampler import VllmSampler
 
 pytestmark = needs_vllm
 
@@ -96,8 +96,8 @@ def test_the_engine_computes_with_the_threads_that_torch_was_given(folder: str) 
     code = (
         "import asyncio, sys, torch\n"
         "torch.set_num_threads(1)\n"
-        "from condensegrpo.plugins import build\n"
-        "from condensegrpo.trajectory import SamplingParams\n"
+        "from condensegrpo.core.plugins import build\n"
+        "from condensegrpo.core.trajectory import SamplingParams\n"
         "sampler = build('samplers', 'vllm', {'model_path': sys.argv[1], 'max_model_len': 64, 'kv_cache_gib': 0.01})\n"
         "print(len(asyncio.run(sampler.sample([5, 6, 7], SamplingParams(max_tokens=4))).token_ids))\n"
         "sampler.close()\n"

@@ -13,9 +13,9 @@ from needs_vllm import needs_vllm
 from served import LONG, ROOM, change, gap, save_model, together
 from transformers import PreTrainedModel
 
-from condensegrpo.plugins import build
-from condensegrpo.samplers.vllm_server import VllmServerSampler
-from condensegrpo.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.core.plugins import build
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
 
 pytestmark = needs_vllm
 PROMPTS = ((5, 6, 7), (0, 0, 9), (2, 11, 12, 13, 14, 15, 16, 17, 18), (19,), LONG)
@@ -122,7 +122,7 @@ def test_a_run_goes_on_with_the_weights_of_now_after_its_server_was_killed(
 
 
 def test_a_server_ends_when_its_run_is_gone() -> None:
-    program = [sys.executable, "-m", "condensegrpo.samplers.vllm_server_child", "--watched", "--help"]
+    program = [sys.executable, "-m", "condensegrpo.samplers.vllm_server.child", "--watched", "--help"]
     with subprocess.Popen(
         program, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     ) as server:

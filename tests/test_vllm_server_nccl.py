@@ -12,12 +12,12 @@ import torch
 from stand_in_server import TOKEN, TRANSFER, StandIn, serving
 from torch import Tensor
 
-from condensegrpo.errors import PluginError, SamplerError
-from condensegrpo.plugins import check
-from condensegrpo.samplers.vllm_server_client import ServerClient
-from condensegrpo.samplers.vllm_server_loop import LoopThread
-from condensegrpo.samplers.vllm_server_nccl import NcclCourier, Wire
-from condensegrpo.samplers.vllm_server_replica import Replica, Weights
+from condensegrpo.core.errors import PluginError, SamplerError
+from condensegrpo.core.plugins import check
+from condensegrpo.samplers.vllm_server.client import ServerClient
+from condensegrpo.samplers.vllm_server.loop import LoopThread
+from condensegrpo.samplers.vllm_server.nccl import NcclCourier, Wire
+from condensegrpo.samplers.vllm_server.replica import Replica, Weights
 
 SHAPE = {"model_type": "qwen3"}
 MODEL = {"embed": torch.arange(6.0).reshape(2, 3), "head": torch.tensor([1.5, 2.5], dtype=torch.float64)}

@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import load_file
 from tiny import qwen3
 
-from condensegrpo.errors import SamplerError
-from condensegrpo.samplers.vllm_server_client import reply_of, request_body
-from condensegrpo.samplers.vllm_server_guard import RequireToken
-from condensegrpo.samplers.vllm_server_process import (
+from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.samplers.vllm_server.client import reply_of, request_body
+from condensegrpo.samplers.vllm_server.guard import RequireToken
+from condensegrpo.samplers.vllm_server.process import (
     Child,
     ServedModel,
     ServerSettings,
@@ -22,8 +23,7 @@ from condensegrpo.samplers.vllm_server_process import (
     command,
     environment,
 )
-from condensegrpo.samplers.vllm_server_weights import write_weights
-from condensegrpo.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.samplers.vllm_server.weights import write_weights
 
 # --- the guard --------------------------------------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ def test_a_reply_of_another_form_is_an_error(broken: dict[str, Any]) -> None:
 def test_weights_are_written_as_they_are_in_files_of_a_bounded_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("condensegrpo.samplers.vllm_server_weights.SHARD_BYTES", 4096)
+    monkeypatch.setattr("condensegrpo.samplers.vllm_server.weights.SHARD_BYTES", 4096)
     named = dict(qwen3().named_parameters())
     write_weights(tmp_path / "new", iter(named.items()), torch.float32)
     files = sorted((tmp_path / "new").iterdir())

@@ -12,11 +12,11 @@ from stand_in_server import TOKEN, StandIn, serving
 from tiny import qwen3
 from transformers import AutoConfig
 
-from condensegrpo.errors import ConfigError, PluginError, SamplerError
-from condensegrpo.plugins import check
-from condensegrpo.samplers.vllm_server import VllmServerSampler
-from condensegrpo.samplers.vllm_server_worker import shape_of
-from condensegrpo.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.core.errors import ConfigError, PluginError, SamplerError
+from condensegrpo.core.plugins import check
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
+from condensegrpo.samplers.vllm_server.worker import shape_of
 
 MODEL = qwen3()
 

@@ -8,17 +8,18 @@ from builders import scored, trajectory, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.errors import ScoreError
-from condensegrpo.plugins import build
-from condensegrpo.protocols import Part, Problem, Reward, RewardResult, TurnReward
+from condensegrpo.algorithms.turn_rewards import turn_sums
+from condensegrpo.core.errors import ScoreError
+from condensegrpo.core.plugins import build
+from condensegrpo.core.protocols import Part, Problem, Reward, RewardResult, TurnReward
+from condensegrpo.core.trajectory import ScoredTrajectory, Stop, Trajectory
 from condensegrpo.rewards.correct import Correct
 from condensegrpo.rewards.format import Format
 from condensegrpo.rewards.inverse_max_context import InverseMaxContext
 from condensegrpo.rewards.tool_calls import ToolCalls
 from condensegrpo.rewards.tool_execution import ToolExecution
 from condensegrpo.rewards.weighted_sum import WeightedSum
-from condensegrpo.rollout.scoring import score, turn_sums
-from condensegrpo.trajectory import ScoredTrajectory, Stop, Trajectory
+from condensegrpo.rollout.scoring import score
 
 SEVEN = Problem(id="p0", question="3 + 4?", answer="7")
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.memory import Part, Weights
-from condensegrpo.zero import BUCKET, GATHERED, MOMENTS, Device, Held, held
+from condensegrpo.planning.formulas import Part, Weights
+from condensegrpo.planning.zero import BUCKET, GATHERED, MOMENTS, Device, Held, held
 
 WHOLE = Weights(trainable=1000, frozen=0, element=4)
 NARROW = Weights(trainable=1000, frozen=0, element=2)

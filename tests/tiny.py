@@ -16,8 +16,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from condensegrpo.packing import PackedBatch
-from condensegrpo.trajectory import Segment
+from condensegrpo.algorithms.packing import PackedBatch
+from condensegrpo.core.trajectory import Segment
 
 VOCABULARY = 32
 

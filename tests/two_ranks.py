@@ -15,14 +15,14 @@ from adapters import moved_qwen3
 from tiny import forking_rows, llama, qwen3, rows, surrogate
 from torch import Tensor
 
+from condensegrpo.algorithms.objective import Minimised, Objective, Tokenwise
+from condensegrpo.algorithms.packing import PackedBatch, collate
+from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner import checkpoint, deepspeed
 from condensegrpo.learner.deepspeed import Optimiser
 from condensegrpo.learner.reference import against_base
 from condensegrpo.learner.sharing import packed
 from condensegrpo.learner.weights import gathered
-from condensegrpo.objective import Minimised, Objective, Tokenwise
-from condensegrpo.packing import PackedBatch, collate
-from condensegrpo.trajectory import Segment
 
 OPTIMISER = Optimiser(lr=0.01, eps=1e-3, weight_decay=0.1, grad_clip=0.05, warmup_steps=2, total_steps=10)
 STEPS = 3

@@ -5,10 +5,10 @@
 
 from collections.abc import Sequence
 
-from condensegrpo.errors import SamplerError
-from condensegrpo.protocols import NamedTensors
+from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.protocols import NamedTensors
+from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.samplers.transformers import TransformersSampler
-from condensegrpo.trajectory import Generation, SamplingParams
 
 
 class WatchingSampler(TransformersSampler):

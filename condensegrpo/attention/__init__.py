@@ -1,1 +1,4 @@
-"""What a model looks at: attention captured from queries and keys, and made into a score a unit of the history."""
+"""Captures a model's attention from queries and keys and turns it into a score for each unit of a history.
+
+It imports ``core`` and ``rollout``. Start with ``scorer.py``, then ``capture.py``.
+"""

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Sequence
 
-from condensegrpo.messages import History, flatten
-from condensegrpo.protocols import Measures
+from condensegrpo.core.messages import History, flatten
+from condensegrpo.core.protocols import Measures
 from condensegrpo.rollout.render import Renderer
 
 

@@ -10,7 +10,7 @@ So the cost of reading is linear in the history, whatever its length.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from condensegrpo.messages import History
+from condensegrpo.core.messages import History
 from condensegrpo.rollout.render import Located
 
 LEAST = 16  # tokens of older units on a page, however long head and newest unit are

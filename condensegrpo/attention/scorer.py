@@ -6,8 +6,8 @@ from typing import Protocol
 
 from condensegrpo.attention.pages import Page, pages, pieces
 from condensegrpo.attention.scores import unit_scores
-from condensegrpo.messages import History
-from condensegrpo.protocols import Attends, Attention, Reading
+from condensegrpo.core.messages import History
+from condensegrpo.core.protocols import Attends, Attention, Reading
 from condensegrpo.rollout.render import Renderer
 
 BLANK = "N/A"  # what is asked for calibration

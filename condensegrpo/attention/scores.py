@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from condensegrpo.protocols import Attention
+from condensegrpo.core.protocols import Attention
 
 SINKS = 4  # first tokens of a prompt, which draw attention whatever they say
 TOP = 0.2  # share of a unit's tokens whose mean is its score

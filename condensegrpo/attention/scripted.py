@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from condensegrpo.messages import History, Unit
+from condensegrpo.core.messages import History, Unit
 
 
 class ScriptedScorer:

@@ -1,8 +1,5 @@
-"""The learner: packed rows in, optimiser steps out. Knows nothing of messages."""
+"""The learner: packed rows in, optimiser steps out, under DeepSpeed.
 
-import os
-
-import torch
-
-if not torch.accelerator.is_available():
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns on the console, when imported, of no GPU
+It imports ``core`` (errors and trajectories, never messages), ``algorithms`` and ``storage``.
+Start with ``deepspeed.py``, then ``logprobs.py``.
+"""

@@ -26,11 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from deepspeed import DeepSpeedEngine
 from torch.optim.lr_scheduler import LambdaLR
 
-from condensegrpo.errors import CheckpointError
-from condensegrpo.learner.deepspeed import quiet, silent
+from condensegrpo.core.errors import CheckpointError
+from condensegrpo.learner.deepspeed import DeepSpeedEngine, quiet, silent
 from condensegrpo.learner.identity import identity
 from condensegrpo.learner.publish import aside, clear, is_leftover, publish, write_text, written_aside
 from condensegrpo.learner.ranks import any_rank, barrier, rank, sum_over_ranks, world_size

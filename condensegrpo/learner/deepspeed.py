@@ -14,8 +14,12 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import deepspeed
 import torch
+
+if not torch.accelerator.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise the import of DeepSpeed warns that there is no GPU
+
+import deepspeed
 from deepspeed import DeepSpeedEngine as DeepSpeedEngine
 from deepspeed.accelerator import get_accelerator
 from torch import Tensor, distributed, nn
@@ -24,13 +28,13 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
-from condensegrpo.errors import ConfigError, LearnerError
+from condensegrpo.algorithms.objective import Minimised, Share, Summed
+from condensegrpo.algorithms.packing import PackedBatch, dummy
+from condensegrpo.core.errors import ConfigError, LearnerError
 from condensegrpo.learner.head import ChunkedHead
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.lora import dropping
-from condensegrpo.objective import Minimised, Share, Summed
-from condensegrpo.packing import PackedBatch, dummy
-from condensegrpo.zero import BUCKET
+from condensegrpo.learner.settings import BUCKET
 
 STAGES = (0, 1, 2, 3)
 Offload = Literal["none", "optimiser", "optimiser_and_weights"]

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Literal
 
-from condensegrpo.errors import CheckpointError, RunError
+from condensegrpo.core.errors import CheckpointError, RunError
 from condensegrpo.learner import checkpoint
 from condensegrpo.learner.publish import aside, clear, publish, written_aside
 

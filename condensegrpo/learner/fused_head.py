@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from condensegrpo.objective import Share, Summed
+from condensegrpo.algorithms.objective import Share, Summed
 
 # Tokens of a tile. More of them read the weight and its gradient less often, and take more memory. Forward and backward
 # on a CPU (one thread, fp32, H 256) with 16, 32, 64, 128 and 256: 1.94, 0.94, 0.77, 0.62 and 0.60 s for 1024 tokens at

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from condensegrpo.algorithms.objective import Share, Summed
 from condensegrpo.learner import fused_head
-from condensegrpo.objective import Share, Summed
 
 CHUNK_LOGITS = 2**25  # logits that exist at a time: 128 MB in fp32
 

@@ -3,9 +3,9 @@
 import hashlib
 
 import torch
-from deepspeed import DeepSpeedEngine
 from torch import Tensor
 
+from condensegrpo.learner.deepspeed import DeepSpeedEngine
 from condensegrpo.learner.ranks import rank
 from condensegrpo.learner.weights import whole
 

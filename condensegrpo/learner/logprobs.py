@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from condensegrpo.errors import LearnerError
+from condensegrpo.algorithms.objective import Share, Summed
+from condensegrpo.algorithms.packing import PackedBatch, lay_out
+from condensegrpo.core.errors import LearnerError
+from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner.head import ChunkedHead, Predicted
 from condensegrpo.learner.paths import NAME, Paths, follow, paths
 from condensegrpo.learner.side_by_side import side_by_side
-from condensegrpo.objective import Share, Summed
-from condensegrpo.packing import PackedBatch, lay_out
-from condensegrpo.trajectory import Segment
 
 ANYWHERE = ("sdpa", NAME, "eager")  # attention that runs on a CPU as well, and knows no rows behind each other
 BY_POSITION = {"full_attention", "sliding_attention", "chunked_attention"}  # layers that restart with the positions

@@ -39,7 +39,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from condensegrpo.errors import LearnerError
+from condensegrpo.core.errors import LearnerError
 
 NAME = "sdpa_along_paths"  # what transformers calls this attention
 PIECE = 128  # queries of a piece at most: fewer spare more pairs that nobody needs, and gather more keys

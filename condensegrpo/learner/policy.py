@@ -22,9 +22,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from condensegrpo.errors import ConfigError
+from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.publish import aside, clear, publish, written_aside
-from condensegrpo.placeholder import placeholder_in
+from condensegrpo.storage.placeholder import placeholder_in
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 GENERATION_CONFIG = "generation_config.json"

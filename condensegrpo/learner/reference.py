@@ -8,13 +8,12 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from deepspeed import DeepSpeedEngine
 
-from condensegrpo.learner.deepspeed import measure
+from condensegrpo.algorithms.packing import PackedBatch
+from condensegrpo.learner.deepspeed import DeepSpeedEngine, measure
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.lora import base_only
 from condensegrpo.learner.policy import load_policy
-from condensegrpo.packing import PackedBatch
 
 # Micro-batches and the temperature that their tokens were sampled at: the same, with the reference's log-probabilities
 # of their trained tokens. The divergence is that between the distributions at this temperature.

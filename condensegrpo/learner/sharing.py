@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from condensegrpo.algorithms.packing import PackedBatch, blocks, micro_batches, share_out, tokens
+from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner import ranks
-from condensegrpo.packing import PackedBatch, blocks, micro_batches, share_out, tokens
-from condensegrpo.trajectory import Segment
 
 
 def packed(rows: Sequence[Segment], *, max_tokens: int, share: bool) -> list[PackedBatch]:

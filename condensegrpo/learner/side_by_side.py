@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from condensegrpo.errors import LearnerError
+from condensegrpo.core.errors import LearnerError
 
 
 class SideBySide(NamedTuple):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from condensegrpo.errors import ConfigError
+from condensegrpo.core.errors import ConfigError
 
 ALL_LINEAR: Final = "all-linear"
 Targets = tuple[str, ...] | Literal["all-linear"]

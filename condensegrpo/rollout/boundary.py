@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar, get_args
 
-from condensegrpo.errors import ContextOverflow, SamplerError
-from condensegrpo.messages import Message, Role
-from condensegrpo.trajectory import Stop
+from condensegrpo.core.errors import ContextOverflow, SamplerError
+from condensegrpo.core.messages import Message, Role
+from condensegrpo.core.trajectory import Stop
 
 T = TypeVar("T")
 

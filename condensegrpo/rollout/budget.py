@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from condensegrpo.errors import ContextOverflow
-from condensegrpo.messages import Message
+from condensegrpo.core.errors import ContextOverflow
+from condensegrpo.core.messages import Message
 from condensegrpo.rollout.render import Renderer
 
 

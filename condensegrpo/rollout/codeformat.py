@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from condensegrpo.messages import Message, ToolCall
+from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.rollout.toolformats import MAX_CALLS, TOO_MANY, Malformed, call_id_of, end_of_thinking
 
 TOOL = "python"  # the one tool that this format calls

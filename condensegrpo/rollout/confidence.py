@@ -12,11 +12,11 @@ they were sampled from; one that is not taken trains nothing.
 import math
 from dataclasses import dataclass, replace
 
-from condensegrpo.messages import Message
+from condensegrpo.core.messages import Message
+from condensegrpo.core.trajectory import Draft, Finish, Turn
 from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.prompt import Prompt
 from condensegrpo.rollout.sampling import Sampled, sample
-from condensegrpo.trajectory import Draft, Finish, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from condensegrpo.protocols import Condenser, Sampler, UnitScorer
+from condensegrpo.core.protocols import Condenser, Sampler, UnitScorer
 from condensegrpo.rollout.budget import Limits
 from condensegrpo.rollout.information import AnswerProbe
 from condensegrpo.rollout.render import Renderer

@@ -15,15 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from condensegrpo.messages import History, Message, Unit
-from condensegrpo.protocols import Environment, Problem, Step
-from condensegrpo.rollout.boundary import Ended, checked_messages, guarded
-from condensegrpo.rollout.confidence import Drafted, drafted
-from condensegrpo.rollout.engine import Engine, Trigger
-from condensegrpo.rollout.prompt import Asked, Prompt, next_prompt
-from condensegrpo.rollout.sampling import Sampled, sample
-from condensegrpo.rollout.writing import Attempt, Writer, sorted_out
-from condensegrpo.trajectory import (
+from condensegrpo.core.messages import History, Message, Unit
+from condensegrpo.core.protocols import Environment, Problem, Step
+from condensegrpo.core.trajectory import (
     TOOL_ATTEMPTS,
     TOOL_SUCCESSES,
     Finish,
@@ -32,6 +26,12 @@ from condensegrpo.trajectory import (
     Trajectory,
     Turn,
 )
+from condensegrpo.rollout.boundary import Ended, checked_messages, guarded
+from condensegrpo.rollout.confidence import Drafted, drafted
+from condensegrpo.rollout.engine import Engine, Trigger
+from condensegrpo.rollout.prompt import Asked, Prompt, next_prompt
+from condensegrpo.rollout.sampling import Sampled, sample
+from condensegrpo.rollout.writing import Attempt, Writer, sorted_out
 
 __all__ = ["Engine", "Trigger", "run_episode"]
 

@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
-from condensegrpo.protocols import Environment, Problem
+from condensegrpo.core.protocols import Environment, Problem
+from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.episode import run_episode
 from condensegrpo.rollout.randomness import problem_draw, stream_seed
-from condensegrpo.trajectory import Trajectory
 
 
 async def rollout(

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from condensegrpo.protocols import Measures, Problem
+from condensegrpo.core.protocols import Measures, Problem
 from condensegrpo.rollout.render import Renderer
 
 PLACE = "{answer}"

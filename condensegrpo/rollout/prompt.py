@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from condensegrpo.account import account
-from condensegrpo.errors import ContextOverflow
-from condensegrpo.messages import History, Message, Summary, Unit, flatten
-from condensegrpo.protocols import Budget, Condensed, Request, Write
+from condensegrpo.core.account import account
+from condensegrpo.core.errors import ContextOverflow
+from condensegrpo.core.messages import History, Message, Summary, Unit, flatten
+from condensegrpo.core.protocols import Budget, Condensed, Request, Write
+from condensegrpo.core.trajectory import Condensation, Fate, Span, Stop
 from condensegrpo.rollout.boundary import guarded
 from condensegrpo.rollout.budget import check_head
 from condensegrpo.rollout.engine import Engine
-from condensegrpo.trajectory import Condensation, Fate, Span, Stop
 
 CHAT_TEMPLATE = "chat_template"  # the condenser's name where only the template rewrote something
 

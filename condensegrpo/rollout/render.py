@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
-from condensegrpo.errors import ConfigError, RolloutError
-from condensegrpo.messages import Message, ToolCall
+from condensegrpo.core.errors import ConfigError, RolloutError
+from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.rollout.toolformats import parsed_arguments
 
 

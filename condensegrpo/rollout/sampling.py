@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop
 from condensegrpo.rollout.boundary import Ended, guarded
 from condensegrpo.rollout.engine import Engine
-from condensegrpo.trajectory import Finish, Generation, SamplingParams, Stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

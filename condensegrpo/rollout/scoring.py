@@ -1,22 +1,12 @@
-"""Applies a reward to finished trajectories, and sums up what their turns earned."""
+"""Applies a reward to finished trajectories."""
 
 import math
 from collections.abc import Sequence
 from types import FunctionType
-from typing import NamedTuple
 
-from condensegrpo.errors import ScoreError
-from condensegrpo.protocols import GroupReward, Problem, Reward, RewardResult
-from condensegrpo.trajectory import TOOL_ATTEMPTS, TOOL_SUCCESSES, Score, ScoredTrajectory, Trajectory
-
-COUNTS = frozenset({TOOL_ATTEMPTS, TOOL_SUCCESSES})  # entries of Turn.turn_rewards that count and pay nothing
-
-
-class TurnSums(NamedTuple):
-    """What the turns of a trajectory earned on the way."""
-
-    total: float  # R^T: what environment and reward functions pay single turns; COUNTS are no rewards and stay out
-    result_turn: int  # index among the act turns of the first whose observation carried a tool result; −1: none
+from condensegrpo.core.errors import ScoreError
+from condensegrpo.core.protocols import GroupReward, Problem, Reward, RewardResult
+from condensegrpo.core.trajectory import Score, Trajectory
 
 
 def score(trajectory: Trajectory, problem: Problem, reward: Reward) -> Score:
@@ -58,23 +48,6 @@ def score_group(trajectories: Sequence[Trajectory], problem: Problem, reward: Gr
     return tuple(
         _checked(result, one, _doing(one, problem, reward)) for result, one in zip(results, trajectories, strict=True)
     )
-
-
-def turn_sums(scored: ScoredTrajectory) -> TurnSums:
-    """The turn rewards of a trajectory, summed, and where its first tool result came.
-
-    R^T = Σ Score.turn_rewards + Σ Turn.turn_rewards, without ``COUNTS``. An error that answers a tool call is a result
-    too: the policy saw what came of its call.
-
-        turn 0: tool_attempts 2, tool_successes 1, hint 0.5; the score pays 0.2 and 0   ─▶   R^T = 0.7
-    """
-    turns = scored.trajectory.turns
-    rewards = [value for turn in turns for name, value in turn.turn_rewards.items() if name not in COUNTS]
-    acts = (turn for turn in turns if turn.kind == "act")
-    answered = (
-        at for at, turn in enumerate(acts) if any(message.tool_call_id is not None for message in turn.observations)
-    )
-    return TurnSums(total=math.fsum([*rewards, *scored.score.turn_rewards]), result_turn=next(answered, -1))
 
 
 def _checked(result: RewardResult, trajectory: Trajectory, doing: str) -> Score:

@@ -19,9 +19,9 @@ from typing import Any
 
 from transformers.utils import get_json_schema
 
-from condensegrpo.errors import PluginError
-from condensegrpo.messages import Message, ToolCall
-from condensegrpo.protocols import Tool
+from condensegrpo.core.errors import PluginError
+from condensegrpo.core.messages import Message, ToolCall
+from condensegrpo.core.protocols import Tool
 from condensegrpo.rollout.codeformat import Code
 from condensegrpo.rollout.toolformats import (
     Malformed,

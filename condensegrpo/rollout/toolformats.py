@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from condensegrpo.messages import Message, ToolCall
+from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.rollout import strictjson
 
 MAX_CALLS = 32  # read from one reply; a model in a loop writes thousands

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from condensegrpo.messages import History, Message
-from condensegrpo.protocols import Request, Write, Writes, Written
+from condensegrpo.core.messages import History, Message
+from condensegrpo.core.protocols import Request, Write, Writes, Written
+from condensegrpo.core.trajectory import Rejected, Stop, Turn
 from condensegrpo.rollout.boundary import Ended
 from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.prompt import Asked, Prompt, asking
 from condensegrpo.rollout.sampling import Sampled, sample
-from condensegrpo.trajectory import Rejected, Stop, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

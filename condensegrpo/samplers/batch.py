@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from condensegrpo.errors import SamplerError
-from condensegrpo.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 
 Decode = Callable[[list[list[int]]], list[str]]  # rows of token ids → their texts, special tokens included
 PAD = 0  # any id of the vocabulary: where prompts are padded is told by the mask alone, so pad == eos is no matter

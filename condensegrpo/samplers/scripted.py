@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
-from condensegrpo.errors import SamplerError
-from condensegrpo.protocols import NamedTensors
-from condensegrpo.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.protocols import NamedTensors
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 
 Agent = Callable[[tuple[int, ...]], Sequence[int]]  # prompt ids → output ids
 

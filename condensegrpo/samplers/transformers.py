@@ -17,12 +17,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from condensegrpo.attention.capture import attend
-from condensegrpo.errors import SamplerError
-from condensegrpo.protocols import Attention, NamedTensors, Reading
+from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.protocols import Attention, NamedTensors, Reading
+from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.samplers.batch import draw
 from condensegrpo.samplers.measure import cut, logprobs_of
-from condensegrpo.samplers.together import Together, Waiting
-from condensegrpo.trajectory import Generation, SamplingParams
+from condensegrpo.samplers.request_batcher import RequestBatcher, Waiting
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAX_BATCH = 256  # requests generated at once
@@ -70,9 +70,13 @@ class TransformersSampler:
         self._weights = threading.Lock()  # held while the weights are read or written
         # one thread: the model is not re-entrant
         self._worker = worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampler")
-        self._replies = Together(self._draw, worker=worker, most=max_batch, doing="generating a batch of {} replies")
-        self._measured = Together(self._measure, worker=worker, most=max_batch, doing="measuring a batch of {} replies")
-        self._attention = Together(
+        self._replies = RequestBatcher(
+            self._draw, worker=worker, most=max_batch, doing="generating a batch of {} replies"
+        )
+        self._measured = RequestBatcher(
+            self._measure, worker=worker, most=max_batch, doing="measuring a batch of {} replies"
+        )
+        self._attention = RequestBatcher(
             self._attend, worker=worker, most=max_batch, doing="capturing attention in a batch of {} readings"
         )
 

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from condensegrpo.errors import SandboxError
+from condensegrpo.core.errors import SandboxError
 from condensegrpo.sandbox.limits import Limits
 from condensegrpo.sandbox.process import Server
 from condensegrpo.sandbox.ran import Outcome

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from condensegrpo.errors import SandboxError
+from condensegrpo.core.errors import SandboxError
 from condensegrpo.sandbox import wire
 from condensegrpo.sandbox.limits import Limits
 from condensegrpo.sandbox.ran import Outcome, Ran

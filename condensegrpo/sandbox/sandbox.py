@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from condensegrpo.errors import SandboxError
+from condensegrpo.core.errors import SandboxError
 from condensegrpo.sandbox import ladder
 from condensegrpo.sandbox.limits import Limits
 from condensegrpo.sandbox.process import Call, Server

@@ -1,1 +1,4 @@
-"""Built-in tasks: problems and the environments that pose them."""
+"""Built-in tasks: problems and the environments that pose them.
+
+They import ``core``, ``storage`` and ``tools``. Start with ``ledger.py``.
+"""

@@ -3,8 +3,8 @@
 from collections import deque
 from collections.abc import Sequence
 
-from condensegrpo.messages import Message
-from condensegrpo.protocols import Problem, Step
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import Problem, Step
 from condensegrpo.tasks.answers import AnswerStyle, read_answer
 
 FOLLOW_UPS = "follow_ups"  # column of what the user asks after the first answer

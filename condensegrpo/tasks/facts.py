@@ -22,8 +22,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, overload
 
-from condensegrpo.messages import History, Message, Unit
-from condensegrpo.protocols import Demonstration, Problem, Split, Step
+from condensegrpo.core.messages import History, Message, Unit
+from condensegrpo.core.protocols import Demonstration, Problem, Split, Step
 
 KEYS = ("red", "blue", "green", "black", "white", "gold", "pink", "grey")  # asked for in this order
 NOISE = ("boat", "cave", "dust", "farm", "gate", "hill", "lake", "moon", "path", "rain", "road", "sand", "snow", "tree",

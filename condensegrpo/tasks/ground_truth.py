@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from condensegrpo.errors import DataError
-from condensegrpo.protocols import Problem
-from condensegrpo.tasks.rows import read_file, require_columns, require_unique
+from condensegrpo.core.errors import DataError
+from condensegrpo.core.protocols import Problem
+from condensegrpo.storage.rows import read_file, require_columns, require_unique
 
 Problems = tuple[Problem, ...]
 

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal
 
-from condensegrpo.errors import DataError
-from condensegrpo.messages import History, Message, Unit
-from condensegrpo.protocols import Demonstration, Problem, Split
+from condensegrpo.core.errors import DataError
+from condensegrpo.core.messages import History, Message, Unit
+from condensegrpo.core.protocols import Demonstration, Problem, Split
+from condensegrpo.storage.rows import read_rows, require_columns
 from condensegrpo.tasks.answer_environment import AnswerEnvironment, follow_ups_of, head
 from condensegrpo.tasks.answers import AnswerStyle, check_style, read_answer
-from condensegrpo.tasks.rows import read_rows, require_columns
 from condensegrpo.tasks.splits import without
 from condensegrpo.tasks.tool_text import ToolFormat, call_text, calls_in, result_message
 from condensegrpo.tools.calculator import calculator

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from condensegrpo.errors import DataError
-from condensegrpo.protocols import Problem, Split
+from condensegrpo.core.errors import DataError
+from condensegrpo.core.protocols import Problem, Split
+from condensegrpo.storage.rows import Row, read_rows, require_columns, require_unique
 from condensegrpo.tasks.answer_environment import AnswerEnvironment, follow_ups_of
 from condensegrpo.tasks.answers import AnswerStyle, check_style
 from condensegrpo.tasks.ground_truth import with_answers
-from condensegrpo.tasks.rows import Row, read_rows, require_columns, require_unique
 from condensegrpo.tasks.splits import is_held_out, without
 
 SYSTEM = "Answer the question. Think first, then end with <answer>your answer</answer>."

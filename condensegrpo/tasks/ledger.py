@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, overload
 
-from condensegrpo.messages import History, Message, Unit
-from condensegrpo.protocols import Demonstration, Problem, Split, Step
+from condensegrpo.core.messages import History, Message, Unit
+from condensegrpo.core.protocols import Demonstration, Problem, Split, Step
 
 OPERATIONS = ("+1", "+2", "+3", "-1", "-2", "-3")
 REPORT = "done report"

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from condensegrpo.errors import DataError
-from condensegrpo.protocols import Problem, Split
+from condensegrpo.core.errors import DataError
+from condensegrpo.core.protocols import Problem, Split
+from condensegrpo.storage.rows import Row, read_rows, require_columns, require_unique
 from condensegrpo.tasks.answer_environment import AnswerEnvironment, follow_ups_of
 from condensegrpo.tasks.answers import AnswerStyle, check_style
-from condensegrpo.tasks.rows import Row, read_rows, require_columns, require_unique
 from condensegrpo.tasks.splits import without
 
 SYSTEM = (

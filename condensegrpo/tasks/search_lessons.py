@@ -4,11 +4,11 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from condensegrpo.messages import Message
-from condensegrpo.protocols import Demonstration, Problem
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import Demonstration, Problem
+from condensegrpo.storage.rows import Row
 from condensegrpo.tasks.answer_environment import head
 from condensegrpo.tasks.answers import read_answer
-from condensegrpo.tasks.rows import Row
 from condensegrpo.tasks.tool_text import call_text, calls_in, result_message
 
 TOOL = "search"

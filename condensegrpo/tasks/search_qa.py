@@ -7,13 +7,13 @@ NQ-open    {"question": …, "answer" or "answers": ["Paris", "City of Light"]}
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from condensegrpo.errors import DataError
-from condensegrpo.messages import Message
-from condensegrpo.protocols import Demonstration, Problem, Split
+from condensegrpo.core.errors import DataError
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import Demonstration, Problem, Split
+from condensegrpo.storage.rows import Row, read_rows, require_columns
 from condensegrpo.tasks import search_lessons
 from condensegrpo.tasks.answer_environment import AnswerEnvironment, follow_ups_of
 from condensegrpo.tasks.answers import AnswerStyle, check_style
-from condensegrpo.tasks.rows import Row, read_rows, require_columns
 from condensegrpo.tasks.splits import is_held_out, without
 
 SYSTEM = (

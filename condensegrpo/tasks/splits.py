@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 
-from condensegrpo.protocols import Problem
+from condensegrpo.core.protocols import Problem
 
 
 def fold(question: str) -> str:

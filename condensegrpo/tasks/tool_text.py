@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from condensegrpo.messages import Message
+from condensegrpo.core.messages import Message
 
 ToolFormat = Literal["native", "tagged"]
 

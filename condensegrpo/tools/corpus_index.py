@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from condensegrpo.errors import DataError
-from condensegrpo.tasks.rows import Row, read_file
+from condensegrpo.core.errors import DataError
+from condensegrpo.storage.rows import Row, read_file
 
 LAYOUT = "1"  # of what is written; another one is another key
 _STOPWORDS = "english"

@@ -1,0 +1,72 @@
+"""Advantages: what a trajectory is worth against its siblings, per turn. Pure functions of tensors; torch only.
+
+Legend of the suffixes: ``_N`` trajectories, ``_K`` turns (K = the most turns of any trajectory), ``_G`` groups.
+
+Every estimator has the same five positional arguments, so that one can stand for another:
+
+    outcome_N      float, R^O, the reward of the whole trajectory
+    turn_N         float, R^T, the sum of its turn rewards
+    group_N        int, the group of each trajectory: any labels, in any order
+    turns_N        int, how many turns it has
+    result_turn_N  int, the first turn whose observation carried a tool result; −1: none
+
+and returns advantage_NK: float of the outcome's type, computed in float64, 0 beyond ``turns_N``. Statistics are over
+the trajectories of a group, each counted once however many turns or rows it made, with ddof = 1:
+
+    N_ε(x)_i = (x_i − mean_g) / (std_g + ε),   g = group_N[i]           scale="none": x_i − mean_g
+
+Equal values give exactly 0, whatever ε; values of a group within 1e-12 of its largest magnitude are equal. A group of
+one gives 0 (``singleton="zero"``) or x itself (``"raw"``). Nothing here ever returns NaN or an infinity: a reward that
+is not finite or beyond ±1e100, or an advantage beyond single precision, is a ``ScoreError`` that names the trajectory,
+and what cannot be an option is a ``ValueError`` that says what could.
+
+    outcome.py    one scalar for all turns: grpo, grpo_merged, rloo, reinforce; and turn_discounted
+    turns.py      turns before and after the first tool result: ms_grpo, mt_grpo, ms_po
+    efficient.py  correctness and context efficiency, decoupled
+    gigpo.py      turns that were given the very same context
+    whiten.py     all of a batch on one scale, after any of them
+"""
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from condensegrpo.algorithms.advantages.efficient import efficient
+from condensegrpo.algorithms.advantages.gigpo import gigpo
+from condensegrpo.algorithms.advantages.groups import MAX_REWARD, Scale, Singleton
+from condensegrpo.algorithms.advantages.outcome import grpo, grpo_merged, reinforce, rloo, turn_discounted
+from condensegrpo.algorithms.advantages.turns import ms_grpo, ms_po, mt_grpo
+from condensegrpo.algorithms.advantages.whiten import Moments, moments, whiten
+
+__all__ = [
+    "ESTIMATORS",
+    "MAX_REWARD",
+    "Moments",
+    "Scale",
+    "Singleton",
+    "efficient",
+    "gigpo",
+    "grpo",
+    "grpo_merged",
+    "moments",
+    "ms_grpo",
+    "ms_po",
+    "mt_grpo",
+    "reinforce",
+    "rloo",
+    "turn_discounted",
+    "whiten",
+]
+
+ESTIMATORS: Mapping[str, Callable[..., Tensor]] = {
+    "grpo": grpo,
+    "grpo_merged": grpo_merged,
+    "ms_grpo": ms_grpo,
+    "mt_grpo": mt_grpo,
+    "ms_po": ms_po,
+    "rloo": rloo,
+    "reinforce": reinforce,
+    "turn_discounted": turn_discounted,
+    "efficient": efficient,
+    "gigpo": gigpo,
+}

@@ -1,0 +1,148 @@
+"""The default estimator: correctness first, then context efficiency among the correct. Torch only.
+
+Arguments and suffixes as in ``condensegrpo.algorithms.advantages``. What it promises:
+
+  * A longer context never raises a trajectory's own advantage.
+  * Of two correct siblings, neither truncated, the longer context never has the larger advantage.
+  * In a mixed group no correct trajectory is negative, and where r is 0 or 1 none stands below a wrong one. Partial
+    credit is outside the second half: beside [1, 1, 0.99, 0] a long correct trajectory may fall below the 0.99, by λ·p
+    at most.
+  * An all-correct group with equal contexts gives exactly 0.
+  * Contexts and anchors in another unit change nothing.
+"""
+
+import torch
+from torch import Tensor
+
+from condensegrpo.algorithms.advantages.groups import (
+    Scale,
+    check_batch,
+    check_choices,
+    check_option,
+    first,
+    groups,
+    mean,
+    named,
+    normalise,
+    std,
+)
+from condensegrpo.algorithms.advantages.table import over_turns
+from condensegrpo.core.errors import ScoreError
+
+
+def efficient(
+    outcome_N: Tensor,
+    turn_N: Tensor,
+    group_N: Tensor,
+    turns_N: Tensor,
+    result_turn_N: Tensor,
+    *,
+    context_N: Tensor,
+    context_low: float,
+    context_high: float,
+    coefficient: float = 0.2,
+    guard: float = 0.25,
+    min_pass_rate: float = 0.0,
+    accuracy: Scale = "std",
+    truncated_N: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Accuracy first, then context efficiency among the correct, decoupled so that one cannot drown the other.
+
+        u_i = clip(ln(C_i/C_lo) / ln(C_hi/C_lo), 0, 1)                                  cost of the context, 0 is cheap
+        E_i = 1[r_i=1] · clip((mean u − u_i) / max(std u, 0.1), −1, 1)                  mean, std over the correct of g
+        A_i = A_acc + λ·g(p)·E_i,   g(p) = p if p ≥ p_min else 0                        p: the group's share of r = 1
+        r_i < 1 ⇒ A_i = A_acc;      A_acc > 0 ⇒ A_i ≥ κ·A_acc                           the guard
+
+    with A_acc = N(r), or r − mean for ``accuracy="none"``. E is 0 in a group with fewer than two correct trajectories,
+    and for a trajectory that was truncated in an emergency. In an all-correct group A_acc = 0 and the guard does not
+    bite: there the shorter contexts win. A correct trajectory never falls below κ·A_acc for being long.
+
+    Our own; the accuracy part is that of ``grpo``.
+
+    Biased by: what ``grpo`` is; short contexts, on purpose and in proportion to the pass rate; the anchors, beyond
+    which contexts are equal; the clip and the guard, by which A need not sum to zero over a group.
+
+    Example: outcomes [1, 1, 0, 0], contexts [100, 1000, 100, 100], anchors 100 and 1000, ``accuracy="none"``: u of the
+    correct is 0 and 1, mean ½, std 0.71, E = ±0.71; λ·p·E = ±0.071, so A = [0.571, 0.429, −0.5, −0.5].
+
+    Args:
+        outcome_N: r in [0, 1]; only r = 1 counts as correct.
+        context_N: C, the largest context of any turn, in tokens.
+        context_low: C_lo in tokens, at which a context costs nothing; from the configuration, never from the group.
+        context_high: C_hi in tokens, at which it costs all.
+        coefficient: λ ≥ 0.
+        guard: κ in [0, 1].
+        min_pass_rate: p_min in [0, 1].
+        truncated_N: bool, trajectories that earn no E but count in its mean and std; None: there are none.
+
+    Returns:
+        float (N, K), constant over the turns of a trajectory.
+
+    Raises:
+        ScoreError: an outcome is NaN, infinite or outside [0, 1].
+        ValueError: an option, a context or a result turn is out of range.
+    """
+    check_batch(outcome_N, turn_N, group_N, turns_N, result_turn_N)
+    _check_unit_interval(outcome_N)
+    _check_contexts(context_N, truncated_N, outcome_N)
+    check_choices(accuracy=accuracy)
+    check_option("eps", eps, low=0)
+    check_option("coefficient", coefficient, low=0)
+    check_option("guard", guard, low=0, high=1)
+    check_option("min_pass_rate", min_pass_rate, low=0, high=1)
+    reward_N = outcome_N.double()
+    accuracy_N = normalise(reward_N, group_N, scale=accuracy, eps=eps)
+    correct_N = reward_N == 1
+    cost_N = _context_cost(context_N, low=context_low, high=context_high)
+    saving_N = _saving(cost_N, correct_N, group_N)
+    if truncated_N is not None:
+        saving_N = saving_N.masked_fill(truncated_N, 0.0)
+    pass_rate_N = mean(correct_N.double(), group_N)
+    trust_N = torch.where(pass_rate_N >= min_pass_rate, pass_rate_N, 0.0)
+    advantage_N = accuracy_N + coefficient * trust_N * saving_N
+    guarded_N = torch.where(accuracy_N > 0, torch.maximum(advantage_N, guard * accuracy_N), advantage_N)
+    return over_turns(torch.where(correct_N, guarded_N, accuracy_N), turns_N, like=outcome_N)
+
+
+def _context_cost(context_N: Tensor, *, low: float, high: float) -> Tensor:
+    """u_N: the logarithm of the context between its anchors, 0 at ``low`` and below, 1 at ``high`` and above."""
+    check_option("context_low", low)
+    check_option("context_high", high)
+    if not 0 < low < high:
+        raise ValueError(f"the context anchors must satisfy 0 < context_low < context_high, found {low} and {high}")
+    return (context_N.double().clamp(low, high) / low).log() / torch.tensor(high / low, dtype=torch.float64).log()
+
+
+def _saving(cost_N: Tensor, correct_N: Tensor, group_N: Tensor) -> Tensor:
+    """E_N: how much cheaper than its correct siblings a correct trajectory was, in their deviations; within [−1, 1]."""
+    index_N, _ = groups(group_N)
+    correct_cost_N = cost_N[correct_N]
+    index_C = index_N[correct_N]  # of the correct only, in the labels of all groups
+    saving_C = (mean(correct_cost_N, index_C) - correct_cost_N) / std(correct_cost_N, index_C).clamp(min=0.1)
+    return torch.zeros_like(cost_N).masked_scatter(correct_N, saving_C.clamp(-1, 1))
+
+
+def _check_contexts(context_N: Tensor, truncated_N: Tensor | None, outcome_N: Tensor) -> None:
+    for name, value_N in (("context_N", context_N), ("truncated_N", truncated_N)):
+        if value_N is not None and value_N.shape != outcome_N.shape:
+            raise ValueError(
+                f"the estimator 'efficient' needs {name} of shape {tuple(outcome_N.shape)}, one a trajectory, "
+                f"found {tuple(value_N.shape)}"
+            )
+    bad = first(~context_N.isfinite())
+    if bad is not None:
+        raise ValueError(
+            f"computing advantages: the context of {named(bad, context_N)} is {context_N[bad].item()} tokens, "
+            f"wanted a finite number"
+        )
+
+
+def _check_unit_interval(outcome_N: Tensor) -> None:
+    bad = first((outcome_N < 0) | (outcome_N > 1))
+    if bad is not None:
+        raise ScoreError(
+            f"computing advantages: the outcome of {named(bad, outcome_N)} is "
+            f"{outcome_N[bad].item()}, wanted a correctness in [0, 1]. The estimator 'efficient' adds the context "
+            f"term itself: give it the correctness, or use the estimator 'grpo' for a composed reward."
+        )

@@ -1,0 +1,159 @@
+"""Statistics of groups, each trajectory counted once, and the checks of what an estimator is given. Torch only.
+
+Suffixes as in ``condensegrpo.algorithms.advantages``.
+"""
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from condensegrpo.core.errors import ScoreError
+
+Scale = Literal["std", "none"]
+Singleton = Literal["zero", "raw"]
+
+MAX_REWARD = (
+    1e100  # magnitude of a reward; the square of a difference of two, summed over a group, stays far from 1e308
+)
+
+
+ROUNDING = 1e-12  # of a group's largest magnitude; values that spread no further are equal, 0.1 + 0.2 and 0.3 for one
+
+
+def normalise(value_N: Tensor, group_N: Tensor, *, scale: Scale, eps: float, singleton: Singleton = "zero") -> Tensor:
+    """N_ε(x): each value against the mean of its group, in the group's deviations unless ``scale`` is ``"none"``.
+
+    (x − mean_g) / (std_g + ε), and exactly 0 where the values of a group are equal but for rounding, with ε = 0 too. A
+    group of one gives 0, or with ``singleton="raw"`` its own value.
+
+    Example: [0, 1, 2] has mean 1 and std 1: [−1, 0, 1] with ε = 0.
+    """
+    level_N = levelled(value_N, group_N)
+    centred_N = level_N - mean(level_N, group_N)
+    if scale == "std":
+        centred_N = over(centred_N, std(value_N, group_N) + eps)
+    if singleton == "zero":
+        return centred_N
+    return torch.where(sizes(group_N) == 1, value_N, centred_N)
+
+
+def groups(group_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Labels, or rows (N, ·) of labels, as positions (N,) in the list of groups, and the size (G,) of every group."""
+    _, index_N, size_G = torch.unique(group_N, dim=0, return_inverse=True, return_counts=True)
+    return index_N, size_G
+
+
+def sizes(group_N: Tensor) -> Tensor:
+    """How many trajectories the group of each one has, int (N,)."""
+    index_N, size_G = groups(group_N)
+    return size_G[index_N]
+
+
+def levelled(value_N: Tensor, group_N: Tensor) -> Tensor:
+    """The values (N,), those of a group that differ by rounding alone made equal: its least for all of them.
+
+    Example: [0.1 + 0.2, 0.3] becomes [0.3, 0.3]; its deviation of 4e-17 would else be divided by itself.
+    """
+    index_N, size_G = groups(group_N)
+    zero_G = value_N.new_zeros(len(size_G))
+    low_G = zero_G.scatter_reduce(0, index_N, value_N, "amin", include_self=False)
+    high_G = zero_G.scatter_reduce(0, index_N, value_N, "amax", include_self=False)
+    equal_G = high_G - low_G <= ROUNDING * torch.maximum(low_G.abs(), high_G.abs())
+    return torch.where(equal_G[index_N], low_G[index_N], value_N)
+
+
+def mean(value_N: Tensor, group_N: Tensor) -> Tensor:
+    """The mean of each one's group (N,). Equal values give themselves to the bit, so that centring gives exactly 0."""
+    index_N, size_G = groups(group_N)
+    zero_G = value_N.new_zeros(len(size_G))
+    low_G = zero_G.scatter_reduce(0, index_N, value_N, "amin", include_self=False)
+    above_G = zero_G.index_add(0, index_N, value_N - low_G[index_N])
+    return (low_G + above_G / size_G)[index_N]
+
+
+def std(value_N: Tensor, group_N: Tensor) -> Tensor:
+    """The standard deviation (ddof = 1) of each one's group (N,); 0 for a group of one, or equal but for rounding."""
+    index_N, size_G = groups(group_N)
+    level_N = levelled(value_N, group_N)
+    square_N = (level_N - mean(level_N, group_N)).square()
+    total_G = value_N.new_zeros(len(size_G)).index_add(0, index_N, square_N)
+    return (total_G / (size_G - 1).clamp(min=1)).sqrt()[index_N]
+
+
+def over(value_N: Tensor, divisor_N: Tensor) -> Tensor:
+    """value / divisor, and 0 where the divisor is 0."""
+    return torch.where(divisor_N > 0, value_N / divisor_N, 0.0)
+
+
+def check_batch(outcome_N: Tensor, turn_N: Tensor, group_N: Tensor, turns_N: Tensor, result_turn_N: Tensor) -> None:
+    """Refuse what no estimator can work on; the arguments are theirs.
+
+    Raises:
+        ValueError: shapes differ, a number of turns is negative, or a result turn is none of the trajectory's turns.
+        ScoreError: a reward is NaN, infinite or beyond ±1e100.
+    """
+    shapes = [tuple(value.shape) for value in (outcome_N, turn_N, group_N, turns_N, result_turn_N)]
+    if len(set(shapes)) != 1 or outcome_N.dim() != 1:
+        raise ValueError(f"an estimator needs five tensors of one shape (N,), found {shapes}")
+    check_rewards("outcome", outcome_N)
+    check_rewards("turn", turn_N)
+    bad = first(turns_N < 0)
+    if bad is not None:
+        raise ValueError(
+            f"computing advantages: {named(bad, turns_N)} has {turns_N[bad].item()} turns, wanted 0 or more"
+        )
+    bad = first((result_turn_N < -1) | (result_turn_N >= turns_N))
+    if bad is not None:
+        raise ValueError(
+            f"computing advantages: the result turn of {named(bad, turns_N)} is {result_turn_N[bad].item()}, wanted "
+            f"the index of one of its {turns_N[bad].item()} turns, counted from 0, or −1 where no observation carried "
+            f"a tool result"
+        )
+
+
+def check_rewards(name: str, reward_N: Tensor) -> None:
+    """Refuse a reward that is NaN, infinite, or so large that the statistics of its group could overflow."""
+    bad = first(~reward_N.isfinite())
+    if bad is not None:
+        raise ScoreError(
+            f"computing advantages: the {name} reward of {named(bad, reward_N)} "
+            f"is {reward_N[bad].item()}, wanted a finite number. One such value would poison its whole group: "
+            f"mend the reward function, or leave the trajectory out."
+        )
+    bad = first(reward_N.double().abs() > MAX_REWARD)
+    if bad is not None:
+        raise ScoreError(
+            f"computing advantages: the {name} reward of {named(bad, reward_N)} "
+            f"is {reward_N[bad].item()}, wanted a magnitude of at most {MAX_REWARD:g}. The statistics of its group "
+            f"would overflow: scale the reward function down."
+        )
+
+
+def check_choices(*, scale: str = "std", accuracy: str = "std", singleton: str = "zero") -> None:
+    """Refuse a word that is none of the choices: a configuration's options are checked by nobody else."""
+    scales, singletons = get_args(Scale), get_args(Singleton)
+    given = (("scale", scale, scales), ("accuracy", accuracy, scales), ("singleton", singleton, singletons))
+    for name, value, choices in given:
+        if value not in choices:
+            raise ValueError(f"the option {name} of an estimator is {value!r}, wanted one of {', '.join(choices)}")
+
+
+def check_option(name: str, value: object, *, low: float = -math.inf, high: float = math.inf) -> None:
+    """Refuse an option that is no number, NaN, infinite or outside [low, high]."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and low <= value <= high:
+        return
+    bounds = {(True, True): "", (False, True): f" of at least {low:g}", (False, False): f" in [{low:g}, {high:g}]"}
+    wanted = bounds[math.isinf(low), math.isinf(high)]
+    raise ValueError(f"the option {name} of an estimator is {value!r}, wanted a finite number{wanted}")
+
+
+def first(bad_N: Tensor) -> int | None:
+    """The first place where it is so; None: nowhere."""
+    return next(iter(bad_N.nonzero().flatten().tolist()), None)
+
+
+def named(place: int, of_N: Tensor) -> str:
+    """A trajectory as error messages call it."""
+    return f"trajectory {place} (of {len(of_N)}, counted from 0)"

@@ -1,0 +1,168 @@
+"""Estimators that tell the turns up to the first tool result from those after it. Torch only.
+
+Arguments and suffixes as in ``condensegrpo.algorithms.advantages``, and
+
+    b(t) = 1 for t ≤ result_turn, else 0; 0 for all t of a trajectory without a result
+
+The turn that called the tool is before the result: it was sampled without having seen it. Statistics are over *all*
+trajectories of the group, with or without a result. All three come from the repository Multi-Turn-RL-Agent
+of https://arxiv.org/abs/2505.11821, whose paper describes MT-GRPO.
+
+One example serves all three, a group with ε = 0 and defaults otherwise:
+
+    trajectory   R^O  R^T  turns  result turn     N(R^O)  N(R^T)  N(R^T+R^O)
+    0            0    1    2      −1              −1      −1      −2/√3
+    1            1    3    3      1                0       1       1/√3
+    2            2    2    2      0                1       0       1/√3
+"""
+
+import torch
+from torch import Tensor
+
+from condensegrpo.algorithms.advantages.groups import (
+    Scale,
+    Singleton,
+    check_batch,
+    check_choices,
+    check_option,
+    normalise,
+)
+from condensegrpo.algorithms.advantages.table import before_result, finished
+
+
+def ms_grpo(
+    outcome_N: Tensor,
+    turn_N: Tensor,
+    group_N: Tensor,
+    turns_N: Tensor,
+    result_turn_N: Tensor,
+    *,
+    coef: float = 1.0,
+    scale: Scale = "std",
+    singleton: Singleton = "zero",
+    eps: float = 1e-4,
+) -> Tensor:
+    """The outcome for all turns, and the turn rewards for those up to the first tool result.
+
+    A_it = N_ε(R^O)_i + coef · N_ε(R^T)_i · b(t);   without a result b = 0, so N_ε(R^O)_i
+
+    MS-GRPO of the Multi-Turn-RL-Agent repository.
+
+    Biased by: what ``grpo`` is; R^T and R^O are put on one scale before they are added, so that a turn reward that
+    hardly varies weighs as much as the outcome; rewards of later turns are credited to the turns before the result; the
+    trajectories with a result are a part of those that N(R^T) was centred on, so that theirs need not sum to zero.
+
+    Example (of the module): [−1, −1, ·], [0 + 1, 0 + 1, 0], [1 + 0, 1, ·].
+
+    Args:
+        coef: the weight of the turn rewards; 0 is ``grpo``.
+
+    Returns:
+        float (N, K), of two values at most in each trajectory.
+
+    Raises:
+        ScoreError: a reward is NaN, infinite or beyond ±1e100.
+        ValueError: an option or a result turn is out of range.
+    """
+    check_batch(outcome_N, turn_N, group_N, turns_N, result_turn_N)
+    _check_options(coef=coef, scale=scale, singleton=singleton, eps=eps)
+    outcome_part_N = normalise(outcome_N.double(), group_N, scale=scale, singleton=singleton, eps=eps)
+    turn_part_N = coef * normalise(turn_N.double(), group_N, scale=scale, singleton=singleton, eps=eps)
+    turn_part_NK = torch.where(before_result(turns_N, result_turn_N), turn_part_N[:, None], 0.0)
+    return finished(outcome_part_N[:, None] + turn_part_NK, turns_N, like=outcome_N)
+
+
+def mt_grpo(
+    outcome_N: Tensor,
+    turn_N: Tensor,
+    group_N: Tensor,
+    turns_N: Tensor,
+    result_turn_N: Tensor,
+    *,
+    coef: float = 1.0,
+    scale: Scale = "std",
+    singleton: Singleton = "zero",
+    eps: float = 1e-4,
+) -> Tensor:
+    """As ``ms_grpo``, but a trajectory without a tool result has all its rewards on all its turns.
+
+        A_it = N_ε(R^O)_i + coef · N_ε(R^T)_i · b(t)     with a result
+        A_it = N_ε(R^T + R^O)_i                          without
+
+    MT-GRPO (https://arxiv.org/abs/2505.11821, turn-level credit assignment), in the form of its repository.
+
+    Biased by: what ``ms_grpo`` is; siblings with and without a result are measured on two scales, so that using a tool
+    at all moves a trajectory's advantage, and a group need not sum to zero.
+
+    Example (of the module): [−2/√3, −2/√3, ·], [0 + 1, 0 + 1, 0], [1 + 0, 1, ·].
+
+    Args:
+        coef: the weight of the turn rewards where there is a result.
+
+    Returns:
+        float (N, K), of two values at most in each trajectory.
+
+    Raises:
+        ScoreError: a reward is NaN, infinite or beyond ±1e100.
+        ValueError: an option or a result turn is out of range.
+    """
+    check_batch(outcome_N, turn_N, group_N, turns_N, result_turn_N)
+    _check_options(coef=coef, scale=scale, singleton=singleton, eps=eps)
+    reward_N, turn_reward_N = outcome_N.double(), turn_N.double()
+    outcome_part_N = normalise(reward_N, group_N, scale=scale, singleton=singleton, eps=eps)
+    turn_part_N = coef * normalise(turn_reward_N, group_N, scale=scale, singleton=singleton, eps=eps)
+    merged_N = normalise(turn_reward_N + reward_N, group_N, scale=scale, singleton=singleton, eps=eps)
+    turn_part_NK = torch.where(before_result(turns_N, result_turn_N), turn_part_N[:, None], 0.0)
+    has_result_N1 = result_turn_N[:, None] >= 0
+    advantage_NK = torch.where(has_result_N1, outcome_part_N[:, None] + turn_part_NK, merged_N[:, None])
+    return finished(advantage_NK, turns_N, like=outcome_N)
+
+
+def ms_po(
+    outcome_N: Tensor,
+    turn_N: Tensor,
+    group_N: Tensor,
+    turns_N: Tensor,
+    result_turn_N: Tensor,
+    *,
+    gamma: float = 1.0,
+    scale: Scale = "std",
+    singleton: Singleton = "zero",
+    eps: float = 1e-4,
+) -> Tensor:
+    """Two stages: before the first tool result the return of both, after it that of the outcome alone.
+
+        A_it = N_ε(R^T + γ·R^O)_i     where b(t) = 1, and on all turns of a trajectory without a result
+        A_it = N_ε(R^O)_i             after the result
+
+    MS-PO of the Multi-Turn-RL-Agent repository.
+
+    Biased by: what ``grpo`` is; whichever of R^T and γ·R^O varies more drowns the other before the result; rewards of
+    turns after the result are credited to those before it.
+
+    Example (of the module): [−2/√3, −2/√3, ·], [1/√3, 1/√3, 0], [1/√3, 1, ·].
+
+    Args:
+        gamma: γ ≥ 0, what the outcome counts for at the stage before it.
+
+    Returns:
+        float (N, K), of two values at most in each trajectory.
+
+    Raises:
+        ScoreError: a reward is NaN, infinite or beyond ±1e100.
+        ValueError: an option or a result turn is out of range.
+    """
+    check_batch(outcome_N, turn_N, group_N, turns_N, result_turn_N)
+    _check_options(scale=scale, singleton=singleton, eps=eps)
+    check_option("gamma", gamma, low=0)
+    reward_N = outcome_N.double()
+    both_N = normalise(turn_N.double() + gamma * reward_N, group_N, scale=scale, singleton=singleton, eps=eps)
+    outcome_part_N = normalise(reward_N, group_N, scale=scale, singleton=singleton, eps=eps)
+    after_NK = (result_turn_N[:, None] >= 0) & ~before_result(turns_N, result_turn_N)
+    return finished(torch.where(after_NK, outcome_part_N[:, None], both_N[:, None]), turns_N, like=outcome_N)
+
+
+def _check_options(*, scale: Scale, singleton: Singleton, eps: float, coef: float = 0.0) -> None:
+    check_choices(scale=scale, singleton=singleton)
+    check_option("eps", eps, low=0)
+    check_option("coef", coef)

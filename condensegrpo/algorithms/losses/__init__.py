@@ -1,0 +1,73 @@
+"""Losses per trained token, and the weights that add them up. Pure functions of tensors; torch only.
+
+Legend of the suffixes: ``_T`` trained tokens, ``_N`` trajectories, ``_K`` turns.
+
+    policy.py      l, the loss of a token: clipped, gspo, cispo, reinforce, and nll for supervised steps
+    importance.py  c, what the token's loss is multiplied by where the sampler's distribution is not the learner's
+    kl.py          k, the distance to a reference model: k1, k2, k3
+    weights.py     w, the weight of the token in the optimiser step
+    columns.py     what they share: differences of log-probabilities that are never NaN, and sums over a turn
+
+The loss of an optimiser step is Σ w·(c·l + β·k) over the trained tokens of all its micro-batches on all ranks. Every
+weight is fixed before the first micro-batch from totals over the whole step, so that no micro-batch divides by anything
+of its own: the gradient is the same however the rows are packed, ordered or shared out.
+"""
+
+from condensegrpo.algorithms.losses.columns import MAX_DIFFERENCE, MAX_LOG_RATIO
+from condensegrpo.algorithms.losses.importance import (
+    LEVELS,
+    MODES,
+    Importance,
+    Level,
+    Mode,
+    importance,
+    masked,
+    token_ratio,
+    truncated,
+    turn_ratio,
+)
+from condensegrpo.algorithms.losses.kl import KL, k1, k2, k3
+from condensegrpo.algorithms.losses.policy import LOSSES, OF_TURNS, TokenLoss, cispo, clipped, gspo, nll, reinforce
+from condensegrpo.algorithms.losses.weights import (
+    WEIGHTS,
+    Aggregation,
+    Totals,
+    share_of_summaries,
+    token_weights,
+    totals,
+    with_share,
+)
+
+__all__ = [
+    "KL",
+    "LEVELS",
+    "LOSSES",
+    "MAX_DIFFERENCE",
+    "MAX_LOG_RATIO",
+    "MODES",
+    "OF_TURNS",
+    "WEIGHTS",
+    "Aggregation",
+    "Importance",
+    "Level",
+    "Mode",
+    "TokenLoss",
+    "Totals",
+    "cispo",
+    "clipped",
+    "gspo",
+    "importance",
+    "k1",
+    "k2",
+    "k3",
+    "masked",
+    "nll",
+    "reinforce",
+    "share_of_summaries",
+    "token_ratio",
+    "token_weights",
+    "totals",
+    "truncated",
+    "turn_ratio",
+    "with_share",
+]

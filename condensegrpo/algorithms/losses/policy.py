@@ -1,0 +1,230 @@
+"""The loss of a trained token, from its log-probability and its advantage. Pure functions of tensors; torch only.
+
+Legend of the suffixes: ``_T`` trained tokens.
+
+All columns are (T,), of trained tokens only, and T may be 0. ``logp_T`` carries the gradient, the others none. What a
+token's loss weighs is not decided here (``weights.py``). A token that the learner gives probability 0 (logp = −inf) has
+no gradient under any loss of ``LOSSES``; one that only the sampler did has the largest ratio.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from condensegrpo.algorithms.losses.columns import (
+    bounded_exp,
+    check_columns,
+    check_turns,
+    difference,
+    is_number,
+    turn_sum,
+)
+
+
+class TokenLoss(NamedTuple):
+    """The loss of every trained token, with statistics that carry no gradient; sum them, then divide by the tokens."""
+
+    loss_T: Tensor  # float, not yet weighted
+    ratio_T: Tensor  # float, π(token) / π_old(token), or its turn's; what the bounds apply to
+    low_T: Tensor  # bool, the lower bound acts: no gradient (``clipped``, ``gspo``), or a raised factor (``cispo``)
+    high_T: Tensor  # bool, the upper bound acts: no gradient (``clipped``, ``gspo``), or a lowered factor (``cispo``)
+
+
+def clipped(
+    logp_T: Tensor,
+    old_T: Tensor,
+    advantage_T: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+) -> TokenLoss:
+    """PPO's clipped surrogate (https://arxiv.org/abs/1707.06347, eq. 7), with bounds of their own on either side.
+
+        ρ = exp(clip(logp − old, ±20))
+        l = −min(ρ·A, clip(ρ, 1 − low, 1 + high)·A)
+        dual clip (https://arxiv.org/abs/1912.09729):  l = min(l, −c·A)  where A < 0
+
+    A token sampled under the very weights that learn has ρ = 1 and the gradient −A·∇logp.
+
+    Args:
+        logp_T: float, nats, log-probability of the token under the weights that learn; carries the gradient.
+        old_T: float, nats, under the weights it was sampled from; no gradient.
+        advantage_T: float, of the token's turn; no gradient.
+        clip_low: in [0, 1]; the ratio's lower bound is 1 − clip_low, for A < 0.
+        clip_high: at least 0; the ratio's upper bound is 1 + clip_high, for A > 0.
+        dual_clip: c > 1, the ratio's upper bound for A < 0; None: no such bound.
+
+    Raises:
+        ValueError: the columns differ in shape, or a bound is out of its range.
+    """
+    check_columns("computing the loss clipped", logp_T=logp_T, old_T=old_T, advantage_T=advantage_T)
+    _check_bounds("clipped", clip_low, clip_high)
+    if dual_clip is not None and not (is_number(dual_clip) and 1 < dual_clip < math.inf):
+        raise ValueError(
+            f"computing the loss clipped: dual_clip is {dual_clip!r}, wanted a finite number above 1, or none (null in "
+            f"a configuration) for no such bound."
+        )
+    ratio_T = bounded_exp(difference(logp_T, old_T))
+    found = _surrogate(ratio_T, advantage_T, clip_low, clip_high)
+    if dual_clip is None:
+        return found
+    loss_T = torch.where(advantage_T < 0, torch.minimum(found.loss_T, -dual_clip * advantage_T), found.loss_T)
+    high_T = found.high_T | ((advantage_T < 0) & (found.ratio_T > dual_clip))
+    return found._replace(loss_T=loss_T, high_T=high_T)
+
+
+def gspo(
+    logp_T: Tensor,
+    old_T: Tensor,
+    advantage_T: Tensor,
+    *,
+    turn_T: Tensor,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+) -> TokenLoss:
+    """GSPO (https://arxiv.org/abs/2507.18071, sec. 4) with the turn as the sequence: one ratio for all of its tokens.
+
+        s = exp(clip(1/n · Σ_turn (logp − old), ±20))         n tokens in the turn
+        l = −min(s·A, clip(s, 1 − low, 1 + high)·A)           for each of them
+
+    The turn is the sequence because it is what was sampled from one context; the next turn's is fresh. s is a geometric
+    mean, hence bounds as narrow as the paper's (3e-4 and 4e-4, sec. 5.1).
+
+    The gradient flows through s. With equal weights w, a turn's tokens add up to −w·n·s·A, and since ∇s = s/n · Σ∇logp,
+    the gradient is −w·s·A·Σ∇logp: as large as that of a token-level loss, whatever n. Unequal weights within a turn
+    (an importance correction per token) act by their mean.
+
+    Example: a turn of two tokens with logp − old = ln 4 and 0 has s = 2. With A = 1 and clip_high = 1 each token's loss
+    is −2 and, for w = 1, the gradient of either logp is −2.
+
+    Args:
+        logp_T: float, nats, log-probability of the token under the weights that learn; carries the gradient.
+        old_T: float, nats, under the weights it was sampled from; no gradient.
+        advantage_T: float, of the token's turn; no gradient.
+        turn_T: int, the token's turn: any labels, one for all tokens of a turn and no two turns the same. All tokens of
+            a turn must be in the micro-batch.
+        clip_low: in [0, 1]; the turn ratio's lower bound is 1 − clip_low, for A < 0.
+        clip_high: at least 0; the turn ratio's upper bound is 1 + clip_high, for A > 0.
+
+    Raises:
+        ValueError: the columns differ in shape, turns are not integers, or a bound is out of its range.
+    """
+    doing = "computing the loss gspo"
+    check_columns(doing, logp_T=logp_T, old_T=old_T, advantage_T=advantage_T, turn_T=turn_T)
+    check_turns(doing, turn_T)
+    _check_bounds("gspo", clip_low, clip_high)
+    difference_T = difference(logp_T, old_T)
+    size_T = turn_sum(torch.ones_like(difference_T), turn_T)
+    return _surrogate(bounded_exp(turn_sum(difference_T, turn_T) / size_T), advantage_T, clip_low, clip_high)
+
+
+def cispo(
+    logp_T: Tensor, old_T: Tensor, advantage_T: Tensor, *, clip_low: float = 1.0, clip_high: float = 4.0
+) -> TokenLoss:
+    """CISPO (MiniMax-M1, https://arxiv.org/abs/2506.13585): the ratio is bounded, and no token loses its gradient.
+
+        ρ = exp(clip(logp − old, ±20))
+        l = −sg(clip(ρ, 1 − low, 1 + high))·A·logp            sg: without gradient
+
+    The gradient is −clip(ρ, 1 − low, 1 + high)·A·∇logp, and ρ > 0: a rare token that the update made likely is held to
+    a factor, where ``clipped`` drops it. The defaults leave the lower side open, as the paper does, and bound ρ by 5; a
+    lower bound above 0 would push on tokens that the policy has already moved away from.
+
+    Example: logp = ln ½ with ρ = 8 and A = 1 has the factor 5: loss 5·ln 2 = 3.47, gradient −5.
+
+    Args:
+        logp_T: float, nats, log-probability of the token under the weights that learn; carries the gradient.
+        old_T: float, nats, under the weights it was sampled from; no gradient.
+        advantage_T: float, of the token's turn; no gradient.
+        clip_low: in [0, 1]; the factor's lower bound is 1 − clip_low; 1: none.
+        clip_high: at least 0; the factor's upper bound is 1 + clip_high.
+
+    Raises:
+        ValueError: the columns differ in shape, or a bound is out of its range.
+    """
+    check_columns("computing the loss cispo", logp_T=logp_T, old_T=old_T, advantage_T=advantage_T)
+    _check_bounds("cispo", clip_low, clip_high)
+    ratio_T = bounded_exp(difference(logp_T.detach(), old_T))
+    factor_T = ratio_T.clamp(1 - clip_low, 1 + clip_high)
+    return TokenLoss(
+        loss_T=_likelihood(logp_T, factor_T * advantage_T),
+        ratio_T=ratio_T,
+        low_T=ratio_T < 1 - clip_low,
+        high_T=ratio_T > 1 + clip_high,
+    )
+
+
+def reinforce(logp_T: Tensor, old_T: Tensor, advantage_T: Tensor) -> TokenLoss:
+    """REINFORCE: l = −A·logp, the policy gradient for tokens sampled under the weights that learn.
+
+    Nothing is bounded and nothing corrects for weights that have moved on since; the ratio is only reported.
+
+    Args:
+        logp_T: float, nats, log-probability of the token under the weights that learn; carries the gradient.
+        old_T: float, nats, under the weights it was sampled from; no gradient.
+        advantage_T: float, of the token's turn; no gradient.
+
+    Raises:
+        ValueError: the columns differ in shape.
+    """
+    check_columns("computing the loss reinforce", logp_T=logp_T, old_T=old_T, advantage_T=advantage_T)
+    never_T = torch.zeros_like(logp_T, dtype=torch.bool)
+    return TokenLoss(
+        loss_T=_likelihood(logp_T, advantage_T),
+        ratio_T=bounded_exp(difference(logp_T.detach(), old_T)),
+        low_T=never_T,
+        high_T=never_T,
+    )
+
+
+def nll(logp_T: Tensor) -> TokenLoss:
+    """l = −logp, for supervised steps: the token is right and there is no distribution that it was sampled from.
+
+    Args:
+        logp_T: float, nats, under the weights that learn; carries the gradient.
+    """
+    never_T = torch.zeros_like(logp_T, dtype=torch.bool)
+    return TokenLoss(loss_T=-logp_T, ratio_T=torch.ones_like(logp_T).detach(), low_T=never_T, high_T=never_T)
+
+
+LOSSES: Mapping[str, Callable[..., TokenLoss]] = {
+    "clipped": clipped,
+    "gspo": gspo,
+    "cispo": cispo,
+    "reinforce": reinforce,
+}
+OF_TURNS = frozenset({"gspo"})  # in these the loss of a token depends on the other tokens of its turn
+
+
+def _surrogate(ratio_T: Tensor, advantage_T: Tensor, clip_low: float, clip_high: float) -> TokenLoss:
+    """−min(ρ·A, clip(ρ, 1 − low, 1 + high)·A), with the gradient of ρ."""
+    loss_T = torch.maximum(-ratio_T * advantage_T, -ratio_T.clamp(1 - clip_low, 1 + clip_high) * advantage_T)
+    still_T = ratio_T.detach()
+    return TokenLoss(
+        loss_T=loss_T,
+        ratio_T=still_T,
+        low_T=(advantage_T < 0) & (still_T < 1 - clip_low),
+        high_T=(advantage_T > 0) & (still_T > 1 + clip_high),
+    )
+
+
+def _likelihood(logp_T: Tensor, factor_T: Tensor) -> Tensor:
+    """−factor·logp; 0 where logp is −inf, since 0·inf would be NaN and the gradient there is undefined."""
+    return -factor_T * torch.where(logp_T.isneginf(), 0.0, logp_T)
+
+
+def _check_bounds(name: str, clip_low: float, clip_high: float) -> None:
+    if not (is_number(clip_low) and 0 <= clip_low <= 1):
+        raise ValueError(
+            f"computing the loss {name}: clip_low is {clip_low!r}, wanted a number in [0, 1]: the ratio's lower bound "
+            f"is 1 − clip_low."
+        )
+    if not (is_number(clip_high) and 0 <= clip_high < math.inf):
+        raise ValueError(
+            f"computing the loss {name}: clip_high is {clip_high!r}, wanted a finite number >= 0: the ratio's upper "
+            f"bound is 1 + clip_high."
+        )

@@ -1,0 +1,320 @@
+"""Packing: rows of training data into micro-batches of a token budget. Torch only; no model, no device choice.
+
+    rows ─▶ blocks: rows that share a prefix ─▶ micro-batches of whole blocks ─▶ tensors
+
+A block is a prefix tree (``prefix_tree.py``), or a row alone. Blocks lie behind each other in one long row; positions
+start again at 0 in each. There is no padding, so that nothing has to be told from it by its id. What a token sees is
+said by the positions alone; a model that computes plain rows only gets blocks of a row each.
+
+What is shared is computed once, and nothing else about it changes: the columns of trained tokens have an entry for
+every token of every row, so that loss and gradient are those of the rows apart.
+
+Legend of the suffixes: ``_1S`` one row of S packed tokens, ``_T`` the trained tokens of all rows.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate
+from typing import Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from condensegrpo.algorithms.prefix_tree import different, grouped, tree
+from condensegrpo.core.errors import LearnerError
+from condensegrpo.core.trajectory import Segment
+
+Block = tuple[Segment, ...]  # rows that are laid out together; never split
+Value = TypeVar("Value", int, float)
+TREES_A_RANK = 4  # at least so many blocks for each of several ranks, so that these can be loaded alike
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedBatch:
+    """One micro-batch. Columns of trained tokens hold nothing else: no loss or ratio of a context token can exist.
+
+    ``old`` and ``reference`` are the sampler's log-probabilities until the learner measures others. A token that some
+    rows share stands once among the S tokens, and once for every row that trains it among the T.
+    """
+
+    token_ids: Tensor  # (1, S) int64
+    position_ids: Tensor  # (1, S) int64, depth in the row, 0 at the start of every tree and nowhere else
+    source: Tensor  # (T,) int64, the place in S whose logits predict the token: the one before it in its row
+    target: Tensor  # (T,) int64, the token's id
+    turns: Tensor  # (T,) int64, the turn that sampled the token: a number of its own for every turn of the micro-batch
+    logprobs: Tensor  # (T,) float32, nats, of the sampler
+    old: Tensor  # (T,) float32, nats, under the weights that ratios are taken against
+    reference: Tensor  # (T,) float32, nats, of the policy that the KL term is measured to
+    advantages: Tensor  # (T,) float32
+    weights: Tensor  # (T,) float32, in the optimiser step's loss
+
+    @property
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What the learner's forward pass takes, in its order."""
+        return self.token_ids, self.position_ids, self.source, self.target
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same batch on another device."""
+        return replace(self, **{column.name: getattr(self, column.name).to(device) for column in fields(self)})
+
+
+def blocks(rows: Sequence[Segment], *, max_tokens: int, share: bool, ranks: int = 1) -> tuple[Block, ...]:
+    """The rows in blocks; those that share a prefix in one, as far as the budget allows.
+
+    Args:
+        max_tokens: the budget of a micro-batch.
+        share: whether the model computes prefix trees; else every row is a block.
+        ranks: that the blocks will be shared out to: with several no block is larger than a part of one rank's share.
+
+    Raises:
+        LearnerError: a row alone is over the budget.
+    """
+    longest = max(rows, key=lambda row: len(row.token_ids), default=None)
+    if longest is not None and len(longest.token_ids) > max_tokens:
+        where = f"the row of trajectory {longest.trajectory!r} from turn {longest.first_turn} on"
+        raise _too_long(len(rows), where, len(longest.token_ids), max_tokens)
+    if not share:
+        return tuple((row,) for row in rows)
+    ids = [row.token_ids for row in rows]
+    if ranks > 1 and longest is not None:
+        max_tokens = min(max_tokens, max(len(longest.token_ids), different(ids) // (TREES_A_RANK * ranks)))
+    return tuple(tuple(rows[index] for index in group) for group in grouped(ids, max_tokens=max_tokens))
+
+
+def tokens(block: Block) -> int:
+    """The tokens of a block that go through the model: those that its rows share are counted once."""
+    return different([row.token_ids for row in block])
+
+
+def share_out(sizes: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Which rank computes each block, so that the ranks have as many tokens as one block allows.
+
+    As long as that brings the two nearer, the rank with most gives the one with least the block that makes them most
+    equal. Whoever computes a block, the gradient is the same: its weights are those of the whole optimiser step.
+
+    Example: a rank with blocks of 6, 5 and 4 tokens gives one with a block of 3 its first: ((1, 0, 0), (1,)), 9 and 9.
+
+    Args:
+        sizes: by rank, the tokens of each block that it has.
+
+    Returns:
+        By rank, the rank that computes each block that it has.
+    """
+    owners = [[rank] * len(own) for rank, own in enumerate(sizes)]
+    loads = [sum(own) for own in sizes]
+    while True:
+        least, most = loads.index(min(loads)), loads.index(max(loads))
+        gap = loads[most] - loads[least]
+        movable = [
+            (abs(gap - 2 * size), rank, block)
+            for rank, own in enumerate(sizes)
+            for block, size in enumerate(own)
+            if owners[rank][block] == most and 0 < size < gap
+        ]
+        if not movable:
+            return tuple(tuple(own) for own in owners)
+        _, rank, block = min(movable)
+        owners[rank][block] = least
+        loads[most] -= sizes[rank][block]
+        loads[least] += sizes[rank][block]
+
+
+def micro_batches(blocks: Sequence[Block], *, max_tokens: int) -> list[PackedBatch]:
+    """The blocks as micro-batches of at most so many tokens, as few as fit and near equal."""
+    packed = pack([tokens(block) for block in blocks], max_tokens)
+    return [lay_out([blocks[index] for index in batch]) for batch in packed]
+
+
+def pack(lengths: Sequence[int], max_tokens: int) -> tuple[tuple[int, ...], ...]:
+    """Micro-batches of row indices: each row in exactly one, none over the budget, no row split.
+
+    As many as first-fit decreasing needs, at most 11/9 of the best possible number plus one. With that number rows of
+    like length are put together if they can be, which a model pads least; and the largest micro-batch is as small as
+    this way of packing allows, which keeps peak memory low. Deterministic; equal lengths go by index.
+
+    Example: lengths [3, 9, 5, 2] under a budget of 10 give ((1,), (0, 2, 3)).
+
+    Raises:
+        LearnerError: a row alone is over the budget.
+    """
+    if lengths and max(lengths) > max_tokens:
+        raise _too_long(len(lengths), f"row {lengths.index(max(lengths))}", max(lengths), max_tokens)
+    fewest = first_fit(lengths, max_tokens)
+    alike = next_fit(lengths, max_tokens)
+    found = _evened(lengths, alike, next_fit) if len(alike) == len(fewest) else _evened(lengths, fewest, first_fit)
+    return tuple(tuple(sorted(batch)) for batch in found)
+
+
+def first_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
+    """Bins of row indices: the longest row first, each into the first bin with room for it."""
+    rooms: list[int] = []
+    bins: list[list[int]] = []
+    for row in _longest_first(lengths):
+        place = next((place for place, left in enumerate(rooms) if left >= lengths[row]), None)
+        if place is None:
+            rooms.append(room - lengths[row])
+            bins.append([row])
+        else:
+            rooms[place] -= lengths[row]
+            bins[place].append(row)
+    return bins
+
+
+def next_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
+    """Bins of row indices: the longest row first, each into the last bin if it has room, so that like lie together."""
+    left = 0
+    bins: list[list[int]] = []
+    for row in _longest_first(lengths):
+        if not bins or left < lengths[row]:
+            bins.append([])
+            left = room
+        left -= lengths[row]
+        bins[-1].append(row)
+    return bins
+
+
+def _evened(
+    lengths: Sequence[int], bins: list[list[int]], fit: Callable[[Sequence[int], int], list[list[int]]]
+) -> list[list[int]]:
+    """As many bins with less room in each: the least that bisection finds to be enough."""
+    if not bins:
+        return bins
+    low = max(max(lengths), -(-sum(lengths) // len(bins))) - 1  # below: not known to be enough
+    high = max(sum(lengths[row] for row in group) for group in bins)
+    while high - low > 1:
+        middle = (low + high) // 2
+        tried = fit(lengths, middle)
+        if len(tried) <= len(bins):
+            bins, high = tried, middle
+        else:
+            low = middle
+    return bins
+
+
+def _longest_first(lengths: Sequence[int]) -> list[int]:
+    return sorted(range(len(lengths)), key=lambda row: -lengths[row])
+
+
+def _too_long(rows: int, where: str, length: int, max_tokens: int) -> LearnerError:
+    return LearnerError(
+        f"packing {rows} rows: {where} has {length} tokens and a micro-batch may hold {max_tokens}. Rows are never "
+        f"split: set learner.tokens_per_micro_batch to at least {length}, or let contexts and replies be shorter."
+    )
+
+
+def collate(segments: Sequence[Segment]) -> PackedBatch:
+    """The rows behind each other as one micro-batch, nothing shared.
+
+    Example: rows [5 6 7*] and [8 9*] (trained where starred) give
+
+        token_ids    5 6 7 8 9
+        position_ids 0 1 2 0 1
+        source       1 3            6 predicts 7, 8 predicts 9
+        target       7 9
+        turns        0 1
+
+    Raises:
+        LearnerError: a trained token stands at the start of its row, where nothing predicts it.
+    """
+    return lay_out([(segment,) for segment in segments])
+
+
+def lay_out(blocks: Sequence[Block]) -> PackedBatch:
+    """The blocks behind each other as one micro-batch; the columns of trained tokens by block, then by row.
+
+    Example: one block of the rows [5 6 7*] and [5 6 8*] gives
+
+        token_ids    5 6 7 8
+        position_ids 0 1 2 2
+        source       1 1            6 predicts 7 in the one and 8 in the other
+        target       7 8
+
+    Raises:
+        LearnerError: a trained token stands at the start of its row, where nothing predicts it.
+    """
+    segments = [segment for block in blocks for segment in block]
+    _check(segments)
+    trees = [tree([segment.token_ids for segment in block]) for block in blocks]
+    starts = list(accumulate((len(one.token_ids) for one in trees), initial=0))
+    places = [
+        (segment, start, places)
+        for block, one, start in zip(blocks, trees, starts, strict=False)
+        for segment, places in zip(block, one.places, strict=True)
+    ]
+    logprobs_T = _column(_trained(segment, segment.logprobs) for segment in segments)
+    return PackedBatch(
+        token_ids=_packed(one.token_ids for one in trees),
+        position_ids=_packed(one.positions for one in trees),
+        source=torch.tensor(
+            [start + place for segment, start, row in places for place in _trained(segment, (0, *row[:-1]))],
+            dtype=torch.int64,
+        ),
+        target=torch.tensor(
+            [token for segment in segments for token in _trained(segment, segment.token_ids)], dtype=torch.int64
+        ),
+        turns=_turn_numbers(segments),
+        logprobs=logprobs_T,
+        old=logprobs_T,
+        reference=logprobs_T,
+        advantages=_column(_trained(segment, segment.advantages) for segment in segments),
+        weights=_column(_trained(segment, segment.weights) for segment in segments),
+    )
+
+
+def dummy() -> PackedBatch:
+    """A micro-batch that changes nothing: two tokens, the second trained with advantage 0 and weight 0.
+
+    For ranks with fewer micro-batches than the others: forward and backward run through every parameter and add a
+    gradient of exactly zero, so that collective operations of the ranks stay in step.
+    """
+    return collate(
+        [
+            Segment(
+                token_ids=(0, 0),
+                trained=(False, True),
+                logprobs=(0.0, 0.0),
+                advantages=(0.0, 0.0),
+                weights=(0.0, 0.0),
+                trajectory="",
+                first_turn=0,
+            )
+        ]
+    )
+
+
+def _check(segments: Sequence[Segment]) -> None:
+    if not segments:
+        raise ValueError("a micro-batch needs at least one row; a rank without rows takes dummy()")
+    for number, segment in enumerate(segments):
+        if segment.trained[:1] == (True,):
+            raise LearnerError(
+                f"packing row {number} (trajectory {segment.trajectory!r}, from turn {segment.first_turn}): its first "
+                f"token is to be trained and has no context, wanted at least one token of prompt before it."
+            )
+
+
+def _trained(segment: Segment, column: Sequence[Value]) -> list[Value]:
+    """The entries of a column (L,) at the trained tokens."""
+    return [value for value, trained in zip(column, segment.trained, strict=True) if trained]
+
+
+def _packed(parts: Iterable[Sequence[int]]) -> Tensor:
+    return torch.tensor([[value for part in parts for value in part]], dtype=torch.int64)
+
+
+def _turn_numbers(segments: Sequence[Segment]) -> Tensor:
+    """The number (T,) of the turn that sampled each trained token, counted over all rows."""
+    turns = [
+        (row, turn)
+        for row, segment in enumerate(segments)
+        for turn, trained in zip(
+            segment.turns or (segment.first_turn,) * len(segment.trained), segment.trained, strict=True
+        )
+        if trained
+    ]
+    number = {turn: place for place, turn in enumerate(dict.fromkeys(turns))}
+    return torch.tensor([number[turn] for turn in turns], dtype=torch.int64)
+
+
+def _column(rows: Iterable[Sequence[float]]) -> Tensor:
+    return torch.tensor([value for row in rows for value in row], dtype=torch.float32)

@@ -1,0 +1,169 @@
+"""Segments: a trajectory as rows of training data. Pure; no tensors, no text, no tokenizer.
+
+Token ids go in as the sampler received and returned them and come out byte-identical: nothing here decodes or encodes.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from condensegrpo.core.errors import PrefixBroken
+from condensegrpo.core.trajectory import Segment, Stop, Trajectory, Turn
+
+LOGPROB_SLACK = 1e-4  # nats; a log-probability rounded in low precision may lie this far above 0
+
+
+def segments(trajectory: Trajectory, *, advantage_K: Sequence[float], weight_K: Sequence[float]) -> tuple[Segment, ...]:
+    """The rows that train a trajectory: maximal runs of turns in which each prompt continues the last prompt + output.
+
+    Example: three turns, the prompt of the third rewritten by a condenser; capitals were sampled.
+
+        turn 0   a b           → C
+        turn 1   a b C d       → E F        continues: d answers C
+        turn 2   x y           → G          declared condensation
+
+        row 0    a b C d E F     trained at C (advantage_K[0]) and at E F (advantage_K[1])
+        row 1    x y G           trained at G (advantage_K[2])
+
+    Turns merge wherever the prompt does continue, also where a condensation was declared. Condense turns are turns like
+    any other. Each sampled token is trained exactly once, no context token ever. A turn that sampled nothing is context
+    to its row; a row in which nothing was sampled would train nothing and is left out.
+
+    Args:
+        advantage_K: one advantage a turn; entries beyond the last turn are ignored, so a row of advantage_NK will do.
+        weight_K: the weight of each token of a turn in the optimiser step's loss; likewise.
+
+    Raises:
+        PrefixBroken: a prompt does not continue the last and no condensation was declared.
+    """
+    turns = trajectory.turns
+    if len(advantage_K) < len(turns) or len(weight_K) < len(turns):
+        raise ValueError(
+            f"trajectory {trajectory.id!r} has {len(turns)} turns and needs an advantage and a weight for each, found "
+            f"{len(advantage_K)} advantages and {len(weight_K)} weights"
+        )
+    bad = [weight for weight in weight_K[: len(turns)] if not 0 <= weight < math.inf]
+    if bad:
+        raise ValueError(
+            f"trajectory {trajectory.id!r} has a turn whose tokens weigh {bad[0]}, wanted a finite number that is not "
+            f"negative: the sign of a token's loss is its advantage's"
+        )
+    rows = (
+        _segment(trajectory.id, first, turns[first:end], advantage_K[first:end], weight_K[first:end])
+        for first, end in pairwise([*_starts(turns), len(turns)])
+    )
+    return tuple(row for row in rows if any(row.trained))
+
+
+def check(trajectory: Trajectory) -> tuple[str, ...]:
+    """The invariants that a trajectory breaks, in words; empty if it breaks none. Raises nothing.
+
+    Prompts continue or declare a condensation; a condensation accounts once, in order, for every earlier reply, and
+    knows the length of its prompt; log-probabilities are finite and not above 0; its stop gives an answer iff there is
+    one.
+    """
+    return (*_broken_prefixes(trajectory.turns), *_broken_turns(trajectory.turns), *_broken_stop(trajectory))
+
+
+def _starts(turns: Sequence[Turn]) -> Iterator[int]:
+    """The turns that open a row."""
+    for index, turn in enumerate(turns):
+        if index == 0:
+            yield index
+            continue
+        position = _difference(turns[index - 1], turn)
+        if position is None:
+            continue
+        if turn.condensation is None:
+            raise _prefix_broken(index, turns[index - 1], turn, position)
+        yield index
+
+
+def _difference(last: Turn, turn: Turn) -> int | None:
+    """Where the prompt first differs from the last prompt + output, or ends too early; None: it continues."""
+    wanted = last.prompt_ids + last.output_ids
+    if turn.prompt_ids[: len(wanted)] == wanted:
+        return None
+    pairs = zip(wanted, turn.prompt_ids, strict=False)
+    return next((place for place, (old, new) in enumerate(pairs) if old != new), len(turn.prompt_ids))
+
+
+def _prefix_broken(index: int, last: Turn, turn: Turn, position: int) -> PrefixBroken:
+    found = turn.prompt_ids[position] if position < len(turn.prompt_ids) else None
+    wanted = (last.prompt_ids + last.output_ids)[position]
+    return PrefixBroken.at(turn=index, position=position, wanted=wanted, found=found)
+
+
+def _segment(
+    trajectory: str, first: int, turns: Sequence[Turn], advantage_K: Sequence[float], weight_K: Sequence[float]
+) -> Segment:
+    """One row from turns that continue each other."""
+    token_ids: list[int] = []
+    trained: list[bool] = []
+    logprobs: list[float] = []
+    advantages: list[float] = []
+    weights: list[float] = []
+    sampled_in: list[int] = []
+    for index, (turn, advantage, weight) in enumerate(zip(turns, advantage_K, weight_K, strict=True), start=first):
+        context, sampled = len(turn.prompt_ids) - len(token_ids), len(turn.output_ids)
+        token_ids += (*turn.prompt_ids[len(token_ids) :], *turn.output_ids)
+        trained += [False] * context + [True] * sampled
+        logprobs += [0.0] * context + list(turn.logprobs)
+        advantages += [0.0] * context + [float(advantage)] * sampled
+        weights += [0.0] * context + [float(weight)] * sampled
+        sampled_in += [-1] * context + [index] * sampled
+    return Segment(
+        token_ids=tuple(token_ids),
+        trained=tuple(trained),
+        logprobs=tuple(logprobs),
+        advantages=tuple(advantages),
+        weights=tuple(weights),
+        trajectory=trajectory,
+        first_turn=first,
+        turns=tuple(sampled_in),
+    )
+
+
+def _broken_prefixes(turns: Sequence[Turn]) -> Iterator[str]:
+    for index, (last, turn) in enumerate(pairwise(turns), start=1):
+        position = _difference(last, turn)
+        if position is not None and turn.condensation is None:
+            yield str(_prefix_broken(index, last, turn, position))
+
+
+def _broken_turns(turns: Sequence[Turn]) -> Iterator[str]:
+    units: list[int] = []  # the replies so far that a condenser had before it
+    for index, turn in enumerate(turns):
+        for place, logprob in enumerate(turn.logprobs):
+            if not math.isfinite(logprob) or logprob > LOGPROB_SLACK:
+                yield (
+                    f"turn {index}: the log-probability of output token {place} is {logprob}, wanted a finite number "
+                    f"of at most 0"
+                )
+        yield from _broken_condensation(index, turn, units)
+        if turn.kind == "act":
+            units.append(index)
+
+
+def _broken_condensation(index: int, turn: Turn, units: Sequence[int]) -> Iterator[str]:
+    if turn.condensation is None:
+        return
+    spans = [span.turn for span in turn.condensation.spans]
+    if spans != list(units):
+        yield (
+            f"turn {index}: the condensation by {turn.condensation.condenser!r} accounts for the units of turns "
+            f"{spans}, wanted every earlier one once and in order: {list(units)}"
+        )
+    if turn.condensation.tokens_after != len(turn.prompt_ids):
+        yield (
+            f"turn {index}: the condensation by {turn.condensation.condenser!r} claims "
+            f"{turn.condensation.tokens_after} tokens after it, the prompt has {len(turn.prompt_ids)}"
+        )
+
+
+def _broken_stop(trajectory: Trajectory) -> Iterator[str]:
+    if trajectory.stop.gives_answer != (trajectory.answer is not None):
+        yield (
+            f"the trajectory stopped as {trajectory.stop.value!r} with the answer {trajectory.answer!r}, wanted an "
+            f"answer if and only if it stopped as {Stop.ANSWERED.value!r} or {Stop.CONFIDENT.value!r}"
+        )

@@ -1,0 +1,396 @@
+"""Builds what a configuration names. The only file that loads plug-ins.
+
+``check`` does everything that needs no model, so that a wrong configuration stops the run before one is loaded.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from condensegrpo.algorithms.credit import Scores
+from condensegrpo.algorithms.objective import Minimised
+from condensegrpo.assembly import rollout_parts
+from condensegrpo.assembly.learning_signal import advantage_estimator, objective
+from condensegrpo.assembly.scorers import check_models, check_scorers, names_of, open_scorers
+from condensegrpo.config.checks import check_figures
+from condensegrpo.config.schema import (
+    HELD_OUT,
+    Plugin,
+    RunConfig,
+    StagePlugin,
+    WeightedPlugin,
+    evaluations,
+    longest_request,
+)
+from condensegrpo.config.section import parse
+from condensegrpo.core import plugins
+from condensegrpo.core.errors import CondenseError, ConfigError, ContextOverflow
+from condensegrpo.core.messages import Message
+from condensegrpo.core.plugins import build, load
+from condensegrpo.core.protocols import (
+    Budget,
+    ChecksRoom,
+    Condenser,
+    GroupReward,
+    Part,
+    Problem,
+    Reward,
+    Sampler,
+    Split,
+    Stage,
+    Task,
+    Tool,
+    Tracker,
+    TurnReward,
+)
+from condensegrpo.learner.policy import end_ids, load_tokenizer, positions
+from condensegrpo.learner.targets import as_targets, check_targets_of
+from condensegrpo.rollout.boundary import checked_messages
+from condensegrpo.rollout.budget import check_head
+from condensegrpo.rollout.codeformat import TOOL as CODE_TOOL
+from condensegrpo.rollout.episode import Engine
+from condensegrpo.rollout.render import Renderer
+from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
+from condensegrpo.sandbox.current import configure
+from condensegrpo.sandbox.limits import MIB
+from condensegrpo.sandbox.limits import Limits as SandboxLimits
+
+P = TypeVar("P")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Components:
+    """What a run is made of, besides the model."""
+
+    task: Task
+    reward: Reward | GroupReward
+    condenser: Condenser
+    toolbox: Toolbox
+    estimator: Callable[[Scores], torch.Tensor]  # the advantage of every turn, (N, K)
+    objective: Minimised
+
+
+def check(config: RunConfig) -> Components:
+    """Check what can be checked without a model, the evaluations included, and build every plug-in.
+
+    Raises:
+        ConfigError: a plug-in, an option, an estimator or a loss is unknown, or figures do not fit together.
+        DataError: the data of a task is not what it should be.
+    """
+    built = components(config)
+    for split in ("train", "eval"):
+        problems(built.task, split)
+    for name, varied in evaluations(config).items():
+        if name != HELD_OUT:
+            problems(components(varied).task, "eval")
+    plugins.check("samplers", config.sampler.name, _sampler_options(config, ""))
+    chosen = load("samplers", config.sampler.name)
+    check_scorers(names_of(built.condenser), chosen, config.sampler.name)
+    rollout_parts.check_probe(config, chosen)
+    for tracker in config.trackers:
+        plugins.check("trackers", tracker.name, tracker.options)
+    return built
+
+
+def components(config: RunConfig) -> Components:
+    """Build every plug-in of a configuration but the sampler and the trackers; raises as ``check`` does."""
+    check_figures(config)
+    _sandbox(config)
+    return Components(
+        task=_with_methods(_task(config), config.task.name, "problems", "environment"),
+        reward=_reward(config.reward),
+        condenser=condenser(config.condenser),
+        toolbox=Toolbox(
+            _tools(config),
+            format=TOOL_FORMATS[config.rollout.tool_format],
+            seconds=config.rollout.tool_seconds,
+            max_chars=config.rollout.tool_chars,
+        ),
+        estimator=advantage_estimator(config),
+        objective=objective(config.algorithm),
+    )
+
+
+def problems(task: Task, split: Split) -> Sequence[Problem]:
+    """The problems of a split.
+
+    Raises:
+        ConfigError: there are none, the task cannot make as many as it was asked for, or it fails at it.
+    """
+    try:
+        found = task.problems(split)
+    except CondenseError:
+        raise
+    except Exception as error:  # the boundary to a task
+        raise ConfigError(f"making the {split} problems of the task: {_said(error)}") from error
+    if not len(found):
+        raise ConfigError(f"reading the {split} problems of the task: found none. Check task.data and task.eval_data.")
+    return found
+
+
+def use_threads(config: RunConfig) -> None:
+    """Give torch as many CPU threads as the configuration says."""
+    if config.learner.threads is not None:
+        torch.set_num_threads(config.learner.threads)
+
+
+def sampler(config: RunConfig, model_path: str) -> Sampler:
+    """The sampler, with the weights of a model folder."""
+    built: Sampler = build("samplers", config.sampler.name, _sampler_options(config, model_path))
+    return built
+
+
+def _sampler_options(config: RunConfig, model_path: str) -> dict[str, Any]:
+    supplied: dict[str, Any] = {"model_path": model_path, "dtype": config.model.dtype}
+    if plugins.takes("samplers", config.sampler.name, "max_model_len"):
+        supplied["max_model_len"] = longest_request(config)
+    return {**supplied, **config.sampler.options}
+
+
+def trackers(config: RunConfig) -> tuple[Tracker, ...]:
+    """The trackers beside ``metrics.jsonl``."""
+    return tuple(build("trackers", plugin.name, plugin.options) for plugin in config.trackers)
+
+
+def renderer(config: RunConfig, components: Components, source: str) -> Renderer:
+    """The renderer for a model folder or Hub id, with the schemas of the tools if the chat template is to show them."""
+    native = config.rollout.tool_format == "native"
+    return Renderer(
+        load_tokenizer(source),
+        tools=components.toolbox.schemas if native else (),
+        template_options=config.rollout.template_options,
+        stop_ids=end_ids(source),
+    )
+
+
+def engine(
+    config: RunConfig, components: Components, *, renderer: Renderer, sampler: Sampler, temperature: float
+) -> Engine:
+    """The trajectory engine."""
+    return Engine(
+        sampler=sampler,
+        renderer=renderer,
+        condenser=components.condenser,
+        condenser_name=config.condenser.name,
+        scorers=open_scorers(
+            names_of(components.condenser), sampler=sampler, renderer=renderer, dtype=config.model.dtype
+        ),
+        trigger=rollout_parts.trigger(config),
+        toolbox=components.toolbox,
+        limits=rollout_parts.limits(config),
+        temperature=temperature,
+        probe=rollout_parts.probe(config, renderer, sampler),
+        confidence=rollout_parts.confidence(config, renderer),
+    )
+
+
+def check_model(config: RunConfig, components: Components, source: str) -> None:
+    """Check what a configuration asks of its model's tokenizer, chat template and positions. Loads no weights.
+
+    Raises:
+        ConfigError: system message and question, or a context with its reply, are too long (the message says which key
+            to change), the chat template knows no tool results, or the model has no layers for the adapters.
+    """
+    rendering = renderer(config, components, source)
+    head = components.toolbox.introduced(_head(components.task, problems(components.task, "train")[0]))
+    check_models(names_of(components.condenser), source, head=head, tokens=config.rollout.max_context_tokens)
+    try:
+        check_head(rendering, head, rollout_parts.limits(config))
+    except ContextOverflow as error:
+        raise ConfigError(str(error)) from error
+    _check_condenser(config, components, rendering, head)
+    rollout_parts.confidence(config, rendering)
+    if components.toolbox.names:
+        rendering.check_roles(head, components.toolbox.format.result("call_0", components.toolbox.names[0], "0"))
+    longest, room = config.rollout.max_context_tokens + config.rollout.max_output_tokens, positions(source)
+    if room is not None and longest > room:
+        raise ConfigError(
+            f"checking rollout.max_context_tokens: with rollout.max_output_tokens it makes {longest} tokens, and the "
+            f"model has {room} positions. Lower one of them."
+        )
+    if config.model.lora is not None:
+        check_targets_of(source, as_targets(config.model.lora.targets))
+
+
+def _head(task: Task, problem: Problem) -> tuple[Message, ...]:
+    """How an episode of the problem begins.
+
+    Raises:
+        ConfigError: the task fails at it, or gives something else.
+    """
+
+    async def begin() -> tuple[Message, ...]:
+        return checked_messages(await task.environment(problem).start(), f"{type(task).__name__}.environment.start")
+
+    try:
+        return asyncio.run(begin())
+    except CondenseError:
+        raise
+    except Exception as error:  # the boundary to a task
+        raise ConfigError(
+            f"starting the problem {problem.id} of the task {type(task).__name__}: {_said(error)}. It would fail in "
+            f"every trajectory: mend the task, or its data."
+        ) from error
+
+
+def _said(error: Exception) -> str:
+    """What a plug-in's error says; a ``ValueError`` is how it speaks to users, others need their names."""
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+
+
+def _check_condenser(config: RunConfig, components: Components, renderer: Renderer, head: Sequence[Message]) -> None:
+    """Check that the condenser has the room that it needs; at the draw of the trigger that leaves it the least."""
+    if not isinstance(components.condenser, ChecksRoom):
+        return
+    most = config.rollout.max_context_tokens
+    room = Budget(
+        tokens=rollout_parts.trigger(config).room(most, draw=1.0),
+        count=renderer.count,
+        request_tokens=most,
+        reply_tokens=config.rollout.max_output_tokens,
+    )
+    try:
+        components.condenser.check_room(head, room)
+    except ValueError as error:
+        raise ConfigError(f"checking the room of the condenser {config.condenser.name}: {error}.") from error
+
+
+def _sandbox(config: RunConfig) -> None:
+    """Say what the sandbox of this process is; it starts when a plug-in opens it."""
+    given = config.sandbox
+    limits = SandboxLimits(
+        seconds=given.seconds,
+        memory=given.memory_mib * MIB,
+        processes=given.processes,
+        disk=given.disk_mib * MIB,
+        file=given.disk_mib * MIB // 2,
+        files=given.files,
+        output=given.output_bytes,
+    )
+    configure(rung=given.rung, limits=limits, parallel=given.parallel, packages=given.packages)
+
+
+def _task(config: RunConfig) -> Task:
+    data = {
+        key: value
+        for key, value in (("data", config.task.data), ("eval_data", config.task.eval_data))
+        if value is not None
+    }
+    built: Task = build("tasks", config.task.name, {**data, **config.task.options})
+    return built
+
+
+def condenser(plugin: Plugin) -> Condenser:
+    """A condenser. Where its options hold ``stages``, each of them is a condenser by name with a trigger beside it."""
+    options = dict(plugin.options)
+    if "stages" in options:
+        if not isinstance(options["stages"], list):
+            raise ConfigError(
+                f"checking the option stages of the condenser {plugin.name}: found {options['stages']!r}, wanted a "
+                f"list of condensers."
+            )
+        options["stages"] = tuple(
+            _stage(parse(StagePlugin, stage, source=f"stages[{place}] of the condenser {plugin.name}"))
+            for place, stage in enumerate(options["stages"])
+        )
+    built: Condenser = _with_methods(build("condensers", plugin.name, options), plugin.name, "condense")
+    return built
+
+
+def _stage(plugin: StagePlugin) -> Stage:
+    return Stage(name=plugin.name.rpartition(":")[2], condenser=condenser(plugin), over=plugin.over)
+
+
+def _reward(plugin: Plugin) -> Reward | GroupReward:
+    """A reward. Where its options hold ``parts``, each of them is a reward by name with a weight beside it."""
+    options = dict(plugin.options)
+    if "parts" in options:
+        if not isinstance(options["parts"], list):
+            raise ConfigError(f"checking reward.options.parts: found {options['parts']!r}, wanted a list of rewards.")
+        options["parts"] = [
+            _part(parse(WeightedPlugin, part, source=f"reward.options.parts[{place}]"))
+            for place, part in enumerate(options["parts"])
+        ]
+    built = _of_one_kind(build("rewards", plugin.name, options), plugin.name)
+    if isinstance(built, TurnReward):
+        raise ConfigError(
+            f"setting up the reward {plugin.name}: it pays single turns and says nothing of the outcome. Make it a "
+            f"part of a weighted_sum beside one that does, such as correct: "
+            f"reward={{name: weighted_sum, options: {{parts: [{{name: correct}}, {{name: {plugin.name!r}}}]}}}}."
+        )
+    return built
+
+
+def _part(plugin: WeightedPlugin) -> Part:
+    if "parts" in plugin.options:
+        raise ConfigError(
+            f"setting up the part {plugin.name} of reward.options.parts: it has parts of its own, and a part is a "
+            f"single reward. List them beside the others, each with the product of the two weights."
+        )
+    built = _of_one_kind(build("rewards", plugin.name, plugin.options), plugin.name)
+    if isinstance(built, GroupReward):
+        raise ConfigError(
+            f"setting up the part {plugin.name} of reward.options.parts: it scores a group as a whole, and a weighted "
+            f"sum scores one trajectory at a time. Use it alone: reward.name={plugin.name}."
+        )
+    return Part(name=plugin.name.rpartition(":")[2], weight=plugin.weight, reward=built)
+
+
+def _of_one_kind(reward: Any, name: str) -> Reward | GroupReward | TurnReward:  # noqa: ANN401  see plugins.load
+    """The reward, if it is one for outcomes, one for groups or one for turns: with two of them, which is meant?"""
+    kinds = {
+        "__call__": callable(reward),
+        "score_group": isinstance(reward, GroupReward),
+        "turn_rewards": isinstance(reward, TurnReward),
+    }
+    found = [method for method, there in kinds.items() if there]
+    if len(found) != 1:
+        raise ConfigError(
+            f"setting up {name}: of {', '.join(kinds)} {type(reward).__name__} has {' and '.join(found) or 'none'}, "
+            f"wanted exactly one; see Reward, GroupReward and TurnReward in protocols.py."
+        )
+    built: Reward | GroupReward | TurnReward = reward
+    return built
+
+
+def _with_methods(plugin: P, name: str, *methods: str) -> P:
+    """The plug-in, if it has what its protocol asks for: a plug-in inherits nothing, so nothing else would notice."""
+    missing = [method for method in methods if not callable(getattr(plugin, method, None))]
+    if missing:
+        raise ConfigError(
+            f"setting up {name}: {type(plugin).__name__} has no {' and no '.join(missing)}; see protocols.py."
+        )
+    return plugin
+
+
+def _tools(config: RunConfig) -> dict[str, Tool]:
+    """The tools by the names that the model calls them by."""
+    named = [tool if isinstance(tool, Plugin) else Plugin(name=tool) for tool in config.rollout.tools]
+    tools = {plugin.name.rpartition(":")[2]: _tool(plugin) for plugin in named}
+    if len(tools) != len(named):
+        raise ConfigError(f"checking rollout.tools: two tools have one name in {[plugin.name for plugin in named]}.")
+    if config.rollout.tool_format == "code" and set(tools) != {CODE_TOOL}:
+        raise ConfigError(
+            f"checking rollout.tools: found {', '.join(tools) or 'none'}, and rollout.tool_format=code runs the tool "
+            f"{CODE_TOOL} and no other. Set rollout.tools=[{CODE_TOOL}], or another format."
+        )
+    return tools
+
+
+def _tool(plugin: Plugin) -> Tool:
+    """A function is the tool; a class is built with its options, and its ``__call__`` is the tool."""
+    loaded = load("tools", plugin.name)
+    if inspect.isclass(loaded):
+        tool: Tool = _with_methods(build("tools", plugin.name, plugin.options), plugin.name, "__call__").__call__
+        return tool
+    if plugin.options:
+        raise ConfigError(
+            f"setting up the tool {plugin.name} with {plugin.options}: it is a function and has no options. A tool "
+            f"with options is a class whose __call__ is the tool."
+        )
+    function: Tool = loaded
+    return function

@@ -1,0 +1,33 @@
+"""Opens the learner of a configuration. Not in ``assemble``, which a dry run imports without DeepSpeed's seconds."""
+
+import torch
+
+from condensegrpo.config.schema import Lora as LoraSection
+from condensegrpo.config.schema import Optimiser as OptimiserSection
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.learner.deepspeed import DeepSpeedEngine, Optimiser, open_engine, rank
+from condensegrpo.learner.lora import Lora, add_adapters
+from condensegrpo.learner.policy import load_policy
+from condensegrpo.learner.targets import as_targets
+
+
+def open_learner(
+    config: RunConfig, source: str, settings: OptimiserSection, *, lora: LoraSection | None, total_steps: int
+) -> DeepSpeedEngine:
+    """The policy of a model folder under DeepSpeed, with an optimiser of these settings.
+
+    With ``lora`` adapters train instead of its weights. Torch's generator is seeded then, since their dropout draws
+    from it: each rank has its own masks, and a run of the same seed has the same.
+    """
+    policy = load_policy(source, dtype=config.model.dtype, attention=config.model.attention)
+    if lora is not None:
+        adapters = Lora(rank=lora.rank, alpha=lora.alpha, dropout=lora.dropout, targets=as_targets(lora.targets))
+        policy = add_adapters(policy, adapters, base=source, seed=config.seed)
+        torch.manual_seed(config.seed + rank())
+    return open_engine(
+        policy,
+        zero_stage=config.learner.zero_stage,
+        optimiser=Optimiser(**settings.model_dump(), total_steps=max(total_steps, 1)),
+        dtype=config.model.dtype,
+        offload=config.learner.offload,
+    )

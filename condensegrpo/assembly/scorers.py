@@ -1,0 +1,132 @@
+"""Opens the scorers that a condenser asks for: the policy's attention, a frozen model's, or the oracle.
+
+A name may say which layers are watched, counted from 0: ``policy@0`` or ``path/to/model@14,18``.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Literal
+
+from condensegrpo.attention.capture import check_layers, check_supported
+from condensegrpo.attention.leave_one_out import LeaveOneOut
+from condensegrpo.attention.scorer import AttentionScorer
+from condensegrpo.core.errors import ConfigError, RolloutError
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import Attends, Condenser, Measures, RanksUnits, Sampler, UnitScorer
+from condensegrpo.learner.policy import configuration, end_ids, load_tokenizer, positions
+from condensegrpo.rollout.render import Renderer
+from condensegrpo.samplers.transformers import TransformersSampler
+
+POLICY, ORACLE = "policy", "leave_one_out"  # every other one is the folder or Hub id of a frozen model
+LAYERS = re.compile(r"(?P<model>.+)@(?P<layers>\d+(,\d+)*)")
+NEEDED: Mapping[str, type] = {POLICY: Attends, ORACLE: Measures}  # of the sampler
+
+
+def names_of(condenser: Condenser) -> Sequence[str]:
+    """The scorers that a condenser asks for."""
+    return condenser.scorers if isinstance(condenser, RanksUnits) else ()
+
+
+def check_scorers(names: Sequence[str], sampler: object, sampler_name: str) -> None:
+    """Check that the sampler can do what the scorers need. Loads nothing.
+
+    Args:
+        sampler: its class, or whatever makes one, which is then not looked into.
+
+    Raises:
+        ConfigError: it cannot; the message says what does without it.
+    """
+    for name in names:
+        model, _ = parted(name)
+        if model in NEEDED and isinstance(sampler, type) and not issubclass(sampler, NEEDED[model]):
+            lacking = "what its model looks at" if model == POLICY else "how probable a reply is"
+            able = "transformers" if model == POLICY else "transformers or vllm"
+            raise ConfigError(
+                f"setting up the scorer {name!r} of the condenser: the sampler {sampler_name} cannot say {lacking}. "
+                f"Use sampler.name={able}, or name a frozen model: its folder or Hub id as the scorer."
+            )
+
+
+def check_models(names: Sequence[str], source: str, *, head: Sequence[Message], tokens: int) -> None:
+    """Check that attention can be captured from the models that score. Loads no weights.
+
+    Args:
+        source: the policy's folder or Hub id.
+        head: system message and question of some problem.
+        tokens: most that are read at once.
+
+    Raises:
+        ConfigError: a model is not there, it is of a type that was never verified, or it has no such layer; or a
+            frozen one cannot show a conversation, or is too short for one.
+    """
+    for name in names:
+        model, layers = parted(name)
+        if model == ORACLE:
+            continue
+        try:
+            shape = configuration(source if model == POLICY else model).get_text_config()
+            check_supported(shape.model_type)
+            check_layers(layers, shape.num_hidden_layers)
+        except (ConfigError, ValueError) as error:
+            raise ConfigError(f"setting up the scorer {name!r} of the condenser: {error}") from error
+        if model != POLICY:
+            _check_frozen(name, model, head, tokens)
+
+
+def _check_frozen(name: str, path: str, head: Sequence[Message], tokens: int) -> None:
+    """Check that a frozen model can be shown a conversation: its chat template is not the policy's."""
+    rendering = Renderer(load_tokenizer(path), stop_ids=end_ids(path))
+    said = (Message(role="assistant", content="so"), Message(role="user", content="and"))
+    try:
+        rendering.count((*head, *said))
+    except RolloutError as error:
+        raise ConfigError(
+            f"setting up the scorer {name!r} of the condenser: {error} Name a model that takes such a conversation."
+        ) from error
+    room = positions(path)
+    if room is not None and room < tokens:
+        raise ConfigError(
+            f"setting up the scorer {name!r} of the condenser: it has {room} positions, and prompts up to {tokens} "
+            f"tokens (rollout.max_context_tokens). Name a model with a longer context."
+        )
+
+
+def parted(name: str) -> tuple[str, tuple[int, ...]]:
+    """What scores, and the layers that are watched; without any the scorer chooses: policy@0,1 ─▶ policy, (0, 1)."""
+    found = LAYERS.fullmatch(name)
+    return (found["model"], tuple(map(int, found["layers"].split(",")))) if found else (name, ())
+
+
+def open_scorers(
+    names: Sequence[str], *, sampler: Sampler, renderer: Renderer, dtype: Literal["float32", "bfloat16"]
+) -> dict[str, UnitScorer]:
+    """The scorers by name.
+
+    Args:
+        sampler: holds the policy's weights, and gets the learner's after every step.
+        renderer: with the policy's tokenizer.
+        dtype: of frozen models.
+
+    Raises:
+        ConfigError: the sampler cannot do what one needs, or a frozen model is not there.
+    """
+    check_scorers(names, type(sampler), type(sampler).__name__)
+    return {name: _opened(name, sampler, renderer, dtype) for name in names}
+
+
+def _opened(name: str, sampler: Sampler, renderer: Renderer, dtype: Literal["float32", "bfloat16"]) -> UnitScorer:
+    model, layers = parted(name)
+    if model == POLICY and isinstance(sampler, Attends):
+        return AttentionScorer(sampler, renderer, layers=layers)
+    if model == ORACLE and isinstance(sampler, Measures):
+        return LeaveOneOut(sampler, renderer)
+    return frozen(model, dtype, layers)
+
+
+@cache
+def frozen(path: str, dtype: Literal["float32", "bfloat16"], layers: tuple[int, ...] = ()) -> AttentionScorer:
+    """The scorer of a model that is never updated; a process holds it once, for training and evaluations."""
+    tokenizer = load_tokenizer(path)
+    renderer = Renderer(tokenizer, stop_ids=end_ids(path))
+    return AttentionScorer(TransformersSampler(path, dtype=dtype), renderer, layers=layers)

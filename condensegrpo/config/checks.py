@@ -1,0 +1,155 @@
+"""Whether the figures of a configuration fit together. Looks at the configuration alone."""
+
+import inspect
+
+from condensegrpo.algorithms.advantages import ESTIMATORS
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.errors import ConfigError
+
+
+def check_figures(config: RunConfig) -> None:
+    """Check keys against each other.
+
+    Raises:
+        ConfigError: the first pair that does not fit, with both values.
+    """
+    _check_group(config)
+    _check_anchors(config)
+    _check_lengths(config)
+    _check_trigger(config)
+    _check_offload(config)
+    _check_task(config)
+    _check_staleness(config)
+    _check_information(config)
+    _check_whole_distribution(config)
+
+
+def _check_group(config: RunConfig) -> None:
+    algorithm = config.algorithm
+    raw = algorithm.estimator_options.get("singleton") == "raw"
+    if config.train.samples_per_problem > 1 or not config.train.steps or raw:
+        return
+    able = [name for name, estimator in ESTIMATORS.items() if "singleton" in inspect.signature(estimator).parameters]
+    chosen = "" if algorithm.estimator in able else f"choose one of {', '.join(able)} and "
+    raise ConfigError(
+        f"checking train.samples_per_problem: found 1; the estimator {algorithm.estimator} compares at least 2 "
+        f"trajectories a problem. Raise it, or {chosen}set algorithm.estimator_options.singleton=raw to train on the "
+        f"reward itself."
+    )
+
+
+def _check_anchors(config: RunConfig) -> None:
+    anchors = config.algorithm.context_anchors
+    if anchors is not None and not 0 < anchors[0] < anchors[1]:
+        raise ConfigError(
+            f"checking algorithm.context_anchors: found {list(anchors)}, wanted two numbers of tokens, the first above "
+            f"0 and the second above the first: what costs nothing, and what costs all."
+        )
+
+
+def _check_lengths(config: RunConfig) -> None:
+    """The longest row that a rollout can make is a full context and a full reply after it."""
+    rollout = config.rollout
+    longest = rollout.max_context_tokens + rollout.max_output_tokens
+    made_of = f"rollout.max_context_tokens + rollout.max_output_tokens = {longest}"
+    room = config.learner.tokens_per_micro_batch
+    if longest > room:
+        raise ConfigError(
+            f"checking learner.tokens_per_micro_batch: found {room}, and a row may have {made_of} tokens. Rows are "
+            f"never split: raise it to at least {longest}."
+        )
+    given = config.sampler.options.get("max_model_len")
+    if isinstance(given, int) and given < longest:
+        raise ConfigError(
+            f"checking sampler.options.max_model_len: found {given}, and a context with its reply may have {made_of} "
+            f"tokens. Raise it to at least {longest}, or leave it out."
+        )
+    if config.model.new is not None and longest > config.model.new.max_positions:
+        raise ConfigError(
+            f"checking model.new.max_positions: found {config.model.new.max_positions}, and a context with its reply "
+            f"may have {made_of} tokens. Raise it to at least {longest}."
+        )
+
+
+def _check_trigger(config: RunConfig) -> None:
+    rollout = config.rollout
+    figures = (
+        ("rollout.condense_share", rollout.condense_share, 1.0),
+        ("rollout.condense_jitter", rollout.condense_jitter, 0.0),
+    )
+    idle = [f"{key}={found}" for key, found, default in figures if found != default]
+    if rollout.condense == "every_turn" and idle:
+        raise ConfigError(
+            f"checking {' and '.join(idle)}: rollout.condense is every_turn, which asks the condenser whatever the "
+            f"length. Set rollout.condense=over_budget, or leave it out."
+        )
+    if rollout.condense_to is not None and rollout.condense_to > rollout.condense_share:
+        raise ConfigError(
+            f"checking rollout.condense_to: found {rollout.condense_to}, above rollout.condense_share="
+            f"{rollout.condense_share}; a condensed prompt would be condensed again at once. Lower it."
+        )
+
+
+def _check_offload(config: RunConfig) -> None:
+    stage, offload = config.learner.zero_stage, config.learner.offload
+    least = {"none": 0, "optimiser": 1, "optimiser_and_weights": 3}[offload]
+    if stage < least:
+        raise ConfigError(
+            f"checking learner.offload: found {offload}, and learner.zero_stage is {stage}; DeepSpeed takes out of the "
+            f"GPU only what ZeRO shares out. Set learner.zero_stage={least}, or learner.offload=none."
+        )
+    if config.learner.offload_reference and config.model.lora is not None:
+        raise ConfigError(
+            "checking learner.offload_reference: found true, and model.lora is set; the reference is then the "
+            "learner's own base, and there is no copy to take out of the GPU. Set learner.offload_reference=false."
+        )
+
+
+def _check_task(config: RunConfig) -> None:
+    """A task's option named as a key of the rollout must say the same: its demonstrations show that rollout."""
+    twins = (
+        ("tool_format", "rollout.tool_format", config.rollout.tool_format),
+        ("keep_last", "condenser.options.keep_last", config.condenser.options.get("keep_last")),
+    )
+    for option, key, value in twins:
+        found = config.task.options.get(option, value)
+        if found != value:
+            raise ConfigError(
+                f"checking task.options.{option}: found {found!r}, and {key} is {value!r}. The task's prompts and "
+                f"demonstrations must be those of the rollout: set both to one value."
+            )
+
+
+def _check_staleness(config: RunConfig) -> None:
+    """Trajectories of an older policy are weighted by how likely the one that learns was to make them."""
+    staleness = config.rollout.staleness
+    if staleness and not config.algorithm.importance.cap:
+        raise ConfigError(
+            f"checking algorithm.importance.cap: found 0, no correction, and rollout.staleness is {staleness}; a batch "
+            f"is then sampled by an older policy than the one that learns from it, and that must be corrected. Set "
+            f"algorithm.importance.cap=2 (or another bound of at least 1), or rollout.staleness=0."
+        )
+
+
+def _check_information(config: RunConfig) -> None:
+    """A reward for what contexts know of the answer needs it measured."""
+    parts = config.reward.options.get("parts", ())
+    names = [part.get("name") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    if "answer_information" in names and config.rollout.answer_form is None:
+        raise ConfigError(
+            "checking reward.options.parts: answer_information pays what contexts know of the answer, and "
+            "rollout.answer_form is null, so that nothing is measured. Set it to the way an answer is written, such as "
+            "'<answer>{answer}</answer>'."
+        )
+
+
+def _check_whole_distribution(config: RunConfig) -> None:
+    """No sampler may cut unlikely tokens off."""
+    for option, whole in (("top_p", 1), ("top_k", 0), ("min_p", 0)):
+        found = config.sampler.options.get(option, whole)
+        if found != whole:
+            raise ConfigError(
+                f"checking sampler.options.{option}: found {found}. Where unlikely tokens are cut off, the sampler's "
+                f"log-probabilities are those of another distribution than the learner's, and every importance ratio "
+                f"is wrong. Leave it out; sharpen with rollout.temperature, which both know of."
+            )

@@ -1,0 +1,22 @@
+"""The result of an evaluation, as every part of the package passes it on. Standard library only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What a policy did on some problems."""
+
+    name: str  # config.schema.HELD_OUT, or the name of a variant
+    problems: int
+    samples: int  # trajectories a problem
+    seed: int
+    success: float  # mean of Score.correct over trajectories
+    success_low: float | None  # 95 % interval in [0, 1], clustered by problem; None: one tells nothing of others
+    success_high: float | None
+    pass_at: Mapping[int, float]  # k → unbiased pass@k
+    metrics: Mapping[str, float]  # of metrics.trajectories.summarise
+    information: tuple[float | None, ...]  # nats, by turn: the mean of log π(ground truth | c_t); (): not measured
+    seconds: float
+    condensing: float = 0.0  # of these seconds, those in which at least one episode was at its condenser

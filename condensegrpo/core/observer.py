@@ -1,0 +1,44 @@
+"""How a long job tells of itself: the loops call, the command line shows."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from condensegrpo.core.evaluation import Evaluation
+
+
+class Observer(Protocol):
+    """Is told what goes on. Nothing that it does changes the run."""
+
+    def phase(self, title: str, total: int | None) -> None:
+        """A wait begins; ``total`` is the number of ``advance`` calls to come, None if unknown."""
+
+    def advance(self, note: str = "") -> None:
+        """One part of the phase is done."""
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """An optimiser step of GRPO was taken."""
+
+    def evaluated(self, step: int, evaluations: Sequence[Evaluation]) -> None:
+        """The policy after ``step`` steps was evaluated."""
+
+    def say(self, text: str) -> None:
+        """Something happened that a person should know."""
+
+
+class Silent:
+    """Shows nothing: for tests and for every rank but the first."""
+
+    def phase(self, title: str, total: int | None) -> None:
+        """Nothing."""
+
+    def advance(self, note: str = "") -> None:
+        """Nothing."""
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Nothing."""
+
+    def evaluated(self, step: int, evaluations: Sequence[Evaluation]) -> None:
+        """Nothing."""
+
+    def say(self, text: str) -> None:
+        """Nothing."""

@@ -1,0 +1,357 @@
+"""The seams: what a sampler, condenser, reward, task, environment, tool and tracker are. Standard library only.
+
+A plug-in inherits nothing from here; it has the method. Every seam has a deterministic fake or a small real member in
+the package. The engine decides *when* a plug-in is called and names the boundary when it raises; a plug-in raises plain
+Python errors.
+"""
+
+import math
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from condensegrpo.core.messages import History, Message, Summary, Unit
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Span, Trajectory
+
+Split = Literal["train", "eval"]
+Count = Callable[[Sequence[Message]], int]  # tokens of these messages as a whole prompt, template and tools included
+NamedTensors = Iterable[
+    tuple[str, Any]
+]  # (name as in the model's state dict, torch.Tensor); Any keeps torch off this floor
+
+
+class Sampler(Protocol):
+    """Samples replies. Token ids in, token ids out."""
+
+    async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+        """One reply to one prompt. Log-probabilities are those of the distribution sampled from.
+
+        Requests that wait at the same time may be served together; the result of one must not depend on the others.
+        """
+
+    def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
+        """Take the learner's weights after optimiser step ``version``. No request may be under way."""
+
+    @property
+    def version(self) -> int:
+        """The optimiser step whose weights are in use."""
+
+    def close(self) -> None:
+        """Free what is held. May be called twice."""
+
+
+@runtime_checkable
+class Rests(Protocol):
+    """A sampler that can give memory back while the learner works."""
+
+    def rest(self) -> None:
+        """Nothing will be sampled until the next ``update_weights`` or ``sample``, which ends the rest by itself."""
+
+
+@runtime_checkable
+class Measures(Protocol):
+    """A sampler that can say how probable a given reply is to its model. Optional: samplers may do without."""
+
+    async def measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
+        """log π(output_ids[i] | prompt_ids, output_ids[:i]) for every i, (A,) nats at temperature 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A prompt, and whose attention to it is asked for."""
+
+    trunk_ids: tuple[int, ...]  # (P,) the prompt
+    asked: tuple[int, ...] = ()  # places in the trunk, such as those of the last output
+    question_ids: tuple[int, ...]  # behind the trunk: what is asked once more; at least one
+    blank_ids: tuple[int, ...]  # behind the trunk, without sight of the question: nothing in particular; at least one
+    layers: tuple[int, ...] = ()  # counted from 0; (): a few from the middle to near the end
+
+    def __post_init__(self) -> None:
+        if not self.trunk_ids or not self.question_ids or not self.blank_ids:
+            raise ValueError(
+                f"a reading needs a trunk, a question and a blank: found {len(self.trunk_ids)}, "
+                f"{len(self.question_ids)} and {len(self.blank_ids)} tokens"
+            )
+        if not all(0 <= place < len(self.trunk_ids) for place in self.asked):
+            raise ValueError(f"asked places {self.asked} of a trunk of {len(self.trunk_ids)} tokens")
+
+    @property
+    def length(self) -> int:
+        """Tokens that are read: the trunk and both branches."""
+        return len(self.trunk_ids) + len(self.question_ids) + len(self.blank_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """How much attention every trunk token of a reading gets: means over layers, heads and queries."""
+
+    question: tuple[float, ...]  # (P,) half of the question, half of the asked places if any; at most 1 together
+    blank: tuple[float, ...]  # (P,) of the blank
+
+
+@runtime_checkable
+class Attends(Protocol):
+    """A sampler that can say what its model looks at. Optional: samplers may do without."""
+
+    async def attend(self, reading: Reading) -> Attention:
+        """The attention of one reading, under the weights in use."""
+
+
+class UnitScorer(Protocol):
+    """Says how much the next turn needs each unit of a history."""
+
+    async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
+        """A number for every unit of each history: finite, not negative, the more the more the unit is needed.
+
+        ``tokens`` is the longest prompt that may be read at once.
+        """
+
+
+@runtime_checkable
+class RanksUnits(Protocol):
+    """A condenser that ranks units by scores: it finds its scorers in ``Budget.scorers``."""
+
+    @property
+    def scorers(self) -> Sequence[str]:
+        """Their names: ``policy``, ``leave_one_out``, or the folder or Hub id of a frozen model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A text that a condenser asks the policy for."""
+
+    units: tuple[Unit, ...]  # at least one, to show after the head
+    instruction: str  # shown after the last of them, see Unit.told
+    max_tokens: int | None = None  # of the text; None: as many as of a reply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What the policy wrote."""
+
+    text: str  # special tokens in it are text
+    finish: Finish  # a text that was cut off by length is no summary
+
+
+Write = Callable[[Request], Awaitable[Written]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What a condensed prompt may cost, and how to tell."""
+
+    tokens: int  # at most, of the whole prompt by ``count``
+    count: Count
+    scorers: Mapping[str, UnitScorer] = field(default_factory=dict)  # by name, those of ``RanksUnits``
+    write: Write | None = None  # samples a condense turn; None: the condenser is none of ``Writes``
+    request_tokens: int | None = None  # at most, of the prompt of a request; None: as ``tokens``
+    reply_tokens: int | None = None  # at most, of a text that is written; None: as many as are asked for
+    seconds: float | None = None  # after which the engine gives the condenser up; None: never
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condensed:
+    """A condenser's answer: the units to show after the head, in order, and what became of every unit."""
+
+    units: tuple[Unit, ...]
+    spans: tuple[Span, ...]  # one for every unit of the history, in order
+    reason: str = ""
+    summary: Summary | None = None  # a new one, whose unit is among ``units``: from now on it is the history's
+    rejected: tuple[str, ...] = ()  # why texts that the policy wrote were not used; the last one written may have been
+
+
+class Condenser(Protocol):
+    """Rewrites a history into a shorter one: *how* to condense. The head is never touched, units are atomic."""
+
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+        """The units to show before the next turn, within ``budget``; the newest alone if even that does not fit."""
+
+
+@runtime_checkable
+class Writes(Protocol):
+    """A condenser that asks the policy for text: only such a one gets ``Budget.write``."""
+
+    @property
+    def writes(self) -> int:
+        """How often it may ask in one call of ``condense``, texts that it rejects included; 0: never."""
+
+
+@runtime_checkable
+class ChecksRoom(Protocol):
+    """A condenser that needs some room, and can tell at the start of a run."""
+
+    def check_room(self, head: Sequence[Message], budget: Budget) -> None:
+        """Raise ``ValueError``, with what is needed, if it could never work behind this head."""
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """A condenser that has something to count, such as calls of another model."""
+
+    def counts(self) -> Mapping[str, float]:
+        """What was counted since the last time it was asked, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A condenser in a pipeline, with its trigger."""
+
+    name: str
+    condenser: Condenser
+    over: float = 1.0  # share of the budget that a prompt must exceed; 0: always
+
+    def __post_init__(self) -> None:
+        if isinstance(self.over, bool) or not 0 <= self.over <= 1:
+            raise ValueError(f"the trigger of the stage {self.name!r} is {self.over}: wanted a share from 0 to 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One question with its ground truth."""
+
+    id: str
+    question: str
+    answer: str | None = None  # ground truth
+    data: Mapping[str, Any] = field(default_factory=dict)  # whatever the task's environment and rewards need
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """An environment's answer to one reply. ``done`` without an ``answer`` is a format error."""
+
+    observations: tuple[Message, ...] = ()
+    done: bool = False
+    answer: str | None = None
+    turn_rewards: Mapping[str, float] = field(default_factory=dict)
+
+
+class Environment(Protocol):
+    """One episode of one problem; used once. Replies that call tools go to the tools, all others come here.
+
+    No time limit can end code that blocks the event loop (``time.sleep``, a synchronous request), which holds up every
+    episode until it is put in ``asyncio.to_thread``, nor code that catches every cancellation.
+    """
+
+    async def start(self) -> tuple[Message, ...]:
+        """The head of the history: system message and question."""
+
+    async def step(self, reply: Message) -> Step:
+        """What follows from a reply that called no tool."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demonstration:
+    """One turn as it should be done, for the warm start: a context and the reply to it."""
+
+    context: tuple[Message, ...]
+    reply: str  # without the stop token, which the renderer adds
+
+
+class Task(Protocol):
+    """Problems and the environments that pose them."""
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """All problems of a split, in a fixed order. The splits share no problem."""
+
+    def environment(self, problem: Problem) -> Environment:
+        """A fresh episode."""
+
+
+@runtime_checkable
+class Demonstrates(Protocol):
+    """A task that can show how it is done."""
+
+    def demonstrations(self, seed: int) -> Iterator[Demonstration]:
+        """Turns of training problems, without end, in an order fixed by ``seed``."""
+
+    def corpus(self) -> Iterable[str]:
+        """Text that holds every word of the task, to build a tokenizer from."""
+
+    def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
+        """Whether a sampled reply is right for this context; ``None``: it commits to nothing that can be judged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardResult:
+    """A reward with its parts. ``None`` leaves the judgement to the plain rule of ``scoring.score``."""
+
+    total: float  # of the outcome; turn rewards are not in it
+    components: Mapping[str, float] = field(default_factory=dict)
+    format_valid: bool | None = None
+    correct: float | None = None  # in [0, 1]
+    turn_rewards: tuple[float, ...] = ()  # (K,) what single turns are paid besides; () none
+
+    @classmethod
+    def of(cls, given: "Mapping[str, float] | RewardResult") -> "RewardResult":
+        """What a reward gave, in plain floats: a mapping is the sum of it, ``format`` and ``correct`` judge.
+
+        {"correct": 1, "format": 0, "brevity": 0.2}   ─▶   total 1.2, correct 1.0, format_valid False
+        """
+        if isinstance(given, RewardResult):
+            return cls(
+                total=float(given.total),
+                components={name: float(value) for name, value in given.components.items()},
+                format_valid=given.format_valid,
+                correct=None if given.correct is None else float(given.correct),
+                turn_rewards=tuple(float(value) for value in given.turn_rewards),
+            )
+        parts = {name: float(value) for name, value in given.items()}
+        return cls(
+            total=sum(parts.values()),  # not fsum, which raises on inf − inf before the value can be named
+            components=parts,
+            format_valid=bool(parts["format"]) if "format" in parts else None,
+            correct=parts.get("correct"),
+        )
+
+
+class Reward(Protocol):
+    """What the outcome of a finished trajectory is worth: R^O. Several threads may call it at once."""
+
+    def __call__(self, trajectory: Trajectory, problem: Problem) -> Mapping[str, float] | RewardResult:
+        """The reward, or its parts by name (their sum is then the reward)."""
+
+
+@runtime_checkable
+class GroupReward(Protocol):
+    """What finished trajectories are worth beside their siblings. The engine waits for the last one of a group."""
+
+    def score_group(
+        self, trajectories: Sequence[Trajectory], problem: Problem
+    ) -> Sequence[Mapping[str, float] | RewardResult]:
+        """The reward of every trajectory of one group, failed ones included, in the order given: by sample number."""
+
+
+@runtime_checkable
+class TurnReward(Protocol):
+    """What the single turns of a finished trajectory are worth: its part of R^T. It says nothing of the outcome."""
+
+    def turn_rewards(self, trajectory: Trajectory, problem: Problem) -> Sequence[float]:
+        """One number a turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One summand of a reward that is a weighted sum: of its total, or of its turn rewards."""
+
+    name: str  # of its component in the breakdown
+    weight: float  # finite, not negative
+    reward: Reward | TurnReward
+
+    def __post_init__(self) -> None:
+        if isinstance(self.weight, bool) or not 0 <= self.weight < math.inf:
+            raise ValueError(
+                f"the weight of {self.name!r} is {self.weight}: wanted a finite number that is not negative"
+            )
+
+
+Tool = Callable[..., Any]  # a typed function with a docstring, sync or async; what it returns is shown as str(...)
+
+
+class Tracker(Protocol):
+    """Where metrics go."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of one step."""
+
+    def close(self) -> None:
+        """Flush and free."""

@@ -1,0 +1,225 @@
+"""The data of a run, from sampled turn to training row. Standard library only.
+
+Every value is frozen; a later stage makes a new value and fills nothing in. ``None`` means "not known", never "zero".
+
+    Turn, Turn, … ─▶ Trajectory ─▶ ScoredTrajectory ─▶ Segment, Segment, …
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from condensegrpo.core.messages import Message
+
+TOOL_ATTEMPTS = "tool_attempts"  # in Turn.turn_rewards: tool calls that the reply wrote, malformed ones included
+TOOL_SUCCESSES = "tool_successes"  # in Turn.turn_rewards: those of which a tool ran without error
+
+
+class Finish(StrEnum):
+    """Why a sampler stopped."""
+
+    STOP = "stop"  # a stop id was sampled (it is the last output id) or a stop string was completed
+    LENGTH = "length"  # max_tokens were sampled
+    ABORT = "abort"  # the request was cancelled
+
+
+class Stop(StrEnum):
+    """Why a trajectory ended."""
+
+    ANSWERED = "answered"  # the policy gave its answer
+    CONFIDENT = "confident"  # it was sure of the answer that it drafted, which was taken (rollout.stop_when_confident)
+    TURN_LIMIT = "turn_limit"  # max_turns replies were sampled without an answer
+    CONTEXT_OVERFLOW = "context_overflow"  # the condensed prompt does not fit the budget
+    OUTPUT_LENGTH = "output_length"  # a reply was cut off at max_output_tokens
+    FORMAT = "format"  # the environment could not read a reply
+    ENVIRONMENT_ERROR = "environment_error"  # the environment raised
+    SAMPLER_ERROR = "sampler_error"  # the sampler raised or timed out
+    ABORTED = "aborted"  # the run was interrupted
+
+    @property
+    def gives_answer(self) -> bool:
+        """Whether a trajectory that ended so has an answer; no other has one."""
+        return self in (Stop.ANSWERED, Stop.CONFIDENT)
+
+
+Handling = Literal["train", "mask", "penalise"]  # what training makes of a trajectory, by its stop
+
+
+class Fate(StrEnum):
+    """What a condenser did with one unit."""
+
+    KEPT = "kept"  # verbatim
+    DROPPED = "dropped"  # gone
+    REWRITTEN = "rewritten"  # replaced by a shorter text, such as a placeholder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to sample one reply."""
+
+    max_tokens: int
+    temperature: float = 1.0  # 0 is greedy; the log-probabilities are then those at temperature 1
+    seed: int = 0  # of this reply's own random stream
+    stop_ids: tuple[int, ...] = ()  # sampling one of these ends the reply; it stays the last output id
+    stop_strings: tuple[str, ...] = ()  # the token that completes one of these ends the reply and is kept whole
+    trajectory: str = ""  # whose reply it is: a sampler of several engines may keep its prefix in one; changes no reply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What a sampler returns."""
+
+    token_ids: tuple[int, ...]  # (A,) as sampled, the stop id included
+    logprobs: tuple[float, ...]  # (A,) nats, under the distribution sampled from (temperature applied)
+    finish: Finish
+
+    def __post_init__(self) -> None:
+        if len(self.token_ids) != len(self.logprobs):
+            raise ValueError(
+                f"a generation needs one logprob a token: {len(self.token_ids)} tokens, {len(self.logprobs)} logprobs"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """What became of one unit of the history."""
+
+    turn: int  # Unit.turn
+    fate: Fate
+    tokens: int  # of the unit before condensing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condensation:
+    """The declaration that a prompt was rewritten and does not continue the last one."""
+
+    condenser: str
+    reason: str
+    tokens_before: int  # of the whole prompt, template included; from a condenser: the head's + the sum of the spans'
+    tokens_after: int  # of the prompt as sampled from
+    spans: tuple[Span, ...]  # one for every unit of the history
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """What the policy would have answered to a prompt, asked before it acted."""
+
+    text: str  # behind what opens an answer, which was given
+    tokens: int  # sampled
+    probability: float  # of the whole text, in [0, 1], under the distribution sampled from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One call of the policy: the tokens that it was given and the tokens that it sampled."""
+
+    prompt_ids: tuple[int, ...]  # (P,) exactly what the sampler was given
+    output_ids: tuple[int, ...]  # (A,) exactly what it returned
+    logprobs: tuple[float, ...]  # (A,) nats, under the distribution sampled from
+    policy_version: int  # optimiser steps taken when this turn was sampled
+    kind: Literal["act", "condense"] = "act"  # condense: it wrote a text that a condenser asked for and used
+    condensation: Condensation | None = None
+    context: tuple[Message, ...]  # the messages that prompt_ids render
+    reply: Message
+    observations: tuple[Message, ...] = ()
+    turn_rewards: Mapping[str, float] = field(default_factory=dict)
+    answer_logprob: float | None = None  # nats, log π(ground truth | prompt); None: not measured
+    draft: Draft | None = None  # of the answer, at this prompt; taken if the trajectory stopped as confident here
+
+    def __post_init__(self) -> None:
+        if len(self.output_ids) != len(self.logprobs):
+            raise ValueError(
+                f"a turn needs one logprob a token: {len(self.output_ids)} tokens, {len(self.logprobs)} logprobs"
+            )
+        if not self.prompt_ids:
+            raise ValueError("a turn needs a prompt of at least one token")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """A text that the policy wrote for a condenser and that was not used: no turn, and it trains nothing."""
+
+    before: int  # index of the turn that it was written for; the number of turns if none followed
+    prompt_ids: tuple[int, ...]  # (P,)
+    output_ids: tuple[int, ...]  # (A,)
+    policy_version: int
+    text: str
+    reason: str  # why it was not used
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One episode, [(c_1, o_1), …, (c_k, o_k)]. It may have no turn at all if nothing could be sampled."""
+
+    id: str
+    problem_id: str
+    group_id: str
+    turns: tuple[Turn, ...]
+    stop: Stop
+    answer: str | None  # read from the assistant's text only; None: none was given
+    seconds: float
+    detail: str = ""  # what went wrong, for stops that are failures
+    rejected: tuple[Rejected, ...] = ()  # in the order in which they were written
+
+    @property
+    def replies(self) -> int:
+        """Turns in which the policy acted; the others wrote for a condenser."""
+        return sum(turn.kind == "act" for turn in self.turns)
+
+    @property
+    def max_context_tokens(self) -> int:
+        """The largest prompt of any turn, in tokens; 0 without turns."""
+        return max((len(turn.prompt_ids) for turn in self.turns), default=0)
+
+    @property
+    def output_tokens(self) -> int:
+        """Sampled tokens of all turns."""
+        return sum(len(turn.output_ids) for turn in self.turns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """What a trajectory is worth, with the parts that it is made of."""
+
+    total: float  # R^O: what the outcome is worth; turn rewards are not in it
+    components: Mapping[str, float]  # by name; that of a turn reward is its sum over the turns
+    format_valid: bool
+    correct: float  # in [0, 1]
+    context_tokens: int  # the largest context of any turn
+    turn_rewards: tuple[float, ...] = ()  # (K,) what reward functions pay single turns; () none
+
+    def __post_init__(self) -> None:
+        turns = {f"turn_rewards[{turn}]": value for turn, value in enumerate(self.turn_rewards)}
+        for name, value in {"total": self.total, "correct": self.correct, **self.components, **turns}.items():
+            if not math.isfinite(value):
+                raise ValueError(f"a score must be finite: {name} is {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredTrajectory:
+    """A trajectory and its score."""
+
+    trajectory: Trajectory
+    score: Score
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """One row of training data: a maximal run of turns in which each prompt continues the last."""
+
+    token_ids: tuple[int, ...]  # (L,)
+    trained: tuple[bool, ...]  # (L,) True where the policy chose the token
+    logprobs: tuple[float, ...]  # (L,) nats, of the sampler; 0.0 where not trained
+    advantages: tuple[float, ...]  # (L,) 0.0 where not trained
+    weights: tuple[float, ...]  # (L,) of the token's loss in the optimiser step; 0.0 where not trained
+    trajectory: str  # Trajectory.id
+    first_turn: int
+    turns: tuple[int, ...] = ()  # (L,) the turn that sampled the token, −1 where not trained; (): all first_turn's
+
+    def __post_init__(self) -> None:
+        columns = (self.token_ids, self.trained, self.logprobs, self.advantages, self.weights)
+        lengths = {len(column) for column in (*columns, self.turns or self.token_ids)}
+        if len(lengths) != 1:
+            raise ValueError(f"the columns of a segment must have one length, found {sorted(lengths)}")

@@ -1,0 +1,73 @@
+"""Evaluation: sample held-out problems with a policy and count what comes of it."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from condensegrpo.algorithms.turn_rewards import turn_sums
+from condensegrpo.assembly import assemble
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.evaluation import Evaluation
+from condensegrpo.core.observer import Observer
+from condensegrpo.core.protocols import Sampler
+from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.evaluation.figures import evaluation
+from condensegrpo.learner import ranks
+from condensegrpo.metrics.trajectories import facts_of
+from condensegrpo.rollout.collect import collect, failures_of, tell_failures
+from condensegrpo.rollout.group import named
+
+EVALUATION_STEP = -1  # names the random streams of evaluations apart from those of training
+
+
+def evaluate(
+    name: str,
+    config: RunConfig,
+    *,
+    sampler: Sampler,
+    source: str,
+    observer: Observer,
+    on_scored: Callable[[ScoredTrajectory], None],
+) -> Evaluation:
+    """Evaluate the sampler's policy on the held-out problems of a configuration; every rank takes its share of them.
+
+    The random streams depend on ``config.seed`` and the problems alone: the same policy gives the same figures.
+
+    Args:
+        source: the folder or Hub id whose tokenizer and chat template the policy has.
+    """
+    began = time.monotonic()
+    components = assemble.components(config)
+    chosen = named(assemble.problems(components.task, "eval")[: config.evaluate.problems])
+    mine = dict(list(chosen.items())[ranks.rank() :: ranks.world_size()])
+    temperature = config.evaluate.temperature
+    engine = assemble.engine(
+        config,
+        components,
+        renderer=assemble.renderer(config, components, source),
+        sampler=sampler,
+        temperature=config.rollout.temperature if temperature is None else temperature,
+    )
+    observer.phase(f"evaluating {name}", len(mine) * config.evaluate.samples)
+
+    def finished(one: ScoredTrajectory) -> None:
+        observer.advance()
+        on_scored(one)
+
+    scored = asyncio.run(
+        collect(
+            mine,
+            samples=config.evaluate.samples,
+            environment=components.task.environment,
+            engine=engine,
+            reward=components.reward,
+            run_seed=config.seed,
+            step=EVALUATION_STEP,
+            on_scored=finished,
+        )
+    )
+    tell_failures(ranks.gather(failures_of(scored)), observer.say)
+    facts = [facts_of(one, turn_reward=turn_sums(one).total) for one in scored]
+    everybody = [one for share in ranks.gather(facts) for one in share]
+    seconds = time.monotonic() - began
+    return evaluation(name, everybody, seed=config.seed, seconds=seconds, condensing=engine.stopwatch.seconds)

@@ -1,0 +1,194 @@
+"""Credit diagnostics: who gets the weight of a batch, and how much of it can teach anything. Pure functions.
+
+Ranks exchange a small ``Credited`` of every trajectory; the figures are those of all ranks together. docs/metrics.md
+explains every key.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from condensegrpo.algorithms.advantages.groups import ROUNDING
+from condensegrpo.core.trajectory import Handling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credited:
+    """What one trajectory of a batch was credited with."""
+
+    group_id: str  # unique among the groups of a step
+    outcome: float  # the number that the estimator got: total reward, or correctness
+    correct: float  # in [0, 1], as the estimator sees it: 0 where the stop is penalised; 1 is correct
+    tokens: int  # sampled ones, of all turns
+    advantages: tuple[float, ...]  # (K,) of every turn
+    turn_weights: tuple[float, ...]  # (K,) Σ over the turn's tokens of their weight in the optimiser step
+    handling: Handling  # by its stop; what is masked counts nowhere in training
+    dropped: bool  # its group was dropped by dynamic sampling
+    condense: tuple[bool, ...] = ()  # (K,) whether the turn wrote a summary; (): none did
+
+    def __post_init__(self) -> None:
+        if len(self.advantages) != len(self.turn_weights):
+            raise ValueError(
+                f"a trajectory needs one advantage and one weight a turn: {len(self.advantages)} advantages, "
+                f"{len(self.turn_weights)} weights, in group {self.group_id}"
+            )
+
+    @property
+    def token_weight(self) -> float:
+        """Σ over all of its trained tokens of their weight in the optimiser step."""
+        return math.fsum(self.turn_weights)
+
+    @property
+    def pull(self) -> float:
+        """Σ_t |A_t|·w_t: how strongly it moves the policy, up or down, if every token's gradient were of one length."""
+        return math.fsum(abs(a) * weight for a, weight in zip(self.advantages, self.turn_weights, strict=True))
+
+
+def credit_metrics(rows: Sequence[Credited]) -> dict[str, float]:
+    """The diagnostics of an optimiser step, as shares in [0, 1]; a share of nothing is 0.
+
+    Dynamic sampling leaves *kept* groups: those with no dropped trajectory. Of their trajectories the masked ones are
+    set aside and the others *learn*; advantages and weights of the rest are not looked at.
+
+        groups_dropped                    dropped groups, of all groups sampled
+        groups_of_equal_reward            groups whose outcomes are all equal, groups of one included, of the kept
+                                          groups in which any trajectory learns; only of those that learn
+        groups_without_advantage          groups in which no trajectory that learns has an advantage at any turn, of the
+                                          same groups
+        masked, penalised                 trajectories so handled, of those in kept groups
+        masked_tokens                     sampled tokens of the masked, of those in kept groups
+        trajectories_without_advantage    trajectories whose every turn has advantage 0, of those that learn
+        correct_with_negative_advantage   trajectories whose advantages sum to less than 0, of the correct that learn
+        weight/correct                    token weight on correct trajectories, of that of all that learn
+        weight/turns_1, _2, _3_4, _5_8 …  token weight on trajectories of so many turns; only ranges that occur
+        weight/gini                       ``gini`` of the token weights of those that learn and sampled anything
+        pull/correct                      Σ|A|·weight on correct trajectories, of that of all that learn
+        weight/summaries, pull/summaries  token weight, and Σ|A|·weight, on condense turns, of that on all turns of all
+                                          that learn; only if one of those has such a turn
+
+    Worked example: two groups, every trajectory one turn of weight ¼, the outcomes 1, 0 | 1, 1 and the advantages
+    ½, −½ | 0, 0. Half of the groups are equal and half without advantage, half of the trajectories have no advantage;
+    correct trajectories have ¾ of the weight and ½ of the pull. With the advantages 0.1, −0.1 in the second group, as
+    ``efficient`` gives for different contexts, it stays equal and is not without advantage.
+    """
+    dropped = {row.group_id for row in rows if row.dropped}
+    kept = [row for row in rows if row.group_id not in dropped]
+    masked = [row for row in kept if row.handling == "mask"]
+    learn = [row for row in kept if row.handling != "mask"]
+    correct = [row for row in learn if row.correct >= 1]
+    groups = _by_group(learn)
+    return {
+        "groups_of_equal_reward": _share(_equal([row.outcome for row in group]) for group in groups),
+        "groups_without_advantage": _share(not any(any(row.advantages) for row in group) for group in groups),
+        "groups_dropped": _part([len(dropped)], [len({row.group_id for row in rows})]),
+        "trajectories_without_advantage": _share(not any(row.advantages) for row in learn),
+        "correct_with_negative_advantage": _share(math.fsum(row.advantages) < 0 for row in correct),
+        "masked": _part([len(masked)], [len(kept)]),
+        "masked_tokens": _part((row.tokens for row in masked), (row.tokens for row in kept)),
+        "penalised": _share(row.handling == "penalise" for row in kept),
+        "weight/correct": _part((row.token_weight for row in correct), (row.token_weight for row in learn)),
+        **_weight_by_turns(learn),
+        "weight/gini": gini([row.token_weight for row in learn if row.tokens]),
+        "pull/correct": _part((row.pull for row in correct), (row.pull for row in learn)),
+        **_summaries(learn),
+    }
+
+
+def gini(values: Sequence[float]) -> float:
+    """The Gini coefficient: 0 where all values are equal, (n−1)/n where one of n has everything; 0 of nothing.
+
+        G = Σ_i Σ_j |x_i − x_j| / (2 n² mean) = Σ_i (2i − n − 1)·x_(i) / (n Σ x)        x_(1) ≤ x_(2) ≤ …
+
+    (https://mathworld.wolfram.com/GiniCoefficient.html; not multiplied by n/(n−1), which would correct for small n.)
+
+        1, 1, 2   ─▶   (−2·1 + 0·1 + 2·2) / (3·4) = 1/6
+
+    Raises:
+        ValueError: a value is negative or not finite.
+    """
+    largest = max(values, default=0.0)
+    strange = [value for value in values if not 0 <= value < math.inf]
+    if strange:
+        raise ValueError(f"a Gini coefficient needs finite values of at least 0, found {strange[0]}")
+    if largest == 0:
+        return 0.0
+    scaled = sorted(value / largest for value in values)  # sums of the largest and of the smallest floats stay exact
+    count = len(scaled)
+    spread = math.fsum((2 * place - count - 1) * value for place, value in enumerate(scaled, start=1))
+    return spread / (count * math.fsum(scaled))
+
+
+def no_signal(pass_rate: float, samples: int) -> float:
+    """The chance that ``samples`` independent trajectories of one problem are all right or all wrong.
+
+        p^G + (1 − p)^G
+
+    Such a group has no variance in its outcomes, and outcomes alone then give no advantage. To plan G with; the share
+    that was measured is ``groups_of_equal_reward``. Put a group's own pass rate for p and the result is biased.
+
+        p = 0.7, G = 4   ─▶   0.2401 + 0.0081 = 0.2482
+
+    Raises:
+        ValueError: the pass rate is outside [0, 1], or there is no sample.
+    """
+    if not 0 <= pass_rate <= 1 or samples < 1:
+        raise ValueError(
+            f"the chance of a group without signal needs a pass rate in [0, 1] and at least one sample, found a pass "
+            f"rate of {pass_rate} and {samples} samples"
+        )
+    return float(pass_rate**samples + (1 - pass_rate) ** samples)
+
+
+def _summaries(learn: Sequence[Credited]) -> dict[str, float]:
+    if not any(any(row.condense) for row in learn):
+        return {}
+    turns = [
+        (weight, abs(advantage) * weight, wrote)
+        for row in learn
+        for weight, advantage, wrote in zip(
+            row.turn_weights, row.advantages, row.condense or [False] * len(row.advantages), strict=True
+        )
+    ]
+    return {
+        "weight/summaries": _part((weight for weight, _, wrote in turns if wrote), (weight for weight, _, _ in turns)),
+        "pull/summaries": _part((pull for _, pull, wrote in turns if wrote), (pull for _, pull, _ in turns)),
+    }
+
+
+def _by_group(learn: Sequence[Credited]) -> list[list[Credited]]:
+    found: dict[str, list[Credited]] = defaultdict(list)
+    for row in learn:
+        found[row.group_id].append(row)
+    return list(found.values())
+
+
+def _equal(values: Sequence[float]) -> bool:
+    """Whether values are equal but for rounding, as the estimators see it."""
+    return max(values) - min(values) <= ROUNDING * max(map(abs, values))
+
+
+def _weight_by_turns(learn: Sequence[Credited]) -> dict[str, float]:
+    weights: dict[int, list[float]] = defaultdict(list)
+    for row in learn:
+        if row.advantages:
+            weights[(len(row.advantages) - 1).bit_length()].append(row.token_weight)
+    every = [row.token_weight for row in learn]
+    return {f"weight/turns_{_turns(power)}": _part(weights[power], every) for power in sorted(weights)}
+
+
+def _turns(power: int) -> str:
+    """The numbers of turns above 2^(power − 1) and up to 2^power: ``1``, ``2``, ``3_4``, ``5_8``."""
+    low, high = (1 << power) // 2 + 1, 1 << power
+    return str(high) if low >= high else f"{low}_{high}"
+
+
+def _share(flags: Iterable[bool]) -> float:
+    found = list(flags)
+    return sum(found) / len(found) if found else 0.0
+
+
+def _part(some: Iterable[float], every: Iterable[float]) -> float:
+    """What some amounts are of all; exact sums, so that the order changes nothing."""
+    whole = math.fsum(every)
+    return math.fsum(some) / whole if whole else 0.0

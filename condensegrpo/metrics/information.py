@@ -1,0 +1,78 @@
+"""What contexts knew of the answer, turn by turn: curves and losses. Pure functions; standard library only.
+
+Legend: I_t = log π(ground truth | c_t) in nats, see rollout/information.py; None where it was not measured.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from statistics import fmean
+from typing import NamedTuple
+
+from condensegrpo.core.trajectory import Fate, Trajectory
+
+
+class Change(NamedTuple):
+    """What became of the information about the answer at a condensation."""
+
+    turn: int  # whose context was condensed
+    before: float  # I of the last context that was measured
+    after: float  # I of this one
+    dropped: tuple[int, ...]  # turns that this context shows no more, or rewritten, and the one before did
+
+
+def curve(trajectory: Trajectory) -> tuple[float | None, ...]:
+    """I_t of every turn."""
+    return tuple(turn.answer_logprob for turn in trajectory.turns)
+
+
+def changes(trajectory: Trajectory) -> tuple[Change, ...]:
+    """Every condensed context that was measured, as was one before it."""
+    return tuple(_changes(trajectory))
+
+
+def lost(trajectory: Trajectory) -> float | None:
+    """Nats that condensations cost, gains left out: Σ max(before − after, 0). None: nothing was measured."""
+    if all(value is None for value in curve(trajectory)):
+        return None
+    return math.fsum(max(change.before - change.after, 0.0) for change in changes(trajectory))
+
+
+def last(trajectory: Trajectory) -> float | None:
+    """I of the last context that was measured; None: there is none."""
+    return next((value for value in reversed(curve(trajectory)) if value is not None), None)
+
+
+def mean_curve(curves: Sequence[Sequence[float | None]]) -> tuple[float | None, ...]:
+    """The mean of each turn over the trajectories that got there and measured it.
+
+    (−2, −4), (−4, −6, −1)   ─▶   −3, −5, −1
+    """
+    columns = [[value for value in column if value is not None] for column in zip_longest(*curves)]
+    return tuple(fmean(column) if column else None for column in columns)
+
+
+def told(change: Change) -> str:
+    """One sentence, such as: information about the answer fell from −1.2 to −9.7 nats when turn 3 was dropped."""
+    moved = "fell" if change.after < change.before else "rose"
+    what = f"turn {change.turn} was condensed"
+    if change.dropped:
+        numbers = ", ".join(map(str, change.dropped))
+        what = f"turn {numbers} was dropped" if len(change.dropped) == 1 else f"turns {numbers} were dropped"
+    return (
+        f"information about the answer {moved} from {change.before:.1f} to {change.after:.1f} nats when {what}"
+    ).replace("-", "−")
+
+
+def _changes(trajectory: Trajectory) -> Iterator[Change]:
+    before: float | None = None
+    shown: frozenset[int] = frozenset()  # turns that the last context showed as they were
+    for number, turn in enumerate(trajectory.turns):
+        if turn.kind != "act":
+            continue
+        spans = turn.condensation.spans if turn.condensation is not None else ()
+        hidden = {span.turn for span in spans if span.fate is not Fate.KEPT}
+        if before is not None and turn.answer_logprob is not None and spans:
+            yield Change(number, before, turn.answer_logprob, tuple(sorted(hidden & shown)))
+        before = before if turn.answer_logprob is None else turn.answer_logprob
+        shown = (frozenset(span.turn for span in spans) - hidden if spans else shown) | {number}

@@ -1,0 +1,107 @@
+"""What a model's configuration says of its size. The model is made on torch's meta device: no weights, no memory."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, Qwen3Config
+from transformers import __version__ as transformers_version
+
+from condensegrpo.config.schema import Lora, Model, NewModel
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.learner.logprobs import why_no_trees
+from condensegrpo.learner.policy import configuration
+from condensegrpo.learner.targets import adapted_layers, as_targets
+from condensegrpo.planning.formulas import Decoder
+
+LAYERS_KNOWN = ("llama", "mistral", "qwen2", "qwen3")  # gated layers with RMS norms, as in ``memory.layer_bytes``
+
+
+class Adapters(NamedTuple):
+    """The adapters of ``model.lora``."""
+
+    parameters: int  # elements of all A and B
+    width: int  # their ranks together
+    layers: int  # how many linear layers have one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """A model's kind and size."""
+
+    kind: str  # transformers' model_type
+    decoder: Decoder
+    parameters: int  # elements, a tied one once
+    adapters: Adapters | None  # beside these
+    plain: str | None  # why the learner lays rows side by side or in a line; None: it computes along tree paths
+
+    @property
+    def known(self) -> bool:
+        """Whether its layers are those that the formulas for activations are made of."""
+        return self.kind in LAYERS_KNOWN
+
+
+def architecture(model: Model) -> Architecture:
+    """The policy of a run, from ``config.json`` or the keys of ``model.new``.
+
+    Raises:
+        ConfigError: there is no such model, or it is no causal language model that transformers knows.
+    """
+    config = _new(model.new) if model.new is not None else configuration(str(model.path))
+    text = config.get_text_config()
+    try:
+        with torch.device("meta"):
+            empty = AutoModelForCausalLM.from_config(config)
+        heads = text.num_attention_heads
+        return Architecture(
+            kind=config.model_type,
+            decoder=Decoder(
+                hidden=text.hidden_size,
+                layers=text.num_hidden_layers,
+                heads=heads,
+                kv_heads=_number(text, "num_key_value_heads") or heads,
+                head_size=_number(text, "head_dim") or text.hidden_size // heads,
+                ffn=_number(text, "intermediate_size") or 4 * text.hidden_size,
+                vocabulary=text.vocab_size,
+                normed_heads=any(name.endswith("q_norm.weight") for name, _ in empty.named_parameters()),
+                tied=empty.get_output_embeddings().weight is empty.get_input_embeddings().weight,
+            ),
+            parameters=sum(tensor.numel() for tensor in empty.parameters()),
+            adapters=None if model.lora is None else _adapters(empty, model.lora),
+            plain=why_no_trees(text.to_dict(), model.attention),
+        )
+    except (ValueError, TypeError, AttributeError, KeyError, RuntimeError, ZeroDivisionError) as error:
+        raise ConfigError(
+            f"reading the size of {model.path or 'model.new'}: {type(error).__name__}: {error}. Wanted the "
+            f"configuration of a causal language model that transformers {transformers_version} knows: set model.path "
+            f"to one."
+        ) from error
+
+
+def _adapters(empty: PreTrainedModel, lora: Lora) -> Adapters:
+    layers = adapted_layers(empty, as_targets(lora.targets))
+    return Adapters(
+        parameters=lora.rank * sum(layer.in_features + layer.out_features for layer in layers),
+        width=lora.rank * len(layers),
+        layers=len(layers),
+    )
+
+
+def _number(text: PretrainedConfig, name: str) -> int | None:
+    """A size that not every configuration has; some have it without a value."""
+    found: int | None = getattr(text, name, None)
+    return found
+
+
+def _new(new: NewModel) -> Qwen3Config:
+    """The configuration of ``learner/new.py``, with all the vocabulary that it may have."""
+    return Qwen3Config(
+        vocab_size=new.vocab_size,
+        hidden_size=new.hidden_size,
+        intermediate_size=new.ffn_size,
+        num_hidden_layers=new.layers,
+        num_attention_heads=new.heads,
+        num_key_value_heads=new.heads,
+        head_dim=new.hidden_size // new.heads,
+        tie_word_embeddings=True,
+    )

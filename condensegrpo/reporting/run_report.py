@@ -1,0 +1,250 @@
+"""The picture of a run: ``report.png`` and a self-contained ``report.html``, made from ``metrics.jsonl`` alone."""
+
+import base64
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from condensegrpo.core.errors import RunError
+from condensegrpo.storage.run_folder import RunFolder, read_metrics, write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Metrics = Sequence[Mapping[str, float]]
+
+# Okabe and Ito's colours (https://jfly.uni-koeln.de/color/), told apart by colour-blind eyes and on a grey print
+TRAIN = "#0072B2"
+HELD_OUT = "#D55E00"
+VARIANTS = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = ("s", "^", "D", "v")
+STYLES = ((TRAIN, "-"), (HELD_OUT, "--"), ("#009E73", "-."), ("#CC79A7", ":"))
+
+
+class Panel(NamedTuple):
+    """One diagram: a metric over optimiser steps, of training and of held-out problems."""
+
+    metric: str
+    title: str
+    unit: str
+    varied: bool = False  # also of further evaluations; a length of theirs would only squeeze the others
+
+
+PANELS = (
+    Panel("success", "Success", "share of trajectories", varied=True),
+    Panel("context_tokens", "Largest context", "tokens, mean over trajectories", varied=True),
+    Panel("reward", "Reward", "mean over trajectories"),
+    Panel("output_tokens", "Output length", "tokens a trajectory"),
+    Panel("turns", "Turns", "replies a trajectory"),
+    Panel("grad_norm", "Gradient norm", "before clipping"),
+)
+
+
+class Shares(NamedTuple):
+    """One diagram of several shares of the same batches, of training only."""
+
+    title: str
+    unit: str
+    lines: tuple[tuple[str, str], ...]  # metric and label
+
+
+SHARES = (
+    Shares(
+        "Signal",
+        "share of groups or trajectories",
+        (
+            ("groups_of_equal_reward", "groups of equal reward"),
+            ("trajectories_without_advantage", "no advantage"),
+            ("correct_with_negative_advantage", "right, pushed down"),
+            ("masked", "masked"),
+        ),
+    ),
+    Shares(
+        "Credit",
+        "share of the batch's weight",
+        (
+            ("weight/correct", "weight on correct ones"),
+            ("pull/correct", "pull on correct ones"),
+            ("weight/gini", "Gini of the weights"),
+        ),
+    ),
+)
+
+
+class Series(NamedTuple):
+    """A line of a diagram."""
+
+    steps: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+def write_report(run_folder: Path) -> tuple[Path, Path]:
+    """Write ``report.png`` and ``report.html`` into a run folder; their paths.
+
+    Raises:
+        RunError: nothing was measured yet, or the files cannot be written.
+    """
+    run = RunFolder(run_folder)
+    metrics = read_metrics(run.metrics)
+    if not metrics:
+        raise RunError(f"making the report of {run_folder}: {run.metrics} holds no metrics yet. Train a step first.")
+    image, page = run_folder / "report.png", run_folder / "report.html"
+    try:
+        _draw(metrics, title=run_folder.resolve().name, file=image)
+        picture = base64.b64encode(image.read_bytes()).decode("ascii")
+    except OSError as error:
+        raise RunError(f"writing {image}: {error.strerror}. Free some space or check the permissions.") from error
+    write_atomically(page, _page(run_folder.resolve().name, picture, metrics))
+    return image, page
+
+
+def series(metrics: Metrics, key: str) -> Series:
+    """The steps and values of a metric, where it was measured; of two at one step the later counts."""
+    found = {line["step"]: line[key] for line in metrics if key in line and "step" in line}
+    ordered = sorted(found.items())
+    return Series(tuple(step for step, _ in ordered), tuple(value for _, value in ordered))
+
+
+def variants(metrics: Metrics) -> tuple[str, ...]:
+    """The names of the further evaluations: k20 of ``eval/k20/success``."""
+    keys = (key.split("/") for line in metrics for key in line)
+    named = (parts[1] for parts in keys if len(parts) == 3 and parts[::2] == ["eval", "success"])
+    return tuple(dict.fromkeys(named))
+
+
+def smoothed(values: Sequence[float], window: int) -> tuple[float, ...]:
+    """The mean of each value and up to ``window`` − 1 values before it."""
+    return tuple(
+        sum(values[max(0, end - window) : end]) / (end - max(0, end - window)) for end in range(1, len(values) + 1)
+    )
+
+
+def _draw(metrics: Metrics, *, title: str, file: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(16, 7.2), dpi=110, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)  # no pyplot: it would keep the figure, and look for a display
+    figure.suptitle(title, fontsize=15, fontweight="bold", x=0.01, ha="left")
+    places = figure.subplots(2, 4)
+    for axes, panel in zip(places[:, :3].flat, PANELS, strict=True):
+        _panel(axes, panel, metrics)
+    for axes, shares in zip(places[:, 3], SHARES, strict=True):
+        _shares(axes, shares, metrics)
+    figure.savefig(file)
+
+
+def _panel(axes: "Axes", panel: Panel, metrics: Metrics) -> None:
+    train = series(metrics, panel.metric)
+    if train.steps:
+        _training_line(axes, train)
+    _held_out(axes, panel, metrics)
+    if panel.metric == "success":
+        axes.set_ylim(-0.03, 1.03)
+    elif axes.has_data():
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    _finish(axes, panel.title, panel.unit)
+
+
+def _shares(axes: "Axes", shares: Shares, metrics: Metrics) -> None:
+    for (metric, label), (colour, style) in zip(shares.lines, STYLES[: len(shares.lines)], strict=True):
+        line = series(metrics, metric)
+        if line.steps:
+            marker = "o" if len(line.steps) == 1 else ""
+            values = smoothed(line.values, _window(line))
+            axes.plot(line.steps, values, color=colour, linestyle=style, linewidth=1.6, marker=marker, label=label)
+    axes.set_ylim(-0.03, 1.3)  # the legend stands above the curves
+    axes.set_yticks([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    _finish(axes, shares.title, shares.unit, columns=2)
+
+
+def _finish(axes: "Axes", title: str, unit: str, *, columns: int = 1) -> None:
+    """What all diagrams have in common."""
+    axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
+    axes.set_ylabel(unit, fontsize=9, color="#555555")
+    axes.set_xlabel("optimiser steps", fontsize=9, color="#555555")
+    axes.grid(color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=9, colors="#555555")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color("#bbbbbb")
+    if axes.has_data():
+        place = "upper left" if columns > 1 else "best"
+        axes.legend(fontsize=8.5, frameon=False, ncols=columns, loc=place, columnspacing=1.0)
+    else:
+        axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes, color="#999999")
+
+
+def _training_line(axes: "Axes", train: Series) -> None:
+    """The measured values pale, their running mean strong: a batch is a small sample."""
+    window = _window(train)
+    if window > 1:
+        axes.plot(train.steps, train.values, color=TRAIN, alpha=0.25, linewidth=1)
+    marker = "o" if len(train.steps) == 1 else ""
+    label = f"training, mean of {window} steps" if window > 1 else "training"
+    axes.plot(train.steps, smoothed(train.values, window), color=TRAIN, linewidth=1.8, marker=marker, label=label)
+
+
+def _window(line: Series) -> int:
+    """Steps that a running mean looks back."""
+    return max(1, len(line.values) // 12)
+
+
+def _held_out(axes: "Axes", panel: Panel, metrics: Metrics) -> None:
+    held_out = series(metrics, f"eval/{panel.metric}")
+    if held_out.steps:
+        axes.plot(*held_out, color=HELD_OUT, marker="o", markersize=5, linewidth=1.6, linestyle="--", label="held-out")
+        low, high = series(metrics, f"eval/{panel.metric}_low"), series(metrics, f"eval/{panel.metric}_high")
+        if low.steps and low.steps == high.steps:
+            axes.fill_between(low.steps, low.values, high.values, color=HELD_OUT, alpha=0.15, linewidth=0)
+    if panel.varied:
+        for place, name in enumerate(variants(metrics)):
+            _variant(axes, name, series(metrics, f"eval/{name}/{panel.metric}"), place)
+
+
+def _variant(axes: "Axes", name: str, line: Series, place: int) -> None:
+    if line.steps:
+        colour, marker = VARIANTS[place % len(VARIANTS)], MARKERS[place % len(MARKERS)]
+        axes.plot(*line, color=colour, marker=marker, markersize=5, linewidth=1.2, linestyle=":", label=name)
+
+
+def _page(title: str, picture: str, metrics: Metrics) -> str:
+    name = html.escape(title)
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{name}</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }}
+img {{ width: 100%; height: auto; }}
+table {{ border-collapse: collapse; margin: 1rem 0; }}
+th, td {{ padding: .3rem 1rem; text-align: right; border-bottom: 1px solid #e6e6e6; }}
+th:first-child, td:first-child {{ text-align: left; }}
+th {{ color: #555; font-weight: 600; }}
+</style></head><body>
+<h1>{name}</h1>
+<table><thead><tr><th>measure</th><th>first</th><th>last</th><th>at steps</th></tr></thead><tbody>
+{_rows(metrics)}
+</tbody></table>
+<img alt="Success, context, reward, lengths and credit over optimiser steps" src="data:image/png;base64,{picture}">
+</body></html>
+"""
+
+
+def _rows(metrics: Metrics) -> str:
+    """The first and last value of everything that the diagrams show."""
+    places = [("held-out", "eval/"), *((f"held-out {name}", f"eval/{name}/") for name in variants(metrics))]
+    found = [
+        (f"{panel.title}, {label}", series(metrics, f"{prefix}{panel.metric}"))
+        for label, prefix in (*places, ("training", ""))
+        for panel in PANELS
+    ]
+    found += [(f"{shares.title}: {label}", series(metrics, key)) for shares in SHARES for key, label in shares.lines]
+    return "\n".join(f"<tr>{_row(label, line)}</tr>" for label, line in found if line.steps)
+
+
+def _row(label: str, line: Series) -> str:
+    steps = f"{line.steps[0]:.0f} – {line.steps[-1]:.0f}"
+    cells = (label, f"{line.values[0]:.4g}", f"{line.values[-1]:.4g}", steps)
+    return "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)

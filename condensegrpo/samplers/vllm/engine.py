@@ -1,0 +1,291 @@
+"""vLLM's engine in this process, behind the few calls that the sampler needs. Nothing here waits or runs by itself.
+
+vLLM is imported when an engine is made and not before: it takes seconds, and it may be missing.
+"""
+
+import gc
+import math
+import os
+import random
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, though untyped
+
+from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.protocols import NamedTensors
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.samplers.vllm.weights import Expected, repack_heads
+
+GIB = 1 << 30
+MAX_RUNNING = 256  # requests in one step; the others wait inside the engine
+FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH}
+SETTINGS = {  # of the process, unless somebody set them
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "VLLM_NO_USAGE_STATS": "1",  # nothing is sent home
+}
+_NOISE = (  # deprecations in torch that vLLM calls up on import and on its first model
+    (DeprecationWarning, r"`torch\.jit\.script_method` is deprecated"),
+    (DeprecationWarning, r"`torch\.jit\.script` is deprecated"),
+    (FutureWarning, r"`torch\.distributed\.\w+` is deprecated"),
+)
+
+
+class VllmEngine:
+    """A model in vLLM: requests by id go in, each step may bring replies out.
+
+    Calls must not overlap; which thread makes them is no matter. On closing, torch's process group is left to whoever
+    made it.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        dtype: str,
+        max_model_len: int | None,
+        kv_cache_gib: float | None,
+        gpu_memory_utilization: float,
+        enforce_eager: bool,
+        can_sleep: bool,
+    ) -> None:
+        """Load the model. See ``VllmSampler`` for the arguments.
+
+        Raises:
+            SamplerError: vLLM cannot run this model with this memory.
+        """
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the learner's tensors are handed over as they are
+        for name, value in SETTINGS.items():
+            os.environ.setdefault(name, value)
+        self._closed = False
+        self._expected = Expected(model_path)
+        with _undisturbed():
+            _join_alone()
+            self._import()
+            self._check_head_size()
+            _let_vllm_look_into_llvmlite()
+            try:
+                self._engine = self._made(
+                    model=model_path,
+                    dtype=dtype,
+                    max_model_len=max_model_len,
+                    kv_cache_memory_bytes=None if kv_cache_gib is None else int(kv_cache_gib * GIB),
+                    gpu_memory_utilization=gpu_memory_utilization,
+                    enforce_eager=enforce_eager,
+                    enable_sleep_mode=can_sleep,
+                )
+            except Exception as error:  # the boundary to vLLM: a model it has no code for, too little memory, …
+                raise SamplerError(
+                    f"starting vLLM with the model {model_path}: {type(error).__name__}: {error} For memory set "
+                    f"sampler.options.kv_cache_gib or gpu_memory_utilization, or lower sampler.options.max_model_len; "
+                    f"a model that vLLM does not know runs with sampler.name=transformers."
+                ) from error
+        self.max_model_len: int = self._engine.model_config.max_model_len  # tokens of a prompt and its reply
+
+    def add(self, name: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        """Take a request in. Whatever vLLM raises passes: it is about this request alone."""
+        stops = list(params.stop_strings)
+        self._engine.add_request(
+            name,
+            {"prompt_token_ids": list(prompt_ids)},
+            self._vllm.SamplingParams(
+                max_tokens=params.max_tokens,
+                temperature=params.temperature,
+                seed=params.seed,
+                stop_token_ids=list(params.stop_ids),
+                stop=stops or None,
+                include_stop_str_in_output=True,  # the token that completes a stop string stays whole
+                skip_special_tokens=False,  # a stop string may hold one
+                detokenize=bool(stops),
+                ignore_eos=True,  # only what the request names ends it
+                logprobs=0,  # of the sampled token alone
+                flat_logprobs=True,
+                output_kind=self._final,
+            ),
+        )
+
+    def add_reading(self, name: str, token_ids: Sequence[int]) -> None:
+        """Take a request in whose tokens are only read: ``step`` gives them all but the first, at temperature 1.
+
+        vLLM reads them from the first on, whatever its prefix cache holds, and cannot end without one token sampled.
+        """
+        self._engine.add_request(
+            name,
+            {"prompt_token_ids": list(token_ids)},
+            self._vllm.SamplingParams(
+                max_tokens=1,
+                temperature=0.0,
+                prompt_logprobs=0,  # of the tokens that are there alone
+                flat_logprobs=True,
+                detokenize=False,
+                ignore_eos=True,
+                output_kind=self._final,
+            ),
+        )
+
+    def abort(self, names: Sequence[str]) -> None:
+        """Take requests out; those that are done already are no matter."""
+        if names:
+            self._engine.abort_request(list(names))
+
+    def step(self) -> dict[str, Generation | SamplerError]:
+        """Sample the next token of every running request; the replies and readings that are complete with it.
+
+        vLLM on a CPU draws from torch's generator even where every request has its own: its state is put back, since
+        the learner's dropout draws from it as well.
+        """
+        state = torch.get_rng_state()
+        try:
+            outputs = self._engine.step()
+        finally:
+            torch.set_rng_state(state)
+        return {output.request_id: _found(output) for output in outputs if output.finished}
+
+    def load(self, named_tensors: NamedTensors) -> None:
+        """Load weights under their Hugging Face names and drop every cached key and value.
+
+        Raises:
+            SamplerError: a name is unknown or missing, or a shape differs; what fits was loaded all the same. Or
+                requests are under way.
+        """
+        check = self._expected.check()
+        tensors = ((name, tensor.detach().clone()) for name, tensor in named_tensors if check.takes(name, tensor))
+        with _quiet():
+            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
+            self._engine.apply_model(repack_heads)
+        if not self._engine.reset_prefix_cache():
+            raise SamplerError(
+                "updating the sampler's weights: vLLM still holds keys and values of requests under way, which would "
+                "answer for the old weights. Await the requests first."
+            )
+        check.complete()
+
+    def sleep(self) -> None:
+        """Move the weights to main memory and drop keys and values (level 1: level 2 would drop the weights too)."""
+        self._engine.sleep(level=1)
+
+    def wake(self) -> None:
+        """Bring the weights back."""
+        self._engine.wake_up()
+
+    def close(self) -> None:
+        """Free what is held. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        from vllm.distributed.parallel_state import destroy_model_parallel
+
+        # not engine_core.shutdown(): it would destroy torch's process group, which is the learner's
+        self._engine.engine_core._finalizer.detach()
+        self._engine.model_executor.shutdown()
+        destroy_model_parallel()
+        del self._engine
+        gc.unfreeze()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _import(self) -> None:
+        import vllm
+        from vllm.sampling_params import RequestOutputKind
+
+        self._vllm: Any = vllm  # untyped
+        self._vllm.SamplingParams  # noqa: B018  vllm imports lazily: not in the first request
+        self._final = RequestOutputKind.FINAL_ONLY
+
+    def _made(self, **options: object) -> Any:  # noqa: ANN401  vLLM's classes are untyped
+        on_gpu = torch.cuda.is_available()
+        arguments = self._vllm.EngineArgs(
+            **options,
+            logprobs_mode="processed_logprobs",  # of the distribution sampled from: temperature applied
+            generation_config="vllm",  # the folder's defaults would bend the distribution unseen
+            enable_prefix_caching=True,
+            # on a CPU a seeded request whose prompt is cut over two steps ends the engine
+            enable_chunked_prefill=None if on_gpu else False,
+            max_num_seqs=MAX_RUNNING,
+            # each rank has an engine of its own, on its own device, though they share a process group
+            distributed_executor_backend="external_launcher" if distributed.get_world_size() > 1 else None,
+            disable_log_stats=True,
+            use_tqdm_on_load=False,
+            seed=0,
+        )
+        return self._vllm.LLMEngine.from_engine_args(arguments)
+
+    def _check_head_size(self) -> None:
+        """vLLM notices an attention head that it has no kernel for in the first step only, and dies of it."""
+        if torch.cuda.is_available() or self._expected.head_size is None:
+            return
+        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+        known = CPUAttentionBackend.get_supported_head_sizes()
+        if self._expected.head_size not in known:
+            raise SamplerError(
+                f"starting vLLM on a CPU: the model's attention heads have {self._expected.head_size} dimensions, and "
+                f"it has kernels for {', '.join(map(str, known))}. A new model has hidden_size/heads of them: change "
+                f"model.new.heads, or set sampler.name=transformers."
+            )
+
+
+def _found(output: Any) -> Generation | SamplerError:  # noqa: ANN401  vLLM's classes are untyped
+    if output.prompt_logprobs is not None:
+        read = output.prompt_token_ids[1:]
+        return _generation(read, output.prompt_logprobs.logprobs, Finish.STOP)
+    reply = output.outputs[0]
+    return _generation(reply.token_ids, reply.logprobs.logprobs, FINISHES.get(reply.finish_reason, Finish.ABORT))
+
+
+def _generation(token_ids: Sequence[int], logprobs: Sequence[float], finish: Finish) -> Generation | SamplerError:
+    if not all(map(math.isfinite, logprobs)):
+        return SamplerError(
+            f"sampling {len(logprobs)} tokens: the model's logits are not numbers, nothing can be drawn. The weights "
+            f"have probably diverged: look at the last optimiser steps, lower the learning rate."
+        )
+    return Generation(token_ids=tuple(token_ids), logprobs=tuple(logprobs), finish=finish)
+
+
+def _let_vllm_look_into_llvmlite() -> None:
+    """vLLM reads ``vars`` of all that any module holds; those of llvmlite's library, which numba loads, are no dict."""
+    ffi = sys.modules.get("llvmlite.binding.ffi")
+    if ffi is not None:
+        ffi.lib._fntab["__dict__"] = {}  # the library answers to any name with the function of that name
+
+
+def _join_alone() -> None:
+    """Make a process group of one if there is none: vLLM would make its own and destroy it on closing."""
+    if distributed.is_initialized():
+        return
+    if "RANK" in os.environ:
+        distributed.init_process_group()
+    else:
+        distributed.init_process_group(store=HashStore(), rank=0, world_size=1)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let vLLM start, and put back what it changes for the whole process: random states and torch's threads."""
+    states = random.getstate(), np.random.get_state()
+    threads, setter = torch.get_num_threads(), torch.set_num_threads
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with _quiet(), torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            torch.set_num_threads = setter  # vLLM on a CPU replaces it by a function that only warns
+            torch.set_num_threads(threads)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        for category, message in _NOISE:
+            warnings.filterwarnings("ignore", message=message, category=category)
+        yield

@@ -1,0 +1,205 @@
+"""One vLLM server over HTTP: what is asked of it and what its answers mean. Token ids in, token ids out.
+
+Every call is bounded in time. A server that cannot be reached, or that fails, is ``ServerUnreachable`` and may be asked
+again; one that refuses (4xx) is a plain ``SamplerError``: the same question would get the same answer.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from condensegrpo.core.errors import SamplerError, ServerUnreachable
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.samplers.vllm_server.guard import TOKEN_VARIABLE
+
+SHORT_SECONDS = 30.0  # for a question that the server answers at once
+IDLE_SECONDS = 2.0  # that a connection is kept for the next request; servers drop theirs after 5, and may just do so
+FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}
+
+
+class Description(NamedTuple):
+    """What a server says of itself."""
+
+    shape: Mapping[str, str]  # see vllm_server_worker.shape_of
+    logprobs_mode: str
+    max_model_len: int  # tokens of prompt and output together
+    world_size: int  # processes, one a GPU
+    nccl: bool  # whether it takes weights over NCCL
+    head_size: int  # of the model's attention
+    head_sizes: Sequence[int] | None  # that its device has kernels for; None: not said
+
+
+class Reply(NamedTuple):
+    """A generation and the labels of the weights that it was sampled with."""
+
+    generation: Generation
+    labels: tuple[str, ...]  # of each span of tokens, in order
+
+
+class ServerClient:
+    """The calls. To be used in one event loop; ``close`` in the same."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self.url = url.rstrip("/")
+        self._session = aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {token}"},
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),  # 0: one a trajectory, if need be
+        )
+
+    @property
+    def host(self) -> str:
+        """The machine that it runs on, by name or address."""
+        return urlsplit(self.url).hostname or ""
+
+    async def healthy(self) -> bool:
+        """Whether the server answers and its engine lives."""
+        try:
+            async with self._session.get(f"{self.url}/health", timeout=_limit(SHORT_SECONDS)) as answer:
+                return answer.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def describe(self) -> Description:
+        """What is served, by the slowest of the server's workers' account: they all say the same."""
+        found = await self._rpc("condensegrpo_describe", seconds=SHORT_SECONDS)
+        return Description(**found["results"][0])
+
+    async def weights_label(self) -> str:
+        """The label of the weights in use; ``default``: those that the server started with."""
+        return str((await self._call("GET", "/weight_info", None, SHORT_SECONDS))["weight_version"])
+
+    async def load(self, folder: str, label: str, seconds: float) -> None:
+        """Take the weights of a folder that the server sees, and forget what was computed with the old ones."""
+        await self._rpc("condensegrpo_load", folder, seconds=seconds)
+        await self.renew(label)
+
+    async def renew(self, label: str) -> None:
+        """Drop the prefix cache, which holds keys and values of the old weights, and name the new weights.
+
+        Requests that nobody waits for any more may still run: they must not keep the old blocks alive.
+        """
+        done = await self._call("POST", "/reset_prefix_cache?reset_running_requests=true", None, SHORT_SECONDS)
+        if not done.get("success"):
+            raise SamplerError(f"updating the weights of {self.url}: its prefix cache could not be reset; see its log")
+        await self._call("POST", "/update_weight_version", {"new_version": label}, SHORT_SECONDS)
+
+    async def transfer(self, step: str, body: Mapping[str, Any] | None, seconds: float) -> None:
+        """One step of vLLM's native weight transfer: ``init_weight_transfer_engine``, ``start_weight_update``, …."""
+        await self._call("POST", f"/{step}", body, seconds)
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, seconds: float) -> Reply:
+        """Sample one reply."""
+        found = await self._call("POST", "/inference/v1/generate", request_body(prompt_ids, params), seconds)
+        return reply_of(found)
+
+    async def close(self) -> None:
+        """Give the connections back."""
+        await self._session.close()
+
+    async def _rpc(self, method: str, *arguments: str, seconds: float) -> dict[str, Any]:
+        body = {"method": method, "args": arguments, "timeout": seconds}
+        status, text = await self._exchange("POST", "/collective_rpc", body, seconds)
+        if status >= 500 and await self.healthy():  # it lives: its workers refused
+            raise SamplerError(f"asking {self.url} for {method}: {_reason(text)}")
+        return self._read("/collective_rpc", status, text)
+
+    async def _call(self, verb: str, route: str, body: Mapping[str, Any] | None, seconds: float) -> dict[str, Any]:
+        return self._read(route, *await self._exchange(verb, route, body, seconds))
+
+    async def _exchange(self, verb: str, route: str, body: Mapping[str, Any] | None, seconds: float) -> tuple[int, str]:
+        """Status and text of an answer."""
+        try:
+            async with self._session.request(verb, self.url + route, json=body, timeout=_limit(seconds)) as answer:
+                return answer.status, await answer.text()
+        except TimeoutError as error:
+            raise ServerUnreachable(f"asking {self.url}{route}: no answer within {seconds:g} seconds") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise ServerUnreachable(f"asking {self.url}{route}: {type(error).__name__}: {error}") from error
+
+    def _read(self, route: str, status: int, text: str) -> dict[str, Any]:
+        if status != 200:
+            raise self._refusal(route, status, text)
+        try:
+            found: dict[str, Any] = json.loads(text) if text else {}
+        except ValueError as error:
+            raise SamplerError(f"asking {self.url}{route}: found {text[:80]!r}, wanted JSON. Is it vLLM?") from error
+        return found
+
+    def _refusal(self, route: str, status: int, text: str) -> SamplerError:
+        where = f"asking {self.url}{route}: "
+        if status in (401, 403):
+            return SamplerError(
+                f"{where}{status}, refused: {_reason(text)}. Set {TOKEN_VARIABLE} to the server's token."
+            )
+        if status == 404:
+            return SamplerError(
+                f"{where}404, it has no such route. Wanted a server that `condensegrpo serve` started, or one with its "
+                f"flags (docs/server.md)."
+            )
+        if status >= 500:
+            return ServerUnreachable(f"{where}{status}: {_reason(text)}")
+        return SamplerError(f"{where}{status}: {_reason(text)}")
+
+
+def request_body(prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
+    """A request of vLLM's token-in, token-out route.
+
+    Only our stop ids end a reply (``ignore_eos``: the model folder's own end token may be another one), and the
+    log-probability of the sampled token is all that is asked for (``logprobs`` 0: no further candidates).
+    """
+    sampling: dict[str, Any] = {
+        "max_tokens": params.max_tokens,
+        "temperature": params.temperature,
+        "seed": params.seed,
+        "logprobs": 0,
+        "ignore_eos": True,
+        "stop_token_ids": list(params.stop_ids),
+        "detokenize": bool(params.stop_strings),
+    }
+    if params.stop_strings:
+        sampling |= {
+            "stop": list(params.stop_strings),
+            "include_stop_str_in_output": True,
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+        }
+    return {"token_ids": list(prompt_ids), "sampling_params": sampling}
+
+
+def reply_of(found: Mapping[str, Any]) -> Reply:
+    """The reply in an answer.
+
+    Raises:
+        SamplerError: the answer is not what vLLM 0.32 gives; the message says what is missing.
+    """
+    try:
+        choice = found["choices"][0]
+        content = choice["logprobs"]["content"]
+        generation = Generation(
+            token_ids=tuple(choice["token_ids"]),
+            logprobs=tuple(min(0.0, entry["logprob"]) for entry in content),  # rounding may leave +1e-8
+            finish=FINISH[choice["finish_reason"]],
+        )
+        labels = tuple(span["version"] for span in choice["weight_versions"] or ())
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise SamplerError(
+            f"reading a server's reply: {type(error).__name__}: {error}; wanted vLLM 0.32's answer to "
+            f"/inference/v1/generate"
+        ) from error
+    return Reply(generation=generation, labels=labels)
+
+
+def _limit(seconds: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=seconds)
+
+
+def _reason(text: str) -> str:
+    """The message of vLLM's error, or what came instead."""
+    try:
+        message = json.loads(text)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = text
+    return str(message).strip()[:500] or "it gave no reason"

@@ -1,0 +1,241 @@
+"""The learner's weights from GPU to GPU: one NCCL group of the learner and the workers of every server.
+
+    learner, rank 0 ──broadcast──▶ workers of server 0, ranks 1 … w₀ ── of server 1, ranks w₀+1 … ── …
+
+What is sent next goes over HTTP: names, types and shapes of a part, while the part itself goes over NCCL. These are the
+routes of vLLM's native weight transfer.
+"""
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from condensegrpo.core.errors import SamplerError
+from condensegrpo.samplers.vllm_server.client import ServerClient
+from condensegrpo.samplers.vllm_server.loop import LoopThread
+from condensegrpo.samplers.vllm_server.process import LOOPBACK, free_port
+from condensegrpo.samplers.vllm_server.replica import Replica, Weights
+from condensegrpo.samplers.vllm_server.weights import shards
+
+PART_BYTES = 1 << 30  # sent at once: as much of the model as lies on the learner's GPU twice
+LOOK_SECONDS = 0.001  # between two looks at what a GPU has done
+
+
+class Member(NamedTuple):
+    """A server of the group."""
+
+    client: ServerClient
+    workers: int  # processes, one a GPU
+
+
+class Wire(Protocol):
+    """The learner's end of the group; vLLM's ``PyNcclCommunicator``."""
+
+    def broadcast(self, tensor: Tensor, src: int) -> None:
+        """Send a tensor to all others, or begin to."""
+
+    def destroy(self) -> None:
+        """Leave the group."""
+
+
+Join = Callable[[Mapping[str, Any]], Wire]  # of a master's address and port and the number of all ranks; as rank 0
+
+
+def join_nccl(meeting: Mapping[str, Any]) -> Wire:
+    """Join on the current GPU, as rank 0; waits for the others, five minutes at most."""
+    from vllm.distributed.weight_transfer.nccl_common import trainer_init
+
+    wire: Wire = trainer_init(dict(meeting))
+    return wire
+
+
+class NcclGroup:
+    """A group that was joined. A server that is started anew is in no group: make another one then."""
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        loop: LoopThread,
+        *,
+        seconds: float,
+        device: torch.device,
+        join: Join = join_nccl,
+    ) -> None:
+        """Meet with all workers.
+
+        Args:
+            loop: that the members' clients live in.
+            seconds: time limit of each call.
+            device: the learner's, which tensors are sent from.
+
+        Raises:
+            SamplerError: a server cannot be reached, or refuses.
+        """
+        self._members = members
+        self._loop = loop
+        self._seconds = seconds
+        self._device = device
+        meeting = {
+            "master_address": _address(members),
+            "master_port": free_port(),
+            "world_size": 1 + sum(member.workers for member in members),
+        }
+        self._on_all("shutdown_weight_transfer_engine")  # of a group that they were in before
+        joining = loop.begin(self._all("init_weight_transfer_engine", list(_invitations(members, meeting))))
+        try:
+            self._wire = join(meeting)
+        except Exception as error:  # the boundary to NCCL
+            joining.cancel()
+            raise SamplerError(
+                f"joining {len(members)} servers over NCCL at {meeting['master_address']}:{meeting['master_port']}: "
+                f"{type(error).__name__}: {error} Servers must reach this address; or set server.weights=folder."
+            ) from error
+        joining.result(timeout=seconds)
+
+    def send(self, named_tensors: Iterator[tuple[str, Tensor]], dtype: torch.dtype) -> None:
+        """Have every server take these weights, in the order in which they come.
+
+        Raises:
+            SamplerError: a server cannot be reached, refuses, or does not take them in time. It is then in the middle
+                of an update, and of no use before it is started anew.
+        """
+        self._on_all("start_weight_update")
+        for part in shards(named_tensors, dtype, device=self._device, most=PART_BYTES):
+            taking = self._loop.begin(
+                self._all("update_weights", [{"update_info": _described(part)}] * len(self._members))
+            )
+            for tensor in part.values():
+                self._wire.broadcast(tensor, src=0)
+            taking.result(timeout=self._seconds)
+            self._until_sent()
+        self._on_all("finish_weight_update")
+
+    def leave(self) -> None:
+        """Give the connection back."""
+        self._wire.destroy()
+
+    def _on_all(self, step: str) -> None:
+        self._loop.wait(self._all(step, [None] * len(self._members)))
+
+    async def _all(self, step: str, bodies: Sequence[Mapping[str, Any] | None]) -> None:
+        calls: list[Coroutine[Any, Any, None]] = [
+            member.client.transfer(step, body, self._seconds)
+            for member, body in zip(self._members, bodies, strict=True)
+        ]
+        await asyncio.gather(*calls)
+
+    def _until_sent(self) -> None:
+        """Wait until the GPU has sent what it was told to; a peer that died would keep it for ever."""
+        if self._device.type != "cuda":
+            return
+        sent = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch left it untyped
+        sent.record()
+        until = time.monotonic() + self._seconds
+        while not sent.query():  # type: ignore[no-untyped-call]  # as above
+            if time.monotonic() > until:
+                raise SamplerError(
+                    f"sending weights over NCCL: not done within {self._seconds:g} seconds (server.start_seconds). A "
+                    f"server has probably died: resume the run."
+                )
+            time.sleep(LOOK_SECONDS)
+
+
+class NcclCourier:
+    """Carries weights to the servers that live, in a group that is made anew whenever they are others than before."""
+
+    def __init__(self, loop: LoopThread, *, seconds: float, dtype: torch.dtype, join: Join = join_nccl) -> None:
+        self._loop = loop
+        self._seconds = seconds
+        self._dtype = dtype
+        self._join = join
+        self._group: NcclGroup | None = None
+        self._lives: tuple[tuple[int, int], ...] = ()  # place and life of the servers in the group
+
+    def carry(self, replicas: Sequence[Replica], named_tensors: Iterator[tuple[str, Tensor]], label: str) -> Weights:
+        """Give every server that lives these weights.
+
+        Raises:
+            SamplerError: none lives, one has no part in NCCL, or see ``NcclGroup``.
+        """
+        living = self._loop.wait(_living(replicas))
+        if not living:
+            raise SamplerError(f"sending the weights {label} over NCCL: none of {len(replicas)} servers answers")
+        lives = tuple((replica.place, replica.lives) for replica in living)
+        if self._group is None or lives != self._lives:
+            self.leave()
+            self._group, self._lives = self._made(living), lives
+        try:
+            self._group.send(named_tensors, self._dtype)
+        except BaseException:
+            self._group = None  # it is in the middle of an update, and its members will not come out of it
+            raise
+        self._loop.wait(_all_took(living, label))
+        return Weights(label=label, folder=None)
+
+    def leave(self) -> None:
+        """Give the connection back, if there is one."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.leave()
+
+    def _made(self, living: Sequence[Replica]) -> NcclGroup:
+        on = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        members = [_member(replica) for replica in living]
+        return NcclGroup(members, self._loop, seconds=self._seconds, device=on, join=self._join)
+
+
+async def _living(replicas: Sequence[Replica]) -> list[Replica]:
+    """Those that were brought up and answer now."""
+    up = [replica for replica in replicas if replica.ready or replica.awaits_weights]
+    answers = await asyncio.gather(*(replica.client.healthy() for replica in up))
+    for replica, answers_now in zip(up, answers, strict=True):
+        if not answers_now:
+            replica.fail()
+    return [replica for replica, answers_now in zip(up, answers, strict=True) if answers_now]
+
+
+async def _all_took(replicas: Sequence[Replica], label: str) -> None:
+    await asyncio.gather(*(replica.took(label) for replica in replicas))
+
+
+def _member(replica: Replica) -> Member:
+    found = replica.description
+    if found is None or not found.nccl:
+        raise SamplerError(
+            f"sending weights to {replica.url} over NCCL: it was started without. Start it with the same "
+            f"server.weights=nccl (condensegrpo serve CONFIG), or leave that out here."
+        )
+    return Member(client=replica.client, workers=found.world_size)
+
+
+def _invitations(members: Sequence[Member], meeting: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What each server is told of the group: its workers' ranks follow those of the servers before it."""
+    first = 1
+    for member in members:
+        yield {"init_info": {**meeting, "rank_offset": first, "packed": False}}
+        first += member.workers
+
+
+def _described(part: Mapping[str, Tensor]) -> dict[str, list[Any]]:
+    return {
+        "names": list(part),
+        "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in part.values()],
+        "shapes": [list(tensor.shape) for tensor in part.values()],
+    }
+
+
+def _address(members: Sequence[Member]) -> str:
+    """Where servers reach this machine: the address that its packets to the first of them that is elsewhere carry."""
+    for member in members:
+        host = member.client.host
+        if host in (LOOPBACK, "localhost", "::1"):
+            continue
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # sends nothing
+            return str(probe.getsockname()[0])
+    return LOOPBACK

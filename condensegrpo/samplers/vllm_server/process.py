@@ -1,0 +1,241 @@
+"""A vLLM server as a child process: the flags it runs under, its start, its log and its end."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import Field, field_validator
+from transformers import AutoConfig
+
+from condensegrpo.config.section import Section
+from condensegrpo.core.errors import SamplerError
+from condensegrpo.samplers.vllm.request import INSTALL
+from condensegrpo.samplers.vllm_server.guard import TOKEN_VARIABLE
+
+NAME = "policy"  # what a server calls its model, wherever the weights came from
+LOOPBACK = "127.0.0.1"
+GIB = 1 << 30
+SHORTEST_BATCH = 8192  # tokens that the engine takes in one step, at least
+STOP_SECONDS = 15.0  # from the first request to end to the last word
+OURS = (  # flags that ``command`` sets, or that would undo one of them
+    *("--api-key", "--middleware", "--logprobs-mode", "--generation-config", "--override-generation-config"),
+    *("--worker-extension-cls", "--model", "--served-model-name", "--host", "--port", "--uds"),
+)
+ERROR = re.compile(r"\b\w+(Error|Exception): ")  # with a message, as Python prints it
+LAST_LINES = 12  # of a log, in an error message
+
+
+class ServerSettings(Section):
+    """How a server of ours runs."""
+
+    kv_cache_gib: float | None = Field(default=None, gt=0)
+    """Memory for keys and values; None: 1 GiB on a CPU, what gpu_memory_utilization leaves on a GPU."""
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    """Share of each GPU that a server may take in all."""
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """GPUs that share one copy of the model."""
+    enforce_eager: bool | None = None
+    """Whether to do without compilation and CUDA graphs; None: on a CPU."""
+    weights: Literal["folder", "nccl"] = "folder"
+    """How updates come: through a folder that the servers see, or from GPU to GPU."""
+    start_seconds: float = Field(default=600.0, gt=0)
+    """Time limit from the start of a server to its first answer."""
+    devices: tuple[str, ...] = ()
+    """CUDA_VISIBLE_DEVICES of each replica, such as ["1", "2,3"]; none: what the run sees."""
+    flags: tuple[str, ...] = ()
+    """Further flags of vLLM's server."""
+
+    @field_validator("flags")
+    @classmethod
+    def _leave_ours(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        for flag in given:
+            if flag.partition("=")[0] in OURS:
+                raise ValueError(f"{flag}: it is set already, and the token or exactness hangs on it")
+        return given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """What a server serves."""
+
+    path: str  # a Hugging Face folder or Hub id
+    dtype: str
+    max_model_len: int | None  # tokens of prompt and output together; None: as many as the model has positions
+
+
+def check_installed() -> None:
+    """Raise ``SamplerError`` where vLLM is missing."""
+    if find_spec("vllm") is None:
+        raise SamplerError(f"starting a vLLM server: vLLM is not installed. {INSTALL}.")
+
+
+def command(model: ServedModel, settings: ServerSettings, *, host: str, port: int) -> list[str]:
+    """The command line of a server.
+
+    Log-probabilities are those of the distribution sampled from, temperature included, and the model folder's own
+    generation defaults do not bend it. The token is no part of this: see ``environment``.
+    """
+    return [
+        sys.executable,
+        "-m",
+        "condensegrpo.samplers.vllm_server.child",
+        *("--model", model.path, "--served-model-name", NAME, "--dtype", model.dtype),
+        *("--host", host, "--port", str(port)),
+        *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
+        *("--enable-scale-out", "--enable-prefix-caching", "--disable-uvicorn-access-log"),
+        *("--worker-extension-cls", "condensegrpo.samplers.vllm_server.worker.ServedWeights"),
+        *("--middleware", "condensegrpo.samplers.vllm_server.guard.RequireToken"),
+        *_sizes(model, settings),
+        *settings.flags,
+    ]
+
+
+def environment(token: str, *, device: str | None = None) -> dict[str, str]:
+    """The variables of a server's process: the caller's, the token, and the routes that change weights switched on.
+
+    Args:
+        device: its ``CUDA_VISIBLE_DEVICES``.
+    """
+    own = {TOKEN_VARIABLE: token, "VLLM_SERVER_DEV_MODE": "1"}
+    if device is not None:
+        own["CUDA_VISIBLE_DEVICES"] = device
+    quiet = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # seconds; short ones end just when the next request sets out
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every replica binds its threads to the same cores
+    }
+    launched = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # of the learner; vLLM would join it
+    inherited = {name: value for name, value in os.environ.items() if name not in launched}
+    return {**quiet, **inherited, **own}
+
+
+def _sizes(model: ServedModel, settings: ServerSettings) -> Iterator[str]:
+    if model.max_model_len is not None:
+        yield from ("--max-model-len", str(model.max_model_len))
+    gpu = torch.cuda.is_available()
+    if settings.enforce_eager if settings.enforce_eager is not None else not gpu:
+        yield "--enforce-eager"
+    if settings.kv_cache_gib is not None or not gpu:
+        yield from ("--kv-cache-memory-bytes", str(int((settings.kv_cache_gib or 1.0) * GIB)))
+    if gpu:
+        yield from ("--gpu-memory-utilization", str(settings.gpu_memory_utilization))
+        yield from ("--tensor-parallel-size", str(settings.tensor_parallel_size))
+    else:  # a seeded request that is prefilled in two steps ends vLLM 0.32's engine on a CPU
+        longest = model.max_model_len or positions(model.path) or 0
+        yield from ("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(longest, SHORTEST_BATCH)))
+    if settings.weights == "nccl":
+        yield from ("--weight-transfer-config", '{"backend": "nccl"}')
+
+
+def positions(model_path: str) -> int | None:
+    """Positions that a model was made for; None: it does not say."""
+    config = AutoConfig.from_pretrained(model_path)
+    known: int | None = config.get_text_config().to_dict().get("max_position_embeddings")
+    return known
+
+
+def check_free(host: str, port: int) -> None:
+    """Raise ``SamplerError`` where a server cannot listen, before it spends its time on a model."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise SamplerError(
+                f"starting a vLLM server: it cannot listen on {host}:{port}: {error.strerror}. Choose another --port, "
+                f"or end what listens there."
+            ) from error
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on. Somebody else may take it before it is used."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+class Child:
+    """One server of ours: it listens on the loopback interface and ends with us, whatever becomes of us."""
+
+    def __init__(
+        self, model: ServedModel, settings: ServerSettings, *, token: str, log: Path, device: str | None = None
+    ) -> None:
+        self._model = model
+        self._settings = settings
+        self._environment = environment(token, device=device)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._port = 0
+        self.log = log
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://{LOOPBACK}:{self._port}"
+
+    @property
+    def process_id(self) -> int | None:
+        """Of its first process, which leads the group of all of them; None: never started."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Start it, anew if it ran before; it answers only some seconds later. Its standard input is our life line."""
+        self.stop()
+        self._port = free_port()
+        line = command(self._model, self._settings, host=LOOPBACK, port=self._port)
+        line.insert(3, "--watched")
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                line,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C in the run's terminal is the run's, and the group can be ended whole
+            )
+
+    @property
+    def running(self) -> bool:
+        """Whether its first process was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def check_alive(self) -> None:
+        """Raise ``SamplerError`` with the end of its log if it has ended."""
+        if self._process is None or self.running:
+            return
+        raise SamplerError(
+            f"starting a vLLM server for {self._model.path}: it ended with code {self._process.returncode}. The end of "
+            f"its log {self.log}:\n{self.last_words()}\nIf it lacks memory for keys and values, lower "
+            f"sampler.options.max_model_len or raise server.kv_cache_gib (on a GPU, server.gpu_memory_utilization)."
+        )
+
+    def last_words(self) -> str:
+        """The end of its log, and before it the first error in the log: the last is often only that there was one."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log.exists() else []
+        first = [line for line in lines[:-LAST_LINES] if ERROR.search(line)][:1]
+        return "\n".join([*first, *(["…"] if first else []), *lines[-LAST_LINES:]])
+
+    def stop(self) -> None:
+        """End all its processes: asked at first, then made to. May be called twice."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_SECONDS)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # an engine may outlive its server
+        process.wait()
+        if process.stdin is not None:
+            process.stdin.close()

@@ -1,0 +1,69 @@
+"""The learner's weights on their way to servers: written as a folder of safetensors files that they load."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.protocols import NamedTensors
+from condensegrpo.samplers.vllm.weights import Expected
+
+SHARD_BYTES = 2 << 30  # of one file: as much of the model as lies in memory besides the learner's own
+
+
+def checked(named_tensors: NamedTensors, expected: Expected) -> Iterator[tuple[str, Tensor]]:
+    """The tensors as they come, each of the model and in its shape, and at the end all of them or an error.
+
+    Raises:
+        SamplerError: a name is unknown or missing, or a shape differs. Nothing was sent then.
+    """
+    check = expected.check()
+    yield from ((name, tensor) for name, tensor in named_tensors if check.takes(name, tensor))
+    check.complete()
+
+
+def write_weights(folder: Path, named_tensors: Iterator[tuple[str, Tensor]], dtype: torch.dtype) -> None:
+    """Write weights into a new folder, file by file; it is gone again if anything fails.
+
+    Raises:
+        SamplerError: the folder cannot be written (the message has the free space).
+    """
+    try:
+        folder.mkdir(parents=True)
+        for number, shard in enumerate(shards(named_tensors, dtype, device="cpu", most=SHARD_BYTES)):
+            save_file(shard, folder / f"weights-{number:05d}.safetensors", metadata={"format": "pt"})
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        free = shutil.disk_usage(folder.parent).free / 1e9 if folder.parent.is_dir() else 0.0
+        raise SamplerError(
+            f"writing weights for the servers into {folder}: {type(error).__name__}: {error}; {free:.2f} GB are free. "
+            f"Set sampler.options.weights_dir to a folder with room that the servers see."
+        ) from error
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def shards(
+    named_tensors: Iterator[tuple[str, Tensor]],
+    dtype: torch.dtype,
+    *,
+    device: torch.device | str,
+    most: int,
+) -> Iterator[dict[str, Tensor]]:
+    """Copies of the tensors on a device, in order, as many at a time as make ``most`` bytes, and always one."""
+    shard: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in named_tensors:
+        wanted = dtype if tensor.is_floating_point() else tensor.dtype
+        copy = tensor.detach().to(device, wanted, copy=True, memory_format=torch.contiguous_format)
+        if shard and size + copy.nbytes > most:
+            yield shard
+            shard, size = {}, 0
+        shard[name] = copy
+        size += copy.nbytes
+    yield shard

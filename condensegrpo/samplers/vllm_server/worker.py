@@ -1,0 +1,77 @@
+"""What runs inside a vLLM server's workers: loads the learner's weights from a folder, says what model is served.
+
+vLLM mixes ``ServedWeights`` into its worker class (``--worker-extension-cls``) and calls the methods by name, over its
+own route ``/collective_rpc``. Imports vLLM and torch late: the sampler reads ``shape_of`` from here without them.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+SHAPE_KEYS = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+
+
+def shape_of(config: Any) -> dict[str, str]:  # noqa: ANN401  transformers' configurations are untyped
+    """What tells one model from another, read from a transformers configuration: the same on both ends of a wire."""
+    known = config.get_text_config().to_dict()
+    return {key: str(known.get(key)) for key in SHAPE_KEYS}
+
+
+class ServedWeights:
+    """Methods of every worker of a server. The names are prefixed: they stand among vLLM's own."""
+
+    vllm_config: Any
+    model_runner: Any
+    reload_weights: Callable[..., None]  # vLLM's own
+
+    def condensegrpo_describe(self) -> dict[str, Any]:
+        """What is served, and how."""
+        model = self.vllm_config.model_config
+        return {
+            "shape": shape_of(model.hf_config),
+            "logprobs_mode": str(model.logprobs_mode),
+            "max_model_len": int(model.max_model_len),
+            "world_size": int(self.vllm_config.parallel_config.world_size),
+            "nccl": self.vllm_config.weight_transfer_config is not None,
+            "head_size": int(model.get_head_size()),
+            "head_sizes": _head_sizes(),
+        }
+
+    def condensegrpo_load(self, folder: str) -> None:
+        """Take the weights in the safetensors files of a folder, in checkpoint form and all of them.
+
+        Raises:
+            FileNotFoundError: this machine sees no such folder, or no safetensors file in it.
+        """
+        files = sorted(Path(folder).glob("*.safetensors"))
+        if not files:
+            raise FileNotFoundError(
+                f"loading weights from {folder}: this server sees no safetensors file there. Learner and servers must "
+                f"share the folder: set sampler.options.weights_dir to one that both see."
+            )
+        from condensegrpo.samplers.vllm.weights import repack_heads
+
+        self.reload_weights(weights_iterator=_tensors(files))
+        repack_heads(self.model_runner.get_model())
+
+
+def _tensors(files: list[Path]) -> Iterator[tuple[str, Any]]:
+    """Every tensor of some safetensors files, one at a time."""
+    from safetensors import safe_open
+
+    for path in files:
+        with safe_open(str(path), framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  no mapping
+                yield name, opened.get_tensor(name)
+
+
+def _head_sizes() -> list[int] | None:
+    """The sizes of attention heads that vLLM has kernels for; None: not said. It dies of others in its first step."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return None
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    sizes: list[int] = CPUAttentionBackend.get_supported_head_sizes()
+    return sizes

@@ -1,0 +1,165 @@
+"""Reads the rows of a dataset: a local JSONL or Parquet file, a folder of them, or a Hub id.
+
+Everything that is wrong with a file is said in one sentence: which file, which line, what was found, what to do.
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from condensegrpo.core.errors import DataError
+from condensegrpo.storage.placeholder import placeholder_in
+
+Row = dict[str, Any]
+
+_JSONL = (".jsonl", ".jsonl.gz", ".ndjson", ".json")
+_PARQUET = (".parquet",)
+
+
+def read_rows(source: str, *, split: str, limit: int | None = None) -> list[Row]:
+    """The rows of a source, in order.
+
+    Args:
+        source: a file (``.jsonl``, ``.jsonl.gz``, ``.parquet``), a folder, or a Hub id: ``owner/name`` or
+            ``owner/name:configuration``. What looks like a path is never asked of the Hub.
+        split: of a Hub dataset; of a folder, the files whose names begin with it. A single file is one split.
+        limit: rows to give, from the first; None: all.
+
+    Raises:
+        DataError: missing, empty or damaged, or not what its name says.
+    """
+    if limit is not None and limit < 1:
+        raise ValueError(f"max_examples={limit}: wanted at least one row, or None for all")
+    path = Path(source).expanduser()
+    if path.is_file():
+        rows = read_file(path)
+    elif path.is_dir():
+        rows = [row for file in _files_of(path, split) for row in read_file(file)]
+    elif _looks_local(source):
+        raise DataError(
+            f"reading the dataset {source}: there is no such file or folder (looked for {path.resolve()}). "
+            f"Correct the path; a Hub dataset is written owner/name"
+        )
+    else:
+        rows = _from_hub(source, split)
+    if not rows:
+        raise DataError(f"reading the dataset {source}: it is empty, wanted at least one row")
+    return rows[:limit]
+
+
+def require_columns(rows: Sequence[Row], columns: Sequence[str], *, source: str) -> None:
+    """Raise DataError unless every row has these columns; the message lists the columns that exist."""
+    for at, row in enumerate(rows):
+        for column in columns:
+            if column not in row:
+                raise DataError(
+                    f"reading the dataset {source}: row {at + 1} has no column {column!r}. It has: "
+                    f"{', '.join(map(repr, row)) or 'none'}. Map the columns in task.options"
+                )
+
+
+def require_unique(rows: Sequence[Row], column: str, *, source: str) -> None:
+    """Raise DataError if two rows have one value in this column."""
+    first: dict[str, int] = {}
+    for at, row in enumerate(rows):
+        value = str(row[column])
+        if value in first:
+            raise DataError(
+                f"reading the dataset {source}: rows {first[value] + 1} and {at + 1} have the same {column} {value!r}. "
+                f"An id names one problem: remove one of them or map another column as the id"
+            )
+        first[value] = at
+
+
+def _looks_local(source: str) -> bool:
+    return source.startswith((".", "/", "~")) or "\\" in source or source.count("/") > 1 or _kind(Path(source)) != ""
+
+
+def _kind(path: Path) -> str:
+    name = path.name.lower()
+    if name.endswith(_JSONL):
+        return "jsonl"
+    return "parquet" if name.endswith(_PARQUET) else ""
+
+
+def _files_of(folder: Path, split: str) -> list[Path]:
+    known = sorted(file for file in folder.iterdir() if file.is_file() and _kind(file))
+    files = [file for file in known if file.name.startswith(split)]
+    if not files:
+        raise DataError(
+            f"reading the {split} rows of the folder {folder}: no JSONL or Parquet file in it has a name that begins "
+            f"with {split!r}. Found: {', '.join(file.name for file in known) or 'none'}. Give the file itself"
+        )
+    return files
+
+
+def read_file(path: Path) -> list[Row]:
+    """The rows of one JSONL or Parquet file.
+
+    Raises:
+        DataError: damaged, or not what its name says.
+    """
+    try:
+        instead = placeholder_in(path)
+        if instead is not None:
+            raise DataError(f"reading {path}: {instead}")
+        if _kind(path) == "parquet":
+            return _read_parquet(path)
+        data = path.read_bytes()
+        data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"reading {path}: {error}. Is the file whole and readable?") from error
+    return list(_parse_lines(path, data))
+
+
+def _parse_lines(path: Path, data: bytes) -> Iterator[Row]:
+    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"reading {path}, line {number}: byte {error.start + 1} of it is not UTF-8. Convert the file to UTF-8"
+            ) from error
+        except json.JSONDecodeError as error:
+            cut = number == len(lines)  # a whole last line ends in a line break
+            what = "the last line is cut off" if cut else "it is not JSON"
+            raise DataError(
+                f"reading {path}, line {number}: {what} ({error.msg} at character {error.pos + 1}). "
+                f"Wanted one JSON object a line"
+            ) from error
+        if not isinstance(row, dict):
+            raise DataError(
+                f"reading {path}, line {number}: found a {type(row).__name__}, wanted one JSON object a line"
+            )
+        yield row
+
+
+def _read_parquet(path: Path) -> list[Row]:
+    import pyarrow  # here: a run on JSONL need not wait for it
+    import pyarrow.parquet
+
+    try:
+        rows: list[Row] = pyarrow.parquet.read_table(path).to_pylist()
+    except pyarrow.ArrowException as error:
+        raise DataError(f"reading {path}: it is not a whole Parquet file: {error}") from error
+    return rows
+
+
+def _from_hub(source: str, split: str) -> list[Row]:
+    import datasets  # here: it takes a second that a run on local files need not wait for
+
+    name, _, configuration = source.partition(":")
+    try:
+        rows: list[Row] = datasets.load_dataset(name, configuration or None, split=split).to_list()
+    except Exception as error:  # the boundary to the Hub: network, access, names and formats all fail in their own ways
+        raise DataError(
+            f"loading the split {split!r} of {name!r} from the Hugging Face Hub: {type(error).__name__}: {error}. "
+            f"If a local file was meant, check its path"
+        ) from error
+    return rows

@@ -1,0 +1,166 @@
+"""Whether a sampler tells the learner's probabilities of its own samples, also right after a change of the weights.
+
+Everything that an importance ratio is made of is compared here on real parts: the configured sampler, the learner under
+DeepSpeed, a real optimiser step between them. A sampler whose weights were not synchronised, whose cache answers for
+old ones, or whose log-probabilities are of another distribution fails.
+"""
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from condensegrpo.algorithms.objective import Tokenwise, supervised
+from condensegrpo.assembly import assemble
+from condensegrpo.assembly.open_learner import open_learner
+from condensegrpo.config.schema import RunConfig, validate
+from condensegrpo.core.protocols import Sampler
+from condensegrpo.core.trajectory import Generation, SamplingParams, Segment
+from condensegrpo.learner import deepspeed
+from condensegrpo.learner.deepspeed import DeepSpeedEngine
+from condensegrpo.learner.sharing import packed
+from condensegrpo.learner.weights import gathered
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.training.initial_policy import base_policy
+
+TEMPERATURES = (1.0, 0.7)
+PROMPTS, LONGEST, REPLY = 16, 200, 24  # the longest prompt fills a block of vLLM's cache, 128 tokens on a CPU
+LARGEST_GAP = {"cpu": 1e-4, "cuda": 1e-2}  # nats, in fp32; GPUs multiply fp32 with fewer bits in some kernels
+RATIO = 1e-3  # how far the mean ratio of the learner's to the sampler's probabilities may be from 1
+MICRO_BATCH = 4096  # tokens
+MOVED = 0.01  # nats; a step that moves the samples' log-probabilities by less would prove nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parity:
+    """What sampler and learner say of one batch of samples."""
+
+    temperature: float
+    tokens: int
+    largest_gap: float  # nats, of |log π_sampler − log π_learner|
+    mean_ratio: float  # of π_learner / π_sampler
+
+    def holds(self, device: str) -> bool:
+        """Whether an importance ratio may be made of the two on ``cpu`` or ``cuda``; NaN does not hold."""
+        return self.largest_gap <= LARGEST_GAP[device] and abs(self.mean_ratio - 1) <= RATIO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A sampler before and after an optimiser step that it was told of."""
+
+    device: str  # cpu or cuda
+    before: tuple[Parity, ...]
+    after: tuple[Parity, ...]
+    moved: float  # nats, the mean change of the first samples' log-probabilities by the step
+
+    @property
+    def moved_enough(self) -> bool:
+        """Whether a sampler that missed the step would show."""
+        return self.moved >= MOVED
+
+    @property
+    def passed(self) -> bool:
+        """Whether the sampler followed the learner."""
+        return self.moved_enough and all(one.holds(self.device) for one in (*self.before, *self.after))
+
+
+def configuration(sampler: str, options: Mapping[str, Any]) -> RunConfig:
+    """A model of a few thousand parameters with tied embeddings, and the sampler in question."""
+    return validate(
+        {
+            "name": "parity",
+            "model": {"new": {"hidden_size": 64, "heads": 2, "ffn_size": 64, "max_positions": 512}},
+            "task": {"name": "ledger"},
+            "sampler": {"name": sampler, "options": dict(options)},
+            "rollout": {"max_context_tokens": LONGEST, "max_output_tokens": REPLY},
+            "learner": {"optimiser": {"lr": 0.02}},
+        },
+        source="parity",
+    )
+
+
+def trial(config: RunConfig, folder: RunFolder) -> Trial:
+    """Make the model, sample, take an optimiser step on the samples, send the weights, and sample the same prompts.
+
+    Raises:
+        CondenseError: sampler or learner cannot be set up, or fail.
+    """
+    deepspeed.join()  # before the sampler: both live in one process group
+    source = base_policy(config, assemble.check(config), folder)
+    learner = open_learner(config, source, config.learner.optimiser, lora=None, total_steps=1)
+    sampler: Sampler | None = None
+    try:
+        sampler = assemble.sampler(config, source)
+        prompts = _prompts(learner.module.policy.config.vocab_size)
+        sampler.update_weights(gathered(learner), 0)
+        before = _compared(learner, sampler, prompts)
+        rows = _samples(sampler, prompts, temperature=1.0)
+        batches = packed(rows, max_tokens=MICRO_BATCH, share=learner.module.computes_trees)
+        old_T = torch.cat(deepspeed.measure(learner, batches))
+        deepspeed.optimise(learner, batches, Tokenwise(supervised))
+        new_T = torch.cat(deepspeed.measure(learner, batches))
+        sampler.update_weights(gathered(learner), 1)
+        return Trial(
+            device=learner.device.type,
+            before=before,
+            after=_compared(learner, sampler, prompts),
+            moved=float((new_T - old_T).abs().mean()),
+        )
+    finally:
+        if sampler is not None:
+            sampler.close()
+        deepspeed.close(learner)
+
+
+def _prompts(vocabulary: int) -> list[tuple[int, ...]]:
+    """Random ids, from one token to ``LONGEST``."""
+    draw = random.Random(0)
+    lengths = [1 + (LONGEST - 1) * index // (PROMPTS - 1) for index in range(PROMPTS)]
+    return [tuple(draw.randrange(vocabulary) for _ in range(length)) for length in lengths]
+
+
+def _compared(learner: DeepSpeedEngine, sampler: Sampler, prompts: Sequence[tuple[int, ...]]) -> tuple[Parity, ...]:
+    """The parity of fresh samples at every temperature."""
+    found = []
+    for temperature in TEMPERATURES:
+        rows = _samples(sampler, prompts, temperature=temperature)
+        batches = packed(rows, max_tokens=MICRO_BATCH, share=learner.module.computes_trees)
+        own_T = torch.cat(deepspeed.measure(learner, batches, temperature=temperature)).cpu()
+        gap_T = own_T - torch.cat([batch.logprobs for batch in batches])
+        found.append(
+            Parity(
+                temperature=temperature,
+                tokens=len(gap_T),
+                largest_gap=float(gap_T.abs().max()),
+                mean_ratio=float(gap_T.exp().mean()),
+            )
+        )
+    return tuple(found)
+
+
+def _samples(sampler: Sampler, prompts: Sequence[tuple[int, ...]], *, temperature: float) -> list[Segment]:
+    """A reply to every prompt, as rows in which every sampled token weighs the same."""
+
+    async def replies() -> list[Generation]:
+        params = [SamplingParams(max_tokens=REPLY, temperature=temperature, seed=seed) for seed in range(len(prompts))]
+        return await asyncio.gather(*map(sampler.sample, prompts, params))
+
+    weight = 1 / (REPLY * len(prompts))
+    return [_row(prompt, reply, weight) for prompt, reply in zip(prompts, asyncio.run(replies()), strict=True)]
+
+
+def _row(prompt: tuple[int, ...], reply: Generation, weight: float) -> Segment:
+    context, length = (0.0,) * len(prompt), len(reply.token_ids)
+    return Segment(
+        token_ids=prompt + reply.token_ids,
+        trained=(False,) * len(prompt) + (True,) * length,
+        logprobs=context + reply.logprobs,
+        advantages=context + (0.0,) * length,
+        weights=context + (weight,) * length,
+        trajectory="parity",
+        first_turn=0,
+    )
