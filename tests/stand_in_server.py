@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from condensegrpo.samplers.vllm_server.loop import LoopThread
+from condensegrpo.core.background_loop import BackgroundLoop
 
 TOKEN = "a token"
 TRANSFER = (
@@ -98,7 +98,7 @@ async def _guarded(request: web.Request, handler: Any) -> web.StreamResponse:
 @contextmanager
 def serving(server: StandIn, *, port: int = 0) -> Iterator[StandIn]:
     """Serve on the loopback interface; ``server.url`` says where."""
-    loop = LoopThread("stand-in")
+    loop = BackgroundLoop("stand-in")
     app = web.Application(middlewares=[_guarded])
     app.add_routes(
         [
@@ -117,10 +117,10 @@ def serving(server: StandIn, *, port: int = 0) -> Iterator[StandIn]:
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", port).start()
 
-    loop.wait(start())
+    loop.run(start())
     server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:
         yield server
     finally:
-        loop.wait(runner.cleanup())
+        loop.run(runner.cleanup())
         loop.close()

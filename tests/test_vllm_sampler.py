@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from condensegrpo.core.errors import PluginError, SamplerError
 from condensegrpo.core.plugins import build, check, takes
-from condensegrpo.core.protocols import Measures, Rests
+from condensegrpo.core.protocols import Measures, Sleeps
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 
 if TYPE_CHECKING:
@@ -474,10 +474,10 @@ def test_weights_that_do_not_fit_are_named_and_the_sampler_stays_usable(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, on which vLLM does sleep")
-def test_a_rest_without_a_gpu_changes_nothing(sampler: "VllmSampler") -> None:
-    assert isinstance(sampler, Rests)
+def test_sleeping_without_a_gpu_changes_nothing(sampler: "VllmSampler") -> None:
+    assert isinstance(sampler, Sleeps)
     before = alone(sampler, MIXED[0], params(seed=1))
-    sampler.rest()
+    sampler.sleep()
     assert alone(sampler, MIXED[0], params(seed=1)).token_ids == before.token_ids
 
 

@@ -12,10 +12,10 @@ import torch
 from stand_in_server import TOKEN, TRANSFER, StandIn, serving
 from torch import Tensor
 
+from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import PluginError, SamplerError
 from condensegrpo.core.plugins import check
 from condensegrpo.samplers.vllm_server.client import ServerClient
-from condensegrpo.samplers.vllm_server.loop import LoopThread
 from condensegrpo.samplers.vllm_server.nccl import NcclCourier, Wire
 from condensegrpo.samplers.vllm_server.replica import Replica, Weights
 
@@ -42,14 +42,14 @@ class Recorded:
 class Place:
     """Two servers that stand in, their replicas, and a courier whose wires are recorded."""
 
-    def __init__(self, servers: tuple[StandIn, ...], loop: LoopThread) -> None:
+    def __init__(self, servers: tuple[StandIn, ...], loop: BackgroundLoop) -> None:
         self.loop = loop
         self.wanted = Weights(label="default", folder=None)
         self.wires: list[Recorded] = []
         self.meetings: list[Mapping[str, Any]] = []
         self.courier = NcclCourier(loop, seconds=5.0, dtype=torch.float32, join=self.join)
         self.replicas: list[Replica] = []
-        loop.wait(self.open(servers))
+        loop.run(self.open(servers))
 
     def join(self, meeting: Mapping[str, Any]) -> Wire:
         self.meetings.append(meeting)
@@ -75,7 +75,7 @@ class Place:
             with pytest.raises(SamplerError, match="it gets the next ones"):
                 await self.replicas[place].revive()
 
-        self.loop.wait(revived())
+        self.loop.run(revived())
 
 
 @contextmanager
@@ -83,13 +83,13 @@ def place(*servers: StandIn) -> Iterator[Place]:
     with ExitStack() as stack:
         for server in servers:
             stack.enter_context(serving(server))
-        loop = LoopThread("test")
+        loop = BackgroundLoop("test")
         made = Place(servers, loop)
         try:
             yield made
         finally:
             for replica in made.replicas:
-                loop.wait(replica.close())
+                loop.run(replica.close())
             loop.close()
 
 

@@ -41,11 +41,11 @@ class Sampler(Protocol):
 
 
 @runtime_checkable
-class Rests(Protocol):
+class Sleeps(Protocol):
     """A sampler that can give memory back while the learner works."""
 
-    def rest(self) -> None:
-        """Nothing will be sampled until the next ``update_weights`` or ``sample``, which ends the rest by itself."""
+    def sleep(self) -> None:
+        """Free memory until the next ``update_weights`` or ``sample``, which wakes the sampler by itself."""
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ from condensegrpo.assembly.assemble import Components
 from condensegrpo.config.schema import RunConfig, dump_config, evaluations
 from condensegrpo.core.errors import CondenseError, ConfigError, RunError
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.protocols import Rests
+from condensegrpo.core.protocols import Sleeps
 from condensegrpo.evaluation.evaluate import evaluate
 from condensegrpo.evaluation.figures import flat
 from condensegrpo.learner import checkpoint, deepspeed, ranks
@@ -166,8 +166,8 @@ def _step(rig: Rig, prefetcher: RolloutPrefetcher, step: int) -> dict[str, float
     """One batch of problems to one optimiser step; the metrics of it."""
     began = time.monotonic()
     sampled = prefetcher.take(step)
-    if prefetcher.idle and isinstance(rig.sampler, Rests):
-        rig.sampler.rest()
+    if prefetcher.idle and isinstance(rig.sampler, Sleeps):
+        rig.sampler.sleep()
     taken = time.monotonic()
     credit = give_credit(rig, sampled.kept)
     record_credit(rig, step, sampled, credit)

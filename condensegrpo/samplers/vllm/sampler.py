@@ -183,7 +183,7 @@ class VllmSampler:
         """The optimiser step whose weights are in use; 0 before the first update."""
         return self._version
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Give the GPU's memory back until the next request or update; the weights wait in main memory."""
         if self._sleeps and not self._asleep:
             _result(self._worker.submit(self._engine.sleep), "putting vLLM to sleep")

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.samplers.vllm_server.client import ServerClient
-from condensegrpo.samplers.vllm_server.loop import LoopThread
 from condensegrpo.samplers.vllm_server.process import LOOPBACK, free_port
 from condensegrpo.samplers.vllm_server.replica import Replica, Weights
 from condensegrpo.samplers.vllm_server.weights import shards
@@ -60,7 +60,7 @@ class NcclGroup:
     def __init__(
         self,
         members: Sequence[Member],
-        loop: LoopThread,
+        loop: BackgroundLoop,
         *,
         seconds: float,
         device: torch.device,
@@ -86,7 +86,7 @@ class NcclGroup:
             "world_size": 1 + sum(member.workers for member in members),
         }
         self._on_all("shutdown_weight_transfer_engine")  # of a group that they were in before
-        joining = loop.begin(self._all("init_weight_transfer_engine", list(_invitations(members, meeting))))
+        joining = loop.submit(self._all("init_weight_transfer_engine", list(_invitations(members, meeting))))
         try:
             self._wire = join(meeting)
         except Exception as error:  # the boundary to NCCL
@@ -106,7 +106,7 @@ class NcclGroup:
         """
         self._on_all("start_weight_update")
         for part in shards(named_tensors, dtype, device=self._device, most=PART_BYTES):
-            taking = self._loop.begin(
+            taking = self._loop.submit(
                 self._all("update_weights", [{"update_info": _described(part)}] * len(self._members))
             )
             for tensor in part.values():
@@ -120,7 +120,7 @@ class NcclGroup:
         self._wire.destroy()
 
     def _on_all(self, step: str) -> None:
-        self._loop.wait(self._all(step, [None] * len(self._members)))
+        self._loop.run(self._all(step, [None] * len(self._members)))
 
     async def _all(self, step: str, bodies: Sequence[Mapping[str, Any] | None]) -> None:
         calls: list[Coroutine[Any, Any, None]] = [
@@ -148,7 +148,7 @@ class NcclGroup:
 class NcclCourier:
     """Carries weights to the servers that live, in a group that is made anew whenever they are others than before."""
 
-    def __init__(self, loop: LoopThread, *, seconds: float, dtype: torch.dtype, join: Join = join_nccl) -> None:
+    def __init__(self, loop: BackgroundLoop, *, seconds: float, dtype: torch.dtype, join: Join = join_nccl) -> None:
         self._loop = loop
         self._seconds = seconds
         self._dtype = dtype
@@ -162,7 +162,7 @@ class NcclCourier:
         Raises:
             SamplerError: none lives, one has no part in NCCL, or see ``NcclGroup``.
         """
-        living = self._loop.wait(_living(replicas))
+        living = self._loop.run(_living(replicas))
         if not living:
             raise SamplerError(f"sending the weights {label} over NCCL: none of {len(replicas)} servers answers")
         lives = tuple((replica.place, replica.lives) for replica in living)
@@ -174,7 +174,7 @@ class NcclCourier:
         except BaseException:
             self._group = None  # it is in the middle of an update, and its members will not come out of it
             raise
-        self._loop.wait(_all_took(living, label))
+        self._loop.run(_all_took(living, label))
         return Weights(label=label, folder=None)
 
     def leave(self) -> None:

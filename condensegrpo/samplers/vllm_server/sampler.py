@@ -24,6 +24,7 @@ from torch import distributed
 from transformers import AutoConfig
 
 from condensegrpo.config.section import parse
+from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import SamplerError, ServerUnreachable
 from condensegrpo.core.protocols import NamedTensors
 from condensegrpo.core.trajectory import Generation, SamplingParams
@@ -31,7 +32,6 @@ from condensegrpo.samplers.vllm.request import check_request
 from condensegrpo.samplers.vllm.weights import Expected
 from condensegrpo.samplers.vllm_server.client import ServerClient
 from condensegrpo.samplers.vllm_server.guard import TOKEN_VARIABLE
-from condensegrpo.samplers.vllm_server.loop import LoopThread
 from condensegrpo.samplers.vllm_server.nccl import NcclCourier
 from condensegrpo.samplers.vllm_server.process import Child, ServedModel, ServerSettings, check_installed
 from condensegrpo.samplers.vllm_server.replica import STARTED_WITH, Replica, Weights
@@ -93,11 +93,11 @@ class VllmServerSampler:
         self._children = [] if urls else self._made(replicas)
         self._replicas: list[Replica] = []
         self._expected = Expected(model_path)
-        self._loop = LoopThread("vllm-servers")
+        self._loop = BackgroundLoop("vllm-servers")
         self._courier = self._hired()
         try:
-            self._loop.wait(self._open(shape_of(AutoConfig.from_pretrained(model_path))))
-            self._loop.wait(self._bring_up())
+            self._loop.run(self._open(shape_of(AutoConfig.from_pretrained(model_path))))
+            self._loop.run(self._bring_up())
         except BaseException:
             self.close()
             raise
@@ -146,7 +146,7 @@ class VllmServerSampler:
         self._check(prompt_ids, params)
         self._under_way += 1
         try:
-            return await self._loop.join(self._answer(tuple(prompt_ids), params))
+            return await self._loop.call(self._answer(tuple(prompt_ids), params))
         finally:
             self._under_way -= 1
 
@@ -191,7 +191,7 @@ class VllmServerSampler:
         if self._courier is not None:
             self._courier.leave()
         if replicas:
-            self._loop.wait(_close_all(replicas))
+            self._loop.run(_close_all(replicas))
         self._loop.close()
         self._remove()
 
@@ -285,7 +285,7 @@ class VllmServerSampler:
         write_weights(folder, checked(named_tensors, self._expected), DTYPES[self._model.dtype])
         self._weights = Weights(label=label, folder=str(folder.resolve()))
         try:
-            self._loop.wait(self._load())
+            self._loop.run(self._load())
         except BaseException:
             self._weights = old
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,85 @@
+"""An event loop in a daemon thread, for coroutines that outlive a single ``asyncio.run``. Standard library only."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+T = TypeVar("T")
+CLOSE_SECONDS = 60.0  # that ``close`` waits for the thread: a coroutine may block the loop for ever
+
+
+class BackgroundLoop:
+    """Runs coroutines on its own event loop, on behalf of other threads and other event loops.
+
+    with BackgroundLoop("rollout") as loop:
+        future = loop.submit(work())        # starts at once
+        loop.run(other())                   # waits in this thread
+        await loop.call(other())            # waits in another event loop
+        future.result()                     # the result of work(), or the exception that it raised
+    """
+
+    def __init__(self, name: str, *, close_seconds: float = CLOSE_SECONDS) -> None:
+        """Start the thread.
+
+        Args:
+            name: of the thread.
+            close_seconds: longest wait of ``close``. A thread that is still blocked then is abandoned; it is a daemon
+                and does not keep the process alive.
+        """
+        self._close_seconds = close_seconds
+        self._closing = asyncio.Event()
+        self._closed = False
+        started: Future[asyncio.AbstractEventLoop] = Future()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(started)), name=name, daemon=True)
+        self._thread.start()
+        self._loop = started.result()
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start ``work`` and return at once. Cancelling the future cancels the work.
+
+        Raises:
+            RuntimeError: the loop was closed.
+        """
+        if self._closed:
+            work.close()
+            raise RuntimeError(f"starting a coroutine: the background loop {self._thread.name!r} was closed")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for the result of ``work`` in a thread without an event loop. Ctrl-C cancels the work."""
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await the result of ``work`` from another event loop. Cancelling the caller cancels the work."""
+        return await asyncio.wrap_future(self.submit(work))
+
+    def close(self) -> None:
+        """Cancel all running coroutines and end the thread. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join(self._close_seconds)
+
+    async def _serve(self, started: Future[asyncio.AbstractEventLoop]) -> None:
+        """Keep the loop running. After the return ``asyncio.run`` cancels the remaining tasks and waits for them."""
+        started.set_result(asyncio.get_running_loop())
+        await self._closing.wait()

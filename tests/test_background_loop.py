@@ -1,0 +1,97 @@
+"""The background loop: results and errors reach the caller, cancellation reaches the work, closing never hangs."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from condensegrpo.core.background_loop import BackgroundLoop
+
+
+async def double(number: int) -> int:
+    await asyncio.sleep(0)
+    return 2 * number
+
+
+async def fail() -> None:
+    raise LookupError("no such key")
+
+
+async def run_until_cancelled(started: threading.Event, cancelled: threading.Event) -> None:
+    started.set()
+    try:
+        await asyncio.Event().wait()
+    finally:
+        cancelled.set()
+
+
+def test_results_reach_threads_and_other_event_loops() -> None:
+    with BackgroundLoop("test") as loop:
+        futures = [loop.submit(double(number)) for number in range(3)]
+        assert [future.result() for future in futures] == [0, 2, 4]
+        assert loop.run(double(4)) == 8
+        assert asyncio.run(loop.call(double(5))) == 10
+        assert asyncio.run(loop.call(double(6))) == 12  # a second event loop, one after another
+
+
+def test_an_exception_of_the_work_is_raised_to_its_caller_and_the_loop_goes_on() -> None:
+    with BackgroundLoop("test") as loop:
+        with pytest.raises(LookupError, match="no such key"):
+            loop.submit(fail()).result()
+        with pytest.raises(LookupError, match="no such key"):
+            loop.run(fail())
+        with pytest.raises(LookupError, match="no such key"):
+            asyncio.run(loop.call(fail()))
+        assert loop.run(double(1)) == 2
+
+
+def test_cancelling_a_caller_cancels_its_work() -> None:
+    started, cancelled = threading.Event(), threading.Event()
+
+    async def cancel_the_call(loop: BackgroundLoop) -> None:
+        call = asyncio.create_task(loop.call(run_until_cancelled(started, cancelled)))
+        await asyncio.to_thread(started.wait, 5)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    with BackgroundLoop("test") as loop:
+        asyncio.run(cancel_the_call(loop))
+        assert cancelled.wait(5)
+        assert loop.run(double(1)) == 2
+
+
+def test_closing_cancels_running_work_and_waits_for_its_cleanup() -> None:
+    started, cancelled = threading.Event(), threading.Event()
+    with BackgroundLoop("test") as loop:
+        future = loop.submit(run_until_cancelled(started, cancelled))
+        assert started.wait(5)
+    assert cancelled.is_set()
+    assert future.cancelled()
+    assert "test" not in [thread.name for thread in threading.enumerate()]
+    loop.close()  # a second time
+
+
+def test_closing_a_blocked_loop_returns_after_its_time_limit() -> None:
+    release = threading.Event()
+    started = threading.Event()
+
+    async def block() -> None:
+        started.set()
+        release.wait(30)
+
+    loop = BackgroundLoop("test", close_seconds=0.05)
+    loop.submit(block())
+    assert started.wait(5)
+    begin = time.monotonic()
+    loop.close()
+    assert time.monotonic() - begin < 10
+    release.set()
+
+
+def test_a_closed_loop_refuses_work() -> None:
+    loop = BackgroundLoop("test")
+    loop.close()
+    with pytest.raises(RuntimeError, match="starting a coroutine: the background loop 'test' was closed"):
+        loop.submit(double(1))
