@@ -1,6 +1,8 @@
-"""The credit of one step: advantage and token weight of every turn, kept for inspection and summed up as metrics."""
+"""The credit of one step: advantage and token weight of every turn, written for inspection and reduced to metrics."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Literal, NamedTuple, TypeVar
 
@@ -9,53 +11,68 @@ from torch import Tensor
 from condensegrpo.algorithms.advantages import Moments, moments, whiten
 from condensegrpo.algorithms.credit import Scores, condense_turns, scores_of, turn_counts, turn_tokens
 from condensegrpo.algorithms.losses import Totals, share_of_summaries, token_weights, totals, with_share
+from condensegrpo.algorithms.losses.weights import Aggregation
 from condensegrpo.algorithms.staleness import staleness_of
 from condensegrpo.algorithms.turn_rewards import turn_sums
-from condensegrpo.core.protocols import Counted
-from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.core.protocols import Condenser, Counted
+from condensegrpo.core.trajectory import Handling, ScoredTrajectory, Stop
 from condensegrpo.learner import ranks
 from condensegrpo.metrics.credit import Credited, credit_metrics
 from condensegrpo.metrics.trajectories import facts_of, multi_turn, summarise
 from condensegrpo.storage.run_folder import Credit, write_credit
-from condensegrpo.training.rig import Rig
-from condensegrpo.training.rollout_step import Sampled
+from condensegrpo.training.rollout_step import StepBatch
 
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenWeighting:
+    """How the tokens of a step are weighted."""
+
+    mode: Aggregation
+    max_tokens: int  # L of trajectory_constant
+    summary_share: float | None  # of all token weight, for the tokens of summaries; None: what the mode gives them
+
+
 class StepCredit(NamedTuple):
-    """What the trajectories that train are given."""
+    """Scores, advantages and weights of the N trajectories that train."""
 
     scores: Scores
     advantage_NK: Tensor
     weight_NK: Tensor  # of one trained token of the turn
 
 
-def give_credit(rig: Rig, kept: Sequence[ScoredTrajectory]) -> StepCredit:
-    """Scores, advantages and weights; denominators count the trajectories that train on all ranks."""
-    algorithm, rollout = rig.config.algorithm, rig.config.rollout
-    scores = scores_of(kept, on_stop=algorithm.on_stop, stop_penalty=algorithm.stop_penalty)
+def give_credit(
+    kept: Sequence[ScoredTrajectory],
+    estimator: Callable[[Scores], Tensor],
+    weighting: TokenWeighting,
+    *,
+    on_stop: Mapping[Stop, Handling],
+    stop_penalty: float,
+    whitened: bool,
+) -> StepCredit:
+    """Give every turn an advantage and its tokens a weight; denominators count the trajectories of all ranks."""
+    scores = scores_of(kept, on_stop=on_stop, stop_penalty=stop_penalty)
     tokens_NK = turn_tokens(kept)
-    advantage_NK = rig.components.estimator(scores)
-    if algorithm.whiten:
+    advantage_NK = estimator(scores)
+    if whitened:
         everywhere = Moments(*ranks.sum_over_ranks(moments(advantage_NK, tokens_NK)))
         advantage_NK = whiten(advantage_NK, tokens_NK, moments=everywhere)
     weight_NK = token_weights(
-        algorithm.aggregation,
+        weighting.mode,
         tokens_NK,
         totals=Totals(*ranks.sum_over_ranks(totals(tokens_NK, turn_counts(kept)))),
-        max_tokens=algorithm.aggregation_tokens or rollout.max_turns * rollout.max_output_tokens,
+        max_tokens=weighting.max_tokens,
     )
-    if algorithm.summary_share is not None:
+    if weighting.summary_share is not None:
         condense_NK = condense_turns(kept)
         whole, summaries = ranks.sum_over_ranks(share_of_summaries(weight_NK, tokens_NK, condense_NK))
-        weight_NK = with_share(weight_NK, condense_NK, share=algorithm.summary_share, whole=whole, summaries=summaries)
+        weight_NK = with_share(weight_NK, condense_NK, share=weighting.summary_share, whole=whole, summaries=summaries)
     return StepCredit(scores, advantage_NK, weight_NK)
 
 
-def record_credit(rig: Rig, step: int, sampled: Sampled, credit: StepCredit) -> None:
-    """Write the credit of every trajectory of every rank; one that does not train has advantages and weights of 0."""
-    on_stop = rig.config.algorithm.on_stop
+def record_credit(path: Path, batch: StepBatch, credit: StepCredit, *, on_stop: Mapping[Stop, Handling]) -> None:
+    """Write the credit of every trajectory of every rank; trajectories that do not train have zeros."""
     rows = [
         Credit(
             trajectory=one.trajectory.id,
@@ -64,61 +81,71 @@ def record_credit(rig: Rig, step: int, sampled: Sampled, credit: StepCredit) -> 
             handling=on_stop.get(one.trajectory.stop, "train"),
         )
         for one, advantage_K, weight_K in zip(
-            sampled.kept, credit.advantage_NK.tolist(), credit.weight_NK.tolist(), strict=True
+            batch.kept, credit.advantage_NK.tolist(), credit.weight_NK.tolist(), strict=True
         )
     ]
-    rows += [_no_credit(one, "mask") for one in sampled.masked]
-    rows += [_no_credit(one, "drop") for one in sampled.dropped]
-    everybody = _everybody(rows)
+    rows += [_no_credit(one, "mask") for one in batch.masked]
+    rows += [_no_credit(one, "drop") for one in batch.dropped]
+    of_all_ranks = _over_ranks(rows)
     if ranks.rank() == 0:
-        write_credit(rig.folder.credit(step), everybody)
+        write_credit(path, of_all_ranks)
 
 
 def _no_credit(one: ScoredTrajectory, handling: Literal["mask", "drop"]) -> Credit:
-    nothing = (0.0,) * len(one.trajectory.turns)
-    return Credit(trajectory=one.trajectory.id, advantages=nothing, weights=nothing, handling=handling)
+    zeros = (0.0,) * len(one.trajectory.turns)
+    return Credit(trajectory=one.trajectory.id, advantages=zeros, weights=zeros, handling=handling)
 
 
-def metrics_of(rig: Rig, step: int, sampled: Sampled, credit: StepCredit) -> dict[str, float]:
-    """What the trajectories of all ranks were like and what became of them, each counted once."""
-    everyone = (*sampled.kept, *sampled.masked, *sampled.dropped)
-    facts = _everybody([facts_of(one, turn_reward=turn_sums(one).total) for one in everyone])
-    rows = [*_credited(rig, sampled.kept, credit), *_left_out(rig, sampled)]
-    ages = _everybody([staleness_of(one.trajectory, step) for one in everyone])
+def step_metrics(
+    step: int,
+    batch: StepBatch,
+    credit: StepCredit,
+    *,
+    condenser: Condenser,
+    on_stop: Mapping[Stop, Handling],
+    learns_correctness: bool,
+) -> dict[str, float]:
+    """The metrics of the trajectories of all ranks and of their credit, each trajectory counted once.
+
+    Args:
+        learns_correctness: whether the estimator compares correctness, not the total reward.
+    """
+    facts = _over_ranks([facts_of(one, turn_reward=turn_sums(one).total) for one in batch.trajectories])
+    outcome_N = credit.scores.correct_N if learns_correctness else credit.scores.total_N
+    rows = [*_credited(batch.kept, credit, outcome_N, on_stop), *_without_credit(batch, on_stop)]
+    ages = _over_ranks([staleness_of(one.trajectory, step) for one in batch.trajectories])
     return {
         **summarise(facts),
         **multi_turn(facts),
-        **credit_metrics(_everybody(rows)),
-        **_counted(rig),
+        **credit_metrics(_over_ranks(rows)),
+        **_condenser_counts(condenser),
         "staleness": fmean(ages),
         "staleness_max": float(max(ages)),
     }
 
 
-def _counted(rig: Rig) -> dict[str, float]:
+def _condenser_counts(condenser: Condenser) -> dict[str, float]:
     """What the condensers of all ranks counted in this step."""
-    condenser = rig.components.condenser
-    mine = dict(condenser.counts()) if isinstance(condenser, Counted) else {}
-    found: dict[str, float] = {}
-    for share in ranks.gather(mine):
-        for name, value in share.items():
-            found[f"condenser/{name}"] = found.get(f"condenser/{name}", 0.0) + value
-    for name, value in found.items():
-        if name.endswith("refused") and value:
-            rig.observer.say(f"{name}: {value:g} in this step; inspect-trajectory says why")
-    return found
+    own = dict(condenser.counts()) if isinstance(condenser, Counted) else {}
+    sums: dict[str, float] = {}
+    for counts in ranks.gather(own):
+        for name, value in counts.items():
+            sums[f"condenser/{name}"] = sums.get(f"condenser/{name}", 0.0) + value
+    return sums
 
 
-def _everybody(mine: Sequence[T]) -> list[T]:
-    return [one for share in ranks.gather(list(mine)) for one in share]
+def _over_ranks(own: Sequence[T]) -> list[T]:
+    return [one for share in ranks.gather(list(own)) for one in share]
 
 
-def _credited(rig: Rig, kept: Sequence[ScoredTrajectory], credit: StepCredit) -> Iterator[Credited]:
-    algorithm, scores = rig.config.algorithm, credit.scores
-    outcome_N = scores.correct_N if algorithm.estimator == "efficient" else scores.total_N
-    pull_NK = credit.weight_NK * turn_tokens(kept)
-    columns = (column.tolist() for column in (outcome_N, scores.correct_N, credit.advantage_NK, pull_NK))
-    for one, outcome, correct, advantage_K, weight_K in zip(kept, *columns, strict=True):
+def _credited(
+    kept: Sequence[ScoredTrajectory], credit: StepCredit, outcome_N: Tensor, on_stop: Mapping[Stop, Handling]
+) -> Iterator[Credited]:
+    turn_weight_NK = credit.weight_NK * turn_tokens(kept)
+    columns = (outcome_N, credit.scores.correct_N, credit.advantage_NK, turn_weight_NK)
+    for one, outcome, correct, advantage_K, weight_K in zip(
+        kept, *(column.tolist() for column in columns), strict=True
+    ):
         turns = len(one.trajectory.turns)
         yield Credited(
             group_id=one.trajectory.group_id,
@@ -128,23 +155,22 @@ def _credited(rig: Rig, kept: Sequence[ScoredTrajectory], credit: StepCredit) ->
             advantages=tuple(advantage_K[:turns]),
             turn_weights=tuple(weight_K[:turns]),
             condense=tuple(turn.kind == "condense" for turn in one.trajectory.turns),
-            handling=algorithm.on_stop.get(one.trajectory.stop, "train"),
+            handling=on_stop.get(one.trajectory.stop, "train"),
             dropped=False,
         )
 
 
-def _left_out(rig: Rig, sampled: Sampled) -> Iterator[Credited]:
-    """Those that no weight is given to."""
-    left_out = (*((one, False) for one in sampled.masked), *((one, True) for one in sampled.dropped))
-    for one, dropped in left_out:
-        nothing = (0.0,) * len(one.trajectory.turns)
+def _without_credit(batch: StepBatch, on_stop: Mapping[Stop, Handling]) -> Iterator[Credited]:
+    """The masked and dropped trajectories."""
+    for one, dropped in (*((one, False) for one in batch.masked), *((one, True) for one in batch.dropped)):
+        zeros = (0.0,) * len(one.trajectory.turns)
         yield Credited(
             group_id=one.trajectory.group_id,
             outcome=one.score.total,
             correct=one.score.correct,
             tokens=one.trajectory.output_tokens,
-            advantages=nothing,
-            turn_weights=nothing,
-            handling=rig.config.algorithm.on_stop.get(one.trajectory.stop, "train"),
+            advantages=zeros,
+            turn_weights=zeros,
+            handling=on_stop.get(one.trajectory.stop, "train"),
             dropped=dropped,
         )

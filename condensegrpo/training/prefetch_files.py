@@ -1,34 +1,33 @@
-"""Batches sampled ahead, as files of a checkpoint: a run that goes on trains on what it would have trained on.
+"""Prefetched batches as files of a checkpoint: a resumed run trains on what it would have trained on.
 
 ahead/rank_0/step_000021/kept.jsonl  masked.jsonl  dropped.jsonl     as in trajectories/, in the order of the batch
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from condensegrpo.core.errors import CheckpointError
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.learner import ranks
 from condensegrpo.storage.run_folder import read_trajectories, write_trajectory
-from condensegrpo.training.rig import Rig
-from condensegrpo.training.rollout_step import Sampled, sampled_by
+from condensegrpo.training.rollout_step import StepBatch
 
 FOLDER = "ahead"
-FATES = ("kept", "masked", "dropped")
+FILES = ("kept", "masked", "dropped")  # fields of StepBatch
 
 
-def write_batches(checkpoint: Path, batches: Mapping[int, Sampled]) -> None:
+def write_batches(checkpoint: Path, batches: Mapping[int, StepBatch]) -> None:
     """Write this rank's share of batches, by step, into the folder of a checkpoint."""
-    for step, sampled in batches.items():
+    for step, batch in batches.items():
         folder = _folder(checkpoint) / f"step_{step:06d}"
         folder.mkdir(parents=True)
-        for fate, some in zip(FATES, (sampled.kept, sampled.masked, sampled.dropped), strict=True):
-            for one in some:
-                write_trajectory(folder / f"{fate}.jsonl", one)
+        for name, trajectories in zip(FILES, (batch.kept, batch.masked, batch.dropped), strict=True):
+            for scored in trajectories:
+                write_trajectory(folder / f"{name}.jsonl", scored)
 
 
-def read_batches(checkpoint: Path) -> dict[int, Sampled]:
-    """What ``write_batches`` wrote on this rank; a checkpoint without any has none.
+def read_batches(checkpoint: Path) -> dict[int, StepBatch]:
+    """The batches that ``write_batches`` wrote on this rank, by step; empty if the checkpoint has none.
 
     Raises:
         CheckpointError: a file ends in half a line.
@@ -36,29 +35,33 @@ def read_batches(checkpoint: Path) -> dict[int, Sampled]:
     """
     folders = sorted(_folder(checkpoint).glob("step_*"))
     return {
-        int(folder.name.removeprefix("step_")): Sampled(*(_read(folder, fate) for fate in FATES)) for folder in folders
+        int(folder.name.removeprefix("step_")): StepBatch(*(_read(folder / f"{name}.jsonl") for name in FILES))
+        for folder in folders
     }
 
 
-def restored(rig: Rig, checkpoint: Path, made_by: object) -> dict[int, Sampled]:
-    """The batches of a checkpoint that this configuration would have sampled so; of any other it has none.
+def restore_batches(
+    checkpoint: Path, *, settings: object, stored_settings: object, last_step: int, say: Callable[[str], None]
+) -> dict[int, StepBatch]:
+    """The batches of a checkpoint that this run would have sampled the same way; none if its settings changed.
 
     Args:
-        made_by: what ``sampled_by`` said of the configuration that sampled them.
+        settings: the run's ``rollout_settings``.
+        stored_settings: those that the batches were sampled with.
+        last_step: later batches are left out.
     """
     batches = read_batches(checkpoint)
-    if batches and made_by != sampled_by(rig.config):
-        rig.observer.say("what was sampled ahead is thrown away: the configuration of the rollouts was changed")
+    if batches and settings != stored_settings:
+        say("prefetched trajectories are discarded: the configuration of the rollouts was changed")
         return {}
-    return {step: sampled for step, sampled in batches.items() if step <= rig.config.train.steps}
+    return {step: batch for step, batch in batches.items() if step <= last_step}
 
 
 def _folder(checkpoint: Path) -> Path:
     return checkpoint / FOLDER / f"rank_{ranks.rank()}"
 
 
-def _read(folder: Path, fate: str) -> tuple[ScoredTrajectory, ...]:
-    path = folder / f"{fate}.jsonl"
+def _read(path: Path) -> tuple[ScoredTrajectory, ...]:
     if not path.is_file():
         return ()
     read = read_trajectories(path)

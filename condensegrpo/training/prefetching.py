@@ -1,11 +1,11 @@
-"""Sampling beside the learner: batches on an event loop of their own, in a thread that samples and does nothing else.
+"""Sampling beside the learner: batches are rolled out on an event loop in a thread of its own.
 
-The thread that learns says which batches are begun (``schedule.py``), waits for what it needs, and alone talks to other
-ranks. Batches are sampled one after another, each under one set of weights: those change only while nothing is sampled.
+The thread that learns decides which batches are begun (``algorithms/staleness.py``), waits for what it needs, and alone
+communicates with other ranks. Batches are sampled one after another, each under one set of weights: weights change only
+while nothing is being sampled.
 """
 
 import asyncio
-import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -13,109 +13,114 @@ from types import TracebackType
 from typing import Any, Self
 
 from condensegrpo.algorithms.staleness import check_staleness, newest, weights_go
+from condensegrpo.core.background_loop import BackgroundLoop
+from condensegrpo.core.observer import Observer
 from condensegrpo.core.trajectory import ScoredTrajectory
-from condensegrpo.training.rig import Rig
-from condensegrpo.training.rollout_step import Round, Sampled, completed, first_round, roll_out, trajectories_in
+from condensegrpo.training.rollout_step import BatchFilter, BatchRollout, Round, StepBatch, complete_batch
 
 Scored = tuple[ScoredTrajectory, ...]
-LEAVE_SECONDS = 60.0  # that the thread is waited for on leaving: a plug-in may block its loop for ever
 
 
 class RolloutPrefetcher:
-    """The batches of a run: sampled when they are asked for, or as far ahead as ``rollout.staleness`` allows."""
+    """The batches of a run: sampled on demand, or as many steps ahead as ``rollout.staleness`` allows."""
 
-    def __init__(self, rig: Rig, sampled: Mapping[int, Sampled]) -> None:
+    def __init__(
+        self,
+        rollout: BatchRollout,
+        batch_filter: BatchFilter,
+        *,
+        staleness: int,
+        steps: int,
+        observer: Observer,
+        batches: Mapping[int, StepBatch],
+    ) -> None:
         """Start the thread.
 
         Args:
-            sampled: batches that there are already, by step: those of a checkpoint.
+            steps: the last step of the run.
+            batches: complete batches of a checkpoint, by step.
         """
-        self._rig = rig
-        self._sampled = dict(sampled)
+        self._rollout = rollout
+        self._filter = batch_filter
+        self._staleness, self._steps = staleness, steps
+        self._observer = observer
+        self._complete_batches = dict(batches)
         self._running: dict[int, Future[Scored]] = {}
-        self._turn = asyncio.Lock()  # it lets batches in as they came
-        self._closing = asyncio.Event()
-        started: Future[asyncio.AbstractEventLoop] = Future()
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._serve(started)), name="rollout", daemon=True
-        )  # a daemon: whatever a plug-in does there, the process can end
-        self._thread.start()
-        self._loop = started.result()
+        self._one_at_a_time = asyncio.Lock()  # first come, first served
+        self._loop = BackgroundLoop("rollout")
 
     def __enter__(self) -> Self:
-        """Itself."""
+        """Return the prefetcher itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give up what is being sampled and end the thread."""
-        self._loop.call_soon_threadsafe(self._closing.set)
-        self._thread.join(LEAVE_SECONDS)
+        """Cancel what is being sampled and end the thread."""
+        self._loop.close()
 
-    def take(self, step: int) -> Sampled:
-        """The batch of a step, and begin what may be sampled under the weights that the step starts from.
+    def take(self, step: int) -> StepBatch:
+        """The batch of a step; begins what may be sampled under the weights that the step starts from.
 
         Every rank must call it. What sampling raised is raised here.
         """
-        config = self._rig.config
-        staleness, now = config.rollout.staleness, not self._begun(step)
-        if now:
-            first = first_round(self._rig, step)
-            self._rig.observer.phase(f"step {step}: sampling", trajectories_in(self._rig, first))
-            self._begin(step, self._rig.observer.advance)
+        on_demand = not self._begun(step)
+        if on_demand:
+            first = self._rollout.first_round(step)
+            self._observer.phase(f"step {step}: sampling", self._rollout.size(first))
+            self._begin(step, self._observer.advance)
         else:
-            self._rig.observer.phase(f"step {step}: waiting for trajectories", None)
+            self._observer.phase(f"step {step}: waiting for trajectories", None)
         self._complete(step)
-        if now or weights_go(step - 1, staleness):
-            for later in range(step + 1, newest(step, staleness=staleness, steps=config.train.steps) + 1):
+        if on_demand or weights_go(step - 1, self._staleness):
+            for later in range(step + 1, newest(step, staleness=self._staleness, steps=self._steps) + 1):
                 if not self._begun(later):
-                    self._begin(later, _nothing)
-        sampled = self._sampled.pop(step)
-        everything = (*sampled.kept, *sampled.masked, *sampled.dropped)
-        check_staleness((one.trajectory for one in everything), step=step, staleness=staleness)
-        return sampled
+                    self._begin(later, _report_nothing)
+        batch = self._complete_batches.pop(step)
+        check_staleness((one.trajectory for one in batch.trajectories), step=step, staleness=self._staleness)
+        return batch
 
     @property
     def idle(self) -> bool:
         """Whether nothing is being sampled."""
         return not self._running
 
-    def finish(self) -> dict[int, Sampled]:
-        """Wait until nothing is sampled any more; the batches that no step has taken yet. Every rank must call it."""
+    def finish(self) -> dict[int, StepBatch]:
+        """Wait until nothing is being sampled; returns the batches that no step has taken. Every rank must call it."""
         if self._running:
-            self._rig.observer.phase("waiting for the trajectories of the next step", None)
+            self._observer.phase("waiting for the trajectories of the next step", None)
         for step in sorted(self._running):
             self._complete(step)
-        return dict(self._sampled)
+        return dict(self._complete_batches)
 
     def _begun(self, step: int) -> bool:
-        return step in self._running or step in self._sampled
+        return step in self._running or step in self._complete_batches
 
-    def _begin(self, step: int, seen: Callable[[], None]) -> None:
-        self._running[step] = self._submit(partial(roll_out, self._rig, first_round(self._rig, step), seen))
+    def _begin(self, step: int, on_scored: Callable[[], None]) -> None:
+        self._running[step] = self._submit(partial(self._rollout.run, self._rollout.first_round(step), on_scored))
 
     def _complete(self, step: int) -> None:
         if step in self._running:
-            scored = self._running.pop(step).result()
-            self._sampled[step] = completed(self._rig, first_round(self._rig, step), scored, self._more)
+            self._complete_batches[step] = complete_batch(
+                self._running.pop(step).result(),
+                self._rollout.first_round(step),
+                rollout=self._rollout,
+                batch_filter=self._filter,
+                run_round=self._run_round,
+                say=self._observer.say,
+            )
 
-    def _more(self, one: Round) -> Scored:
-        self._rig.observer.phase(f"step {one.step}: sampling more problems", trajectories_in(self._rig, one))
-        return self._submit(partial(roll_out, self._rig, one, self._rig.observer.advance)).result()
+    def _run_round(self, extra: Round) -> Scored:
+        self._observer.phase(f"step {extra.step}: sampling more problems", self._rollout.size(extra))
+        return self._submit(partial(self._rollout.run, extra, self._observer.advance)).result()
 
     def _submit(self, work: Callable[[], Coroutine[Any, Any, Scored]]) -> Future[Scored]:
-        return asyncio.run_coroutine_threadsafe(self._in_turn(work), self._loop)
+        return self._loop.submit(self._in_turn(work))
 
     async def _in_turn(self, work: Callable[[], Coroutine[Any, Any, Scored]]) -> Scored:
-        async with self._turn:
+        async with self._one_at_a_time:
             return await work()
 
-    async def _serve(self, started: Future[asyncio.AbstractEventLoop]) -> None:
-        """Keep the loop alive; when this returns, ``asyncio.run`` cancels what is still under way and waits for it."""
-        started.set_result(asyncio.get_running_loop())
-        await self._closing.wait()
 
-
-def _nothing() -> None:
+def _report_nothing() -> None:
     pass

@@ -1,10 +1,15 @@
 """The training loop. One step reads as its sentence: take trajectories, give credit, update, send the new weights.
 
 problems ─▶ groups of trajectories ─▶ scores ─▶ advantages ─▶ segments ─▶ one optimiser step ─▶ sampler
+
+Only this file sees all components of a run; every step takes the values that it needs.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from condensegrpo.algorithms.credit import rows_of
@@ -12,32 +17,53 @@ from condensegrpo.algorithms.names import SEE_TURN_REWARDS
 from condensegrpo.algorithms.staleness import weights_go
 from condensegrpo.assembly import assemble
 from condensegrpo.assembly.assemble import Components
-from condensegrpo.config.schema import RunConfig, dump_config, evaluations
+from condensegrpo.assembly.open_learner import open_learner
+from condensegrpo.config.schema import RunConfig, evaluations
 from condensegrpo.core.errors import CondenseError, ConfigError, RunError
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.protocols import Sleeps
+from condensegrpo.core.protocols import Sampler, Sleeps, Tracker
 from condensegrpo.evaluation.evaluate import evaluate
 from condensegrpo.evaluation.figures import flat
 from condensegrpo.learner import checkpoint, deepspeed, ranks
+from condensegrpo.learner.deepspeed import DeepSpeedEngine
 from condensegrpo.learner.policy import end_ids, load_tokenizer, save_policy
+from condensegrpo.learner.reference import Reference, against_base, against_copy, open_reference
 from condensegrpo.learner.weights import gathered, save_adapter
-from condensegrpo.storage.run_folder import RunFolder, read_metrics, write_atomically, write_trajectory
-from condensegrpo.training.credit_step import give_credit, metrics_of, record_credit
+from condensegrpo.rollout.episode import Engine
+from condensegrpo.storage.run_folder import RunFolder, read_metrics
+from condensegrpo.storage.trackers import JsonlTracker
+from condensegrpo.training.credit_step import TokenWeighting, give_credit, record_credit, step_metrics
 from condensegrpo.training.initial_policy import base_policy, first_policy
-from condensegrpo.training.prefetch_files import restored, write_batches
+from condensegrpo.training.prefetch_files import write_batches
 from condensegrpo.training.prefetching import RolloutPrefetcher
-from condensegrpo.training.rig import Rig, set_up, take_down
-from condensegrpo.training.rollout_step import Sampled, sampled_by
+from condensegrpo.training.resume import resume, rollout_settings
+from condensegrpo.training.rollout_step import BatchFilter, BatchRollout, StepBatch
 from condensegrpo.training.update_step import update
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """What lives as long as a training run: opened once."""
+
+    config: RunConfig
+    components: Components
+    folder: RunFolder
+    source: str  # the folder or Hub id that GRPO starts from
+    sampler: Sampler
+    learner: DeepSpeedEngine
+    reference: Reference | None  # only where a KL term is measured against it
+    prefetcher: RolloutPrefetcher
+    observer: Observer
+    trackers: tuple[Tracker, ...]  # none on any rank but the first
 
 
 def train(
     config: RunConfig, components: Components, folder: RunFolder, *, observer: Observer, stopping: Callable[[], bool]
 ) -> bool:
-    """Run, or go on with, the training of a run folder.
+    """Train in a run folder, from its newest checkpoint if it has one.
 
     Args:
-        components: what ``assemble.check`` made of the configuration.
+        components: what ``assemble.check`` built from the configuration.
         stopping: asked after every step; True saves a checkpoint and returns.
 
     Returns:
@@ -50,27 +76,272 @@ def train(
     assemble.use_threads(config)
     deepspeed.join()
     _check_ranks(config)
-    for text in _ignored(config):
-        observer.say(text)
+    for warning in _ignored_settings(config):
+        observer.say(warning)
     source = base_policy(config, components, folder)
     assemble.check_model(config, components, source)
     source = first_policy(config, components, folder, source, observer=observer, stopping=stopping)
-    rig = set_up(config, folder, components, source, observer)
+    with _opened(config, components, folder, source, observer) as (run, done):
+        if _evaluation_is_due(run, done):
+            _evaluate(run, done)
+        if config.train.steps == 0:
+            _save(run, 0)
+        return _loop(run, done, stopping)
+
+
+@contextmanager
+def _opened(
+    config: RunConfig, components: Components, folder: RunFolder, source: str, observer: Observer
+) -> Iterator[tuple[_Run, int]]:
+    """Load the policy into sampler and learner, resume, and start the prefetcher; every rank must call it.
+
+    Yields the run and the number of steps already taken.
+    """
+    observer.phase("loading the policy", None)
+    sampler = assemble.sampler(config, source)
+    learner = open_learner(
+        config,
+        source,
+        config.learner.optimiser,
+        lora=config.model.lora,
+        total_steps=config.train.steps * config.algorithm.updates_per_batch,
+    )
+    if learner.module.without_trees:
+        observer.say(f"prefixes that rows share are computed once for every row: {learner.module.without_trees}")
+    engine = assemble.engine(
+        config,
+        components,
+        renderer=assemble.renderer(config, components, source),
+        sampler=sampler,
+        temperature=config.rollout.temperature,
+    )
+    trackers = (JsonlTracker(folder.metrics), *assemble.trackers(config)) if ranks.rank() == 0 else ()
     try:
-        done, sampled = _resume(rig)
-        with RolloutPrefetcher(rig, sampled) as prefetcher:
-            if _evaluation_is_due(rig, done):
-                _evaluate(rig, done)
-            if config.train.steps == 0:
-                _save(rig, prefetcher, 0)
-            finished = _loop(rig, prefetcher, done, stopping)
+        done, batches = resume(config, folder, sampler, learner, observer)
+        with RolloutPrefetcher(
+            batch_rollout(config, components, engine, folder),
+            batch_filter(config, components),
+            staleness=config.rollout.staleness,
+            steps=config.train.steps,
+            observer=observer,
+            batches=batches,
+        ) as prefetcher:
+            yield (
+                _Run(
+                    config=config,
+                    components=components,
+                    folder=folder,
+                    source=source,
+                    sampler=sampler,
+                    learner=learner,
+                    reference=_reference(config, source, learner),
+                    prefetcher=prefetcher,
+                    observer=observer,
+                    trackers=trackers,
+                ),
+                done,
+            )
     finally:
-        take_down(rig)
-    return finished
+        sampler.close()
+        deepspeed.close(learner)
+        for tracker in trackers:
+            tracker.close()
 
 
-def _ignored(config: RunConfig) -> Iterator[str]:
-    """What a configuration asks for and its estimator does not look at."""
+def batch_rollout(config: RunConfig, components: Components, engine: Engine, folder: RunFolder) -> BatchRollout:
+    """The rollout of a run's batches."""
+    return BatchRollout(
+        problems=assemble.problems(components.task, "train"),
+        environment=components.task.environment,
+        engine=engine,
+        reward=components.reward,
+        seed=config.seed,
+        problems_per_step=config.train.problems_per_step,
+        samples_per_problem=config.train.samples_per_problem,
+        trajectory_file=folder.trajectories,
+    )
+
+
+def batch_filter(config: RunConfig, components: Components) -> BatchFilter:
+    """What decides which trajectories of a run train."""
+    return BatchFilter(
+        on_stop=config.algorithm.on_stop,
+        stop_penalty=config.algorithm.stop_penalty,
+        estimator=components.estimator,
+        resample_rounds=config.algorithm.resample_rounds,
+    )
+
+
+def _reference(config: RunConfig, source: str, learner: DeepSpeedEngine) -> Reference | None:
+    model, device = config.model, learner.device
+    if not config.algorithm.kl.coefficient:
+        return None
+    if model.lora is not None:
+        return partial(against_base, learner)
+    home = "cpu" if config.learner.offload_reference else device
+    copy = open_reference(source, dtype=model.dtype, attention=model.attention, device=home)
+    return partial(against_copy, copy, device)
+
+
+def _evaluation_is_due(run: _Run, done: int) -> bool:
+    """Whether the policy after ``done`` steps is still to be evaluated: at the start, or where a run was stopped."""
+    every = run.config.train.eval_every
+    if done and done < run.config.train.steps and not (every and done % every == 0):
+        return False
+    recorded = any("eval/success" in line for line in read_metrics(run.folder.metrics) if line["step"] == done)
+    return not ranks.from_first(recorded)
+
+
+def _loop(run: _Run, done: int, stopping: Callable[[], bool]) -> bool:
+    schedule, warned = run.config.train, False
+    for step in range(done + 1, schedule.steps + 1):
+        metrics = _step(run, step)
+        warned = warned or _warn_of_unused_turn_rewards(run, metrics)
+        _log(run.trackers, step, metrics)
+        run.observer.step(step, metrics)
+        last = step == schedule.steps
+        stop = ranks.any_rank(stopping())
+        if last or (schedule.eval_every and step % schedule.eval_every == 0 and not stop):
+            _send_weights(run, step)
+            _evaluate(run, step)
+        if last or stop or (schedule.save_every and step % schedule.save_every == 0):
+            _save(run, step)
+        if stop and not last:
+            return False
+    return True
+
+
+def _step(run: _Run, step: int) -> dict[str, float]:
+    """From one batch of problems to one optimiser step; returns its metrics."""
+    began = time.monotonic()
+    batch = run.prefetcher.take(step)
+    if run.prefetcher.idle and isinstance(run.sampler, Sleeps):
+        run.sampler.sleep()
+    sampled = time.monotonic()
+    metrics = _learn(run, step, batch)
+    learned = time.monotonic()
+    waited = _send_weights(run, step) if weights_go(step, run.config.rollout.staleness) else 0.0
+    ended = time.monotonic()
+    return {
+        **metrics,
+        "seconds": ended - began,
+        "seconds/rollout": sampled - began + waited,
+        "seconds/learn": learned - sampled,
+        "seconds/sync": ended - learned - waited,
+    }
+
+
+def _learn(run: _Run, step: int, batch: StepBatch) -> dict[str, float]:
+    """Give credit to a batch and take its optimiser steps; returns the metrics of both."""
+    algorithm, rollout = run.config.algorithm, run.config.rollout
+    credit = give_credit(
+        batch.kept,
+        run.components.estimator,
+        TokenWeighting(
+            mode=algorithm.aggregation,
+            max_tokens=algorithm.aggregation_tokens or rollout.max_turns * rollout.max_output_tokens,
+            summary_share=algorithm.summary_share,
+        ),
+        on_stop=algorithm.on_stop,
+        stop_penalty=algorithm.stop_penalty,
+        whitened=algorithm.whiten,
+    )
+    record_credit(run.folder.credit(step), batch, credit, on_stop=algorithm.on_stop)
+    rows = rows_of(batch.kept, credit.advantage_NK, credit.weight_NK, idle=run.reference is not None)
+    run.observer.phase(f"step {step}: learning", None)
+    statistics = update(
+        run.learner,
+        rows,
+        run.components.objective,
+        reference=run.reference,
+        updates=algorithm.updates_per_batch,
+        measure_old=bool(algorithm.importance.cap) and algorithm.updates_per_batch > 1,
+        temperature=rollout.temperature,
+        max_tokens=run.config.learner.tokens_per_micro_batch,
+    )
+    metrics = step_metrics(
+        step,
+        batch,
+        credit,
+        condenser=run.components.condenser,
+        on_stop=algorithm.on_stop,
+        learns_correctness=algorithm.estimator == "efficient",
+    )
+    for name, value in metrics.items():
+        if name.startswith("condenser/") and name.endswith("refused") and value:
+            run.observer.say(f"{name}: {value:g} in this step; inspect-trajectory says why")
+    return {**metrics, **statistics}
+
+
+def _send_weights(run: _Run, step: int) -> float:
+    """Give the sampler the weights after ``step``, unless it has them; returns the seconds waited for its requests."""
+    began = time.monotonic()
+    if run.sampler.version == step:
+        return 0.0
+    run.prefetcher.finish()
+    waited = time.monotonic() - began
+    run.sampler.update_weights(gathered(run.learner), step)
+    return waited
+
+
+def _evaluate(run: _Run, step: int) -> None:
+    """Evaluate on the held-out problems; before and after training on the variants too."""
+    wanted = evaluations(run.config)
+    if 0 < step < run.config.train.steps:
+        wanted = dict(list(wanted.items())[:1])
+    results = [
+        evaluate(
+            name,
+            config,
+            sampler=run.sampler,
+            source=run.source,
+            observer=run.observer,
+            on_scored=lambda scored: None,
+        )
+        for name, config in wanted.items()
+    ]
+    _log(run.trackers, step, {key: value for result in results for key, value in flat(result).items()})
+    run.observer.evaluated(step, results)
+
+
+def _save(run: _Run, step: int) -> None:
+    """Publish a checkpoint with the policy as a Hugging Face folder inside, and adapters as a PEFT folder.
+
+    Prefetched batches are saved too: sampled again after a resume they would be of newer weights.
+    """
+    batches = run.prefetcher.finish()
+
+    def export(folder: Path) -> None:
+        write_batches(folder, batches)
+        save_policy(
+            folder / "model",
+            model_config=run.learner.module.policy.config,
+            named_tensors=gathered(run.learner),
+            tokenizer=load_tokenizer(run.source),
+            stop_ids=end_ids(run.source),
+        )
+        if run.config.model.lora is not None:
+            save_adapter(folder / "adapter", run.learner)
+
+    run.observer.phase("saving a checkpoint", None)
+    state = {"step": step, "sampled_by": rollout_settings(run.config)}
+    checkpoint.save(run.learner, run.folder.checkpoints, step=step, state=state, extra=export)
+    checkpoint.prune(run.folder.checkpoints, run.config.train.keep_checkpoints)
+
+
+def _log(trackers: tuple[Tracker, ...], step: int, metrics: Mapping[str, float]) -> None:
+    for tracker in trackers:
+        try:
+            tracker.log(step, metrics)
+        except CondenseError:
+            raise
+        except Exception as error:  # the boundary to a tracker
+            name = type(tracker).__name__
+            raise RunError(f"logging step {step} with {name}: {type(error).__name__}: {error}") from error
+
+
+def _ignored_settings(config: RunConfig) -> Iterator[str]:
+    """Warnings of settings that the estimator does not use."""
     if config.algorithm.estimator != "efficient":
         return
     if config.reward.name != "correct":
@@ -85,162 +356,16 @@ def _ignored(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _tell_unseen_turn_rewards(rig: Rig, metrics: Mapping[str, float]) -> bool:
-    """Say that the turn rewards of a step were only logged, if so it was."""
-    name = rig.config.algorithm.estimator
-    unseen = "turn_reward" in metrics and name not in SEE_TURN_REWARDS
-    if unseen:
-        rig.observer.say(
+def _warn_of_unused_turn_rewards(run: _Run, metrics: Mapping[str, float]) -> bool:
+    """Warn that the turn rewards of a step were only logged; returns whether it did."""
+    name = run.config.algorithm.estimator
+    unused = "turn_reward" in metrics and name not in SEE_TURN_REWARDS
+    if unused:
+        run.observer.say(
             f"turn rewards are only logged: the estimator {name} does not see them; "
             f"{', '.join(sorted(SEE_TURN_REWARDS))} do"
         )
-    return unseen
-
-
-def _log(rig: Rig, step: int, metrics: Mapping[str, float]) -> None:
-    for tracker in rig.trackers:
-        try:
-            tracker.log(step, metrics)
-        except CondenseError:
-            raise
-        except Exception as error:  # the boundary to a tracker
-            name = type(tracker).__name__
-            raise RunError(f"logging step {step} with {name}: {type(error).__name__}: {error}") from error
-
-
-def _resume(rig: Rig) -> tuple[int, dict[int, Sampled]]:
-    """Load the newest checkpoint, if there is one, and send its weights.
-
-    Only now is the configuration written: one that the checkpoint refused must not stay.
-
-    Returns:
-        The steps already taken, and the batches that were sampled ahead, by step.
-    """
-    newest = checkpoint.latest(rig.folder.checkpoints)
-    done, sampled = 0, dict[int, Sampled]()
-    if newest is not None:
-        state = checkpoint.load(rig.learner, newest)
-        done = int(state["step"])
-        rig.observer.say(f"resumed after step {done} from {newest}")
-        sampled = restored(rig, newest, state.get("sampled_by"))
-    if ranks.rank() == 0:
-        rig.folder.truncate_after(-1 if newest is None else done)
-        write_atomically(rig.folder.config, dump_config(rig.config))
-    ranks.barrier()
-    for step, batch in sampled.items():
-        for one in (*batch.kept, *batch.masked, *batch.dropped):
-            write_trajectory(rig.folder.trajectories(step), one)
-    rig.sampler.update_weights(gathered(rig.learner), done)
-    return done, sampled
-
-
-def _evaluation_is_due(rig: Rig, done: int) -> bool:
-    """Whether the policy after ``done`` steps is still to be evaluated: at the start, or where a run was stopped."""
-    every = rig.config.train.eval_every
-    if done and done < rig.config.train.steps and not (every and done % every == 0):
-        return False
-    there = any("eval/success" in line for line in read_metrics(rig.folder.metrics) if line["step"] == done)
-    return not ranks.from_first(there)
-
-
-def _loop(rig: Rig, prefetcher: RolloutPrefetcher, done: int, stopping: Callable[[], bool]) -> bool:
-    plan, told = rig.config.train, False
-    for step in range(done + 1, plan.steps + 1):
-        metrics = _step(rig, prefetcher, step)
-        told = told or _tell_unseen_turn_rewards(rig, metrics)
-        _log(rig, step, metrics)
-        rig.observer.step(step, metrics)
-        last = step == plan.steps
-        stop = ranks.any_rank(stopping())
-        if last or (plan.eval_every and step % plan.eval_every == 0 and not stop):
-            _send_weights(rig, prefetcher, step)
-            _evaluate(rig, step)
-        if last or stop or (plan.save_every and step % plan.save_every == 0):
-            _save(rig, prefetcher, step)
-        if stop and not last:
-            return False
-    return True
-
-
-def _step(rig: Rig, prefetcher: RolloutPrefetcher, step: int) -> dict[str, float]:
-    """One batch of problems to one optimiser step; the metrics of it."""
-    began = time.monotonic()
-    sampled = prefetcher.take(step)
-    if prefetcher.idle and isinstance(rig.sampler, Sleeps):
-        rig.sampler.sleep()
-    taken = time.monotonic()
-    credit = give_credit(rig, sampled.kept)
-    record_credit(rig, step, sampled, credit)
-    rows = rows_of(sampled.kept, credit.advantage_NK, credit.weight_NK, idle=rig.reference is not None)
-    rig.observer.phase(f"step {step}: learning", None)
-    stats = update(rig, rows)
-    learned = time.monotonic()
-    waited = _send_weights(rig, prefetcher, step) if weights_go(step, rig.config.rollout.staleness) else 0.0
-    ended = time.monotonic()
-    return {
-        **metrics_of(rig, step, sampled, credit),
-        **stats,
-        "seconds": ended - began,
-        "seconds/rollout": taken - began + waited,
-        "seconds/learn": learned - taken,
-        "seconds/sync": ended - learned - waited,
-    }
-
-
-def _send_weights(rig: Rig, prefetcher: RolloutPrefetcher, step: int) -> float:
-    """Give the sampler the weights after ``step``, if it has others; the seconds until nothing was sampled any more."""
-    began = time.monotonic()
-    if rig.sampler.version == step:
-        return 0.0
-    prefetcher.finish()
-    waited = time.monotonic() - began
-    rig.sampler.update_weights(gathered(rig.learner), step)
-    return waited
-
-
-def _evaluate(rig: Rig, step: int) -> None:
-    """Evaluate on the held-out problems; before and after training on the variants too."""
-    wanted = evaluations(rig.config)
-    if 0 < step < rig.config.train.steps:
-        wanted = dict(list(wanted.items())[:1])
-    results = [
-        evaluate(
-            name,
-            config,
-            sampler=rig.sampler,
-            source=rig.source,
-            observer=rig.observer,
-            on_scored=lambda one: None,
-        )
-        for name, config in wanted.items()
-    ]
-    _log(rig, step, {key: value for result in results for key, value in flat(result).items()})
-    rig.observer.evaluated(step, results)
-
-
-def _save(rig: Rig, prefetcher: RolloutPrefetcher, step: int) -> None:
-    """Publish a checkpoint with the policy as a Hugging Face folder inside, and adapters as a PEFT folder.
-
-    What is sampled ahead goes in as well: sampled anew after a resume it would be of newer weights.
-    """
-    sampled = prefetcher.finish()
-
-    def export(folder: Path) -> None:
-        write_batches(folder, sampled)
-        save_policy(
-            folder / "model",
-            model_config=rig.learner.module.policy.config,
-            named_tensors=gathered(rig.learner),
-            tokenizer=load_tokenizer(rig.source),
-            stop_ids=end_ids(rig.source),
-        )
-        if rig.config.model.lora is not None:
-            save_adapter(folder / "adapter", rig.learner)
-
-    rig.observer.phase("saving a checkpoint", None)
-    state = {"step": step, "sampled_by": sampled_by(rig.config)}
-    checkpoint.save(rig.learner, rig.folder.checkpoints, step=step, state=state, extra=export)
-    checkpoint.prune(rig.folder.checkpoints, rig.config.train.keep_checkpoints)
+    return unused
 
 
 def _check_ranks(config: RunConfig) -> None:

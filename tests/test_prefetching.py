@@ -1,11 +1,11 @@
-"""Sampling beside the learner: real runs, killed and resumed, on one rank and on two."""
+"""Sampling beside the learner: real runs, killed and resumed, on one rank and on two ranks."""
 
 import json
 import shutil
 import signal
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -14,15 +14,16 @@ from metrics_page import missing, unexplained
 from runs import TWO_RANKS, assert_equal_runs, one_step, sampled, wait_for
 
 from condensegrpo.assembly import assemble
-from condensegrpo.config.schema import find_config, load_config, vary
+from condensegrpo.config.schema import RunConfig, find_config, load_config
 from condensegrpo.core.errors import RunError
 from condensegrpo.core.observer import Silent
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.run_folder import RunFolder, read_metrics, read_trajectories
-from condensegrpo.training.prefetch_files import read_batches, restored, write_batches
+from condensegrpo.training.prefetch_files import read_batches, restore_batches, write_batches
 from condensegrpo.training.prefetching import RolloutPrefetcher
-from condensegrpo.training.rig import Rig, set_up, take_down
-from condensegrpo.training.rollout_step import sampled_by
+from condensegrpo.training.resume import rollout_settings
+from condensegrpo.training.rollout_step import BatchFilter, BatchRollout, StepBatch
+from condensegrpo.training.train import batch_filter, batch_rollout
 
 ONE = (
     *TINY,
@@ -112,75 +113,119 @@ def test_two_ranks_sample_ahead_what_one_does_and_go_on(finished: Path, tmp_path
 
 # --- the thread -------------------------------------------------------------------------------------------------------
 
+STALENESS = 2
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a prefetcher is made of, without a learner."""
+
+    config: RunConfig
+    folder: RunFolder
+    rollout: BatchRollout
+    batch_filter: BatchFilter
+
+    def prefetcher(self, batches: Mapping[int, StepBatch] | None = None) -> RolloutPrefetcher:
+        return RolloutPrefetcher(
+            self.rollout,
+            self.batch_filter,
+            staleness=STALENESS,
+            steps=self.config.train.steps,
+            observer=Silent(),
+            batches=batches or {},
+        )
+
 
 @pytest.fixture
-def rig(finished: Path, tmp_path: Path) -> Iterator[Rig]:
-    config = load_config(find_config("quickstart"), [*ONE[1:], "rollout.staleness=2"])
-    folder = RunFolder.create(tmp_path / "rig")
-    made = set_up(config, folder, assemble.check(config), str(finished / "origin/warm"), Silent())
-    yield made
-    take_down(made)
+def parts(finished: Path, tmp_path: Path) -> Iterator[Parts]:
+    config = load_config(find_config("quickstart"), [*ONE[1:], f"rollout.staleness={STALENESS}"])
+    folder, source = RunFolder.create(tmp_path / "run"), str(finished / "origin/warm")
+    components, sampler = assemble.check(config), assemble.sampler(config, source)
+    engine = assemble.engine(
+        config,
+        components,
+        renderer=assemble.renderer(config, components, source),
+        sampler=sampler,
+        temperature=config.rollout.temperature,
+    )
+    yield Parts(
+        config=config,
+        folder=folder,
+        rollout=batch_rollout(config, components, engine, folder),
+        batch_filter=batch_filter(config, components),
+    )
+    sampler.close()
 
 
 def lines_in(path: Path) -> int:
     return len(path.read_bytes().splitlines()) if path.is_file() else 0
 
 
-def test_sampling_goes_on_while_nobody_asks_for_it(rig: Rig) -> None:
-    with RolloutPrefetcher(rig, {}) as ahead:
-        assert len(ahead.take(1).kept) == 16
+def test_sampling_goes_on_while_no_batch_is_taken(parts: Parts) -> None:
+    with parts.prefetcher() as prefetcher:
+        assert len(prefetcher.take(1).kept) == 16
         deadline = time.monotonic() + 60
-        while any(lines_in(rig.folder.trajectories(step)) < 16 for step in (2, 3)):
+        while any(lines_in(parts.folder.trajectories(step)) < 16 for step in (2, 3)):
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        assert not rig.folder.trajectories(4).exists()  # no further than rollout.staleness
-        assert sorted(ahead.finish()) == [2, 3]
+        assert not parts.folder.trajectories(4).exists()  # no further than rollout.staleness
+        assert sorted(prefetcher.finish()) == [2, 3]
 
 
-def test_batches_come_back_from_a_checkpoint_as_they_went_in(rig: Rig, tmp_path: Path) -> None:
-    with RolloutPrefetcher(rig, {}) as ahead:
-        ahead.take(1)
-        kept = ahead.finish()
+def test_batches_are_read_from_a_checkpoint_as_they_were_written(parts: Parts, tmp_path: Path) -> None:
+    with parts.prefetcher() as prefetcher:
+        prefetcher.take(1)
+        kept = prefetcher.finish()
     write_batches(tmp_path, kept)
-    found = read_batches(tmp_path)
-    assert found == kept
+    batches = read_batches(tmp_path)
+    assert batches == kept
     assert read_batches(tmp_path / "none") == {}
-    with RolloutPrefetcher(rig, found) as ahead:
-        assert ahead.take(2) == kept[2]
-        assert sorted(ahead.finish()) == [3]  # the weights are those of before step 1: nothing is begun beside it
+    with parts.prefetcher(batches) as prefetcher:
+        assert prefetcher.take(2) == kept[2]
+        assert sorted(prefetcher.finish()) == [3]  # the weights are those of before step 1: nothing is begun beside it
 
 
-def test_what_sampling_raises_is_raised_where_the_batch_is_needed(rig: Rig) -> None:
-    rig.folder.trajectories(2).mkdir()  # nothing can be written there
-    with RolloutPrefetcher(rig, {}) as ahead:
-        assert len(ahead.take(1).kept) == 16
+def test_what_sampling_raises_is_raised_where_the_batch_is_needed(parts: Parts) -> None:
+    parts.folder.trajectories(2).mkdir()  # nothing can be written there
+    with parts.prefetcher() as prefetcher:
+        assert len(prefetcher.take(1).kept) == 16
         with pytest.raises(RunError, match="step_000002"):
-            ahead.finish()
+            prefetcher.finish()
 
 
-def test_leaving_gives_up_what_is_being_sampled(rig: Rig) -> None:
-    first = rig.folder.trajectories(1)
+def test_leaving_cancels_what_is_being_sampled(parts: Parts) -> None:
+    first = parts.folder.trajectories(1)
     sampler = ScriptedSampler(lambda ids: [1], seconds=lambda ids: 600 if lines_in(first) == 16 else 0)
+    slow = replace(parts.rollout, engine=replace(parts.rollout.engine, sampler=sampler))
     began = time.monotonic()
-    with RolloutPrefetcher(replace(rig, engine=replace(rig.engine, sampler=sampler)), {}) as ahead:
-        ahead.take(1)
+    with replace(parts, rollout=slow).prefetcher() as prefetcher:
+        prefetcher.take(1)
     assert time.monotonic() - began < 60
-    assert not rig.folder.trajectories(2).exists()
+    assert not parts.folder.trajectories(2).exists()
 
 
-def test_other_rollouts_have_no_use_for_what_a_checkpoint_holds(rig: Rig, finished: Path) -> None:
+def test_batches_of_a_checkpoint_are_discarded_if_the_rollout_settings_changed(parts: Parts, finished: Path) -> None:
     checkpoint = finished / "checkpoints/step_000002"
-    same = load_config(finished / "config.yaml")
-    assert sorted(restored(replace(rig, config=same), checkpoint, sampled_by(same))) == [3]
-    assert restored(rig, checkpoint, sampled_by(same)) == {}  # rollout.staleness is another
-    last = vary(same, ["train.steps=2"])
-    assert restored(replace(rig, config=last), checkpoint, sampled_by(same)) == {}
+    same = rollout_settings(load_config(finished / "config.yaml"))
+    said: list[str] = []
+
+    def restored(settings: object, last_step: int) -> list[int]:
+        batches = restore_batches(
+            checkpoint, settings=settings, stored_settings=same, last_step=last_step, say=said.append
+        )
+        return sorted(batches)
+
+    assert restored(same, 4) == [3]
+    assert said == []
+    assert restored(rollout_settings(parts.config), 4) == []  # rollout.staleness is another
+    assert len(said) == 1
+    assert restored(same, 2) == []
 
 
-def test_weights_that_never_arrive_are_noticed(rig: Rig) -> None:
+def test_weights_that_never_arrive_are_an_error(parts: Parts) -> None:
     """A sampler whose version stands still samples from the base model for ever."""
-    with RolloutPrefetcher(rig, {}) as ahead:
-        ahead.take(1)
-        ahead.finish()
+    with parts.prefetcher() as prefetcher:
+        prefetcher.take(1)
+        prefetcher.finish()
         with pytest.raises(RunError, match=r"sampled 3 optimiser steps ago, and rollout\.staleness is 2"):
-            ahead.take(4)
+            prefetcher.take(4)

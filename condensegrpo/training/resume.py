@@ -1,0 +1,60 @@
+"""Resuming a run: its newest checkpoint, the batches that were prefetched then, and the folder rewound to it."""
+
+from collections.abc import Mapping
+
+from condensegrpo.config.schema import RunConfig, dump_config
+from condensegrpo.core.observer import Observer
+from condensegrpo.core.protocols import Sampler
+from condensegrpo.learner import checkpoint, ranks
+from condensegrpo.learner.deepspeed import DeepSpeedEngine
+from condensegrpo.learner.weights import gathered
+from condensegrpo.storage.run_folder import RunFolder, write_atomically, write_trajectory
+from condensegrpo.training.prefetch_files import restore_batches
+from condensegrpo.training.rollout_step import StepBatch
+
+
+def resume(
+    config: RunConfig, folder: RunFolder, sampler: Sampler, learner: DeepSpeedEngine, observer: Observer
+) -> tuple[int, dict[int, StepBatch]]:
+    """Load the newest checkpoint, if there is one, rewind the folder to it, and send its weights to the sampler.
+
+    Returns:
+        The number of steps already taken, and the batches that were prefetched, by step.
+    """
+    newest = checkpoint.latest(folder.checkpoints)
+    done, batches = 0, dict[int, StepBatch]()
+    if newest is not None:
+        state = checkpoint.load(learner, newest)
+        done = int(state["step"])
+        observer.say(f"resumed after step {done} from {newest}")
+        batches = restore_batches(
+            newest,
+            settings=rollout_settings(config),
+            stored_settings=state.get("sampled_by"),
+            last_step=config.train.steps,
+            say=observer.say,
+        )
+    rewind(folder, config, after=-1 if newest is None else done, batches=batches)
+    sampler.update_weights(gathered(learner), done)
+    return done, batches
+
+
+def rewind(folder: RunFolder, config: RunConfig, *, after: int, batches: Mapping[int, StepBatch]) -> None:
+    """Remove from the folder what was recorded after a step, but for the batches that were prefetched then.
+
+    The configuration is written only now, since a checkpoint may have refused it.
+    """
+    if ranks.rank() == 0:
+        folder.truncate_after(after)
+        write_atomically(folder.config, dump_config(config))
+    ranks.barrier()
+    for step, batch in batches.items():
+        for scored in batch.trajectories:
+            write_trajectory(folder.trajectories(step), scored)
+
+
+def rollout_settings(config: RunConfig) -> dict[str, object]:
+    """The part of a configuration that decides which trajectories a step has and how they are split, as JSON."""
+    sections = {"rollout", "condenser", "reward", "sampler", "algorithm"}
+    sizes = {"problems_per_step", "samples_per_problem"}
+    return config.model_dump(mode="json", include={**dict.fromkeys(sections, True), "train": sizes})
