@@ -209,9 +209,9 @@ async def compared(
 
 def histories(one: Trajectory) -> list[tuple[int, History]]:
     """The history before each turn of an episode that was never condensed, from ``LEAST_UNITS`` units on."""
-    head = one.turns[0].context
+    pinned = one.turns[0].context
     units = [Unit(turn=n, reply=turn.reply, results=turn.observations) for n, turn in enumerate(one.turns)]
-    return [(n, History(head=head, units=tuple(units[:n]))) for n in range(LEAST_UNITS, len(units))]
+    return [(n, History(pinned=pinned, units=tuple(units[:n]))) for n in range(LEAST_UNITS, len(units))]
 
 
 if __name__ == "__main__":

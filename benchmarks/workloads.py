@@ -24,11 +24,11 @@ from condensegrpo.algorithms.segments import segments
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import (
     Condensation,
-    Fate,
     Score,
     ScoredTrajectory,
     Segment,
     Span,
+    SpanStatus,
     Stop,
     Trajectory,
     Turn,
@@ -170,7 +170,9 @@ def _declared(question: int, units: Sequence[tuple[int, ...]], kept: int, prompt
         tokens_before=question + sum(map(len, units)),
         tokens_after=prompt,
         spans=tuple(
-            Span(turn=turn, fate=Fate.KEPT if turn >= len(units) - kept else Fate.DROPPED, tokens=len(unit))
+            Span(
+                turn=turn, status=SpanStatus.KEPT if turn >= len(units) - kept else SpanStatus.DROPPED, tokens=len(unit)
+            )
             for turn, unit in enumerate(units)
         ),
     )

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from condensegrpo.cli import theme
 from condensegrpo.cli.context_view import ContextView
-from condensegrpo.core.trajectory import Fate
+from condensegrpo.core.trajectory import SpanStatus
 
 BAR_WIDTH = 34  # cells
 STRIP_WIDTH = 40  # cells, at most
@@ -27,13 +27,13 @@ class Mark(NamedTuple):
     word: str
 
 
-HEAD = Mark("█", theme.HEAD, "head")
+PINNED = Mark("█", theme.HEAD, "pinned")
 KEPT = Mark("■", theme.KEPT, "kept")
 REWRITTEN = Mark("▒", theme.REWRITTEN, "rewritten")
 NEWEST = Mark("◆", theme.NEWEST, "newest observation")
 DROPPED = Mark("░", theme.DROPPED, "dropped")
 FREE = Mark("·", theme.FREE, "free")
-FATES = {Fate.KEPT: KEPT, Fate.REWRITTEN: REWRITTEN, Fate.DROPPED: DROPPED}
+STATUS_MARKS = {SpanStatus.KEPT: KEPT, SpanStatus.REWRITTEN: REWRITTEN, SpanStatus.DROPPED: DROPPED}
 HERE = "▸"
 BURST = "»"
 
@@ -41,7 +41,7 @@ BURST = "»"
 def legend(budget: int) -> Text:
     """What the marks mean."""
     text = Text()
-    for mark in (HEAD, KEPT, REWRITTEN, NEWEST, DROPPED):
+    for mark in (PINNED, KEPT, REWRITTEN, NEWEST, DROPPED):
         text.append(f"{mark.glyph} ", mark.style).append(f"{mark.word}   ", theme.DIM)
     return text.append(f"{FREE.glyph} ", FREE.style).append(f"free, of {budget} tokens", theme.DIM)
 
@@ -52,8 +52,8 @@ def bar(view: ContextView, width: int = BAR_WIDTH) -> Text:
     What was dropped is drawn where it would have stood, up to a » where it would have burst the budget.
     """
     ghost = min(view.saved, view.free)
-    marks = (HEAD, KEPT, REWRITTEN, NEWEST, DROPPED, FREE)
-    amounts = (view.head, view.kept, view.rewritten, view.newest, ghost, view.free - ghost)
+    marks = (PINNED, KEPT, REWRITTEN, NEWEST, DROPPED, FREE)
+    amounts = (view.pinned, view.kept, view.rewritten, view.newest, ghost, view.free - ghost)
     text = Text()
     for mark, cells in zip(marks, shares(amounts, width), strict=True):
         text.append(mark.glyph * cells, mark.style)
@@ -89,9 +89,9 @@ def strip(view: ContextView, units: int) -> Text:
     """
     width, first = cell_width(units), max(0, units - STRIP_WIDTH)
     text = Text("…" if first else "", theme.DIM)
-    fates = {span.turn: span.fate for span in view.units}
+    statuses = {span.turn: span.status for span in view.units}
     for column in range(first, view.turn):
-        mark = FATES[fates[column]] if column in fates else FREE
+        mark = STATUS_MARKS[statuses[column]] if column in statuses else FREE
         text.append((mark.glyph * max(1, width - 1)).ljust(width), mark.style)
     return text.append(HERE, "bold")
 

@@ -1,27 +1,27 @@
 """What the context of each turn is made of, in tokens, told from a stored trajectory alone (no tokenizer).
 
-Worked example, budget 64: a head of 18 tokens, units of 13 and 12 (each a reply and what answered it).
+Worked example, budget 64: pinned messages of 18 tokens, units of 13 and 12 (each a reply and what answered it).
 
-    turn 0   prompt 18             head 18
-    turn 1   prompt 31, continues  head 18, newest observation 4, kept 9                    units: kept
-    turn 2   prompt 30, condensed  head 18, newest observation 4, kept 8, saved 13 of 43    units: dropped, kept
+    turn 0   prompt 18             pinned 18
+    turn 1   prompt 31, continues  pinned 18, newest observation 4, kept 9                    units: kept
+    turn 2   prompt 30, condensed  pinned 18, newest observation 4, kept 8, saved 13 of 43    units: dropped, kept
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from condensegrpo.core.messages import Message
-from condensegrpo.core.trajectory import Condensation, Fate, Span, Trajectory, Turn
+from condensegrpo.core.trajectory import Condensation, Span, SpanStatus, Trajectory, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextView:
-    """The make-up of one prompt; head + kept + rewritten + newest is its length exactly."""
+    """The make-up of one prompt; pinned + kept + rewritten + newest is its length exactly."""
 
     turn: int
     units: tuple[Span, ...]  # what this prompt shows of every unit before it
     tokens: int  # of the prompt
-    head: int  # system message, question, examples
+    pinned: int  # system message, question, examples
     kept: int  # earlier units, verbatim
     rewritten: int  # what stands for units that were rewritten or dropped
     newest: int  # what answered the last reply
@@ -37,7 +37,7 @@ def context_views(trajectory: Trajectory, budget: int) -> tuple[ContextView, ...
         if turn.condensation is not None:
             views.append(_condensed(index, trajectory.turns, turn.condensation, budget))
         elif index == 0:
-            views.append(_view(0, (), tokens=len(turn.prompt_ids), head=len(turn.prompt_ids), budget=budget))
+            views.append(_view(0, (), tokens=len(turn.prompt_ids), pinned=len(turn.prompt_ids), budget=budget))
         else:
             views.append(_continued(index, trajectory.turns, views[-1], budget))
     return tuple(views)
@@ -52,12 +52,12 @@ def newest_messages(context: Sequence[Message]) -> tuple[Message, ...]:
 def _continued(index: int, turns: Sequence[Turn], last: ContextView, budget: int) -> ContextView:
     """A prompt that begins with the last prompt and output: everything in it stays what it was."""
     tokens, output = len(turns[index].prompt_ids), len(turns[index - 1].output_ids)
-    unit = Span(turn=index - 1, fate=Fate.KEPT, tokens=max(0, tokens - last.tokens))
+    unit = Span(turn=index - 1, status=SpanStatus.KEPT, tokens=max(0, tokens - last.tokens))
     return _view(
         index,
         (*last.units, unit),
         tokens=tokens,
-        head=min(last.head, tokens),
+        pinned=min(last.pinned, tokens),
         rewritten=last.rewritten,
         newest=max(0, unit.tokens - output),
         saved=last.saved,
@@ -67,16 +67,16 @@ def _continued(index: int, turns: Sequence[Turn], last: ContextView, budget: int
 
 def _condensed(index: int, turns: Sequence[Turn], declared: Condensation, budget: int) -> ContextView:
     tokens = len(turns[index].prompt_ids)
-    head = min(tokens, _head(turns, declared))
-    kept = sum(span.tokens for span in declared.spans if span.fate is Fate.KEPT)
-    changed = any(span.fate is not Fate.KEPT for span in declared.spans)
+    pinned = min(tokens, _pinned(turns, declared))
+    kept = sum(span.tokens for span in declared.spans if span.status is SpanStatus.KEPT)
+    changed = any(span.status is not SpanStatus.KEPT for span in declared.spans)
     return _view(
         index,
         declared.spans,
         tokens=tokens,
-        head=head,
-        rewritten=max(0, tokens - head - kept) if changed else 0,
-        newest=_newest(index, turns, declared, tokens - head),
+        pinned=pinned,
+        rewritten=max(0, tokens - pinned - kept) if changed else 0,
+        newest=_newest(index, turns, declared, tokens - pinned),
         saved=max(0, declared.tokens_before - tokens),
         budget=budget,
     )
@@ -87,21 +87,21 @@ def _view(
     units: tuple[Span, ...],
     *,
     tokens: int,
-    head: int,
+    pinned: int,
     rewritten: int = 0,
     newest: int = 0,
     saved: int = 0,
     budget: int,
 ) -> ContextView:
-    """A view whose parts add up: what is neither head, newest nor rewritten was kept."""
-    newest = min(newest, tokens - head)
-    rewritten = min(rewritten, tokens - head - newest)
+    """A view whose parts add up: what is neither pinned, newest nor rewritten was kept."""
+    newest = min(newest, tokens - pinned)
+    rewritten = min(rewritten, tokens - pinned - newest)
     return ContextView(
         turn=index,
         units=units,
         tokens=tokens,
-        head=head,
-        kept=tokens - head - newest - rewritten,
+        pinned=pinned,
+        kept=tokens - pinned - newest - rewritten,
         rewritten=rewritten,
         newest=newest,
         saved=saved,
@@ -110,8 +110,8 @@ def _view(
     )
 
 
-def _head(turns: Sequence[Turn], declared: Condensation) -> int:
-    """The first prompt is the head, unless it was condensed itself; then what the units leave over is."""
+def _pinned(turns: Sequence[Turn], declared: Condensation) -> int:
+    """Tokens of the first prompt; if that was condensed, of the prompt before condensing without its units."""
     if turns[0].condensation is None:
         return len(turns[0].prompt_ids)
     return max(0, declared.tokens_before - sum(span.tokens for span in declared.spans))
@@ -123,7 +123,7 @@ def _newest(index: int, turns: Sequence[Turn], declared: Condensation, room: int
         return 0
     last = declared.spans[-1]
     latest = max((place for place in range(index) if turns[place].kind == "act"), default=-1)
-    if last.fate is Fate.KEPT and last.turn == latest:
+    if last.status is SpanStatus.KEPT and last.turn == latest:
         return min(room, max(0, last.tokens - len(turns[latest].output_ids)))
     context = turns[index].context
     body = context[len(turns[0].context) :]

@@ -149,7 +149,7 @@ def _view(opened: Step, every: Sequence[Sibling], matches: tuple[Sibling, ...], 
     tokenizer = Tokens(opened) if tokens else None
     credit = opened.credit.get(chosen.id) if opened.credit is not None else None
     return View(
-        version=1,
+        version=2,
         file=str(opened.file),
         step=opened.number,
         problems=opened.problems,

@@ -15,7 +15,7 @@ from condensegrpo.cli.inspection import Sibling, TurnView, ranges
 from condensegrpo.cli.neutral import excerpt, one_line
 from condensegrpo.cli.token_view import token_grid
 from condensegrpo.core.messages import Message
-from condensegrpo.core.trajectory import Condensation, Draft, Fate
+from condensegrpo.core.trajectory import Condensation, Draft, SpanStatus
 
 KNOWN_WIDTH = 12  # columns of the bar of what a context knows of the answer
 EXCERPT = 600  # characters of a text without --full
@@ -131,7 +131,7 @@ def _draft(draft: Draft) -> Text:
 
 
 def _shown(turn: TurnView, *, full: bool) -> tuple[Message, ...]:
-    """Of the context: all of it, or the head at the first turn and what answered the last reply at the others."""
+    """The whole context at the first turn or if asked for, else only the messages after the last reply."""
     if full or turn.turn == 0:
         return turn.messages
     return newest_messages(turn.messages)
@@ -145,7 +145,7 @@ def _message(when: str, message: Message, size: int) -> tuple[str, Text]:
 def _make_up(turn: TurnView) -> Text:
     view = turn.context
     parts = (
-        (context_bar.HEAD, view.head),
+        (context_bar.PINNED, view.pinned),
         (context_bar.KEPT, view.kept),
         (context_bar.REWRITTEN, view.rewritten),
         (context_bar.NEWEST, view.newest),
@@ -160,10 +160,10 @@ def _make_up(turn: TurnView) -> Text:
 
 def _spans(declared: Condensation) -> Text:
     text = Text()
-    for fate in (Fate.KEPT, Fate.REWRITTEN, Fate.DROPPED):
-        spans = [span for span in declared.spans if span.fate is fate]
+    for status in (SpanStatus.KEPT, SpanStatus.REWRITTEN, SpanStatus.DROPPED):
+        spans = [span for span in declared.spans if span.status is status]
         if spans:
-            mark = context_bar.FATES[fate]
+            mark = context_bar.STATUS_MARKS[status]
             names = ranges([span.turn for span in spans])
             text.append(f"{mark.glyph} {mark.word} ", mark.style)
             turns = f"turn {names}" if len(spans) == 1 else f"turns {names}"

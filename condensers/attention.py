@@ -54,13 +54,13 @@ class Attention:
             ValueError: the budget lends no such scorer, or what it gave are no scores.
         """
         total = len(history.units)
-        if total < 2 or fits(history.head, history.units, budget):
+        if total < 2 or fits(history.pinned, history.units, budget):
             return Condensed(units=history.units, spans=spans(history, range(total), budget.count))
         account = spans(history, (), budget.count)
         ranked = await self._ranked(history, budget, [max(span.tokens, 1) for span in account])
 
         def fitting(kept: int) -> bool:
-            return fits(history.head, [history.units[place] for place in sorted(ranked[:kept])], budget)
+            return fits(history.pinned, [history.units[place] for place in sorted(ranked[:kept])], budget)
 
         # tokens of units do not add up exactly: what was chosen by their sum is shown as far as it truly fits
         kept = most_that_fit(len(ranked), fitting, likely=len(ranked))
@@ -73,10 +73,10 @@ class Attention:
 
     async def _ranked(self, history: History, budget: Budget, costs: Sequence[int]) -> list[int]:
         """The units that are kept, the newest first and then the best, after the turns that are looked back on."""
-        room = budget.tokens - budget.count(history.head)
+        room = budget.tokens - budget.count(history.pinned)
         total = len(history.units)
         ends = [end for end in range(max(total - self.lookback, 2), total + 1) if sum(costs[:end]) > room] or [total]
-        pasts = [History(head=history.head, units=history.units[:end]) for end in ends]
+        pasts = [History(pinned=history.pinned, units=history.units[:end]) for end in ends]
         ranked: list[int] = []
         smooth: list[float] = []
         for end, scores in zip(ends, await _scores(budget, self.scorer, pasts), strict=True):

@@ -7,18 +7,18 @@ from condensegrpo.core.messages import Message, Unit, flatten
 from condensegrpo.core.protocols import Budget
 
 
-def fits(head: Sequence[Message], units: Sequence[Unit], budget: Budget) -> bool:
-    """Whether a prompt of the head and these units is within the budget."""
-    return budget.count(flatten(head, units)) <= budget.tokens
+def fits(pinned: Sequence[Message], units: Sequence[Unit], budget: Budget) -> bool:
+    """Whether a prompt of the pinned messages and these units is within the budget."""
+    return budget.count(flatten(pinned, units)) <= budget.tokens
 
 
-def newest_that_fit(head: Sequence[Message], units: Sequence[Unit], budget: Budget) -> tuple[Unit, ...]:
+def newest_that_fit(pinned: Sequence[Message], units: Sequence[Unit], budget: Budget) -> tuple[Unit, ...]:
     """The longest end of the units that is within the budget; the newest unit alone if even that is not.
 
     None of the counts renders more than twice that end, however long the history before it; see ``most_that_fit``.
     """
-    likely = _most_by_their_sum(head, units, budget)
-    newest = most_that_fit(len(units), lambda most: fits(head, units[-most:], budget), likely)
+    likely = _most_by_their_sum(pinned, units, budget)
+    newest = most_that_fit(len(units), lambda most: fits(pinned, units[-most:], budget), likely)
     return tuple(units[-newest:]) if newest else ()
 
 
@@ -39,12 +39,12 @@ def most_that_fit(total: int, fitting: Callable[[int], bool], likely: int = 1) -
     return low + bisect_left(longer, True, key=lambda most: not fitting(most))
 
 
-def _most_by_their_sum(head: Sequence[Message], units: Sequence[Unit], budget: Budget) -> int:
+def _most_by_their_sum(pinned: Sequence[Message], units: Sequence[Unit], budget: Budget) -> int:
     """How many of the newest fit if tokens of units add up: each is counted once, and remembered by the renderer."""
-    empty = budget.count(tuple(head))
+    empty = budget.count(tuple(pinned))
     left = budget.tokens - empty
     for number, unit in enumerate(reversed(units)):
-        left -= budget.count((*head, *unit.messages)) - empty
+        left -= budget.count((*pinned, *unit.messages)) - empty
         if left < 0:
             return number
     return len(units)

@@ -34,7 +34,7 @@ class LastK:
         total = len(history.units)
         first, last = range(min(self.keep_first, total)), range(max(total - self.keep_last, 0), total)
         wanted = [history.units[position] for position in sorted({*first, *last})]
-        kept = newest_that_fit(history.head, wanted, budget)
+        kept = newest_that_fit(history.pinned, wanted, budget)
         return Condensed(
             units=kept,
             spans=account(history, kept, budget.count),

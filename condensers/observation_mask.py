@@ -11,7 +11,7 @@ from condensegrpo.condensers.placeholder import masked
 from condensegrpo.core.account import account
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Budget, Condensed, Count
-from condensegrpo.core.trajectory import Fate, Span
+from condensegrpo.core.trajectory import Span, SpanStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class ObservationMask:
         def shown(oldest: int) -> tuple[Unit, ...]:
             return (*masks[:oldest], *history.units[oldest:])
 
-        needed = bisect_left(range(wanted, most), True, key=lambda oldest: fits(history.head, shown(oldest), budget))
+        needed = bisect_left(range(wanted, most), True, key=lambda oldest: fits(history.pinned, shown(oldest), budget))
         units = shown(wanted + needed)
         if self.drop_oldest:
-            units = newest_that_fit(history.head, units, budget)
+            units = newest_that_fit(history.pinned, units, budget)
         spans = account(history, units, budget.count)
         return Condensed(units=units, spans=spans, reason=_reason(spans))
 
@@ -62,8 +62,8 @@ class ObservationMask:
 
 
 def _reason(spans: Sequence[Span]) -> str:
-    masked_units = sum(span.fate is Fate.REWRITTEN for span in spans)
-    dropped = sum(span.fate is Fate.DROPPED for span in spans)
+    masked_units = sum(span.status is SpanStatus.REWRITTEN for span in spans)
+    dropped = sum(span.status is SpanStatus.DROPPED for span in spans)
     told = [f"masked the results of {masked_units} of {len(spans)} units"] if masked_units else []
     told += [f"dropped the {dropped} oldest"] if dropped else []
     return ", ".join(told)

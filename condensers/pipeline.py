@@ -30,11 +30,11 @@ class Pipeline:
         """Texts that the stage that asks the policy for some may ask for."""
         return sum(map(_writes, self.stages))
 
-    def check_room(self, head: Sequence[Message], budget: Budget) -> None:
+    def check_room(self, pinned: Sequence[Message], budget: Budget) -> None:
         """Refuse a budget that one of its stages refuses."""
         for stage in self.stages:
             if isinstance(stage.condenser, ChecksRoom):
-                stage.condenser.check_room(head, budget)
+                stage.condenser.check_room(pinned, budget)
 
     def counts(self) -> Mapping[str, float]:
         """What its stages counted, under their names."""
@@ -53,15 +53,15 @@ class Pipeline:
 
         Costs one count for every stage and unit beside what the stages cost.
         """
-        units = history.standing
+        units = history.current_units
         summary: Summary | None = None
         written = False  # by the policy
         reasons: list[str] = []
         rejected: list[str] = []
         for stage in self.stages:
-            if budget.count(flatten(history.head, units)) <= stage.over * budget.tokens:
+            if budget.count(flatten(history.pinned, units)) <= stage.over * budget.tokens:
                 continue
-            found = await stage.condenser.condense(History(head=history.head, units=units), budget, tools)
+            found = await stage.condenser.condense(History(pinned=history.pinned, units=units), budget, tools)
             units = found.units
             if found.summary is not None:
                 summary, written = found.summary, _writes(stage) > 0
@@ -70,7 +70,7 @@ class Pipeline:
         if summary is not None and summary.unit not in units:
             rejected += ["a later stage left it out"] if written else []
             summary = None
-        stands = history if summary is None else history.under(summary)
+        stands = history if summary is None else history.with_summary(summary)
         return Condensed(
             units=units,
             spans=account(stands, units, budget.count),

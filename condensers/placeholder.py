@@ -25,12 +25,12 @@ def masked(history: History, unit: Unit, message: Message, count: Count) -> Mess
 
         tool: 0.7312, 0.1184, …   ─▶   tool: [turn 3, tool result omitted: 812 tokens]
 
-    The tokens are those that the message adds to head and reply, its share of the template included. A message that is
-    no longer than its placeholder comes back as it is.
+    The tokens are those that the message adds to pinned messages and reply, its share of the template included. A
+    message that is no longer than its placeholder is returned unchanged.
     """
     if is_placeholder(message.content):
         return message
-    before = (*history.head, unit.reply)
+    before = (*history.pinned, unit.reply)
     reply = count(before)
     tokens = count((*before, message)) - reply
     kind = "observation" if message.tool_call_id is None else "tool result"

@@ -16,7 +16,7 @@ from condensegrpo.core.protocols import Budget, Condensed
 class RandomDrop:
     """Drops random units until the rest fits, the newest never.
 
-    Every unit has a rank, drawn from the seed, the head and the turn of the unit; the lowest ranks go first. So the
+    Every unit has a rank, drawn from the seed, the pinned messages and its turn; the lowest ranks go first. So the
     choice is deterministic, siblings share it, and a unit that was dropped does not come back while others grow.
     """
 
@@ -27,14 +27,14 @@ class RandomDrop:
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
         """The units of the highest ranks that fit, in order. Costs one count for every unit and 2·log2 of them more."""
-        question = _digest(history.head)
+        question = _digest(history.pinned)
         ranked = sorted(history.units[:-1], key=lambda unit: self._rank(question, unit.turn), reverse=True)
 
         def first(most: int) -> tuple[Unit, ...]:
             return tuple(sorted((*history.units[-1:], *ranked[: most - 1]), key=lambda unit: unit.turn))
 
         total = len(history.units)
-        kept = first(most_that_fit(total, lambda most: fits(history.head, first(most), budget)))
+        kept = first(most_that_fit(total, lambda most: fits(history.pinned, first(most), budget)))
         dropped = total - len(kept)
         return Condensed(
             units=kept,
@@ -46,6 +46,6 @@ class RandomDrop:
         return hashlib.blake2b(f"{self.seed}/{turn}/{question}".encode(), digest_size=8).digest()
 
 
-def _digest(head: Sequence[Message]) -> str:
-    text = "\0".join(f"{message.role}\0{message.content}" for message in head)
+def _digest(pinned: Sequence[Message]) -> str:
+    text = "\0".join(f"{message.role}\0{message.content}" for message in pinned)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -36,13 +36,13 @@ def planned(history: History, budget: Budget, *, keep_last: int, room: int, alwa
         room: tokens that a summary may have.
         always: summarise what is within the budget too.
     """
-    view = history.standing
-    if not always and fits(history.head, view, budget):
+    view = history.current_units
+    if not always and fits(history.pinned, view, budget):
         return None
     less = replace(budget, tokens=max(budget.tokens - room, 0))
-    kept = newest_that_fit(history.head, view[-keep_last:], less)
+    kept = newest_that_fit(history.pinned, view[-keep_last:], less)
     covered = view[: len(view) - len(kept)]
-    if all(is_stand_in(unit) for unit in covered) or not fits(history.head, kept, budget):
+    if all(is_stand_in(unit) for unit in covered) or not fits(history.pinned, kept, budget):
         return None
     return Plan(covered=covered, kept=kept)
 
@@ -58,10 +58,10 @@ def usable(written: Written, plan: Plan, history: History, budget: Budget) -> Su
     text = written.text.rpartition("</think>")[2].strip()
     if not text or "<think>" in text:
         raise SummaryRefused("it says nothing")
-    before = budget.count(flatten(history.head, plan.view))
-    covered = before - budget.count(flatten(history.head, plan.kept))
+    before = budget.count(flatten(history.pinned, plan.view))
+    covered = before - budget.count(flatten(history.pinned, plan.kept))
     summary = Summary(text=text, through=plan.covered[-1].turn, tokens=covered)
-    after = budget.count(flatten(history.head, (summary.unit, *plan.kept)))
+    after = budget.count(flatten(history.pinned, (summary.unit, *plan.kept)))
     if after > budget.tokens:
         raise SummaryRefused(f"with it the prompt has {after} tokens, and {budget.tokens} are allowed")
     if after >= before:
@@ -75,7 +75,7 @@ def summarised(summary: Summary, plan: Plan, history: History, budget: Budget, r
     after = f" after {len(rejected)} that cannot be used" if rejected else ""
     return Condensed(
         units=units,
-        spans=account(history.under(summary), units, budget.count),
+        spans=account(history.with_summary(summary), units, budget.count),
         reason=f"summarised {len(plan.covered)} units{after}",
         summary=summary,
         rejected=tuple(rejected),
@@ -86,11 +86,11 @@ async def without(
     history: History, budget: Budget, tools: Sequence[Mapping[str, Any]], *, why: str, rejected: Sequence[str] = ()
 ) -> Condensed:
     """A history without a new summary: as the last one left it if that fits, else with its old results masked."""
-    view = history.standing
-    if fits(history.head, view, budget):
+    view = history.current_units
+    if fits(history.pinned, view, budget):
         units, reason = view, ""
     else:
-        found = await ObservationMask(keep=1).condense(History(head=history.head, units=view), budget, tools)
+        found = await ObservationMask(keep=1).condense(History(pinned=history.pinned, units=view), budget, tools)
         units, reason = found.units, found.reason
     return Condensed(
         units=units,

@@ -46,12 +46,12 @@ class PolicySummary:
         """Texts that one call may ask for."""
         return self.attempts
 
-    def check_room(self, head: Sequence[Message], budget: Budget) -> None:
+    def check_room(self, pinned: Sequence[Message], budget: Budget) -> None:
         """Refuse a budget in which a summary can never be asked for, or never be of full length."""
         reply, longest = Message(role="assistant", content=""), self._longest(budget)
         text = self.instruction.filled(tokens=longest, kept=self.keep_last)
-        asked = (*head, *Unit(turn=0, reply=reply).told(text).messages)
-        shown = (*head, *Summary(text="", through=0, tokens=0).unit.messages)
+        asked = (*pinned, *Unit(turn=0, reply=reply).with_instruction(text).messages)
+        shown = (*pinned, *Summary(text="", through=0, tokens=0).unit.messages)
         need, request = budget.count(shown) + longest, budget.count(asked)
         most = budget.request_tokens or budget.tokens
         if need > budget.tokens or request > most:
@@ -92,10 +92,10 @@ class PolicySummary:
         for units, keep in ((plan.view, None), (plan.view, 1), (plan.covered, 0)):
             shown = units
             if keep is not None:
-                short = History(head=history.head, units=units)
+                short = History(pinned=history.pinned, units=units)
                 shown = (await ObservationMask(keep=keep).condense(short, ample, tools)).units
             *before, latest = shown
-            if fits(history.head, (*before, latest.told(text)), room):
+            if fits(history.pinned, (*before, latest.with_instruction(text)), room):
                 return Request(units=shown, instruction=text, max_tokens=self.max_tokens)
         return None
 

@@ -77,10 +77,10 @@ class SummaryModel:
         self._known: OrderedDict[str, Written] = OrderedDict()
         self._counts = dict.fromkeys(COUNTS, 0.0)
 
-    def check_room(self, head: Sequence[Message], budget: Budget) -> None:
+    def check_room(self, pinned: Sequence[Message], budget: Budget) -> None:
         """Refuse a local model that is not there, and a budget without room even for a summary that says nothing."""
         self._writer.check()
-        need = budget.count((*head, *Summary(text="", through=0, tokens=0).unit.messages))
+        need = budget.count((*pinned, *Summary(text="", through=0, tokens=0).unit.messages))
         if need > budget.tokens:
             raise ValueError(
                 f"behind system message and question an empty summary makes {need} tokens, of {budget.tokens} that a "
@@ -129,7 +129,7 @@ class SummaryModel:
             self._known.popitem(last=False)
 
     def _asked(self, plan: Plan, history: History) -> str:
-        spoken = [_spoken(message) for message in flatten(history.head, plan.covered)]
+        spoken = [_spoken(message) for message in flatten(history.pinned, plan.covered)]
         asked = self._instruction.filled(tokens=self._max_tokens, kept=len(plan.kept))
         return "\n\n".join((*spoken, asked))
 

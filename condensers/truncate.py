@@ -20,7 +20,7 @@ class Truncate:
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
         """As many of the newest units as fit. Costs one count for every unit and 2·log2 of the units more."""
-        kept = newest_that_fit(history.head, history.units, budget)
+        kept = newest_that_fit(history.pinned, history.units, budget)
         dropped = len(history.units) - len(kept)
         return Condensed(
             units=kept,

@@ -42,7 +42,7 @@ def page(found: str) -> str:
 
 
 EXAMPLE = History(
-    head=(Message(role="system", content="Be brief."), Message(role="user", content="Who has the highest rate?")),
+    pinned=(Message(role="system", content="Be brief."), Message(role="user", content="Who has the highest rate?")),
     units=(
         looked_up(0, "First Mia.", "search(Mia)", page("Mia 0.7312")),
         looked_up(1, "Then Ben.", "search(Ben)", page("Ben 0.1184")),
@@ -64,18 +64,18 @@ def drawn(name: str, options: dict[str, object], tokens: int) -> str:
     budget = Budget(tokens=tokens, count=count, scorers={"policy": scorer}, write=policy, request_tokens=400)
     found = asyncio.run(condenser.condense(EXAMPLE, budget, ()))
     shown = {unit.turn: unit for unit in found.units}
-    after = count(flatten(EXAMPLE.head, found.units))
+    after = count(flatten(EXAMPLE.pinned, found.units))
     lines = [f"{f'{count(EXAMPLE.messages)} tokens':{WIDTH}}   {after} tokens, of {tokens} allowed"]
-    lines += [f"{message.role:9} {message.content:{WIDTH - 10}}   {message.content}" for message in EXAMPLE.head]
-    fates = {span.turn: span.fate.value for span in found.spans}
+    lines += [f"{message.role:9} {message.content:{WIDTH - 10}}   {message.content}" for message in EXAMPLE.pinned]
+    statuses = {span.turn: span.status.value for span in found.spans}
     for unit in EXAMPLE.units:
-        lines += _unit(unit, shown.get(unit.turn), fates[unit.turn])
+        lines += _unit(unit, shown.get(unit.turn), statuses[unit.turn])
     return "\n".join(line.rstrip() for line in (*lines, f"reason: {found.reason}" if found.reason else "reason: none"))
 
 
-def _unit(unit: Unit, shown: Unit | None, fate: str) -> list[str]:
+def _unit(unit: Unit, shown: Unit | None, status: str) -> list[str]:
     before = [_short(message) for message in unit.messages]
-    after = [_short(message) for message in shown.messages] if shown else [f"({fate})", ""]
+    after = [_short(message) for message in shown.messages] if shown else [f"({status})", ""]
     return [f"{left:{WIDTH}}   {right}" for left, right in zip(before, after, strict=True)]
 
 

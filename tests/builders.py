@@ -10,10 +10,10 @@ from pathlib import Path
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import (
     Condensation,
-    Fate,
     Score,
     ScoredTrajectory,
     Span,
+    SpanStatus,
     Stop,
     Trajectory,
     Turn,
@@ -70,18 +70,18 @@ def turn(
 
 
 def condensation(
-    fates: str, tokens: Sequence[int], *, before: int, after: int, condenser: str = "last_k"
+    statuses: str, tokens: Sequence[int], *, before: int, after: int, condenser: str = "last_k"
 ) -> Condensation:
-    """``fates`` has one letter a unit: k kept, d dropped, r rewritten."""
-    letters = {"k": Fate.KEPT, "d": Fate.DROPPED, "r": Fate.REWRITTEN}
+    """``statuses`` has one letter a unit: k kept, d dropped, r rewritten."""
+    letters = {"k": SpanStatus.KEPT, "d": SpanStatus.DROPPED, "r": SpanStatus.REWRITTEN}
     return Condensation(
         condenser=condenser,
         reason="every turn",
         tokens_before=before,
         tokens_after=after,
         spans=tuple(
-            Span(turn=index, fate=letters[letter], tokens=count)
-            for index, (letter, count) in enumerate(zip(fates, tokens, strict=True))
+            Span(turn=index, status=letters[letter], tokens=count)
+            for index, (letter, count) in enumerate(zip(statuses, tokens, strict=True))
         ),
     )
 
@@ -130,17 +130,17 @@ def ledger_episode(
     """An episode as the engine records it: reply t is answered by operation t; with ``keep_last`` only the newest
     units stay in the prompt, else every prompt continues the last one.
     """
-    head = (user("start 3 keep a note"),)
+    pinned = (user("start 3 keep a note"),)
     units: list[tuple[Message, ...]] = []
     turns = []
     for index, reply in enumerate(replies):
         kept = units if keep_last is None else units[max(0, len(units) - keep_last) :]
-        whole, shown = ((*head, *(message for unit in some for message in unit)) for some in (units, kept))
+        whole, shown = ((*pinned, *(message for unit in some for message in unit)) for some in (units, kept))
         declared = None
         if len(kept) < len(units):
             sizes = [sum(len(message.content.split()) + 2 for message in unit) for unit in units]
-            fates = "d" * (len(units) - len(kept)) + "k" * len(kept)
-            declared = condensation(fates, sizes, before=len(rendered(whole)), after=len(rendered(shown)))
+            statuses = "d" * (len(units) - len(kept)) + "k" * len(kept)
+            declared = condensation(statuses, sizes, before=len(rendered(whole)), after=len(rendered(shown)))
         observations = (user(operations[index]),) if index < len(operations) else ()
         turns.append(
             turn(

@@ -21,7 +21,7 @@ from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core import plugins
 from condensegrpo.core.messages import History, Message, ToolCall, Unit, flatten
 from condensegrpo.core.protocols import Budget, Condensed, Condenser, Count, Request, Written
-from condensegrpo.core.trajectory import Fate, Finish
+from condensegrpo.core.trajectory import Finish, SpanStatus
 
 Options = dict[str, Any]
 NEVER_CUTS = {"full"}  # over budget it returns everything, and the engine stops
@@ -107,11 +107,11 @@ def answered(turn: int, text: str, observation: str) -> Unit:
     )
 
 
-HEAD = (Message(role="system", content="be brief"), Message(role="user", content="why?"))  # 3 + 4+8 + 4+4 = 23 tokens
+PINNED = (Message(role="system", content="be brief"), Message(role="user", content="why?"))  # 3 + 4+8 + 4+4 = 23 tokens
 
 
 def history(*units: Unit) -> History:
-    return History(head=HEAD, units=units)
+    return History(pinned=PINNED, units=units)
 
 
 SPECIAL = [
@@ -142,8 +142,8 @@ def histories(draw: st.DrawFn, *, most: int = 200, results: st.SearchStrategy[st
         else:
             units.append(unit(2 * place, text, *texts, ids=["same"] * len(texts) if same_ids else ()))
     question = draw(TEXTS)
-    head = (Message(role="system", content=""), Message(role="user", content=question))
-    return History(head=head, units=tuple(units))
+    pinned = (Message(role="system", content=""), Message(role="user", content=question))
+    return History(pinned=pinned, units=tuple(units))
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
@@ -183,14 +183,14 @@ def check_account(past: History, found: Condensed, counted: Count = count) -> No
     originals = {original.turn: original for original in past.units}
     assert turns(found) == sorted(set(turns(found)) & set(originals)), "units in order, none twice, none made up"
     assert [span.turn for span in found.spans] == list(originals), "a span for every unit, in order"
-    fates = {span.turn: span.fate for span in found.spans}
-    assert all(fates[turn] is not Fate.DROPPED for turn in turns(found)), "what is shown was not dropped"
+    statuses = {span.turn: span.status for span in found.spans}
+    assert all(statuses[turn] is not SpanStatus.DROPPED for turn in turns(found)), "what is shown was not dropped"
     shown = {kept.turn: kept for kept in found.units}
-    for turn, fate in fates.items():
-        assert (fate is Fate.KEPT) == (shown.get(turn) == originals[turn]), "kept is verbatim, and only that"
-    empty = counted(past.head)
+    for turn, status in statuses.items():
+        assert (status is SpanStatus.KEPT) == (shown.get(turn) == originals[turn]), "kept is verbatim, and only that"
+    empty = counted(past.pinned)
     for span in found.spans:
-        assert span.tokens == counted((*past.head, *originals[span.turn].messages)) - empty, "tokens of the raw unit"
+        assert span.tokens == counted((*past.pinned, *originals[span.turn].messages)) - empty, "tokens of the raw unit"
 
 
 def check_atomic(past: History, found: Condensed) -> None:
@@ -219,13 +219,13 @@ def check_placeholders(past: History, found: Condensed, counted: Count = count) 
         original = originals[kept.turn]
         if is_stand_in(kept) and not is_stand_in(original):
             omitted = [unit for unit in past.units if unit.turn <= kept.turn]
-            tokens = counted(flatten(past.head, omitted)) - counted(past.head)
+            tokens = counted(flatten(past.pinned, omitted)) - counted(past.pinned)
             through = re.fullmatch(r"\[turns up to (\d+) omitted, .*: (\d+) tokens\]", kept.results[0].content)
             assert through is not None
             assert int(through[1]) == kept.turn
             assert 0 < int(through[2]) <= tokens, "less if they were masked before they were summarised"
             continue
-        before = (*past.head, original.reply)
+        before = (*past.pinned, original.reply)
         for shown, raw in zip(kept.results, original.results, strict=True):
             if shown != raw:
                 tokens = counted((*before, raw)) - counted(before)
@@ -238,7 +238,7 @@ def check_budget(name: str, past: History, found: Condensed, tokens: int, counte
     """Within the budget, or the newest unit alone where not even that fits."""
     if name in NEVER_CUTS or not past.units:
         return
-    if counted(flatten(past.head, found.units)) > tokens:
+    if counted(flatten(past.pinned, found.units)) > tokens:
         assert len(found.units) <= 1, "over budget with more than one unit"
-        newest_fits = counted(flatten(past.head, past.units[-1:])) <= tokens
+        newest_fits = counted(flatten(past.pinned, past.units[-1:])) <= tokens
         assert not (newest_fits and past.units[-1] in found.units)

@@ -84,7 +84,7 @@ def test_the_script_prints_its_table() -> None:
 
 def episode(*texts: str) -> Trajectory:
     """An episode whose whole history was always in sight."""
-    head = (Message(role="user", content="which?"),)
+    pinned = (Message(role="user", content="which?"),)
     return trajectory(
         *(
             Turn(
@@ -92,7 +92,7 @@ def episode(*texts: str) -> Trajectory:
                 output_ids=tuple(said(text)),
                 logprobs=(0.0,) * len(said(text)),
                 policy_version=0,
-                context=head,
+                context=pinned,
                 reply=Message(role="assistant", content=text),
                 observations=(Message(role="user", content=f"seen {text}"),),
             )

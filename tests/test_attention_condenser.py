@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from conformance import HEAD, check_account, count, history, turns, unit
+from conformance import PINNED, check_account, count, history, turns, unit
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +15,7 @@ from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import History, Unit, flatten
 from condensegrpo.core.plugins import build
 from condensegrpo.core.protocols import Budget, Condensed, UnitScorer
-from condensegrpo.core.trajectory import Fate
+from condensegrpo.core.trajectory import SpanStatus
 
 NOW = {"smoothing": 0.0, "lookback": 0, "hysteresis": 1.0}  # each turn for itself
 
@@ -33,10 +33,16 @@ def gold(unit: Unit) -> float:
 
 def test_the_newest_and_what_scores_most_are_kept_in_their_order() -> None:
     past = history(*(unit(turn, text) for turn, text in enumerate(["g.....", "......", "gg....", "......", "......"])))
-    # the head takes 23 tokens, each unit 10
+    # the pinned messages take 23 tokens, each unit 10
     found = condense(Attention(**NOW), past, 23 + 30, ScriptedScorer(gold))
     assert turns(found) == [0, 2, 4]
-    assert [span.fate for span in found.spans] == [Fate.KEPT, Fate.DROPPED, Fate.KEPT, Fate.DROPPED, Fate.KEPT]
+    assert [span.status for span in found.spans] == [
+        SpanStatus.KEPT,
+        SpanStatus.DROPPED,
+        SpanStatus.KEPT,
+        SpanStatus.DROPPED,
+        SpanStatus.KEPT,
+    ]
     assert found.reason == "kept 3 of 5 units by the attention of policy"
     check_account(past, found)
 
@@ -67,13 +73,13 @@ def test_the_newest_stays_even_if_it_does_not_fit() -> None:
 
 def test_tokens_that_do_not_add_up_never_break_the_budget() -> None:
     def dear(messages: Sequence[Any]) -> int:
-        return count(messages) + 3 * max(len(messages) - len(HEAD) - 1, 0)  # every message beyond one costs more
+        return count(messages) + 3 * max(len(messages) - len(PINNED) - 1, 0)  # every message beyond one costs more
 
     past = history(*(unit(turn, "......") for turn in range(8)))
     budget = Budget(tokens=70, count=dear, scorers={"policy": ScriptedScorer(gold)})
     found = asyncio.run(Attention(**NOW).condense(past, budget, ()))
-    assert dear(flatten(HEAD, found.units)) <= 70
-    assert dear(flatten(HEAD, [*found.units, past.units[0]])) > 70
+    assert dear(flatten(PINNED, found.units)) <= 70
+    assert dear(flatten(PINNED, [*found.units, past.units[0]])) > 70
     assert turns(found)[-1] == 7
 
 

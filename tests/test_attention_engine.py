@@ -29,7 +29,7 @@ from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.samplers.transformers import TransformersSampler
 
 BUDGET = 200
-HEAD = (Message(role="system", content="be brief"), Message(role="user", content="which?"))
+PINNED = (Message(role="system", content="be brief"), Message(role="user", content="which?"))
 CONFIG = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
 
 
@@ -107,7 +107,7 @@ def test_a_trajectory_does_not_depend_on_who_is_condensed_beside_it(sampler: Tra
 
 def test_the_policys_attention_is_that_of_the_weights_in_use(folder: str, sampler: TransformersSampler) -> None:
     past = History(
-        head=(Message(role="user", content="which?"),),
+        pinned=(Message(role="user", content="which?"),),
         units=tuple(Unit(turn=turn, reply=Message(role="assistant", content=f"hello {turn}")) for turn in range(4)),
     )
     own = TransformersSampler(folder)
@@ -124,7 +124,7 @@ def test_the_policys_attention_is_that_of_the_weights_in_use(folder: str, sample
 def test_the_oracle_is_what_the_output_loses_without_a_unit(sampler: TransformersSampler) -> None:
     renderer = Renderer(tokenizer())
     past = History(
-        head=(Message(role="user", content="which?"),),
+        pinned=(Message(role="user", content="which?"),),
         units=tuple(
             Unit(turn=turn, reply=Message(role="assistant", content=text)) for turn, text in enumerate(("one", "hello"))
         ),
@@ -132,7 +132,7 @@ def test_the_oracle_is_what_the_output_loses_without_a_unit(sampler: Transformer
     output = renderer.reply_ids("x")
 
     async def logprob(*units: Unit) -> float:
-        messages = [*past.head, *(message for unit in units for message in unit.messages)]
+        messages = [*past.pinned, *(message for unit in units for message in unit.messages)]
         return sum(await sampler.measure(renderer.prompt(messages), output))
 
     whole, without_0, without_1 = (
@@ -173,16 +173,16 @@ def test_the_name_of_a_scorer_says_which_layers_are_watched(name: str, model: st
 
 
 def test_layers_that_the_model_does_not_have_are_refused_before_anything_is_loaded(folder: str) -> None:
-    check_models(["policy@0", f"{folder}@0"], folder, head=HEAD, tokens=BUDGET)
+    check_models(["policy@0", f"{folder}@0"], folder, pinned=PINNED, tokens=BUDGET)
     for name in ("policy@0,9", f"{folder}@9"):
         with pytest.raises(ConfigError, match=rf"the scorer '{name}' .*watching the layers .*9\]: the model has \d"):
-            check_models([name], folder, head=HEAD, tokens=BUDGET)
+            check_models([name], folder, pinned=PINNED, tokens=BUDGET)
 
 
 def test_other_layers_give_other_scores(sampler: TransformersSampler) -> None:
-    head = (Message(role="user", content="x"),)
+    pinned = (Message(role="user", content="x"),)
     units = [Unit(turn=turn, reply=Message(role="assistant", content=text)) for turn, text in enumerate("xyxy")]
-    past = History(head=head, units=tuple(units))
+    past = History(pinned=pinned, units=tuple(units))
     (lower,), (upper,) = (
         asyncio.run(scorers(name, sampler)[name].score([past], 200)) for name in ("policy@0", "policy@1")
     )
@@ -193,10 +193,10 @@ def test_a_model_whose_attention_was_never_verified_is_refused_by_name(tmp_path:
     GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=40)).save_pretrained(tmp_path)
     for names, source in ((["policy"], str(tmp_path)), ([str(tmp_path)], folder)):
         with pytest.raises(ConfigError, match=r"a model of type 'gpt2': verified are gemma2"):
-            check_models(names, source, head=HEAD, tokens=BUDGET)
-    check_models(["policy", "leave_one_out", folder], folder, head=HEAD, tokens=BUDGET)
+            check_models(names, source, pinned=PINNED, tokens=BUDGET)
+    check_models(["policy", "leave_one_out", folder], folder, pinned=PINNED, tokens=BUDGET)
     with pytest.raises(ConfigError, match=r"setting up the scorer '/no/model' of the condenser: .* there is no folder"):
-        check_models(["/no/model"], folder, head=HEAD, tokens=BUDGET)
+        check_models(["/no/model"], folder, pinned=PINNED, tokens=BUDGET)
 
 
 def test_a_frozen_model_that_cannot_show_the_conversation_is_refused_before_anything_is_sampled(
@@ -204,12 +204,12 @@ def test_a_frozen_model_that_cannot_show_the_conversation_is_refused_before_anyt
 ) -> None:
     """Its chat template is not the policy's: it would fail in every trajectory."""
     with pytest.raises(ConfigError, match=r"has 32768 positions, and prompts up to 40000 tokens"):
-        check_models([folder], folder, head=HEAD, tokens=40_000)
+        check_models([folder], folder, pinned=PINNED, tokens=40_000)
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + CHATML
     (tmp_path / "chat_template.jinja").write_text(refusing)
     with pytest.raises(ConfigError, match=r"the scorer '.*' of the condenser: .*no system role.* Name a model that"):
-        check_models([str(tmp_path)], folder, head=HEAD, tokens=BUDGET)
+        check_models([str(tmp_path)], folder, pinned=PINNED, tokens=BUDGET)
 
 
 class Dead(TransformersSampler):

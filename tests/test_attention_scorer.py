@@ -61,7 +61,7 @@ class Watched:
 
 def history(*replies: str, question: str = "which one?") -> History:
     return History(
-        head=(Message(role="system", content="be brief"), Message(role="user", content=question)),
+        pinned=(Message(role="system", content="be brief"), Message(role="user", content=question)),
         units=tuple(
             Unit(
                 turn=turn,
@@ -172,7 +172,7 @@ def test_pieces_behind_each_other_are_the_prompt() -> None:
     past = history("a", "bb", "ccc")
     renderer = Renderer(tokenizer())
     parts = pieces(past, renderer.located(past.messages))
-    assert (*parts.head, *(token for unit in parts.units for token in unit.ids), *parts.end) == renderer.prompt(
+    assert (*parts.pinned, *(token for unit in parts.units for token in unit.ids), *parts.end) == renderer.prompt(
         past.messages
     )
 
@@ -221,4 +221,4 @@ def test_located_gives_no_place_to_what_the_template_leaves_out() -> None:
 def test_located_gives_the_ids_of_the_prompt_where_borders_are_not_merged() -> None:
     past = history("hello", "one", "two words")
     renderer = Renderer(tokenizer())
-    assert renderer.located(past.messages).ids == renderer.prompt(flatten(past.head, past.units))
+    assert renderer.located(past.messages).ids == renderer.prompt(flatten(past.pinned, past.units))

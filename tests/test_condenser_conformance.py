@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from conformance import (
     CHOOSING,
-    HEAD,
     LONG,
     NEVER_CUTS,
+    PINNED,
     Case,
     answered,
     budget,
@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from talk import tokenizer
 
 from condensegrpo.core.messages import History, Message, flatten
-from condensegrpo.core.trajectory import Fate
+from condensegrpo.core.trajectory import SpanStatus
 from condensegrpo.rollout.render import Renderer
 
 EVERY = [pytest.param(case, id=str(case)) for case in cases()]
@@ -49,8 +49,8 @@ def check_contract(case: Case, past: History, tokens: int) -> None:
     check_atomic(past, found)
     check_placeholders(past, found)
     check_budget(case.name, past, found, tokens)
-    if count(flatten(past.head, found.units)) <= tokens:
-        again = condense(condenser, History(head=past.head, units=found.units), tokens)
+    if count(flatten(past.pinned, found.units)) <= tokens:
+        again = condense(condenser, History(pinned=past.pinned, units=found.units), tokens)
         assert again.units == found.units, "idempotent within the budget"
 
 
@@ -86,8 +86,8 @@ def test_over_200_turns_no_context_grows_beyond_its_budget(case: Case) -> None:
     for turn in range(200):  # as the engine does it: raw units, and the last summary
         past = past.add(unit(turn, f"step {turn}", "result " * 6))
         found = condense(condenser, past, 400)
-        past = past if found.summary is None else past.under(found.summary)
-        sizes.append(count(flatten(HEAD, found.units)))
+        past = past if found.summary is None else past.with_summary(found.summary)
+        sizes.append(count(flatten(PINNED, found.units)))
     assert max(sizes) <= 400
     assert max(sizes[-20:]) <= 1.2 * max(sizes[100:180])
 
@@ -96,10 +96,10 @@ def test_over_200_turns_no_context_grows_beyond_its_budget(case: Case) -> None:
 def test_the_oldest_go_first(case: Case) -> None:
     """Truncating from the right deletes the newest turn first."""
     past = history(*(unit(turn, f"reply {turn}", "r" * 30) for turn in range(12)))
-    fates = [span.fate for span in condense(case.build(), past, 200).spans]
-    assert fates[-1] is not Fate.DROPPED or turns(condense(case.build(), past, 200)) == []
-    dropped = [place for place, fate in enumerate(fates) if fate is Fate.DROPPED]
-    kept = [place for place, fate in enumerate(fates) if fate is Fate.KEPT]
+    statuses = [span.status for span in condense(case.build(), past, 200).spans]
+    assert statuses[-1] is not SpanStatus.DROPPED or turns(condense(case.build(), past, 200)) == []
+    dropped = [place for place, status in enumerate(statuses) if status is SpanStatus.DROPPED]
+    kept = [place for place, status in enumerate(statuses) if status is SpanStatus.KEPT]
     assert not dropped or not kept or max(dropped) < max(kept)
 
 
@@ -134,7 +134,7 @@ def test_a_history_of_nothing_and_one_of_one_unit(case: Case) -> None:
 def test_an_observation_of_50_000_tokens_does_not_break_the_budget(case: Case) -> None:
     past = history(unit(0, "a", "b"), unit(1, "look", LONG), unit(2, "c", "d"))
     found = condense(case.build(), past, 120)
-    assert count(flatten(HEAD, found.units)) <= 120
+    assert count(flatten(PINNED, found.units)) <= 120
 
 
 @pytest.mark.parametrize("case", CUTTING)
@@ -159,11 +159,11 @@ def test_no_tool_result_is_orphaned(case: Case) -> None:
 
 @pytest.mark.parametrize("case", ONE_EACH)
 def test_no_head_is_duplicated_and_no_unit_stands_twice(case: Case) -> None:
-    """OpenHands duplicated head events; a head+tail keeper without a set union duplicates units."""
+    """OpenHands duplicated first events; keeping first and last units without a set union duplicates units."""
     past = history(*(unit(turn, "abc") for turn in range(3)))
     found = condense(case.build(), past, 10_000)
     assert turns(found) == sorted(set(turns(found)))
-    assert not [message for message in flatten((), found.units) if message in HEAD]
+    assert not [message for message in flatten((), found.units) if message in PINNED]
 
 
 def test_keeping_the_last_none_keeps_none() -> None:
@@ -171,7 +171,7 @@ def test_keeping_the_last_none_keeps_none() -> None:
     past = history(*(unit(turn, "abc", "long result " * 4) for turn in range(4)))
     assert condense(Case("last_k", {"keep_last": 0}).build(), past, 10_000).units == ()
     masked = condense(Case("observation_mask", {"keep": 0}).build(), past, 10_000)
-    assert [span.fate for span in masked.spans] == [Fate.REWRITTEN] * 4
+    assert [span.status for span in masked.spans] == [SpanStatus.REWRITTEN] * 4
 
 
 @pytest.mark.parametrize("case", ONE_EACH)
@@ -179,8 +179,8 @@ def test_a_condenser_is_asked_once_a_turn_and_ends(case: Case) -> None:
     """OpenHands #8630: condensation that condenses its own work again, for ever."""
     past = history(*(unit(turn, "abc", "y" * 50) for turn in range(30)))
     once = condense(case.build(), past, 300)
-    twice = condense(case.build(), History(head=HEAD, units=once.units), 300)
-    thrice = condense(case.build(), History(head=HEAD, units=twice.units), 300)
+    twice = condense(case.build(), History(pinned=PINNED, units=once.units), 300)
+    thrice = condense(case.build(), History(pinned=PINNED, units=twice.units), 300)
     assert thrice.units == twice.units
 
 
@@ -298,14 +298,14 @@ def test_what_the_environment_says_stays_if_only_tools_are_masked() -> None:
 
 
 def test_over_budget_kept_results_go_the_oldest_first_and_then_whole_units() -> None:
-    whole = count(flatten(HEAD, history(unit(0, "look", "r" * 60)).units))
+    whole = count(flatten(PINNED, history(unit(0, "look", "r" * 60)).units))
     assert whole == 23 + 8 + 64
-    fates = {}
+    statuses = {}
     past = history(*(unit(turn, "look", "r" * 60) for turn in range(4)))
     for tokens in (23 + 4 * 72, 23 + 4 * 72 - 1, 23 + 3 * 52 + 72, 23 + 3 * 52 + 71, 23 + 72, 23 + 71):
         found = condense(Case("observation_mask", {"keep": 4}).build(), past, tokens)
-        fates[tokens] = "".join(span.fate.value[0] for span in found.spans)
-    assert list(fates.values()) == ["kkkk", "rkkk", "rrrk", "drrk", "dddk", "dddk"]
+        statuses[tokens] = "".join(span.status.value[0] for span in found.spans)
+    assert list(statuses.values()) == ["kkkk", "rkkk", "rrrk", "drrk", "dddk", "dddk"]
 
 
 def test_a_mask_says_what_it_did() -> None:
@@ -349,7 +349,7 @@ def test_a_unit_that_two_stages_changed_is_accounted_for_once_and_by_its_raw_tok
     ]
     past = history(*(unit(turn, "look", "r" * 60) for turn in range(4)))
     found = condense(Case("pipeline", {"stages": stages}).build(), past, 300)
-    assert [(span.fate.value, span.tokens) for span in found.spans] == [
+    assert [(span.status.value, span.tokens) for span in found.spans] == [
         ("dropped", 72),
         ("dropped", 72),
         ("rewritten", 72),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from conformance import HEAD, condense, count, history, turns, unit
+from conformance import PINNED, condense, count, history, turns, unit
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +18,7 @@ from condensegrpo.core import plugins
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.protocols import Budget, Condensed
-from condensegrpo.core.trajectory import Fate
+from condensegrpo.core.trajectory import SpanStatus
 
 
 def test_the_condensers_of_the_package_are_installed() -> None:
@@ -43,7 +43,10 @@ def test_full_keeps_everything_even_over_budget() -> None:
     past = history(unit(0, "a" * 50), unit(1, "b", "cc"))
     found = condense(Full(), past, tokens=10)
     assert found.units == past.units
-    assert [(span.turn, span.fate, span.tokens) for span in found.spans] == [(0, Fate.KEPT, 54), (1, Fate.KEPT, 11)]
+    assert [(span.turn, span.status, span.tokens) for span in found.spans] == [
+        (0, SpanStatus.KEPT, 54),
+        (1, SpanStatus.KEPT, 11),
+    ]
 
 
 # --- last_k -------------------------------------------------------------------------------------------------------
@@ -68,7 +71,7 @@ def test_last_k_is_the_union_of_first_and_last_in_order(keep_last: int, keep_fir
 
 @pytest.mark.parametrize(
     ("tokens", "kept"),
-    # the head takes 23 tokens, each unit 4 + 6
+    # the pinned messages take 23 tokens, each unit 4 + 6
     [(53, [0, 3, 4]), (52, [3, 4]), (43, [3, 4]), (42, [4]), (33, [4]), (32, [4]), (0, [4])],
 )
 def test_last_k_drops_the_oldest_first_and_never_the_newest(tokens: int, kept: list[int]) -> None:
@@ -86,7 +89,7 @@ def test_last_k_says_what_it_did() -> None:
     past = history(*(unit(turn, "sixsix") for turn in range(5)))
     found = condense(LastK(keep_last=3), past, tokens=43)
     assert found.reason == "kept 3 of 5 units, without the 1 oldest of them to fit 43 tokens"
-    assert [span.fate.value for span in found.spans] == ["dropped", "dropped", "dropped", "kept", "kept"]
+    assert [span.status.value for span in found.spans] == ["dropped", "dropped", "dropped", "kept", "kept"]
     assert [span.tokens for span in found.spans] == [10] * 5
     assert condense(LastK(keep_last=3), past, tokens=1000).reason == "kept 3 of 5 units"
     assert condense(LastK(keep_last=5), past, tokens=1000).reason == ""
@@ -134,7 +137,7 @@ def test_last_k_refuses_what_is_no_count(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "kept"),
-    # the head takes 23 tokens, each unit 4 + 6
+    # the pinned messages take 23 tokens, each unit 4 + 6
     [(73, [0, 1, 2, 3, 4]), (72, [1, 2, 3, 4]), (43, [3, 4]), (33, [4]), (32, [4]), (0, [4])],
 )
 def test_truncate_cuts_off_the_oldest_and_never_the_newest(tokens: int, kept: list[int]) -> None:
@@ -158,7 +161,7 @@ def test_truncate_is_last_k_of_everything() -> None:
 
 def test_random_drop_keeps_the_newest_and_fills_the_budget() -> None:
     past = history(*(unit(turn, "sixsix") for turn in range(9)))
-    found = condense(RandomDrop(), past, 53)  # the head and three units
+    found = condense(RandomDrop(), past, 53)  # the pinned messages and three units
     assert len(found.units) == 3
     assert found.units[-1] is past.units[-1]
     assert found.reason == "dropped 6 of 9 units at random"
@@ -169,8 +172,8 @@ def test_random_drop_drops_old_and_new_units_alike() -> None:
     """Over many questions every older unit is kept about as often: two of eight, besides the newest."""
     kept = [0] * 9
     for question in range(400):
-        head = (HEAD[0], Message(role="user", content=f"{question:4}"))
-        past = History(head=head, units=tuple(unit(turn, "sixsix") for turn in range(9)))
+        pinned = (PINNED[0], Message(role="user", content=f"{question:4}"))
+        past = History(pinned=pinned, units=tuple(unit(turn, "sixsix") for turn in range(9)))
         for turn in turns(condense(RandomDrop(), past, 53)):
             kept[turn] += 1
     assert kept[8] == 400
@@ -196,7 +199,7 @@ def test_what_random_drop_dropped_does_not_come_back_as_the_history_grows() -> N
 
 
 def test_random_drop_takes_text_that_cannot_be_encoded() -> None:
-    past = History(head=(Message(role="user", content="lone \udc80"),), units=(unit(0), unit(1)))
+    past = History(pinned=(Message(role="user", content="lone \udc80"),), units=(unit(0), unit(1)))
     assert turns(condense(RandomDrop(), past, 1000)) == [0, 1]
 
 

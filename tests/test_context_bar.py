@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from condensegrpo.cli.context_bar import bar, cell_width, legend, ruler, shares, strip
 from condensegrpo.cli.context_view import context_views, newest_messages
 from condensegrpo.core.messages import Message
-from condensegrpo.core.trajectory import Fate, Trajectory
+from condensegrpo.core.trajectory import SpanStatus, Trajectory
 
-# a head of 9 tokens; each unit is a reply of 3 + 2 and an operation of 1 + 2
+# pinned messages of 9 tokens; each unit is a reply of 3 + 2 and an operation of 1 + 2
 REPLIES = ["<note> 3 </note>", "<note> 5 </note>", "<note> 6 </note>", "<answer> 6 </answer>"]
 OPERATIONS = ["+2", "+1", "done report"]
 
@@ -15,20 +15,20 @@ OPERATIONS = ["+2", "+1", "done report"]
 def test_a_history_that_is_never_condensed_only_grows() -> None:
     views = context_views(ledger_episode(REPLIES, OPERATIONS), budget=48)
     assert [view.tokens for view in views] == [9, 17, 25, 34]
-    assert [view.head for view in views] == [9, 9, 9, 9]
+    assert [view.pinned for view in views] == [9, 9, 9, 9]
     assert [view.newest for view in views] == [0, 4, 4, 5]  # <user> +1 <end> <assistant>
     assert [view.kept for view in views] == [0, 4, 12, 20]
     assert [view.saved for view in views] == [0, 0, 0, 0]
     assert [view.free for view in views] == [39, 31, 23, 14]
-    assert [span.fate for span in views[3].units] == [Fate.KEPT] * 3
+    assert [span.status for span in views[3].units] == [SpanStatus.KEPT] * 3
 
 
 def test_a_condensed_history_says_what_is_left_and_what_was_saved() -> None:
     views = context_views(ledger_episode(REPLIES, OPERATIONS, keep_last=1), budget=48)
     assert [view.tokens for view in views] == [9, 17, 17, 18]
     assert [view.saved for view in views] == [0, 0, 8, 16]
-    assert [(view.head, view.kept, view.newest, view.rewritten) for view in views[2:]] == [(9, 4, 4, 0), (9, 4, 5, 0)]
-    assert [span.fate for span in views[3].units] == [Fate.DROPPED, Fate.DROPPED, Fate.KEPT]
+    assert [(view.pinned, view.kept, view.newest, view.rewritten) for view in views[2:]] == [(9, 4, 4, 0), (9, 4, 5, 0)]
+    assert [span.status for span in views[3].units] == [SpanStatus.DROPPED, SpanStatus.DROPPED, SpanStatus.KEPT]
 
 
 def test_what_stands_for_rewritten_units_is_told_apart() -> None:
@@ -39,7 +39,7 @@ def test_what_stands_for_rewritten_units_is_told_apart() -> None:
         budget=20,
     )
     last = views[2]
-    assert (last.head, last.rewritten, last.kept, last.newest, last.saved, last.free) == (4, 3, 2, 4, 7, 7)
+    assert (last.pinned, last.rewritten, last.kept, last.newest, last.saved, last.free) == (4, 3, 2, 4, 7, 7)
 
 
 def test_the_prompt_after_a_condensation_goes_on_from_it() -> None:
@@ -48,8 +48,8 @@ def test_the_prompt_after_a_condensation_goes_on_from_it() -> None:
         trajectory(turn([1] * 4, [2] * 3), turn([9] * 6, [2] * 2, condensation=declared), turn([9] * 11, [2])),
         budget=20,
     )
-    assert [span.fate for span in views[2].units] == [Fate.DROPPED, Fate.KEPT]
-    assert (views[2].head, views[2].rewritten, views[2].newest, views[2].kept, views[2].saved) == (4, 2, 3, 2, 8)
+    assert [span.status for span in views[2].units] == [SpanStatus.DROPPED, SpanStatus.KEPT]
+    assert (views[2].pinned, views[2].rewritten, views[2].newest, views[2].kept, views[2].saved) == (4, 2, 3, 2, 8)
 
 
 def test_the_newest_messages_are_those_after_the_last_reply() -> None:
@@ -66,9 +66,9 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         tokens = draw(st.integers(1, 60))
         declared = None
         if index and draw(st.booleans()):
-            fates = "".join(draw(st.lists(st.sampled_from("kdr"), min_size=index, max_size=index)))
+            statuses = "".join(draw(st.lists(st.sampled_from("kdr"), min_size=index, max_size=index)))
             sizes = draw(st.lists(st.integers(0, 40), min_size=index, max_size=index))
-            declared = condensation(fates, sizes, before=draw(st.integers(0, 200)), after=tokens)
+            declared = condensation(statuses, sizes, before=draw(st.integers(0, 200)), after=tokens)
         turns.append(turn([1] * tokens, [2] * draw(st.integers(0, 9)), condensation=declared))
     return trajectory(*turns)
 
@@ -77,7 +77,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
 @given(trajectories(), st.integers(0, 80))
 def test_the_parts_of_a_context_add_up_to_its_prompt(one: Trajectory, budget: int) -> None:
     for view, each in zip(context_views(one, budget), one.turns, strict=True):
-        parts = (view.head, view.kept, view.rewritten, view.newest)
+        parts = (view.pinned, view.kept, view.rewritten, view.newest)
         assert sum(parts) == len(each.prompt_ids)
         assert min(*parts, view.saved, view.free) >= 0
         assert len(bar(view, 30).plain) == 30

@@ -34,8 +34,8 @@ from condensegrpo.condensers.last_k import LastK
 from condensegrpo.core.errors import ContextOverflow
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Budget, Condensed, NamedTensors, Step
-from condensegrpo.core.trajectory import Fate, Finish, Generation, SamplingParams, Span, Stop, Trajectory
-from condensegrpo.rollout.budget import Limits, check_head
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Span, SpanStatus, Stop, Trajectory
+from condensegrpo.rollout.budget import Limits, check_pinned
 from condensegrpo.rollout.episode import Engine, Trigger, run_episode
 from condensegrpo.rollout.randomness import problem_draw, stream_seed
 from condensegrpo.rollout.render import Renderer
@@ -126,7 +126,9 @@ def test_every_prompt_continues_or_is_declared(
     trajectory = play(parts)
     assert segments.check(trajectory) == ()
     assert all(len(turn.prompt_ids) <= budget for turn in trajectory.turns)
-    assert all(turn.prompt_ids[:30] == trajectory.turns[0].prompt_ids[:30] for turn in trajectory.turns)  # the head
+    assert all(
+        turn.prompt_ids[:30] == trajectory.turns[0].prompt_ids[:30] for turn in trajectory.turns
+    )  # the pinned messages
     trained = [
         token for row in rows(trajectory) for token, flag in zip(row.token_ids, row.trained, strict=True) if flag
     ]
@@ -143,7 +145,10 @@ def test_a_dropped_unit_is_declared_with_what_it_cost() -> None:
     assert third.condensation is not None
     assert third.condensation.condenser == "chosen"
     assert "kept 1 of 2 units" in third.condensation.reason
-    assert [(span.turn, span.fate) for span in third.condensation.spans] == [(0, Fate.DROPPED), (1, Fate.KEPT)]
+    assert [(span.turn, span.status) for span in third.condensation.spans] == [
+        (0, SpanStatus.DROPPED),
+        (1, SpanStatus.KEPT),
+    ]
     assert third.condensation.tokens_after == len(third.prompt_ids)
     assert third.condensation.tokens_before == len(third.prompt_ids) + third.condensation.spans[0].tokens
     assert trajectory.turns[1].condensation is None  # one unit, which is kept: nothing to declare
@@ -159,17 +164,17 @@ class Watching:
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
         self.histories.append(history)
-        head = budget.count(history.head)
-        costs = [budget.count((*history.head, *unit.messages)) - head for unit in history.units]
+        pinned = budget.count(history.pinned)
+        costs = [budget.count((*history.pinned, *unit.messages)) - pinned for unit in history.units]
         spans = [
-            Span(turn=unit.turn, fate=Fate.DROPPED, tokens=cost)
+            Span(turn=unit.turn, status=SpanStatus.DROPPED, tokens=cost)
             for unit, cost in zip(history.units[:-1], costs, strict=False)
         ]
         newest = history.units[-1]
         short = replace(newest.reply, content=f"[short of {newest.reply.content}]")
         return Condensed(
             units=(Unit(turn=newest.turn, reply=short),),
-            spans=(*spans, Span(turn=newest.turn, fate=Fate.REWRITTEN, tokens=costs[-1])),
+            spans=(*spans, Span(turn=newest.turn, status=SpanStatus.REWRITTEN, tokens=costs[-1])),
         )
 
 
@@ -283,7 +288,7 @@ def test_thinking_that_the_template_strips_is_declared_as_its_doing() -> None:
     )
     assert second.condensation.tokens_before == len(second.prompt_ids) + len(said("<think>well</think>")) - 1
     assert "well" not in shown(second.prompt_ids)
-    assert [(span.turn, span.fate) for span in second.condensation.spans] == [(0, Fate.KEPT)]
+    assert [(span.turn, span.status) for span in second.condensation.spans] == [(0, SpanStatus.KEPT)]
     assert len(rows(trajectory)) == 3
     assert segments.check(trajectory) == ()
     same = play(engine(sampler, template=FORGETS_THINKING, max_turns=3))
@@ -322,7 +327,7 @@ def test_the_rendering_of_a_turn_does_not_grow_with_the_history() -> None:
 
     trajectory = play(replace(parts, renderer=Listening(tokenizer())))
     assert len(trajectory.turns) == 12
-    assert max(rendered) == 4  # the head and one unit
+    assert max(rendered) == 4  # the pinned messages and one unit
     final = trajectory.turns[-1].condensation
     assert final is not None
     whole = [
@@ -339,7 +344,7 @@ class Faulty:
     fault: str
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
-        spans = tuple(Span(turn=unit.turn, fate=Fate.KEPT, tokens=1) for unit in history.units)
+        spans = tuple(Span(turn=unit.turn, status=SpanStatus.KEPT, tokens=1) for unit in history.units)
         if self.fault == "raises":
             raise LookupError("no summary")
         if self.fault == "hangs":
@@ -351,7 +356,7 @@ class Faulty:
         if self.fault == "invents":
             return Condensed(units=(*history.units, replace(history.units[-1], turn=9)), spans=spans)
         if self.fault == "shows":
-            return Condensed(units=history.units, spans=tuple(replace(one, fate=Fate.DROPPED) for one in spans))
+            return Condensed(units=history.units, spans=tuple(replace(one, status=SpanStatus.DROPPED) for one in spans))
         if self.fault == "edits":
             reply = replace(history.units[0].reply, content="something else")
             return Condensed(units=(replace(history.units[0], reply=reply), *history.units[1:]), spans=spans)
@@ -362,7 +367,7 @@ class Faulty:
             orphan = Message(role="tool", content="5", tool_call_id="call_7", name="add")
             spoken = replace(first, reply=replace(first.reply, role="user"))
             shown = replace(first, results=(orphan,)) if self.fault == "orphans" else spoken
-            rewritten = (replace(spans[0], fate=Fate.REWRITTEN), *spans[1:])
+            rewritten = (replace(spans[0], status=SpanStatus.REWRITTEN), *spans[1:])
             return Condensed(units=(shown, *history.units[1:]), spans=rewritten)
         if self.fault == "turns round":  # in the first turn that can
             return Condensed(units=history.units[::-1], spans=spans)
@@ -413,16 +418,16 @@ def test_a_question_larger_than_the_budget_is_found_before_sampling() -> None:
     assert "Raise rollout.max_context_tokens to at least" in trajectory.detail
 
 
-def test_check_head_names_the_key_and_both_numbers() -> None:
+def test_check_pinned_names_the_key_and_both_numbers() -> None:
     renderer = Renderer(tokenizer())
-    head = (Message(role="user", content="count"),)
-    tokens = len(renderer.prompt(head))
+    pinned = (Message(role="user", content="count"),)
+    tokens = len(renderer.prompt(pinned))
     exact = Limits(max_turns=1, max_context_tokens=tokens, max_output_tokens=1)
-    check_head(renderer, head, exact)
+    check_pinned(renderer, pinned, exact)
     with pytest.raises(
         ContextOverflow, match=f"need {tokens} tokens .* budget is {tokens - 1}. Raise rollout.max_cont"
     ):
-        check_head(renderer, head, replace(exact, max_context_tokens=tokens - 1))
+        check_pinned(renderer, pinned, replace(exact, max_context_tokens=tokens - 1))
 
 
 @pytest.mark.parametrize("key", ["max_turns", "max_context_tokens", "max_output_tokens", "turn_seconds"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from condensegrpo.algorithms.segments import check, segments
 from condensegrpo.core.errors import PrefixBroken
 from condensegrpo.core.messages import Message
-from condensegrpo.core.trajectory import Condensation, Fate, Segment, Span, Stop, Trajectory, Turn
+from condensegrpo.core.trajectory import Condensation, Segment, Span, SpanStatus, Stop, Trajectory, Turn
 
 
 def turn(prompt: Sequence[int], output: Sequence[int], *, condensed: Condensation | None = None) -> Turn:
@@ -27,7 +27,7 @@ def turn(prompt: Sequence[int], output: Sequence[int], *, condensed: Condensatio
 
 
 def declared(tokens_after: int, *turns: int) -> Condensation:
-    spans = tuple(Span(turn=index, fate=Fate.DROPPED, tokens=3) for index in turns)
+    spans = tuple(Span(turn=index, status=SpanStatus.DROPPED, tokens=3) for index in turns)
     return Condensation(condenser="last_k", reason="", tokens_before=99, tokens_after=tokens_after, spans=spans)
 
 

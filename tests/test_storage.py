@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from condensegrpo.core.errors import DataError, RunError, TrajectoryFileError
 from condensegrpo.core.messages import Message, ToolCall
-from condensegrpo.core.trajectory import Condensation, Fate, Score, ScoredTrajectory, Span, Stop, Trajectory, Turn
+from condensegrpo.core.trajectory import Condensation, Score, ScoredTrajectory, Span, SpanStatus, Stop, Trajectory, Turn
 from condensegrpo.storage.codec import decode, dump_line
 from condensegrpo.storage.run_folder import (
     Credit,
@@ -41,7 +41,7 @@ MESSAGES = st.builds(
     tool_call_id=st.none() | TEXT,
     name=st.none() | TEXT,
 )
-SPANS = st.builds(Span, turn=st.integers(0, 9), fate=st.sampled_from(Fate), tokens=st.integers(0, 99))
+SPANS = st.builds(Span, turn=st.integers(0, 9), status=st.sampled_from(SpanStatus), tokens=st.integers(0, 99))
 CONDENSATIONS = st.builds(
     Condensation,
     condenser=TEXT,
@@ -129,7 +129,7 @@ def test_a_trajectory_line_is_versioned_and_readable_by_others(tmp_path: Path) -
     path = tmp_path / "t.jsonl"
     write_trajectory(path, example())
     line = json.loads(path.read_text())
-    assert line["version"] == 1
+    assert line["version"] == 2
     assert line["trajectory"]["turns"][1]["output_ids"] == [11, 12]
     assert line["trajectory"]["stop"] == "answered"
     assert line["score"]["components"] == {"correct": 1.0}
@@ -168,7 +168,7 @@ def test_appending_after_a_cut_off_line_does_not_bury_it_in_the_middle(tmp_path:
     path = tmp_path / "t.jsonl"
     write_trajectory(path, example("a"))
     with path.open("a") as file:
-        file.write('{"version": 1, "traj' + "x" * 200_000)
+        file.write('{"version": 2, "traj' + "x" * 200_000)
     write_trajectory(path, example("b"))
     assert [one.trajectory.id for one in read_trajectories(path).trajectories] == ["a", "b"]
 
@@ -201,11 +201,11 @@ def at(line: object, *place: object, value: object) -> object:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda line: {**line, "version": 2}, "found version 2, wanted 1"),
-        (lambda line: {"trajectory": line["trajectory"]}, "found version None, wanted 1"),
+        (lambda line: {**line, "version": 3}, "found version 3, wanted 2 or 1"),
+        (lambda line: {"trajectory": line["trajectory"]}, "found version None, wanted 2 or 1"),
         (lambda line: [line], "found list, wanted an object"),
         (lambda line: {**line, "extra": 1}, "unknown field 'extra'"),
-        (lambda line: {"version": 1, "score": line["score"]}, "ScoredTrajectory misses trajectory"),
+        (lambda line: {"version": 2, "score": line["score"]}, "ScoredTrajectory misses trajectory"),
         (lambda line: at(line, "trajectory", "stop", value="bored"), "trajectory.stop: wanted one of answered"),
         (lambda line: at(line, "trajectory", "answer", value=7), "trajectory.answer: wanted text, found 7"),
         (lambda line: at(line, "trajectory", "seconds", value=True), "trajectory.seconds: wanted a number, found True"),
@@ -332,7 +332,7 @@ def test_what_became_of_a_trajectory_reads_back_and_older_credit_without_it_too(
     assert read_credit(path)["a"].handling == "drop"
     path.write_text(path.read_text().replace(',"handling":"drop"', ""))
     assert read_credit(path)["a"].handling == "train"
-    path.write_text('{"version":1,"credit":{"trajectory":"a","advantages":[],"weights":[],"handling":"lost"}}\n')
+    path.write_text('{"version":2,"credit":{"trajectory":"a","advantages":[],"weights":[],"handling":"lost"}}\n')
     with pytest.raises(TrajectoryFileError, match=r"credit\.handling: wanted one of train, mask, penalise, drop"):
         read_credit(path)
 
@@ -513,4 +513,4 @@ def test_a_condensation_survives_the_file(tmp_path: Path) -> None:
     read = read_trajectories(tmp_path / "t.jsonl").trajectories[0].trajectory.turns[1].condensation
     assert read == declared
     assert read is not None
-    assert [span.fate for span in read.spans] == [Fate.DROPPED, Fate.KEPT]
+    assert [span.status for span in read.spans] == [SpanStatus.DROPPED, SpanStatus.KEPT]

@@ -30,7 +30,7 @@ from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import History, Message, Summary, Unit
 from condensegrpo.core.protocols import Budget, Condensed, Request, Step
-from condensegrpo.core.trajectory import Fate, SamplingParams, Stop, Trajectory
+from condensegrpo.core.trajectory import SamplingParams, SpanStatus, Stop, Trajectory
 from condensegrpo.rollout.engine import Engine, Trigger
 from condensegrpo.rollout.episode import run_episode
 from condensegrpo.rollout.render import Renderer
@@ -118,7 +118,9 @@ def test_the_policy_writes_a_summary_in_a_turn_of_its_own(template: str) -> None
     assert after.condensation is not None
     assert after.condensation.condenser == "chosen"
     assert f"summarised {place - 1} units" in after.condensation.reason
-    assert [span.fate for span in after.condensation.spans] == [Fate.REWRITTEN] * (place - 1) + [Fate.KEPT]
+    assert [span.status for span in after.condensation.spans] == [SpanStatus.REWRITTEN] * (place - 1) + [
+        SpanStatus.KEPT
+    ]
     tokens = sum(span.tokens for span in after.condensation.spans[:-1])
     assert [message.content for message in after.context] == [
         "be brief",
@@ -192,11 +194,11 @@ def test_the_system_prefix_and_the_tools_are_those_of_a_normal_turn(template: st
     trajectory = condensed(
         talker(summing), template, tools={"add": add}, trigger=Trigger(), always=True, max_context_tokens=4000
     )
-    head = trajectory.turns[0].prompt_ids
-    opening = len(head) - len(tokenizer().encode("<|im_start|>assistant\n"))
-    assert '"name": "add"' in shown(head[:opening])
+    pinned = trajectory.turns[0].prompt_ids
+    opening = len(pinned) - len(tokenizer().encode("<|im_start|>assistant\n"))
+    assert '"name": "add"' in shown(pinned[:opening])
     assert "c" in kinds(trajectory)
-    assert {turn.prompt_ids[:opening] for turn in trajectory.turns} == {head[:opening]}
+    assert {turn.prompt_ids[:opening] for turn in trajectory.turns} == {pinned[:opening]}
 
 
 def test_special_tokens_in_a_summary_are_text(template: str) -> None:
@@ -388,7 +390,7 @@ class Careless:
         if self.fault == "all":
             units = (summary.unit,)
         spans = tuple(
-            replace(span, fate=Fate.KEPT if unit in units else Fate.REWRITTEN)
+            replace(span, status=SpanStatus.KEPT if unit in units else SpanStatus.REWRITTEN)
             for unit, span in zip(history.units, plain.spans, strict=True)
         )
         return Condensed(units=units, spans=spans, summary=summary, rejected=("no good",))
@@ -454,18 +456,20 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
 
 def test_a_budget_too_small_to_ask_for_a_summary_is_found_before_anything_is_sampled(template: str) -> None:
     renderer = Renderer(tokenizer())
-    head = (Message(role="system", content="be brief"), Message(role="user", content="count"))
+    pinned = (Message(role="system", content="be brief"), Message(role="user", content="count"))
     condenser = PolicySummary(max_tokens=40, template=template)
-    asked = renderer.count((*head, *Unit(turn=0, reply=Message(role="assistant", content="")).told(ASK).messages))
-    needed = renderer.count((*head, *Summary(text="", through=0, tokens=0).unit.messages)) + 40
+    asked = renderer.count(
+        (*pinned, *Unit(turn=0, reply=Message(role="assistant", content="")).with_instruction(ASK).messages)
+    )
+    needed = renderer.count((*pinned, *Summary(text="", through=0, tokens=0).unit.messages)) + 40
     assert needed > asked
-    condenser.check_room(head, Budget(tokens=needed, count=renderer.count))
+    condenser.check_room(pinned, Budget(tokens=needed, count=renderer.count))
     with pytest.raises(
         ValueError, match=rf"makes {needed} tokens, of {needed - 1} .* Raise rollout.max_context_tokens"
     ):
-        condenser.check_room(head, Budget(tokens=needed - 1, count=renderer.count))
+        condenser.check_room(pinned, Budget(tokens=needed - 1, count=renderer.count))
     with pytest.raises(ValueError, match=f"asking for it {asked}, of {asked - 1}"):
-        condenser.check_room(head, Budget(tokens=needed, count=renderer.count, request_tokens=asked - 1))
+        condenser.check_room(pinned, Budget(tokens=needed, count=renderer.count, request_tokens=asked - 1))
 
 
 def test_in_a_pipeline_only_one_stage_may_ask_the_policy() -> None:

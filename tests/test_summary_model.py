@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from answering import Behaviour, completion, endpoint
-from conformance import HEAD, answered, budget, check_account, count, history
+from conformance import PINNED, answered, budget, check_account, count, history
 from talk import engine, tokenizer
 from test_summary import OVER, kinds, play, talker
 
@@ -21,14 +21,14 @@ from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import flatten
 from condensegrpo.core.protocols import Budget, Condensed
-from condensegrpo.core.trajectory import Fate
+from condensegrpo.core.trajectory import SpanStatus
 
 PAST = history(*(answered(turn, f"think {turn}", "o" * 60) for turn in range(4)))  # 23 + 4·75 tokens
 
 
 def condense(condenser: SummaryModel, tokens: int = 250, past: Any = PAST) -> Condensed:
     found = asyncio.run(condenser.condense(past, Budget(tokens=tokens, count=count), ()))
-    check_account(past.under(found.summary) if found.summary else past, found)
+    check_account(past.with_summary(found.summary) if found.summary else past, found)
     return found
 
 
@@ -38,7 +38,7 @@ def test_another_model_writes_the_summary_from_the_conversation_so_far() -> None
         found = condense(SummaryModel("small", url, max_tokens=50))
     assert found.summary is not None
     assert (found.summary.text, found.summary.through, found.summary.tokens) == ("facts: a=1", 2, 225)
-    assert [span.fate for span in found.spans] == [Fate.REWRITTEN] * 3 + [Fate.KEPT]
+    assert [span.status for span in found.spans] == [SpanStatus.REWRITTEN] * 3 + [SpanStatus.KEPT]
     assert found.units == (found.summary.unit, PAST.units[3])
     (asked,) = behaviour.asked
     assert (asked["path"], asked["model"], asked["max_tokens"]) == ("/v1/chat/completions", "small", 50)
@@ -103,7 +103,7 @@ def test_an_endpoint_that_fails_is_a_typed_refusal_and_never_a_summary(behaviour
         assert (found.summary, found.rejected) == (None, ())
         assert f"no summary can be used: {reason}" in found.reason
         assert "masked the results of" in found.reason
-        assert count(flatten(HEAD, found.units)) <= 250
+        assert count(flatten(PINNED, found.units)) <= 250
         assert condenser.counts()["refused"] == 1
         behaviour.body, behaviour.status, behaviour.seconds, behaviour.trickle = completion("facts: b"), 200, 0, 0
         again = condense(condenser)
@@ -227,18 +227,18 @@ def test_a_model_that_does_not_exist_is_found_before_a_run_starts_and_else_a_ref
     """langchain #38352: a summary model that was never called, and nobody heard of it."""
     model = SummaryModel(str(tmp_path / "none"))
     with pytest.raises(ValueError, match=r"loading .*none, which is to write the summaries: "):
-        model.check_room(HEAD, budget(100))
+        model.check_room(PINNED, budget(100))
     found = condense(model)
     assert found.summary is None
     assert "no summary can be used: writing with" in found.reason
-    SummaryModel(str(folder)).check_room(HEAD, budget(100))
+    SummaryModel(str(folder)).check_room(PINNED, budget(100))
 
 
 def test_a_local_model_without_a_chat_template_is_found_before_a_run_starts(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(ValueError, match="it has no chat template"):
-        SummaryModel(str(tmp_path)).check_room(HEAD, budget(100))
+        SummaryModel(str(tmp_path)).check_room(PINNED, budget(100))
     assert "no summary can be used: writing with" in condense(SummaryModel(str(tmp_path))).reason
 
 

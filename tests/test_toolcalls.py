@@ -281,7 +281,7 @@ def test_without_tools_or_with_a_template_that_shows_them_the_head_stays() -> No
 
 @pytest.mark.parametrize("form", ["native", "tagged"])
 def test_what_opens_a_call_is_what_is_read(form: str) -> None:
-    """``introduced`` looks for it in the head."""
+    """``introduced`` looks for it in the pinned messages."""
     format_ = TOOL_FORMATS[form]
     assert format_.parse(f"so {format_.opening}") != ()
     assert format_.parse(f"so {format_.opening[:-1]}") == ()

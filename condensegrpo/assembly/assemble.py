@@ -50,7 +50,7 @@ from condensegrpo.core.protocols import (
 from condensegrpo.learner.policy import end_ids, load_tokenizer, positions
 from condensegrpo.learner.targets import as_targets, check_targets_of
 from condensegrpo.rollout.boundary import checked_messages
-from condensegrpo.rollout.budget import check_head
+from condensegrpo.rollout.budget import check_pinned
 from condensegrpo.rollout.codeformat import TOOL as CODE_TOOL
 from condensegrpo.rollout.episode import Engine
 from condensegrpo.rollout.render import Renderer
@@ -196,16 +196,16 @@ def check_model(config: RunConfig, components: Components, source: str) -> None:
             to change), the chat template knows no tool results, or the model has no layers for the adapters.
     """
     rendering = renderer(config, components, source)
-    head = components.toolbox.introduced(_head(components.task, problems(components.task, "train")[0]))
-    check_models(names_of(components.condenser), source, head=head, tokens=config.rollout.max_context_tokens)
+    pinned = components.toolbox.introduced(_pinned(components.task, problems(components.task, "train")[0]))
+    check_models(names_of(components.condenser), source, pinned=pinned, tokens=config.rollout.max_context_tokens)
     try:
-        check_head(rendering, head, rollout_parts.limits(config))
+        check_pinned(rendering, pinned, rollout_parts.limits(config))
     except ContextOverflow as error:
         raise ConfigError(str(error)) from error
-    _check_condenser(config, components, rendering, head)
+    _check_condenser(config, components, rendering, pinned)
     rollout_parts.confidence(config, rendering)
     if components.toolbox.names:
-        rendering.check_roles(head, components.toolbox.format.result("call_0", components.toolbox.names[0], "0"))
+        rendering.check_roles(pinned, components.toolbox.format.result("call_0", components.toolbox.names[0], "0"))
     longest, room = config.rollout.max_context_tokens + config.rollout.max_output_tokens, positions(source)
     if room is not None and longest > room:
         raise ConfigError(
@@ -216,7 +216,7 @@ def check_model(config: RunConfig, components: Components, source: str) -> None:
         check_targets_of(source, as_targets(config.model.lora.targets))
 
 
-def _head(task: Task, problem: Problem) -> tuple[Message, ...]:
+def _pinned(task: Task, problem: Problem) -> tuple[Message, ...]:
     """How an episode of the problem begins.
 
     Raises:
@@ -242,7 +242,7 @@ def _said(error: Exception) -> str:
     return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
 
 
-def _check_condenser(config: RunConfig, components: Components, renderer: Renderer, head: Sequence[Message]) -> None:
+def _check_condenser(config: RunConfig, components: Components, renderer: Renderer, pinned: Sequence[Message]) -> None:
     """Check that the condenser has the room that it needs; at the draw of the trigger that leaves it the least."""
     if not isinstance(components.condenser, ChecksRoom):
         return
@@ -254,7 +254,7 @@ def _check_condenser(config: RunConfig, components: Components, renderer: Render
         reply_tokens=config.rollout.max_output_tokens,
     )
     try:
-        components.condenser.check_room(head, room)
+        components.condenser.check_room(pinned, room)
     except ValueError as error:
         raise ConfigError(f"checking the room of the condenser {config.condenser.name}: {error}.") from error
 

@@ -48,12 +48,12 @@ def check_scorers(names: Sequence[str], sampler: object, sampler_name: str) -> N
             )
 
 
-def check_models(names: Sequence[str], source: str, *, head: Sequence[Message], tokens: int) -> None:
+def check_models(names: Sequence[str], source: str, *, pinned: Sequence[Message], tokens: int) -> None:
     """Check that attention can be captured from the models that score. Loads no weights.
 
     Args:
         source: the policy's folder or Hub id.
-        head: system message and question of some problem.
+        pinned: system message and question of some problem.
         tokens: most that are read at once.
 
     Raises:
@@ -71,15 +71,15 @@ def check_models(names: Sequence[str], source: str, *, head: Sequence[Message], 
         except (ConfigError, ValueError) as error:
             raise ConfigError(f"setting up the scorer {name!r} of the condenser: {error}") from error
         if model != POLICY:
-            _check_frozen(name, model, head, tokens)
+            _check_frozen(name, model, pinned, tokens)
 
 
-def _check_frozen(name: str, path: str, head: Sequence[Message], tokens: int) -> None:
+def _check_frozen(name: str, path: str, pinned: Sequence[Message], tokens: int) -> None:
     """Check that a frozen model can be shown a conversation: its chat template is not the policy's."""
     rendering = Renderer(load_tokenizer(path), stop_ids=end_ids(path))
     said = (Message(role="assistant", content="so"), Message(role="user", content="and"))
     try:
-        rendering.count((*head, *said))
+        rendering.count((*pinned, *said))
     except RolloutError as error:
         raise ConfigError(
             f"setting up the scorer {name!r} of the condenser: {error} Name a model that takes such a conversation."

@@ -31,7 +31,7 @@ class LeaveOneOut:
     async def _scored(self, history: History) -> list[float]:
         if not history.units:
             return []
-        before = History(head=history.head, units=history.units[:-1])
+        before = History(pinned=history.pinned, units=history.units[:-1])
         output = self._renderer.reply_ids(history.units[-1].reply.content)
         return [*(max(loss, 0.0) for loss in await losses(self._model, self._renderer, before, output)), 0.0]
 
@@ -39,14 +39,14 @@ class LeaveOneOut:
 async def losses(model: Measures, renderer: Renderer, history: History, output_ids: Sequence[int]) -> list[float]:
     """What an output loses without each unit of the history that it followed.
 
-        log π(o | head, u_0 … u_n) − log π(o | head, u_0 … u_n without u_i),  nats, for every i
+        log π(o | pinned, u_0 … u_n) − log π(o | pinned, u_0 … u_n without u_i),  nats, for every i
 
     Args:
         output_ids: (A,) as sampled, at least one.
     """
 
     async def logprob(units: Sequence[int]) -> float:
-        shown = flatten(history.head, [history.units[place] for place in units])
+        shown = flatten(history.pinned, [history.units[place] for place in units])
         return sum(await model.measure(renderer.prompt(shown), output_ids))
 
     places = range(len(history.units))

@@ -1,8 +1,8 @@
 """Cuts a rendered history into pages that can be read at once. Pure functions of token ids.
 
-    history  head u0 u1 u2 u3 u4            u4 is the newest: its reply is the last output
-    pages    head u0 u1 u4                  as many units as fit, in order, each page with the newest behind them
-             head u2 u3 u4
+    history  pinned u0 u1 u2 u3 u4          u4 is the newest: its reply is the last output
+    pages    pinned u0 u1 u4                as many units as fit, in order, each page with the newest behind them
+             pinned u2 u3 u4
 
 So the cost of reading is linear in the history, whatever its length.
 """
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from condensegrpo.core.messages import History
 from condensegrpo.rollout.render import Located
 
-LEAST = 16  # tokens of older units on a page, however long head and newest unit are
+LEAST = 16  # tokens of older units on a page, however long the pinned messages and the newest unit are
 
 
 class Piece(NamedTuple):
@@ -46,15 +46,15 @@ class Page(NamedTuple):
 class Pieces(NamedTuple):
     """A history's prompt in pieces: behind each other they are the prompt."""
 
-    head: tuple[int, ...]
+    pinned: tuple[int, ...]
     units: tuple[Piece, ...]
     end: tuple[int, ...]  # what the template puts behind the last message
 
 
 def pieces(history: History, located: Located) -> Pieces:
     """The prompt of all messages of a history, cut where a message ends: what introduces a message goes with it."""
-    after = last = max((place.stop for place in located.places[: len(history.head)]), default=0)
-    message = len(history.head)
+    after = last = max((place.stop for place in located.places[: len(history.pinned)]), default=0)
+    message = len(history.pinned)
     units = []
     for unit in history.units:
         own = located.places[message : message + len(unit.messages)]
@@ -71,11 +71,12 @@ def pieces(history: History, located: Located) -> Pieces:
 
 
 def pages(cut: Pieces, room: int) -> Iterator[Page]:
-    """The pages of a history with at least two units, of at most ``room`` tokens if head and newest unit leave some.
+    """The pages of a history with at least two units, of at most ``room`` tokens if the pinned messages
+    and the newest unit leave some.
 
-    The newest unit gets half of what the head leaves, at most; an older one a page, at most.
+    The newest unit gets half of what the pinned messages leave, at most; an older one a page, at most.
     """
-    left = room - len(cut.head) - len(cut.end)
+    left = room - len(cut.pinned) - len(cut.end)
     newest = cut.units[-1].cut(max(left // 2, LEAST))
     left = max(left - len(newest.ids), LEAST)
     older = [piece.cut(left) for piece in cut.units[:-1]]
@@ -90,7 +91,7 @@ def pages(cut: Pieces, room: int) -> Iterator[Page]:
 
 
 def _page(cut: Pieces, older: Sequence[Piece], numbers: range, newest: Piece) -> Page:
-    ids, places = list(cut.head), []
+    ids, places = list(cut.pinned), []
     for number in numbers:
         places.append(tuple(len(ids) + place for place in older[number].said))
         ids += older[number].ids

@@ -69,8 +69,8 @@ class AttentionScorer:
         return (*(score for page, attention in zip(cut, found, strict=True) for score in _scores(page, attention)), 0.0)
 
     def _question(self, history: History) -> tuple[int, ...]:
-        """The end of what the head asks: its last message that a user wrote."""
-        asked = next((one.content for one in reversed(history.head) if one.role == "user"), "")
+        """The end of the question: of the last pinned message that a user wrote."""
+        asked = next((one.content for one in reversed(history.pinned) if one.role == "user"), "")
         return self._renderer.text_ids(asked)[-(self._window // 2) :] or self._blank
 
     def _reading(self, page: Page, question: tuple[int, ...]) -> Reading:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from condensegrpo.core.messages import History, Unit
 from condensegrpo.core.protocols import Count
-from condensegrpo.core.trajectory import Fate, Span
+from condensegrpo.core.trajectory import Span, SpanStatus
 
 
 def account(history: History, shown: Sequence[Unit], count: Count) -> tuple[Span, ...]:
@@ -12,7 +12,7 @@ def account(history: History, shown: Sequence[Unit], count: Count) -> tuple[Span
 
     A unit is kept if it is shown as it was, rewritten if another is shown in its place, and else dropped. If the
     history's summary is shown, all units that it stands for are rewritten. A unit's tokens are those that it adds to
-    the head alone, its share of the template included.
+    the pinned messages alone, its share of the template included.
 
         units 0 1 2 3, shown 0 and 3 with its result masked     kept dropped dropped rewritten
         units 0 1 2 3, shown the summary of 0 1 2 and 3         rewritten rewritten rewritten kept
@@ -20,18 +20,18 @@ def account(history: History, shown: Sequence[Unit], count: Count) -> tuple[Span
     by_turn = {unit.turn: unit for unit in shown}
     summary = history.summary
     summarised = summary.through if summary is not None and by_turn.get(summary.through) == summary.unit else -1
-    head = count(history.head)
+    pinned = count(history.pinned)
     return tuple(
         Span(
             turn=unit.turn,
-            fate=Fate.REWRITTEN if unit.turn <= summarised else _fate(unit, by_turn.get(unit.turn)),
-            tokens=max(count((*history.head, *unit.messages)) - head, 0),
+            status=SpanStatus.REWRITTEN if unit.turn <= summarised else _status(unit, by_turn.get(unit.turn)),
+            tokens=max(count((*history.pinned, *unit.messages)) - pinned, 0),
         )
         for unit in history.units
     )
 
 
-def _fate(unit: Unit, shown: Unit | None) -> Fate:
+def _status(unit: Unit, shown: Unit | None) -> SpanStatus:
     if shown is None:
-        return Fate.DROPPED
-    return Fate.KEPT if shown == unit else Fate.REWRITTEN
+        return SpanStatus.DROPPED
+    return SpanStatus.KEPT if shown == unit else SpanStatus.REWRITTEN

@@ -40,7 +40,7 @@ class Unit:
         """The reply followed by its results."""
         return (self.reply, *self.results)
 
-    def told(self, instruction: str) -> Self:
+    def with_instruction(self, instruction: str) -> Self:
         """This unit with an instruction after its results: at the end of what a user said last, or by itself.
 
         Two user messages in a row are refused by some chat templates.
@@ -73,13 +73,13 @@ class Summary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """An episode so far: the head, which no condenser touches, and the raw units after it.
+    """An episode so far: the pinned messages, which no condenser changes, and the raw units after them.
 
     The last summary is the only work of a condenser that one sees again. It stands for a fixed beginning of the units,
     which stay here as they were.
     """
 
-    head: tuple[Message, ...]  # system message, question, examples
+    pinned: tuple[Message, ...]  # system message, question, examples
     units: tuple[Unit, ...] = ()
     summary: Summary | None = None  # the last one that was used
 
@@ -87,12 +87,12 @@ class History:
         """This history with one more unit at its end."""
         return replace(self, units=(*self.units, unit))
 
-    def under(self, summary: Summary) -> Self:
+    def with_summary(self, summary: Summary) -> Self:
         """This history with a summary in the place of an older one."""
         return replace(self, summary=summary)
 
     @property
-    def standing(self) -> tuple[Unit, ...]:
+    def current_units(self) -> tuple[Unit, ...]:
         """The units as the last summary leaves them: it, and those after it."""
         if self.summary is None:
             return self.units
@@ -101,9 +101,9 @@ class History:
     @property
     def messages(self) -> tuple[Message, ...]:
         """All messages in order."""
-        return flatten(self.head, self.units)
+        return flatten(self.pinned, self.units)
 
 
-def flatten(head: Sequence[Message], units: Sequence[Unit]) -> tuple[Message, ...]:
-    """The messages of a head and some units, in order."""
-    return (*head, *(message for unit in units for message in unit.messages))
+def flatten(pinned: Sequence[Message], units: Sequence[Unit]) -> tuple[Message, ...]:
+    """The pinned messages and those of some units, in order."""
+    return (*pinned, *(message for unit in units for message in unit.messages))

@@ -120,8 +120,8 @@ class RanksUnits(Protocol):
 class Request:
     """A text that a condenser asks the policy for."""
 
-    units: tuple[Unit, ...]  # at least one, to show after the head
-    instruction: str  # shown after the last of them, see Unit.told
+    units: tuple[Unit, ...]  # at least one, to show after the pinned messages
+    instruction: str  # shown after the last of them, see Unit.with_instruction
     max_tokens: int | None = None  # of the text; None: as many as of a reply
 
 
@@ -151,7 +151,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condensed:
-    """A condenser's answer: the units to show after the head, in order, and what became of every unit."""
+    """A condenser's answer: the units to show after the pinned messages, in order, and what became of every unit."""
 
     units: tuple[Unit, ...]
     spans: tuple[Span, ...]  # one for every unit of the history, in order
@@ -161,7 +161,7 @@ class Condensed:
 
 
 class Condenser(Protocol):
-    """Rewrites a history into a shorter one: *how* to condense. The head is never touched, units are atomic."""
+    """Rewrites a history into a shorter one: *how* to condense. Pinned messages stay, units are atomic."""
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
         """The units to show before the next turn, within ``budget``; the newest alone if even that does not fit."""
@@ -180,8 +180,8 @@ class Writes(Protocol):
 class ChecksRoom(Protocol):
     """A condenser that needs some room, and can tell at the start of a run."""
 
-    def check_room(self, head: Sequence[Message], budget: Budget) -> None:
-        """Raise ``ValueError``, with what is needed, if it could never work behind this head."""
+    def check_room(self, pinned: Sequence[Message], budget: Budget) -> None:
+        """Raise ``ValueError``, with what is needed, if it can never work after these pinned messages."""
 
 
 @runtime_checkable
@@ -233,7 +233,7 @@ class Environment(Protocol):
     """
 
     async def start(self) -> tuple[Message, ...]:
-        """The head of the history: system message and question."""
+        """The pinned messages of the history: system message and question."""
 
     async def step(self, reply: Message) -> Step:
         """What follows from a reply that called no tool."""

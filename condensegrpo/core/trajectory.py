@@ -47,7 +47,7 @@ class Stop(StrEnum):
 Handling = Literal["train", "mask", "penalise"]  # what training makes of a trajectory, by its stop
 
 
-class Fate(StrEnum):
+class SpanStatus(StrEnum):
     """What a condenser did with one unit."""
 
     KEPT = "kept"  # verbatim
@@ -87,7 +87,7 @@ class Span:
     """What became of one unit of the history."""
 
     turn: int  # Unit.turn
-    fate: Fate
+    status: SpanStatus
     tokens: int  # of the unit before condensing
 
 
@@ -97,7 +97,7 @@ class Condensation:
 
     condenser: str
     reason: str
-    tokens_before: int  # of the whole prompt, template included; from a condenser: the head's + the sum of the spans'
+    tokens_before: int  # of the whole prompt, template included; from a condenser: pinned messages + sum of spans
     tokens_after: int  # of the prompt as sampled from
     spans: tuple[Span, ...]  # one for every unit of the history
 

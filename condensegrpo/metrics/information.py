@@ -9,7 +9,7 @@ from itertools import zip_longest
 from statistics import fmean
 from typing import NamedTuple
 
-from condensegrpo.core.trajectory import Fate, Trajectory
+from condensegrpo.core.trajectory import SpanStatus, Trajectory
 
 
 class Change(NamedTuple):
@@ -71,7 +71,7 @@ def _changes(trajectory: Trajectory) -> Iterator[Change]:
         if turn.kind != "act":
             continue
         spans = turn.condensation.spans if turn.condensation is not None else ()
-        hidden = {span.turn for span in spans if span.fate is not Fate.KEPT}
+        hidden = {span.turn for span in spans if span.status is not SpanStatus.KEPT}
         if before is not None and turn.answer_logprob is not None and spans:
             yield Change(number, before, turn.answer_logprob, tuple(sorted(hidden & shown)))
         before = before if turn.answer_logprob is None else turn.answer_logprob

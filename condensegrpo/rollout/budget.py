@@ -28,13 +28,13 @@ class Limits:
             raise ValueError(f"max_tool_turns is {self.max_tool_turns}: wanted at least 0, or None for no limit")
 
 
-def check_head(renderer: Renderer, head: Sequence[Message], limits: Limits) -> None:
+def check_pinned(renderer: Renderer, pinned: Sequence[Message], limits: Limits) -> None:
     """Check that system message and question alone fit the context budget: no condenser may touch them.
 
     Raises:
         ContextOverflow: they do not fit, and nothing can be sampled.
     """
-    tokens = renderer.count(head)
+    tokens = renderer.count(pinned)
     if tokens > limits.max_context_tokens:
         raise ContextOverflow(
             f"checking the question: system message and question need {tokens} tokens with the chat template, and the "

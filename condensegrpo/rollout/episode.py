@@ -146,13 +146,13 @@ async def _play(
     """The loop. Turns go into the record as they are sampled, so that a failure or an abort leaves them there."""
     last: Asked | None = None
     try:
-        episode, head = await guarded(
+        episode, pinned = await guarded(
             partial(_started, environment, problem),
             who="starting the environment",
             stop=Stop.ENVIRONMENT_ERROR,
             seconds=engine.limits.turn_seconds,
         )
-        history = History(head=engine.toolbox.introduced(head))
+        history = History(pinned=engine.toolbox.introduced(pinned))
         for _ in range(engine.limits.max_turns):
             prompt, history = await _prompted(engine, history, last, draw, record)
             known = await _known(engine, problem, prompt)
@@ -198,7 +198,7 @@ async def _prompted(
         record.wrote(writer.attempts, [f"the episode ended: {end.detail}"] * len(writer.attempts))
         raise
     record.wrote(writer.attempts, found.rejected)
-    return found.prompt, history if found.summary is None else history.under(found.summary)
+    return found.prompt, history if found.summary is None else history.with_summary(found.summary)
 
 
 async def _started(

@@ -1,9 +1,9 @@
 """The prompt of the next turn: the last one continued by token ids, or a fresh render that is declared as condensation.
 
-    turn 0   head                                          rendered
-    turn 1   head u0                                       turn 0's prompt + its output + what came back: by ids
-    turn 2   head [turn 0 …] u1                            u0 was dropped: rendered, Condensation(tokens 90 → 55)
-    turn 3   head [turn 0 …] u1 u2                         nothing new was dropped: turn 2 continued by ids, undeclared
+    turn 0   pinned                                        rendered
+    turn 1   pinned u0                                     turn 0's prompt + its output + what came back: by ids
+    turn 2   pinned [turn 0 …] u1                          u0 was dropped: rendered, Condensation(tokens 90 → 55)
+    turn 3   pinned [turn 0 …] u1 u2                       nothing new was dropped: turn 2 continued by ids, undeclared
 
 No token that was sampled is ever tokenised anew and taken for a continuation: what does not continue is declared.
 """
@@ -16,9 +16,9 @@ from condensegrpo.core.account import account
 from condensegrpo.core.errors import ContextOverflow
 from condensegrpo.core.messages import History, Message, Summary, Unit, flatten
 from condensegrpo.core.protocols import Budget, Condensed, Request, Write
-from condensegrpo.core.trajectory import Condensation, Fate, Span, Stop
+from condensegrpo.core.trajectory import Condensation, Span, SpanStatus, Stop
 from condensegrpo.rollout.boundary import guarded
-from condensegrpo.rollout.budget import check_head
+from condensegrpo.rollout.budget import check_pinned
 from condensegrpo.rollout.engine import Engine
 
 CHAT_TEMPLATE = "chat_template"  # the condenser's name where only the template rewrote something
@@ -29,8 +29,8 @@ class Prompt:
     """What the policy is shown."""
 
     ids: tuple[int, ...]  # (P,)
-    context: tuple[Message, ...]  # what ids render: the head and the messages of the units
-    units: tuple[Unit, ...] = ()  # shown after the head; a condenser may have rewritten them
+    context: tuple[Message, ...]  # what ids render: the pinned messages and the messages of the units
+    units: tuple[Unit, ...] = ()  # shown after the pinned messages; a condenser may have rewritten them
     spans: tuple[Span, ...] = ()  # of the last condensation; units younger than that are shown whole
     condensation: Condensation | None = None  # None: ids continue the last prompt and output
 
@@ -70,8 +70,8 @@ async def next_prompt(
         Ended: the condenser failed or took too long, or the sampler did while it wrote.
     """
     if last is None:
-        check_head(engine.renderer, history.head, engine.limits)
-        return Next(prompt=Prompt(ids=tuple(engine.renderer.prompt(history.head)), context=history.head))
+        check_pinned(engine.renderer, history.pinned, engine.limits)
+        return Next(prompt=Prompt(ids=tuple(engine.renderer.prompt(history.pinned)), context=history.pinned))
     most, grown = engine.limits.max_context_tokens, None
     if engine.trigger.when == "over_budget":
         grown = _grown(engine, history, last)
@@ -103,12 +103,12 @@ def asking(engine: Engine, history: History, last: Asked, request: Request) -> P
     """
     newest = history.units[-1]
     if tuple(request.units) == (*last.prompt.units, newest):
-        grown = _grown(engine, history, last, newest=newest.told(request.instruction))
+        grown = _grown(engine, history, last, newest=newest.with_instruction(request.instruction))
         if len(grown.ids) <= engine.limits.max_context_tokens:
             return grown
     *before, latest = request.units
     shown = Condensed(
-        units=(*before, latest.told(request.instruction)),
+        units=(*before, latest.with_instruction(request.instruction)),
         spans=account(history, request.units, engine.renderer.count),
         reason="to ask for a text",
     )
@@ -119,7 +119,7 @@ def _grown(engine: Engine, history: History, last: Asked, *, newest: Unit | None
     """All that was shown and the newest unit: by ids, or rendered and declared if the template rewrites replies."""
     newest = newest or history.units[-1]  # or as it is told an instruction
     units = (*last.prompt.units, newest)
-    context = flatten(history.head, units)
+    context = flatten(history.pinned, units)
     added = engine.renderer.continuation(last.prompt.context, newest.reply, newest.results, last.output_ids)
     continued = (*last.prompt.ids, *last.output_ids, *added)
     if engine.renderer.keeps_replies(context):
@@ -138,13 +138,13 @@ def _grown(engine: Engine, history: History, last: Asked, *, newest: Unit | None
 
 def _rewritten(engine: Engine, history: History, condensed: Condensed) -> Prompt:
     """What the condenser left, rendered and declared."""
-    context = flatten(history.head, condensed.units)
+    context = flatten(history.pinned, condensed.units)
     ids = tuple(engine.renderer.prompt(context))
     budget = engine.limits.max_context_tokens
     if len(ids) > budget:
         raise ContextOverflow.at(turn=len(history.units), tokens=len(ids), budget=budget)
     # not count(history.messages): in every turn that would render everything said so far
-    tokens_before = engine.renderer.count(history.head) + sum(span.tokens for span in condensed.spans)
+    tokens_before = engine.renderer.count(history.pinned) + sum(span.tokens for span in condensed.spans)
     declared = Condensation(
         condenser=engine.condenser_name,
         reason=condensed.reason,
@@ -200,9 +200,9 @@ def _check_account(units: Sequence[Unit], condensed: Condensed) -> None:
             f"each at most once and in order: {wanted}"
         )
     for unit, span in zip(units, condensed.spans, strict=True):
-        if span.fate is Fate.KEPT and shown.get(unit.turn) != unit:
+        if span.status is SpanStatus.KEPT and shown.get(unit.turn) != unit:
             raise ValueError(f"its spans say that the unit of turn {unit.turn} was kept, but it is not shown verbatim")
-        if span.fate is Fate.DROPPED and unit.turn in shown:
+        if span.status is SpanStatus.DROPPED and unit.turn in shown:
             raise ValueError(f"its spans say that the unit of turn {unit.turn} was dropped, but it is shown")
         if unit.turn in shown:
             _check_whole(shown[unit.turn], unit)
@@ -229,8 +229,10 @@ def _check_whole(shown: Unit, raw: Unit) -> None:
 def _spans(engine: Engine, history: History, known: Sequence[Span]) -> tuple[Span, ...]:
     """One span for every unit: as the last condensation had it, and kept since."""
     count = engine.renderer.count
-    head = count(history.head)
+    pinned = count(history.pinned)
     younger = history.units[len(known) :]
-    tokens = [max(count(flatten(history.head, [unit])) - head, 0) for unit in younger]
-    kept = (Span(turn=unit.turn, fate=Fate.KEPT, tokens=cost) for unit, cost in zip(younger, tokens, strict=True))
+    tokens = [max(count(flatten(history.pinned, [unit])) - pinned, 0) for unit in younger]
+    kept = (
+        Span(turn=unit.turn, status=SpanStatus.KEPT, tokens=cost) for unit, cost in zip(younger, tokens, strict=True)
+    )
     return (*known, *kept)

@@ -1,8 +1,8 @@
 """Condense turns: the policy writes what a condenser asks for. What is used is a turn, what is rejected trains nothing.
 
-turn 4   act        head u0 u1 u2 u3             → reply, which becomes u4
-turn 5   condense   head u0 u1 u2 u3 u4 "sum up"  → S      turn 4 continued by ids: same system prefix, same tools
-turn 6   act        head [S] u4                  → reply   declared condensation
+turn 4   act        pinned u0 u1 u2 u3              → reply, which becomes u4
+turn 5   condense   pinned u0 u1 u2 u3 u4 "sum up"  → S      turn 4 continued by ids: same system prefix, same tools
+turn 6   act        pinned [S] u4                   → reply   declared condensation
 """
 
 from collections.abc import Callable, Sequence

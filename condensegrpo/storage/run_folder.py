@@ -27,8 +27,9 @@ from typing import Any, Literal, Self
 from condensegrpo.core.errors import DataError, RunError, TrajectoryFileError
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.storage.codec import decode, dump_line
+from condensegrpo.storage.version_1 import converted_from_version_1
 
-VERSION = 1  # of the lines in trajectories/ and credit/
+VERSION = 2  # of the lines in trajectories/ and credit/; lines of version 1 are read too
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _STEP_FILE = re.compile(r".*?(\d+)\.jsonl")
@@ -303,13 +304,14 @@ class _CreditLine:
 
 def _record(kind: type[Any], path: Path, number: int, record: dict[str, object]) -> Any:  # noqa: ANN401  an instance of kind
     version = record.get("version")
-    if version != VERSION:
+    if version not in (1, VERSION):
         raise TrajectoryFileError(
-            f"reading {path}, line {number}: found version {version!r}, wanted {VERSION}. "
+            f"reading {path}, line {number}: found version {version!r}, wanted {VERSION} or 1. "
             f"Read it with the condensegrpo that wrote it."
         )
     try:
-        return decode(kind, {key: value for key, value in record.items() if key != "version"})
+        fields = {key: value for key, value in record.items() if key != "version"}
+        return decode(kind, converted_from_version_1(fields) if version == 1 else fields)
     except ValueError as error:
         raise TrajectoryFileError(
             f"reading {path}, line {number}: {error}. The file was edited or damaged; remove the line or sample "

@@ -150,8 +150,8 @@ class Facts:
         return int(self.pages * self.early)
 
     def _shown(self, problem: Problem, read: Sequence[int], rng: random.Random) -> tuple[Message, ...]:
-        """The head, the newest unit and, of those before it, all or a few: what condensers leave, whichever it is."""
-        history = History(head=(Message(role="user", content=problem.question),))
+        """The pinned messages, some or all of the older units, and the newest unit: what a condenser may leave."""
+        history = History(pinned=(Message(role="user", content=problem.question),))
         for turn, page in enumerate(read):
             reply = Message(role="assistant", content=_asks(page))
             text = _text(problem.data["pages"], page, last=turn + 1 >= self.pages)
@@ -162,7 +162,7 @@ class Facts:
             if rng.random() < 0.7:
                 kept |= {turn for turn, page in enumerate(read) if _holds(problem, page)}
         units = tuple(unit for unit in history.units if unit.turn in kept or unit is history.units[-1])
-        return History(head=history.head, units=units).messages
+        return History(pinned=history.pinned, units=units).messages
 
 
 @dataclass(slots=True, kw_only=True)

@@ -168,7 +168,7 @@ class Gsm8k:
     def _turn(self, lesson: _Lesson, turn: int) -> Demonstration:
         units = tuple(self._unit(at, one) for at, one in enumerate(lesson.sums[:turn]))
         shown = units[max(0, turn - self._keep_last) :]
-        context = History(head=head(system=self._system, question=lesson.problem.question), units=shown).messages
+        context = History(pinned=head(system=self._system, question=lesson.problem.question), units=shown).messages
         last = turn == len(lesson.sums)
         return Demonstration(context=context, reply=_final(lesson.problem) if last else self._reply(lesson.sums[turn]))
 

@@ -78,7 +78,7 @@ class Ledger:
             problem = problems[rng.randrange(len(problems))]
             observations = (*problem.data["ops"], REPORT)
             wanted = rng.randrange(len(observations) + 1)
-            history = History(head=(Message(role="user", content=problem.question),))
+            history = History(pinned=(Message(role="user", content=problem.question),))
             for turn, observation in enumerate(observations[:wanted]):
                 reply = Message(role="assistant", content=_demonstrated_reply(self._shown(history), rng))
                 result = Message(role="user", content=observation)
@@ -114,7 +114,7 @@ class Ledger:
 
     def _shown(self, history: History) -> tuple[Message, ...]:
         units = history.units if self.history == "full" else history.units[-1:]
-        return History(head=history.head, units=units).messages
+        return History(pinned=history.pinned, units=units).messages
 
 
 @dataclass(slots=True, kw_only=True)

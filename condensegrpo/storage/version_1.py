@@ -1,0 +1,24 @@
+"""Conversion of trajectory and credit lines of version 1, written before the fields below were renamed or added.
+
+trajectory.turns[].condensation.spans[].fate   ─▶   status
+"""
+
+from collections.abc import Iterator
+
+
+def converted_from_version_1(record: dict[str, object]) -> dict[str, object]:
+    """The fields of a line of version 1 as version 2 names them; changes the parsed JSON in place.
+
+    What is damaged stays so: the decoder names the fault.
+    """
+    for turn in _objects(record.get("trajectory"), "turns"):
+        for span in _objects(turn.get("condensation"), "spans"):
+            if "fate" in span:
+                span["status"] = span.pop("fate")
+    return record
+
+
+def _objects(value: object, key: str) -> Iterator[dict[str, object]]:
+    """The JSON objects in the list under a key, if the value is an object and has such a list."""
+    items = value.get(key) if isinstance(value, dict) else None
+    yield from (item for item in items if isinstance(item, dict)) if isinstance(items, list) else ()
