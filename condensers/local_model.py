@@ -2,14 +2,16 @@
 
 import time
 from functools import cache
+from typing import TYPE_CHECKING
 
-import torch
 from jinja2 import TemplateError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from condensegrpo.core.errors import SummaryRefused
 from condensegrpo.core.protocols import Written
 from condensegrpo.core.trajectory import Finish
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 class LocalModel:
@@ -27,6 +29,8 @@ class LocalModel:
         Raises:
             ValueError: it is not, or it has no chat template.
         """
+        from transformers import AutoConfig, AutoTokenizer
+
         try:
             AutoConfig.from_pretrained(self._model)
             tokenizer = AutoTokenizer.from_pretrained(self._model)
@@ -47,6 +51,8 @@ class LocalModel:
             raise SummaryRefused(f"writing with {self._model}: {type(error).__name__}: {error}") from error
 
     def _written(self, text: str, max_tokens: int) -> Written:
+        import torch
+
         model, tokenizer = _loaded(self._model, self._device)
         prompt = tokenizer.apply_chat_template(
             [{"role": "user", "content": text}], add_generation_prompt=True, return_tensors="pt", return_dict=True
@@ -69,11 +75,13 @@ class LocalModel:
 
 
 @cache
-def _loaded(model: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _loaded(model: str, device: str) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     """Once in a process: an evaluation builds its own condenser."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     return AutoModelForCausalLM.from_pretrained(model).to(device).eval(), AutoTokenizer.from_pretrained(model)
 
 
-def _ends(model: PreTrainedModel) -> tuple[int, ...]:
+def _ends(model: "PreTrainedModel") -> tuple[int, ...]:
     ends = model.generation_config.eos_token_id
     return (ends,) if isinstance(ends, int) else tuple(ends or ())

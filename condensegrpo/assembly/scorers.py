@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Literal
 
-from condensegrpo.attention.capture import check_layers, check_supported
 from condensegrpo.attention.leave_one_out import LeaveOneOut
 from condensegrpo.attention.scorer import AttentionScorer
 from condensegrpo.core.errors import ConfigError, RolloutError
@@ -16,7 +15,6 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Attends, Condenser, Measures, RanksUnits, Sampler, UnitScorer
 from condensegrpo.learner.policy import configuration, end_ids, load_tokenizer, positions
 from condensegrpo.rollout.render import Renderer
-from condensegrpo.samplers.transformers import TransformersSampler
 
 POLICY, ORACLE = "policy", "leave_one_out"  # every other one is the folder or Hub id of a frozen model
 LAYERS = re.compile(r"(?P<model>.+)@(?P<layers>\d+(,\d+)*)")
@@ -60,6 +58,8 @@ def check_models(names: Sequence[str], source: str, *, pinned: Sequence[Message]
         ConfigError: a model is not there, it is of a type that was never verified, or it has no such layer; or a
             frozen one cannot show a conversation, or is too short for one.
     """
+    from condensegrpo.attention.capture import check_layers, check_supported  # imports transformers
+
     for name in names:
         model, layers = parted(name)
         if model == ORACLE:
@@ -127,6 +127,8 @@ def _opened(name: str, sampler: Sampler, renderer: Renderer, dtype: Literal["flo
 @cache
 def frozen(path: str, dtype: Literal["float32", "bfloat16"], layers: tuple[int, ...] = ()) -> AttentionScorer:
     """The scorer of a model that is never updated; a process holds it once, for training and evaluations."""
+    from condensegrpo.samplers.transformers import TransformersSampler
+
     tokenizer = load_tokenizer(path)
     renderer = Renderer(tokenizer, stop_ids=end_ids(path))
     return AttentionScorer(TransformersSampler(path, dtype=dtype), renderer, layers=layers)

@@ -4,38 +4,33 @@ import copy
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, distributed
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
 
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.publish import aside, clear, publish, written_aside
 from condensegrpo.storage.placeholder import placeholder_in
 
+if TYPE_CHECKING:  # transformers takes a second to import, and a dry run needs no model
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 GENERATION_CONFIG = "generation_config.json"
 
 
-def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
     """The tokenizer of a local folder or Hub id, with its chat template.
 
     Raises:
         ConfigError: there is no such folder, no tokenizer in it, or no chat template.
     """
+    from transformers import AutoTokenizer
+
     source = _source(path, "tokenizer")
     if Path(source).is_dir() and not any(Path(source).glob("*token*")):
         raise ConfigError(
@@ -51,10 +46,10 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
             f"loading the tokenizer of {path}: it has no chat template, which turns messages into a prompt. Use a chat "
             f"or instruct model, or put a chat_template.jinja into the folder."
         )
-    return cast(PreTrainedTokenizerBase, tokenizer)
+    return cast("PreTrainedTokenizerBase", tokenizer)
 
 
-def load_policy(path: str, *, dtype: Literal["float32", "bfloat16"], attention: str = "sdpa") -> PreTrainedModel:
+def load_policy(path: str, *, dtype: Literal["float32", "bfloat16"], attention: str = "sdpa") -> "PreTrainedModel":
     """The causal LM of a local folder or Hub id, in evaluation mode on the CPU.
 
     Args:
@@ -65,6 +60,8 @@ def load_policy(path: str, *, dtype: Literal["float32", "bfloat16"], attention: 
     Raises:
         ConfigError: there is no such model, or its attention is not to be had.
     """
+    from transformers import AutoModelForCausalLM
+
     source = _source(path, "model")
     try:
         model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], attn_implementation=attention)
@@ -75,7 +72,7 @@ def load_policy(path: str, *, dtype: Literal["float32", "bfloat16"], attention: 
         ) from error
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(_not_found("model", path, error)) from error
-    return cast(PreTrainedModel, model.eval())
+    return cast("PreTrainedModel", model.eval())
 
 
 def end_ids(path: str) -> tuple[int, ...]:
@@ -86,6 +83,8 @@ def end_ids(path: str) -> tuple[int, ...]:
     Raises:
         ConfigError: there is no such folder, or its generation_config.json cannot be read.
     """
+    from transformers import GenerationConfig
+
     source = _source(path, "generation configuration")
     local = Path(source).is_dir()
     if local and not (Path(source) / GENERATION_CONFIG).is_file():
@@ -104,12 +103,14 @@ def end_ids(path: str) -> tuple[int, ...]:
     return (found,) if isinstance(found, int) else tuple(found)
 
 
-def configuration(path: str) -> PretrainedConfig:
+def configuration(path: str) -> "PretrainedConfig":
     """What ``config.json`` of a local folder or Hub id says. Loads no weights.
 
     Raises:
         ConfigError: there is no such model.
     """
+    from transformers import AutoConfig
+
     source = _source(path, "configuration")
     try:
         return AutoConfig.from_pretrained(source)
@@ -137,9 +138,9 @@ def positions(path: str) -> int | None:
 def save_policy(
     folder: Path,
     *,
-    model_config: PretrainedConfig,
+    model_config: "PretrainedConfig",
     named_tensors: Iterable[tuple[str, Tensor]],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     stop_ids: Sequence[int] = (),
 ) -> None:
     """Write a plain Hugging Face folder that ``AutoModelForCausalLM`` and vLLM load; it appears whole or not at all.
@@ -171,11 +172,13 @@ def save_policy(
 
 def _write(
     folder: Path,
-    model_config: PretrainedConfig,
+    model_config: "PretrainedConfig",
     tensors: dict[str, Tensor],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     stop_ids: Sequence[int],
 ) -> None:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GenerationConfig
+
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").is_file():
         raise ConfigError(
             f"writing the model to {folder}: the folder holds something else. Give a new or empty folder."

@@ -1,13 +1,15 @@
 """Which layers adapters can stand beside. Without PEFT and DeepSpeed: it is checked before anything is loaded."""
 
 from collections.abc import Sequence
-from typing import Final, Literal, cast
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from condensegrpo.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ALL_LINEAR: Final = "all-linear"
 Targets = tuple[str, ...] | Literal["all-linear"]
@@ -18,7 +20,7 @@ def as_targets(wanted: Sequence[str] | Literal["all-linear"]) -> Targets:
     return ALL_LINEAR if wanted == ALL_LINEAR else tuple(wanted)
 
 
-def check_targets(policy: PreTrainedModel, targets: Targets) -> None:
+def check_targets(policy: "PreTrainedModel", targets: Targets) -> None:
     """Check that every target names linear layers of the policy, and none its LM head.
 
     The head is computed on trained positions only, from its plain weight; often it is tied to the embeddings as well.
@@ -44,13 +46,15 @@ def check_targets(policy: PreTrainedModel, targets: Targets) -> None:
 
 def check_targets_of(source: str, targets: Targets) -> None:
     """``check_targets`` for the model of a local folder or Hub id, from its configuration: no weights are loaded."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     config = AutoConfig.from_pretrained(source)
     with torch.device("meta"):
         policy = AutoModelForCausalLM.from_config(config)
     check_targets(policy, targets)
 
 
-def adapted_layers(policy: PreTrainedModel, targets: Targets) -> list[nn.Linear]:
+def adapted_layers(policy: "PreTrainedModel", targets: Targets) -> list[nn.Linear]:
     """The linear layers that adapters will stand beside.
 
     Raises:
@@ -63,7 +67,7 @@ def adapted_layers(policy: PreTrainedModel, targets: Targets) -> list[nn.Linear]
     return [cast(nn.Linear, policy.get_submodule(name)) for name in names]
 
 
-def _linear_layers(policy: PreTrainedModel) -> list[str]:
+def _linear_layers(policy: "PreTrainedModel") -> list[str]:
     head = policy.get_output_embeddings()
     return [name for name, part in policy.named_modules() if isinstance(part, nn.Linear) and part is not head]
 

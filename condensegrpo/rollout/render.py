@@ -15,14 +15,16 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerFast
 
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.rollout.toolformats import parsed_arguments
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 
 class Located(NamedTuple):
@@ -40,7 +42,7 @@ class Renderer:
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerFast,
+        tokenizer: "PreTrainedTokenizerFast",
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         template_options: Mapping[str, Any] | None = None,
@@ -271,7 +273,7 @@ class Renderer:
 class _Encoder:
     """Tokenises text whose special tokens are control tokens, save where a marker breaks them up: that is text."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerFast") -> None:
         self._tokenizer = tokenizer
         special = {token.content: token for token in tokenizer.added_tokens_decoder.values() if token.special}
         longest_first = sorted(special, key=len, reverse=True)

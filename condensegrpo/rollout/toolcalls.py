@@ -17,8 +17,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from transformers.utils import get_json_schema
-
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.protocols import Tool
@@ -194,6 +192,8 @@ async def _threaded(name: str, call: Callable[[], Any]) -> _Outcome:
 
 
 def _schema(name: str, tool: Tool) -> dict[str, Any]:
+    from transformers.utils import get_json_schema  # takes a second to import
+
     try:
         schema: dict[str, Any] = get_json_schema(tool)
     except Exception as error:  # the boundary to transformers, which has an exception class for every lack

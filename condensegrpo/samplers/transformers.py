@@ -14,13 +14,10 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from condensegrpo.attention.capture import attend
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols import Attention, NamedTensors, Reading
 from condensegrpo.core.trajectory import Generation, SamplingParams
-from condensegrpo.samplers.batch import draw
 from condensegrpo.samplers.measure import cut, logprobs_of
 from condensegrpo.samplers.request_batcher import RequestBatcher, Waiting
 
@@ -153,6 +150,8 @@ class TransformersSampler:
 
     def _draw(self, batch: Sequence[Waiting[_Request, Generation]]) -> tuple[Generation, ...]:
         """In the worker thread."""
+        from condensegrpo.samplers.batch import draw  # imports transformers, which a dry run does not need
+
         with self._weights:
             return draw(
                 self._model,
@@ -174,6 +173,8 @@ class TransformersSampler:
 
     def _attend(self, batch: Sequence[Waiting[Reading, Attention]]) -> list[Attention]:
         """In the worker thread. Readings of other layers than the first one's make batches of their own."""
+        from condensegrpo.attention.capture import attend
+
         readings = [waiting.request for waiting in batch]
         with self._weights:
             return [
@@ -192,6 +193,8 @@ class TransformersSampler:
 
     @cached_property
     def _tokenizer(self) -> Any:  # noqa: ANN401  transformers' classes are untyped
+        from transformers import AutoTokenizer
+
         return AutoTokenizer.from_pretrained(self._model_path)  # only stop strings need one
 
     @cached_property
@@ -202,6 +205,8 @@ class TransformersSampler:
 
 
 def _load(path: str, dtype: torch.dtype, device: str) -> Any:  # noqa: ANN401  transformers' classes are untyped
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
     try:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
     except (OSError, ValueError, SafetensorError) as error:
