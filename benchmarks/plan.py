@@ -1,4 +1,4 @@
-"""Compares what `condensegrpo plan` predicts with what runs really take, and prints the table of docs/plan.md.
+"""Compares what `condensegrpo plan` predicts with what runs really take, and prints the table of docs/how-to/plan-memory.md.
 
     python benchmarks/plan.py [--only NAME ...]
 

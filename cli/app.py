@@ -24,7 +24,7 @@ def _algorithms() -> str:
     """What the configuration chooses credit from."""
     tables = (("algorithm.estimator", ESTIMATORS), ("algorithm.loss", LOSSES))
     lists = (f"[bold]{key}[/bold]: {', '.join(table)}" for key, table in tables)
-    return "\n\n".join((*lists, "Formulas and when to use which: docs/algorithms.md"))
+    return "\n\n".join((*lists, "Formulas and when to use which: docs/reference/estimators.md"))
 
 
 app = typer.Typer(

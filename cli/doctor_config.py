@@ -39,7 +39,7 @@ def _plugins(config: "RunConfig") -> Finding:
     try:
         check(config)
     except DataError as error:
-        return problem("data", str(error), "give local files, or mend these (docs/tasks.md)")
+        return problem("data", str(error), "give local files, or mend these (docs/reference/tasks.md)")
     except CondenseError as error:
         return problem("plug-ins", str(error), "see condensegrpo plugins for what is installed")
     named = (

@@ -113,7 +113,7 @@ def vllm_findings() -> list[Finding]:
         if found.split("+")[0] not in pin:
             return [warning("vLLM", f"{name} {found}, tried was {pin}", f"pip install '{name}{pin}'")]
         return [ok("vLLM", f"{name} {found} (tried: {pin}); condensegrpo doctor --sampler vllm tries it out")]
-    return [ok("vLLM", "not installed: transformers samples (docs/samplers.md says how to install it)")]
+    return [ok("vLLM", "not installed: transformers samples (docs/reference/samplers.md says how to install it)")]
 
 
 def memory_findings() -> list[Finding]:

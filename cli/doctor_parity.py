@@ -27,7 +27,7 @@ def sampler_findings(name: str, config: str | None, overrides: list[str]) -> lis
         with tempfile.TemporaryDirectory(prefix="condensegrpo-") as place:
             found = trial(configuration(name, options), RunFolder.create(Path(place) / "run"))
     except CondenseError as error:
-        return [problem(area, str(error), "see condensegrpo plugins, and docs/samplers.md")]
+        return [problem(area, str(error), "see condensegrpo plugins, and docs/reference/samplers.md")]
     return _findings(area, found)
 
 

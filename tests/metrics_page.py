@@ -1,10 +1,10 @@
-"""What docs/metrics.md says, read by tests: `from metrics_page import tables, unexplained, missing`."""
+"""What docs/reference/metrics.md says, read by tests: `from metrics_page import tables, unexplained, missing`."""
 
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
-PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "metrics.md"
 OF_A_STEP = (
     "Trajectories",
     "Multi-turn runs",

@@ -1,4 +1,4 @@
-"""docs/algorithms.md against the code: its tables, formulas, plot, and whatever it names."""
+"""docs/reference/estimators.md against the code: its tables, formulas, plot, and whatever it names."""
 
 import math
 import re
@@ -16,8 +16,8 @@ from condensegrpo.assembly import assemble
 from condensegrpo.config.schema import load_config
 
 ROOT = Path(__file__).parent.parent
-SCRIPT = ROOT / "docs" / "algorithms.py"
-PAGE = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+SCRIPT = ROOT / "docs" / "scripts" / "algorithms.py"
+PAGE = (ROOT / "docs" / "reference" / "estimators.md").read_text(encoding="utf-8")
 FORMULAS = [
     *((f"### Estimator `{name}`", function) for name, function in ESTIMATORS.items()),
     *((f"### Loss `{name}`", function) for name, function in LOSSES.items()),
@@ -54,7 +54,7 @@ def words(text: str) -> str:
 def test_every_table_of_the_page_is_what_the_script_prints(printed: dict[str, str]) -> None:
     assert len(printed) == 12
     for title, table in printed.items():
-        assert f"\n\n{table}\n" in PAGE, f"docs/algorithms.md lacks the table {title} as docs/algorithms.py prints it"
+        assert f"\n\n{table}\n" in PAGE, f"docs/reference/estimators.md lacks the table {title} as docs/scripts/algorithms.py prints it"
 
 
 @pytest.mark.parametrize(("start", "function"), FORMULAS, ids=[start for start, _ in FORMULAS])
@@ -73,7 +73,7 @@ def test_each_has_a_source_a_use_and_a_bias(start: str) -> None:
 
 def test_every_link_leads_somewhere() -> None:
     for file, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", PAGE):
-        text = (ROOT / "docs" / file).read_text(encoding="utf-8") if file else PAGE
+        text = (ROOT / "docs" / "reference" / file).read_text(encoding="utf-8") if file else PAGE
         headings = [re.sub(r"[^\w\- ]", "", line.lstrip("# ")).lower() for line in text.splitlines() if line[:1] == "#"]
         assert not anchor or anchor in [heading.replace(" ", "-") for heading in headings], anchor
 
@@ -160,13 +160,13 @@ def test_the_plot_is_drawn_and_the_one_of_the_page_has_the_same_labels(tmp_path:
         "(a) inverse_max_context with grpo", "(b) efficient", "advantage of a correct trajectory",
         "largest context of the trajectory, tokens", "pass rate 0.3", "pass rate 0.7", "pass rate 0.97",
     )  # fmt: skip
-    for path in (drawn, ROOT / "docs" / "advantage.svg"):
+    for path in (drawn, ROOT / "docs" / "images" / "advantage.svg"):
         text = path.read_text(encoding="utf-8")
         assert text.startswith("<?xml")
         assert [label for label in labels if f">{label}<" not in text] == []
-    assert "](advantage.svg)" in PAGE
+    assert "](../images/advantage.svg)" in PAGE
 
 
 def test_the_readme_and_the_architecture_lead_to_the_page() -> None:
-    assert "](docs/algorithms.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "](algorithms.md)" in (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert "](docs/reference/estimators.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "](../reference/estimators.md)" in (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")

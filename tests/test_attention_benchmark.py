@@ -129,9 +129,9 @@ def test_a_real_model_is_compared_with_the_oracle_at_every_turn(tmp_path: Path) 
     assert all(-1 <= value <= 1 for by_problem in found.values() for values in by_problem.values() for value in values)
 
 
-# --- docs/attention.md ------------------------------------------------------------------------------------------------
+# --- docs/explanation/attention.md ------------------------------------------------------------------------------------------------
 
-PAGE = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "explanation" / "attention.md").read_text(encoding="utf-8")
 
 
 def test_the_page_names_the_models_that_were_verified() -> None:

@@ -1,4 +1,4 @@
-"""docs/condensers.md against the code: its drawings are made, its example is run, and no condenser is left out."""
+"""docs/reference/condensers.md against the code: its drawings are made, its example is run, and no condenser is left out."""
 
 import importlib.util
 import os
@@ -15,7 +15,7 @@ from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core import plugins
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "condensers.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "condensers.md").read_text(encoding="utf-8")
 
 
 def blocks(kind: str) -> list[str]:
@@ -23,7 +23,7 @@ def blocks(kind: str) -> list[str]:
 
 
 def drawings() -> dict[str, str]:
-    spec = importlib.util.spec_from_file_location("condensers_drawn", ROOT / "docs" / "condensers.py")
+    spec = importlib.util.spec_from_file_location("condensers_drawn", ROOT / "docs" / "scripts" / "condensers.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -217,7 +217,7 @@ def test_shares_are_shares(facts: list[Facts]) -> None:
     assert all(0 <= value <= 1 for value in (*stops, found["success"], found["format_valid"]))
 
 
-# --- docs/metrics.md
+# --- docs/reference/metrics.md
 
 
 def test_the_page_explains_every_key_of_trajectories_and_credit() -> None:

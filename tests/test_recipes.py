@@ -44,7 +44,7 @@ def test_every_recipe_is_shipped() -> None:
 
 
 def test_the_page_of_recipes_names_every_configuration() -> None:
-    page = (ROOT / "docs/recipes.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/how-to/recipes.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(\w[\w.]*)`", page)) | {f"search_mt_grpo_qwen3{size}" for size in ("_1.7b", "_4b")}
     assert set(RECIPES) <= named
 

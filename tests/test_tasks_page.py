@@ -1,4 +1,4 @@
-"""docs/tasks.md and docs/tools.md against the code: their example trains, and no task or tool is left out."""
+"""docs/reference/tasks.md and docs/reference/tools.md against the code: their example trains, and no task or tool is left out."""
 
 import asyncio
 import importlib.util
@@ -19,7 +19,7 @@ from condensegrpo.core.protocols import Problem
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS
 from condensegrpo.storage.run_folder import read_metrics
 
-TASKS, TOOLS = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("tasks.md", "tools.md"))
+TASKS, TOOLS = ((ROOT / "docs" / "reference" / name).read_text(encoding="utf-8") for name in ("tasks.md", "tools.md"))
 
 
 def block(kind: str) -> str:

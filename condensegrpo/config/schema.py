@@ -339,7 +339,7 @@ class Evaluate(Section):
 
 
 class Sandbox(Section):
-    """Where code that a model wrote runs, for tools and rewards; see docs/sandbox.md."""
+    """Where code that a model wrote runs, for tools and rewards; see docs/explanation/sandbox.md."""
 
     rung: Literal["auto", "namespaces", "landlock", "none"] = "auto"
     """auto: the stronger of namespaces and landlock that holds, or refuse; none: code runs with your own rights."""

@@ -1,6 +1,6 @@
 """Credit diagnostics: who gets the weight of a batch, and how much of it can teach anything. Pure functions.
 
-Ranks exchange a small ``Credited`` of every trajectory; the figures are those of all ranks together. docs/metrics.md
+Ranks exchange a small ``Credited`` of every trajectory; the figures are those of all ranks together. docs/reference/metrics.md
 explains every key.
 """
 

@@ -1,7 +1,7 @@
 """Metrics: what training and evaluation report about trajectories, each counted once and never by rows. Pure functions.
 
 Ranks exchange a small ``Facts`` of every trajectory and summarise those of all of them: a mean of the ranks' means
-would be wrong wherever only some trajectories have a value. docs/metrics.md explains every key.
+would be wrong wherever only some trajectories have a value. docs/reference/metrics.md explains every key.
 """
 
 import math

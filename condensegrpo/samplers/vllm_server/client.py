@@ -137,7 +137,7 @@ class ServerClient:
         if status == 404:
             return SamplerError(
                 f"{where}404, it has no such route. Wanted a server that `condensegrpo serve` started, or one with its "
-                f"flags (docs/server.md)."
+                f"flags (docs/how-to/sample-from-servers.md)."
             )
         if status >= 500:
             return ServerUnreachable(f"{where}{status}: {_reason(text)}")

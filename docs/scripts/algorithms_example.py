@@ -1,4 +1,4 @@
-"""The worked example of docs/algorithms.md: a group of four trajectories, and two tokens of a turn."""
+"""The worked example of docs/reference/estimators.md: a group of four trajectories, and two tokens of a turn."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

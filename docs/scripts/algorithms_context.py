@@ -1,4 +1,4 @@
-"""Context in reward and advantage: tables and plot of docs/algorithms.md."""
+"""Context in reward and advantage: tables and plot of docs/reference/estimators.md."""
 
 import random
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
-"""Every table of docs/algorithms.md, and its plot, from the package's own functions.
+"""Every table of docs/reference/estimators.md, and its plot, from the package's own functions.
 
-    python docs/algorithms.py                              prints the tables, as they stand in the page
-    python docs/algorithms.py --plot docs/advantage.svg    draws the plot
+    python docs/scripts/algorithms.py                              prints the tables, as they stand in the page
+    python docs/scripts/algorithms.py --plot docs/images/advantage.svg    draws the plot
 
 A test compares tables and page.
 """

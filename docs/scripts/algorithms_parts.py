@@ -1,4 +1,4 @@
-"""What the scripts behind docs/algorithms.md share: tables in Markdown, and turns made by hand."""
+"""What the scripts behind docs/reference/estimators.md share: tables in Markdown, and turns made by hand."""
 
 from collections.abc import Sequence
 
