@@ -59,7 +59,7 @@ typecheck: install
 
 # The site of docs/ in site/; a dead link, a missing anchor or a page outside the navigation fails.
 docs: install
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 seeds: install
 	$(BIN)/python benchmarks/seeds.py

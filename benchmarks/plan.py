@@ -1,4 +1,4 @@
-"""Compares what `condensegrpo plan` predicts with what runs really take, and prints the table of docs/how-to/plan-memory.md.
+"""Compares the memory that `condensegrpo plan` predicts with what runs take; prints a table of docs/results.
 
     python benchmarks/plan.py [--only NAME ...]
 

@@ -1,6 +1,7 @@
 """The console of a run: a live progress display below, one line a step above it, and all of it in log.txt.
 
-A terminal shows as many columns as fit; log.txt and pipes get all of them. docs/reference/metrics.md explains the headings.
+A terminal shows as many columns as fit; log.txt and pipes get all of them. The headings are
+explained in docs/reference/metrics.md.
 """
 
 import sys

@@ -54,7 +54,9 @@ def words(text: str) -> str:
 def test_every_table_of_the_page_is_what_the_script_prints(printed: dict[str, str]) -> None:
     assert len(printed) == 12
     for title, table in printed.items():
-        assert f"\n\n{table}\n" in PAGE, f"docs/reference/estimators.md lacks the table {title} as docs/scripts/algorithms.py prints it"
+        assert f"\n\n{table}\n" in PAGE, (
+            f"docs/reference/estimators.md lacks the table {title} as docs/scripts/algorithms.py prints it"
+        )
 
 
 @pytest.mark.parametrize(("start", "function"), FORMULAS, ids=[start for start, _ in FORMULAS])
@@ -169,4 +171,6 @@ def test_the_plot_is_drawn_and_the_one_of_the_page_has_the_same_labels(tmp_path:
 
 def test_the_readme_and_the_architecture_lead_to_the_page() -> None:
     assert "](docs/reference/estimators.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "](../reference/estimators.md)" in (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
+    assert "](../reference/estimators.md)" in (ROOT / "docs" / "explanation" / "architecture.md").read_text(
+        encoding="utf-8"
+    )

@@ -1,4 +1,4 @@
-"""The floors of the package (docs/explanation/architecture.md): which folder may import which, read from the source of every file.
+"""The floors of the package (docs/explanation/architecture.md): which folder may import which, read from the source.
 
 A rule is one test over all files, and its failure lists the files that break it.
 """

@@ -129,7 +129,7 @@ def test_a_real_model_is_compared_with_the_oracle_at_every_turn(tmp_path: Path) 
     assert all(-1 <= value <= 1 for by_problem in found.values() for values in by_problem.values() for value in values)
 
 
-# --- docs/explanation/attention.md ------------------------------------------------------------------------------------------------
+# --- docs/explanation/attention.md
 
 PAGE = (ROOT / "docs" / "explanation" / "attention.md").read_text(encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""docs/reference/condensers.md against the code: its drawings are made, its example is run, and no condenser is left out."""
+"""docs/reference/condensers.md against the code: the drawings, the example, and that every condenser is there."""
 
 import importlib.util
 import os

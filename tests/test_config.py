@@ -171,5 +171,7 @@ def test_shipped_configurations_are_not_tabs_and_anchors_but_plain_yaml() -> Non
 
 def test_the_page_of_all_keys_is_up_to_date() -> None:
     root = Path(__file__).parent.parent
-    made = subprocess.run([sys.executable, root / "docs/scripts/configuration.py"], capture_output=True, text=True, check=True)
+    made = subprocess.run(
+        [sys.executable, root / "docs/scripts/configuration.py"], capture_output=True, text=True, check=True
+    )
     assert (root / "docs/reference/configuration.md").read_text(encoding="utf-8") == made.stdout

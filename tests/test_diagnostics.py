@@ -364,7 +364,7 @@ def test_no_signal_refuses_what_cannot_be(rate: float, samples: int) -> None:
 
 
 def test_a_groups_own_pass_rate_overstates_what_it_loses() -> None:
-    # p = ½, two samples: c = 0, 1, 2 with chances ¼, ½, ¼; no_signal(c/2, 2) is 1, ½, 1; docs/reference/metrics.md says so
+    # p = ½, two samples: c = 0, 1, 2 with chances ¼, ½, ¼; no_signal(c/2, 2) is 1, ½, 1; see reference/metrics.md
     plugged_in = 0.25 * no_signal(0.0, 2) + 0.5 * no_signal(0.5, 2) + 0.25 * no_signal(1.0, 2)
     assert (no_signal(0.5, 2), plugged_in) == (0.5, 0.75)
 

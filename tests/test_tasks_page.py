@@ -1,4 +1,4 @@
-"""docs/reference/tasks.md and docs/reference/tools.md against the code: their example trains, and no task or tool is left out."""
+"""The pages of tasks and tools against the code: their example trains, and every task and tool is there."""
 
 import asyncio
 import importlib.util

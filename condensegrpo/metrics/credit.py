@@ -1,7 +1,7 @@
 """Credit diagnostics: who gets the weight of a batch, and how much of it can teach anything. Pure functions.
 
-Ranks exchange a small ``Credited`` of every trajectory; the figures are those of all ranks together. docs/reference/metrics.md
-explains every key.
+Ranks exchange a small ``Credited`` of every trajectory; the figures are those of all ranks together. Every key
+is explained in docs/reference/metrics.md.
 """
 
 import math

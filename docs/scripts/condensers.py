@@ -1,4 +1,4 @@
-"""Draws the examples of docs/reference/condensers.md by running the condensers: python docs/scripts/condensers.py [NAME]"""
+"""Draws the examples of docs/reference/condensers.md: python docs/scripts/condensers.py [NAME]"""
 
 import asyncio
 import sys
