@@ -23,8 +23,9 @@ from condensegrpo.algorithms.losses import LOSSES
 from condensegrpo.algorithms.objective import Share, Tokenwise, bound, first_update, policy
 from condensegrpo.algorithms.packing import PackedBatch, blocks, collate, micro_batches
 from condensegrpo.core.trajectory import Segment
-from condensegrpo.learner import deepspeed
+from condensegrpo.learner.engine import open_engine, optimizer_step
 from condensegrpo.learner.logprobs import TrainedLogprobs
+from condensegrpo.learner.settings import OptimizerSettings
 from condensegrpo.learner.sharing import packed
 
 # The weights that learn are those sampled from: what a run with one update of a batch minimises.
@@ -151,13 +152,13 @@ unshared: Prepare = partial(shared, trees=False)
 def optimiser_step(model: PreTrainedModel, budget: Budget, _: Sequence[Segment]) -> Step:
     """The learner's whole step: what training calls, with DeepSpeed, clipping, AdamW and statistics."""
     # so small a rate that the first step does not move the gradient of the next
-    optimiser = deepspeed.Optimiser(lr=1e-12, total_steps=1000)
-    engine = deepspeed.open_engine(model, zero_stage=0, optimiser=optimiser, dtype=budget.dtype)
+    optimiser = OptimizerSettings(lr=1e-12)
+    engine = open_engine(model, zero_stage=0, optimizer=optimiser, total_steps=1000, dtype=budget.dtype)
     share = engine.module.computes_trees
 
     def step(rows: Sequence[Segment]) -> float:
         batches = packed(rows, max_tokens=budget.tokens, share=share)
-        return deepspeed.optimise(engine, batches, OBJECTIVE)["grad_norm"]
+        return optimizer_step(engine, batches, OBJECTIVE)["grad_norm"]
 
     return step
 

@@ -141,7 +141,8 @@ def run(config: RunConfig, folder: Path) -> dict[str, float]:
     from condensegrpo.algorithms.packing import collate, pack
     from condensegrpo.assembly import assemble
     from condensegrpo.assembly.open_learner import open_learner
-    from condensegrpo.learner import checkpoint, deepspeed
+    from condensegrpo.learner import checkpoint
+    from condensegrpo.learner.engine import close_engine, measure_logprobs, optimizer_step
     from condensegrpo.learner.new import new_tokenizer
     from condensegrpo.learner.policy import configuration, save_policy
     from condensegrpo.learner.reference import against_base, against_copy, open_reference
@@ -167,11 +168,11 @@ def run(config: RunConfig, folder: Path) -> dict[str, float]:
             reference = open_reference(source, dtype=model.dtype, attention=model.attention, device=device)
             batches = against_copy(reference, device, batches, 1.0)
     if algorithm.importance.cap and algorithm.updates_per_batch > 1:
-        deepspeed.measure(learner, batches)
+        measure_logprobs(learner, batches)
     minimised = partial(policy, loss=bound(LOSSES[algorithm.loss], {}))
     objective = minimised if algorithm.loss in OF_TURNS else Tokenwise(minimised)
     for _ in range(2):
-        deepspeed.optimise(learner, batches, objective)
+        optimizer_step(learner, batches, objective)
     meter.ends("learning")
     if sampler is not None:
         asyncio.run(_sample(sampler, config, vocabulary))
@@ -185,7 +186,7 @@ def run(config: RunConfig, folder: Path) -> dict[str, float]:
         tokenizer=new_tokenizer(["any"], kind="words", vocab_size=64),
     )
     meter.ends("publishing")
-    deepspeed.close(learner)
+    close_engine(learner)
     if sampler is not None:
         sampler.close()
     return meter.peaks
@@ -230,16 +231,16 @@ async def _sample(sampler: Sampler, config: RunConfig, vocabulary: int) -> None:
 
 def child(case: Case, folder: Path) -> None:
     """Run a tiny model for what loads on first use, then the case; the first rank prints its peaks."""
-    from condensegrpo.learner import deepspeed
+    from condensegrpo.learner import ranks
 
     torch.set_num_threads(1)
-    deepspeed.join()
+    ranks.join()
     few = ("rollout.max_context_tokens=12", "rollout.max_output_tokens=4", "evaluate.problems=4")
     run(vary(configured(case, folder / "tiny"), few), folder / "first")
     peaks = run(configured(case, folder / "model"), folder / "second")
-    if deepspeed.rank() == 0:
+    if ranks.rank() == 0:
         print("PEAKS " + json.dumps(peaks), flush=True)
-    deepspeed.leave()
+    ranks.leave()
     os._exit(0)  # torch and DeepSpeed take seconds to leave
 
 

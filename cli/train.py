@@ -151,11 +151,11 @@ def _run(config: "RunConfig", components: "Components", folder: "RunFolder") -> 
         console.say(f"run folder {folder.path}")
         console.phase("loading DeepSpeed", None)
         from condensegrpo.cli.quiet import quiet_libraries
-        from condensegrpo.learner import deepspeed, ranks
+        from condensegrpo.learner import ranks
         from condensegrpo.training.train import train as run_training
 
         quiet_libraries()
-        deepspeed.join()
+        ranks.join()
         ranks.from_first(folder)
         try:
             return run_training(config, components, folder, observer=console, stopping=stop.requested)
@@ -171,13 +171,13 @@ def _follow(config: "RunConfig", components: "Components") -> None:
     """Train as another rank: rank 0 says in which folder."""
     from condensegrpo.cli.quiet import quiet_libraries
     from condensegrpo.core.observer import Silent
-    from condensegrpo.learner import deepspeed, ranks
+    from condensegrpo.learner import ranks
     from condensegrpo.storage.run_folder import RunFolder
     from condensegrpo.training.train import train as run_training
 
     quiet_libraries()
     stop = StopRequest()
-    deepspeed.join()
+    ranks.join()
     folder = ranks.from_first(RunFolder(Path()))
     try:
         finished = run_training(config, components, folder, observer=Silent(), stopping=stop.requested)

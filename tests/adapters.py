@@ -5,19 +5,19 @@ from tiny import qwen3
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from condensegrpo.learner.lora import Lora, adapted, add_adapters
-from condensegrpo.learner.targets import ALL_LINEAR
+from condensegrpo.learner.lora import adapted, add_adapters
+from condensegrpo.learner.settings import ALL_LINEAR, LoraSettings
 
-LORA = Lora(rank=4, alpha=8.0, dropout=0.0, targets=("q_proj", "v_proj", "down_proj"))
-EVERYWHERE = Lora(rank=2, alpha=4.0, dropout=0.5, targets=ALL_LINEAR)
+LORA = LoraSettings(rank=4, alpha=8.0, dropout=0.0, targets=("q_proj", "v_proj", "down_proj"))
+EVERYWHERE = LoraSettings(rank=2, alpha=4.0, dropout=0.5, targets=ALL_LINEAR)
 
 
-def adapted_qwen3(lora: Lora = LORA, *, seed: int = 3) -> PreTrainedModel:
+def adapted_qwen3(lora: LoraSettings = LORA, *, seed: int = 3) -> PreTrainedModel:
     """As training begins: B is 0."""
     return add_adapters(qwen3(), lora, base="base", seed=seed)
 
 
-def moved_qwen3(lora: Lora = LORA) -> PreTrainedModel:
+def moved_qwen3(lora: LoraSettings = LORA) -> PreTrainedModel:
     """As it may be after some steps: B is anything."""
     policy = adapted_qwen3(lora)
     draw = torch.Generator().manual_seed(11)

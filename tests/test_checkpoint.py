@@ -17,13 +17,21 @@ from tiny import qwen3, rows, tokenizer
 from two_ranks import loss, micro_batches
 
 from condensegrpo.core.errors import CheckpointError
-from condensegrpo.learner import checkpoint, deepspeed
-from condensegrpo.learner.deepspeed import DeepSpeedEngine, Optimiser
+from condensegrpo.learner import checkpoint
+from condensegrpo.learner.engine import (
+    STAGES,
+    DeepSpeedEngine,
+    close_engine,
+    learning_rate,
+    open_engine,
+    optimizer_step,
+)
 from condensegrpo.learner.policy import save_policy
+from condensegrpo.learner.settings import OptimizerSettings
 from condensegrpo.learner.weights import gathered
 
 HERE = Path(__file__).parent
-COSINE = Optimiser(lr=0.01, weight_decay=0.1, grad_clip=0.05, warmup_steps=2, schedule="cosine", total_steps=8)
+COSINE = OptimizerSettings(lr=0.01, weight_decay=0.1, grad_clip=0.05, warmup_steps=2, schedule="cosine")
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +43,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def engine(stage: int = 0, *, seed: int = 0) -> DeepSpeedEngine:
-    return deepspeed.open_engine(qwen3(seed), zero_stage=stage, optimiser=COSINE, dtype="float32")
+    return open_engine(qwen3(seed), zero_stage=stage, optimizer=COSINE, total_steps=8, dtype="float32")
 
 
 def steps(learner: DeepSpeedEngine, numbers: range) -> list[tuple[float, float, float]]:
@@ -43,7 +51,7 @@ def steps(learner: DeepSpeedEngine, numbers: range) -> list[tuple[float, float, 
     seen = []
     for _ in numbers:
         seed = random.randrange(1000) + int(torch.randint(1000, ()))
-        stats = deepspeed.optimise(learner, micro_batches(rows(5, seed=seed), 2), loss)
+        stats = optimizer_step(learner, micro_batches(rows(5, seed=seed), 2), loss)
         seen.append((stats["lr"], stats["loss"], stats["grad_norm"]))
     return seen
 
@@ -58,7 +66,7 @@ def saved(folder: Path, *numbers: int) -> Path:
     path = folder
     for number in numbers:
         path = checkpoint.save(learner, folder, step=number, state={"cursor": number})
-    deepspeed.close(learner)
+    close_engine(learner)
     return path
 
 
@@ -67,7 +75,7 @@ def scenario(name: str, folder: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, str(HERE / "two_ranks.py"), name, str(folder)], env=environment)
 
 
-@pytest.mark.parametrize("stage", deepspeed.STAGES)
+@pytest.mark.parametrize("stage", STAGES)
 def test_resume_continues_bit_equal_with_weights_rate_and_random_numbers(tmp_path: Path, stage: int) -> None:
     random.seed(5)
     torch.manual_seed(5)
@@ -76,7 +84,7 @@ def test_resume_continues_bit_equal_with_weights_rate_and_random_numbers(tmp_pat
     checkpoint.save(whole, tmp_path, step=3, state={"cursor": 3})
     wanted = steps(whole, range(3, 6))
     wanted_weights = weights(whole)
-    deepspeed.close(whole)
+    close_engine(whole)
 
     random.seed(99)
     torch.manual_seed(99)
@@ -86,26 +94,26 @@ def test_resume_continues_bit_equal_with_weights_rate_and_random_numbers(tmp_pat
     assert checkpoint.load(resumed, newest) == {"cursor": 3}
     assert steps(resumed, range(3, 6)) == wanted
     found = weights(resumed)
-    deepspeed.close(resumed)
+    close_engine(resumed)
     assert [name for name, tensor in found.items() if not torch.equal(tensor, wanted_weights[name])] == []
 
 
-@pytest.mark.parametrize("stage", deepspeed.STAGES)
+@pytest.mark.parametrize("stage", STAGES)
 def test_a_resumed_engine_goes_on_with_its_own_rate_decay_and_betas(tmp_path: Path, stage: int) -> None:
     """Before, a lower learner.optimiser.lr at a resume was taken and changed nothing."""
     first = engine(stage)
     steps(first, range(3))
     path = checkpoint.save(first, tmp_path, step=3, state={})
-    deepspeed.close(first)
+    close_engine(first)
     calmer = replace(COSINE, lr=0.001, weight_decay=0.5, betas=(0.8, 0.9))
-    second = deepspeed.open_engine(qwen3(), zero_stage=stage, optimiser=calmer, dtype="float32")
+    second = open_engine(qwen3(), zero_stage=stage, optimizer=calmer, total_steps=8, dtype="float32")
     checkpoint.load(second, path)
     before = weights(second)
     rates = [rate for rate, _, _ in steps(second, range(3, 5))]
     moved = max(float((tensor - before[name]).abs().max()) for name, tensor in weights(second).items())
     (group,) = second.optimizer.param_groups
-    deepspeed.close(second)
-    assert rates == [deepspeed.learning_rate(calmer, step) for step in (3, 4)]
+    close_engine(second)
+    assert rates == [learning_rate(calmer, step, total_steps=8) for step in (3, 4)]
     assert (group["weight_decay"], group["betas"]) == (0.5, (0.8, 0.9))
     assert 0 < moved < 0.004  # AdamW moves a weight by about the rate, and by its decay
 
@@ -113,12 +121,12 @@ def test_a_resumed_engine_goes_on_with_its_own_rate_decay_and_betas(tmp_path: Pa
 def test_in_bfloat16_opening_and_resuming_print_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """DeepSpeed prints a dozen lines on memory there."""
     for made in range(2):
-        learner = deepspeed.open_engine(qwen3(), zero_stage=0, optimiser=COSINE, dtype="bfloat16")
+        learner = open_engine(qwen3(), zero_stage=0, optimizer=COSINE, total_steps=8, dtype="bfloat16")
         if made:
             checkpoint.load(learner, tmp_path / "step_000001")
-        deepspeed.optimise(learner, micro_batches(rows(2), 2), loss)
+        optimizer_step(learner, micro_batches(rows(2), 2), loss)
         checkpoint.save(learner, tmp_path, step=1, state={})
-        deepspeed.close(learner)
+        close_engine(learner)
     assert capsys.readouterr().out == ""
 
 
@@ -139,7 +147,7 @@ def test_resume_on_two_ranks_continues_bit_equal(tmp_path: Path) -> None:
     learner = engine(2)
     with pytest.raises(CheckpointError, match="saved by 2 ranks with ZeRO stage 2, and this run has 1 ranks"):
         checkpoint.load(learner, tmp_path / "checkpoints" / "step_000003")
-    deepspeed.close(learner)
+    close_engine(learner)
 
 
 def test_killed_while_saving_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
@@ -174,7 +182,7 @@ def test_a_disk_that_is_full_while_extra_writes_says_what_to_do(tmp_path: Path) 
     checkpoint.save(learner, tmp_path, step=1, state={})
     with pytest.raises(CheckpointError, match=r"No space left on device.*disk or quota is full: free some space"):
         checkpoint.save(learner, tmp_path, step=2, state={}, extra=full)
-    deepspeed.close(learner)
+    close_engine(learner)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_000001"]
 
 
@@ -188,7 +196,7 @@ def test_a_flipped_bit_is_found_and_its_file_named(tmp_path: Path) -> None:
     learner = engine()
     with pytest.raises(CheckpointError, match=rf"engine/{victim.name} its SHA-256 begins"):
         checkpoint.load(learner, path)
-    deepspeed.close(learner)
+    close_engine(learner)
 
 
 def test_a_missing_or_short_file_is_found_and_named(tmp_path: Path) -> None:
@@ -209,7 +217,7 @@ def test_another_zero_stage_is_refused(tmp_path: Path) -> None:
     learner = engine(1)
     with pytest.raises(CheckpointError, match="ZeRO stage 0, and this run has 1 ranks with ZeRO stage 1"):
         checkpoint.load(learner, path)
-    deepspeed.close(learner)
+    close_engine(learner)
 
 
 def test_without_checkpoints_there_is_no_latest(tmp_path: Path) -> None:
@@ -268,7 +276,7 @@ def test_an_old_folder_that_a_process_of_the_same_id_left_is_no_obstacle(tmp_pat
     (old / "state.json").touch()
     path = checkpoint.save(learner, tmp_path, step=1, state={"try": 2})
     assert checkpoint.load(learner, path) == {"try": 2}
-    deepspeed.close(learner)
+    close_engine(learner)
     assert sorted(found.name for found in tmp_path.iterdir()) == ["latest", "step_000001"]
 
 
@@ -292,7 +300,7 @@ def test_the_manifest_covers_every_file_and_extra_ones_too(tmp_path: Path) -> No
         )
 
     path = checkpoint.save(learner, tmp_path, step=4, state={"cursor": [1, None, "x"]}, extra=export)
-    deepspeed.close(learner)
+    close_engine(learner)
     manifest = checkpoint.verify(path)
     files = {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()} - {"manifest.json"}
     assert manifest.hashes.keys() == manifest.sizes.keys() == files
@@ -307,5 +315,5 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     checkpoint.save(learner, tmp_path, step=1, state={"try": 1})
     path = checkpoint.save(learner, tmp_path, step=1, state={"try": 2})
     assert checkpoint.load(learner, path) == {"try": 2}
-    deepspeed.close(learner)
+    close_engine(learner)
     assert sorted(found.name for found in tmp_path.iterdir()) == ["latest", "step_000001"]

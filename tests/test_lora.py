@@ -20,11 +20,19 @@ from condensegrpo.algorithms.packing import collate
 from condensegrpo.config.schema import find_config, load_config
 from condensegrpo.core.errors import CheckpointError, ConfigError
 from condensegrpo.core.trajectory import Segment
-from condensegrpo.learner import checkpoint, deepspeed
-from condensegrpo.learner.deepspeed import STAGES, DeepSpeedEngine
+from condensegrpo.learner import checkpoint
+from condensegrpo.learner.engine import (
+    STAGES,
+    DeepSpeedEngine,
+    close_engine,
+    measure_logprobs,
+    open_engine,
+    optimizer_step,
+)
 from condensegrpo.learner.lora import adapted, add_adapters, base_only, dropping
 from condensegrpo.learner.policy import load_policy, save_policy
-from condensegrpo.learner.targets import ALL_LINEAR, as_targets, check_targets, check_targets_of
+from condensegrpo.learner.settings import ALL_LINEAR
+from condensegrpo.learner.targets import as_targets, check_targets, check_targets_of
 from condensegrpo.learner.weights import gathered, save_adapter
 
 HERE = Path(__file__).parent
@@ -40,7 +48,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def engine(policy: PreTrainedModel, stage: int = 0) -> DeepSpeedEngine:
-    return deepspeed.open_engine(policy, zero_stage=stage, optimiser=OPTIMISER, dtype="float32")
+    return open_engine(policy, zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
 
 
 def weights(learner: DeepSpeedEngine) -> dict[str, Tensor]:
@@ -147,9 +155,9 @@ def test_lora_under_every_zero_stage_equals_plain_torch_and_peft(stage: int) -> 
     steps = [rows(6, seed=step) for step in range(STEPS)]
     learner = engine(moved_qwen3(), stage)
     for some in steps:
-        deepspeed.optimise(learner, micro_batches(some, 2), loss, temperature=TEMPERATURE)
+        optimizer_step(learner, micro_batches(some, 2), loss, temperature=TEMPERATURE)
     found = weights(learner)
-    deepspeed.close(learner)
+    close_engine(learner)
     assert_same(found, plain(steps))
 
 
@@ -189,14 +197,14 @@ def test_merge_drift_the_base_is_bit_identical_after_any_number_of_syncs(stage: 
     """trl#3466: merging in place and taking it back moves the base a little with every sync."""
     learner = engine(moved_qwen3(EVERYWHERE), stage)
     for step in range(3):
-        deepspeed.optimise(learner, micro_batches(rows(4, seed=step), 2), loss)
+        optimizer_step(learner, micro_batches(rows(4, seed=step), 2), loss)
         first = weights(learner)
         for _ in range(3):
             again = weights(learner)
             assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
     with base_only(learner.module):
         base = weights(learner)
-    deepspeed.close(learner)
+    close_engine(learner)
     wanted = qwen3().state_dict()
     assert [name for name, tensor in base.items() if not torch.equal(tensor, wanted[name])] == []
 
@@ -207,7 +215,7 @@ def test_merged_weights_are_those_of_peft() -> None:
     of_the_adapters = logits(policy)
     learner = engine(policy)
     found = logits(loaded(weights(learner)))
-    deepspeed.close(learner)
+    close_engine(learner)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
     torch.testing.assert_close(found, of_the_adapters, rtol=0, atol=1e-4)
     assert not torch.allclose(found, logits(qwen3()), atol=0.1)
@@ -218,9 +226,9 @@ def test_merged_bfloat16_weights_are_rounded_once() -> None:
     layer = adapted(policy.get_submodule("model.layers.1.mlp.down_proj"))
     assert layer is not None
     exact = layer.weight.double() + layer.b.double() @ layer.a.double() * 2.0
-    learner = deepspeed.open_engine(policy, zero_stage=1, optimiser=OPTIMISER, dtype="bfloat16")
+    learner = open_engine(policy, zero_stage=1, optimizer=OPTIMISER, total_steps=10, dtype="bfloat16")
     found = weights(learner)["model.layers.1.mlp.down_proj.weight"]
-    deepspeed.close(learner)
+    close_engine(learner)
     assert found.dtype == torch.bfloat16
     assert torch.equal(found, exact.to(torch.bfloat16))
 
@@ -230,30 +238,30 @@ def test_lora_in_bfloat16_stays_near_fp32(stage: int) -> None:
     found = {}
     for dtype in ("float32", "bfloat16"):
         policy = moved_qwen3().to(torch.float32 if dtype == "float32" else torch.bfloat16)
-        learner = deepspeed.open_engine(policy, zero_stage=stage, optimiser=OPTIMISER, dtype=dtype)
+        learner = open_engine(policy, zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype=dtype)
         found[dtype] = [
-            deepspeed.optimise(learner, micro_batches(rows(6, seed=step), 2), loss)["grad_norm"] for step in range(2)
+            optimizer_step(learner, micro_batches(rows(6, seed=step), 2), loss)["grad_norm"] for step in range(2)
         ]
-        deepspeed.close(learner)
+        close_engine(learner)
     assert found["bfloat16"] == pytest.approx(found["float32"], rel=0.1)
 
 
 def test_the_optimiser_holds_states_of_adapters_only() -> None:
     learner = engine(moved_qwen3())
-    deepspeed.optimise(learner, micro_batches(rows(4), 2), loss)
+    optimizer_step(learner, micro_batches(rows(4), 2), loss)
     states = learner.optimizer.state
     assert sum(state["exp_avg"].numel() for state in states.values()) == sum(
         tensor.numel() for tensor in trained_weights(learner.module.policy).values()
     )
     assert all(tensor.grad is None for tensor in learner.module.parameters() if not tensor.requires_grad)
-    deepspeed.close(learner)
+    close_engine(learner)
 
 
 def test_dropout_is_active_in_the_optimisers_passes_and_nowhere_else() -> None:
     policy, some = moved_qwen3(EVERYWHERE), micro_batches(rows(4), 4)
     learner = engine(policy)
-    still = deepspeed.measure(learner, some)[0]
-    assert torch.equal(deepspeed.measure(learner, some)[0], still)
+    still = measure_logprobs(learner, some)[0]
+    assert torch.equal(measure_logprobs(learner, some)[0], still)
     batch = some[0]
     seen = []
     for _ in range(2):
@@ -262,8 +270,8 @@ def test_dropout_is_active_in_the_optimisers_passes_and_nowhere_else() -> None:
     assert not torch.equal(seen[0], still)
     assert not torch.equal(seen[0], seen[1])
     assert [part.training for part in policy.modules() if part.training] == []
-    assert torch.equal(deepspeed.measure(learner, some)[0], still)
-    deepspeed.close(learner)
+    assert torch.equal(measure_logprobs(learner, some)[0], still)
+    close_engine(learner)
 
 
 def test_dropout_leaves_an_adapters_input_out_or_scales_it_and_never_the_bases() -> None:
@@ -289,18 +297,18 @@ def test_resume_with_adapters_and_dropout_continues_bit_equal(tmp_path: Path, st
     batches = [micro_batches(rows(5, seed=step), 2) for step in range(6)]
     first = engine(adapted_qwen3(EVERYWHERE), stage)
     for some in batches[:3]:
-        deepspeed.optimise(first, some, loss)
+        optimizer_step(first, some, loss)
     checkpoint.save(first, tmp_path, step=3, state={"cursor": 3})
-    wanted = [deepspeed.optimise(first, some, loss) for some in batches[3:]]
+    wanted = [optimizer_step(first, some, loss) for some in batches[3:]]
     wanted_weights = weights(first)
-    deepspeed.close(first)
+    close_engine(first)
 
     torch.manual_seed(99)
     second = engine(adapted_qwen3(EVERYWHERE, seed=7), stage)
     assert checkpoint.load(second, tmp_path / "step_000003") == {"cursor": 3}
-    assert [deepspeed.optimise(second, some, loss) for some in batches[3:]] == wanted
+    assert [optimizer_step(second, some, loss) for some in batches[3:]] == wanted
     found = weights(second)
-    deepspeed.close(second)
+    close_engine(second)
     assert [name for name, tensor in found.items() if not torch.equal(tensor, wanted_weights[name])] == []
 
 
@@ -308,7 +316,7 @@ def test_resume_with_adapters_and_dropout_continues_bit_equal(tmp_path: Path, st
 def test_a_checkpoint_holds_the_adapters_and_not_the_base_again(tmp_path: Path, stage: int) -> None:
     learner = engine(moved_qwen3(), stage)
     path = checkpoint.save(learner, tmp_path, step=1, state={})
-    deepspeed.close(learner)
+    close_engine(learner)
     (file,) = (path / "engine").glob("*model_states.pt")
     saved = torch.load(file, weights_only=False)
     assert len(saved["module"]) == 12
@@ -330,13 +338,13 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, other: object,
     assert callable(other)
     learner = engine(moved_qwen3(), stage)
     path = checkpoint.save(learner, tmp_path, step=1, state={})
-    deepspeed.close(learner)
+    close_engine(learner)
     stranger = engine(other(), stage)
     before = weights(stranger)
     with pytest.raises(CheckpointError, match="of another model than the one at hand"):
         checkpoint.load(stranger, path)
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(stranger).items())
-    deepspeed.close(stranger)
+    close_engine(stranger)
 
 
 def adapted_base(*, seed: int) -> PreTrainedModel:
@@ -352,10 +360,10 @@ def test_the_adapter_folder_on_its_base_is_the_merged_model(tmp_path: Path, stag
     base = tmp_path / "base"
     save_policy(base, model_config=qwen3().config, named_tensors=qwen3().named_parameters(), tokenizer=tokenizer())
     learner = engine(moved_qwen3(), stage)
-    deepspeed.optimise(learner, micro_batches(rows(4), 2), loss)
+    optimizer_step(learner, micro_batches(rows(4), 2), loss)
     save_adapter(tmp_path / "adapter", learner)
     merged = loaded(weights(learner))
-    deepspeed.close(learner)
+    close_engine(learner)
     found = PeftModel.from_pretrained(load_policy(str(base), dtype="float32"), str(tmp_path / "adapter"))
     torch.testing.assert_close(logits(found), logits(merged), rtol=0, atol=1e-4)
     assert not found.peft_config["default"].use_dora
@@ -367,7 +375,7 @@ def test_the_adapter_folder_on_its_base_is_the_merged_model(tmp_path: Path, stag
 def test_a_model_with_a_head_of_its_own_is_synced_under_its_own_names(stage: int) -> None:
     learner = engine(add_adapters(llama(), EVERYWHERE, base="base", seed=0), stage)
     found = weights(learner)
-    deepspeed.close(learner)
+    close_engine(learner)
     wanted = llama().state_dict()  # B is 0: merged is what it was
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())

@@ -15,8 +15,9 @@ from condensegrpo.algorithms.packing import collate
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner import fused_head
 from condensegrpo.learner.head import ChunkedHead
-from condensegrpo.learner.lora import Lora, add_adapters
+from condensegrpo.learner.lora import add_adapters
 from condensegrpo.learner.paths import Paths, follow, paths
+from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.planning.formulas import (
     Decoder,
     Gathered,
@@ -206,7 +207,7 @@ def test_attention_along_paths_keeps_pieces_and_their_masks(
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_adapters_keep_their_ranks_and_spare_what_frozen_norms_need(kind: str, dtype: torch.dtype) -> None:
     policy = model(kind, dtype, layers=3, head_dim=8)
-    lora = Lora(rank=4, alpha=8.0, dropout=0.0, targets="all-linear")
+    lora = LoraSettings(rank=4, alpha=8.0, dropout=0.0, targets="all-linear")
     add_adapters(policy, lora, base="base", seed=0)
     along, depth = laid_out((200, 50))
     sizes, batch = decoder(layers=3, normed=kind == "qwen3"), MicroBatch(tokens=250, length=200, trained=0)

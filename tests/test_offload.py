@@ -11,8 +11,15 @@ from two_ranks import OPTIMISER, loss, micro_batches
 from condensegrpo.config.checks import check_figures
 from condensegrpo.config.schema import RunConfig, find_config, load_config
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.learner import checkpoint, deepspeed
-from condensegrpo.learner.deepspeed import DeepSpeedEngine, Offload, settings
+from condensegrpo.learner import checkpoint
+from condensegrpo.learner.engine import (
+    DeepSpeedEngine,
+    Offload,
+    close_engine,
+    deepspeed_settings,
+    open_engine,
+    optimizer_step,
+)
 from condensegrpo.learner.weights import gathered
 
 WHERE = {"device": "cpu", "pin_memory": torch.accelerator.is_available()}
@@ -30,8 +37,8 @@ def quickstart(*overrides: str) -> RunConfig:
         ("optimiser_and_weights", {"offload_optimizer": WHERE, "offload_param": WHERE}),
     ],
 )
-def test_deepspeed_is_told_what_to_offload(offload: Offload, wanted: dict[str, object]) -> None:
-    zero = settings(3, OPTIMISER, "float32", offload, elements=100, trained=7)["zero_optimization"]
+def test_deepspeed_settings_say_what_to_offload(offload: Offload, wanted: dict[str, object]) -> None:
+    zero = deepspeed_settings(3, "float32", offload, grad_clip=1.0, elements=100, trained=7)["zero_optimization"]
     assert {key: value for key, value in zero.items() if key.startswith("offload")} == wanted
     assert (zero["reduce_bucket_size"], zero["stage3_prefetch_bucket_size"]) == (7, 100)  # only gradients are reduced
 
@@ -44,10 +51,12 @@ def test_deepspeed_is_told_what_to_offload(offload: Offload, wanted: dict[str, o
 def test_steps_with_offload_are_those_without(make: type, offload: Offload, stage: int) -> None:
     found = []
     for where in ("none", offload):
-        engine = deepspeed.open_engine(make(), zero_stage=stage, optimiser=OPTIMISER, dtype="float32", offload=where)
-        stats = [deepspeed.optimise(engine, micro_batches(rows(5, seed=step), 2), loss) for step in range(3)]
+        engine = open_engine(
+            make(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32", offload=where
+        )
+        stats = [optimizer_step(engine, micro_batches(rows(5, seed=step), 2), loss) for step in range(3)]
         found.append((stats, {name: tensor.clone() for name, tensor in gathered(engine)}))
-        deepspeed.close(engine)
+        close_engine(engine)
     (stats, weights), (offloaded_stats, offloaded) = found
     assert [one["grad_norm"] for one in offloaded_stats] == pytest.approx([one["grad_norm"] for one in stats], rel=1e-5)
     for name, tensor in weights.items():
@@ -57,21 +66,21 @@ def test_steps_with_offload_are_those_without(make: type, offload: Offload, stag
 @pytest.mark.parametrize(("offload", "stage"), [("optimiser", 2), ("optimiser_and_weights", 3)])
 def test_resume_with_offload_continues_bit_equal(tmp_path: Path, offload: Offload, stage: int) -> None:
     def opened(seed: int) -> DeepSpeedEngine:
-        return deepspeed.open_engine(
-            qwen3(seed), zero_stage=stage, optimiser=OPTIMISER, dtype="float32", offload=offload
+        return open_engine(
+            qwen3(seed), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32", offload=offload
         )
 
     batches = [micro_batches(rows(5, seed=step), 2) for step in range(4)]
     first = opened(0)
     for some in batches[:2]:
-        deepspeed.optimise(first, some, loss)
+        optimizer_step(first, some, loss)
     path = checkpoint.save(first, tmp_path, step=2, state={})
-    wanted = [deepspeed.optimise(first, some, loss) for some in batches[2:]]
-    deepspeed.close(first)
+    wanted = [optimizer_step(first, some, loss) for some in batches[2:]]
+    close_engine(first)
     second = opened(7)
     checkpoint.load(second, path)
-    assert [deepspeed.optimise(second, some, loss) for some in batches[2:]] == wanted
-    deepspeed.close(second)
+    assert [optimizer_step(second, some, loss) for some in batches[2:]] == wanted
+    close_engine(second)
 
 
 @pytest.mark.parametrize(("offload", "stage", "least"), [("optimiser", 0, 1), ("optimiser_and_weights", 2, 3)])

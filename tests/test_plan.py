@@ -16,8 +16,9 @@ from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel
 from condensegrpo.cli.plan import _bytes
 from condensegrpo.config.schema import Model, NewModel, RunConfig, find_config, load_config, shipped, validate, vary
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.learner.lora import Lora, add_adapters
+from condensegrpo.learner.lora import add_adapters
 from condensegrpo.learner.new import new_model, new_tokenizer
+from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.learner.targets import adapted_layers
 from condensegrpo.planning.architecture import architecture
 from condensegrpo.planning.formulas import MicroBatch
@@ -242,7 +243,7 @@ def test_adapters_train_and_everything_else_is_frozen_by_hand() -> None:
 
 def test_adapters_are_as_many_as_the_learner_s() -> None:
     policy = add_adapters(
-        qwen3(), Lora(rank=3, alpha=1.0, dropout=0.0, targets=("q_proj", "down_proj")), base="", seed=0
+        qwen3(), LoraSettings(rank=3, alpha=1.0, dropout=0.0, targets=("q_proj", "down_proj")), base="", seed=0
     )
     trained = sum(tensor.numel() for tensor in policy.parameters() if tensor.requires_grad)
     layers = adapted_layers(qwen3(), ("q_proj", "down_proj"))

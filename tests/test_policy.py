@@ -21,7 +21,7 @@ from transformers import (
 from two_ranks import OPTIMISER
 
 from condensegrpo.core.errors import CheckpointError, ConfigError, SamplerError
-from condensegrpo.learner import deepspeed
+from condensegrpo.learner.engine import close_engine, open_engine
 from condensegrpo.learner.policy import end_ids, load_policy, load_tokenizer, positions, save_policy
 from condensegrpo.learner.weights import gathered
 from condensegrpo.samplers.transformers import TransformersSampler
@@ -57,11 +57,11 @@ def test_a_written_folder_names_what_vllm_needs(tmp_path: Path) -> None:
 
 
 def test_an_engine_writes_what_it_would_gather(tmp_path: Path) -> None:
-    engine = deepspeed.open_engine(llama(), zero_stage=3, optimiser=OPTIMISER, dtype="float32")
+    engine = open_engine(llama(), zero_stage=3, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     save_policy(
         tmp_path / "model", model_config=engine.module.config, named_tensors=gathered(engine), tokenizer=tokenizer()
     )
-    deepspeed.close(engine)
+    close_engine(engine)
     found, wanted = load_file(tmp_path / "model" / "model.safetensors"), llama().state_dict()
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())

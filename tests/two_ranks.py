@@ -17,14 +17,16 @@ from torch import Tensor
 
 from condensegrpo.algorithms.objective import Minimised, Objective, Tokenwise
 from condensegrpo.algorithms.packing import PackedBatch, collate
+from condensegrpo.core.errors import LearnerError
 from condensegrpo.core.trajectory import Segment
-from condensegrpo.learner import checkpoint, deepspeed
-from condensegrpo.learner.deepspeed import Optimiser
+from condensegrpo.learner import checkpoint, ranks
+from condensegrpo.learner.engine import STAGES, close_engine, open_engine, optimizer_step
 from condensegrpo.learner.reference import against_base
+from condensegrpo.learner.settings import OptimizerSettings
 from condensegrpo.learner.sharing import packed
 from condensegrpo.learner.weights import gathered
 
-OPTIMISER = Optimiser(lr=0.01, eps=1e-3, weight_decay=0.1, grad_clip=0.05, warmup_steps=2, total_steps=10)
+OPTIMISER = OptimizerSettings(lr=0.01, eps=1e-3, weight_decay=0.1, grad_clip=0.05, warmup_steps=2)
 STEPS = 3
 SPLITS = {"4_3": (4, 3), "7_0": (7, 0)}  # rows of the two ranks
 
@@ -45,27 +47,27 @@ def train(
     stage: int, mine: Sequence[Sequence[PackedBatch]], objective: Minimised = loss
 ) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
     """Some steps of a fresh engine; the weights after them and the metrics of each."""
-    engine = deepspeed.open_engine(qwen3(), zero_stage=stage, optimiser=OPTIMISER, dtype="float32")
-    stats = [deepspeed.optimise(engine, batches, objective, temperature=0.9) for batches in mine]
+    engine = open_engine(qwen3(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    stats = [optimizer_step(engine, batches, objective, temperature=0.9) for batches in mine]
     weights = {name: tensor.clone() for name, tensor in gathered(engine)}
-    deepspeed.close(engine)
+    close_engine(engine)
     return weights, stats
 
 
 def uneven(folder: Path) -> None:
     """Two ranks with 4 and 3 rows, then with 7 and none; a micro-batch a row."""
-    rank = deepspeed.rank()
+    rank = ranks.rank()
     for name, (first, second) in SPLITS.items():
         mine = slice(0, first) if rank == 0 else slice(first, first + second)
         batches = [micro_batches(rows(7, seed=step)[mine], 1) for step in range(STEPS)]
-        for stage in deepspeed.STAGES:
+        for stage in STAGES:
             found = train(stage, batches)
             torch.save(found, folder / f"{name}_stage{stage}_rank{rank}.pt")
 
 
 def shared_out(folder: Path) -> None:
     """Rows that share prefixes, all but two of them on the first rank until they are shared out."""
-    rank = deepspeed.rank()
+    rank = ranks.rank()
     steps = []
     for step in range(STEPS):
         mine = slice(0, 22) if rank == 0 else slice(22, 24)
@@ -77,58 +79,58 @@ def shared_out(folder: Path) -> None:
 
 def chunks(folder: Path) -> None:
     """ZeRO 3 with nothing kept gathered, and heads that need different numbers of chunks or tiles on the two ranks."""
-    rank = deepspeed.rank()
+    rank = ranks.rank()
     mine = collate(rows(40)) if rank == 0 else collate(rows(41)[40:])
     for name, objective in (("chunks", at_once), ("tiles", loss)):
-        engine = deepspeed.open_engine(llama(), zero_stage=3, optimiser=OPTIMISER, dtype="float32")
+        engine = open_engine(llama(), zero_stage=3, optimizer=OPTIMISER, total_steps=10, dtype="float32")
         engine.module.head.chunk_tokens = 50
-        stats = deepspeed.optimise(engine, [mine], objective)
+        stats = optimizer_step(engine, [mine], objective)
         weights = {name: tensor.clone() for name, tensor in gathered(engine)}
-        deepspeed.close(engine)
+        close_engine(engine)
         torch.save((weights, stats), folder / f"{name}_rank{rank}.pt")
 
 
 def with_adapters(folder: Path) -> None:
     """Two ranks with 5 and 2 rows that train adapters, their reference measured between the steps."""
-    rank = deepspeed.rank()
+    rank = ranks.rank()
     mine = slice(0, 5) if rank == 0 else slice(5, 7)
-    for stage in deepspeed.STAGES:
-        engine = deepspeed.open_engine(moved_qwen3(), zero_stage=stage, optimiser=OPTIMISER, dtype="float32")
+    for stage in STAGES:
+        engine = open_engine(moved_qwen3(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
         references = []
         for step in range(STEPS):
             batches = against_base(engine, micro_batches(rows(7, seed=step)[mine], 1), 0.9)
             references += [batch.reference for batch in batches]
-            deepspeed.optimise(engine, batches, loss, temperature=0.9)
+            optimizer_step(engine, batches, loss, temperature=0.9)
         weights = {name: tensor.clone() for name, tensor in gathered(engine)}
-        deepspeed.close(engine)
+        close_engine(engine)
         torch.save((weights, references), folder / f"adapters_stage{stage}_rank{rank}.pt")
 
 
 def _late(folder: Path) -> None:
     """The second rank is slow to write."""
-    if deepspeed.rank() == 1:
+    if ranks.rank() == 1:
         time.sleep(1.0)
         (folder / "late.txt").write_text("written")
 
 
 def saved_and_resumed(folder: Path) -> None:
     """Six steps at once, and three, a checkpoint over a leftover, a fresh engine and three more; on all ranks."""
-    rank, checkpoints = deepspeed.rank(), folder / "checkpoints"
+    rank, checkpoints = ranks.rank(), folder / "checkpoints"
     batches = [micro_batches(rows(5, seed=step)[rank::2], 2) for step in range(6)]
     whole, _ = train(2, batches)
-    first = deepspeed.open_engine(qwen3(), zero_stage=2, optimiser=OPTIMISER, dtype="float32")
+    first = open_engine(qwen3(), zero_stage=2, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     for some in batches[:3]:
-        deepspeed.optimise(first, some, loss, temperature=0.9)
+        optimizer_step(first, some, loss, temperature=0.9)
     if rank == 0:  # as a process of the same id would have left it
         stale = checkpoints / f"step_000003.tmp-{os.getpid()}"
         stale.mkdir(parents=True)
         (stale / "rng_rank_7.pt").touch()
     path = checkpoint.save(first, checkpoints, step=3, state={"cursor": 3}, extra=_late)
-    deepspeed.close(first)
-    second = deepspeed.open_engine(qwen3(seed=9), zero_stage=2, optimiser=OPTIMISER, dtype="float32")
+    close_engine(first)
+    second = open_engine(qwen3(seed=9), zero_stage=2, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     state = checkpoint.load(second, path)
     for some in batches[3:]:
-        deepspeed.optimise(second, some, loss, temperature=0.9)
+        optimizer_step(second, some, loss, temperature=0.9)
     halves = {name: tensor.clone() for name, tensor in gathered(second)}
     torch.save((whole, halves, state), folder / f"resumed_rank{rank}.pt")
 
@@ -140,7 +142,7 @@ def dies_while_saving(folder: Path) -> None:
         (folder / "stalled").touch()
         time.sleep(600)
 
-    engine = deepspeed.open_engine(qwen3(), zero_stage=0, optimiser=OPTIMISER, dtype="float32")
+    engine = open_engine(qwen3(), zero_stage=0, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     checkpoint.save(engine, folder / "checkpoints", step=1, state={"cursor": 1})
     checkpoint.save(engine, folder / "checkpoints", step=2, state={"cursor": 2}, extra=stall)
 
@@ -150,12 +152,12 @@ def runs_out_of_disk(folder: Path) -> None:
     import resource
 
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that writing fails with EFBIG instead
-    engine = deepspeed.open_engine(qwen3(), zero_stage=0, optimiser=OPTIMISER, dtype="float32")
+    engine = open_engine(qwen3(), zero_stage=0, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     checkpoint.save(engine, folder / "checkpoints", step=1, state={})
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
     try:
         checkpoint.save(engine, folder / "checkpoints", step=2, state={})
-    except deepspeed.LearnerError as error:
+    except LearnerError as error:
         (folder / "error.txt").write_text(f"{type(error).__name__}: {error}")
 
 
@@ -166,9 +168,9 @@ SCENARIOS: dict[str, Callable[[Path], None]] = {
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    deepspeed.join()
+    ranks.join()
     for wanted in sys.argv[1].split(","):
         SCENARIOS[wanted](Path(sys.argv[2]))
-    deepspeed.leave()
+    ranks.leave()
     sys.stdout.flush()
     os._exit(0)  # interpreter shutdown of torch and DeepSpeed together takes longer than a scenario

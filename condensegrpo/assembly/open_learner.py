@@ -5,9 +5,11 @@ import torch
 from condensegrpo.config.schema import Lora as LoraSection
 from condensegrpo.config.schema import Optimiser as OptimiserSection
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.learner.deepspeed import DeepSpeedEngine, Optimiser, open_engine, rank
-from condensegrpo.learner.lora import Lora, add_adapters
+from condensegrpo.learner.engine import DeepSpeedEngine, open_engine
+from condensegrpo.learner.lora import add_adapters
 from condensegrpo.learner.policy import load_policy
+from condensegrpo.learner.ranks import rank
+from condensegrpo.learner.settings import LoraSettings, OptimizerSettings
 from condensegrpo.learner.targets import as_targets
 
 
@@ -21,13 +23,16 @@ def open_learner(
     """
     policy = load_policy(source, dtype=config.model.dtype, attention=config.model.attention)
     if lora is not None:
-        adapters = Lora(rank=lora.rank, alpha=lora.alpha, dropout=lora.dropout, targets=as_targets(lora.targets))
+        adapters = LoraSettings(
+            rank=lora.rank, alpha=lora.alpha, dropout=lora.dropout, targets=as_targets(lora.targets)
+        )
         policy = add_adapters(policy, adapters, base=source, seed=config.seed)
         torch.manual_seed(config.seed + rank())
     return open_engine(
         policy,
         zero_stage=config.learner.zero_stage,
-        optimiser=Optimiser(**settings.model_dump(), total_steps=max(total_steps, 1)),
+        optimizer=OptimizerSettings(**settings.model_dump()),
+        total_steps=total_steps,
         dtype=config.model.dtype,
         offload=config.learner.offload,
     )

@@ -29,7 +29,8 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from condensegrpo.core.errors import CheckpointError
-from condensegrpo.learner.deepspeed import DeepSpeedEngine, quiet, silent
+from condensegrpo.learner.deepspeed_import import without_deprecations, without_output
+from condensegrpo.learner.engine import DeepSpeedEngine
 from condensegrpo.learner.identity import identity
 from condensegrpo.learner.publish import aside, clear, is_leftover, publish, write_text, written_aside
 from condensegrpo.learner.ranks import any_rank, barrier, rank, sum_over_ranks, world_size
@@ -80,7 +81,7 @@ def save(
     """
     target = folder / f"step_{step:06d}"
     with written_aside(_place_aside(target)) as temporary:
-        with quiet():
+        with without_deprecations():
             engine.save_checkpoint(str(temporary), tag=ENGINE, save_latest=False, exclude_frozen_parameters=True)
         torch.save(_random_states(), temporary / f"rng_rank_{rank()}.pt")
         if extra is not None:
@@ -122,7 +123,7 @@ def load(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
     schedule: LambdaLR = engine.lr_scheduler
     rates = list(schedule.base_lrs)
     settings = [{key: group[key] for key in group if key != "params"} for group in schedule.optimizer.param_groups]
-    with silent():
+    with without_output():
         path, _ = engine.load_checkpoint(str(checkpoint), tag=ENGINE, load_module_strict=False)
     if path is None:
         raise CheckpointError(

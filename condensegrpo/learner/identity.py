@@ -5,7 +5,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from condensegrpo.learner.deepspeed import DeepSpeedEngine
+from condensegrpo.learner.engine import DeepSpeedEngine
 from condensegrpo.learner.ranks import rank
 from condensegrpo.learner.weights import whole
 

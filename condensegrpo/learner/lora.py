@@ -8,7 +8,6 @@ adapted layers change: ``x.q_proj`` becomes ``x.q_proj.base_layer`` with ``x.q_p
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import torch
@@ -18,23 +17,14 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from condensegrpo.learner.targets import ALL_LINEAR, Targets, check_targets
+from condensegrpo.learner.settings import ALL_LINEAR, LoraSettings
+from condensegrpo.learner.targets import check_targets
 
 ADAPTER = "default"  # PEFT's name of the only adapter
 _BASE = ".base_layer"  # what PEFT adds to the name of a layer that it adapts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lora:
-    """What adapters there are and how strong they are."""
-
-    rank: int
-    alpha: float  # B·A is multiplied by alpha/rank
-    dropout: float  # share of an adapter's inputs set to 0 while an optimiser step is taken
-    targets: Targets  # last parts of the names of linear layers
-
-
-def add_adapters(policy: PreTrainedModel, lora: Lora, *, base: str, seed: int) -> PreTrainedModel:
+def add_adapters(policy: PreTrainedModel, lora: LoraSettings, *, base: str, seed: int) -> PreTrainedModel:
     """The same policy, its weights frozen, with adapters beside the layers that ``lora.targets`` names.
 
     Args:

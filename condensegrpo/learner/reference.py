@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from condensegrpo.algorithms.packing import PackedBatch
-from condensegrpo.learner.deepspeed import DeepSpeedEngine, measure
+from condensegrpo.learner.engine import DeepSpeedEngine, measure_logprobs
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.lora import base_only
 from condensegrpo.learner.policy import load_policy
@@ -52,7 +52,7 @@ def against_copy(
 def against_base(engine: DeepSpeedEngine, batches: Sequence[PackedBatch], temperature: float) -> list[PackedBatch]:
     """What the learner says without its adapters; every rank must call it, with or without micro-batches."""
     with base_only(engine.module):
-        logps = measure(engine, batches, temperature=temperature)
+        logps = measure_logprobs(engine, batches, temperature=temperature)
     return [
         replace(batch, reference=logp_T.to(batch.reference.device))
         for batch, logp_T in zip(batches, logps, strict=True)

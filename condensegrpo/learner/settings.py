@@ -1,3 +1,51 @@
-"""Settings of the learner. Imports neither torch nor DeepSpeed: the configuration and the planner read them."""
+"""Settings of the learner, as the configuration holds them. Imports neither torch nor pydantic.
 
-BUCKET = 500_000_000  # elements reduced together at most; DeepSpeed allocates what it is told, however small the model
+The ranges are annotations (``annotated_types``): pydantic checks them when a configuration is read.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+from annotated_types import Ge, Gt, Lt
+
+BUCKET = 500_000_000  # largest number of elements reduced together; DeepSpeed allocates this much for any model size
+ALL_LINEAR: Final = "all-linear"
+LINEAR = tuple(f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down"))  # layers of Llama, Qwen, …
+
+Dtype = Literal["float32", "bfloat16"]
+Offload = Literal["none", "optimiser", "optimiser_and_weights"]
+Targets = tuple[str, ...] | Literal["all-linear"]
+DecayRate = Annotated[float, Ge(0), Lt(1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSettings:
+    """LoRA adapters that train instead of the weights: (alpha/rank)·B·A is added to a frozen weight."""
+
+    rank: Annotated[int, Ge(1)] = 16
+    """Rows of A, columns of B."""
+    alpha: Annotated[float, Gt(0)] = 32.0
+    """Strength: B·A is multiplied by alpha/rank."""
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Share of an adapter's inputs set to 0 during an optimiser step; inactive everywhere else."""
+    targets: Targets = LINEAR
+    """Linear layers by the last part of their names, each of which must exist; all-linear: all but the LM head."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSettings:
+    """AdamW and its learning-rate schedule."""
+
+    lr: Annotated[float, Gt(0)]
+    """Peak learning rate."""
+    betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
+    """AdamW decay rates of the first and second moment; each from 0 to below 1."""
+    eps: Annotated[float, Gt(0)] = 1e-8
+    """Added to AdamW's denominator."""
+    weight_decay: Annotated[float, Ge(0)] = 0.0
+    grad_clip: Annotated[float, Gt(0)] = 1.0
+    """Largest norm of the whole gradient; a larger gradient is scaled down to it."""
+    warmup_steps: Annotated[int, Ge(0)] = 0
+    """Optimiser steps over which the learning rate rises linearly to its peak."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Learning rate after the warm-up; cosine falls to 0 at the last step of training."""

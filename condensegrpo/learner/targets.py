@@ -1,18 +1,16 @@
 """Which layers adapters can stand beside. Without PEFT and DeepSpeed: it is checked before anything is loaded."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from torch import nn
 
 from condensegrpo.core.errors import ConfigError
+from condensegrpo.learner.settings import ALL_LINEAR, Targets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-ALL_LINEAR: Final = "all-linear"
-Targets = tuple[str, ...] | Literal["all-linear"]
 
 
 def as_targets(wanted: Sequence[str] | Literal["all-linear"]) -> Targets:

@@ -5,14 +5,13 @@ from contextlib import ExitStack, contextmanager
 from copy import copy
 from pathlib import Path
 
-import deepspeed
-from deepspeed import DeepSpeedEngine
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from condensegrpo.learner.deepspeed import quiet, rank
+from condensegrpo.learner.deepspeed_import import DeepSpeedEngine, deepspeed, without_deprecations
 from condensegrpo.learner.lora import ADAPTER, adapted, base_name, merged
+from condensegrpo.learner.ranks import rank
 
 
 def gathered(engine: DeepSpeedEngine) -> Iterator[tuple[str, Tensor]]:
@@ -48,7 +47,7 @@ def whole(engine: DeepSpeedEngine, own: Sequence[nn.Parameter]) -> Iterator[None
     """Parameters are whole on every rank: gathered under ZeRO 3, as they are otherwise. Every rank must enter it."""
     with ExitStack() as stack:
         if own and engine.zero_optimization_stage() == 3:
-            with quiet():
+            with without_deprecations():
                 stack.enter_context(deepspeed.zero.GatheredParameters(list(own)))
         yield
 

@@ -1,6 +1,6 @@
 """What DeepSpeed holds of a model on one device, in bytes, at every ZeRO stage: pure formulas of numbers.
 
-Read from DeepSpeed 0.19's optimisers as ``learner/deepspeed.py`` sets them up. Which one that is:
+Read from DeepSpeed 0.19's optimisers as ``learner/engine.py`` sets them up. Which one that is:
 
     float32   stage 0   torch's own AdamW on the parameters
     bfloat16  stage 0, 1   BF16_Optimizer: fp32 gradients of everything on every rank

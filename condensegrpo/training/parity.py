@@ -19,8 +19,8 @@ from condensegrpo.assembly.open_learner import open_learner
 from condensegrpo.config.schema import RunConfig, validate
 from condensegrpo.core.protocols import Sampler
 from condensegrpo.core.trajectory import Generation, SamplingParams, Segment
-from condensegrpo.learner import deepspeed
-from condensegrpo.learner.deepspeed import DeepSpeedEngine
+from condensegrpo.learner import ranks
+from condensegrpo.learner.engine import DeepSpeedEngine, close_engine, measure_logprobs, optimizer_step
 from condensegrpo.learner.sharing import packed
 from condensegrpo.learner.weights import gathered
 from condensegrpo.storage.run_folder import RunFolder
@@ -89,7 +89,7 @@ def trial(config: RunConfig, folder: RunFolder) -> Trial:
     Raises:
         CondenseError: sampler or learner cannot be set up, or fail.
     """
-    deepspeed.join()  # before the sampler: both live in one process group
+    ranks.join()  # before the sampler: both live in one process group
     source = base_policy(config, assemble.check(config), folder)
     learner = open_learner(config, source, config.learner.optimiser, lora=None, total_steps=1)
     sampler: Sampler | None = None
@@ -100,9 +100,9 @@ def trial(config: RunConfig, folder: RunFolder) -> Trial:
         before = _compared(learner, sampler, prompts)
         rows = _samples(sampler, prompts, temperature=1.0)
         batches = packed(rows, max_tokens=MICRO_BATCH, share=learner.module.computes_trees)
-        old_T = torch.cat(deepspeed.measure(learner, batches))
-        deepspeed.optimise(learner, batches, Tokenwise(supervised))
-        new_T = torch.cat(deepspeed.measure(learner, batches))
+        old_T = torch.cat(measure_logprobs(learner, batches))
+        optimizer_step(learner, batches, Tokenwise(supervised))
+        new_T = torch.cat(measure_logprobs(learner, batches))
         sampler.update_weights(gathered(learner), 1)
         return Trial(
             device=learner.device.type,
@@ -113,7 +113,7 @@ def trial(config: RunConfig, folder: RunFolder) -> Trial:
     finally:
         if sampler is not None:
             sampler.close()
-        deepspeed.close(learner)
+        close_engine(learner)
 
 
 def _prompts(vocabulary: int) -> list[tuple[int, ...]]:
@@ -129,7 +129,7 @@ def _compared(learner: DeepSpeedEngine, sampler: Sampler, prompts: Sequence[tupl
     for temperature in TEMPERATURES:
         rows = _samples(sampler, prompts, temperature=temperature)
         batches = packed(rows, max_tokens=MICRO_BATCH, share=learner.module.computes_trees)
-        own_T = torch.cat(deepspeed.measure(learner, batches, temperature=temperature)).cpu()
+        own_T = torch.cat(measure_logprobs(learner, batches, temperature=temperature)).cpu()
         gap_T = own_T - torch.cat([batch.logprobs for batch in batches])
         found.append(
             Parity(

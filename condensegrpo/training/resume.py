@@ -6,7 +6,7 @@ from condensegrpo.config.schema import RunConfig, dump_config
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Sampler
 from condensegrpo.learner import checkpoint, ranks
-from condensegrpo.learner.deepspeed import DeepSpeedEngine
+from condensegrpo.learner.engine import DeepSpeedEngine
 from condensegrpo.learner.weights import gathered
 from condensegrpo.storage.run_folder import RunFolder, write_atomically, write_trajectory
 from condensegrpo.training.prefetch_files import restore_batches

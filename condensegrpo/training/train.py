@@ -24,8 +24,8 @@ from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Sampler, Sleeps, Tracker
 from condensegrpo.evaluation.evaluate import evaluate
 from condensegrpo.evaluation.figures import flat
-from condensegrpo.learner import checkpoint, deepspeed, ranks
-from condensegrpo.learner.deepspeed import DeepSpeedEngine
+from condensegrpo.learner import checkpoint, ranks
+from condensegrpo.learner.engine import DeepSpeedEngine, close_engine
 from condensegrpo.learner.policy import end_ids, load_tokenizer, save_policy
 from condensegrpo.learner.reference import Reference, against_base, against_copy, open_reference
 from condensegrpo.learner.weights import gathered, save_adapter
@@ -74,7 +74,7 @@ def train(
         Interrupted: stopped before there was anything to save.
     """
     assemble.use_threads(config)
-    deepspeed.join()
+    ranks.join()
     _check_ranks(config)
     for warning in _ignored_settings(config):
         observer.say(warning)
@@ -143,7 +143,7 @@ def _opened(
             )
     finally:
         sampler.close()
-        deepspeed.close(learner)
+        close_engine(learner)
         for tracker in trackers:
             tracker.close()
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from condensegrpo.algorithms.objective import Minimised
 from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.core.trajectory import Segment
-from condensegrpo.learner import deepspeed, ranks
-from condensegrpo.learner.deepspeed import DeepSpeedEngine
+from condensegrpo.learner import ranks
+from condensegrpo.learner.engine import DeepSpeedEngine, measure_logprobs, optimizer_step
 from condensegrpo.learner.reference import Reference
 from condensegrpo.learner.sharing import packed
 
@@ -50,12 +50,12 @@ def update(
         batches = _with_old_logprobs(learner, batches, temperature)
     stats: dict[str, float] = {}
     for _ in range(updates):
-        stats = deepspeed.optimise(learner, batches, objective, temperature=temperature)
+        stats = optimizer_step(learner, batches, objective, temperature=temperature)
     return {"rows": count, "tokens/rows": in_rows, "tokens/computed": computed, **stats}
 
 
 def _with_old_logprobs(
     learner: DeepSpeedEngine, batches: Sequence[PackedBatch], temperature: float
 ) -> list[PackedBatch]:
-    old = deepspeed.measure(learner, batches, temperature=temperature)
+    old = measure_logprobs(learner, batches, temperature=temperature)
     return [replace(batch, old=old_T.to(batch.old.device)) for batch, old_T in zip(batches, old, strict=True)]

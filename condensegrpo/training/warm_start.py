@@ -21,7 +21,8 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Demonstrates, Sampler
 from condensegrpo.core.trajectory import SamplingParams, Segment
-from condensegrpo.learner import deepspeed, ranks
+from condensegrpo.learner import ranks
+from condensegrpo.learner.engine import DeepSpeedEngine, close_engine, optimizer_step
 from condensegrpo.learner.policy import end_ids, load_tokenizer, save_policy
 from condensegrpo.learner.sharing import packed
 from condensegrpo.learner.weights import gathered
@@ -71,7 +72,7 @@ def warm_start(
                 stop_ids=stop_ids,
             )
         finally:
-            deepspeed.close(learner)
+            close_engine(learner)
         if settings.probe_target is None:
             break
         sound = ranks.from_first(_probe(config, components, renderer, source, observer))
@@ -96,7 +97,7 @@ def _demonstrating(config: RunConfig, components: Components) -> Demonstrates:
 
 
 def _teach(
-    learner: deepspeed.DeepSpeedEngine,
+    learner: DeepSpeedEngine,
     lessons: Iterator[list[PackedBatch]],
     observer: Observer,
     stopping: Callable[[], bool],
@@ -104,7 +105,7 @@ def _teach(
     for batches in lessons:
         if ranks.any_rank(stopping()):
             raise Interrupted("stopped during the warm start, which will be repeated")
-        stats = deepspeed.optimise(learner, batches, Tokenwise(supervised))
+        stats = optimizer_step(learner, batches, Tokenwise(supervised))
         observer.advance(f"loss {stats['loss']:.3f}")
 
 
@@ -119,7 +120,7 @@ def _prompts(renderer: Renderer, toolbox: Toolbox) -> Callable[[tuple[Message, .
 
 
 def _lessons(
-    pairs: Iterator[Pair], learner: deepspeed.DeepSpeedEngine, turns_per_step: int, max_tokens: int
+    pairs: Iterator[Pair], learner: DeepSpeedEngine, turns_per_step: int, max_tokens: int
 ) -> Iterator[list[PackedBatch]]:
     """The micro-batches of one step after another, without end."""
     while True:

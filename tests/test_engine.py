@@ -19,9 +19,11 @@ from condensegrpo.algorithms.packing import PackedBatch, blocks, collate
 from condensegrpo.algorithms.packing import micro_batches as micro_batches_of
 from condensegrpo.core.errors import ConfigError, LearnerError
 from condensegrpo.core.trajectory import Segment
-from condensegrpo.learner import deepspeed, fused_head
-from condensegrpo.learner.deepspeed import STAGES, Optimiser, learning_rate
+from condensegrpo.learner import fused_head
+from condensegrpo.learner.engine import STAGES, close_engine, learning_rate, open_engine, optimizer_step
 from condensegrpo.learner.logprobs import trained_logprobs
+from condensegrpo.learner.ranks import rank, sum_over_ranks, world_size
+from condensegrpo.learner.settings import OptimizerSettings
 from condensegrpo.learner.weights import gathered
 
 HERE = Path(__file__).parent
@@ -143,9 +145,9 @@ def test_zero_3_ranks_with_different_numbers_of_head_chunks_or_tiles_do_not_hang
 def test_metrics_are_means_over_trained_tokens() -> None:
     some = [segment([3, 4, 5], [1, 2], weight=0.25), segment([6, 7], [1], weight=0.5)]
     logp_T = torch.cat([plain_logprobs(qwen3(), row) for row in some]).detach()
-    engine = deepspeed.open_engine(qwen3(), zero_stage=0, optimiser=OPTIMISER, dtype="float32")
-    stats = deepspeed.optimise(engine, micro_batches(some, 1), loss)
-    deepspeed.close(engine)
+    engine = open_engine(qwen3(), zero_stage=0, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    stats = optimizer_step(engine, micro_batches(some, 1), loss)
+    close_engine(engine)
     assert stats["tokens"] == 3
     assert stats["ratio"] == pytest.approx(float(logp_T.exp().mean()), rel=1e-5)
     assert stats["ratio_max"] == pytest.approx(float(logp_T.exp().max()), rel=1e-5)
@@ -154,30 +156,30 @@ def test_metrics_are_means_over_trained_tokens() -> None:
 
 
 def test_learning_rate_by_hand() -> None:
-    warm = Optimiser(lr=0.4, warmup_steps=4, schedule="cosine", total_steps=8)
-    values = [learning_rate(warm, step) for step in range(10)]
+    warm = OptimizerSettings(lr=0.4, warmup_steps=4, schedule="cosine")
+    values = [learning_rate(warm, step, total_steps=8) for step in range(10)]
     half = 0.2 * math.cos(math.pi / 4)
     assert values == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.2 + half, 0.2, 0.2 - half, 0.0, 0.0], abs=1e-9)
-    assert [learning_rate(Optimiser(lr=0.4, total_steps=2), step) for step in range(4)] == [0.4] * 4
+    assert [learning_rate(OptimizerSettings(lr=0.4), step, total_steps=2) for step in range(4)] == [0.4] * 4
 
 
 def test_scheduler_steps_once_per_optimiser_step_whatever_the_micro_batches() -> None:
-    cosine = Optimiser(lr=0.1, schedule="cosine", total_steps=4)
-    engine = deepspeed.open_engine(qwen3(), zero_stage=2, optimiser=cosine, dtype="float32")
-    seen = [deepspeed.optimise(engine, micro_batches(rows(6), size), loss)["lr"] for size in (1, 6, 2)]
-    deepspeed.close(engine)
+    cosine = OptimizerSettings(lr=0.1, schedule="cosine")
+    engine = open_engine(qwen3(), zero_stage=2, optimizer=cosine, total_steps=4, dtype="float32")
+    seen = [optimizer_step(engine, micro_batches(rows(6), size), loss)["lr"] for size in (1, 6, 2)]
+    close_engine(engine)
     assert seen == pytest.approx([0.1, 0.05 + 0.05 * math.cos(math.pi / 4), 0.05])
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_loss_that_is_not_finite_leaves_the_weights_untouched(stage: int) -> None:
-    engine = deepspeed.open_engine(qwen3(), zero_stage=stage, optimiser=OPTIMISER, dtype="float32")
+    engine = open_engine(qwen3(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     before = {name: tensor.clone() for name, tensor in gathered(engine)}
     bad = collate([segment([3, 4, 5], [1], weight=math.nan)])
     with pytest.raises(LearnerError, match="the loss is nan"):
-        deepspeed.optimise(engine, [bad], supervised)
+        optimizer_step(engine, [bad], supervised)
     assert all(torch.equal(tensor, before[name]) for name, tensor in gathered(engine))
-    deepspeed.close(engine)
+    close_engine(engine)
 
 
 def endless(logp_T: Tensor, _: PackedBatch) -> Objective:
@@ -188,20 +190,20 @@ def endless(logp_T: Tensor, _: PackedBatch) -> Objective:
 @pytest.mark.parametrize("steep", [endless, Tokenwise(endless)], ids=["chunks", "one_pass"])
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_gradient_that_is_not_finite_leaves_the_weights_untouched(stage: int, steep: Minimised) -> None:
-    engine = deepspeed.open_engine(qwen3(), zero_stage=stage, optimiser=OPTIMISER, dtype="float32")
+    engine = open_engine(qwen3(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     before = {name: tensor.clone() for name, tensor in gathered(engine)}
     batch = collate([segment([3, 4, 5], [1])])
     with pytest.raises(LearnerError, match=r"the gradient norm is (nan|inf)"):
-        deepspeed.optimise(engine, [batch], steep)
+        optimizer_step(engine, [batch], steep)
     assert all(torch.equal(tensor, before[name]) for name, tensor in gathered(engine))
-    deepspeed.close(engine)
+    close_engine(engine)
 
 
 def test_a_step_without_any_micro_batch_is_refused() -> None:
-    engine = deepspeed.open_engine(qwen3(), zero_stage=0, optimiser=OPTIMISER, dtype="float32")
+    engine = open_engine(qwen3(), zero_stage=0, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     with pytest.raises(LearnerError, match="no rank has a micro-batch"):
-        deepspeed.optimise(engine, [], loss)
-    deepspeed.close(engine)
+        optimizer_step(engine, [], loss)
+    close_engine(engine)
 
 
 def test_rows_without_trained_tokens_add_nothing() -> None:
@@ -214,7 +216,7 @@ def test_rows_without_trained_tokens_add_nothing() -> None:
 
 def test_an_unknown_zero_stage_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"ZeRO stage 4: wanted one of \(0, 1, 2, 3\)"):
-        deepspeed.open_engine(qwen3(), zero_stage=4, optimiser=OPTIMISER, dtype="float32")
+        open_engine(qwen3(), zero_stage=4, optimizer=OPTIMISER, total_steps=10, dtype="float32")
 
 
 def test_bf16_zero_0_gradients_are_neither_scaled_nor_kept() -> None:
@@ -223,20 +225,20 @@ def test_bf16_zero_0_gradients_are_neither_scaled_nor_kept() -> None:
     _, norms = plain(steps, qwen3())
     for stage in STAGES:
         model = qwen3().to(torch.bfloat16)
-        engine = deepspeed.open_engine(model, zero_stage=stage, optimiser=OPTIMISER, dtype="bfloat16")
-        found = [deepspeed.optimise(engine, micro_batches(some, 2), loss, temperature=0.9) for some in steps]
+        engine = open_engine(model, zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="bfloat16")
+        found = [optimizer_step(engine, micro_batches(some, 2), loss, temperature=0.9) for some in steps]
         assert {tensor.dtype for _, tensor in gathered(engine)} == {torch.bfloat16}
-        deepspeed.close(engine)
+        close_engine(engine)
         assert [one["grad_norm"] for one in found] == pytest.approx(norms, rel=0.1)
 
 
 def test_sums_over_a_group_of_one_are_the_values() -> None:
-    assert deepspeed.sum_over_ranks([1.5, -2.0]) == (1.5, -2.0)
-    assert (deepspeed.rank(), deepspeed.world_size()) == (0, 1)
+    assert sum_over_ranks([1.5, -2.0]) == (1.5, -2.0)
+    assert (rank(), world_size()) == (0, 1)
 
 
 TRAIN = (
-    "import condensegrpo.learner.deepspeed; from two_ranks import train, micro_batches; from tiny import rows; "
+    "import condensegrpo.learner.engine; from two_ranks import train, micro_batches; from tiny import rows; "
     "[train(stage, [micro_batches(rows(2), 1)]) for stage in (0, 3)]"
 )
 JOINED = (  # as a sampler makes a group that comes before the learner

@@ -1,29 +1,16 @@
-"""DeepSpeed behind the few calls that the loops need: open an engine, take one optimiser step, sum over ranks.
+"""The learner: a policy under DeepSpeed. Open an engine, take one optimiser step, measure log-probabilities.
 
 DeepSpeed is used in every case, world size 1 included. Processes come from ``torchrun`` or ``deepspeed``; a plain
 ``python`` is a group of one. What divides by what: a token's weight already carries the denominators of the whole
 optimiser step (all ranks, all micro-batches), so that loss = Σ w·l; DeepSpeed's mean over ranks is undone here.
 """
 
-import io
 import math
-import os
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
-
-if not torch.accelerator.is_available():
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise the import of DeepSpeed warns that there is no GPU
-
-import deepspeed
-from deepspeed import DeepSpeedEngine as DeepSpeedEngine
-from deepspeed.accelerator import get_accelerator
 from torch import Tensor, distributed, nn
-from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, though untyped
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
@@ -31,36 +18,30 @@ from transformers import PreTrainedModel
 from condensegrpo.algorithms.objective import Minimised, Share, Summed
 from condensegrpo.algorithms.packing import PackedBatch, dummy
 from condensegrpo.core.errors import ConfigError, LearnerError
+from condensegrpo.learner.deepspeed_import import DeepSpeedEngine, deepspeed, without_deprecations, without_output
 from condensegrpo.learner.head import ChunkedHead
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.lora import dropping
-from condensegrpo.learner.settings import BUCKET
+from condensegrpo.learner.ranks import join, reduce, world_size
+from condensegrpo.learner.settings import BUCKET, Dtype, Offload, OptimizerSettings
 
 STAGES = (0, 1, 2, 3)
-Offload = Literal["none", "optimiser", "optimiser_and_weights"]
-MAXIMA = ("ratio", "importance", "gap")  # statistics whose largest value is told beside their mean
+MAXIMA = ("ratio", "importance", "gap")  # statistics that are reported by their maximum as well as their mean
 
-_NOISE = (  # other people's deprecations, raised while DeepSpeed runs; nothing here can avoid them
-    (DeprecationWarning, r"`torch\.jit\.script_method` is deprecated"),
-    (FutureWarning, r"`torch\.distributed\.\w+` is deprecated"),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Optimiser:
-    """AdamW and its schedule."""
-
-    lr: float  # peak
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    grad_clip: float = 1.0  # largest norm of the whole gradient
-    warmup_steps: int = 0
-    schedule: Literal["constant", "cosine"] = "constant"
-    total_steps: int  # where the cosine reaches 0
+__all__ = [
+    "MAXIMA",
+    "STAGES",
+    "DeepSpeedEngine",
+    "close_engine",
+    "deepspeed_settings",
+    "learning_rate",
+    "measure_logprobs",
+    "open_engine",
+    "optimizer_step",
+]
 
 
-def learning_rate(optimiser: Optimiser, step: int) -> float:
+def learning_rate(optimizer: OptimizerSettings, step: int, *, total_steps: int) -> float:
     """The learning rate of optimiser step ``step`` (from 0).
 
     W = warmup_steps, N = total_steps, s = step:
@@ -69,72 +50,33 @@ def learning_rate(optimiser: Optimiser, step: int) -> float:
         constant   lr
         cosine     lr·½(1 + cos(π·min(1, (s−W)/(N−W))))
     """
-    if step < optimiser.warmup_steps:
-        return optimiser.lr * (step + 1) / optimiser.warmup_steps
-    if optimiser.schedule == "constant":
-        return optimiser.lr
-    span = max(1, optimiser.total_steps - optimiser.warmup_steps)
-    return optimiser.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, (step - optimiser.warmup_steps) / span)))
-
-
-def join() -> None:
-    """Join the ranks' process group: that of the launcher, or a group of one. Gloo on a CPU, NCCL on GPUs.
-
-    A group that is there already, such as one that a sampler made, is the one that is joined.
-    """
-    if deepspeed.comm.is_initialized():
-        return
-    # Without this entry DeepSpeed compiles a shared-memory all-reduce with g++ and ninja, which only inference uses.
-    deepspeed.ops.__compatible_ops__ = {}
-    if "RANK" not in os.environ:
-        os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed insists on it
-        if not distributed.is_initialized():
-            backend = get_accelerator().communication_backend_name()
-            distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-    get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
-    with quiet():
-        deepspeed.init_distributed()
-
-
-def leave() -> None:
-    """Leave the process group, if one was joined. A process calls it last: nothing here works afterwards."""
-    if distributed.is_initialized():
-        deepspeed.comm.destroy_process_group()
-
-
-def rank() -> int:
-    """This process among all, from 0."""
-    return distributed.get_rank() if distributed.is_initialized() else int(os.environ.get("RANK", "0"))
-
-
-def world_size() -> int:
-    """How many processes learn together."""
-    return distributed.get_world_size() if distributed.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def sum_over_ranks(values: Sequence[float]) -> tuple[float, ...]:
-    """The sums of the ranks' values, place by place. Every rank must call it, with as many values."""
-    join()
-    return tuple(_over_ranks(torch.tensor(values, dtype=torch.float64), distributed.ReduceOp.SUM).tolist())
+    if step < optimizer.warmup_steps:
+        return optimizer.lr * (step + 1) / optimizer.warmup_steps
+    if optimizer.schedule == "constant":
+        return optimizer.lr
+    span = max(1, total_steps - optimizer.warmup_steps)
+    return optimizer.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, (step - optimizer.warmup_steps) / span)))
 
 
 def open_engine(
     policy: PreTrainedModel,
     *,
     zero_stage: int,
-    optimiser: Optimiser,
-    dtype: Literal["float32", "bfloat16"],
+    optimizer: OptimizerSettings,
+    total_steps: int,
+    dtype: Dtype,
     offload: Offload = "none",
 ) -> DeepSpeedEngine:
     """A DeepSpeed engine that trains ``policy``, those of its weights that take a gradient; every rank must call it.
 
     Its forward is that of ``TrainedLogprobs``. The policy stays in evaluation mode: without dropout the learner's
-    log-probabilities agree with the sampler's (for that of adapters see ``optimise``). In bfloat16 master weights,
-    optimiser and accumulated gradients are fp32; ZeRO 0 then runs as ZeRO 1, since DeepSpeed's ZeRO 0 would add
-    gradients up in bfloat16.
+    log-probabilities agree with the sampler's (for that of adapters see ``optimizer_step``). In bfloat16, master
+    weights, optimiser and accumulated gradients are fp32; ZeRO 0 then runs as ZeRO 1, since DeepSpeed's ZeRO 0 would
+    accumulate gradients in bfloat16.
 
     Args:
         policy: on the CPU.
+        total_steps: of the run; a cosine schedule falls to 0 there.
         zero_stage: how much the ranks share out: 0 nothing, 1 optimiser, 2 gradients as well, 3 weights as well.
         dtype: of the weights.
         offload: what lies in the machine's memory instead of the GPU's. The optimiser's step is then taken by the CPU.
@@ -155,17 +97,19 @@ def open_engine(
     module.register_state_dict_post_hook(_drop_frozen)  # type: ignore[no-untyped-call]  # torch left it untyped
     deepspeed.utils.set_z3_leaf_modules(module, [ChunkedHead])
     trained = [tensor for tensor in policy.parameters() if tensor.requires_grad]
-    with silent():
+    with without_output():
         engine, *_ = deepspeed.initialize(
             model=module,
             model_parameters=trained,
-            optimizer=lambda parameters: _adamw(parameters, optimiser),
-            lr_scheduler=lambda adamw: LambdaLR(adamw, lambda step: learning_rate(optimiser, step) / optimiser.lr),
-            config=settings(
+            optimizer=lambda parameters: _adamw(parameters, optimizer),
+            lr_scheduler=lambda adamw: LambdaLR(
+                adamw, lambda step: learning_rate(optimizer, step, total_steps=total_steps) / optimizer.lr
+            ),
+            config=deepspeed_settings(
                 zero_stage,
-                optimiser,
                 dtype,
                 offload,
+                grad_clip=optimizer.grad_clip,
                 elements=sum(tensor.numel() for tensor in policy.parameters()),
                 trained=sum(tensor.numel() for tensor in trained),
             ),
@@ -173,12 +117,12 @@ def open_engine(
     return engine
 
 
-def close(engine: DeepSpeedEngine) -> None:
+def close_engine(engine: DeepSpeedEngine) -> None:
     """Free what the engine holds. Its policy is not to be used any more; the process group stays."""
     engine.destroy()
 
 
-def optimise(
+def optimizer_step(
     engine: DeepSpeedEngine,
     batches: Sequence[PackedBatch],
     objective: Minimised,
@@ -210,7 +154,7 @@ def optimise(
         )
     learning = float(engine.get_lr()[0])
     tallies: list[Tally] = []
-    with quiet(), dropping(engine.module):
+    with without_deprecations(), dropping(engine.module):
         for index in range(rounds):
             batch = (batches[index] if index < len(batches) else dummy()).to(engine.device)
             engine.set_gradient_accumulation_boundary(index == rounds - 1)
@@ -223,13 +167,15 @@ def optimise(
 
 
 @torch.no_grad()
-def measure(engine: DeepSpeedEngine, batches: Sequence[PackedBatch], *, temperature: float = 1.0) -> tuple[Tensor, ...]:
+def measure_logprobs(
+    engine: DeepSpeedEngine, batches: Sequence[PackedBatch], *, temperature: float = 1.0
+) -> tuple[Tensor, ...]:
     """The log-probabilities (T,) of every micro-batch's trained tokens under the engine's weights as they are.
 
     Every rank must call it, with or without micro-batches.
     """
     found = []
-    with quiet():
+    with without_deprecations():
         for index in range(_rounds(len(batches))):
             batch = (batches[index] if index < len(batches) else dummy()).to(engine.device)
             found.append(engine(*batch.inputs, temperature).logp_T)
@@ -238,7 +184,7 @@ def measure(engine: DeepSpeedEngine, batches: Sequence[PackedBatch], *, temperat
 
 def _rounds(batches: int) -> int:
     """The micro-batches of the rank that has most: how many passes every rank must make."""
-    return int(_over_ranks(torch.tensor(batches, dtype=torch.float64), distributed.ReduceOp.MAX))
+    return int(reduce(torch.tensor(batches, dtype=torch.float64), distributed.ReduceOp.MAX))
 
 
 def _step(engine: DeepSpeedEngine, loss: float) -> float:
@@ -290,42 +236,41 @@ def _tally(found: Summed, weights_T: Tensor) -> Tally:
 def _stats(tallies: Sequence[Tally]) -> dict[str, float]:
     sums = torch.stack([tally.sums for tally in tallies]).sum(dim=0)
     largest = torch.stack([tally.largest for tally in tallies]).amax(dim=0)
-    loss, tokens, *totals = _over_ranks(sums, distributed.ReduceOp.SUM).tolist()
-    maxima = dict(zip(tallies[0].names, _over_ranks(largest, distributed.ReduceOp.MAX).tolist(), strict=True))
+    loss, tokens, *totals = reduce(sums, distributed.ReduceOp.SUM).tolist()
+    maxima = dict(zip(tallies[0].names, reduce(largest, distributed.ReduceOp.MAX).tolist(), strict=True))
     means = {name: total / max(tokens, 1.0) for name, total in zip(tallies[0].names, totals, strict=True)}
     tops = {f"{name}_max": maxima[name] if tokens else 0.0 for name in MAXIMA if name in maxima}
     return {"loss": loss, "tokens": tokens, **means, **tops}
 
 
-def _over_ranks(values: Tensor, operation: distributed.ReduceOp.RedOpType) -> Tensor:
-    values = values.to(get_accelerator().current_device_name())
-    distributed.all_reduce(values, op=operation)
-    return values
-
-
-def _adamw(parameters: Sequence[Tensor], optimiser: Optimiser) -> Optimizer:
+def _adamw(parameters: Sequence[Tensor], optimizer: OptimizerSettings) -> Optimizer:
     return AdamW(
         parameters,
-        lr=optimiser.lr,
-        betas=optimiser.betas,
-        eps=optimiser.eps,
-        weight_decay=optimiser.weight_decay,
+        lr=optimizer.lr,
+        betas=optimizer.betas,
+        eps=optimizer.eps,
+        weight_decay=optimizer.weight_decay,
         fused=True,
     )
 
 
-def _drop_frozen(module: nn.Module, state: dict[str, Any], prefix: str, metadata: object) -> None:
+def _drop_frozen(module: nn.Module, state: dict[str, Tensor], prefix: str, metadata: object) -> None:
     """Keep frozen weights out of checkpoints, under their second names too, which DeepSpeed would leave in."""
     for name, tensor in module.named_parameters(remove_duplicate=False):
         if not tensor.requires_grad:
             state.pop(prefix + name, None)
 
 
-def settings(
-    zero_stage: int, optimiser: Optimiser, dtype: str, offload: Offload = "none", *, elements: int, trained: int
-) -> dict[str, Any]:
-    """DeepSpeed's configuration for a policy of so many ``elements``, of which some are ``trained``."""
-    zero: dict[str, Any] = {
+def deepspeed_settings(
+    zero_stage: int, dtype: Dtype, offload: Offload = "none", *, grad_clip: float, elements: int, trained: int
+) -> dict[str, object]:
+    """DeepSpeed's configuration.
+
+    Args:
+        elements: numbers in the policy's weights.
+        trained: those of them that train.
+    """
+    zero: dict[str, object] = {
         "stage": zero_stage,
         "reduce_bucket_size": min(BUCKET, max(trained, 1)),
         "stage3_prefetch_bucket_size": min(BUCKET, max(elements, 1)),
@@ -335,30 +280,14 @@ def settings(
         zero["offload_optimizer"] = on_cpu
     if offload == "optimiser_and_weights":
         zero["offload_param"] = on_cpu
-    found: dict[str, Any] = {
+    settings: dict[str, object] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,  # the boundary is set by hand: the number of micro-batches varies
-        "gradient_clipping": optimiser.grad_clip,
+        "gradient_clipping": grad_clip,
         "zero_optimization": zero,
         # AdamW is torch's fused one wherever it runs: DeepSpeed's own for CPUs would have to be compiled first
         "zero_force_ds_cpu_optimizer": False,
     }
     if dtype == "bfloat16":
-        found |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
-    return found
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without the deprecation warnings that DeepSpeed calls up in torch."""
-    with warnings.catch_warnings():
-        for category, message in _NOISE:
-            warnings.filterwarnings("ignore", message=message, category=category)
-        yield
-
-
-@contextmanager
-def silent() -> Iterator[None]:
-    """``quiet``, and without the lines on memory that DeepSpeed prints where it trains in bfloat16."""
-    with quiet(), redirect_stdout(io.StringIO()):
-        yield
+        settings |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+    return settings

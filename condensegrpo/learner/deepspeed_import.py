@@ -1,0 +1,37 @@
+"""The only place that imports DeepSpeed: chooses its accelerator first, and suppresses its warnings and output."""
+
+import io
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+
+import torch
+
+if not torch.accelerator.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise the import of DeepSpeed warns that there is no GPU
+
+import deepspeed as deepspeed
+from deepspeed import DeepSpeedEngine as DeepSpeedEngine
+from deepspeed.accelerator import get_accelerator as get_accelerator
+
+_DEPRECATIONS = (  # raised inside DeepSpeed, out of this package's control
+    (DeprecationWarning, r"`torch\.jit\.script_method` is deprecated"),
+    (FutureWarning, r"`torch\.distributed\.\w+` is deprecated"),
+)
+
+
+@contextmanager
+def without_deprecations() -> Iterator[None]:
+    """Suppress the deprecation warnings that DeepSpeed triggers in torch."""
+    with warnings.catch_warnings():
+        for category, message in _DEPRECATIONS:
+            warnings.filterwarnings("ignore", message=message, category=category)
+        yield
+
+
+@contextmanager
+def without_output() -> Iterator[None]:
+    """``without_deprecations``, and without the memory report that DeepSpeed prints when it trains in bfloat16."""
+    with without_deprecations(), redirect_stdout(io.StringIO()):
+        yield
