@@ -1,13 +1,20 @@
-"""``condensegrpo plugins``: what is installed, by kind, and whether it loads."""
+"""``condensegrpo plugins``: the installed plug-ins by kind, and whether they load.
 
+The package's own plug-ins are described from their source: importing them would import torch, which takes seconds.
+Plug-ins of other packages are imported, because only that shows whether they load.
+"""
+
+import ast
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import EntryPoint
+from importlib.util import find_spec
+from itertools import groupby
+from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -16,9 +23,12 @@ from condensegrpo.cli.neutral import neutral, one_line
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.plugins import KINDS, installed, load
 
+OURS = "condensegrpo"  # the name of our distribution
+NAME_WIDTH = 22
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Installed:
+class InstalledPlugin:
     """One plug-in."""
 
     kind: str
@@ -26,53 +36,85 @@ class Installed:
     object: str  # module:attribute
     distribution: str  # name and version; empty if not known
     summary: str  # first line of its docstring
-    error: str  # why it does not load; empty: it does
+    error: str  # why it does not load; empty if it loads
 
 
 def plugins(
-    kind: Annotated[str | None, typer.Argument(help=f"Only one of {', '.join(KINDS)}.")] = None,
+    kind: Annotated[str | None, typer.Argument(help=f"Only this kind: {', '.join(KINDS)}.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List the plug-ins by kind: name, object, origin, and whether it loads. Exit code 1 if one does not."""
+    """List the plug-ins by kind: name, summary, object and package. Exit code 1 if a plug-in does not load."""
     if kind is not None and kind not in KINDS:
-        raise PluginError(f"listing plug-ins of kind {kind!r}: there are {', '.join(KINDS)}.")
-    found = [inspected(each, point) for each in ((kind,) if kind else KINDS) for point in installed(each)]
+        raise PluginError(f"listing plug-ins: found the kind {kind!r}, wanted one of {', '.join(KINDS)}.")
+    listed = [described(each, point) for each in ((kind,) if kind else KINDS) for point in installed(each)]
     if as_json:
-        typer.echo(json.dumps({"version": 1, "plugins": [asdict(one) for one in found]}))
+        typer.echo(json.dumps({"version": 1, "plugins": [asdict(plugin) for plugin in listed]}))
     else:
-        _show(found)
-    if any(one.error for one in found):
+        _show(listed)
+    if any(plugin.error for plugin in listed):
         raise typer.Exit(1)
 
 
-def inspected(kind: str, point: EntryPoint) -> Installed:
-    """A plug-in with what can be told about it; it is loaded but not called."""
-    summary, error = "", ""
-    try:
-        summary = (load(kind, point.name).__doc__ or "").strip().split("\n")[0]
-    except PluginError as refusal:
-        error = str(refusal)
-    origin = point.dist
-    return Installed(
+def described(kind: str, point: EntryPoint) -> InstalledPlugin:
+    """Describe a plug-in without calling it; one of another package is imported."""
+    package = point.dist
+    docstring, error = None, ""
+    if package is not None and package.name == OURS:
+        docstring = docstring_in_source(point)
+    if docstring is None:
+        try:
+            docstring = load(kind, point.name).__doc__ or ""
+        except PluginError as refusal:
+            docstring, error = "", str(refusal)
+    return InstalledPlugin(
         kind=kind,
         name=point.name,
         object=point.value,
-        distribution=f"{origin.name} {origin.version}" if origin is not None else "",
-        summary=summary,
+        distribution=f"{package.name} {package.version}" if package is not None else "",
+        summary=docstring.strip().split("\n")[0],
         error=error,
     )
 
 
-def _show(found: Sequence[Installed]) -> None:
-    table = Table(box=box.SIMPLE_HEAD, header_style=theme.DIM, padding=(0, 1, 0, 0))
-    for heading in ("kind", "name", "object", "from", ""):
-        table.add_column(heading, overflow="fold")
-    last = ""
-    for one in found:
-        state = Text(f"✗ {one_line(one.error, 300)}", theme.BAD) if one.error else Text(neutral(one.summary), theme.DIM)
-        kind = Text(one.kind if one.kind != last else "", "bold")
-        table.add_row(kind, Text(one.name), Text(one.object, theme.HEAD), Text(one.distribution), state)
-        last = one.kind
+def docstring_in_source(point: EntryPoint) -> str | None:
+    """The docstring of the class or function that an entry point names, read from its file.
+
+    Imports the packages above its module, which must be light. None if the file does not define such an object.
+    """
+    try:
+        spec = find_spec(point.module)
+    except ModuleNotFoundError:
+        return None
+    if spec is None or spec.origin is None or not spec.has_location:
+        return None
+    for statement in ast.parse(Path(spec.origin).read_bytes()).body:
+        if (
+            isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            and statement.name == point.attr
+        ):
+            return ast.get_docstring(statement)
+    return None
+
+
+def _show(listed: Sequence[InstalledPlugin]) -> None:
+    """By kind: name and summary, below it the object to read or change, and the package if it is not ours."""
     console = theme.console()
-    console.print(table)
-    console.print(Text("A plug-in in a file needs no installation: path/to/file.py:Name.", theme.DIM))
+    for kind, group in groupby(listed, key=lambda plugin: plugin.kind):
+        console.print(Text(kind, "bold"))
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(width=NAME_WIDTH, overflow="fold")
+        table.add_column(overflow="fold")
+        for plugin in group:
+            table.add_row(Text(f"  {plugin.name}"), _description(plugin))
+        console.print(table)
+    console.print(Text("\nA plug-in in a file needs no installation: path/to/file.py:Name.", theme.DIM))
+
+
+def _description(plugin: InstalledPlugin) -> Text:
+    summary = (
+        Text(f"✗ {one_line(plugin.error, 300)}", theme.BAD)
+        if plugin.error
+        else Text(neutral(plugin.summary).replace("``", ""))
+    )
+    foreign = "" if plugin.distribution.split(" ")[0] == OURS else f"  {plugin.distribution or 'package unknown'}"
+    return summary.append(f"\n{plugin.object}{foreign}", theme.DIM)

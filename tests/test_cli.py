@@ -6,9 +6,12 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
 from command import ENVIRONMENT, ROOT, TINY, command, run, succeed
 
 from condensegrpo.learner.new import new_tokenizer
+
+HEAVY = {"transformers", "deepspeed", "datasets", "peft", "accelerate", "matplotlib", "sentencepiece", "wandb", "vllm"}
 
 
 def refused(*arguments: str, code: int = 2) -> str:
@@ -25,21 +28,50 @@ def test_help_names_every_command() -> None:
         assert name in out
 
 
-def test_help_imports_neither_torch_nor_transformers() -> None:
-    """What keeps ``--help`` fast: `/usr/bin/time condensegrpo --help` gives the seconds."""
+@pytest.mark.parametrize(
+    ("arguments", "loaded", "not_loaded"),
+    [
+        (("--help",), "typer", {"torch", "numpy", "yaml", *HEAVY}),
+        (("plugins",), "rich", {"torch", "numpy", "yaml", *HEAVY}),
+        (("train", "configs/quickstart.yaml", "--dry-run"), "torch", HEAVY),
+    ],
+)
+def test_a_command_imports_only_what_it_needs(arguments: tuple[str, ...], loaded: str, not_loaded: set[str]) -> None:
+    """What keeps these commands fast: ``time condensegrpo --help`` gives the seconds."""
     done = subprocess.run(
-        command("--help", launcher=("-X", "importtime", "-m")),
+        command(*arguments, launcher=("-X", "importtime", "-m")),
         capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, timeout=60, check=True,
     )  # fmt: skip
     modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "typer" in modules
-    assert modules.isdisjoint({"torch", "transformers", "deepspeed", "matplotlib", "datasets", "numpy"})
+    assert loaded in modules
+    assert modules.isdisjoint(not_loaded)
 
 
 def test_plugins_lists_what_is_installed() -> None:
     out = succeed("plugins")
     for name in ("last_k", "ledger", "gsm8k", "inverse_max_context", "calculator", "transformers"):
         assert name in out
+
+
+def test_plug_ins_of_another_package_are_imported_and_one_that_fails_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text('from abc import ABC\n\n\nclass Good(ABC):\n    """Pays for brevity."""\n')
+    (tmp_path / "broken.py").write_text('import not_installed_anywhere\n\n\nclass Bad:\n    """Pays."""\n')
+    (tmp_path / "other-1.2.dist-info").mkdir()
+    (tmp_path / "other-1.2.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.2\n")
+    (tmp_path / "other-1.2.dist-info/entry_points.txt").write_text(
+        "[condensegrpo.rewards]\nbrevity = other:Good\nlost = broken:Bad\n"
+    )
+    done = subprocess.run(
+        command("plugins", "rewards", "--json"),
+        capture_output=True, text=True, cwd=ROOT, env={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    listed = {plugin["name"]: plugin for plugin in json.loads(done.stdout)["plugins"]}
+    assert listed["brevity"]["summary"] == "Pays for brevity."
+    assert listed["brevity"]["distribution"] == "other 1.2"
+    assert "not_installed_anywhere" in listed["lost"]["error"]
+    assert not any(plugin["error"] for name, plugin in listed.items() if name != "lost")
 
 
 def test_a_dry_run_prints_the_resolved_configuration_and_makes_nothing(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import inspect
 import json
 import os
 import struct
@@ -36,11 +37,11 @@ from condensegrpo.cli.doctor_model import (
 )
 from condensegrpo.cli.doctor_sandbox import sandbox_finding
 from condensegrpo.cli.findings import Finding, Level, ok, problem, show, warning
-from condensegrpo.cli.plugins import inspected, plugins
+from condensegrpo.cli.plugins import described, docstring_in_source, plugins
 from condensegrpo.cli.theme import console
 from condensegrpo.config.schema import NewModel, RunConfig, load_config
 from condensegrpo.core.errors import PluginError
-from condensegrpo.core.plugins import KINDS
+from condensegrpo.core.plugins import KINDS, installed, load
 from condensegrpo.sandbox import ladder
 
 CONFIG = """
@@ -364,19 +365,21 @@ def test_one_kind_can_be_listed() -> None:
 def test_an_unknown_kind_names_those_that_exist() -> None:
     result = called(plugins, "tracker")
     assert isinstance(result.exception, PluginError)
-    assert "there are condensers, rewards" in str(result.exception)
+    assert "wanted one of condensers, rewards" in str(result.exception)
 
 
 def test_a_plugin_that_does_not_load_says_why() -> None:
     broken = EntryPoint(name="nowhere", value="condensegrpo.nowhere:Nothing", group="condensegrpo.tools")
-    found = inspected("tools", broken)
+    found = described("tools", broken)
     assert found.error.startswith("looking for 'nowhere' among the tools: not installed")
     assert found.distribution == ""
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_shipped_loads(kind: str) -> None:
+def test_every_shipped_plug_in_loads_and_has_a_summary_in_its_source(kind: str) -> None:
     assert called(plugins, kind).exit_code == 0
+    for point in installed(kind):
+        assert (docstring_in_source(point) or "") == inspect.cleandoc(load(kind, point.name).__doc__)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x05\x00", b"\xff" * 8 + b"{}", (2).to_bytes(8, "little") + b"[]"])
