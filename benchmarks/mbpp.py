@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from condensegrpo.sandbox.grade import Verdict, grade
-from condensegrpo.sandbox.limits import Limits
+from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.sandbox.sandbox import Sandbox
 from condensegrpo.storage.rows import read_rows
 from condensegrpo.tasks.mbpp import entry_points
@@ -93,7 +93,7 @@ async def main() -> int:
     failing = [one.number for one, passed in zip(solutions, plain, strict=True) if not passed]
     print(f"{sum(plain)} of {len(solutions)} solutions pass in plain Python, {tests} tests; not: {failing}")
     bad = []
-    with Sandbox(given.rung, Limits(seconds=SECONDS)) as sandbox:
+    with Sandbox(isolation=given.rung, limits=SandboxLimits(seconds=SECONDS)) as sandbox:
         print(f"the sandbox is on the rung {sandbox.open()}; load of the machine {os.getloadavg()[0]:.1f}")
         begin = time.perf_counter()
         whole = await judged(sandbox, solutions, [one.code for one in solutions])

@@ -41,7 +41,7 @@ async def main() -> None:
     """Measure and print."""
     rung = sys.argv[1] if len(sys.argv) > 1 else "auto"
     cores = len(os.sched_getaffinity(0))
-    with Sandbox(rung) as sandbox:
+    with Sandbox(isolation=rung) as sandbox:
         begin = time.perf_counter()
         found = sandbox.open()
         opened = 1000 * (time.perf_counter() - begin)

@@ -2,7 +2,9 @@
 
 from condensegrpo.core.protocols import Problem, RewardResult
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.rewards.verdict import Match, check_match, judge
+from condensegrpo.rewards.matches import Match, Matcher
+from condensegrpo.rewards.verdict import judge
+from condensegrpo.sandbox.sandbox import Sandbox
 
 
 class Format:
@@ -12,17 +14,17 @@ class Format:
     ``match`` is None.
     """
 
-    def __init__(self, *, min_reply_chars: int = 1, match: Match | None = "exact") -> None:
-        if match is not None:
-            check_match(match)
+    def __init__(
+        self, *, min_reply_chars: int = 1, match: Match | None = "exact", sandbox: Sandbox | None = None
+    ) -> None:
         if min_reply_chars < 1:
             raise ValueError(
                 f"min_reply_chars={min_reply_chars}: wanted at least 1, a blank reply is never well formed"
             )
         self._min_reply_chars = min_reply_chars
-        self._match = match
+        self._matcher = None if match is None else Matcher(match, sandbox)
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
-        valid, right = judge(trajectory, problem, match=self._match, min_reply_chars=self._min_reply_chars)
+        valid, right = judge(trajectory, problem, self._matcher, min_reply_chars=self._min_reply_chars)
         return RewardResult(total=float(valid), components={"format": float(valid)}, format_valid=valid, correct=right)

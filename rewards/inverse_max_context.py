@@ -3,7 +3,9 @@
 from condensegrpo.core.protocols import Problem, RewardResult
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.context import Measure, check_measure, context_tokens
-from condensegrpo.rewards.verdict import Domain, Match, check_domain, check_match, judge
+from condensegrpo.rewards.matches import Match, Matcher
+from condensegrpo.rewards.verdict import Domain, check_domain, judge
+from condensegrpo.sandbox.sandbox import Sandbox
 
 
 class InverseMaxContext:
@@ -19,6 +21,7 @@ class InverseMaxContext:
         *,
         measure: Measure = "max",
         match: Match = "exact",
+        sandbox: Sandbox | None = None,
         domain: Domain = "general",
         min_last_reply_chars: int = 1,
     ) -> None:
@@ -26,16 +29,15 @@ class InverseMaxContext:
         check_domain(domain)
         self._domain: Domain = domain
         self._min_last_reply_chars = min_last_reply_chars
-        check_match(match)
         self._measure = measure
-        self._match = match
+        self._matcher = Matcher(match, sandbox)
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
         valid, right = judge(
             trajectory,
             problem,
-            match=self._match,
+            self._matcher,
             min_last_reply_chars=self._min_last_reply_chars,
             domain=self._domain,
         )

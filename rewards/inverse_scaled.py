@@ -5,7 +5,9 @@ import math
 from condensegrpo.core.protocols import Problem, RewardResult
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.context import Measure, check_measure, context_tokens
-from condensegrpo.rewards.verdict import Match, check_match, judge
+from condensegrpo.rewards.matches import Match, Matcher
+from condensegrpo.rewards.verdict import judge
+from condensegrpo.sandbox.sandbox import Sandbox
 
 
 class InverseScaled:
@@ -15,17 +17,23 @@ class InverseScaled:
     C_ref = 100 a right answer gives 1 at 50 tokens, 1 at 100 and 0.25 at 400.
     """
 
-    def __init__(self, *, reference_tokens: float, measure: Measure = "max", match: Match = "exact") -> None:
+    def __init__(
+        self,
+        *,
+        reference_tokens: float,
+        measure: Measure = "max",
+        match: Match = "exact",
+        sandbox: Sandbox | None = None,
+    ) -> None:
         if not 0 < reference_tokens < math.inf:
             raise ValueError(f"reference_tokens={reference_tokens}: wanted a finite number of tokens above 0")
         check_measure(measure)
-        check_match(match)
         self._reference_tokens = reference_tokens
         self._measure = measure
-        self._match = match
+        self._matcher = Matcher(match, sandbox)
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
-        valid, right = judge(trajectory, problem, match=self._match)
+        valid, right = judge(trajectory, problem, self._matcher)
         total = right * min(1.0, self._reference_tokens / max(context_tokens(trajectory, self._measure), 1))
         return RewardResult(total=total, components={"inverse_scaled": total}, format_valid=valid, correct=right)

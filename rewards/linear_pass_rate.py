@@ -6,7 +6,9 @@ from statistics import fmean
 from condensegrpo.core.protocols import Problem, RewardResult
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.context import ContextTax, Measure
-from condensegrpo.rewards.verdict import Match, check_match, judge
+from condensegrpo.rewards.matches import Match, Matcher
+from condensegrpo.rewards.verdict import judge
+from condensegrpo.sandbox.sandbox import Sandbox
 
 
 class LinearPassRate:
@@ -29,16 +31,16 @@ class LinearPassRate:
         coefficient: float = 0.2,
         measure: Measure = "max",
         match: Match = "exact",
+        sandbox: Sandbox | None = None,
     ) -> None:
         self._tax = ContextTax(
             measure=measure, context_low=context_low, context_high=context_high, coefficient=coefficient
         )
-        check_match(match)
-        self._match = match
+        self._matcher = Matcher(match, sandbox)
 
     def score_group(self, trajectories: Sequence[Trajectory], problem: Problem) -> list[RewardResult]:
         """The reward of every trajectory of a group."""
-        verdicts = [judge(trajectory, problem, match=self._match) for trajectory in trajectories]
+        verdicts = [judge(trajectory, problem, self._matcher) for trajectory in trajectories]
         pass_rate = fmean(verdict.correct for verdict in verdicts)
         results = []
         for trajectory, (valid, right) in zip(trajectories, verdicts, strict=True):

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 from condensegrpo.core.protocols import Problem
 from condensegrpo.rewards.mathematics import equal
 from condensegrpo.rewards.unit_tests import passes_tests
+from condensegrpo.sandbox.sandbox import Sandbox
 
 Match = Literal["exact", "number", "last_number", "alias", "contains", "math", "tests"]
 MATCHES: tuple[Match, ...] = get_args(Match)
@@ -18,18 +19,48 @@ _NUMBERS = re.compile(r"(?<![\w.])[+-]?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\
 _TOLERANCE = 1e-6
 
 
-def right(answer: str, problem: Problem, match: Match) -> bool:
-    """Whether an answer is right.
+class Matcher:
+    """Compares answers with the ground truth by one method.
 
-    ``exact`` folds case and whitespace; ``alias`` does so for any of ``problem.data["aliases"]`` or the ground truth;
-    ``contains`` asks whether any of those stands in the answer. ``number`` compares the values of two numbers, see
-    there; ``last_number`` takes the last number of the answer. ``math`` asks whether two expressions are equal.
+    ``exact`` ignores case and repeated whitespace; ``alias`` accepts any of ``problem.data["aliases"]`` or the ground
+    truth; ``contains`` asks whether the answer contains any of them. ``number`` compares the values of two numbers, see
+    the function; ``last_number`` takes the last number of the answer. ``math`` asks whether two expressions are equal.
     ``tests`` runs the answer's code in the sandbox against ``problem.data["tests"]``.
-
-    Raises:
-        ValueError: the problem has no ground truth: nothing is ever guessed from the look of an answer.
     """
-    return _RIGHT[match](answer, problem)
+
+    def __init__(self, match: Match, sandbox: Sandbox | None = None) -> None:
+        """Choose the method.
+
+        Args:
+            match: one of ``MATCHES``.
+            sandbox: in which ``tests`` runs code, opened here; other methods need none.
+
+        Raises:
+            ValueError: ``match`` is unknown, or needs a sandbox and has none.
+            SandboxError: no isolation backend works on this machine.
+        """
+        if match not in MATCHES:
+            raise ValueError(f"match={match!r}: wanted one of {', '.join(MATCHES)}")
+        if match == "tests":
+            if sandbox is None:
+                raise ValueError("match='tests' runs code and found no sandbox: pass sandbox=Sandbox()")
+            sandbox.open()
+        self._match: Match = match
+        self._sandbox = sandbox
+
+    def right(self, answer: str, problem: Problem) -> bool:
+        """Whether an answer is right.
+
+        Raises:
+            ValueError: the problem has no ground truth: nothing is guessed from the look of an answer.
+        """
+        if self._sandbox is not None and self._match == "tests":
+            return passes_tests(answer, problem, self._sandbox)
+        return _RIGHT[self._match](answer, problem)
+
+    def check_truth(self, problem: Problem) -> None:
+        """Raise ValueError if the problem has no ground truth for this method."""
+        check_truth(problem, self._match)
 
 
 def check_truth(problem: Problem, match: Match) -> None:
@@ -100,7 +131,6 @@ _RIGHT: Mapping[Match, Callable[[str, Problem], bool]] = {
     "alias": _same_alias,
     "contains": _holds_alias,
     "math": _same_value,
-    "tests": passes_tests,
 }
 
 

@@ -3,7 +3,9 @@
 from condensegrpo.core.protocols import Problem, RewardResult
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.context import ContextTax, Measure
-from condensegrpo.rewards.verdict import Match, check_match, judge
+from condensegrpo.rewards.matches import Match, Matcher
+from condensegrpo.rewards.verdict import judge
+from condensegrpo.sandbox.sandbox import Sandbox
 
 
 class Multiplicative:
@@ -22,15 +24,15 @@ class Multiplicative:
         coefficient: float = 0.2,
         measure: Measure = "max",
         match: Match = "exact",
+        sandbox: Sandbox | None = None,
     ) -> None:
         self._tax = ContextTax(
             measure=measure, context_low=context_low, context_high=context_high, coefficient=coefficient
         )
-        check_match(match)
-        self._match = match
+        self._matcher = Matcher(match, sandbox)
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
-        valid, right = judge(trajectory, problem, match=self._match)
+        valid, right = judge(trajectory, problem, self._matcher)
         total = right * (1 - self._tax.of(trajectory))
         return RewardResult(total=total, components={"multiplicative": total}, format_valid=valid, correct=right)

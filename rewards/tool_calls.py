@@ -2,7 +2,9 @@
 
 from condensegrpo.core.protocols import Problem, RewardResult
 from condensegrpo.core.trajectory import TOOL_ATTEMPTS, TOOL_SUCCESSES, Trajectory
-from condensegrpo.rewards.verdict import Match, check_match, judge
+from condensegrpo.rewards.matches import Match, Matcher
+from condensegrpo.rewards.verdict import judge
+from condensegrpo.sandbox.sandbox import Sandbox
 
 
 class ToolCalls:
@@ -12,17 +14,15 @@ class ToolCalls:
     ``match`` is None.
     """
 
-    def __init__(self, *, weight: float = 1.0, match: Match | None = "exact") -> None:
+    def __init__(self, *, weight: float = 1.0, match: Match | None = "exact", sandbox: Sandbox | None = None) -> None:
         if not 0 <= weight < float("inf"):
             raise ValueError(f"weight={weight}: wanted a finite number that is not negative")
-        if match is not None:
-            check_match(match)
         self._weight = weight
-        self._match = match
+        self._matcher = None if match is None else Matcher(match, sandbox)
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
-        valid, right = judge(trajectory, problem, match=self._match)
+        valid, right = judge(trajectory, problem, self._matcher)
         attempts = sum(turn.turn_rewards.get(TOOL_ATTEMPTS, 0.0) for turn in trajectory.turns)
         successes = sum(turn.turn_rewards.get(TOOL_SUCCESSES, 0.0) for turn in trajectory.turns)
         total = self._weight * successes / attempts if attempts else 0.0

@@ -3,16 +3,16 @@
 import re
 
 from condensegrpo.core.protocols import Problem
-from condensegrpo.sandbox.current import current
 from condensegrpo.sandbox.grade import grade_now
 from condensegrpo.sandbox.ran import Outcome
+from condensegrpo.sandbox.sandbox import Sandbox
 
 MAX_CODE = 100_000  # characters of an answer's code; more fails
 
 _FENCED = re.compile(r"^[ \t]*```(?:python|py)?[ \t\r]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE | re.IGNORECASE)
 
 
-def passes_tests(answer: str, problem: Problem) -> bool:
+def passes_tests(answer: str, problem: Problem, sandbox: Sandbox) -> bool:
     """Whether an answer's code passes every test of ``problem.data``: ``tests``, ``test_setup``, ``entry``.
 
     Raises:
@@ -24,7 +24,7 @@ def passes_tests(answer: str, problem: Problem) -> bool:
         return False
     data = problem.data
     verdict = grade_now(
-        current(), code, tuple(data["tests"]), setup=data.get("test_setup", ""), entry=tuple(data.get("entry", ()))
+        sandbox, code, tuple(data["tests"]), setup=data.get("test_setup", ""), entry=tuple(data.get("entry", ()))
     )
     if Outcome.LOST in (verdict.judge.outcome, verdict.code.outcome):
         raise RuntimeError(f"judging problem {problem.id}: the sandbox failed: {verdict.reasons[0]}")

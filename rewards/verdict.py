@@ -6,22 +6,8 @@ from typing import Literal, NamedTuple, get_args
 
 from condensegrpo.core.protocols import Problem
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.rewards.matches import MATCHES, Match, check_truth, number, right
+from condensegrpo.rewards.matches import Matcher
 from condensegrpo.rewards.unit_tests import MAX_CODE, code_of
-from condensegrpo.sandbox.current import current
-
-__all__ = [
-    "MATCHES",
-    "Domain",
-    "Match",
-    "Verdict",
-    "check_domain",
-    "check_match",
-    "correct",
-    "format_valid",
-    "judge",
-    "number",
-]
 
 Domain = Literal["general", "math", "coding"]
 MAX_VALUE = 300  # characters of an answer in the domain math: a value and no essay
@@ -37,13 +23,13 @@ class Verdict(NamedTuple):
 def judge(
     trajectory: Trajectory,
     problem: Problem,
+    matcher: Matcher | None,
     *,
-    match: Match | None,
     min_reply_chars: int = 1,
     min_last_reply_chars: int = 1,
     domain: Domain = "general",
 ) -> Verdict:
-    """Both judgements at once; ``match=None`` leaves the answer unread and calls nothing right.
+    """Both judgements at once; ``matcher=None`` leaves the answer unread and calls nothing right.
 
     An answer in a bad format is not held against the ground truth.
 
@@ -53,10 +39,10 @@ def judge(
     valid = format_valid(
         trajectory, min_reply_chars=min_reply_chars, min_last_reply_chars=min_last_reply_chars, domain=domain
     )
-    if match is None:
+    if matcher is None:
         return Verdict(valid, 0.0)
-    check_truth(problem, match)
-    return Verdict(valid, correct(trajectory, problem, match=match) if valid else 0.0)
+    matcher.check_truth(problem)
+    return Verdict(valid, correct(trajectory, problem, matcher) if valid else 0.0)
 
 
 def format_valid(
@@ -81,22 +67,14 @@ def format_valid(
     return domain == "general" or _is_python(code_of(trajectory.answer))
 
 
-def correct(trajectory: Trajectory, problem: Problem, *, match: Match) -> float:
-    """1.0 if the answer is right, 0.0 if it is not or none was given; see ``matches.right``.
+def correct(trajectory: Trajectory, problem: Problem, matcher: Matcher) -> float:
+    """1.0 if the answer is right, 0.0 if it is wrong or missing; see ``Matcher``.
 
     Raises:
         ValueError: the problem has no ground truth: nothing is ever guessed from the look of an answer.
     """
-    check_truth(problem, match)
-    return 0.0 if trajectory.answer is None else float(right(trajectory.answer, problem, match))
-
-
-def check_match(match: str) -> None:
-    """Raise ValueError unless ``match`` is one of ``MATCHES``; SandboxError if it needs a sandbox and none holds."""
-    if match not in MATCHES:
-        raise ValueError(f"match={match!r}: wanted one of {', '.join(MATCHES)}")
-    if match == "tests":
-        current().open()
+    matcher.check_truth(problem)
+    return 0.0 if trajectory.answer is None else float(matcher.right(trajectory.answer, problem))
 
 
 def check_domain(domain: str) -> None:

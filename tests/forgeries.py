@@ -12,12 +12,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from condensegrpo.sandbox.grade import Verdict, grade
-from condensegrpo.sandbox.limits import MIB, Limits
+from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.sandbox.ran import Ran
 from condensegrpo.sandbox.sandbox import Sandbox
 
 SECONDS = 2.0
-LIMITS = Limits(seconds=SECONDS, memory=256 * MIB)
+LIMITS = SandboxLimits(seconds=SECONDS, memory_mib=256)
 TESTS = ("assert add(1, 2) == 3", "assert add([1], [2]) == [1, 2]", "assert add('a', 'b') == 'ab'")
 # for code that speaks on the channel itself
 TALK = """
@@ -244,7 +244,7 @@ def work() -> dict[str, tuple[str, Sequence[str], Sequence[str]]]:
 
 async def run_all(rung: str) -> dict[str, Verdict]:
     """What becomes of each forgery, several at a time."""
-    with Sandbox(rung, LIMITS, parallel=6) as sandbox:
+    with Sandbox(isolation=rung, limits=LIMITS, parallel=6) as sandbox:
         found = [grade(sandbox, code, tests, entry=entry) for code, tests, entry in work().values()]
         return dict(zip(work(), await asyncio.gather(*found), strict=True))
 

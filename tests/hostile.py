@@ -11,12 +11,12 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from condensegrpo.sandbox.limits import MIB, Limits
+from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.sandbox.ran import Ran
 from condensegrpo.sandbox.sandbox import Sandbox
 
 SECONDS = 1.5
-LIMITS = Limits(seconds=SECONDS, memory=256 * MIB, disk=8 * MIB, file=4 * MIB, files=500, output=4000)
+LIMITS = SandboxLimits(seconds=SECONDS, memory_mib=256, disk_mib=8, files=500, output_bytes=4000)
 SECRET = "hf_thisisasecret"
 MARK = "left-by-hostile-code"  # a file's name
 SLEEP = "987.25"  # an argument of a process
@@ -192,7 +192,7 @@ class Run:
 
 async def run_all(rung: str) -> Run:
     """Run the inputs, several at a time."""
-    with Sandbox(rung, LIMITS, parallel=6) as sandbox:
+    with Sandbox(isolation=rung, limits=LIMITS, parallel=6) as sandbox:
         sandbox.open()
         before = len(os.listdir("/proc/self/fd"))
         ends = await asyncio.gather(*(sandbox.run_python(one.code) for one in INPUTS.values()))

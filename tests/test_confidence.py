@@ -18,6 +18,7 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.protocols import Problem
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop, Trajectory
 from condensegrpo.metrics.trajectories import facts_of, summarise
+from condensegrpo.rewards.matches import Matcher
 from condensegrpo.rewards.verdict import judge
 from condensegrpo.rollout.engine import Confidence, Engine
 from condensegrpo.rollout.episode import run_episode
@@ -147,8 +148,8 @@ def test_the_draft_counts_as_a_reply() -> None:
 
 def test_an_early_answer_is_judged_like_any_other() -> None:
     one = played(Deciding(0.9))
-    assert judge(one, Problem(id="p", question="?", answer="7"), match="number") == (True, 1.0)
-    assert judge(one, Problem(id="p", question="?", answer="8"), match="number") == (True, 0.0)
+    assert judge(one, Problem(id="p", question="?", answer="7"), Matcher("number")) == (True, 1.0)
+    assert judge(one, Problem(id="p", question="?", answer="8"), Matcher("number")) == (True, 0.0)
 
 
 def test_metrics_count_the_tokens_of_drafts_beside_those_of_turns() -> None:

@@ -11,7 +11,7 @@ import pytest
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.protocols import Demonstrates, Step
-from condensegrpo.rewards.verdict import number
+from condensegrpo.rewards.matches import number
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox, parsed_arguments
 from condensegrpo.tasks.answers import read_answer
 from condensegrpo.tasks.gsm8k import Gsm8k, final_answer

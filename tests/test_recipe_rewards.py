@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from condensegrpo.rewards.matches import last_number
 from condensegrpo.rewards.mathematics import equal
 from condensegrpo.rewards.unit_tests import code_of
 from condensegrpo.rewards.xml_format import XmlFormat, XmlTags
+from condensegrpo.sandbox.sandbox import Sandbox
 
 PARIS = Problem(id="p", question="?", answer="Paris", data={"aliases": ["Paris", "City of Light"]})
 SUM = Problem(id="s", question="?", answer="72")
@@ -34,6 +36,12 @@ ADD = Problem(
     data={"tests": ["assert add(1, 2) == 3", "assert add(0, 0) == 0"], "entry": ["add"]},
 )
 GOOD = "def add(a, b):\n    return a + b"
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox() as shared:
+        yield shared
 
 
 def result(text: str, *, tag: str = "result", name: str | None = "search") -> Message:
@@ -230,8 +238,13 @@ def test_mathematics_has_its_seconds_of_the_cpu_however_long_it_waits_for_one() 
         ("def add(:", 0.0),
     ],
 )
-def test_code_is_right_if_it_passes_its_tests(answer: str, passes: float) -> None:
-    assert total(Correct(match="tests"), said("x", answer=answer), ADD) == passes
+def test_code_is_right_if_it_passes_its_tests(sandbox: Sandbox, answer: str, passes: float) -> None:
+    assert total(Correct(match="tests", sandbox=sandbox), said("x", answer=answer), ADD) == passes
+
+
+def test_a_reward_that_runs_code_needs_a_sandbox() -> None:
+    with pytest.raises(ValueError, match="match='tests' runs code and found no sandbox"):
+        Correct(match="tests")
 
 
 def test_code_without_a_fence_is_all_of_the_answer() -> None:
@@ -239,9 +252,9 @@ def test_code_without_a_fence_is_all_of_the_answer() -> None:
 
 
 @pytest.mark.parametrize("match", ["exact", "number", "last_number", "alias", "contains", "math", "tests"])
-def test_nothing_is_right_without_ground_truth_whatever_the_match(match: Any) -> None:
+def test_nothing_is_right_without_ground_truth_whatever_the_match(sandbox: Sandbox, match: Any) -> None:
     with pytest.raises(ValueError, match="problem n"):
-        Correct(match=match)(said("x", answer="therefore 5"), Problem(id="n", question="?"))
+        Correct(match=match, sandbox=sandbox)(said("x", answer="therefore 5"), Problem(id="n", question="?"))
 
 
 def test_a_short_correct_answer_is_valid_and_a_minimum_can_be_asked_for() -> None:
@@ -251,8 +264,10 @@ def test_a_short_correct_answer_is_valid_and_a_minimum_can_be_asked_for() -> Non
 
 
 @pytest.mark.parametrize(("answer", "valid"), [(GOOD, True), ("no code at all here", False), ("", False)])
-def test_in_the_domain_coding_the_answer_is_code(answer: str, valid: bool) -> None:
-    scored = RewardResult.of(InverseMaxContext(match="tests", domain="coding")(said("x", answer=answer), ADD))
+def test_in_the_domain_coding_the_answer_is_code(sandbox: Sandbox, answer: str, valid: bool) -> None:
+    scored = RewardResult.of(
+        InverseMaxContext(match="tests", domain="coding", sandbox=sandbox)(said("x", answer=answer), ADD)
+    )
     assert scored.format_valid is valid
 
 

@@ -15,9 +15,10 @@ from condensegrpo.rewards.correct import Correct
 from condensegrpo.rewards.format import Format
 from condensegrpo.rewards.inverse_max_context import InverseMaxContext
 from condensegrpo.rewards.inverse_scaled import InverseScaled
+from condensegrpo.rewards.matches import Match, Matcher, number
 from condensegrpo.rewards.multiplicative import Multiplicative
 from condensegrpo.rewards.tool_calls import ToolCalls
-from condensegrpo.rewards.verdict import Match, correct, format_valid, number
+from condensegrpo.rewards.verdict import correct, format_valid
 from condensegrpo.rewards.weighted_sum import WeightedSum
 
 SEVEN = Problem(id="p0", question="3 + 4?", answer="7")
@@ -106,35 +107,35 @@ def test_a_trajectory_without_turns_is_not_well_formed() -> None:
 )
 def test_an_answer_is_compared_with_the_ground_truth(match: Match, truth: str, answer: str, right: float) -> None:
     problem = Problem(id="p0", question="?", answer=truth)
-    assert correct(answered(answer), problem, match=match) == right
+    assert correct(answered(answer), problem, Matcher(match)) == right
 
 
 def test_any_alias_is_right() -> None:
     problem = Problem(id="p0", question="Who?", answer="Ann Lee", data={"aliases": ["A. Lee", "Ann"]})
-    assert [correct(answered(said), problem, match="alias") for said in ("a. lee", "ann", "Ann Lee", "Lee")] == [
+    assert [correct(answered(said), problem, Matcher("alias")) for said in ("a. lee", "ann", "Ann Lee", "Lee")] == [
         1,
         1,
         1,
         0,
     ]
-    assert correct(answered("Ann"), problem, match="exact") == 0.0
-    assert correct(answered("Ann"), replace(problem, answer=None), match="alias") == 1.0
+    assert correct(answered("Ann"), problem, Matcher("exact")) == 0.0
+    assert correct(answered("Ann"), replace(problem, answer=None), Matcher("alias")) == 1.0
 
 
 def test_no_answer_is_not_right() -> None:
-    assert correct(answered(None), SEVEN, match="exact") == 0.0
+    assert correct(answered(None), SEVEN, Matcher("exact")) == 0.0
 
 
 @pytest.mark.parametrize("match", ["exact", "number", "alias"])
 @pytest.mark.parametrize("answer", ["therefore 7", None])
 def test_without_ground_truth_nothing_is_ever_called_right(match: Match, answer: str | None) -> None:
     with pytest.raises(ValueError, match="judging problem p9: it has no ground truth"):
-        correct(answered(answer), NO_TRUTH, match=match)
+        correct(answered(answer), NO_TRUTH, Matcher(match))
 
 
 def test_a_ground_truth_that_is_no_number_cannot_be_judged_by_number() -> None:
     with pytest.raises(ValueError, match="judging problem p0 by number: its ground truth 'seven' is not a number"):
-        correct(answered("7"), replace(SEVEN, answer="seven"), match="number")
+        correct(answered("7"), replace(SEVEN, answer="seven"), Matcher("number"))
 
 
 @given(st.integers(-(10**9), 10**9))

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import pytest
 
 from condensegrpo.sandbox.grade import Verdict, grade, grade_now
-from condensegrpo.sandbox.limits import MIB, Limits
+from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.sandbox.sandbox import Sandbox
 
 TESTS = ("assert add(1, 2) == 3", "assert add([1], [2]) == [1, 2]", "assert add('a', 'b') == 'ab'")
-LIMITS = Limits(seconds=5, memory=256 * MIB)
+LIMITS = SandboxLimits(seconds=5, memory_mib=256)
 
 
 @pytest.fixture(scope="module")

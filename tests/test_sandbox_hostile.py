@@ -27,7 +27,7 @@ def test_hostile_input_ends_in_time_and_gets_nothing(rung: str, user: str, name:
     assert given.stderr in ran.stderr
     if given.stdout is not None:
         assert ran.stdout == given.stdout
-    assert len(ran.stdout) < 5 * hostile.LIMITS.output
+    assert len(ran.stdout) < 5 * hostile.LIMITS.output_bytes
 
 
 @pytest.mark.parametrize("user", USERS)

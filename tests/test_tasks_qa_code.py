@@ -14,6 +14,7 @@ from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Environment, Step
 from condensegrpo.rewards.unit_tests import passes_tests
+from condensegrpo.sandbox.sandbox import Sandbox
 from condensegrpo.tasks.answers import AnswerStyle, read_answer
 from condensegrpo.tasks.gsm8k import CODE_SYSTEM, Gsm8k
 from condensegrpo.tasks.jsonl import Jsonl
@@ -181,7 +182,8 @@ def test_a_class_that_the_set_up_of_the_tests_makes_is_asked_for_too(tmp_path: P
     }
     (one,) = Mbpp(data=write(tmp_path / "a.jsonl", [row, MBPP[0]])).problems("train")
     assert one.data["entry"] == ["value", "Node"]
-    assert passes_tests(f"```python\n{row['code']}\n```", one)
+    with Sandbox() as sandbox:
+        assert passes_tests(f"```python\n{row['code']}\n```", one, sandbox)
 
 
 def test_a_description_of_the_evaluation_is_no_training_task(tmp_path: Path) -> None:

@@ -55,9 +55,8 @@ from condensegrpo.rollout.codeformat import TOOL as CODE_TOOL
 from condensegrpo.rollout.episode import Engine
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
-from condensegrpo.sandbox.current import configure
-from condensegrpo.sandbox.limits import MIB
-from condensegrpo.sandbox.limits import Limits as SandboxLimits
+from condensegrpo.sandbox.limits import SandboxLimits
+from condensegrpo.sandbox.sandbox import Sandbox
 
 P = TypeVar("P")
 
@@ -70,6 +69,7 @@ class Components:
     reward: Reward | GroupReward
     condenser: Condenser
     toolbox: Toolbox
+    sandbox: Sandbox  # given to the reward and the tools that run code; its process starts when one of them opens it
     estimator: Callable[[Scores], torch.Tensor]  # the advantage of every turn, (N, K)
     objective: Minimised
 
@@ -99,17 +99,18 @@ def check(config: RunConfig) -> Components:
 def components(config: RunConfig) -> Components:
     """Build every plug-in of a configuration but the sampler and the trackers; raises as ``check`` does."""
     check_figures(config)
-    _sandbox(config)
+    sandbox = _sandbox(config)
     return Components(
         task=_with_methods(_task(config), config.task.name, "problems", "environment"),
-        reward=_reward(config.reward),
+        reward=_reward(config.reward, sandbox),
         condenser=condenser(config.condenser),
         toolbox=Toolbox(
-            _tools(config),
+            _tools(config, sandbox),
             format=TOOL_FORMATS[config.rollout.tool_format],
             seconds=config.rollout.tool_seconds,
             max_chars=config.rollout.tool_chars,
         ),
+        sandbox=sandbox,
         estimator=advantage_estimator(config),
         objective=objective(config.algorithm),
     )
@@ -259,19 +260,17 @@ def _check_condenser(config: RunConfig, components: Components, renderer: Render
         raise ConfigError(f"checking the room of the condenser {config.condenser.name}: {error}.") from error
 
 
-def _sandbox(config: RunConfig) -> None:
-    """Say what the sandbox of this process is; it starts when a plug-in opens it."""
-    given = config.sandbox
+def _sandbox(config: RunConfig) -> Sandbox:
+    section = config.sandbox
     limits = SandboxLimits(
-        seconds=given.seconds,
-        memory=given.memory_mib * MIB,
-        processes=given.processes,
-        disk=given.disk_mib * MIB,
-        file=given.disk_mib * MIB // 2,
-        files=given.files,
-        output=given.output_bytes,
+        seconds=section.seconds,
+        memory_mib=section.memory_mib,
+        processes=section.processes,
+        disk_mib=section.disk_mib,
+        files=section.files,
+        output_bytes=section.output_bytes,
     )
-    configure(rung=given.rung, limits=limits, parallel=given.parallel, packages=given.packages)
+    return Sandbox(isolation=section.rung, limits=limits, parallel=section.parallel, packages=section.packages)
 
 
 def _task(config: RunConfig) -> Task:
@@ -305,17 +304,17 @@ def _stage(plugin: StagePlugin) -> Stage:
     return Stage(name=plugin.name.rpartition(":")[2], condenser=condenser(plugin), over=plugin.over)
 
 
-def _reward(plugin: Plugin) -> Reward | GroupReward:
+def _reward(plugin: Plugin, sandbox: Sandbox) -> Reward | GroupReward:
     """A reward. Where its options hold ``parts``, each of them is a reward by name with a weight beside it."""
     options = dict(plugin.options)
     if "parts" in options:
         if not isinstance(options["parts"], list):
             raise ConfigError(f"checking reward.options.parts: found {options['parts']!r}, wanted a list of rewards.")
         options["parts"] = [
-            _part(parse(WeightedPlugin, part, source=f"reward.options.parts[{place}]"))
+            _part(parse(WeightedPlugin, part, source=f"reward.options.parts[{place}]"), sandbox)
             for place, part in enumerate(options["parts"])
         ]
-    built = _of_one_kind(build("rewards", plugin.name, options), plugin.name)
+    built = _of_one_kind(build("rewards", plugin.name, options, {"sandbox": sandbox}), plugin.name)
     if isinstance(built, TurnReward):
         raise ConfigError(
             f"setting up the reward {plugin.name}: it pays single turns and says nothing of the outcome. Make it a "
@@ -325,13 +324,13 @@ def _reward(plugin: Plugin) -> Reward | GroupReward:
     return built
 
 
-def _part(plugin: WeightedPlugin) -> Part:
+def _part(plugin: WeightedPlugin, sandbox: Sandbox) -> Part:
     if "parts" in plugin.options:
         raise ConfigError(
             f"setting up the part {plugin.name} of reward.options.parts: it has parts of its own, and a part is a "
             f"single reward. List them beside the others, each with the product of the two weights."
         )
-    built = _of_one_kind(build("rewards", plugin.name, plugin.options), plugin.name)
+    built = _of_one_kind(build("rewards", plugin.name, plugin.options, {"sandbox": sandbox}), plugin.name)
     if isinstance(built, GroupReward):
         raise ConfigError(
             f"setting up the part {plugin.name} of reward.options.parts: it scores a group as a whole, and a weighted "
@@ -367,10 +366,10 @@ def _with_methods(plugin: P, name: str, *methods: str) -> P:
     return plugin
 
 
-def _tools(config: RunConfig) -> dict[str, Tool]:
+def _tools(config: RunConfig, sandbox: Sandbox) -> dict[str, Tool]:
     """The tools by the names that the model calls them by."""
     named = [tool if isinstance(tool, Plugin) else Plugin(name=tool) for tool in config.rollout.tools]
-    tools = {plugin.name.rpartition(":")[2]: _tool(plugin) for plugin in named}
+    tools = {plugin.name.rpartition(":")[2]: _tool(plugin, sandbox) for plugin in named}
     if len(tools) != len(named):
         raise ConfigError(f"checking rollout.tools: two tools have one name in {[plugin.name for plugin in named]}.")
     if config.rollout.tool_format == "code" and set(tools) != {CODE_TOOL}:
@@ -381,11 +380,12 @@ def _tools(config: RunConfig) -> dict[str, Tool]:
     return tools
 
 
-def _tool(plugin: Plugin) -> Tool:
+def _tool(plugin: Plugin, sandbox: Sandbox) -> Tool:
     """A function is the tool; a class is built with its options, and its ``__call__`` is the tool."""
     loaded = load("tools", plugin.name)
     if inspect.isclass(loaded):
-        tool: Tool = _with_methods(build("tools", plugin.name, plugin.options), plugin.name, "__call__").__call__
+        built = build("tools", plugin.name, plugin.options, {"sandbox": sandbox})
+        tool: Tool = _with_methods(built, plugin.name, "__call__").__call__
         return tool
     if plugin.options:
         raise ConfigError(

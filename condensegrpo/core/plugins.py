@@ -6,6 +6,7 @@ import inspect
 import sys
 import zlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -53,15 +54,16 @@ def load(kind: str, name: str) -> Any:  # noqa: ANN401  a plug-in is whatever it
         ) from error
 
 
-def build(kind: str, name: str, options: Mapping[str, Any]) -> Any:  # noqa: ANN401  see load
-    """Load a plug-in and call it with its options.
+def build(kind: str, name: str, options: Mapping[str, Any], supplied: Mapping[str, object] = {}) -> Any:  # noqa: ANN401  see load
+    """Load a plug-in and call it with its options, and with what is supplied and named as one of its parameters.
 
     Raises:
         PluginError: an option is unknown or missing (the message lists what exists), or a value is refused.
     """
     factory = load(kind, name)
-    _bind(factory, kind, name, options)
-    return _refusing(factory, kind, name, options)
+    taken = {key: value for key, value in supplied.items() if key in inspect.signature(factory).parameters}
+    _bind(factory, kind, name, {**taken, **options})
+    return _refusing(partial(factory, **taken), kind, name, options)
 
 
 def check(kind: str, name: str, options: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from condensegrpo.sandbox.limits import Limits
+from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.sandbox.ran import Outcome, Ran
 from condensegrpo.sandbox.sandbox import Sandbox, Ticket, Work
 
@@ -41,7 +41,7 @@ async def grade(
     *,
     setup: str = "",
     entry: Sequence[str] = (),
-    limits: Limits | None = None,
+    limits: SandboxLimits | None = None,
 ) -> Verdict:
     """Judge code by tests, each a piece of Python such as ``assert add(1, 2) == 3``.
 
@@ -68,13 +68,13 @@ def grade_now(
     *,
     setup: str = "",
     entry: Sequence[str] = (),
-    limits: Limits | None = None,
+    limits: SandboxLimits | None = None,
 ) -> Verdict:
     """``grade`` for callers without an event loop, such as a reward: it blocks."""
     return sandbox.work_now(_work(code, tests, setup, entry, limits or sandbox.limits))
 
 
-def _work(code: str, tests: Sequence[str], setup: str, entry: Sequence[str], limits: Limits) -> Work[Verdict]:
+def _work(code: str, tests: Sequence[str], setup: str, entry: Sequence[str], limits: SandboxLimits) -> Work[Verdict]:
     nonce = secrets.token_hex(16)
     common = {"stdin": "", "files": {}}
     asked = {

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, NoReturn
 from condensegrpo.sandbox import landlock, linux, namespaces, seccomp
 from condensegrpo.sandbox.callee import serve
 from condensegrpo.sandbox.judge import judge
-from condensegrpo.sandbox.limits import Limits
-from condensegrpo.sandbox.script import NAME, finish, fresh, run
+from condensegrpo.sandbox.limits import SandboxLimits
+from condensegrpo.sandbox.script import NAME, fresh, run
 from condensegrpo.sandbox.setting import Rung, Setting
 
 CHANNEL, RECORDS = 3, 4  # file descriptors after the three usual ones
@@ -32,7 +32,7 @@ class Ends(NamedTuple):
     channel: int | None  # between a judge and its callee
 
 
-def become(request: Mapping[str, Any], limits: Limits, setting: Setting, box: str, ends: Ends) -> NoReturn:
+def become(request: Mapping[str, Any], limits: SandboxLimits, setting: Setting, box: str, ends: Ends) -> NoReturn:
     """Become the job of a request. Whatever cannot be confined as it should is told to the keeper and not run."""
     status = 70
     try:
@@ -45,7 +45,7 @@ def become(request: Mapping[str, Any], limits: Limits, setting: Setting, box: st
         os._exit(status)
 
 
-def _confine(request: Mapping[str, Any], limits: Limits, setting: Setting, box: str, ends: Ends) -> None:
+def _confine(request: Mapping[str, Any], limits: SandboxLimits, setting: Setting, box: str, ends: Ends) -> None:
     _take(ends)
     os.setsid()
     if setting.rung is Rung.NAMESPACES:
@@ -75,13 +75,6 @@ def _work(request: Mapping[str, Any]) -> int:
     if kind == "judge":
         return judge(request, CHANNEL, RECORDS)
     os.close(RECORDS)
-    if kind == "command":
-        environment = {"PATH": PATH, "LC_ALL": "C.UTF-8"}
-        try:
-            os.execvpe(request["argv"][0], request["argv"], environment)
-        except OSError as error:
-            sys.stderr.write(f"{request['argv'][0]}: {error.strerror}\n")
-            return finish(127)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what was printed outlives a kill
     if kind == "callee":
@@ -117,12 +110,12 @@ def _take(ends: Ends) -> None:
         os.close(CHANNEL)
 
 
-def _limit(limits: Limits, *, count_processes: bool) -> None:
+def _limit(limits: SandboxLimits, *, count_processes: bool) -> None:
     seconds = int(limits.seconds) + 1
     every = {
         resource.RLIMIT_CPU: (seconds, seconds + 1),
-        resource.RLIMIT_AS: limits.memory,
-        resource.RLIMIT_FSIZE: limits.file,
+        resource.RLIMIT_AS: limits.memory_bytes,
+        resource.RLIMIT_FSIZE: limits.file_bytes,
         resource.RLIMIT_NOFILE: 64,
         resource.RLIMIT_CORE: 1,  # 0 would still start a program that takes core dumps
         resource.RLIMIT_STACK: 8 << 20,

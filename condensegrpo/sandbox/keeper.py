@@ -15,7 +15,7 @@ from typing import Any
 
 from condensegrpo.sandbox import job, linux, namespaces, watch, wire
 from condensegrpo.sandbox.captured import Captured
-from condensegrpo.sandbox.limits import Limits
+from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.sandbox.ran import Outcome
 from condensegrpo.sandbox.setting import Rung, Setting
 
@@ -29,7 +29,7 @@ def keep(call: int, channel: int | None, setting: Setting) -> None:
     box = None
     try:
         request = wire.receive(call)
-        limits = Limits(**request["limits"])
+        limits = SandboxLimits(**request["limits"])
         if setting.rung is Rung.NAMESPACES:
             box = namespaces.BOX
             namespaces.enter_call(setting.proc)
@@ -64,7 +64,7 @@ def _make_box(setting: Setting) -> str:
 class _Watcher:
     """One job from its start to its end."""
 
-    def __init__(self, call: int, limits: Limits, setting: Setting, box: str) -> None:
+    def __init__(self, call: int, limits: SandboxLimits, setting: Setting, box: str) -> None:
         self._call = call
         self._limits = limits
         self._setting = setting
@@ -88,8 +88,8 @@ class _Watcher:
         for end in (out, err, records):
             os.set_blocking(end, False)  # but not the call's: a long report would be cut off
         self._streams = {
-            out: Captured(self._limits.output),
-            err: Captured(self._limits.output),
+            out: Captured(self._limits.output_bytes),
+            err: Captured(self._limits.output_bytes),
             records: Captured(_MOST_RECORDS),
         }
         self._wait(begin)
@@ -142,13 +142,13 @@ class _Watcher:
     def _over(self) -> Outcome | None:
         """The limit that the job is over right now, of those that the kernel does not hold it to."""
         found = watch.use(self._pid, self._setting.proc)
-        if found.memory > self._limits.memory:
+        if found.memory > self._limits.memory_bytes:
             return Outcome.MEMORY
         if found.tasks > self._limits.processes:
             return Outcome.PROCESSES
         if self._setting.rung is not Rung.NAMESPACES:
             total, entries = watch.size(self._box, files=self._limits.files)
-            if total > self._limits.disk or entries > self._limits.files:
+            if total > self._limits.disk_bytes or entries > self._limits.files:
                 return Outcome.DISK
         return None
 

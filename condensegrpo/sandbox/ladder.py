@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from condensegrpo.core.errors import SandboxError
-from condensegrpo.sandbox.limits import Limits
+from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.sandbox.process import Server
 from condensegrpo.sandbox.ran import Outcome
 from condensegrpo.sandbox.setting import Rung
@@ -110,7 +110,7 @@ def _try(server: Server) -> None:
         secret.flush()
         Path(secret.name).chmod(0o644)
         code = _ESCAPES.format(secret=secret.name, outside=os.getpid(), ptrace=numbers()["ptrace"])
-        ran = server.run(code, Limits())
+        ran = server.run(code, SandboxLimits())
         written = Path(f"{secret.name}.new")
         if written.exists():
             written.unlink()

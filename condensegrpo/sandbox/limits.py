@@ -1,4 +1,4 @@
-"""What one call in the sandbox may use. Standard library only: the sandbox's server reads it too."""
+"""The limits of one call in the sandbox. Standard library only: the sandbox's processes read it too."""
 
 import math
 from dataclasses import dataclass
@@ -7,21 +7,45 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """The most that one call may use; past any of them it is ended, or the request for more is refused."""
+class SandboxLimits:
+    """The resources that one call may use. A call above a limit is killed, or its request for more is refused."""
 
-    seconds: float = 10.0  # wall clock, and as much CPU time in every process
-    memory: int = 512 * MIB  # bytes of address space of a process, and of resident memory of all together
-    processes: int = 16  # processes and threads together, the first included
-    disk: int = 64 * MIB  # bytes in the call's folder
-    file: int = 32 * MIB  # bytes of one file
-    files: int = 2048  # files and folders in the call's folder
-    output: int = 64 * 1024  # bytes kept of stdout, and of stderr; more is read and thrown away
+    seconds: float = 10.0
+    """Seconds of wall clock, and of CPU time in each process; above 0."""
+    memory_mib: int = 512
+    """MiB of address space of a process, and of resident memory of all processes of a call together; at least 64."""
+    processes: int = 16
+    """Processes and threads of a call, the first process included; under landlock threads only. At least 1."""
+    disk_mib: int = 64
+    """MiB in the folder of a call; a single file may take half of it. At least 1."""
+    files: int = 2048
+    """Files and folders in the folder of a call; at least 1."""
+    output_bytes: int = 65536
+    """Bytes kept of stdout and of stderr each, half from the beginning and half from the end; at least 2."""
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds < math.inf:
-            raise ValueError(f"a call in the sandbox gets seconds={self.seconds}: wanted a finite number above 0")
-        least = {"memory": 64 * MIB, "processes": 1, "disk": 1, "file": 1, "files": 1, "output": 2}
-        for name, value in least.items():
+            raise ValueError(
+                f"limiting a call in the sandbox: found seconds={self.seconds}, wanted a finite number above 0"
+            )
+        minimum = {"memory_mib": 64, "processes": 1, "disk_mib": 1, "files": 1, "output_bytes": 2}
+        for name, value in minimum.items():
             if getattr(self, name) < value:
-                raise ValueError(f"a call in the sandbox gets {name}={getattr(self, name)}: wanted {value} or more")
+                raise ValueError(
+                    f"limiting a call in the sandbox: found {name}={getattr(self, name)}, wanted at least {value}"
+                )
+
+    @property
+    def memory_bytes(self) -> int:
+        """``memory_mib`` in bytes."""
+        return self.memory_mib * MIB
+
+    @property
+    def disk_bytes(self) -> int:
+        """``disk_mib`` in bytes."""
+        return self.disk_mib * MIB
+
+    @property
+    def file_bytes(self) -> int:
+        """The largest size of a file in bytes: half of ``disk_mib``."""
+        return self.disk_bytes // 2

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from condensegrpo.sandbox import linux
-from condensegrpo.sandbox.limits import Limits
+from condensegrpo.sandbox.limits import SandboxLimits
 
 BOX = "/box"  # the folder of a call
 NOBODY = 65534
@@ -66,9 +66,9 @@ def enter_call(proc: int) -> None:
     _map_ids(proc, inside=NOBODY, user=user, group=group)
 
 
-def open_box(limits: Limits) -> None:
+def open_box(limits: SandboxLimits) -> None:
     """Mount the empty folder of a call; for it alone, since the mount namespace is its own."""
-    size = f"size={limits.disk},nr_inodes={limits.files + 1},mode=0700"
+    size = f"size={limits.disk_bytes},nr_inodes={limits.files + 1},mode=0700"
     linux.mount("tmpfs", BOX, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, size)
 
 

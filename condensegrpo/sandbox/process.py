@@ -18,7 +18,7 @@ from typing import Any
 
 from condensegrpo.core.errors import SandboxError
 from condensegrpo.sandbox import wire
-from condensegrpo.sandbox.limits import Limits
+from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.sandbox.ran import Outcome, Ran
 from condensegrpo.sandbox.setting import Rung
 
@@ -108,7 +108,7 @@ class Server:
         self._calls.add(call)
         return call
 
-    def run(self, code: str, limits: Limits) -> Ran:
+    def run(self, code: str, limits: SandboxLimits) -> Ran:
         """Run Python source and wait for its end."""
         call = self.call()
         call.ask({"kind": "python", "code": code, "stdin": "", "files": {}, "limits": asdict(limits)})

@@ -12,6 +12,7 @@ import asyncio
 import os
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -20,7 +21,7 @@ from typing import Any, Self, TypeVar
 
 from condensegrpo.core.errors import SandboxError
 from condensegrpo.sandbox import ladder
-from condensegrpo.sandbox.limits import Limits
+from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.sandbox.process import Call, Server
 from condensegrpo.sandbox.ran import Ran
 from condensegrpo.sandbox.setting import Rung
@@ -61,27 +62,29 @@ Work = Callable[[Ticket], T]  # what a thread of the pool does
 class Sandbox:
     """Calls on the strongest rung that holds here, or on the one that was asked for.
 
-    Its server starts at the first call, or at ``open``. It may be used from any thread and any event loop.
+    Its server process starts at the first call, or at ``open``, and ends with ``close``, with the ``with`` block, when
+    nothing refers to the sandbox any more, or when the program exits. It may be used from any thread and any event
+    loop.
     """
 
     def __init__(
         self,
-        rung: str = ladder.AUTO,
-        limits: Limits | None = None,
         *,
+        isolation: str = ladder.AUTO,
+        limits: SandboxLimits | None = None,
         parallel: int | None = None,
         packages: Sequence[str] = (),
     ) -> None:
         """Set it up; nothing is started yet.
 
         Args:
-            rung: ``auto``, or one of ``Rung``; ``none`` confines nothing.
-            limits: of a call that brings none of its own.
-            parallel: calls at a time; by default two a core.
+            isolation: ``auto``, or one of ``Rung``; ``none`` confines nothing.
+            limits: of a call without limits of its own.
+            parallel: calls at a time; by default two per core.
             packages: folders to read Python packages from, beside the standard library.
         """
-        self.limits = limits or Limits()
-        self._rung = rung
+        self.limits = limits or SandboxLimits()
+        self._isolation = isolation
         self._packages = tuple(packages)
         self._server: Server | None = None
         self._lock = threading.Lock()
@@ -103,7 +106,7 @@ class Sandbox:
         stdin: str = "",
         files: Mapping[str, str] | None = None,
         seconds: float | None = None,
-        limits: Limits | None = None,
+        limits: SandboxLimits | None = None,
     ) -> Ran:
         """Run Python source as ``__main__`` in a folder with these files.
 
@@ -120,22 +123,6 @@ class Sandbox:
         request = {"kind": "python", "code": code, "stdin": stdin, "files": dict(files or {})}
         return await self.work(self._one(request, self.limits_of(limits, seconds)))
 
-    async def run_command(
-        self,
-        arguments: Sequence[str],
-        *,
-        stdin: str = "",
-        files: Mapping[str, str] | None = None,
-        seconds: float | None = None,
-        limits: Limits | None = None,
-    ) -> Ran:
-        """Run a program of the system, such as ``["sh", "-c", "sort < words"]``; else as ``run_python``.
-
-        On the rung ``landlock`` it cannot start further processes.
-        """
-        request = {"kind": "command", "argv": list(arguments), "stdin": stdin, "files": dict(files or {})}
-        return await self.work(self._one(request, self.limits_of(limits, seconds)))
-
     def run_python_now(
         self,
         code: str,
@@ -143,13 +130,13 @@ class Sandbox:
         stdin: str = "",
         files: Mapping[str, str] | None = None,
         seconds: float | None = None,
-        limits: Limits | None = None,
+        limits: SandboxLimits | None = None,
     ) -> Ran:
         """``run_python`` for callers without an event loop: it blocks."""
         request = {"kind": "python", "code": code, "stdin": stdin, "files": dict(files or {})}
         return self.work_now(self._one(request, self.limits_of(limits, seconds)))
 
-    def limits_of(self, limits: Limits | None, seconds: float | None) -> Limits:
+    def limits_of(self, limits: SandboxLimits | None, seconds: float | None) -> SandboxLimits:
         """The limits of a call that asks for these."""
         wanted = limits or self.limits
         return wanted if seconds is None else replace(wanted, seconds=seconds)
@@ -183,7 +170,8 @@ class Sandbox:
                 self._server.close()
                 self._server = None
             if self._server is None:
-                self._server = ladder.open_server(self._rung, self._packages)
+                self._server = ladder.open_server(self._isolation, self._packages)
+                weakref.finalize(self, _close_in, os.getpid(), self._server)
             return self._server
 
     def close(self) -> None:
@@ -203,5 +191,11 @@ class Sandbox:
     ) -> None:
         self.close()
 
-    def _one(self, request: Mapping[str, Any], limits: Limits) -> Work[Ran]:
+    def _one(self, request: Mapping[str, Any], limits: SandboxLimits) -> Work[Ran]:
         return lambda ticket: ticket.call({**request, "limits": asdict(limits)}).result()
+
+
+def _close_in(owner: int, server: Server) -> None:
+    """Close a server, unless this process is a fork of its owner."""
+    if os.getpid() == owner:
+        server.close()

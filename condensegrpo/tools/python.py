@@ -1,18 +1,19 @@
-"""The tool ``python``: runs what a model wrote, in the sandbox."""
+"""The tool ``python``: runs code that a model wrote, in the sandbox."""
 
-from condensegrpo.sandbox.current import current
 from condensegrpo.sandbox.ran import Outcome, Ran
+from condensegrpo.sandbox.sandbox import Sandbox
 
 
 class Python:
-    """The tool ``python``: every call begins with nothing, and what it prints is its result."""
+    """The tool ``python``: every call starts a fresh interpreter, and its result is what the code prints."""
 
-    def __init__(self, *, seconds: float | None = None) -> None:
+    def __init__(self, *, sandbox: Sandbox, seconds: float | None = None) -> None:
         """Open the sandbox.
 
         Args:
-            seconds: that one call may run, in place of ``sandbox.seconds``. Set ``rollout.tool_seconds`` well above it:
-                that counts the time too that a call waits for others.
+            sandbox: in which the code runs; the assembly passes the one of the configuration.
+            seconds: time limit of one call, in place of the sandbox's. Set the time limit of the rollout's tools well
+                above it: that one includes the time that a call waits for other calls.
 
         Raises:
             SandboxError: no sandbox holds on this machine.
@@ -20,7 +21,8 @@ class Python:
         if seconds is not None and not seconds > 0:
             raise ValueError(f"seconds={seconds}: wanted a number above 0")
         self._seconds = seconds
-        current().open()
+        self._sandbox = sandbox
+        sandbox.open()
 
     async def __call__(self, code: str) -> str:
         """Runs Python code and returns what it prints. Nothing is kept between two calls.
@@ -31,7 +33,7 @@ class Python:
         Returns:
             What the code printed.
         """
-        ran = await current().run_python(code, seconds=self._seconds)
+        ran = await self._sandbox.run_python(code, seconds=self._seconds)
         if ran.outcome is not Outcome.FINISHED:
             raise RuntimeError(_fault(ran))
         return ran.stdout
