@@ -16,8 +16,8 @@ from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.samplers.vllm_server.client import reply_of, request_body
 from condensegrpo.samplers.vllm_server.guard import RequireToken
 from condensegrpo.samplers.vllm_server.process import (
-    Child,
     ServedModel,
+    ServerProcess,
     ServerSettings,
     check_free,
     command,
@@ -112,7 +112,7 @@ def test_a_port_in_use_is_said_before_a_model_is_loaded() -> None:
 def test_a_server_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "false")  # a program that ends at once, with code 1
     served = ServedModel(path="model", dtype="float32", max_model_len=8)
-    child = Child(served, ServerSettings(), token="t", log=tmp_path / "log")
+    child = ServerProcess(served, ServerSettings(), token="t", log=tmp_path / "log")
     child.check_alive()  # not started: nothing to say
     child.log.write_text("the last words\n")
     child.start()
@@ -126,7 +126,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest
 
 def test_the_cause_is_quoted_though_the_log_goes_on_long_after_it(tmp_path: Path) -> None:
     served = ServedModel(path="model", dtype="float32", max_model_len=8)
-    child = Child(served, ServerSettings(), token="t", log=tmp_path / "log")
+    child = ServerProcess(served, ServerSettings(), token="t", log=tmp_path / "log")
     lines = ["loading", "ERROR ValueError: No memory for the cache", *map(str, range(30)), "RuntimeError: see above"]
     child.log.write_text("\n".join(lines))
     said = child.last_words().splitlines()

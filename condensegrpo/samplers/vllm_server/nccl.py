@@ -18,8 +18,9 @@ from torch import Tensor
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.samplers.vllm_server.client import ServerClient
+from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.process import LOOPBACK, free_port
-from condensegrpo.samplers.vllm_server.replica import Replica, Weights
+from condensegrpo.samplers.vllm_server.replica import Replica, WeightsLabel
 from condensegrpo.samplers.vllm_server.weights import shards
 
 PART_BYTES = 1 << 30  # sent at once: as much of the model as lies on the learner's GPU twice
@@ -145,8 +146,8 @@ class NcclGroup:
             time.sleep(LOOK_SECONDS)
 
 
-class NcclCourier:
-    """Carries weights to the servers that live, in a group that is made anew whenever they are others than before."""
+class NcclPublisher:
+    """Sends weights to all running servers, in a group that is rebuilt whenever the set of running servers changes."""
 
     def __init__(self, loop: BackgroundLoop, *, seconds: float, dtype: torch.dtype, join: Join = join_nccl) -> None:
         self._loop = loop
@@ -156,18 +157,18 @@ class NcclCourier:
         self._group: NcclGroup | None = None
         self._lives: tuple[tuple[int, int], ...] = ()  # place and life of the servers in the group
 
-    def carry(self, replicas: Sequence[Replica], named_tensors: Iterator[tuple[str, Tensor]], label: str) -> Weights:
+    def publish(self, pool: ReplicaPool, named_tensors: Iterator[tuple[str, Tensor]], label: str) -> WeightsLabel:
         """Give every server that lives these weights.
 
         Raises:
             SamplerError: none lives, one has no part in NCCL, or see ``NcclGroup``.
         """
-        living = self._loop.run(_living(replicas))
+        living = self._loop.run(_living(pool.replicas))
         if not living:
-            raise SamplerError(f"sending the weights {label} over NCCL: none of {len(replicas)} servers answers")
+            raise SamplerError(f"sending the weights {label} over NCCL: none of {len(pool.replicas)} servers answers")
         lives = tuple((replica.place, replica.lives) for replica in living)
         if self._group is None or lives != self._lives:
-            self.leave()
+            self.close()
             self._group, self._lives = self._made(living), lives
         try:
             self._group.send(named_tensors, self._dtype)
@@ -175,10 +176,10 @@ class NcclCourier:
             self._group = None  # it is in the middle of an update, and its members will not come out of it
             raise
         self._loop.run(_all_took(living, label))
-        return Weights(label=label, folder=None)
+        return WeightsLabel(label=label, folder=None)
 
-    def leave(self) -> None:
-        """Give the connection back, if there is one."""
+    def close(self) -> None:
+        """Leave the group, if there is one."""
         group, self._group = self._group, None
         if group is not None:
             group.leave()

@@ -7,14 +7,14 @@ from typing import NamedTuple
 from condensegrpo.core.errors import SamplerError, ServerUnreachable
 from condensegrpo.core.trajectory import SamplingParams
 from condensegrpo.samplers.vllm_server.client import Description, Reply, ServerClient
-from condensegrpo.samplers.vllm_server.process import Child
+from condensegrpo.samplers.vllm_server.process import ServerProcess
 
 POLL_SECONDS = 0.25  # between two looks at a server that starts
 PATIENCE = 4  # looks at a server of ours that runs and does not answer, before it is started anew
 STARTED_WITH = "default"  # vLLM's label for the weights that a server was started with
 
 
-class Weights(NamedTuple):
+class WeightsLabel(NamedTuple):
     """The weights that every reply must come from."""
 
     label: str
@@ -31,11 +31,11 @@ class Replica:
     def __init__(
         self,
         client: ServerClient,
-        child: Child | None,
+        child: ServerProcess | None,
         *,
         place: int,
         shape: Mapping[str, str],
-        wanted: Callable[[], Weights],
+        wanted: Callable[[], WeightsLabel],
         start_seconds: float,
     ) -> None:
         self._client = client
@@ -82,7 +82,7 @@ class Replica:
             self.fail()
             raise
 
-    async def load(self, weights: Weights) -> None:
+    async def load(self, weights: WeightsLabel) -> None:
         """Take new weights, if it is ready; marks it as failed where it cannot be reached."""
         try:
             await self._client.load(str(weights.folder), weights.label, self._start_seconds)

@@ -1,0 +1,136 @@
+"""The servers of a sampler: which server gets a request, what is retried, and how all of them take new weights."""
+
+import asyncio
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from condensegrpo.core.errors import SamplerError, ServerUnreachable
+from condensegrpo.core.trajectory import Generation, SamplingParams
+from condensegrpo.samplers.vllm_server.client import ServerClient
+from condensegrpo.samplers.vllm_server.process import ServerProcess
+from condensegrpo.samplers.vllm_server.replica import Replica, WeightsLabel
+
+PAUSE_SECONDS = 0.2  # before the first retry of a request; doubled before each further retry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retries:
+    """The limits of a request."""
+
+    count: int  # of a request whose server is gone or failed
+    seconds: float  # time limit of each attempt
+
+
+class ReplicaPool:
+    """Replicas that serve one policy. All its coroutines run in one event loop; ``close`` in the same."""
+
+    def __init__(self, weights: WeightsLabel, retries: Retries) -> None:
+        self.weights = weights  # that every reply must come from
+        self.replicas: tuple[Replica, ...] = ()
+        self._retries = retries
+
+    async def open(
+        self,
+        servers: Sequence[tuple[str, ServerProcess | None]],
+        *,
+        token: str,
+        shape: Mapping[str, str],
+        start_seconds: float,
+    ) -> None:
+        """Connect to the servers and bring all of them up; raises the error of the first that fails.
+
+        Args:
+            servers: the URL of each, and its process if the sampler starts it.
+            shape: of the model that each must serve, see ``worker.shape_of``.
+            start_seconds: time limit of a start, and of loading weights.
+        """
+        self.replicas = tuple(
+            Replica(
+                ServerClient(url, token),
+                process,
+                place=place,
+                shape=shape,
+                wanted=lambda: self.weights,
+                start_seconds=start_seconds,
+            )
+            for place, (url, process) in enumerate(servers)
+        )
+        await asyncio.gather(*(asyncio.shield(replica.revive()) for replica in self.replicas))
+
+    @property
+    def room(self) -> int | None:
+        """Tokens of prompt and output that every server takes; None: no server has reported it."""
+        return min((each.description.max_model_len for each in self.replicas if each.description), default=None)
+
+    async def sample(self, prompt_ids: tuple[int, ...], params: SamplingParams) -> Generation:
+        """One reply under the current weights, from the trajectory's server or, if that is gone, from another.
+
+        Raises:
+            SamplerError: the request was refused, or every attempt failed.
+        """
+        last: SamplerError | None = None
+        attempts = self._retries.count + 1
+        for attempt in range(attempts):
+            if attempt:
+                await asyncio.sleep(PAUSE_SECONDS * 2 ** (attempt - 1))
+            try:
+                replica = await self._pick(params.trajectory, attempt)
+                reply = await replica.generate(prompt_ids, params, self._retries.seconds)
+            except ServerUnreachable as error:
+                last = error
+                continue
+            if set(reply.labels) == {self.weights.label}:
+                return reply.generation
+            replica.fail()
+            last = SamplerError(f"{replica.url} sampled with the weights {reply.labels}, not {self.weights.label}")
+        raise SamplerError(f"sampling a reply: {attempts} attempts failed; the last: {last}") from last
+
+    async def load(self, weights: WeightsLabel) -> None:
+        """Have the ready servers load new weights; the others load them when they are brought up again.
+
+        Raises:
+            SamplerError: a server refused, or no server is left. The old weights are then the current ones.
+        """
+        before, self.weights = self.weights, weights
+        try:
+            await self._load()
+        except BaseException:
+            self.weights = before
+            raise
+
+    async def close(self) -> None:
+        """End the processes that the sampler started and all connections. May be called twice."""
+        replicas, self.replicas = self.replicas, ()
+        await asyncio.gather(*(replica.close() for replica in replicas))
+
+    async def _load(self) -> None:
+        ready = [replica for replica in self.replicas if replica.ready]
+        results = await asyncio.gather(*(replica.load(self.weights) for replica in ready), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, ServerUnreachable):
+                raise result
+        revived = [asyncio.shield(replica.revive()) for replica in self.replicas if not replica.ready]
+        if not any(replica.ready for replica in self.replicas):
+            results = await asyncio.gather(*revived, return_exceptions=True)
+            failures = [result for result in results if isinstance(result, BaseException)]
+            if len(failures) == len(results):
+                raise failures[0]
+
+    async def _pick(self, trajectory: str, attempt: int) -> Replica:
+        """The first ready replica in the trajectory's order. If none is ready, one is brought up."""
+        ranked = sorted(self.replicas, key=lambda each: _rank_of(trajectory, each.place))
+        for replica in ranked:
+            if replica.ready:
+                return replica
+        replica = ranked[attempt % len(ranked)]
+        await asyncio.shield(replica.revive())
+        return replica
+
+
+def _rank_of(trajectory: str, place: int) -> bytes:
+    """Position of a replica in a trajectory's order; when a replica goes, its trajectories spread over the others.
+
+    Rendezvous hashing (https://doi.org/10.1109/90.663936).
+    """
+    return hashlib.blake2b(f"{place}/{trajectory}".encode(), digest_size=8).digest()

@@ -1,0 +1,100 @@
+"""How the learner's weights reach the servers: through a folder, or over NCCL (``nccl.py``); by one rank for all."""
+
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor, distributed
+
+from condensegrpo.core.background_loop import BackgroundLoop
+from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.protocols import NamedTensors
+from condensegrpo.samplers.vllm_server.pool import ReplicaPool
+from condensegrpo.samplers.vllm_server.replica import WeightsLabel
+from condensegrpo.samplers.vllm_server.weights import write_weights
+
+T = TypeVar("T")
+
+
+class Publisher(Protocol):
+    """A way to hand weights to the servers of a pool."""
+
+    def publish(self, pool: ReplicaPool, named_tensors: Iterator[tuple[str, Tensor]], label: str) -> WeightsLabel:
+        """Hand weights over and return what the servers hold.
+
+        Raises:
+            SamplerError: a server refused them, or none took them.
+        """
+
+    def close(self) -> None:
+        """Free what is held. May be called twice."""
+
+
+class FolderPublisher:
+    """Writes safetensors files into a folder that every server loads. The files of the last update are kept."""
+
+    def __init__(self, loop: BackgroundLoop, folder: Path, dtype: torch.dtype) -> None:
+        self._loop = loop
+        self._folder = folder
+        self._dtype = dtype
+
+    def publish(self, pool: ReplicaPool, named_tensors: Iterator[tuple[str, Tensor]], label: str) -> WeightsLabel:
+        """Write weights, have the servers load them, and remove those of the update before.
+
+        Raises:
+            SamplerError: the folder cannot be written, a server refused, or no server is left.
+        """
+        before = pool.weights.folder
+        folder = self._folder / f"{label.replace(':', '-')}-{secrets.token_hex(2)}"
+        write_weights(folder, named_tensors, self._dtype)
+        weights = WeightsLabel(label=label, folder=str(folder.resolve()))
+        try:
+            self._loop.run(pool.load(weights))
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        if before is not None and Path(before).parent == self._folder.resolve():
+            shutil.rmtree(before, ignore_errors=True)
+        return weights
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def publish_on_first_rank(publish: Callable[[], WeightsLabel], named_tensors: NamedTensors) -> WeightsLabel:
+    """Call ``publish`` on the first rank of several that share the servers; every rank returns or raises its outcome.
+
+    Args:
+        named_tensors: read to the end on every rank, since gathering sharded weights takes all of them.
+    """
+    outcome: WeightsLabel | SamplerError | None = None
+    if distributed.get_rank() == 0:
+        try:
+            outcome = publish()
+        except SamplerError as error:
+            outcome = error
+    for _ in named_tensors:
+        pass
+    outcome = from_first_rank(outcome)
+    if isinstance(outcome, SamplerError):
+        raise outcome
+    if outcome is None:
+        raise SamplerError("updating the servers' weights: the first rank sent no result; see its log")
+    return outcome
+
+
+def ranks() -> int:
+    """The processes of the run; 1 where there is no process group."""
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def from_first_rank(value: T) -> T:
+    """The first rank's value, on every rank."""
+    if ranks() == 1:
+        return value
+    held = [value]
+    distributed.broadcast_object_list(held, src=0)
+    return held[0]
