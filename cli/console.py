@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from condensegrpo.cli.neutral import counted
+
 if TYPE_CHECKING:
     from condensegrpo.core.evaluation import Evaluation
 
@@ -20,38 +22,38 @@ if TYPE_CHECKING:
 class Column(NamedTuple):
     """One metric in a step's row."""
 
-    heading: str
+    heading: str  # of at most two words, which stand below each other
     metric: str
     form: str  # format of a value
-    width: int  # of the usual values and of the heading
-    rank: int  # 1: the last that a narrow terminal leaves out
+    width: int  # characters, of the usual values and of both words
+    rank: int  # a narrow terminal omits the highest ranks first
 
 
 COLUMNS = (
     Column("success", "success", "{:.2f}", 7, 1),
     Column("reward", "reward", "{:.3f}", 6, 2),
-    Column("format", "format_valid", "{:.2f}", 6, 14),
-    Column("context", "context_tokens", "{:.1f}", 7, 3),
+    Column("valid format", "format_valid", "{:.2f}", 6, 14),
+    Column("context tokens", "context_tokens", "{:.1f}", 7, 3),
     Column("turns", "turns", "{:.1f}", 5, 8),
-    Column("output", "output_tokens", "{:.0f}", 6, 15),
-    Column("equal", "groups_of_equal_reward", "{:.2f}", 5, 6),
-    Column("dropped", "groups_dropped", "{:.2f}", 7, 16),
+    Column("output tokens", "output_tokens", "{:.0f}", 6, 15),
+    Column("no signal", "groups_of_equal_reward", "{:.2f}", 6, 6),
+    Column("groups dropped", "groups_dropped", "{:.2f}", 7, 16),
     Column("masked", "masked", "{:.2f}", 6, 11),
-    Column("no adv", "trajectories_without_advantage", "{:.2f}", 6, 5),
-    Column("neg", "correct_with_negative_advantage", "{:.2f}", 4, 7),
-    Column("w right", "weight/correct", "{:.2f}", 7, 12),
-    Column("gini", "weight/gini", "{:.2f}", 4, 13),
-    Column("ratio", "ratio", "{:.4f}", 6, 10),
-    Column("gradient", "grad_norm", "{:.1e}", 8, 4),
-    Column("seconds", "seconds", "{:.1f}", 7, 9),
+    Column("no grad", "trajectories_without_advantage", "{:.2f}", 4, 5),
+    Column("correct adv<0", "correct_with_negative_advantage", "{:.2f}", 7, 7),
+    Column("weight correct", "weight/correct", "{:.2f}", 7, 12),
+    Column("weight Gini", "weight/gini", "{:.2f}", 6, 13),
+    Column("policy ratio", "ratio", "{:.4f}", 6, 10),
+    Column("grad norm", "grad_norm", "{:.1e}", 7, 4),
+    Column("step seconds", "seconds", "{:.1f}", 7, 9),
 )
-GAP = 2  # blanks before every column
-FIRST = 4  # columns of the step's number
+GAP = 2  # spaces before every column
+STEP_WIDTH = 4  # characters of the step's number
 HEADING_EVERY = 20  # rows
 
 
 class PhaseDisplay:
-    """Shows which wait is on and how far it is; nothing where there is no terminal."""
+    """Shows the current phase and its progress on a terminal; nothing elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self.progress = Progress(
@@ -77,21 +79,21 @@ class PhaseDisplay:
         self.progress.stop()
 
     def phase(self, title: str, total: int | None) -> None:
-        """A wait begins."""
+        """Start a phase, which replaces the last one."""
         if self._phase is not None:
             self.progress.remove_task(self._phase)
         self._phase = self.progress.add_task(title, total=total, note="")
 
     def advance(self, note: str = "") -> None:
-        """One part of the phase is done."""
+        """Count one part of the phase as done."""
         if self._phase is not None:
             self.progress.update(self._phase, advance=1, note=note)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Nothing: the steps of training are the console's."""
+        """Nothing: ``TrainingConsole`` prints the steps."""
 
     def evaluated(self, step: int, evaluations: "Sequence[Evaluation]") -> None:
-        """Nothing: whoever asked for the evaluation prints it."""
+        """Nothing: the command prints its own table."""
 
     def say(self, text: str) -> None:
         """Print a line above the display."""
@@ -122,26 +124,26 @@ class TrainingConsole:
         self._file.close()
 
     def say(self, text: str) -> None:
-        """Something happened that a person should know."""
+        """Print a line and log it."""
         self._print(Text(text))
 
     def record(self, text: str) -> None:
-        """A line for log.txt alone."""
+        """Write a line to log.txt alone."""
         self._log.print(Text(text))
         self._file.flush()
 
     def phase(self, title: str, total: int | None) -> None:
-        """A wait begins. Where there is no terminal those outside a step get a line."""
+        """Start a phase. Without a terminal, a phase outside the steps prints a line."""
         self._display.phase(title, total)
         if not self._console.is_terminal and not title.startswith("step "):
             self._print(Text(f"{title} …"))
 
     def advance(self, note: str = "") -> None:
-        """One part of the phase is done."""
+        """Count one part of the phase as done."""
         self._display.advance(note)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One row of the table."""
+        """Print a row of the table."""
         progress = self._display.progress
         if self._training is None:
             self._training = progress.add_task("[bold]training", total=self._steps, note="")
@@ -160,13 +162,13 @@ class TrainingConsole:
         self._file.flush()
 
     def evaluated(self, step: int, evaluations: "Sequence[Evaluation]") -> None:
-        """One line an evaluation."""
-        for one in evaluations:
-            bounds = "" if one.success_low is None else f" [{one.success_low:.3f}, {one.success_high:.3f}]"
+        """Print a line for each evaluation."""
+        for result in evaluations:
+            bounds = "" if result.success_low is None else f" [{result.success_low:.3f}, {result.success_high:.3f}]"
             line = (
-                f"after {step} steps, {one.name}: success {one.success:.3f}{bounds}, largest context "
-                f"{one.metrics['context_tokens']:.1f} tokens, {one.metrics['turns']:.1f} turns; {one.problems} "
-                f"problems, {one.seconds:.1f} s"
+                f"after {counted(step, 'step', 'steps')}, {result.name}: success {result.success:.3f}{bounds}, "
+                f"largest context {result.metrics['context_tokens']:.1f} tokens, {result.metrics['turns']:.1f} turns; "
+                f"{counted(result.problems, 'problem', 'problems')}, {result.seconds:.1f} s"
             )
             self._print(Text(line, style="cyan"))
 
@@ -177,24 +179,26 @@ class TrainingConsole:
 
 
 def fitting(width: int) -> tuple[Column, ...]:
-    """The columns that a terminal of so many characters has room for: the least important ones are left out."""
+    """The columns that fit a terminal of ``width`` characters: the highest ranks are omitted first."""
     shown = sorted(COLUMNS, key=lambda column: column.rank)
-    while shown and len(headings(shown)) > width:
+    while shown and STEP_WIDTH + sum(GAP + column.width for column in shown) > width:
         shown.pop()
     return tuple(column for column in COLUMNS if column in shown)
 
 
 def headings(columns: Sequence[Column]) -> str:
-    """The line above the steps' rows."""
-    return _line("step", [column.heading for column in columns], columns)
+    """The two lines above the steps' rows; a single word stands in the second."""
+    words = [("", *column.heading.split())[-2:] for column in columns]
+    upper, lower = ([pair[line] for pair in words] for line in (0, 1))
+    return f"{_line('', upper, columns)}\n{_line('step', lower, columns)}"
 
 
 def row(step: int, metrics: Mapping[str, float], columns: Sequence[Column]) -> str:
-    """The line of a step; what was not measured is a dash."""
+    """The line of a step; a dash where a metric was not measured."""
     cells = [column.form.format(metrics[column.metric]) if column.metric in metrics else "–" for column in columns]
     return _line(str(step), cells, columns)
 
 
 def _line(first: str, cells: Sequence[str], columns: Sequence[Column]) -> str:
     padded = (f"{cell:>{column.width}}" for cell, column in zip(cells, columns, strict=True))
-    return f"{first:>{FIRST}}" + "".join(" " * GAP + cell for cell in padded)
+    return f"{first:>{STEP_WIDTH}}" + "".join(" " * GAP + cell for cell in padded)

@@ -15,7 +15,7 @@ import pytest
 from command import ENVIRONMENT
 from metrics_page import tables
 
-from condensegrpo.cli.console import COLUMNS, HEADING_EVERY, TrainingConsole, fitting, headings, row
+from condensegrpo.cli.console import COLUMNS, GAP, HEADING_EVERY, TrainingConsole, fitting, headings, row
 
 METRICS = {
     "success": 0.5,
@@ -35,7 +35,10 @@ METRICS = {
     "grad_norm": 0.0123,
     "seconds": 12.34,
 }
-IMPORTANT = ["success", "reward", "context", "turns", "equal", "no adv", "neg", "gradient", "seconds"]  # at 80
+IMPORTANT = [  # at 80 columns
+    "success", "reward", "context tokens", "turns", "no signal", "no grad", "correct adv<0", "grad norm",
+    "step seconds",
+]  # fmt: skip
 
 
 def shown(width: int) -> list[str]:
@@ -43,14 +46,19 @@ def shown(width: int) -> list[str]:
 
 
 def test_every_column_has_its_metric_and_its_cells_stand_under_their_headings() -> None:
-    head, line = headings(COLUMNS), row(7, METRICS, COLUMNS)
+    (upper, lower), line = headings(COLUMNS).splitlines(), row(7, METRICS, COLUMNS)
     assert line.split() == [
         "7", "0.50", "-0.125", "1.00", "1234.6", "3.2", "87", "0.25", "0.00", "0.06", "0.38", "0.10", "0.60", "0.33",
         "1.0000", "1.2e-02", "12.3",
     ]  # fmt: skip
-    assert len(head) == len(line) <= 160
-    ends = [head.index(column.heading) + len(column.heading) for column in COLUMNS]
-    assert all(line[end - 1] != " " and line[end : end + 1] in ("", " ") for end in ends)
+    assert len(upper) == len(lower) == len(line) <= 160
+    end = len("step")
+    for column in COLUMNS:
+        end += GAP + column.width
+        first, last = ("", *column.heading.split())[-2:]
+        assert upper[:end].endswith(f" {first}")
+        assert lower[:end].endswith(f" {last}")
+        assert all(text[end - 1] != " " and text[end : end + 1] in ("", " ") for text in (line, lower))
 
 
 def test_what_was_not_measured_is_a_dash() -> None:
@@ -67,13 +75,15 @@ def test_a_narrow_terminal_loses_the_least_important_columns() -> None:
 @pytest.mark.parametrize("width", range(1, 170))
 def test_a_row_never_wraps_and_a_wider_terminal_never_shows_less(width: int) -> None:
     columns = fitting(width)
-    assert len(headings(columns)) <= max(width, 4)
+    assert all(len(line) <= max(width, 4) for line in headings(columns).splitlines())
+    assert len(row(7, METRICS, columns)) <= max(width, 4)
     assert set(columns) <= set(fitting(width + 1))
 
 
 def test_no_two_columns_are_equally_important() -> None:
     assert sorted(column.rank for column in COLUMNS) == list(range(1, len(COLUMNS) + 1))
-    assert all(column.width >= len(column.heading) for column in COLUMNS)
+    assert all(column.width >= len(word) for column in COLUMNS for word in column.heading.split())
+    assert all(len(column.heading.split()) <= 2 for column in COLUMNS)
 
 
 def test_a_pipe_and_the_log_get_all_columns(tmp_path: Path) -> None:
@@ -84,8 +94,8 @@ def test_a_pipe_and_the_log_get_all_columns(tmp_path: Path) -> None:
     log = (tmp_path / "log.txt").read_text()
     assert log == pipe.getvalue()
     lines = log.splitlines()
-    assert len(lines) == HEADING_EVERY + 3  # a heading at the top, and another after so many rows
-    assert lines[0] == lines[HEADING_EVERY + 1] == headings(COLUMNS)
+    assert len(lines) == HEADING_EVERY + 5  # headings of two lines at the top, and again after so many rows
+    assert lines[:2] == lines[HEADING_EVERY + 2 :][:2] == headings(COLUMNS).splitlines()
     assert lines[-1] == row(HEADING_EVERY + 1, METRICS, COLUMNS)
 
 
@@ -126,17 +136,18 @@ def on_terminal(width: int, then: int, log: Path) -> list[str]:
     assert process.returncode == 0, output.decode()
     written = (line.split("\x1b[2K")[-1] for line in output.decode().splitlines())  # after the last erased display
     plain = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", line) for line in written]  # without colours and cursor
-    return [line for line in plain if line.startswith("step") or line.lstrip()[:1].isdigit()]
+    table = {line for columns in (fitting(width), fitting(then)) for line in headings(columns).splitlines()}
+    return [line for line in plain if line in table or line.lstrip()[:1].isdigit()]
 
 
 @pytest.mark.parametrize(("width", "then"), [(80, 80), (120, 80), (160, 120)])
 def test_a_terminal_shows_what_fits_it_and_new_headings_when_it_changes(tmp_path: Path, width: int, then: int) -> None:
     before, after = fitting(width), fitting(then)
     assert on_terminal(width, then, tmp_path / "log.txt") == [
-        headings(before),
+        *headings(before).splitlines(),
         row(1, METRICS, before),
         row(2, METRICS, before),
-        *([] if before == after else [headings(after)]),
+        *([] if before == after else headings(after).splitlines()),
         row(3, METRICS, after),
     ]
-    assert (tmp_path / "log.txt").read_text().splitlines()[0] == headings(COLUMNS)
+    assert (tmp_path / "log.txt").read_text().splitlines()[:2] == headings(COLUMNS).splitlines()
