@@ -43,9 +43,9 @@ def test_a_report_is_a_picture_and_one_page_that_needs_nothing_else(tmp_path: Pa
 def test_the_page_tells_first_and_last_values(tmp_path: Path) -> None:
     _, page = write_report(run_with(tmp_path, *FULL))
     text = page.read_text()
-    assert "<td>Success, held-out</td><td>0.2</td><td>0.9</td><td>0 – 30</td>" in text
-    assert "<td>Success, held-out k20</td><td>0.1</td><td>0.8</td><td>0 – 30</td>" in text
-    assert "<td>Success, training</td><td>0.2167</td><td>0.7</td><td>1 – 30</td>" in text
+    assert "<td>Success (share of trajectories), held-out</td><td>0.2</td><td>0.9</td><td>0 – 30</td>" in text
+    assert "<td>Success (share of trajectories), held-out k20</td><td>0.1</td><td>0.8</td><td>0 – 30</td>" in text
+    assert "<td>Success (share of trajectories), training</td><td>0.2167</td><td>0.7</td><td>1 – 30</td>" in text
     assert "Output length" not in text
 
 
@@ -53,8 +53,8 @@ def test_the_page_tells_who_got_the_credit(tmp_path: Path) -> None:
     lines = [{"step": step, "weight/correct": step / 8, "masked": 0.5 - step / 8} for step in (1, 2, 3, 4)]
     _, page = write_report(run_with(tmp_path, *lines))
     text = page.read_text()
-    assert "<td>Credit: weight on correct ones</td><td>0.125</td><td>0.5</td><td>1 – 4</td>" in text
-    assert "<td>Signal: masked</td><td>0.375</td><td>0</td><td>1 – 4</td>" in text
+    assert "<td>Credit: weight on correct</td><td>0.125</td><td>0.5</td><td>1 – 4</td>" in text
+    assert "<td>Signal: masked trajectories</td><td>0.375</td><td>0</td><td>1 – 4</td>" in text
     assert "Gini" not in text  # a run of an earlier version did not measure it
 
 

@@ -1,4 +1,4 @@
-"""The picture of a comparison: success against the tokens that were read, as PNG and SVG."""
+"""The plot of a comparison: success against prompt tokens, as PNG and SVG."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -19,8 +19,8 @@ class _Look(NamedTuple):
     marker: str
 
 
-def plot(found: Comparison, stem: Path) -> tuple[Path, ...]:
-    """Write ``<stem>.png`` and ``<stem>.svg``: one line a condenser, one point a budget, 95 % intervals as bars."""
+def plot(comparison: Comparison, stem: Path) -> tuple[Path, ...]:
+    """Write ``<stem>.png`` and ``<stem>.svg``: a line per condenser, a point per budget, 95 % intervals as bars."""
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": "condensegrpo", "svg.fonttype": "none", "font.size": 9}):
@@ -29,32 +29,35 @@ def plot(found: Comparison, stem: Path) -> tuple[Path, ...]:
         figure = Figure(figsize=(9, 4), layout="constrained")
         panels = figure.subplots(1, 2, sharey=True)
         lines: dict[str, list[Figures]] = defaultdict(list)
-        for one in found.figures:
-            lines[one.contender.label].append(one)
-        for place, (label, its) in enumerate(lines.items()):
-            look = _Look(label, COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)])
-            _line(panels[0], [one.peak_tokens for one in its], its, look)
-            _line(panels[1], [one.summed_tokens for one in its], its, look)
+        for figures in comparison.figures:
+            lines[figures.contender.label].append(figures)
+        for index, (label, points) in enumerate(lines.items()):
+            look = _Look(label, COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)])
+            _line(panels[0], [point.peak_tokens for point in points], points, look)
+            _line(panels[1], [point.summed_tokens for point in points], points, look)
         panels[0].set_ylabel("success, 95 % interval")
         panels[0].set_xlabel("largest context, tokens")
-        panels[1].set_xlabel("all contexts together, tokens")
+        panels[1].set_xlabel("sum of all contexts, tokens")
         for panel in panels:
             panel.set_ylim(-0.03, 1.03)
             panel.grid(alpha=0.3)
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper")
-        figure.suptitle(f"{found.problems} problems × {found.samples}, seed {found.seed}", fontsize=9)
+        figure.suptitle(
+            f"problems: {comparison.problems}, samples per problem: {comparison.samples}, seed: {comparison.seed}",
+            fontsize=9,
+        )
         paths = (stem.with_suffix(".png"), stem.with_suffix(".svg"))
         figure.savefig(paths[0], dpi=150)
         figure.savefig(paths[1], metadata={"Date": None})
     return paths
 
 
-def _line(axes: "Axes", tokens: list[float], its: list[Figures], look: _Look) -> None:
-    low = [one.success.mean - _known(one.success.low, one.success.mean) for one in its]
-    high = [_known(one.success.high, one.success.mean) - one.success.mean for one in its]
+def _line(axes: "Axes", tokens: list[float], points: list[Figures], look: _Look) -> None:
+    low = [point.success.mean - _known(point.success.low, point.success.mean) for point in points]
+    high = [_known(point.success.high, point.success.mean) - point.success.mean for point in points]
     axes.errorbar(
         tokens,
-        [one.success.mean for one in its],
+        [point.success.mean for point in points],
         yerr=[low, high],
         capsize=3,
         markersize=5,

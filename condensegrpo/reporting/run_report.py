@@ -1,4 +1,4 @@
-"""The picture of a run: ``report.png`` and a self-contained ``report.html``, made from ``metrics.jsonl`` alone."""
+"""The plots of a run: ``report.png`` and a self-contained ``report.html``, made from ``metrics.jsonl`` alone."""
 
 import base64
 import html
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Metrics = Sequence[Mapping[str, float]]
 
-# Okabe and Ito's colours (https://jfly.uni-koeln.de/color/), told apart by colour-blind eyes and on a grey print
+# Okabe and Ito's palette (https://jfly.uni-koeln.de/color/): distinguishable when colour-blind and in greyscale
 TRAIN = "#0072B2"
 HELD_OUT = "#D55E00"
 VARIANTS = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -23,26 +23,26 @@ STYLES = ((TRAIN, "-"), (HELD_OUT, "--"), ("#009E73", "-."), ("#CC79A7", ":"))
 
 
 class Panel(NamedTuple):
-    """One diagram: a metric over optimiser steps, of training and of held-out problems."""
+    """One diagram: a metric over optimiser steps, in training and on held-out problems."""
 
     metric: str
     title: str
     unit: str
-    varied: bool = False  # also of further evaluations; a length of theirs would only squeeze the others
+    varied: bool = False  # also for the variants; the lengths of variants would only compress the scale
 
 
 PANELS = (
     Panel("success", "Success", "share of trajectories", varied=True),
     Panel("context_tokens", "Largest context", "tokens, mean over trajectories", varied=True),
     Panel("reward", "Reward", "mean over trajectories"),
-    Panel("output_tokens", "Output length", "tokens a trajectory"),
-    Panel("turns", "Turns", "replies a trajectory"),
+    Panel("output_tokens", "Output length", "tokens per trajectory"),
+    Panel("turns", "Turns", "replies per trajectory"),
     Panel("grad_norm", "Gradient norm", "before clipping"),
 )
 
 
 class Shares(NamedTuple):
-    """One diagram of several shares of the same batches, of training only."""
+    """One diagram of several shares of the training batches."""
 
     title: str
     unit: str
@@ -54,18 +54,18 @@ SHARES = (
         "Signal",
         "share of groups or trajectories",
         (
-            ("groups_of_equal_reward", "groups of equal reward"),
-            ("trajectories_without_advantage", "no advantage"),
-            ("correct_with_negative_advantage", "right, pushed down"),
-            ("masked", "masked"),
+            ("groups_of_equal_reward", "groups without signal"),
+            ("trajectories_without_advantage", "trajectories without gradient"),
+            ("correct_with_negative_advantage", "correct with negative advantage"),
+            ("masked", "masked trajectories"),
         ),
     ),
     Shares(
         "Credit",
-        "share of the batch's weight",
+        "share of the batch",
         (
-            ("weight/correct", "weight on correct ones"),
-            ("pull/correct", "pull on correct ones"),
+            ("weight/correct", "weight on correct"),
+            ("pull/correct", "gradient weight on correct"),
             ("weight/gini", "Gini of the weights"),
         ),
     ),
@@ -80,10 +80,10 @@ class Series(NamedTuple):
 
 
 def write_report(run_folder: Path) -> tuple[Path, Path]:
-    """Write ``report.png`` and ``report.html`` into a run folder; their paths.
+    """Write ``report.png`` and ``report.html`` into a run folder and return their paths.
 
     Raises:
-        RunError: nothing was measured yet, or the files cannot be written.
+        RunError: there are no metrics yet, or the files cannot be written.
     """
     run = RunFolder(run_folder)
     metrics = read_metrics(run.metrics)
@@ -100,14 +100,13 @@ def write_report(run_folder: Path) -> tuple[Path, Path]:
 
 
 def series(metrics: Metrics, key: str) -> Series:
-    """The steps and values of a metric, where it was measured; of two at one step the later counts."""
-    found = {line["step"]: line[key] for line in metrics if key in line and "step" in line}
-    ordered = sorted(found.items())
+    """The steps and values of a metric; the later of two values at one step counts."""
+    ordered = sorted({line["step"]: line[key] for line in metrics if key in line and "step" in line}.items())
     return Series(tuple(step for step, _ in ordered), tuple(value for _, value in ordered))
 
 
 def variants(metrics: Metrics) -> tuple[str, ...]:
-    """The names of the further evaluations: k20 of ``eval/k20/success``."""
+    """The names of the evaluation variants: k20 of ``eval/k20/success``."""
     keys = (key.split("/") for line in metrics for key in line)
     named = (parts[1] for parts in keys if len(parts) == 3 and parts[::2] == ["eval", "success"])
     return tuple(dict.fromkeys(named))
@@ -125,7 +124,7 @@ def _draw(metrics: Metrics, *, title: str, file: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(16, 7.2), dpi=110, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)  # no pyplot: it would keep the figure, and look for a display
+    FigureCanvasAgg(figure)  # not pyplot, which keeps figures alive and looks for a display
     figure.suptitle(title, fontsize=15, fontweight="bold", x=0.01, ha="left")
     places = figure.subplots(2, 4)
     for axes, panel in zip(places[:, :3].flat, PANELS, strict=True):
@@ -160,7 +159,7 @@ def _shares(axes: "Axes", shares: Shares, metrics: Metrics) -> None:
 
 
 def _finish(axes: "Axes", title: str, unit: str, *, columns: int = 1) -> None:
-    """What all diagrams have in common."""
+    """Titles, labels, grid and legend, the same for all diagrams."""
     axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
     axes.set_ylabel(unit, fontsize=9, color="#555555")
     axes.set_xlabel("optimiser steps", fontsize=9, color="#555555")
@@ -179,7 +178,7 @@ def _finish(axes: "Axes", title: str, unit: str, *, columns: int = 1) -> None:
 
 
 def _training_line(axes: "Axes", train: Series) -> None:
-    """The measured values pale, their running mean strong: a batch is a small sample."""
+    """Pale measured values under their running mean: a batch is a small sample."""
     window = _window(train)
     if window > 1:
         axes.plot(train.steps, train.values, color=TRAIN, alpha=0.25, linewidth=1)
@@ -189,7 +188,7 @@ def _training_line(axes: "Axes", train: Series) -> None:
 
 
 def _window(line: Series) -> int:
-    """Steps that a running mean looks back."""
+    """The length of the running mean, in steps."""
     return max(1, len(line.values) // 12)
 
 
@@ -224,7 +223,7 @@ th:first-child, td:first-child {{ text-align: left; }}
 th {{ color: #555; font-weight: 600; }}
 </style></head><body>
 <h1>{name}</h1>
-<table><thead><tr><th>measure</th><th>first</th><th>last</th><th>at steps</th></tr></thead><tbody>
+<table><thead><tr><th>metric</th><th>first</th><th>last</th><th>steps</th></tr></thead><tbody>
 {_rows(metrics)}
 </tbody></table>
 <img alt="Success, context, reward, lengths and credit over optimiser steps" src="data:image/png;base64,{picture}">
@@ -233,15 +232,15 @@ th {{ color: #555; font-weight: 600; }}
 
 
 def _rows(metrics: Metrics) -> str:
-    """The first and last value of everything that the diagrams show."""
+    """Table rows: the first and last value of every metric in the diagrams."""
     places = [("held-out", "eval/"), *((f"held-out {name}", f"eval/{name}/") for name in variants(metrics))]
-    found = [
-        (f"{panel.title}, {label}", series(metrics, f"{prefix}{panel.metric}"))
+    lines = [
+        (f"{panel.title} ({panel.unit}), {label}", series(metrics, f"{prefix}{panel.metric}"))
         for label, prefix in (*places, ("training", ""))
         for panel in PANELS
     ]
-    found += [(f"{shares.title}: {label}", series(metrics, key)) for shares in SHARES for key, label in shares.lines]
-    return "\n".join(f"<tr>{_row(label, line)}</tr>" for label, line in found if line.steps)
+    lines += [(f"{shares.title}: {label}", series(metrics, key)) for shares in SHARES for key, label in shares.lines]
+    return "\n".join(f"<tr>{_row(label, line)}</tr>" for label, line in lines if line.steps)
 
 
 def _row(label: str, line: Series) -> str:
