@@ -36,10 +36,10 @@ from rollout_sides import (
 )
 from rollout_world import NO_LIMIT, Size, World, chatter, engine, make_model, new_tokens, play, processed
 
+from condensegrpo.assembly.plugins import build
 from condensegrpo.condensers.full import Full
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.condensers.observation_mask import ObservationMask
-from condensegrpo.core.plugins import build
 from condensegrpo.core.protocols import Condenser, Sampler
 from condensegrpo.rollout.engine import Engine
 

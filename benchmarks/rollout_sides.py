@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from rollout_world import World, engine, play, waves
 
-from condensegrpo.core.plugins import build
+from condensegrpo.assembly.plugins import build
 from condensegrpo.core.protocols import Sampler
 
 Wave = list[tuple[tuple[int, ...], int]]  # a prompt and the length of its reply, for every trajectory

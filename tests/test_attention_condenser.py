@@ -9,11 +9,11 @@ from conformance import PINNED, check_account, count, history, turns, unit
 from hypothesis import given
 from hypothesis import strategies as st
 
+from condensegrpo.assembly.plugins import build
 from condensegrpo.attention.scripted import ScriptedScorer
 from condensegrpo.condensers.attention import Attention, choose
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import History, Unit, flatten
-from condensegrpo.core.plugins import build
 from condensegrpo.core.protocols import Budget, Condensed, UnitScorer
 from condensegrpo.core.trajectory import SpanStatus
 
@@ -178,5 +178,5 @@ def test_a_budget_without_the_scorer_names_those_that_it_has() -> None:
     "options", [{"smoothing": 1.0}, {"smoothing": -0.1}, {"lookback": -1}, {"lookback": 1.5}, {"hysteresis": 0.9}]
 )
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(PluginError, match=r"setting up 'attention' of the condensers"):
+    with pytest.raises(PluginError, match="setting up the condenser 'attention'"):
         build("condensers", "attention", options)

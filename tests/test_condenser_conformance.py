@@ -316,7 +316,7 @@ def test_a_mask_says_what_it_did() -> None:
 
 @pytest.mark.parametrize(("options", "words"), [({"keep": -1}, "at least 0"), ({"exclude_tools": "notes"}, "a list")])
 def test_a_mask_refuses_options_that_mean_nothing(options: dict[str, object], words: str) -> None:
-    with pytest.raises(Exception, match=f"setting up 'observation_mask' .*{words}"):
+    with pytest.raises(Exception, match=f"setting up the condenser 'observation_mask'.*{words}"):
         Case("observation_mask", options).build()
 
 

@@ -9,14 +9,15 @@ from conformance import PINNED, condense, count, history, turns, unit
 from hypothesis import given
 from hypothesis import strategies as st
 
+from condensegrpo.assembly.plugins import build
 from condensegrpo.condensers.fit import most_that_fit
 from condensegrpo.condensers.full import Full
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.condensers.random_drop import RandomDrop
 from condensegrpo.condensers.truncate import Truncate
-from condensegrpo.core import plugins
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import History, Message
+from condensegrpo.core.plugins import installed
 from condensegrpo.core.protocols import Budget, Condensed
 from condensegrpo.core.trajectory import SpanStatus
 
@@ -33,7 +34,7 @@ def test_the_condensers_of_the_package_are_installed() -> None:
         "summary_model",
         "truncate",
     }
-    assert ours <= {point.name for point in plugins.installed("condensers")}
+    assert ours <= {point.name for point in installed("condensers")}
 
 
 # --- full ---------------------------------------------------------------------------------------------------------
@@ -128,8 +129,8 @@ def test_what_is_likely_to_fit_changes_the_questions_and_not_the_answer(total: i
 
 @pytest.mark.parametrize("options", [{"keep_last": -1}, {"keep_first": -2}, {"keep_last": 1.5}, {"keep_last": "two"}])
 def test_last_k_refuses_what_is_no_count(options: dict[str, Any]) -> None:
-    with pytest.raises(PluginError, match=r"setting up 'last_k' of the condensers"):
-        plugins.build("condensers", "last_k", options)
+    with pytest.raises(PluginError, match="setting up the condenser 'last_k'"):
+        build("condensers", "last_k", options)
 
 
 # --- the controls: truncate, random_drop --------------------------------------------------------------------------
@@ -212,10 +213,10 @@ def test_a_control_asks_for_few_counts(name: str) -> None:
         return count(messages)
 
     past = history(*(unit(turn) for turn in range(60)))
-    asyncio.run(plugins.build("condensers", name, {}).condense(past, Budget(tokens=50, count=counted), ()))
+    asyncio.run(build("condensers", name, {}).condense(past, Budget(tokens=50, count=counted), ()))
     assert len(asked) <= 60 + 1 + 12
 
 
 def test_random_drop_refuses_what_is_no_seed() -> None:
-    with pytest.raises(PluginError, match="setting up 'random_drop' of the condensers"):
-        plugins.build("condensers", "random_drop", {"seed": "two"})
+    with pytest.raises(PluginError, match="setting up the condenser 'random_drop'"):
+        build("condensers", "random_drop", {"seed": "two"})

@@ -12,7 +12,7 @@ from builders import trajectory, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.core.plugins import build
+from condensegrpo.assembly.plugins import build
 from condensegrpo.core.protocols import GroupReward, Problem, Reward, RewardResult
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.rewards.context import Measure, context_tokens

@@ -12,11 +12,11 @@ from builders import condensation, ledger_episode, scored, trajectory, turn
 from talk import tokenizer
 from typer.testing import CliRunner
 
+from condensegrpo.assembly.plugins import build
 from condensegrpo.cli.app import app
 from condensegrpo.config.checks import check_figures
 from condensegrpo.config.schema import load_config
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.plugins import build
 from condensegrpo.core.protocols import Problem
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.evaluation.figures import evaluation

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from builders import assistant, trajectory, turn, user
 
+from condensegrpo.assembly.plugins import build
 from condensegrpo.core.messages import Message
-from condensegrpo.core.plugins import build
 from condensegrpo.core.protocols import Problem, RewardResult
 from condensegrpo.core.trajectory import Stop, Trajectory, Turn
 from condensegrpo.rewards import mathematics

@@ -8,7 +8,7 @@ from builders import assistant, trajectory, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.core.plugins import build
+from condensegrpo.assembly.plugins import build
 from condensegrpo.core.protocols import Part, Problem, Reward, RewardResult
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.rewards.correct import Correct

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from condensegrpo.assembly.plugins import build
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.plugins import build
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.samplers.scripted import ScriptedSampler
 

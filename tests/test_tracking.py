@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from condensegrpo.assembly.plugins import build
 from condensegrpo.core.errors import ConfigError, RunError
-from condensegrpo.core.plugins import build
 from condensegrpo.core.protocols import Tracker
 from condensegrpo.storage import trackers as tracking
 from condensegrpo.storage.run_folder import read_metrics
@@ -54,7 +54,7 @@ def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
 def test_weights_and_biases_keeps_an_offline_run(tmp_path: Path) -> None:
     """A process of its own: the library starts a service and leaves handlers behind."""
     code = (
-        "from condensegrpo.core.plugins import build\n"
+        "from condensegrpo.assembly.plugins import build\n"
         f"tracker = build('trackers', 'wandb', {{'project': 'p', 'name': 'n', 'folder': {str(tmp_path)!r}}})\n"
         "tracker.log(1, {'success': 0.5})\n"
         "tracker.close()\n"

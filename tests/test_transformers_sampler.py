@@ -22,8 +22,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from condensegrpo.assembly.plugins import build
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.plugins import build
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.samplers.transformers import TransformersSampler
 

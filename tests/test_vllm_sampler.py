@@ -19,8 +19,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from condensegrpo.assembly.plugins import build, check
 from condensegrpo.core.errors import PluginError, SamplerError
-from condensegrpo.core.plugins import build, check, takes
 from condensegrpo.core.protocols import Measures, Sleeps
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 
@@ -96,7 +96,7 @@ def test_the_engine_computes_with_the_threads_that_torch_was_given(folder: str) 
     code = (
         "import asyncio, sys, torch\n"
         "torch.set_num_threads(1)\n"
-        "from condensegrpo.core.plugins import build\n"
+        "from condensegrpo.assembly.plugins import build\n"
         "from condensegrpo.core.trajectory import SamplingParams\n"
         "sampler = build('samplers', 'vllm', {'model_path': sys.argv[1], 'max_model_len': 64, 'kv_cache_gib': 0.01})\n"
         "print(len(asyncio.run(sampler.sample([5, 6, 7], SamplingParams(max_tokens=4))).token_ids))\n"
@@ -336,9 +336,11 @@ def test_sleep_without_a_gpu_is_refused() -> None:
         check("samplers", "vllm", {"model_path": "nowhere", "sleep": True})
 
 
-def test_a_run_tells_the_sampler_how_long_its_requests_get() -> None:
-    assert takes("samplers", "vllm", "max_model_len")
-    assert not takes("samplers", "transformers", "max_model_len")
+def test_the_longest_request_is_supplied_to_the_samplers_that_have_a_parameter_for_it() -> None:
+    supplied = {"model_path": "nowhere", "max_model_len": 0}
+    with pytest.raises(PluginError, match="max_model_len"):
+        check("samplers", "vllm", {}, supplied)
+    check("samplers", "transformers", {}, supplied)
 
 
 def test_without_vllm_the_check_of_a_configuration_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from needs_vllm import needs_vllm
 from served import LONG, ROOM, change, gap, save_model, together
 from transformers import PreTrainedModel
 
-from condensegrpo.core.plugins import build
+from condensegrpo.assembly.plugins import build
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
 

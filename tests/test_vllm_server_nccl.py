@@ -12,9 +12,9 @@ import torch
 from stand_in_server import TOKEN, TRANSFER, StandIn, serving
 from torch import Tensor
 
+from condensegrpo.assembly.plugins import check
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import PluginError, SamplerError
-from condensegrpo.core.plugins import check
 from condensegrpo.samplers.vllm_server.nccl import NcclPublisher, Wire
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool, Retries
 from condensegrpo.samplers.vllm_server.replica import WeightsLabel

@@ -12,8 +12,8 @@ from stand_in_server import TOKEN, StandIn, serving
 from tiny import qwen3
 from transformers import AutoConfig
 
+from condensegrpo.assembly.plugins import check
 from condensegrpo.core.errors import ConfigError, PluginError, SamplerError
-from condensegrpo.core.plugins import check
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
 from condensegrpo.samplers.vllm_server.worker import shape_of

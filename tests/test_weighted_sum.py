@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from condensegrpo.algorithms.turn_rewards import turn_sums
+from condensegrpo.assembly.plugins import build
 from condensegrpo.core.errors import ScoreError
-from condensegrpo.core.plugins import build
 from condensegrpo.core.protocols import Part, Problem, Reward, RewardResult, TurnReward
 from condensegrpo.core.trajectory import ScoredTrajectory, Stop, Trajectory
 from condensegrpo.rewards.correct import Correct

@@ -13,8 +13,9 @@ import torch
 
 from condensegrpo.algorithms.credit import Scores
 from condensegrpo.algorithms.objective import Minimised
-from condensegrpo.assembly import rollout_parts
+from condensegrpo.assembly import plugins, rollout_parts
 from condensegrpo.assembly.learning_signal import advantage_estimator, objective
+from condensegrpo.assembly.plugins import build
 from condensegrpo.assembly.scorers import check_models, check_scorers, names_of, open_scorers
 from condensegrpo.config.checks import check_figures
 from condensegrpo.config.schema import (
@@ -27,10 +28,9 @@ from condensegrpo.config.schema import (
     longest_request,
 )
 from condensegrpo.config.section import parse
-from condensegrpo.core import plugins
 from condensegrpo.core.errors import CondenseError, ConfigError, ContextOverflow
 from condensegrpo.core.messages import Message
-from condensegrpo.core.plugins import build, load
+from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols import (
     Budget,
     ChecksRoom,
@@ -87,7 +87,7 @@ def check(config: RunConfig) -> Components:
     for name, varied in evaluations(config).items():
         if name != HELD_OUT:
             problems(components(varied).task, "eval")
-    plugins.check("samplers", config.sampler.name, _sampler_options(config, ""))
+    plugins.check("samplers", config.sampler.name, config.sampler.options, _for_sampler(config, ""))
     chosen = load("samplers", config.sampler.name)
     check_scorers(names_of(built.condenser), chosen, config.sampler.name)
     rollout_parts.check_probe(config, chosen)
@@ -141,15 +141,12 @@ def use_threads(config: RunConfig) -> None:
 
 def sampler(config: RunConfig, model_path: str) -> Sampler:
     """The sampler, with the weights of a model folder."""
-    built: Sampler = build("samplers", config.sampler.name, _sampler_options(config, model_path))
+    built: Sampler = build("samplers", config.sampler.name, config.sampler.options, _for_sampler(config, model_path))
     return built
 
 
-def _sampler_options(config: RunConfig, model_path: str) -> dict[str, Any]:
-    supplied: dict[str, Any] = {"model_path": model_path, "dtype": config.model.dtype}
-    if plugins.takes("samplers", config.sampler.name, "max_model_len"):
-        supplied["max_model_len"] = longest_request(config)
-    return {**supplied, **config.sampler.options}
+def _for_sampler(config: RunConfig, model_path: str) -> dict[str, object]:
+    return {"model_path": model_path, "dtype": config.model.dtype, "max_model_len": longest_request(config)}
 
 
 def trackers(config: RunConfig) -> tuple[Tracker, ...]:

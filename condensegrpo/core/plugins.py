@@ -1,28 +1,17 @@
 """Finds plug-ins by name through entry points, or in a file as ``path/to/file.py:Name``. Standard library only."""
 
-import difflib
 import importlib.util
-import inspect
 import sys
 import zlib
-from collections.abc import Callable, Mapping
-from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from condensegrpo.core.errors import PluginError
+from condensegrpo.core.suggestions import did_you_mean
 
 KINDS = ("condensers", "rewards", "tasks", "tools", "samplers", "trackers")
-
-
-@runtime_checkable
-class ChecksOptions(Protocol):
-    """A plug-in that can refuse its options before it is built, which may take a model."""
-
-    def check_options(self, **options: Any) -> None:  # noqa: ANN401  see load
-        """Raise ValueError for what it does not take."""
 
 
 def installed(kind: str) -> tuple[EntryPoint, ...]:
@@ -40,10 +29,9 @@ def load(kind: str, name: str) -> Any:  # noqa: ANN401  a plug-in is whatever it
         return _from_file(kind, name)
     points = {point.name: point for point in installed(kind)}
     if name not in points:
-        near = difflib.get_close_matches(name, points, n=1)
-        hint = f"Did you mean {near[0]!r}? " if near else ""
         raise PluginError(
-            f"looking for {name!r} among the {kind}: not installed. {hint}Installed: {', '.join(points) or 'none'}. "
+            f"looking for {name!r} among the {kind}: not installed. {did_you_mean(name, points)}"
+            f"Installed: {', '.join(points) or 'none'}. "
             f"A plug-in in a file is written path/to/file.py:Name."
         )
     try:
@@ -52,50 +40,6 @@ def load(kind: str, name: str) -> Any:  # noqa: ANN401  a plug-in is whatever it
         raise PluginError(
             f"importing {name!r} ({points[name].value}) of the {kind}: {type(error).__name__}: {error}"
         ) from error
-
-
-def build(kind: str, name: str, options: Mapping[str, Any], supplied: Mapping[str, object] = {}) -> Any:  # noqa: ANN401  see load
-    """Load a plug-in and call it with its options, and with what is supplied and named as one of its parameters.
-
-    Raises:
-        PluginError: an option is unknown or missing (the message lists what exists), or a value is refused.
-    """
-    factory = load(kind, name)
-    taken = {key: value for key, value in supplied.items() if key in inspect.signature(factory).parameters}
-    _bind(factory, kind, name, {**taken, **options})
-    return _refusing(partial(factory, **taken), kind, name, options)
-
-
-def check(kind: str, name: str, options: Mapping[str, Any]) -> None:
-    """Find a plug-in and compare the options with its signature, without calling it; raises as ``build`` does.
-
-    One that has a ``check_options`` is asked what it thinks of their values: it raises ValueError for what it refuses.
-    """
-    factory = load(kind, name)
-    _bind(factory, kind, name, options)
-    if isinstance(factory, ChecksOptions):
-        _refusing(factory.check_options, kind, name, options)
-
-
-def takes(kind: str, name: str, option: str) -> bool:
-    """Whether a plug-in has an option of this name."""
-    return option in inspect.signature(load(kind, name)).parameters
-
-
-def _refusing(factory: Callable[..., Any], kind: str, name: str, options: Mapping[str, Any]) -> Any:  # noqa: ANN401  see load
-    try:
-        return factory(**options)
-    except (TypeError, ValueError) as error:
-        raise PluginError(f"setting up {name!r} of the {kind} with {dict(options)}: {error}") from error
-
-
-def _bind(factory: Any, kind: str, name: str, options: Mapping[str, Any]) -> None:  # noqa: ANN401  see load
-    signature = inspect.signature(factory)
-    try:
-        signature.bind(**options)
-    except TypeError as error:
-        known = ", ".join(str(parameter) for parameter in signature.parameters.values()) or "none"
-        raise PluginError(f"setting up {name!r} of the {kind}: {error}. Its options are: {known}.") from error
 
 
 def _from_file(kind: str, name: str) -> Any:  # noqa: ANN401  see load

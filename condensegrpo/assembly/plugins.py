@@ -1,0 +1,165 @@
+"""Builds plug-ins. Their options are validated from their own signatures.
+
+    class LastK:
+        def __init__(self, *, keep_last: Annotated[int, Ge(0)] = 1) -> None: ...
+
+    keep_last: -1   ─▶   setting up the condenser 'last_k': the option keep_last is -1, wanted at least 0
+
+Values are converted as JSON would convert them: 1 is a float, a list is a tuple; "3", true and 3.0 are no integers, and
+NaN is no float. A parameter without an annotation, or with one that pydantic cannot read, takes any value.
+"""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic_core import SchemaError
+
+from condensegrpo.core.errors import PluginError
+from condensegrpo.core.plugins import load
+from condensegrpo.core.suggestions import did_you_mean
+
+NOTHING: Mapping[str, object] = {}
+STRICT = ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
+SHORTER = {
+    "Input should be ": "",
+    "Value error, ": "",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "a valid array": "a list",
+    "a valid": "a",
+    "a integer": "an integer",
+}
+ANYTHING = TypeAdapter[object](object)
+
+
+@runtime_checkable
+class ChecksOptions(Protocol):
+    """A plug-in that can refuse a combination of options before it is built, which may take a model."""
+
+    def check_options(self, **options: object) -> None:
+        """Raise ValueError for a combination that it does not support."""
+
+
+def build(kind: str, name: str, options: Mapping[str, object], supplied: Mapping[str, object] = NOTHING) -> Any:  # noqa: ANN401  a plug-in is whatever its entry point names
+    """Load a plug-in and call it with its options.
+
+    Args:
+        kind: a member of ``core.plugins.KINDS``.
+        name: of an installed plug-in, or ``path/to/file.py:Name``.
+        options: from the configuration.
+        supplied: arguments that the assembly offers, passed where the signature has a parameter of the name and the
+            options do not set it.
+
+    Raises:
+        PluginError: the plug-in cannot be loaded, an option is unknown or missing, or a value is refused.
+    """
+    factory = load(kind, name)
+    return _called(factory, _where(kind, name), options, _arguments(factory, _where(kind, name), options, supplied))
+
+
+def check(kind: str, name: str, options: Mapping[str, object], supplied: Mapping[str, object] = NOTHING) -> None:
+    """Load a plug-in and validate its options without calling it; raises as ``build`` does.
+
+    The ``check_options`` of a plug-in that has one is called with the arguments.
+    """
+    factory = load(kind, name)
+    arguments = _arguments(factory, _where(kind, name), options, supplied)
+    if isinstance(factory, ChecksOptions):
+        _called(factory.check_options, _where(kind, name), options, arguments)
+
+
+def _where(kind: str, name: str) -> str:
+    return f"setting up the {kind.removesuffix('s')} {name!r}"
+
+
+def _called(
+    factory: Callable[..., object], where: str, options: Mapping[str, object], arguments: Mapping[str, object]
+) -> object:
+    try:
+        return factory(**arguments)
+    except (TypeError, ValueError) as error:
+        given = f" with {dict(options)}" if options else ""
+        raise PluginError(f"{where}{given}: {str(error).removesuffix('.')}.") from error
+
+
+def _arguments(
+    factory: Callable[..., object], where: str, options: Mapping[str, object], supplied: Mapping[str, object]
+) -> dict[str, object]:
+    """The validated arguments of a call: the options, and what is supplied where the signature has it."""
+    parameters = _signature(factory).parameters
+    open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    named = {name: each for name, each in parameters.items() if each.kind not in variadic}
+    visible = [name for name in named if name not in supplied]
+    for option in options:
+        if option not in named and not open_ended:
+            raise PluginError(
+                f"{where}: it has no option {option!r}. {did_you_mean(option, visible)}"
+                f"Its options are: {', '.join(_shown(named[name]) for name in visible) or 'none'}."
+            )
+    given = {**{name: value for name, value in supplied.items() if name in named}, **options}
+    missing = [name for name, each in named.items() if each.default is each.empty and name not in given]
+    if missing:
+        raise PluginError(f"{where}: the option {missing[0]} is missing. Its options are: {', '.join(visible)}.")
+    return {
+        name: _validated(value, named[name].annotation, f"{where}: the option {name}") if name in named else value
+        for name, value in given.items()
+    }
+
+
+def _signature(factory: Callable[..., object]) -> inspect.Signature:
+    try:
+        return inspect.signature(factory, eval_str=True)
+    except Exception:  # an annotation names what exists for type checkers only: it stays a text, and takes anything
+        return inspect.signature(factory)
+
+
+def _shown(parameter: inspect.Parameter) -> str:
+    return parameter.name if parameter.default is parameter.empty else f"{parameter.name}={parameter.default!r}"
+
+
+def _validated(value: object, annotation: object, where: str) -> object:
+    adapter = _adapter(annotation)
+    try:
+        return adapter.validate_python(value, strict=True)
+    except ValidationError as error:
+        fault = error
+    except (TypeError, PydanticUserError):  # a protocol that is not checked at run time, or a name in quotes
+        return value
+    try:
+        return adapter.validate_json(json.dumps(value), strict=True)  # a list for a tuple, a text for a path
+    except ValidationError as error:
+        fault = error
+    except (TypeError, ValueError):
+        pass  # not a value of JSON
+    raise PluginError(f"{where}{_fault(fault)}.") from fault
+
+
+def _adapter(annotation: Any) -> TypeAdapter[object]:  # noqa: ANN401  an annotation is any object
+    if annotation is inspect.Parameter.empty or isinstance(annotation, str):
+        return ANYTHING
+    for config in (STRICT, None):  # None: a dataclass or model, which has its own configuration
+        try:
+            return TypeAdapter(annotation, config=config)
+        except (PydanticUserError, SchemaError):
+            continue
+    return ANYTHING
+
+
+def _fault(error: ValidationError) -> str:
+    """What was found and what was wanted; of a union, what each member wanted."""
+    faults = error.errors(include_url=False)
+    first = faults[0]
+    place = "".join(f"[{part!r}]" for part in first["loc"] if len(faults) == 1)
+    wanted = dict.fromkeys(_wanted(fault["msg"]) for fault in faults)
+    return f"{place} is {first['input']!r:.200}, wanted {' or '.join(wanted)}"
+
+
+def _wanted(message: str) -> str:
+    """What pydantic's message asks for, shorter: "Input should be greater than or equal to 0" is "at least 0"."""
+    for long, short in SHORTER.items():
+        message = message.replace(long, short)
+    return message

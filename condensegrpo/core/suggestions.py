@@ -1,0 +1,14 @@
+"""The "did you mean" of error messages. Standard library only."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A sentence with the nearest known name; empty if none is near.
+
+    >>> did_you_mean("keep_lst", ["keep_last", "keep_first"]), did_you_mean("zzz", ["keep_last"])
+    ("Did you mean 'keep_last'? ", '')
+    """
+    nearest = difflib.get_close_matches(name, list(known), n=1)
+    return f"Did you mean {nearest[0]!r}? " if nearest else ""
