@@ -25,8 +25,8 @@ from condensegrpo.algorithms.packing import PackedBatch, blocks, collate, micro_
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner.engine import open_engine, optimizer_step
 from condensegrpo.learner.logprobs import TrainedLogprobs
+from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.settings import OptimizerSettings
-from condensegrpo.learner.sharing import packed
 
 # The weights that learn are those sampled from: what a run with one update of a batch minimises.
 OBJECTIVE = Tokenwise(partial(first_update, objective=partial(policy, loss=bound(LOSSES["clipped"], {}))))
@@ -139,7 +139,7 @@ def shared(model: PreTrainedModel, budget: Budget, _: Sequence[Segment], *, tree
     share = trees and module.computes_trees
 
     def step(rows: Sequence[Segment]) -> None:
-        for one in packed(rows, max_tokens=budget.tokens, share=share):
+        for one in pack_rows(rows, max_tokens=budget.tokens, share=share):
             batch = one.to(model.device)
             module(*batch.inputs, 1.0, share=Share(OBJECTIVE, batch)).loss.backward()
 
@@ -157,7 +157,7 @@ def optimiser_step(model: PreTrainedModel, budget: Budget, _: Sequence[Segment])
     share = engine.module.computes_trees
 
     def step(rows: Sequence[Segment]) -> float:
-        batches = packed(rows, max_tokens=budget.tokens, share=share)
+        batches = pack_rows(rows, max_tokens=budget.tokens, share=share)
         return optimizer_step(engine, batches, OBJECTIVE)["grad_norm"]
 
     return step
@@ -171,7 +171,7 @@ def limit(model: PreTrainedModel, budget: Budget, rows: Sequence[Segment]) -> St
     tile by tile, its logits standing in for their own gradient: three products with the weight and nothing else.
     Tensors are made beforehand.
     """
-    batches = packed(rows, max_tokens=budget.tokens, share=TrainedLogprobs(model).computes_trees)
+    batches = pack_rows(rows, max_tokens=budget.tokens, share=TrainedLogprobs(model).computes_trees)
     computed, trained = sum(one.token_ids.numel() for one in batches), sum(one.target.numel() for one in batches)
     columns = round(sum(len(row.token_ids) for row in rows) / len(rows))
     count = max(1, round(computed / columns))

@@ -143,7 +143,7 @@ def run(config: RunConfig, folder: Path) -> dict[str, float]:
     from condensegrpo.assembly.open_learner import open_learner
     from condensegrpo.learner import checkpoint
     from condensegrpo.learner.engine import close_engine, measure_logprobs, optimizer_step
-    from condensegrpo.learner.new import new_tokenizer
+    from condensegrpo.learner.new_model import new_tokenizer
     from condensegrpo.learner.policy import configuration, save_policy
     from condensegrpo.learner.reference import against_base, against_copy, open_reference
     from condensegrpo.learner.weights import gathered

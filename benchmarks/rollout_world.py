@@ -15,7 +15,7 @@ from condensegrpo.condensers.full import Full
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Condenser, NamedTensors, Problem, Sampler, Step
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Trajectory
-from condensegrpo.learner.new import new_model, new_tokenizer, save_new
+from condensegrpo.learner.new_model import new_model, new_tokenizer, save_new
 from condensegrpo.learner.policy import load_tokenizer
 from condensegrpo.rollout.budget import Limits
 from condensegrpo.rollout.engine import Engine

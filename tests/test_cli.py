@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command import ENVIRONMENT, ROOT, TINY, command, run, succeed
 
-from condensegrpo.learner.new import new_tokenizer
+from condensegrpo.learner.new_model import new_tokenizer
 
 HEAVY = {"transformers", "deepspeed", "datasets", "peft", "accelerate", "matplotlib", "sentencepiece", "wandb", "vllm"}
 

@@ -16,8 +16,8 @@ from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner import fused_head
 from condensegrpo.learner.head import ChunkedHead
 from condensegrpo.learner.lora import add_adapters
-from condensegrpo.learner.paths import Paths, follow, paths
 from condensegrpo.learner.settings import LoraSettings
+from condensegrpo.learner.tree_attention import Paths, paths, use_tree_attention
 from condensegrpo.planning.formulas import (
     Decoder,
     Gathered,
@@ -242,7 +242,7 @@ def bucket_sizes(along: Paths) -> Gathered:
 
 def kept_along(policy: PreTrainedModel, along: Paths, depth: Tensor) -> int:
     """Bytes that the decoder's forward pass keeps along paths, which themselves stay as long."""
-    assert follow(policy)
+    assert use_tree_attention(policy)
     own = [*(bucket.visible for bucket in along.buckets), along.queries, along.keys, along.outputs]
     places = {tensor.untyped_storage().data_ptr() for tensor in own}
     with kept_tensors(policy) as kept:

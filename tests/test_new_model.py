@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from condensegrpo.core.messages import Message, ToolCall
-from condensegrpo.learner.new import new_model, new_tokenizer, save_new
+from condensegrpo.learner.new_model import new_model, new_tokenizer, save_new
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.tasks.ledger import Ledger
 

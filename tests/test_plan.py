@@ -17,7 +17,7 @@ from condensegrpo.cli.plan import _bytes
 from condensegrpo.config.schema import Model, NewModel, RunConfig, find_config, load_config, shipped, validate, vary
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.lora import add_adapters
-from condensegrpo.learner.new import new_model, new_tokenizer
+from condensegrpo.learner.new_model import new_model, new_tokenizer
 from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.learner.targets import adapted_layers
 from condensegrpo.planning.architecture import architecture

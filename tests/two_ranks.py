@@ -21,9 +21,9 @@ from condensegrpo.core.errors import LearnerError
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.engine import STAGES, close_engine, open_engine, optimizer_step
+from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.reference import against_base
 from condensegrpo.learner.settings import OptimizerSettings
-from condensegrpo.learner.sharing import packed
 from condensegrpo.learner.weights import gathered
 
 OPTIMISER = OptimizerSettings(lr=0.01, eps=1e-3, weight_decay=0.1, grad_clip=0.05, warmup_steps=2)
@@ -71,7 +71,7 @@ def shared_out(folder: Path) -> None:
     steps = []
     for step in range(STEPS):
         mine = slice(0, 22) if rank == 0 else slice(22, 24)
-        steps.append(packed(forking_rows(24, seed=step)[mine], max_tokens=40, share=True))
+        steps.append(pack_rows(forking_rows(24, seed=step)[mine], max_tokens=40, share=True))
     sizes = [sum(batch.token_ids.numel() for batch in batches) for batches in steps]
     for stage in (1, 3):
         torch.save((*train(stage, steps), sizes), folder / f"shared_stage{stage}_rank{rank}.pt")

@@ -10,7 +10,8 @@ continues it; any other one of position p continues the first p tokens of the ro
     position    0 1 2 3 3 1         depth in the row
 
 **What sharing costs: nothing.** Linear layers compute the different tokens, of which a tree has fewer than its rows.
-Attention (``learner/paths.py``) computes a pair for each of them and each token of its row up to itself: fewer again.
+Attention (``learner/tree_attention.py``) computes a pair for each of them and each token of its row up to itself:
+fewer again.
 """
 
 from collections.abc import Sequence

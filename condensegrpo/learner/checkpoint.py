@@ -29,10 +29,17 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from condensegrpo.core.errors import CheckpointError
+from condensegrpo.learner.atomic_folder import (
+    is_leftover,
+    publish,
+    remove_leftover,
+    temporary_folder,
+    temporary_name,
+    write_text,
+)
 from condensegrpo.learner.deepspeed_import import without_deprecations, without_output
 from condensegrpo.learner.engine import DeepSpeedEngine
-from condensegrpo.learner.identity import identity
-from condensegrpo.learner.publish import aside, clear, is_leftover, publish, write_text, written_aside
+from condensegrpo.learner.fingerprint import fingerprint
 from condensegrpo.learner.ranks import any_rank, barrier, rank, sum_over_ranks, world_size
 
 FORMAT = 2
@@ -51,7 +58,7 @@ class Manifest:
     step: int  # optimiser steps taken
     world_size: int
     zero_stage: int
-    policy: str  # its ``identity``
+    policy: str  # its ``fingerprint``
     sizes: Mapping[str, int]  # path in the checkpoint -> bytes
     hashes: Mapping[str, str]  # path in the checkpoint -> SHA-256, hexadecimal
 
@@ -80,13 +87,13 @@ def save(
         CheckpointError: it cannot be written; what was written is removed, and the last good one is untouched.
     """
     target = folder / f"step_{step:06d}"
-    with written_aside(_place_aside(target)) as temporary:
+    with temporary_folder(_place_aside(target)) as temporary:
         with without_deprecations():
             engine.save_checkpoint(str(temporary), tag=ENGINE, save_latest=False, exclude_frozen_parameters=True)
         torch.save(_random_states(), temporary / f"rng_rank_{rank()}.pt")
         if extra is not None:
             extra(temporary)
-        policy = identity(engine)
+        policy = fingerprint(engine)
         barrier()  # all ranks have written
         if rank() == 0:
             (temporary / STATE).write_text(json.dumps(state), encoding="utf-8")
@@ -140,7 +147,7 @@ def load(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
 
 
 def _check_policy(engine: DeepSpeedEngine, checkpoint: Path, manifest: Manifest) -> None:
-    found = identity(engine)
+    found = fingerprint(engine)
     if any_rank(rank() == 0 and found != manifest.policy):
         raise CheckpointError(
             f"loading {checkpoint}: it is of another model than the one at hand: names or shapes of weights differ, or "
@@ -204,10 +211,10 @@ def prune(folder: Path, keep: int) -> None:
 def _place_aside(target: Path) -> Path:
     """Where all ranks write what becomes ``target``: one name for all of them, and nothing there yet."""
     if rank() == 0:
-        clear(aside(target, os.getpid()))
+        remove_leftover(temporary_name(target, os.getpid()))
     # Besides agreeing on the name, the ranks wait here for each other: nobody writes before the first has cleared.
     token = int(sum_over_ranks([os.getpid() if rank() == 0 else 0])[0])
-    return aside(target, token)
+    return temporary_name(target, token)
 
 
 def _pointed_to(folder: Path) -> Path | None:

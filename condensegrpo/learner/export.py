@@ -7,7 +7,7 @@ from typing import Literal
 
 from condensegrpo.core.errors import CheckpointError, RunError
 from condensegrpo.learner import checkpoint
-from condensegrpo.learner.publish import aside, clear, publish, written_aside
+from condensegrpo.learner.atomic_folder import publish, remove_leftover, temporary_folder, temporary_name
 
 Part = Literal["model", "adapter"]  # folders of a checkpoint: a whole Hugging Face folder, and a PEFT folder
 
@@ -58,8 +58,8 @@ def export(source: Path, target: Path, part: Part) -> None:
     if not any(name.startswith(f"{part}/") for name in manifest.hashes):
         raise CheckpointError(f"exporting {source}: its {part}/ is not in its manifest. Export another checkpoint.")
     target.parent.mkdir(parents=True, exist_ok=True)
-    place = aside(target, os.getpid())
-    clear(place)
-    with written_aside(place) as temporary:
+    place = temporary_name(target, os.getpid())
+    remove_leftover(place)
+    with temporary_folder(place) as temporary:
         shutil.copytree(source / part, temporary, dirs_exist_ok=True)
         publish(temporary, target)

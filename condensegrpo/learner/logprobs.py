@@ -17,10 +17,11 @@ from condensegrpo.algorithms.packing import PackedBatch, lay_out
 from condensegrpo.core.errors import LearnerError
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner.head import ChunkedHead, Predicted
-from condensegrpo.learner.paths import NAME, Paths, follow, paths
-from condensegrpo.learner.side_by_side import side_by_side
+from condensegrpo.learner.padded_rows import pad_rows
+from condensegrpo.learner.tree_attention import TREE_ATTENTION, Paths, paths, use_tree_attention
 
-ANYWHERE = ("sdpa", NAME, "eager")  # attention that runs on a CPU as well, and knows no rows behind each other
+# attention that also runs on a CPU and does not separate packed rows by itself
+ANYWHERE = ("sdpa", TREE_ATTENTION, "eager")
 BY_POSITION = {"full_attention", "sliding_attention", "chunked_attention"}  # layers that restart with the positions
 WINDOWS = ("sliding_window", "window_size", "attention_chunk_size")  # keys that bound how far back a token looks
 PROBE = ((0, 1, 2, 3), (0, 1, 4), (0, 1, 2, 5, 6))  # rows that share prefixes
@@ -42,7 +43,7 @@ class TrainedLogprobs(nn.Module):
         attention = policy.config._attn_implementation
         self.in_line = attention not in ANYWHERE and _restarts(settings)
         self.without_trees = why_no_trees(settings, attention)
-        if self.without_trees is None and not follow(policy):
+        if self.without_trees is None and not use_tree_attention(policy):
             self.without_trees = f"{type(policy).__name__} does not let its attention be replaced"
         self.head = ChunkedHead(
             policy.get_output_embeddings(),
@@ -86,7 +87,7 @@ class TrainedLogprobs(nn.Module):
             return self._decode(token_ids, position_ids, paths(position_ids[0]))[0].index_select(0, source)
         if self.in_line:  # such attention tells rows apart by their positions, and skips other rows by itself
             return self._decode(token_ids, position_ids)[0].index_select(0, source)
-        rows = side_by_side(token_ids, position_ids)
+        rows = pad_rows(token_ids, position_ids)
         return self._decode(rows.token_ids, rows.position_ids)[rows.row_S[source], rows.column_S[source]]
 
     def _decode(self, token_ids: Tensor, position_ids: Tensor, along: Paths | None = None) -> Tensor:
@@ -191,7 +192,7 @@ def why_no_trees(settings: Mapping[str, Any], attention: str) -> str | None:
     windows = [name for name in WINDOWS if settings.get(name) and settings.get("use_sliding_window") is not False]
     if windows:
         return f"its {windows[0]} is {settings[windows[0]]}: such layers look back by place"
-    if attention not in ("sdpa", NAME):
+    if attention not in ("sdpa", TREE_ATTENTION):
         return f"{attention} attention knows no trees (model.attention: sdpa does)"
     return None
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, distributed
 
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.learner.publish import aside, clear, publish, written_aside
+from condensegrpo.learner.atomic_folder import publish, remove_leftover, temporary_folder, temporary_name
 from condensegrpo.storage.placeholder import placeholder_in
 
 if TYPE_CHECKING:  # transformers takes a second to import, and a dry run needs no model
@@ -186,9 +186,9 @@ def _write(
     config = copy.deepcopy(model_config)
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
     config.dtype = next(iter(tensors.values())).dtype
-    place = aside(folder, os.getpid())
-    clear(place)
-    with written_aside(place) as temporary:
+    place = temporary_name(folder, os.getpid())
+    remove_leftover(place)
+    with temporary_folder(place) as temporary:
         save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
         config.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)

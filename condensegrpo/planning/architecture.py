@@ -94,7 +94,7 @@ def _number(text: PretrainedConfig, name: str) -> int | None:
 
 
 def _new(new: NewModel) -> Qwen3Config:
-    """The configuration of ``learner/new.py``, with all the vocabulary that it may have."""
+    """The configuration of ``learner/new_model.py``, with all the vocabulary that it may have."""
     return Qwen3Config(
         vocab_size=new.vocab_size,
         hidden_size=new.hidden_size,

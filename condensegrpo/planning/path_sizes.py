@@ -1,7 +1,7 @@
 """How much attention along tree paths gathers for given branches, without laying them out: arithmetic on their lengths.
 
-The rule is ``learner/paths.py``'s: branches are cut into pieces, pieces of like size form a bucket, and each bucket is
-padded to its largest piece.
+The rule is ``learner/tree_attention.py``'s: branches are cut into pieces, pieces of like size form a bucket, and each
+bucket is padded to its largest piece.
 """
 
 from collections import defaultdict
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
-from condensegrpo.learner.paths import KEY_STEP, PIECE, QUERY_STEP
+from condensegrpo.learner.tree_attention import KEY_STEP, PIECE, QUERY_STEP
 from condensegrpo.planning.formulas import Gathered
 
 

@@ -9,7 +9,7 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Demonstrates
 from condensegrpo.learner import ranks
-from condensegrpo.learner.new import new_model, new_tokenizer, save_new
+from condensegrpo.learner.new_model import new_model, new_tokenizer, save_new
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.warm_start import warm_start
 

@@ -21,7 +21,7 @@ from condensegrpo.core.protocols import Sampler
 from condensegrpo.core.trajectory import Generation, SamplingParams, Segment
 from condensegrpo.learner import ranks
 from condensegrpo.learner.engine import DeepSpeedEngine, close_engine, measure_logprobs, optimizer_step
-from condensegrpo.learner.sharing import packed
+from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.weights import gathered
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.initial_policy import base_policy
@@ -99,7 +99,7 @@ def trial(config: RunConfig, folder: RunFolder) -> Trial:
         sampler.update_weights(gathered(learner), 0)
         before = _compared(learner, sampler, prompts)
         rows = _samples(sampler, prompts, temperature=1.0)
-        batches = packed(rows, max_tokens=MICRO_BATCH, share=learner.module.computes_trees)
+        batches = pack_rows(rows, max_tokens=MICRO_BATCH, share=learner.module.computes_trees)
         old_T = torch.cat(measure_logprobs(learner, batches))
         optimizer_step(learner, batches, Tokenwise(supervised))
         new_T = torch.cat(measure_logprobs(learner, batches))
@@ -128,7 +128,7 @@ def _compared(learner: DeepSpeedEngine, sampler: Sampler, prompts: Sequence[tupl
     found = []
     for temperature in TEMPERATURES:
         rows = _samples(sampler, prompts, temperature=temperature)
-        batches = packed(rows, max_tokens=MICRO_BATCH, share=learner.module.computes_trees)
+        batches = pack_rows(rows, max_tokens=MICRO_BATCH, share=learner.module.computes_trees)
         own_T = torch.cat(measure_logprobs(learner, batches, temperature=temperature)).cpu()
         gap_T = own_T - torch.cat([batch.logprobs for batch in batches])
         found.append(

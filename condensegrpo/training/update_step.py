@@ -8,8 +8,8 @@ from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner import ranks
 from condensegrpo.learner.engine import DeepSpeedEngine, measure_logprobs, optimizer_step
+from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.reference import Reference
-from condensegrpo.learner.sharing import packed
 
 
 def update(
@@ -37,7 +37,7 @@ def update(
         temperature: of the distribution sampled from; greedy replies (0) are learned at 1.
         max_tokens: of a micro-batch.
     """
-    batches = packed(rows, max_tokens=max_tokens, share=learner.module.computes_trees)
+    batches = pack_rows(rows, max_tokens=max_tokens, share=learner.module.computes_trees)
     count, in_rows, computed = ranks.sum_over_ranks(
         [len(rows), sum(len(row.token_ids) for row in rows), sum(batch.token_ids.numel() for batch in batches)]
     )

@@ -23,8 +23,8 @@ from condensegrpo.core.protocols import Demonstrates, Sampler
 from condensegrpo.core.trajectory import SamplingParams, Segment
 from condensegrpo.learner import ranks
 from condensegrpo.learner.engine import DeepSpeedEngine, close_engine, optimizer_step
+from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.policy import end_ids, load_tokenizer, save_policy
-from condensegrpo.learner.sharing import packed
 from condensegrpo.learner.weights import gathered
 from condensegrpo.rollout.randomness import stream_seed
 from condensegrpo.rollout.render import Renderer
@@ -125,7 +125,7 @@ def _lessons(
     """The micro-batches of one step after another, without end."""
     while True:
         rows = _rows(list(islice(pairs, turns_per_step)))
-        yield packed(rows, max_tokens=max_tokens, share=learner.module.computes_trees)
+        yield pack_rows(rows, max_tokens=max_tokens, share=learner.module.computes_trees)
 
 
 def _rows(pairs: Sequence[Pair]) -> list[Segment]:

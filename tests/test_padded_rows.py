@@ -6,12 +6,12 @@ from tiny import rows, segment
 
 from condensegrpo.algorithms.packing import collate, lay_out
 from condensegrpo.core.errors import LearnerError
-from condensegrpo.learner.side_by_side import side_by_side
+from condensegrpo.learner.padded_rows import pad_rows
 
 
 def test_each_row_lies_in_a_row_of_its_own_with_padding_behind_it() -> None:
     batch = collate([segment([5, 6, 7], [2]), segment([8, 9], [1])])
-    found = side_by_side(batch.token_ids, batch.position_ids)
+    found = pad_rows(batch.token_ids, batch.position_ids)
     assert found.token_ids.tolist() == [[5, 6, 7], [8, 9, 0]]
     assert found.position_ids.tolist() == [[0, 1, 2], [0, 1, 2]]
     assert found.row_S.tolist() == [0, 0, 0, 1, 1]
@@ -20,11 +20,11 @@ def test_each_row_lies_in_a_row_of_its_own_with_padding_behind_it() -> None:
 
 def test_every_packed_token_is_found_again() -> None:
     batch = collate(rows(9))
-    found = side_by_side(batch.token_ids, batch.position_ids)
+    found = pad_rows(batch.token_ids, batch.position_ids)
     assert torch.equal(found.token_ids[found.row_S, found.column_S], batch.token_ids[0])
 
 
 def test_a_tree_is_refused() -> None:
     batch = lay_out([(segment([5, 6, 7], [2]), segment([5, 6, 8], [2]))])
     with pytest.raises(LearnerError, match=r"takes plain rows only .* Pack its rows with share=False"):
-        side_by_side(batch.token_ids, batch.position_ids)
+        pad_rows(batch.token_ids, batch.position_ids)

@@ -13,7 +13,7 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # int
 
 
 @torch.no_grad()
-def identity(engine: DeepSpeedEngine) -> str:
+def fingerprint(engine: DeepSpeedEngine) -> str:
     """A hash of the names and shapes of all weights, and of the values of those that are frozen.
 
     Every rank must call it, and the first one's is the answer: under ZeRO 3 weights are gathered, a module at a time.

@@ -41,12 +41,12 @@ from transformers.masking_utils import sdpa_mask
 
 from condensegrpo.core.errors import LearnerError
 
-NAME = "sdpa_along_paths"  # what transformers calls this attention
+TREE_ATTENTION = "sdpa_along_paths"  # what transformers calls this attention
 PIECE = 128  # queries of a piece at most: fewer spare more pairs that nobody needs, and gather more keys
 QUERY_STEP, KEY_STEP = 32, 64  # pieces of a bucket differ by less; finer steps pad less and make more buckets
 
 
-class Piece(NamedTuple):
+class BranchPiece(NamedTuple):
     """Consecutive tokens of a branch, and what they look at."""
 
     start: int  # place of the first query
@@ -78,7 +78,7 @@ def paths(depth: Tensor) -> Paths:
         depth: (S,) int64 of each token in its row, 0 where a tree begins.
     """
     depths: list[int] = depth.tolist()
-    alike: defaultdict[tuple[int, int], list[Piece]] = defaultdict(list)
+    alike: defaultdict[tuple[int, int], list[BranchPiece]] = defaultdict(list)
     for piece in pieces(depths):
         alike[(piece.end - piece.start - 1) // QUERY_STEP, (len(piece.keys) - 1) // KEY_STEP].append(piece)
     there = [
@@ -105,7 +105,7 @@ def _bucket(queries: Tensor, keys: Tensor, depth: Tensor) -> Bucket:
     return Bucket((len(queries), queries.shape[1]), (len(keys), keys.shape[1]), visible[:, None])
 
 
-def pieces(depths: Sequence[int]) -> list[Piece]:
+def pieces(depths: Sequence[int]) -> list[BranchPiece]:
     """The branches in pieces of at most ``PIECE`` queries, those of one branch of like size.
 
     Example: depths 0 1 2 3 3 1 of the tree above give queries 0 … 3, 4 and 5 with keys 0 1 2 3, 0 1 2 4 and 0 5.
@@ -118,7 +118,7 @@ def pieces(depths: Sequence[int]) -> list[Piece]:
         path[above:] = range(start, end)
         parts = -(-(end - start) // PIECE)
         cuts = [start + (end - start) * part // parts for part in range(parts + 1)]
-        found += [Piece(first, last, path[: above + last - start]) for first, last in pairwise(cuts)]
+        found += [BranchPiece(first, last, path[: above + last - start]) for first, last in pairwise(cuts)]
     return found
 
 
@@ -127,14 +127,14 @@ def _filled(rows: Sequence[Sequence[int]]) -> Tensor:
     return torch.tensor([[*row, *[row[-1]] * (longest - len(row))] for row in rows], dtype=torch.int64)
 
 
-def follow(policy: PreTrainedModel) -> bool:
+def use_tree_attention(policy: PreTrainedModel) -> bool:
     """Let the policy's attention follow ``paths`` where its decoder is given some; without, it is ``sdpa`` as before.
 
     Returns:
         Whether the model lets its attention be replaced.
     """
-    policy.set_attn_implementation(NAME)
-    return str(policy.config._attn_implementation) == NAME
+    policy.set_attn_implementation(TREE_ATTENTION)
+    return str(policy.config._attn_implementation) == TREE_ATTENTION
 
 
 def attention(
@@ -197,5 +197,5 @@ def _attended(
     return output.view(n, heads, sharing, most, -1).permute(0, 3, 1, 2, 4).reshape(n * most, heads * sharing, -1)
 
 
-AttentionInterface.register(NAME, attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionInterface.register(TREE_ATTENTION, attention)
+AttentionMaskInterface.register(TREE_ATTENTION, sdpa_mask)

@@ -16,7 +16,7 @@ from torch import Tensor
 from condensegrpo.core.errors import LearnerError
 
 
-class SideBySide(NamedTuple):
+class PaddedRows(NamedTuple):
     """What the model computes, and where in it the packed tokens are."""
 
     token_ids: Tensor  # (R, L) int64
@@ -25,7 +25,7 @@ class SideBySide(NamedTuple):
     column_S: Tensor  # (S,) int64
 
 
-def side_by_side(token_ids: Tensor, position_ids: Tensor) -> SideBySide:
+def pad_rows(token_ids: Tensor, position_ids: Tensor) -> PaddedRows:
     """Packed rows, each (1, S), in a row of their own.
 
     Raises:
@@ -41,7 +41,7 @@ def side_by_side(token_ids: Tensor, position_ids: Tensor) -> SideBySide:
     row_S = (column_S == 0).cumsum(dim=0) - 1
     rows, columns = int(row_S[-1]) + 1, int(column_S.max()) + 1
     column_L = torch.arange(columns, device=column_S.device)
-    return SideBySide(
+    return PaddedRows(
         token_ids.new_zeros(rows, columns).index_put((row_S, column_S), token_ids[0]),
         column_L.expand(rows, columns),
         row_S,

@@ -1,6 +1,6 @@
-"""Folders that appear whole or not at all: written aside, synced to the disk, renamed. Standard library, safetensors.
+"""Folders that appear complete or not at all: written under a temporary name, synced to the disk, renamed.
 
-A process killed at any point leaves the old folder or the new one, and at worst a ``*.tmp-*`` beside it.
+A process killed at any point leaves the old folder or the new one, and at worst a ``*.tmp-*`` next to it.
 """
 
 import errno
@@ -17,18 +17,18 @@ from condensegrpo.core.errors import CheckpointError
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def aside(folder: Path, token: int) -> Path:
-    """Where ``folder`` is written before it is published: beside it, so that the rename stays on one disk."""
+def temporary_name(folder: Path, token: int) -> Path:
+    """The path that ``folder`` is written to before it is published: next to it, so that the rename stays on one disk."""
     return folder.with_name(f"{folder.name}.tmp-{token}")
 
 
 def is_leftover(path: Path) -> bool:
-    """Whether a folder is what an interrupted write left behind."""
+    """Whether an interrupted write left this path behind."""
     return ".tmp-" in path.name
 
 
-def clear(folder: Path) -> None:
-    """Remove a folder that an earlier process of the same id left; process ids repeat in containers.
+def remove_leftover(folder: Path) -> None:
+    """Remove a folder left by an earlier process with the same id; process ids repeat in containers.
 
     Raises:
         CheckpointError: it cannot be removed.
@@ -44,13 +44,13 @@ def clear(folder: Path) -> None:
 
 
 @contextmanager
-def written_aside(temporary: Path) -> Iterator[Path]:
-    """Make a folder to write into; if that fails, it goes.
+def temporary_folder(temporary: Path) -> Iterator[Path]:
+    """Create a folder to write into; remove it if writing fails.
 
-    Several ranks may write into it together, so it is not emptied here: ``clear`` it first, on one rank only.
+    Several ranks may write into it together, so it is not emptied here: call ``remove_leftover`` first, on one rank.
 
     Raises:
-        CheckpointError: instead of whatever file system, torch and safetensors raise when they cannot write.
+        CheckpointError: the folder cannot be written; replaces the errors of the file system, torch and safetensors.
     """
     try:
         temporary.mkdir(parents=True, exist_ok=True)
@@ -64,11 +64,11 @@ def written_aside(temporary: Path) -> Iterator[Path]:
 
 
 def publish(temporary: Path, folder: Path) -> None:
-    """Give a finished folder its name; one that has it already is replaced."""
+    """Rename a finished folder to its final name, replacing a folder of that name."""
     for path in (*temporary.rglob("*"), temporary):
         sync(path)
     old = folder.with_name(f"{folder.name}.tmp-old-{os.getpid()}")
-    clear(old)
+    remove_leftover(old)
     if folder.exists():
         folder.rename(old)
     temporary.rename(folder)
@@ -77,8 +77,8 @@ def publish(temporary: Path, folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small file whole or not at all."""
-    temporary = aside(path, os.getpid())
+    """Write a small file completely or not at all."""
+    temporary = temporary_name(path, os.getpid())
     temporary.write_text(text, encoding="utf-8")
     sync(temporary)
     temporary.replace(path)
@@ -97,12 +97,12 @@ def sync(path: Path) -> None:
 def _cannot_write(temporary: Path, error: Exception) -> str:
     full = isinstance(error, OSError) and error.errno in FULL
     free = shutil.disk_usage(temporary.parent).free if temporary.parent.is_dir() else 0
-    cure = (
+    advice = (
         "The disk or quota is full: free some space (fewer train.keep_checkpoints helps) and resume."
         if full
-        else "See that the folder can be written and has room, then resume."
+        else "Make sure that the folder is writable and has space, then resume."
     )
     return (
-        f"writing {temporary}: {type(error).__name__}: {error}; {free / 1e9:.2f} GB are free there. What was written "
-        f"is removed and earlier checkpoints are untouched. {cure}"
+        f"writing {temporary}: {type(error).__name__}: {error}; {free / 1e9:.2f} GB are free there. The unfinished "
+        f"folder was removed; earlier checkpoints are untouched. {advice}"
     )

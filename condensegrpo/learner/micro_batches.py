@@ -7,7 +7,7 @@ from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner import ranks
 
 
-def packed(rows: Sequence[Segment], *, max_tokens: int, share: bool) -> list[PackedBatch]:
+def pack_rows(rows: Sequence[Segment], *, max_tokens: int, share: bool) -> list[PackedBatch]:
     """The micro-batches that this rank computes, out of the rows of all; every rank must call it, with or without rows.
 
     A rank's own rows share their prefixes, since it sampled whole groups; only what moves to another rank is sent.

@@ -14,7 +14,7 @@ from condensegrpo.algorithms.packing import lay_out
 from condensegrpo.algorithms.prefix_tree import tree
 from condensegrpo.core.errors import LearnerError
 from condensegrpo.learner.logprobs import TrainedLogprobs
-from condensegrpo.learner.paths import PIECE, Paths, Piece, attention, paths, pieces
+from condensegrpo.learner.tree_attention import PIECE, BranchPiece, Paths, attention, paths, pieces
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=9)  # much is shared
 
@@ -36,7 +36,11 @@ def seen(found: Paths, place: int) -> list[int]:
 
 def test_the_example_of_the_docstring() -> None:
     depths = tree([[1, 2, 3, 4], [1, 2, 3, 5], [1, 6]]).positions
-    assert pieces(depths) == [Piece(0, 4, [0, 1, 2, 3]), Piece(4, 5, [0, 1, 2, 4]), Piece(5, 6, [0, 5])]
+    assert pieces(depths) == [
+        BranchPiece(0, 4, [0, 1, 2, 3]),
+        BranchPiece(4, 5, [0, 1, 2, 4]),
+        BranchPiece(5, 6, [0, 5]),
+    ]
     found = paths(torch.tensor(depths))
     assert [seen(found, place) for place in range(6)] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 4], [0, 5]]
 
@@ -44,7 +48,7 @@ def test_the_example_of_the_docstring() -> None:
 def test_a_branch_below_a_branch_looks_back_through_both() -> None:
     depths = tree([[1, 2, 3], [1, 4, 5], [1, 4, 6]]).positions
     assert depths == (0, 1, 2, 1, 2, 2)
-    assert pieces(depths)[-1] == Piece(5, 6, [0, 3, 5])  # 6 behind 4, the child of 1
+    assert pieces(depths)[-1] == BranchPiece(5, 6, [0, 3, 5])  # 6 behind 4, the child of 1
 
 
 def test_long_branches_are_cut_into_like_pieces_that_see_no_further_than_their_end() -> None:
