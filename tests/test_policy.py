@@ -121,7 +121,7 @@ def test_weights_that_break_off_leave_the_old_model(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match=r"writing .*file/model.tmp-\d+: NotADirectoryError.*See that the folder"):
+    with pytest.raises(CheckpointError, match=r"writing .*file/model.tmp-\d+: NotADirectoryError.*Make sure that"):
         written(tmp_path / "file" / "model", qwen3())
 
 

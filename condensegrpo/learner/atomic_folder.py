@@ -18,7 +18,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def temporary_name(folder: Path, token: int) -> Path:
-    """The path that ``folder`` is written to before it is published: next to it, so that the rename stays on one disk."""
+    """The path that ``folder`` is written to before it is published: next to it, so that a rename suffices."""
     return folder.with_name(f"{folder.name}.tmp-{token}")
 
 
