@@ -32,10 +32,7 @@ class Sibling:
 
     id: str
     group: str
-    sample: int
     problem: str
-    question: str | None  # None: not known
-    ground_truth: str | None  # None: not known
     score: float
     correct: float
     format: bool
@@ -81,7 +78,7 @@ class Group:
     id: str
     problem: str
     signal: bool  # False: nothing is learned from it, its scores are all equal
-    siblings: tuple[Sibling, ...]  # by sample
+    siblings: tuple[Sibling, ...]  # by id
 
     @property
     def idle(self) -> str:
@@ -125,9 +122,7 @@ class TurnView:
     reply: str
     calls: tuple[ToolCall, ...]
     observations: tuple[Message, ...]
-    turn_rewards: Mapping[str, float]  # from the environment
-    tool_attempts: int
-    tool_successes: int
+    turn_rewards: Mapping[str, float]  # of the environment, and counts
     draft: Draft | None  # of its answer, before the turn
     answer_logprob: float | None  # nats, what the context knows of the ground truth; None: not measured
     paid: float | None  # by the reward function, for this turn; None: it pays no single turns
@@ -165,13 +160,8 @@ def every_step(path: Path, number: int | None) -> tuple[Step, ...]:
 
 
 def siblings(step: Step) -> tuple[Sibling, ...]:
-    """The figures of every trajectory, in the order of groups and samples."""
-
-    def place(scored: ScoredTrajectory) -> tuple[tuple[tuple[int, str], ...], int, str]:
-        trajectory = scored.trajectory
-        return _natural(trajectory.group_id), trajectory.sample, trajectory.id
-
-    return tuple(_sibling(scored, step.credit) for scored in sorted(step.scored, key=place))
+    """The figures of every trajectory, in the order of their groups and ids."""
+    return tuple(_sibling(one, step.credit) for one in sorted(step.scored, key=_place))
 
 
 def groups(every: Sequence[Sibling]) -> tuple[Group, ...]:
@@ -202,8 +192,6 @@ def turns(
             calls=turn.reply.tool_calls,
             observations=turn.observations,
             turn_rewards=turn.turn_rewards,
-            tool_attempts=turn.tool_attempts,
-            tool_successes=turn.tool_successes,
             draft=turn.draft,
             answer_logprob=turn.answer_logprob,
             paid=one.score.turn_rewards[index] if index < len(one.score.turn_rewards) else None,
@@ -312,10 +300,7 @@ def _sibling(one: ScoredTrajectory, credit: Mapping[str, Credit] | None) -> Sibl
     return Sibling(
         id=trajectory.id,
         group=trajectory.group_id,
-        sample=trajectory.sample,
         problem=trajectory.problem_id,
-        question=trajectory.question,
-        ground_truth=trajectory.ground_truth,
         score=score.total,
         correct=score.correct,
         format=score.format_valid,
@@ -329,6 +314,10 @@ def _sibling(one: ScoredTrajectory, credit: Mapping[str, Credit] | None) -> Sibl
         answer=trajectory.answer,
         seconds=trajectory.seconds,
     )
+
+
+def _place(one: ScoredTrajectory) -> tuple[tuple[tuple[int, str], ...], ...]:
+    return _natural(one.trajectory.group_id), _natural(one.trajectory.id)
 
 
 def _natural(text: str) -> tuple[tuple[int, str], ...]:

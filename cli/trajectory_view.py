@@ -12,7 +12,7 @@ from condensegrpo.cli import context_bar, theme
 from condensegrpo.cli.context_view import newest_messages
 from condensegrpo.cli.inspect_tables import verdict
 from condensegrpo.cli.inspection import Sibling, TurnView, ranges
-from condensegrpo.cli.neutral import counted, excerpt, one_line
+from condensegrpo.cli.neutral import excerpt, one_line
 from condensegrpo.cli.token_view import token_grid
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import Condensation, Draft, SpanStatus
@@ -22,12 +22,9 @@ EXCERPT = 600  # characters of a text without --full
 
 
 def heading(one: Sibling, detail: str) -> Text:
-    """Its id, question, answer, ground truth, score, and why it ended."""
+    """Who it is, what it is worth and why it ended."""
     answer = f"answered {one_line(one.answer, 40)!r}" if one.answer is not None else "no answer"
-    text = Text.assemble((one_line(one.id, 80), "bold"), "   ", verdict(one), f"   score {one.score:.4g}   {answer}")
-    text.append(f"   ground truth {one_line(one.ground_truth, 40)!r}\n" if one.ground_truth is not None else "\n")
-    if one.question is not None:
-        text.append("question ", theme.DIM).append(f"{one_line(one.question, 160)}\n")
+    text = Text.assemble((one_line(one.id, 80), "bold"), "   ", verdict(one), f"   score {one.score:.4g}   {answer}\n")
     text.append(f"stop {one.stop} · {one.turns} turns · largest context {one.context} tokens · ", theme.DIM)
     text.append(f"{one.output} output tokens · {one.seconds:.1f} s", theme.DIM)
     handled = _handled(one)
@@ -120,8 +117,6 @@ def _rows(turn: TurnView, scale: float, *, full: bool) -> Iterator[tuple[str, Te
     yield "reply", Text(excerpt(turn.reply, characters=size), "bold")
     for call in turn.calls:
         yield "call", Text(excerpt(f"{call.name}({call.arguments})", characters=size), theme.HEAD)
-    if turn.tool_attempts:
-        yield "tools", Text(f"{turn.tool_successes} of {counted(turn.tool_attempts, 'call', 'calls')} succeeded")
     yield from (_message("then", message, size) for message in turn.observations)
     for name, value in turn.turn_rewards.items():
         yield "reward", Text(f"{one_line(name, 40)} {value:.4g}")

@@ -55,7 +55,6 @@ CONDENSATIONS = st.builds(
 @st.composite
 def turns(draw: st.DrawFn) -> Turn:
     outputs = draw(st.lists(st.tuples(st.integers(0, 2**20), FLOAT), max_size=4))
-    attempts = draw(st.integers(0, 9))
     return Turn(
         prompt_ids=tuple(draw(st.lists(st.integers(0, 2**20), min_size=1, max_size=5))),
         output_ids=tuple(token for token, _ in outputs),
@@ -67,8 +66,6 @@ def turns(draw: st.DrawFn) -> Turn:
         reply=draw(MESSAGES),
         observations=tuple(draw(st.lists(MESSAGES, max_size=2))),
         turn_rewards=draw(st.dictionaries(TEXT, FLOAT, max_size=2)),
-        tool_attempts=attempts,
-        tool_successes=draw(st.integers(0, attempts)),
     )
 
 
@@ -77,9 +74,6 @@ TRAJECTORIES = st.builds(
     id=TEXT,
     problem_id=TEXT,
     group_id=TEXT,
-    sample=st.integers(0, 99),
-    question=st.none() | TEXT,
-    ground_truth=st.none() | TEXT,
     turns=st.lists(turns(), max_size=3).map(tuple),
     stop=st.sampled_from(Stop),
     answer=st.none() | TEXT,

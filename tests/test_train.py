@@ -178,7 +178,7 @@ def test_the_warm_start_goes_another_round_while_its_probe_falls_short(tmp_path:
     settings = ("warm_start.steps=2", "warm_start.probe_target=1.0", "warm_start.max_rounds=2", "train.steps=0")
     out = succeed("train", *TINY, *settings, f"runs_dir={tmp_path}", "name=short")
     assert out.count("single turns are sound (wanted: 100%)") == 2
-    assert "gives up after 2 rounds" in out
+    assert "ends after 2 rounds" in out
     assert sorted(path.name for path in (tmp_path / "short/origin").iterdir()) == ["new", "warm"]
 
 

@@ -18,6 +18,8 @@ from functools import partial
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Environment, Problem, Step
 from condensegrpo.core.trajectory import (
+    TOOL_ATTEMPTS,
+    TOOL_SUCCESSES,
     Finish,
     Rejected,
     Stop,
@@ -77,8 +79,6 @@ class _Reaction:
     reply: Message
     observations: tuple[Message, ...] = ()
     turn_rewards: Mapping[str, float] = field(default_factory=dict)
-    tool_attempts: int = 0
-    tool_successes: int = 0
     ending: _Ending | None = None
 
 
@@ -87,8 +87,8 @@ async def run_episode(
     *,
     environment: Callable[[Problem], Environment],
     engine: Engine,
+    trajectory_id: str,
     group_id: str,
-    sample: int,
     seed: Callable[[int], int],
     draw: float = 0.0,
     abort: asyncio.Event | None = None,
@@ -97,7 +97,6 @@ async def run_episode(
 
     Args:
         environment: makes the episode's own environment, as ``Task.environment`` does.
-        sample: number of the episode in its group, from 0; the id of the trajectory is ``group_id-sample``.
         seed: n → seed of the random stream of the nth text of the episode. Condense turns and rejected texts count;
             without any, n is the turn. Below 0: of drafts, −1 the first.
         draw: in [0, 1), of the problem and so the same for all siblings: where in the trigger's jitter they condense.
@@ -107,16 +106,13 @@ async def run_episode(
         The trajectory with every turn that was sampled, whatever happened after; see ``Stop`` for how it may end.
     """
     started = time.monotonic()
-    record = _Record(trajectory=f"{group_id}-{sample}", seed=seed)
+    record = _Record(trajectory=trajectory_id, seed=seed)
     playing = asyncio.create_task(_play(problem, environment, engine, draw, record))
     ending = await _unless_aborted(playing, abort)
     return Trajectory(
-        id=record.trajectory,
+        id=trajectory_id,
         problem_id=problem.id,
         group_id=group_id,
-        sample=sample,
-        question=problem.question,
-        ground_truth=problem.answer,
         turns=tuple(record.turns),
         stop=ending.stop,
         answer=ending.answer,
@@ -227,7 +223,7 @@ async def _known(engine: Engine, problem: Problem, prompt: Prompt) -> float | No
 def _may_call(engine: Engine, turns: Sequence[Turn]) -> bool:
     """Whether the tool calls of one more reply are run."""
     most = engine.limits.max_tool_turns
-    return most is None or sum(turn.tool_attempts > 0 for turn in turns) < most
+    return most is None or sum(TOOL_ATTEMPTS in turn.turn_rewards for turn in turns) < most
 
 
 async def _drafted(engine: Engine, prompt: Prompt, record: _Record) -> Drafted | None:
@@ -255,8 +251,7 @@ async def _react(engine: Engine, environment: Environment, sampled: Sampled, *, 
             return _Reaction(
                 reply=replace(reply, tool_calls=tuple(answers.calls)),
                 observations=tuple(answers.messages),
-                tool_attempts=answers.attempted,
-                tool_successes=answers.succeeded,
+                turn_rewards={TOOL_ATTEMPTS: float(answers.attempted), TOOL_SUCCESSES: float(answers.succeeded)},
             )
         step = await guarded(
             partial(_stepped, environment, reply),
@@ -301,6 +296,4 @@ def _turn(prompt: Prompt, sampled: Sampled, reaction: _Reaction) -> Turn:
         reply=reaction.reply,
         observations=reaction.observations,
         turn_rewards=reaction.turn_rewards,
-        tool_attempts=reaction.tool_attempts,
-        tool_successes=reaction.tool_successes,
     )

@@ -1,26 +1,34 @@
-"""Where a run's policy comes from: a folder or Hub id, or a new model; after the warm start if there is one."""
+"""The policy that GRPO starts from: a folder or Hub id, or a new model; after the warm start if there is one."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+from condensegrpo.assembly import assemble
 from condensegrpo.assembly.assemble import Components
+from condensegrpo.assembly.open_learner import open_learner
 from condensegrpo.config.schema import NewModel, RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.protocols import Demonstrates
+from condensegrpo.core.protocols import Demonstrates, Task
 from condensegrpo.learner import ranks
 from condensegrpo.learner.new_model import new_model, new_tokenizer, save_new
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.training.warm_start import warm_start
+from condensegrpo.training.warm_start import Lessons, Probe, warm_start
 
 
-def base_policy(config: RunConfig, components: Components, folder: RunFolder) -> str:
-    """The folder or Hub id of the policy before any training. A new model is made once, in ``origin/new``."""
+def base_policy(config: RunConfig, task: Task, folder: RunFolder) -> str:
+    """The folder or Hub id of the policy before any training. A new model is made once, in ``origin/new``.
+
+    Raises:
+        ConfigError: a new model is wanted, and the task has no corpus for its tokenizer.
+    """
     if config.model.new is None:
         return str(config.model.path)
     made = folder.path / "origin" / "new"
     if ranks.rank() == 0 and not made.is_dir():
-        _make(config.model.new, config, components, made)
+        doing, fault = "making a new model", "it has no corpus for a tokenizer. Set model.path instead"
+        _make(config.model.new, _demonstrating(task, doing, fault), made, seed=config.seed)
     ranks.barrier()
     return str(made)
 
@@ -34,22 +42,57 @@ def first_policy(
     observer: Observer,
     stopping: Callable[[], bool],
 ) -> str:
-    """The policy that GRPO starts from: ``source``, warmed up once into ``origin/warm`` if so configured."""
-    if config.warm_start.steps == 0:
+    """The policy that GRPO starts from: ``source``, warmed up once into ``origin/warm`` if so configured.
+
+    Raises:
+        ConfigError: the task has no demonstrations.
+        Interrupted: ``stopping`` said so during the warm start.
+    """
+    settings, warm = config.warm_start, folder.path / "origin" / "warm"
+    if settings.steps == 0:
         return source
-    warm = folder.path / "origin" / "warm"
-    if not warm.is_dir():
-        warm_start(config, components, source, warm, observer=observer, stopping=stopping)
+    if warm.is_dir():
+        return str(warm)
+    lessons = Lessons(
+        task=_demonstrating(components.task, "warming up", "it has no demonstrations. Set warm_start.steps=0"),
+        renderer=assemble.renderer(config, components, source),
+        toolbox=components.toolbox,
+        seed=config.seed,
+        max_tokens=config.learner.tokens_per_micro_batch,
+    )
+    warm_start(
+        source,
+        warm,
+        lessons=lessons,
+        open_learner=partial(
+            open_learner,
+            config,
+            settings=settings.optimiser,
+            lora=None if config.model.new else config.model.lora,  # beside random weights adapters learn very little
+            total_steps=settings.steps,
+        ),
+        settings=settings,
+        probe=Probe(
+            lessons=lessons,
+            open_sampler=partial(assemble.sampler, config),
+            turns=settings.probe_turns,
+            max_output_tokens=config.rollout.max_output_tokens,
+            temperature=config.rollout.temperature,
+        ),
+        observer=observer,
+        stopping=stopping,
+    )
     return str(warm)
 
 
-def _make(new: NewModel, config: RunConfig, components: Components, made: Path) -> None:
-    if not isinstance(components.task, Demonstrates):
-        raise ConfigError(
-            f"making a new model for task {config.task.name!r}: the task has no corpus to build a tokenizer from. "
-            f"Set model.path to a model with a tokenizer instead."
-        )
-    tokenizer = new_tokenizer(components.task.corpus(), kind=new.tokenizer, vocab_size=new.vocab_size)
+def _demonstrating(task: Task, doing: str, why_not: str) -> Demonstrates:
+    if isinstance(task, Demonstrates):
+        return task
+    raise ConfigError(f"{doing} with the task {type(task).__name__}: {why_not}.")
+
+
+def _make(new: NewModel, task: Demonstrates, made: Path, *, seed: int) -> None:
+    tokenizer = new_tokenizer(task.corpus(), kind=new.tokenizer, vocab_size=new.vocab_size)
     model = new_model(
         tokenizer,
         hidden_size=new.hidden_size,
@@ -59,7 +102,7 @@ def _make(new: NewModel, config: RunConfig, components: Components, made: Path) 
         ffn_size=new.ffn_size,
         initializer_range=new.initializer_range,
         max_position_embeddings=new.max_positions,
-        seed=config.seed,
+        seed=seed,
     )
     aside = made.with_name(".new")
     save_new(aside, tokenizer, model)

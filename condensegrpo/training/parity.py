@@ -90,7 +90,7 @@ def trial(config: RunConfig, folder: RunFolder) -> Trial:
         CondenseError: sampler or learner cannot be set up, or fail.
     """
     ranks.join()  # before the sampler: both live in one process group
-    source = base_policy(config, assemble.check(config), folder)
+    source = base_policy(config, assemble.check(config).task, folder)
     learner = open_learner(config, source, config.learner.optimiser, lora=None, total_steps=1)
     sampler: Sampler | None = None
     try:

@@ -78,7 +78,7 @@ def train(
     _check_ranks(config)
     for warning in _ignored_settings(config):
         observer.say(warning)
-    source = base_policy(config, components, folder)
+    source = base_policy(config, components.task, folder)
     assemble.check_model(config, components, source)
     source = first_policy(config, components, folder, source, observer=observer, stopping=stopping)
     with _opened(config, components, folder, source, observer) as (run, done):

@@ -6,17 +6,16 @@ GRPO learns from differences between samples: a policy that never gets a traject
 import asyncio
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from condensegrpo.algorithms.objective import Tokenwise, supervised
 from condensegrpo.algorithms.packing import PackedBatch
-from condensegrpo.assembly import assemble
-from condensegrpo.assembly.assemble import Components
-from condensegrpo.assembly.open_learner import open_learner
-from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.errors import ConfigError, Interrupted
+from condensegrpo.config.schema import WarmStart
+from condensegrpo.core.errors import Interrupted
 from condensegrpo.core.messages import Message
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Demonstrates, Sampler
@@ -28,41 +27,113 @@ from condensegrpo.learner.policy import end_ids, load_tokenizer, save_policy
 from condensegrpo.learner.weights import gathered
 from condensegrpo.rollout.randomness import stream_seed
 from condensegrpo.rollout.render import Renderer
-from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
+from condensegrpo.rollout.toolcalls import Toolbox
 
 Pair = tuple[tuple[int, ...], tuple[int, ...]]  # the ids of a prompt and of the reply to it
+CACHED = 8192  # contexts and replies that are kept in tokens: demonstrations repeat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lessons:
+    """A task's demonstrations in tokens, rendered as the rollout renders its prompts."""
+
+    task: Demonstrates
+    renderer: Renderer
+    toolbox: Toolbox
+    seed: int
+    max_tokens: int  # of a micro-batch
+
+    def pairs(self) -> Iterator[Pair]:
+        """Prompts and replies, without end."""
+        prompt, reply = lru_cache(CACHED)(self.prompt), lru_cache(CACHED)(self.renderer.reply_ids)
+        return ((prompt(turn.context), reply(turn.reply)) for turn in self.task.demonstrations(self.seed))
+
+    def prompt(self, context: tuple[Message, ...]) -> tuple[int, ...]:
+        """The ids of a context."""
+        return self.renderer.prompt(self.toolbox.introduced(context))
+
+
+class ProbeResult(NamedTuple):
+    """How many sampled replies were sound."""
+
+    sound: float  # share of the judged replies
+    judged: int  # replies that the task can judge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Samples single replies to held-out demonstrations and counts those that the task calls sound."""
+
+    lessons: Lessons
+    open_sampler: Callable[[str], Sampler]  # for a model folder
+    turns: int
+    max_output_tokens: int
+    temperature: float
+
+    def run(self, model: str, observer: Observer) -> ProbeResult:
+        """Probe the policy of a model folder."""
+        lessons = self.lessons
+        turns = list(islice(lessons.task.demonstrations(lessons.seed + 1), self.turns))
+        prompts = list(map(lru_cache(CACHED)(lessons.prompt), (turn.context for turn in turns)))
+        observer.phase("probing single turns", None)
+        sampler = self.open_sampler(model)
+        try:
+            replies = asyncio.run(self._replies(sampler, prompts))
+        finally:
+            sampler.close()
+        verdicts = [lessons.task.sound(turn.context, reply) for turn, reply in zip(turns, replies, strict=True)]
+        judged = [verdict for verdict in verdicts if verdict is not None]
+        return ProbeResult(sound=sum(judged) / len(judged) if judged else 0.0, judged=len(judged))
+
+    async def _replies(self, sampler: Sampler, prompts: Sequence[tuple[int, ...]]) -> list[str]:
+        renderer = self.lessons.renderer
+
+        async def reply(number: int, prompt: tuple[int, ...]) -> str:
+            params = SamplingParams(
+                max_tokens=self.max_output_tokens,
+                temperature=self.temperature,
+                seed=stream_seed(self.lessons.seed, 0, "probe", number, 0),
+                stop_ids=renderer.stop_ids,
+                stop_strings=self.lessons.toolbox.format.stop_strings,
+            )
+            return renderer.text((await sampler.sample(prompt, params)).token_ids)
+
+        return await asyncio.gather(*(reply(number, prompt) for number, prompt in enumerate(prompts)))
 
 
 def warm_start(
-    config: RunConfig,
-    components: Components,
     source: str,
     target: Path,
     *,
+    lessons: Lessons,
+    open_learner: Callable[[str], DeepSpeedEngine],
+    settings: WarmStart,
+    probe: Probe,
     observer: Observer,
     stopping: Callable[[], bool],
 ) -> None:
     """Train the model of folder ``source`` on demonstrations and publish the result as folder ``target``.
 
-    A round is ``warm_start.steps`` steps under one schedule. Another follows while the probe is short of
-    ``warm_start.probe_target``, up to ``warm_start.max_rounds``.
+    A round is ``settings.steps`` steps under one schedule. Another round follows while the probe is short of
+    ``settings.probe_target``, up to ``settings.max_rounds``. Every rank must call it.
+
+    Args:
+        open_learner: a fresh learner for a model folder.
 
     Raises:
-        ConfigError: the task shows no demonstrations.
         Interrupted: ``stopping`` said so; nothing was published.
     """
-    task, settings = _demonstrating(config, components), config.warm_start
-    tokenizer, stop_ids = load_tokenizer(source), end_ids(source)
-    renderer = assemble.renderer(config, components, source)
-    prompt, reply = _prompts(renderer, components.toolbox), lru_cache(maxsize=8192)(renderer.reply_ids)
-    pairs = ((prompt(turn.context), reply(turn.reply)) for turn in task.demonstrations(config.seed))
-    lora = None if config.model.new else config.model.lora  # adapters of random weights would learn next to nothing
+    tokenizer, stop_ids, pairs = load_tokenizer(source), end_ids(source), lessons.pairs()
     for number in range(1, settings.max_rounds + 1):
-        learner = open_learner(config, source, settings.optimiser, lora=lora, total_steps=settings.steps)
-        lessons = _lessons(pairs, learner, settings.turns_per_step, config.learner.tokens_per_micro_batch)
+        learner = open_learner(source)
         observer.phase(f"warm start, round {number}", settings.steps)
         try:
-            _teach(learner, islice(lessons, settings.steps), observer, stopping)
+            for _ in range(settings.steps):
+                if ranks.any_rank(stopping()):
+                    raise Interrupted("stopped during the warm start, which will be repeated")
+                batches = _micro_batches(list(islice(pairs, settings.turns_per_step)), learner, lessons.max_tokens)
+                statistics = optimizer_step(learner, batches, Tokenwise(supervised))
+                observer.advance(f"loss {statistics['loss']:.3f}")
             source = str(target.with_name(f".round-{number}"))
             save_policy(
                 Path(source),
@@ -75,63 +146,32 @@ def warm_start(
             close_engine(learner)
         if settings.probe_target is None:
             break
-        sound = ranks.from_first(_probe(config, components, renderer, source, observer))
-        if sound >= settings.probe_target:
+        result = ranks.from_first(probe.run(source, observer))
+        observer.say(
+            f"warm start: {result.sound:.1%} of {result.judged} single turns are sound "
+            f"(wanted: {settings.probe_target:.0%})"
+        )
+        if result.sound >= settings.probe_target:
             break
-        if number == settings.max_rounds:
-            observer.say(f"the warm start gives up after {number} rounds (warm_start.max_rounds) and training goes on")
+    else:
+        observer.say(f"the warm start ends after {settings.max_rounds} rounds (warm_start.max_rounds); training starts")
+    _publish(Path(source), target)
+
+
+def _publish(source: Path, target: Path) -> None:
+    """Rename the folder of the last round and remove those of earlier rounds."""
     if ranks.rank() == 0:
-        Path(source).rename(target)
+        source.rename(target)
         for earlier in target.parent.glob(".round-*"):
             shutil.rmtree(earlier)
     ranks.barrier()
 
 
-def _demonstrating(config: RunConfig, components: Components) -> Demonstrates:
-    if isinstance(components.task, Demonstrates):
-        return components.task
-    raise ConfigError(
-        f"warming up on task {config.task.name!r}: it has no demonstrations. Set warm_start.steps=0 or give the "
-        f"task some."
-    )
-
-
-def _teach(
-    learner: DeepSpeedEngine,
-    lessons: Iterator[list[PackedBatch]],
-    observer: Observer,
-    stopping: Callable[[], bool],
-) -> None:
-    for batches in lessons:
-        if ranks.any_rank(stopping()):
-            raise Interrupted("stopped during the warm start, which will be repeated")
-        stats = optimizer_step(learner, batches, Tokenwise(supervised))
-        observer.advance(f"loss {stats['loss']:.3f}")
-
-
-def _prompts(renderer: Renderer, toolbox: Toolbox) -> Callable[[tuple[Message, ...]], tuple[int, ...]]:
-    """Renders contexts as the rollout does; one that comes again is not rendered again."""
-
-    @lru_cache(maxsize=8192)
-    def prompt(context: tuple[Message, ...]) -> tuple[int, ...]:
-        return renderer.prompt(toolbox.introduced(context))
-
-    return prompt
-
-
-def _lessons(
-    pairs: Iterator[Pair], learner: DeepSpeedEngine, turns_per_step: int, max_tokens: int
-) -> Iterator[list[PackedBatch]]:
-    """The micro-batches of one step after another, without end."""
-    while True:
-        rows = _rows(list(islice(pairs, turns_per_step)))
-        yield pack_rows(rows, max_tokens=max_tokens, share=learner.module.computes_trees)
-
-
-def _rows(pairs: Sequence[Pair]) -> list[Segment]:
-    """This rank's share of some (prompt, reply) pairs; every reply token of every rank weighs the same."""
+def _micro_batches(pairs: Sequence[Pair], learner: DeepSpeedEngine, max_tokens: int) -> list[PackedBatch]:
+    """This rank's micro-batches of a step; every reply token of every rank weighs the same."""
     weight = 1 / sum(len(reply) for _, reply in pairs)
-    return [_row(prompt, reply, weight) for prompt, reply in pairs[ranks.rank() :: ranks.world_size()]]
+    rows = [_row(prompt, reply, weight) for prompt, reply in pairs[ranks.rank() :: ranks.world_size()]]
+    return pack_rows(rows, max_tokens=max_tokens, share=learner.module.computes_trees)
 
 
 def _row(prompt: tuple[int, ...], reply: tuple[int, ...], weight: float) -> Segment:
@@ -145,39 +185,3 @@ def _row(prompt: tuple[int, ...], reply: tuple[int, ...], weight: float) -> Segm
         trajectory="demonstration",
         first_turn=0,
     )
-
-
-def _probe(config: RunConfig, components: Components, renderer: Renderer, model: str, observer: Observer) -> float:
-    """The share of sampled single replies that the task calls sound, among those that it can judge."""
-    task = _demonstrating(config, components)
-    turns = list(islice(task.demonstrations(config.seed + 1), config.warm_start.probe_turns))
-    prompts = list(map(_prompts(renderer, components.toolbox), (turn.context for turn in turns)))
-    observer.phase("probing single turns", None)
-    sampler = assemble.sampler(config, model)
-    try:
-        replies = asyncio.run(_replies(config, sampler, renderer, prompts))
-    finally:
-        sampler.close()
-    judged = [task.sound(turn.context, reply) for turn, reply in zip(turns, replies, strict=True)]
-    known = [verdict for verdict in judged if verdict is not None]
-    sound = sum(known) / len(known) if known else 0.0
-    observer.say(
-        f"warm start: {sound:.1%} of {len(known)} single turns are sound (wanted: {config.warm_start.probe_target:.0%})"
-    )
-    return sound
-
-
-async def _replies(
-    config: RunConfig, sampler: Sampler, renderer: Renderer, prompts: Sequence[tuple[int, ...]]
-) -> list[str]:
-    async def reply(number: int, prompt: tuple[int, ...]) -> str:
-        params = SamplingParams(
-            max_tokens=config.rollout.max_output_tokens,
-            temperature=config.rollout.temperature,
-            seed=stream_seed(config.seed, 0, "probe", number, 0),
-            stop_ids=renderer.stop_ids,
-            stop_strings=TOOL_FORMATS[config.rollout.tool_format].stop_strings,
-        )
-        return renderer.text((await sampler.sample(prompt, params)).token_ids)
-
-    return await asyncio.gather(*(reply(number, prompt) for number, prompt in enumerate(prompts)))
