@@ -1,6 +1,6 @@
 """MBPP's own solutions, judged: in plain Python, in the sandbox, and in the sandbox with their bodies removed.
 
-    python benchmarks/mbpp.py mbpp.jsonl [--rung landlock]
+    python benchmarks/mbpp.py mbpp.jsonl [--isolation landlock]
 
 Every solution that passes all of its tests (the challenge tests too) in plain Python must pass in the sandbox, and none
 may pass once the body of the function under test is ``pass``. Exceptions are listed, and the exit status is then 1.
@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from condensegrpo.sandbox.grade import Verdict, grade
+from condensegrpo.sandbox.grade import CodeVerdict, grade
 from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.sandbox.sandbox import Sandbox
 from condensegrpo.storage.rows import read_rows
@@ -72,7 +72,7 @@ def without_body(one: Solution) -> str:
     return ast.unparse(tree)
 
 
-async def judged(sandbox: Sandbox, solutions: Sequence[Solution], codes: Sequence[str]) -> list[Verdict]:
+async def judged(sandbox: Sandbox, solutions: Sequence[Solution], codes: Sequence[str]) -> list[CodeVerdict]:
     """The verdict of each."""
     calls = zip(solutions, codes, strict=True)
     return await asyncio.gather(
@@ -84,7 +84,7 @@ async def main() -> int:
     """Judge and print."""
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("data")
-    asked.add_argument("--rung", default="auto")
+    asked.add_argument("--isolation", default="auto")
     given = asked.parse_args()
     warnings.simplefilter("ignore")  # of solutions that write '\w'
     solutions = [solution(row) for row in read_rows(given.data, split="train")]
@@ -93,8 +93,8 @@ async def main() -> int:
     failing = [one.number for one, passed in zip(solutions, plain, strict=True) if not passed]
     print(f"{sum(plain)} of {len(solutions)} solutions pass in plain Python, {tests} tests; not: {failing}")
     bad = []
-    with Sandbox(isolation=given.rung, limits=SandboxLimits(seconds=SECONDS)) as sandbox:
-        print(f"the sandbox is on the rung {sandbox.open()}; load of the machine {os.getloadavg()[0]:.1f}")
+    with Sandbox(isolation=given.isolation, limits=SandboxLimits(seconds=SECONDS)) as sandbox:
+        print(f"the sandbox uses {sandbox.open()}; load of the machine {os.getloadavg()[0]:.1f}")
         begin = time.perf_counter()
         whole = await judged(sandbox, solutions, [one.code for one in solutions])
         seconds = time.perf_counter() - begin

@@ -1,6 +1,6 @@
 """What the sandbox costs: the time of one call, 64 calls at once against their CPU time, and a grading.
 
-    python benchmarks/sandbox.py [RUNG]
+    python benchmarks/sandbox.py [ISOLATION]
 
 Wall clock beside the CPU time of the calls themselves; on a machine that does other work the first is the worse one.
 """
@@ -39,13 +39,13 @@ def cpu_of_the_code() -> float:
 
 async def main() -> None:
     """Measure and print."""
-    rung = sys.argv[1] if len(sys.argv) > 1 else "auto"
+    isolation = sys.argv[1] if len(sys.argv) > 1 else "auto"
     cores = len(os.sched_getaffinity(0))
-    with Sandbox(isolation=rung) as sandbox:
+    with Sandbox(isolation=isolation) as sandbox:
         begin = time.perf_counter()
-        found = sandbox.open()
+        backend = sandbox.open()
         opened = 1000 * (time.perf_counter() - begin)
-        print(f"{found}: tried and open after {opened:.0f} ms; load of the machine {os.getloadavg()[0]:.1f}")
+        print(f"{backend}: probed and open after {opened:.0f} ms; load of the machine {os.getloadavg()[0]:.1f}")
         middle, late = await median(lambda: sandbox.run_python("print(1)"), CALLS)
         print(f"print(1): median {middle:.1f} ms, 95 % within {late:.1f} ms, {CALLS} calls")
         test = ["assert add(1, 2) == 3"]
@@ -53,10 +53,10 @@ async def main() -> None:
         print(f"grading by one assert: median {middle:.1f} ms, 95 % within {late:.1f} ms")
         plain = cpu_of_the_code()
         begin = time.perf_counter()
-        ran = await asyncio.gather(*(sandbox.run_python(CODE) for _ in range(AT_ONCE)))
+        results = await asyncio.gather(*(sandbox.run_python(CODE) for _ in range(AT_ONCE)))
         wall = time.perf_counter() - begin
-        cpu = sum(one.cpu_seconds for one in ran)
-        assert all(one.outcome == "finished" for one in ran)
+        cpu = sum(result.cpu_seconds for result in results)
+        assert all(result.outcome == "finished" for result in results)
         print(
             f"{AT_ONCE} calls at once on {cores} cores: {wall:.2f} s, {wall / cpu:.2f} times the {cpu:.2f} s of CPU "
             f"time that they took; the same code outside takes {AT_ONCE * plain:.2f} s of CPU time"

@@ -1,23 +1,23 @@
-"""Which rung of the sandbox holds on this machine, found out by running code on it that tries to get out."""
+"""Which isolation backend of the sandbox works on this machine, found by running code in it that tries to escape."""
 
 from condensegrpo.cli.findings import Finding, ok, warning
-from condensegrpo.sandbox.ladder import AUTO, CURES, faults
-from condensegrpo.sandbox.setting import Rung
+from condensegrpo.sandbox.isolation import Isolation
+from condensegrpo.sandbox.probing import AUTO, REMEDIES, probe_backends
 
 
-def sandbox_finding(rung: str = AUTO) -> Finding:
-    """The strongest rung that holds, or the one that a configuration asks for."""
-    if rung == Rung.NONE:
-        cure = "leave sandbox.rung away on a machine that has anything to lose"
-        return warning("sandbox", "none: code that a model wrote runs with your rights", cure)
-    found = faults()
-    wanted = tuple(found) if rung == AUTO else (Rung(rung),)
-    holding = next((one for one in wanted if found[one] is None), None)
-    if holding is None:
-        why = "; ".join(f"{one}: {found[one]}" for one in wanted)
-        cure = " or ".join(CURES[one] for one in wanted)
-        return warning("sandbox", f"no rung holds, code that a model wrote is not run: {why}", cure)
-    if holding is Rung.LANDLOCK and rung == AUTO:
-        text = f"landlock: it holds, and code cannot start processes; namespaces do not: {found[Rung.NAMESPACES]}"
-        return warning("sandbox", text, CURES[Rung.NAMESPACES])
-    return ok("sandbox", f"{holding}: code that tried to get out of it did not")
+def sandbox_finding(isolation: str = AUTO) -> Finding:
+    """The strongest backend that works, or the one that a configuration asks for."""
+    if isolation == Isolation.NONE:
+        remedy = "remove sandbox.isolation from the configuration, except on a disposable machine"
+        return warning("sandbox", "none: code of a model runs with your own rights", remedy)
+    faults = probe_backends()
+    wanted = tuple(faults) if isolation == AUTO else (Isolation(isolation),)
+    working = next((backend for backend in wanted if faults[backend] is None), None)
+    if working is None:
+        why = "; ".join(f"{backend}: {faults[backend]}" for backend in wanted)
+        remedy = " or ".join(REMEDIES[backend] for backend in wanted)
+        return warning("sandbox", f"no isolation backend works, code of a model is not run: {why}", remedy)
+    if working is Isolation.LANDLOCK and isolation == AUTO:
+        text = f"landlock works, and code cannot start processes; namespaces do not: {faults[Isolation.NAMESPACES]}"
+        return warning("sandbox", text, REMEDIES[Isolation.NAMESPACES])
+    return ok("sandbox", f"{working}: the code that tried to escape did not succeed")

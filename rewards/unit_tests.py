@@ -4,7 +4,7 @@ import re
 
 from condensegrpo.core.protocols import Problem
 from condensegrpo.sandbox.grade import grade_now
-from condensegrpo.sandbox.ran import Outcome
+from condensegrpo.sandbox.result import CallOutcome
 from condensegrpo.sandbox.sandbox import Sandbox
 
 MAX_CODE = 100_000  # characters of an answer's code; more fails
@@ -26,7 +26,7 @@ def passes_tests(answer: str, problem: Problem, sandbox: Sandbox) -> bool:
     verdict = grade_now(
         sandbox, code, tuple(data["tests"]), setup=data.get("test_setup", ""), entry=tuple(data.get("entry", ()))
     )
-    if Outcome.LOST in (verdict.judge.outcome, verdict.code.outcome):
+    if CallOutcome.LOST in (verdict.judge.outcome, verdict.code.outcome):
         raise RuntimeError(f"judging problem {problem.id}: the sandbox failed: {verdict.reasons[0]}")
     return verdict.all_passed
 

@@ -1,4 +1,4 @@
-"""Helpers of the sandbox's tests: which rungs hold here, and programs run as the user nobody."""
+"""Helpers of the sandbox's tests: which isolation backends work here, and programs run as the user nobody."""
 
 import os
 import shutil
@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 
 from condensegrpo.core.errors import SandboxError
-from condensegrpo.sandbox.ladder import open_server
+from condensegrpo.sandbox.probing import open_server
 
 ROOT = Path(__file__).resolve().parent.parent
-RUNGS = ("namespaces", "landlock")
-USERS = ("as we are", "as nobody")
+BACKENDS = ("namespaces", "landlock")
+USERS = ("current user", "as nobody")
 SECRET = "hf_thisisasecret"
 
 
 @cache
-def why_not(rung: str) -> str | None:
-    """What a rung lacks on this machine; None: it holds."""
+def why_not(isolation: str) -> str | None:
+    """Why a backend does not work on this machine; None if it works."""
     try:
-        open_server(rung).close()
+        open_server(isolation).close()
     except SandboxError as error:
         return str(error)
     return None
@@ -31,10 +31,10 @@ def why_not(rung: str) -> str | None:
 @cache
 def python_for_nobody() -> str | None:
     """A Python of the right version that an ordinary user can start."""
-    for one in (os.path.realpath(sys.executable), shutil.which("python3", path="/usr/bin:/usr/local/bin")):
+    for python in (os.path.realpath(sys.executable), shutil.which("python3", path="/usr/bin:/usr/local/bin")):
         test = "import os, sys; sys.exit(sys.version_info < (3, 11) or not os.path.exists(sys.executable))"
-        if one and subprocess.run(as_nobody(one, "-c", test), capture_output=True, check=False).returncode == 0:
-            return one
+        if python and subprocess.run(as_nobody(python, "-c", test), capture_output=True, check=False).returncode == 0:
+            return python
     return None
 
 
@@ -43,22 +43,22 @@ def as_nobody(*command: str) -> list[str]:
 
 
 def printed_by_nobody(script: str, *arguments: str) -> str:
-    """What a program among the tests prints when the user nobody runs it."""
+    """The output of a program in the tests folder, run by the user nobody."""
     command = as_nobody(python_for_nobody() or "", str(ROOT / "tests" / script), *arguments)
     environment = {"PYTHONPATH": str(ROOT), "HF_TOKEN": SECRET, "PYTHONDONTWRITEBYTECODE": "1"}
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment, cwd="/", check=False, timeout=180)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd="/", check=False, timeout=180)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
-def needs(rung: str, user: str) -> None:
-    """Skip where the rung does not hold, or nobody cannot be had."""
-    if lack := why_not(rung):
-        pytest.skip(f"the rung does not hold here: {lack}")
+def needs(isolation: str, user: str) -> None:
+    """Skip the test if the backend does not work, or programs cannot run as nobody."""
+    if lack := why_not(isolation):
+        pytest.skip(f"the backend does not work here: {lack}")
     if user == "as nobody" and (os.geteuid() != 0 or python_for_nobody() is None):
-        pytest.skip("needs root, to become nobody, and a Python of 3.11 or later that nobody can start")
+        pytest.skip("needs root, to become nobody, and a Python of 3.11 or later that the user nobody can start")
 
 
 def late(seconds: float) -> float:
-    """The time by which a call of a limit has ended: the limit and 1 s, of which an overloaded machine takes more."""
+    """The latest end of a call with a time limit: 1 s more than the limit, longer on an overloaded machine."""
     return seconds + max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))

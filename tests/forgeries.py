@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from condensegrpo.sandbox.grade import Verdict, grade
+from condensegrpo.sandbox.grade import CodeVerdict, grade
 from condensegrpo.sandbox.limits import SandboxLimits
-from condensegrpo.sandbox.ran import Ran
+from condensegrpo.sandbox.result import CallResult
 from condensegrpo.sandbox.sandbox import Sandbox
 
 SECONDS = 2.0
@@ -242,24 +242,24 @@ def work() -> dict[str, tuple[str, Sequence[str], Sequence[str]]]:
     return {**forged, **{name: (code, (test,), ("f",)) for name, (code, test) in FOOLED.items()}}
 
 
-async def run_all(rung: str) -> dict[str, Verdict]:
-    """What becomes of each forgery, several at a time."""
-    with Sandbox(isolation=rung, limits=LIMITS, parallel=6) as sandbox:
-        found = [grade(sandbox, code, tests, entry=entry) for code, tests, entry in work().values()]
-        return dict(zip(work(), await asyncio.gather(*found), strict=True))
+async def run_all(isolation: str) -> dict[str, CodeVerdict]:
+    """The verdict of each forgery, several at a time."""
+    with Sandbox(isolation=isolation, limits=LIMITS, parallel=6) as sandbox:
+        verdicts = [grade(sandbox, code, tests, entry=entry) for code, tests, entry in work().values()]
+        return dict(zip(work(), await asyncio.gather(*verdicts), strict=True))
 
 
-def encoded(rung: str) -> str:
-    return json.dumps({name: asdict(verdict) for name, verdict in asyncio.run(run_all(rung)).items()})
+def encoded(isolation: str) -> str:
+    return json.dumps({name: asdict(verdict) for name, verdict in asyncio.run(run_all(isolation)).items()})
 
 
-def decoded(text: str) -> dict[str, Verdict]:
+def decoded(text: str) -> dict[str, CodeVerdict]:
     return {name: _verdict(**data) for name, data in json.loads(text).items()}
 
 
-def _verdict(*, passed: list[bool], reasons: list[str], judge: dict[str, Any], code: dict[str, Any]) -> Verdict:
-    ends = [replace(Ran(**data), records=()) for data in (judge, code)]
-    return Verdict(passed=tuple(passed), reasons=tuple(reasons), judge=ends[0], code=ends[1])
+def _verdict(*, passed: list[bool], reasons: list[str], judge: dict[str, Any], code: dict[str, Any]) -> CodeVerdict:
+    results = [replace(CallResult(**data), records=()) for data in (judge, code)]
+    return CodeVerdict(passed=tuple(passed), reasons=tuple(reasons), judge=results[0], code=results[1])
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from condensegrpo.sandbox.limits import SandboxLimits
-from condensegrpo.sandbox.ran import Ran
+from condensegrpo.sandbox.result import CallResult
 from condensegrpo.sandbox.sandbox import Sandbox
 
 SECONDS = 1.5
@@ -183,58 +183,58 @@ INPUTS = {
 
 @dataclass(frozen=True)
 class Run:
-    """What became of all inputs on one rung."""
+    """The results of all inputs in one isolation backend."""
 
-    ran: dict[str, Ran]
-    left: list[str]  # processes, files and descriptors that were there when all had ended
-    after: Ran  # one more call, a harmless one
+    results: dict[str, CallResult]
+    left: list[str]  # processes, files and descriptors that remained at the end
+    after: CallResult  # of a harmless call at the end
 
 
-async def run_all(rung: str) -> Run:
+async def run_all(isolation: str) -> Run:
     """Run the inputs, several at a time."""
-    with Sandbox(isolation=rung, limits=LIMITS, parallel=6) as sandbox:
+    with Sandbox(isolation=isolation, limits=LIMITS, parallel=6) as sandbox:
         sandbox.open()
         before = len(os.listdir("/proc/self/fd"))
-        ends = await asyncio.gather(*(sandbox.run_python(one.code) for one in INPUTS.values()))
+        results = await asyncio.gather(*(sandbox.run_python(case.code) for case in INPUTS.values()))
         after = await sandbox.run_python("print(1)")
         left = await _left(sandbox.running().folder)
         left += [f"{len(os.listdir('/proc/self/fd')) - before} descriptors"] * (
             len(os.listdir("/proc/self/fd")) != before
         )
-    return Run(dict(zip(INPUTS, ends, strict=True)), left, after)
+    return Run(dict(zip(INPUTS, results, strict=True)), left, after)
 
 
 async def _left(folder: str) -> list[str]:
-    """What is left of the calls; processes get a moment to be gone."""
+    """What the calls left behind; their processes get a moment to end."""
     end = time.monotonic() + 5
-    while (found := _processes(folder)) and time.monotonic() < end:
+    while (processes := _processes(folder)) and time.monotonic() < end:
         await asyncio.sleep(0.02)
     shared = ("/tmp", "/var/tmp", "/dev/shm", "/run/lock", "/")
     files = [f"{place}/{MARK}" for place in shared if Path(place, MARK).exists()]
-    return found + files + [str(path) for path in (Path(folder).iterdir() if Path(folder).exists() else ())]
+    return processes + files + [str(path) for path in (Path(folder).iterdir() if Path(folder).exists() else ())]
 
 
 def _processes(folder: str) -> list[str]:
-    """Processes of the sandbox but its server, and the program that hostile code starts."""
-    found = []
+    """Processes of the sandbox besides its server, and the program that hostile code starts."""
+    processes = []
     for entry in filter(lambda entry: entry.name.isdigit(), Path("/proc").iterdir()):
         try:
             line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
-            continue  # it ended meanwhile
+            continue  # it has ended
         if folder in line or f"sleep {SLEEP}" in line:
-            found.append(f"process {entry.name}: {line}")
-    return found if len(found) > 1 else []  # one is the server
+            processes.append(f"process {entry.name}: {line}")
+    return processes if len(processes) > 1 else []  # a single one is the server
 
 
-def encoded(rung: str) -> str:
-    return json.dumps(asdict(asyncio.run(run_all(rung))))
+def encoded(isolation: str) -> str:
+    return json.dumps(asdict(asyncio.run(run_all(isolation))))
 
 
 def decoded(text: str) -> Run:
     data = json.loads(text)
-    ran = {name: replace(Ran(**one), records=()) for name, one in data["ran"].items()}
-    return Run(ran, data["left"], replace(Ran(**data["after"]), records=()))
+    results = {name: replace(CallResult(**result), records=()) for name, result in data["results"].items()}
+    return Run(results, data["left"], replace(CallResult(**data["after"]), records=()))
 
 
 if __name__ == "__main__":

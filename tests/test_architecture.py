@@ -45,8 +45,8 @@ SANDBOX_USERS = {"condensegrpo.assembly.assemble", "condensegrpo.cli.doctor_sand
 PLUG_IN_LOADERS = {"condensegrpo.cli.plugins"}  # beside the assembly
 EFFECTS = {"pathlib", "os", "io", "json", "sys", "logging", "time", "random", "asyncio", "subprocess", "shutil"}
 SANDBOXED = {  # modules of the sandbox that run in processes of their own
-    *("server", "keeper", "job", "script", "judge", "callee", "plain", "wire", "watch", "captured", "setting"),
-    *("linux", "namespaces", "landlock", "seccomp", "syscalls", "limits", "ran"),
+    *("server", "supervisor", "job", "script", "judge", "candidate", "values", "wire", "usage", "output", "isolation"),
+    *("linux", "namespaces", "landlock", "seccomp", "syscalls", "limits", "result"),
 }
 
 

@@ -42,7 +42,7 @@ from condensegrpo.cli.theme import console
 from condensegrpo.config.schema import NewModel, RunConfig, load_config
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.plugins import KINDS, installed, load
-from condensegrpo.sandbox import ladder
+from condensegrpo.sandbox import probing
 
 CONFIG = """
 name: demo
@@ -291,8 +291,8 @@ def test_java_and_pyserini_are_told_apart() -> None:
 # --- the sandbox
 
 
-def test_the_strongest_rung_that_holds_is_named_and_a_weaker_one_has_a_cure() -> None:
-    found, faults = sandbox_finding(), ladder.faults()
+def test_the_doctor_names_the_strongest_backend_that_works_and_a_remedy_for_a_weaker_one() -> None:
+    found, faults = sandbox_finding(), probing.probe_backends()
     if faults["namespaces"] is None:
         assert (found.level, found.found.split(":")[0]) == (Level.OK, "namespaces")
     else:
@@ -300,12 +300,12 @@ def test_the_strongest_rung_that_holds_is_named_and_a_weaker_one_has_a_cure() ->
         assert "user.max_user_namespaces" in found.cure
 
 
-def test_no_sandbox_at_all_is_a_warning() -> None:
+def test_no_isolation_is_a_warning() -> None:
     found = sandbox_finding("none")
-    assert (found.level, "with your rights" in found.found) == (Level.WARNING, True)
+    assert (found.level, "with your own rights" in found.found) == (Level.WARNING, True)
 
 
-def test_a_configuration_that_asks_for_a_rung_has_it_tried(tmp_path: Path) -> None:
+def test_the_doctor_probes_the_backend_of_a_configuration(tmp_path: Path) -> None:
     path = config_with(tmp_path, CONFIG)
     assert "sandbox" not in levels(config_findings(path, []))
     assert levels(config_findings(path, ["sandbox.rung=none"]))["sandbox"] is Level.WARNING

@@ -1,4 +1,4 @@
-"""The sandbox as its callers see it: what a call is given, what is left of it, and which rung it is on."""
+"""The sandbox from outside: what a call gets, what it leaves behind, and which isolation backend runs it."""
 
 import asyncio
 import gc
@@ -12,39 +12,39 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confined import ROOT, RUNGS, python_for_nobody, why_not
+from confined import BACKENDS, ROOT, python_for_nobody, why_not
 
 from condensegrpo.core.errors import SandboxError
-from condensegrpo.sandbox.captured import Captured
 from condensegrpo.sandbox.limits import MIB, SandboxLimits
-from condensegrpo.sandbox.ran import Outcome
+from condensegrpo.sandbox.output import OutputBuffer
+from condensegrpo.sandbox.result import CallOutcome
 from condensegrpo.sandbox.sandbox import Sandbox
 
 LIMITS = SandboxLimits(seconds=5, memory_mib=256)
 
 
-@pytest.fixture(scope="module", params=[*RUNGS, "none"])
+@pytest.fixture(scope="module", params=[*BACKENDS, "none"])
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     if request.param != "none" and (lack := why_not(request.param)):
-        pytest.skip(f"the rung does not hold here: {lack}")
-    with Sandbox(isolation=request.param, limits=LIMITS) as one:
-        yield one
+        pytest.skip(f"the backend does not work here: {lack}")
+    with Sandbox(isolation=request.param, limits=LIMITS) as shared:
+        yield shared
 
 
 def processes(mark: str) -> list[int]:
-    """The processes whose command line holds a text."""
-    found = []
+    """The processes whose command line contains a text."""
+    matching = []
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and mark.encode() in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
+                matching.append(int(entry.name))
         except OSError:
             continue
-    return found
+    return matching
 
 
 def environment(process: int) -> bytes:
-    """What a process was started with; nothing if it has ended."""
+    """The environment of a process at its start; empty if it has ended."""
     try:
         return Path(f"/proc/{process}/environ").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -52,41 +52,47 @@ def environment(process: int) -> bytes:
 
 
 def gone(mark: str, seconds: float = 5.0) -> bool:
-    """Whether no such process is left, or soon is none."""
+    """Whether no such process is left within some seconds."""
     end = time.monotonic() + seconds
     while processes(mark) and time.monotonic() < end:
         time.sleep(0.02)
     return not processes(mark)
 
 
-def test_a_call_tells_what_was_printed_and_how_it_ended(sandbox: Sandbox) -> None:
-    ran = sandbox.run_python_now("import sys\nprint('a')\nprint('b', file=sys.stderr)\nsys.exit(3)")
-    assert (ran.outcome, ran.status, ran.signal, ran.stdout, ran.stderr) == (Outcome.FAILED, 3, None, "a\n", "b\n")
-    assert 0 < ran.seconds < 5
+def test_a_call_returns_its_output_and_exit_status(sandbox: Sandbox) -> None:
+    result = sandbox.run_python_now("import sys\nprint('a')\nprint('b', file=sys.stderr)\nsys.exit(3)")
+    assert (result.outcome, result.status, result.signal, result.stdout, result.stderr) == (
+        CallOutcome.FAILED,
+        3,
+        None,
+        "a\n",
+        "b\n",
+    )
+    assert 0 < result.seconds < 5
 
 
-def test_an_exception_is_printed_as_python_prints_it(sandbox: Sandbox) -> None:
-    ran = sandbox.run_python_now("def f():\n    return 1 / 0\nf()")
-    assert ran.stderr == (
+def test_a_traceback_is_printed_as_by_the_interpreter(sandbox: Sandbox) -> None:
+    result = sandbox.run_python_now("def f():\n    return 1 / 0\nf()")
+    assert result.stderr == (
         'Traceback (most recent call last):\n  File "<code>", line 3, in <module>\n    f()\n'
         '  File "<code>", line 2, in f\n    return 1 / 0\n           ~~^~~\nZeroDivisionError: division by zero\n'
     )
 
 
-def test_input_and_files_are_there(sandbox: Sandbox) -> None:
+def test_code_reads_its_input_and_files(sandbox: Sandbox) -> None:
     files = {"helper.py": "def twice(x): return 2 * x", "data/ä.txt": "text\n"}
     code = "import helper, sys\nprint(helper.twice(int(input())), sys.stdin.read(), open('data/ä.txt').read(), end='')"
     assert sandbox.run_python_now(code, stdin="21\nrest", files=files).stdout == "42 rest text\n"
 
 
 @pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x", ""])
-def test_a_file_that_would_lie_outside_is_refused(sandbox: Sandbox, name: str) -> None:
-    ran = sandbox.run_python_now("print(1)", files={name: "x"})
-    assert (ran.outcome, ran.stdout) == (Outcome.LOST, "")
-    assert "wanted a path within its folder" in ran.detail
+def test_a_file_outside_of_the_folder_is_refused(sandbox: Sandbox, name: str) -> None:
+    result = sandbox.run_python_now("print(1)", files={name: "x"})
+    assert (result.outcome, result.stdout) == (CallOutcome.LOST, "")
+    assert "wanted a path within its folder" in result.detail
 
 
-def test_a_script_is_main(sandbox: Sandbox) -> None:
+def test_code_runs_as_main(sandbox: Sandbox) -> None:
     code = "import __main__, threading\nx = 1\nprint(__name__, __main__.x)\n"
     code += "threading.Thread(target=print, args=(2,)).start()"
     assert sandbox.run_python_now(code).stdout == "__main__ 1\n2\n"
@@ -101,8 +107,8 @@ async def f(): return A(1)
 with tempfile.TemporaryFile() as file: file.write(b"x")
 print(asyncio.run(f()), inspect.getsource(f), end="")
 """
-    ran = sandbox.run_python_now(code)
-    assert ran.stdout == "A(x=1) async def f(): return A(1)\n", ran.stderr
+    result = sandbox.run_python_now(code)
+    assert result.stdout == "A(x=1) async def f(): return A(1)\n", result.stderr
 
 
 def test_calls_share_no_state(sandbox: Sandbox) -> None:
@@ -110,32 +116,34 @@ def test_calls_share_no_state(sandbox: Sandbox) -> None:
         "import builtins, json, os, sys\nbuiltins.len = None\njson.x = 1\nopen('left', 'w').close()\nsys.path.clear()"
     )
     second = "import json, os\nprint(len('ab'), hasattr(json, 'x'), os.listdir('.'))"
-    assert sandbox.run_python_now(first).outcome is Outcome.FINISHED
+    assert sandbox.run_python_now(first).outcome is CallOutcome.FINISHED
     assert sandbox.run_python_now(second).stdout == "2 False []\n"
 
 
-def test_random_numbers_differ_from_call_to_call_and_hashes_do_not(sandbox: Sandbox) -> None:
-    one, two = (sandbox.run_python_now("import random; print(hash('a'), random.random())").stdout for _ in range(2))
-    assert one.split()[0] == two.split()[0]
-    assert one.split()[1] != two.split()[1]
+def test_random_numbers_differ_between_calls_and_hashes_do_not(sandbox: Sandbox) -> None:
+    first, second = (
+        sandbox.run_python_now("import random; print(hash('a'), random.random())").stdout for _ in range(2)
+    )
+    assert first.split()[0] == second.split()[0]
+    assert first.split()[1] != second.split()[1]
 
 
-def test_what_was_printed_before_the_limit_is_kept(sandbox: Sandbox) -> None:
-    ran = sandbox.run_python_now("print('before')\nwhile True: pass", seconds=0.5)
-    assert (ran.outcome, ran.stdout) == (Outcome.TIMEOUT, "before\n")
-    assert 0.5 <= ran.seconds < 1.5
+def test_output_before_the_time_limit_is_kept(sandbox: Sandbox) -> None:
+    result = sandbox.run_python_now("print('before')\nwhile True: pass", seconds=0.5)
+    assert (result.outcome, result.stdout) == (CallOutcome.TIMEOUT, "before\n")
+    assert 0.5 <= result.seconds < 1.5
 
 
-def test_long_output_keeps_its_head_and_its_tail(sandbox: Sandbox) -> None:
+def test_long_output_keeps_its_beginning_and_end(sandbox: Sandbox) -> None:
     limits = SandboxLimits(seconds=5, memory_mib=256, output_bytes=20)
-    ran = asyncio.run(sandbox.run_python("print('a' * 10 + 'x' * 1000 + 'b' * 9)", limits=limits))
-    assert ran.stdout == "aaaaaaaaaa\n[… 1000 bytes omitted …]\nbbbbbbbbb\n"
+    result = asyncio.run(sandbox.run_python("print('a' * 10 + 'x' * 1000 + 'b' * 9)", limits=limits))
+    assert result.stdout == "aaaaaaaaaa\n[… 1000 bytes omitted …]\nbbbbbbbbb\n"
 
 
-def test_a_report_longer_than_a_sockets_buffer_arrives(sandbox: Sandbox) -> None:
+def test_a_report_larger_than_the_buffer_of_a_socket_arrives(sandbox: Sandbox) -> None:
     limits = SandboxLimits(seconds=5, memory_mib=256, output_bytes=8 * MIB)
-    ran = asyncio.run(sandbox.run_python("print('x' * 3_000_000)", limits=limits))
-    assert (ran.outcome, len(ran.stdout)) == (Outcome.FINISHED, 3_000_001), ran.detail
+    result = asyncio.run(sandbox.run_python("print('x' * 3_000_000)", limits=limits))
+    assert (result.outcome, len(result.stdout)) == (CallOutcome.FINISHED, 3_000_001), result.detail
 
 
 async def _cancelled(sandbox: Sandbox) -> float:
@@ -154,7 +162,7 @@ def test_a_call_whose_caller_is_cancelled_ends(sandbox: Sandbox) -> None:
     assert len(processes(folder)) == 1  # the server
 
 
-def test_a_daemon_is_ended_with_its_call(sandbox: Sandbox) -> None:
+def test_a_daemon_ends_with_its_call(sandbox: Sandbox) -> None:
     code = "import os, time\nif os.fork() == 0:\n  os.setsid()\n  if os.fork() == 0: time.sleep(60)\n  os._exit(0)"
     assert sandbox.run_python_now(code).seconds < 4
     end = time.monotonic() + 5
@@ -173,21 +181,21 @@ def test_calls_leave_no_descriptors_files_or_processes(sandbox: Sandbox) -> None
     assert not folder.exists() or not list(folder.iterdir())
 
 
-@pytest.mark.parametrize("rung", [*RUNGS, "none"])
-def test_nothing_is_left_after_closing(rung: str) -> None:
-    if rung != "none" and (lack := why_not(rung)):
-        pytest.skip(f"the rung does not hold here: {lack}")
+@pytest.mark.parametrize("isolation", [*BACKENDS, "none"])
+def test_nothing_is_left_after_closing(isolation: str) -> None:
+    if isolation != "none" and (lack := why_not(isolation)):
+        pytest.skip(f"the backend does not work here: {lack}")
     before = len(os.listdir("/proc/self/fd"))
-    with Sandbox(isolation=rung, limits=LIMITS) as one:
-        one.run_python_now("print(1)")
-        folder = one.running().folder
+    with Sandbox(isolation=isolation, limits=LIMITS) as sandbox:
+        sandbox.run_python_now("print(1)")
+        folder = sandbox.running().folder
         assert processes(folder)
     assert gone(folder)
     assert not Path(folder).exists()
     assert len(os.listdir("/proc/self/fd")) == before
     with pytest.raises(SandboxError, match="it was closed"):
-        one.open()
-    one.close()
+        sandbox.open()
+    sandbox.close()
 
 
 def test_a_sandbox_that_nothing_refers_to_is_closed() -> None:
@@ -207,8 +215,8 @@ def test_a_program_closes_its_sandbox_at_exit_and_its_forks_do_not() -> None:
         "if os.fork() == 0: sys.exit()\n"
         "os.wait()\nprint(sandbox.run_python_now('print(6 * 7)').stdout)"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    folder, *output = ran.stdout.split()
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    folder, *output = result.stdout.split()
     assert output == ["42"]
     assert gone(folder)
     assert not Path(folder).exists()
@@ -226,112 +234,112 @@ def test_a_server_that_was_killed_is_replaced(sandbox: Sandbox) -> None:
     folder = server.folder
     os.kill(processes(folder)[0], signal.SIGKILL)
     assert gone(folder)
-    while server.alive():  # a process gives up its command line a little before it has ended
+    while server.alive():  # the command line of a process is gone shortly before the process
         time.sleep(0.01)
     assert sandbox.run_python_now("print(1)").stdout == "1\n"
     assert not Path(folder).exists()
 
 
-@pytest.mark.parametrize("rung", [*RUNGS, "none"])
-def test_calls_end_with_the_process_that_asked(rung: str) -> None:
-    if rung != "none" and (lack := why_not(rung)):
-        pytest.skip(f"the rung does not hold here: {lack}")
+@pytest.mark.parametrize("isolation", [*BACKENDS, "none"])
+def test_calls_end_with_the_process_of_their_caller(isolation: str) -> None:
+    if isolation != "none" and (lack := why_not(isolation)):
+        pytest.skip(f"the backend does not work here: {lack}")
     program = (
         "import os, signal, threading, time\nfrom condensegrpo.sandbox.sandbox import Sandbox\n"
-        f"one = Sandbox(isolation={rung!r})\nprint(one.running().folder, flush=True)\n"
+        f"one = Sandbox(isolation={isolation!r})\nprint(one.running().folder, flush=True)\n"
         "threading.Thread(target=one.run_python_now, args=('while True: pass',)).start()\ntime.sleep(0.3)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
-    folder = ran.stdout.strip()
-    assert ran.returncode == -signal.SIGKILL, ran.stderr
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    folder = result.stdout.strip()
+    assert result.returncode == -signal.SIGKILL, result.stderr
     assert gone(folder)
     assert not Path(folder).exists()
 
 
-def test_many_calls_at_once_get_each_its_own_answer(sandbox: Sandbox) -> None:
-    async def all_of_them() -> list[str]:
-        ran = await asyncio.gather(*(sandbox.run_python(f"print({n})") for n in range(32)))
-        return [one.stdout for one in ran]
+def test_concurrent_calls_return_their_own_output(sandbox: Sandbox) -> None:
+    async def outputs() -> list[str]:
+        results = await asyncio.gather(*(sandbox.run_python(f"print({n})") for n in range(32)))
+        return [result.stdout for result in results]
 
-    assert asyncio.run(all_of_them()) == [f"{n}\n" for n in range(32)]
+    assert asyncio.run(outputs()) == [f"{n}\n" for n in range(32)]
 
 
-def test_packages_are_importable_where_they_are_given(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)  # pytest's own 0700 would be closed to nobody, whom code of root's runs as
+def test_configured_packages_can_be_imported_and_no_others(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)  # pytest's mode 0700 would exclude the user nobody, who runs the code when root starts it
     (tmp_path / "given_package.py").write_text("x = 7", encoding="utf-8")
-    with Sandbox(limits=LIMITS, packages=[str(tmp_path)]) as one:
-        assert one.run_python_now("import given_package; print(given_package.x)").stdout == "7\n"
-        assert one.run_python_now("import torch").outcome is Outcome.FAILED
+    with Sandbox(limits=LIMITS, packages=[str(tmp_path)]) as sandbox:
+        assert sandbox.run_python_now("import given_package; print(given_package.x)").stdout == "7\n"
+        assert sandbox.run_python_now("import torch").outcome is CallOutcome.FAILED
 
 
-def test_auto_takes_the_strongest_rung_that_holds() -> None:
-    holding = [rung for rung in RUNGS if why_not(rung) is None]
-    if not holding:
-        pytest.skip("no rung holds here")
-    with Sandbox() as one:
-        assert one.open() == holding[0]
+def test_auto_uses_the_strongest_backend_that_works() -> None:
+    working = [isolation for isolation in BACKENDS if why_not(isolation) is None]
+    if not working:
+        pytest.skip("no backend works here")
+    with Sandbox() as sandbox:
+        assert sandbox.open() == working[0]
 
 
 def without_user_namespaces(program: str) -> "subprocess.CompletedProcess[str]":
-    """Run Python where no further user namespace may be made: in one whose own limit on them is 0."""
+    """Run Python in a user namespace that allows no further ones."""
     script = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
     command = ["unshare", "--user", "--map-root-user", "sh", "-c", script, "sh", sys.executable, "-c", program]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_without_user_namespaces_the_rung_is_landlock() -> None:
+def test_without_user_namespaces_auto_uses_landlock() -> None:
     if shutil.which("unshare") is None or without_user_namespaces("").returncode != 0:
-        pytest.skip("needs user namespaces, to make one that allows no more of them")
+        pytest.skip("needs user namespaces, to create one that allows no further ones")
     if lack := why_not("landlock"):
-        pytest.skip(f"the rung does not hold here: {lack}")
+        pytest.skip(f"the backend does not work here: {lack}")
     program = (
         "from condensegrpo.sandbox.sandbox import Sandbox\n"
         "with Sandbox() as one: print(one.open(), one.run_python_now('print(6 * 7)').stdout)"
     )
-    ran = without_user_namespaces(program)
-    assert ran.stdout == "landlock 42\n\n", ran.stderr
+    result = without_user_namespaces(program)
+    assert result.stdout == "landlock 42\n\n", result.stderr
 
 
-def test_under_landlock_code_of_roots_runs_as_nobody_where_nobody_can_read_python() -> None:
+def test_under_landlock_root_runs_code_as_nobody_if_nobody_can_read_python() -> None:
     if os.geteuid() != 0 or (python := python_for_nobody()) is None:
-        pytest.skip("needs root, and a Python of 3.11 or later that nobody can start")
+        pytest.skip("needs root, and a Python of 3.11 or later that the user nobody can start")
     if lack := why_not("landlock"):
-        pytest.skip(f"the rung does not hold here: {lack}")
+        pytest.skip(f"the backend does not work here: {lack}")
     program = (
         "from condensegrpo.sandbox.sandbox import Sandbox\n"
         'code = \'import os, a; open("made", "w"); print(os.getuid(), a.x)\'\n'
         "with Sandbox(isolation='landlock') as one: print(one.run_python_now(code, files={'a.py': 'x = 1'}).stdout)"
     )
     environment = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    ran = subprocess.run([python, "-c", program], capture_output=True, text=True, env=environment, check=True)
-    assert ran.stdout == "65534 1\n\n", ran.stderr
+    result = subprocess.run([python, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    assert result.stdout == "65534 1\n\n", result.stderr
 
 
-def test_where_no_rung_holds_code_is_refused_and_the_message_says_why() -> None:
+def test_without_a_working_backend_code_is_refused_and_the_message_says_why() -> None:
     program = (
         "from condensegrpo.sandbox import seccomp\nfrom condensegrpo.sandbox.sandbox import Sandbox\n"
-        "seccomp.confine(alone=False)\n"  # a machine that allows neither namespaces nor what Landlock's rung needs
+        "seccomp.confine(alone=False)\n"  # simulates a machine without namespaces and Landlock
         "try: Sandbox().open()\nexcept Exception as error: print(type(error).__name__, error)\n"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert ran.stdout.startswith("SandboxError opening the sandbox: no rung of isolation holds here")
-    for part in ("namespaces: ", "unshare", "landlock: ", "to have it: ", "sandbox.rung=none"):
-        assert part in ran.stdout
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout.startswith("SandboxError opening the sandbox: no isolation backend works on this machine")
+    for part in ("namespaces: ", "unshare", "landlock: ", "to enable it: ", "sandbox.isolation=none"):
+        assert part in result.stdout
 
 
-def test_the_environment_of_the_server_is_empty_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_does_not_inherit_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret-of-ours")
-    with Sandbox(limits=LIMITS) as one:
-        environments = [environment(server) for server in processes(one.running().folder)]
+    with Sandbox(limits=LIMITS) as sandbox:
+        environments = [environment(server) for server in processes(sandbox.running().folder)]
     assert any(environments)
-    assert not any(b"secret-of-ours" in found for found in environments)
+    assert not any(b"secret-of-ours" in each for each in environments)
 
 
 @pytest.mark.parametrize(
     "limits", [{"seconds": 0}, {"seconds": float("inf")}, {"memory_mib": 1}, {"processes": 0}, {"output_bytes": 1}]
 )
-def test_limits_that_make_no_sense_are_refused(limits: dict[str, float]) -> None:
+def test_limits_out_of_range_are_refused(limits: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(limits))):
         SandboxLimits(**limits)  # type: ignore[arg-type]
 
@@ -346,8 +354,8 @@ def test_limits_that_make_no_sense_are_refused(limits: dict[str, float]) -> None
         (2, "a\n[… 8 bytes omitted …]\nj"),
     ],
 )
-def test_a_capture_keeps_head_and_tail_however_it_is_read(pieces: list[bytes], most: int, text: str) -> None:
-    captured = Captured(most)
+def test_an_output_buffer_keeps_head_and_tail_for_any_chunking(pieces: list[bytes], most: int, text: str) -> None:
+    buffer = OutputBuffer(most)
     for piece in pieces:
-        captured.add(piece)
-    assert captured.text() == text
+        buffer.add(piece)
+    assert buffer.text() == text

@@ -1,31 +1,31 @@
-"""Verdicts that cannot be forged, on every rung that confines, as whoever runs the tests and as nobody."""
+"""Verdicts cannot be forged, in every isolation backend that confines, as the current user and as nobody."""
 
 import asyncio
 from functools import cache
 
 import forgeries
 import pytest
-from confined import RUNGS, USERS, late, needs, printed_by_nobody
+from confined import BACKENDS, USERS, late, needs, printed_by_nobody
 
-from condensegrpo.sandbox.grade import Verdict
-from condensegrpo.sandbox.ran import Outcome
+from condensegrpo.sandbox.grade import CodeVerdict
+from condensegrpo.sandbox.result import CallOutcome
 
 
 @cache
-def verdicts(rung: str, user: str) -> dict[str, Verdict]:
-    if user == "as we are":
-        return asyncio.run(forgeries.run_all(rung))
-    return forgeries.decoded(printed_by_nobody("forgeries.py", rung))
+def verdicts(isolation: str, user: str) -> dict[str, CodeVerdict]:
+    if user == "current user":
+        return asyncio.run(forgeries.run_all(isolation))
+    return forgeries.decoded(printed_by_nobody("forgeries.py", isolation))
 
 
 @pytest.mark.parametrize("name", forgeries.work())
 @pytest.mark.parametrize("user", USERS)
-@pytest.mark.parametrize("rung", RUNGS)
-def test_a_verdict_cannot_be_forged(rung: str, user: str, name: str) -> None:
-    needs(rung, user)
-    found = verdicts(rung, user)[name]
-    assert not any(found.passed), found
-    assert all(found.reasons)
-    assert found.judge.seconds <= late(forgeries.SECONDS)
-    assert found.code.seconds <= late(forgeries.SECONDS) + 1  # it is given a second more
-    assert found.judge.outcome is not Outcome.LOST  # the sandbox's failure, which nobody can be blamed for
+@pytest.mark.parametrize("isolation", BACKENDS)
+def test_a_verdict_cannot_be_forged(isolation: str, user: str, name: str) -> None:
+    needs(isolation, user)
+    verdict = verdicts(isolation, user)[name]
+    assert not any(verdict.passed), verdict
+    assert all(verdict.reasons)
+    assert verdict.judge.seconds <= late(forgeries.SECONDS)
+    assert verdict.code.seconds <= late(forgeries.SECONDS) + 1  # its limit is one second longer
+    assert verdict.judge.outcome is not CallOutcome.LOST  # LOST would be a failure of the sandbox, not of the code

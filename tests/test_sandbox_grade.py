@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from condensegrpo.sandbox.grade import Verdict, grade, grade_now
+from condensegrpo.sandbox.grade import CodeVerdict, grade, grade_now
 from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.sandbox.sandbox import Sandbox
 
@@ -19,7 +19,7 @@ def sandbox() -> Iterator[Sandbox]:
         yield one
 
 
-def verdict(sandbox: Sandbox, code: str, *tests: str, setup: str = "", entry: tuple[str, ...] = ()) -> Verdict:
+def verdict(sandbox: Sandbox, code: str, *tests: str, setup: str = "", entry: tuple[str, ...] = ()) -> CodeVerdict:
     return grade_now(sandbox, textwrap.dedent(code), tests or TESTS, setup=setup, entry=entry)
 
 
@@ -35,7 +35,7 @@ def test_each_test_is_judged_by_itself(sandbox: Sandbox) -> None:
     assert not found.all_passed
 
 
-async def _graded(sandbox: Sandbox) -> Verdict:
+async def _graded(sandbox: Sandbox) -> CodeVerdict:
     return await grade(sandbox, "def add(a, b): return a + b", TESTS)
 
 
@@ -52,7 +52,7 @@ def test_no_tests_are_no_pass(sandbox: Sandbox) -> None:
 def test_tests_that_were_judged_before_a_loop_keep_their_verdict(sandbox: Sandbox) -> None:
     found = verdict(sandbox, "def add(a, b):\n  while a == [1]: pass\n  return a + b")
     assert found.passed == (True, False, False)
-    assert found.reasons[1] == "not judged: the tests ended as timeout"
+    assert found.reasons[1] == "not judged: the tests ended with the outcome timeout"
 
 
 PLAIN = {
@@ -172,4 +172,4 @@ def test_records_that_are_longer_than_what_is_kept_fail_their_tests_only(sandbox
     tests = ["assert add(1, 2) == 3", *["assert 0, chr(0) * 1000"] * 800, "assert add(1, 2) == 3"]
     found = verdict(sandbox, "def add(a, b): return a + b", *tests)
     assert found.passed == (True, *[False] * 800, True)
-    assert "not judged: the tests ended as finished" in found.reasons
+    assert "not judged: the tests ended with the outcome finished" in found.reasons

@@ -1,39 +1,39 @@
-"""Hostile input on every rung that confines, as whoever runs the tests and as nobody."""
+"""Hostile code in every isolation backend that confines, as the current user and as nobody."""
 
 import asyncio
 from functools import cache
 
 import hostile
 import pytest
-from confined import RUNGS, USERS, late, needs, printed_by_nobody
+from confined import BACKENDS, USERS, late, needs, printed_by_nobody
 
 
 @cache
-def results(rung: str, user: str) -> hostile.Run:
-    if user == "as we are":
-        return asyncio.run(hostile.run_all(rung))
-    return hostile.decoded(printed_by_nobody("hostile.py", rung))
+def results(isolation: str, user: str) -> hostile.Run:
+    if user == "current user":
+        return asyncio.run(hostile.run_all(isolation))
+    return hostile.decoded(printed_by_nobody("hostile.py", isolation))
 
 
 @pytest.mark.parametrize("name", hostile.INPUTS)
 @pytest.mark.parametrize("user", USERS)
-@pytest.mark.parametrize("rung", RUNGS)
-def test_hostile_input_ends_in_time_and_gets_nothing(rung: str, user: str, name: str) -> None:
-    needs(rung, user)
-    given, ran = hostile.INPUTS[name], results(rung, user).ran[name]
-    assert ran.outcome in given.outcomes, ran
-    assert ran.seconds <= late(hostile.SECONDS)
-    assert "ESCAPED" not in ran.stdout
-    assert given.stderr in ran.stderr
-    if given.stdout is not None:
-        assert ran.stdout == given.stdout
-    assert len(ran.stdout) < 5 * hostile.LIMITS.output_bytes
+@pytest.mark.parametrize("isolation", BACKENDS)
+def test_hostile_code_ends_in_time_and_does_not_escape(isolation: str, user: str, name: str) -> None:
+    needs(isolation, user)
+    case, result = hostile.INPUTS[name], results(isolation, user).results[name]
+    assert result.outcome in case.outcomes, result
+    assert result.seconds <= late(hostile.SECONDS)
+    assert "ESCAPED" not in result.stdout
+    assert case.stderr in result.stderr
+    if case.stdout is not None:
+        assert result.stdout == case.stdout
+    assert len(result.stdout) < 5 * hostile.LIMITS.output_bytes
 
 
 @pytest.mark.parametrize("user", USERS)
-@pytest.mark.parametrize("rung", RUNGS)
-def test_hostile_input_leaves_no_process_file_or_descriptor_and_the_next_call_works(rung: str, user: str) -> None:
-    needs(rung, user)
-    found = results(rung, user)
-    assert found.left == []
-    assert (found.after.outcome, found.after.stdout) == ("finished", "1\n")
+@pytest.mark.parametrize("isolation", BACKENDS)
+def test_hostile_code_leaves_no_process_file_or_descriptor_and_the_next_call_works(isolation: str, user: str) -> None:
+    needs(isolation, user)
+    run = results(isolation, user)
+    assert run.left == []
+    assert (run.after.outcome, run.after.stdout) == ("finished", "1\n")

@@ -1,9 +1,9 @@
-"""Judging code by tests. A verdict comes from values that were compared where the code never ran.
+"""Grades code by tests. Results are compared in a process in which the code never ran.
 
 Two calls share a channel: the code runs in one, the tests in the other (``judge.py``). The tests call the code's
-functions over the channel and compare what comes back, as plain values, in their own process. The code never sees the
-tests nor what they expect; it can exit, print, patch Python, replace its own functions or flood the channel, and all
-that it wins is a wrong answer.
+functions over the channel and compare the returned plain values in their own process. The code never sees the tests or
+the expected values; whatever it does (exit, print, patch Python, replace its functions, flood the channel), it can only
+return a wrong answer.
 """
 
 import json
@@ -13,24 +13,24 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from condensegrpo.sandbox.limits import SandboxLimits
-from condensegrpo.sandbox.ran import Outcome, Ran
-from condensegrpo.sandbox.sandbox import Sandbox, Ticket, Work
+from condensegrpo.sandbox.result import CallOutcome, CallResult
+from condensegrpo.sandbox.sandbox import CallGroup, Sandbox, Work
 
-GRACE = 1.0  # seconds that the code's process is given beyond the tests'
+GRACE = 1.0  # extra seconds for the process of the code, which ends after that of the tests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What the tests said of some code."""
+class CodeVerdict:
+    """The test results of some code."""
 
     passed: tuple[bool, ...]  # one for each test, in order
-    reasons: tuple[str, ...]  # why it failed; "" where it passed
-    judge: Ran  # how the process of the tests ended
-    code: Ran  # how the process of the code ended, with what it printed
+    reasons: tuple[str, ...]  # why it failed; "" if it passed
+    judge: CallResult  # how the process of the tests ended
+    code: CallResult  # how the process of the code ended, with what it printed
 
     @property
     def all_passed(self) -> bool:
-        """Whether there were tests and every one passed."""
+        """Whether there were tests and all of them passed."""
         return bool(self.passed) and all(self.passed)
 
 
@@ -42,21 +42,21 @@ async def grade(
     setup: str = "",
     entry: Sequence[str] = (),
     limits: SandboxLimits | None = None,
-) -> Verdict:
-    """Judge code by tests, each a piece of Python such as ``assert add(1, 2) == 3``.
+) -> CodeVerdict:
+    """Grade code by tests, each a piece of Python such as ``assert add(1, 2) == 3``.
 
-    What the tests hand over and get back are plain values (numbers, text, and lists, tuples, sets, dicts … of them);
-    an object of the code's own classes stays with the code, and the tests hold a proxy that equals itself only.
+    Arguments and results are plain values (numbers, text, and lists, tuples, sets, dicts … of them). An object of the
+    code's own classes stays in the process of the code; the tests get a proxy that equals itself only.
 
     Args:
-        code: runs as a module of the name ``candidate``, once for all tests.
-        tests: run one after the other in one namespace; the limit on time is for all of them together.
+        code: runs once for all tests, as a module named ``candidate``.
+        tests: run one after another in one namespace; the time limit applies to all of them together.
         setup: Python that runs before them, in the same namespace.
-        entry: names under test. The tests then find these in the code, also if they are called as one of Python's own
-            (``sum``), and no others; without any, every name that neither they nor Python nor its library have.
+        entry: names under test. The tests then take these names from the code, even if a builtin has the same name
+            (``sum``), and no others; without ``entry``, every name that the tests, the builtins and the library lack.
 
     Raises:
-        SandboxError: there is no sandbox to run it in.
+        SandboxError: see ``Sandbox.open``.
     """
     return await sandbox.work(_work(code, tests, setup, entry, limits or sandbox.limits))
 
@@ -69,21 +69,23 @@ def grade_now(
     setup: str = "",
     entry: Sequence[str] = (),
     limits: SandboxLimits | None = None,
-) -> Verdict:
+) -> CodeVerdict:
     """``grade`` for callers without an event loop, such as a reward: it blocks."""
     return sandbox.work_now(_work(code, tests, setup, entry, limits or sandbox.limits))
 
 
-def _work(code: str, tests: Sequence[str], setup: str, entry: Sequence[str], limits: SandboxLimits) -> Work[Verdict]:
+def _work(
+    code: str, tests: Sequence[str], setup: str, entry: Sequence[str], limits: SandboxLimits
+) -> Work[CodeVerdict]:
     nonce = secrets.token_hex(16)
     common = {"stdin": "", "files": {}}
-    asked = {
+    candidate = {
         **common,
-        "kind": "callee",
+        "kind": "candidate",
         "code": code,
         "limits": asdict(replace(limits, seconds=limits.seconds + GRACE)),
     }
-    judged = {
+    tester = {
         **common,
         "kind": "judge",
         "tests": list(tests),
@@ -93,10 +95,10 @@ def _work(code: str, tests: Sequence[str], setup: str, entry: Sequence[str], lim
         "limits": asdict(limits),
     }
 
-    def work(ticket: Ticket) -> Verdict:
+    def work(group: CallGroup) -> CodeVerdict:
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            code_call, judge_call = ticket.call(asked, theirs), ticket.call(judged, ours)
+            code_call, judge_call = group.call(candidate, theirs), group.call(tester, ours)
         judge = judge_call.result()
         code_call.finish()
         return _verdict(len(tests), nonce, judge, code_call.result())
@@ -104,18 +106,18 @@ def _work(code: str, tests: Sequence[str], setup: str, entry: Sequence[str], lim
     return work
 
 
-def _verdict(count: int, nonce: str, judge: Ran, code: Ran) -> Verdict:
-    """Read the judge's records: a test without one has failed."""
-    unjudged = f"not judged: the tests ended as {judge.outcome}"
-    if judge.outcome is Outcome.LOST:
+def _verdict(count: int, nonce: str, judge: CallResult, code: CallResult) -> CodeVerdict:
+    """Read the judge's records: a test without a record has failed."""
+    unjudged = f"not judged: the tests ended with the outcome {judge.outcome}"
+    if judge.outcome is CallOutcome.LOST:
         unjudged += f" ({judge.detail})"
     passed, reasons = [False] * count, [unjudged] * count
     for record in judge.records:
         mark, _, text = record.partition(" ")
         if mark == nonce:
             try:
-                place, good, why = json.loads(text)
+                index, success, reason = json.loads(text)
             except ValueError:
-                continue  # cut off: the records are longer than is kept of them
-            passed[place], reasons[place] = good is True, why
-    return Verdict(passed=tuple(passed), reasons=tuple(reasons), judge=judge, code=code)
+                continue  # cut off: the records are longer than the kept part
+            passed[index], reasons[index] = success is True, reason
+    return CodeVerdict(passed=tuple(passed), reasons=tuple(reasons), judge=judge, code=code)

@@ -1,4 +1,4 @@
-"""The process that runs what was asked, once: confines itself for good, then runs it. Standard library only."""
+"""The process that runs the code of one call: confines itself irrevocably, then runs it. Standard library only."""
 
 import io
 import os
@@ -11,57 +11,57 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from condensegrpo.sandbox import landlock, linux, namespaces, seccomp
-from condensegrpo.sandbox.callee import serve
+from condensegrpo.sandbox.candidate import serve
+from condensegrpo.sandbox.isolation import Backend, Isolation
 from condensegrpo.sandbox.judge import judge
 from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.sandbox.script import NAME, fresh, run
-from condensegrpo.sandbox.setting import Rung, Setting
 
-CHANNEL, RECORDS = 3, 4  # file descriptors after the three usual ones
-TROUBLE = "trouble: "  # begins a record that tells why the code was never run
+CHANNEL, RECORDS = 3, 4  # file descriptors after the three standard ones
+TROUBLE = "trouble: "  # starts a record that says why the code was not run
 PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
-class Ends(NamedTuple):
-    """File descriptors that the job is given."""
+class Descriptors(NamedTuple):
+    """The file descriptors of a job."""
 
     stdin: int
     stdout: int
     stderr: int
-    records: int  # to the keeper; closed before code runs that nobody vouches for
-    channel: int | None  # between a judge and its callee
+    records: int  # to the supervisor; closed before untrusted code runs
+    channel: int | None  # between a judge and its candidate
 
 
-def become(request: Mapping[str, Any], limits: SandboxLimits, setting: Setting, box: str, ends: Ends) -> NoReturn:
-    """Become the job of a request. Whatever cannot be confined as it should is told to the keeper and not run."""
+def become(request: Mapping[str, Any], limits: SandboxLimits, backend: Backend, box: str, fds: Descriptors) -> NoReturn:
+    """Become the job of a request. If this process cannot be confined, it reports that and does not run the code."""
     status = 70
     try:
-        _confine(request, limits, setting, box, ends)
+        _confine(request, limits, backend, box, fds)
         status = _work(request)
-    except BaseException as error:  # the boundary of a process: nothing may run on behind it
-        with suppress(OSError):  # closed once the code runs: then it is the code's own doing
+    except BaseException as error:  # the boundary of a process: nothing may run after it
+        with suppress(OSError):  # closed once the code runs: the error is then the code's
             os.write(RECORDS, f"{TROUBLE}{type(error).__name__}: {error}\n".encode())
     finally:
         os._exit(status)
 
 
-def _confine(request: Mapping[str, Any], limits: SandboxLimits, setting: Setting, box: str, ends: Ends) -> None:
-    _take(ends)
+def _confine(request: Mapping[str, Any], limits: SandboxLimits, backend: Backend, box: str, fds: Descriptors) -> None:
+    _take(fds)
     os.setsid()
-    if setting.rung is Rung.NAMESPACES:
+    if backend.isolation is Isolation.NAMESPACES:
         namespaces.open_box(limits)
-    elif setting.nobody:
+    elif backend.as_nobody:
         namespaces.as_nobody()
-    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # after a change of user, which forgets it
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which resets it
     os.chdir(box)
     os.umask(0o077)
     write_files(box, request["files"])
-    _limit(limits, count_processes=setting.rung is Rung.NAMESPACES)
-    if setting.rung is Rung.LANDLOCK:
-        landlock.confine((*setting.readable, "/dev/zero", "/dev/urandom", "/dev/random"), (box, "/dev/null"))
-    if setting.rung is not Rung.NONE:
+    _limit(limits, count_processes=backend.isolation is Isolation.NAMESPACES)
+    if backend.isolation is Isolation.LANDLOCK:
+        landlock.confine((*backend.readable, "/dev/zero", "/dev/urandom", "/dev/random"), (box, "/dev/null"))
+    if backend.isolation is not Isolation.NONE:
         linux.drop_capabilities()
-        seccomp.confine(alone=setting.rung is Rung.LANDLOCK)
+        seccomp.confine(alone=backend.isolation is Isolation.LANDLOCK)
     os.environ.clear()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in [name for name in sys.modules if name.split(".")[0] == "condensegrpo"]:
@@ -76,17 +76,17 @@ def _work(request: Mapping[str, Any]) -> int:
         return judge(request, CHANNEL, RECORDS)
     os.close(RECORDS)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # what was printed outlives a kill
-    if kind == "callee":
+        sys.stdout.reconfigure(line_buffering=True)  # output survives a kill
+    if kind == "candidate":
         return serve(request["code"], CHANNEL)
     return run(request["code"], fresh("__main__"))
 
 
 def write_files(box: str, files: Mapping[str, str]) -> None:
-    """Put files into a folder.
+    """Write files into a folder.
 
     Raises:
-        ValueError: a name leads out of it.
+        ValueError: a path leads out of it.
     """
     for name, text in files.items():
         parts = Path(name).parts
@@ -97,16 +97,16 @@ def write_files(box: str, files: Mapping[str, str]) -> None:
         place.write_bytes(text.encode("utf-8", "surrogateescape"))
 
 
-def _take(ends: Ends) -> None:
-    """Put the ends at their numbers and close everything else."""
+def _take(fds: Descriptors) -> None:
+    """Move the descriptors to their numbers and close all others."""
     spare = os.open(os.devnull, os.O_RDWR)
-    given = (ends.stdin, ends.stdout, ends.stderr, spare if ends.channel is None else ends.channel, ends.records)
-    # moved up first: one of them may lie where another belongs
+    given = (fds.stdin, fds.stdout, fds.stderr, spare if fds.channel is None else fds.channel, fds.records)
+    # moved up first: one may have the number that another needs
     high = [os.dup2(end, 100 + place) for place, end in enumerate(given)]
     for place, end in enumerate(high):
         os.dup2(end, place, inheritable=place < CHANNEL)
     os.closerange(RECORDS + 1, 1 << 20)
-    if ends.channel is None:
+    if fds.channel is None:
         os.close(CHANNEL)
 
 
@@ -117,12 +117,12 @@ def _limit(limits: SandboxLimits, *, count_processes: bool) -> None:
         resource.RLIMIT_AS: limits.memory_bytes,
         resource.RLIMIT_FSIZE: limits.file_bytes,
         resource.RLIMIT_NOFILE: 64,
-        resource.RLIMIT_CORE: 1,  # 0 would still start a program that takes core dumps
+        resource.RLIMIT_CORE: 1,  # 0 would still start a program that handles core dumps
         resource.RLIMIT_STACK: 8 << 20,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
     }
-    if count_processes:  # of this user in this user namespace: the keeper is one of them
+    if count_processes:  # counted per user and user namespace, the supervisor included
         every[resource.RLIMIT_NPROC] = limits.processes + 1
     for kind, value in every.items():
         _, hard = resource.getrlimit(kind)

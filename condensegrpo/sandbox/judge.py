@@ -1,6 +1,6 @@
-"""The process that judges: runs the tests, and has the callee do the calls. No code under judgement ever runs here.
+"""The process that judges: runs the tests, and has the candidate do the calls. No code under judgement ever runs here.
 
-    callee  ◀── call "add" on [1, 2] ──  judge    assert add(1, 2) == 3
+    candidate  ◀── call "add" on [1, 2] ──  judge    assert add(1, 2) == 3
             ──      the value 3       ─▶          3 == 3, in this process, between plain values: passed
 
 Standard library only.
@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from condensegrpo.sandbox import plain, wire
+from condensegrpo.sandbox import values, wire
 
 T = TypeVar("T", int, bool, str)
 MOST = 16 << 20  # bytes of one answer
@@ -27,7 +27,7 @@ _RAISED = {
 
 
 class Raised(Exception):
-    """The callee raised what is no exception of Python's own."""
+    """The candidate raised what is no exception of Python's own."""
 
 
 class Unsupported(Exception):
@@ -62,7 +62,7 @@ def _unloaded(channel: int) -> str | None:
     try:
         word = wire.receive(channel, most=MOST)
         loaded = isinstance(word, dict) and word.get("loaded") is True
-    except (wire.Lost, MemoryError) as error:
+    except (wire.ConnectionLost, MemoryError) as error:
         return f"the process of the code ended: {error}"
     return None if loaded else "the code did not run to its end"
 
@@ -71,7 +71,7 @@ def _run(code: str, space: dict[str, Any], name: str) -> str | None:
     """Why a piece of the tests failed; None: it did not."""
     try:
         exec(compile(code, name, "exec", dont_inherit=True), space)
-    except wire.Lost as error:
+    except wire.ConnectionLost as error:
         return f"the process of the code ended: {error}"
     except BaseException as error:  # the boundary: a test fails by raising anything
         return f"{type(error).__name__}: {error}".removesuffix(": ")
@@ -79,9 +79,9 @@ def _run(code: str, space: dict[str, Any], name: str) -> str | None:
 
 
 class _Names(dict[str, Any]):
-    """The global names of the tests: their own, Python's, its library's modules, and for the rest the callee's.
+    """The global names of the tests: their own, Python's, its library's modules, and for the rest the candidate's.
 
-    Where the names under test are given, those alone are the callee's: else a ``Counter`` that the tests forgot to
+    Where the names under test are given, those alone are the candidate's: else a ``Counter`` that the tests forgot to
     import would be whatever the code calls so.
     """
 
@@ -112,24 +112,24 @@ class _Link:
         self._channel = channel
         self._remotes: dict[int, Remote] = {}
 
-    def name(self, name: str) -> Any:  # noqa: ANN401  anything a callee holds
-        """The callee's global of this name."""
+    def name(self, name: str) -> Any:  # noqa: ANN401  anything a candidate holds
+        """The candidate's global of this name."""
         return self._ask({"name": name}, ())
 
-    def apply(self, function: str, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401  anything a callee holds
-        """What an operation of the callee gives; arguments that it changed in place are changed here too."""
+    def apply(self, function: str, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401  anything a candidate holds
+        """What an operation of the candidate gives; arguments that it changed in place are changed here too."""
         request = {
             "function": function,
-            "arguments": [plain.encode(argument, _handle) for argument in arguments],
-            "options": {name: plain.encode(value, _handle) for name, value in options.items()},
+            "arguments": [values.encode(argument, _handle) for argument in arguments],
+            "options": {name: values.encode(value, _handle) for name, value in options.items()},
         }
         return self._ask(request, arguments[1:] if function == "call" else arguments)
 
-    def _ask(self, request: Mapping[str, Any], arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401  anything a callee holds
+    def _ask(self, request: Mapping[str, Any], arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401  anything a candidate holds
         wire.send(self._channel, request)
         answer = wire.receive(self._channel, most=MOST)
         if not isinstance(answer, dict):
-            raise wire.Lost("an answer is no object")
+            raise wire.ConnectionLost("an answer is no object")
         try:
             if "error" in answer:
                 kind, text = map(str, answer["error"])
@@ -139,12 +139,12 @@ class _Link:
                     )
                 raise _RAISED.get(kind, Raised)(text if kind in _RAISED else f"{kind}: {text}")
             for place, data in answer.get("changed", {}).items():
-                _replace(arguments[int(place)], plain.decode(data, self._find))
-            return plain.decode(answer["value"], self._find)
+                _replace(arguments[int(place)], values.decode(data, self._find))
+            return values.decode(answer["value"], self._find)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             if "error" in answer:
                 raise
-            raise wire.Lost(f"an answer is not of the agreed form: {error}") from error
+            raise wire.ConnectionLost(f"an answer is not of the agreed form: {error}") from error
 
     def _find(self, number: int) -> "Remote":
         if not isinstance(number, int):
@@ -153,7 +153,7 @@ class _Link:
 
 
 class Remote:
-    """An object of the callee. It equals itself only: the code under judgement has no say in comparisons."""
+    """An object of the candidate. It equals itself only: the code under judgement has no say in comparisons."""
 
     __slots__ = ("_link", "_number")
 
@@ -161,24 +161,24 @@ class Remote:
         object.__setattr__(self, "_link", link)
         object.__setattr__(self, "_number", number)
 
-    def __call__(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401, D102  as its callee says
+    def __call__(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401, D102  as its candidate says
         return self._link.apply("call", self, *arguments, **options)
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  anything a callee holds
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  anything a candidate holds
         if name.startswith("__"):
             raise AttributeError(name)
         return self._link.apply("get", self, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401  anything a callee holds
+    def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401  anything a candidate holds
         self._link.apply("set", self, name, value)
 
-    def __getitem__(self, key: Any) -> Any:  # noqa: ANN401  anything a callee holds
+    def __getitem__(self, key: Any) -> Any:  # noqa: ANN401  anything a candidate holds
         return self._link.apply("item", self, key)
 
-    def __setitem__(self, key: Any, value: Any) -> None:  # noqa: ANN401  anything a callee holds
+    def __setitem__(self, key: Any, value: Any) -> None:  # noqa: ANN401  anything a candidate holds
         self._link.apply("set_item", self, key, value)
 
-    def __contains__(self, value: Any) -> bool:  # noqa: ANN401  anything a callee holds
+    def __contains__(self, value: Any) -> bool:  # noqa: ANN401  anything a candidate holds
         return any(
             found is value or found == value for found in self
         )  # asked outright, the code would know what to say
@@ -218,7 +218,7 @@ def _handle(value: object) -> int:
     return number
 
 
-def _replace(old: Any, new: Any) -> None:  # noqa: ANN401  anything a callee holds
+def _replace(old: Any, new: Any) -> None:  # noqa: ANN401  anything a candidate holds
     """Make a container hold what another of its kind holds."""
     if type(old) is not type(new):
         raise ValueError(f"an argument became {type(new).__name__} from {type(old).__name__}")

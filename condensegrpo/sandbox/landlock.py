@@ -1,4 +1,4 @@
-"""Landlock: which files code may open at all, without any privilege (Linux 5.13; here 6.2). Standard library only."""
+"""Isolation by Landlock: restricts which files code may open, without privileges (Linux 6.2). Standard library only."""
 
 import ctypes
 import os
@@ -10,29 +10,29 @@ from condensegrpo.sandbox.linux import PR_SET_NO_NEW_PRIVS, checked, prctl, sysc
 
 _CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446
 _VERSION_FLAG, _PATH_BENEATH = 1, 1
-LEAST_ABI = 3  # earlier ones let files be truncated
+LEAST_ABI = 3  # earlier versions cannot forbid truncating files
 _EXECUTE, _WRITE, _READ, _READ_DIR = 1, 2, 4, 8
 _OF_FILES = _EXECUTE | _WRITE | _READ | 1 << 14  # with TRUNCATE
-_RIGHTS = {3: 15, 4: 15, 5: 16}  # how many rights of files an ABI knows; later ones as 5
+_RIGHTS = {3: 15, 4: 15, 5: 16}  # number of file rights in an ABI; later versions as 5
 _NO_DEVICES = 1 << 6 | 1 << 11  # MAKE_CHAR, MAKE_BLOCK
 _NETWORK = 3  # bind and connect of TCP, from ABI 4
 _SCOPES = 3  # abstract sockets and signals, from ABI 6
 
 
 def abi() -> int:
-    """The version of Landlock in this kernel; 0: none, or switched off."""
+    """The version of Landlock in this kernel; 0: missing or disabled."""
     return max(0, syscall(_CREATE, None, 0, _VERSION_FLAG))
 
 
 def confine(readable: Sequence[str], writable: Sequence[str]) -> None:
-    """Let this process read and execute below some paths, do as it likes below others, and open nothing else.
+    """Allow this process to read and execute below some paths, everything below others, and to open nothing else.
 
     Raises:
-        OSError: the kernel has no Landlock, or one that is too old.
+        OSError: the kernel's Landlock is missing or too old.
     """
     version = abi()
     if version < LEAST_ABI:
-        raise OSError(f"Landlock has version {version} here, and the sandbox needs {LEAST_ABI} (Linux 6.2) or later")
+        raise OSError(f"Landlock has version {version} here, the sandbox needs {LEAST_ABI} (Linux 6.2) or later")
     every = (1 << _RIGHTS.get(version, _RIGHTS[5])) - 1
     # struct landlock_ruleset_attr: files, from ABI 4 network, from ABI 6 scopes
     fields = [every, *([_NETWORK] if version >= 4 else []), *([_SCOPES] if version >= 6 else [])]

@@ -1,4 +1,4 @@
-"""The Linux system calls that Python does not offer. Runs inside the sandbox's server: standard library only."""
+"""Linux system calls that Python does not wrap. Runs in the sandbox's server: standard library only."""
 
 import ctypes
 import os
@@ -11,7 +11,7 @@ ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC = 1, 2, 4, 8
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 22, 24
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 36, 38, 47
 SECCOMP_MODE_FILTER, PR_CAP_AMBIENT_CLEAR_ALL = 2, 4
-LAST_CAPABILITY = 63  # more than any kernel has; asking for one that does not exist is refused, and that is the end
+LAST_CAPABILITY = 63  # more than any kernel has; the first unknown one ends the loop
 
 _MOUNT_SETATTR, _AT_RECURSIVE, _AT_FDCWD = 442, 0x8000, -100
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
@@ -32,7 +32,7 @@ def checked(doing: str, result: int) -> int:
     """The result of a call.
 
     Raises:
-        OSError: it is negative; the message says what was being done.
+        OSError: it is negative; the message names the call.
     """
     if result < 0:
         number = ctypes.get_errno()
@@ -41,12 +41,12 @@ def checked(doing: str, result: int) -> int:
 
 
 def syscall(number: int, *arguments: int | ctypes.Array[ctypes.c_char] | object) -> int:
-    """A system call by number; −1 where it failed, the reason is in ``ctypes.get_errno``."""
+    """A system call by number; −1 if it failed, with the reason in ``ctypes.get_errno``."""
     return int(_libc.syscall(ctypes.c_long(number), *arguments))
 
 
 def unshare(flags: int) -> None:
-    """Leave the namespaces of these kinds for new ones; for CLONE_NEWPID: the next child will."""
+    """Move to new namespaces of these kinds; CLONE_NEWPID applies to the next child."""
     checked(f"unshare({flags:#x})", _libc.unshare(flags))
 
 
@@ -57,7 +57,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str = ""
 
 
 def set_attributes(target: str, attributes: int, *, recursive: bool) -> None:
-    """Set attributes of a mount, and of all below it where asked (mount_setattr, Linux 5.12)."""
+    """Set attributes of a mount, optionally of all mounts below it (mount_setattr, Linux 5.12)."""
     attr = _MountAttr(attr_set=attributes)
     flags = _AT_RECURSIVE if recursive else 0
     path = ctypes.create_string_buffer(os.fsencode(target))
@@ -75,16 +75,16 @@ def become_root(folder: str) -> None:
 
 
 def prctl(option: int, *arguments: int | object) -> int:
-    """prctl(2); −1 where it failed."""
+    """prctl(2); −1 if it failed."""
     padded = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in arguments]
     return int(_libc.prctl(option, *padded, *[ctypes.c_ulong(0)] * (4 - len(padded))))
 
 
 def drop_capabilities() -> None:
-    """Give up every capability, now and for whatever is executed later."""
+    """Drop every capability, also for programs that are executed later."""
     for capability in range(LAST_CAPABILITY + 1):
         if prctl(PR_CAPBSET_DROP, capability) < 0:
-            break  # the kernel knows no more of them, or there is no right to drop any: then there are none to lose
+            break  # no further capability exists, or none can be dropped because none is held
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     checked("capset", _libc.capset(header, (ctypes.c_uint32 * 6)()))

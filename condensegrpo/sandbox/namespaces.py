@@ -1,9 +1,9 @@
-"""The rung of namespaces: a root of its own for all calls, and processes, users and a folder of its own for each.
+"""Isolation by namespaces: one root for all calls, and separate processes, users and folder for each call.
 
     server   new mount, network, IPC and host-name namespaces; root = a tmpfs with Python bound read-only, no /proc
       └ call   new user, process and mount namespaces, as an ordinary user, with a size-capped tmpfs in /box
 
-Processes of one call see no others; all of them die with the first. Standard library only.
+The processes of a call see no others; all of them end with the first one. Standard library only.
 """
 
 import os
@@ -19,14 +19,14 @@ _DEVICES = ("null", "zero", "full", "random", "urandom")
 
 
 def enter(root: str, readable: Sequence[str]) -> int:
-    """Move this process into a root that holds ``readable`` and nothing else.
+    """Move this process into a root that contains ``readable`` and nothing else.
 
     Args:
-        root: an empty folder to build it on; it can be removed afterwards.
-        readable: files, folders and symbolic links, shown read-only at the same places.
+        root: an empty folder to mount it on; it can be removed afterwards.
+        readable: files, folders and symbolic links, mounted read-only at the same paths.
 
     Returns:
-        A file descriptor of /proc as it was outside, for the server alone.
+        A file descriptor of the host's /proc, for the server only.
 
     Raises:
         OSError: the kernel or an administrator does not allow it; the message says which step.
@@ -35,7 +35,7 @@ def enter(root: str, readable: Sequence[str]) -> int:
     spaces = linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
     user, group = os.geteuid(), os.getegid()
     try:
-        linux.unshare(spaces)  # with privilege: then calls can run as nobody
+        linux.unshare(spaces)  # as root: calls then run as nobody
     except PermissionError:
         linux.unshare(spaces | linux.CLONE_NEWUSER)
         _map_ids(proc, inside=0, user=user, group=group)
@@ -67,15 +67,15 @@ def enter_call(proc: int) -> None:
 
 
 def open_box(limits: SandboxLimits) -> None:
-    """Mount the empty folder of a call; for it alone, since the mount namespace is its own."""
+    """Mount the empty folder of a call, visible in its own mount namespace only."""
     size = f"size={limits.disk_bytes},nr_inodes={limits.files + 1},mode=0700"
     linux.mount("tmpfs", BOX, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, size)
 
 
 def as_nobody() -> None:
-    """Give up being root, if the user namespace knows nobody; one that knows root alone stays as it is.
+    """Switch from root to the user nobody, if the user namespace maps that user; else do nothing.
 
-    In a user namespace whose root is an ordinary user outside there is nothing to give up.
+    A user namespace that maps root alone has an ordinary user of the host as its root: no privilege to drop.
     """
     try:
         os.setgroups([])
@@ -83,7 +83,7 @@ def as_nobody() -> None:
     except OSError:
         return
     os.setresuid(NOBODY, NOBODY, NOBODY)
-    linux.prctl(linux.PR_SET_DUMPABLE, 1)  # else /proc/self stays root's, and the maps of ids cannot be written
+    linux.prctl(linux.PR_SET_DUMPABLE, 1)  # else /proc/self belongs to root, and the id maps cannot be written
 
 
 def _map_ids(proc: int, *, inside: int, user: int, group: int) -> None:

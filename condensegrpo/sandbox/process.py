@@ -1,4 +1,4 @@
-"""Starting the sandbox's server on a rung, and talking to it."""
+"""Starts the sandbox's server process with an isolation backend, and talks to it."""
 
 import os
 import select
@@ -18,9 +18,9 @@ from typing import Any
 
 from condensegrpo.core.errors import SandboxError
 from condensegrpo.sandbox import wire
+from condensegrpo.sandbox.isolation import Isolation
 from condensegrpo.sandbox.limits import SandboxLimits
-from condensegrpo.sandbox.ran import Outcome, Ran
-from condensegrpo.sandbox.setting import Rung
+from condensegrpo.sandbox.result import CallOutcome, CallResult
 
 START_SECONDS = 30.0
 END_SECONDS = 5.0
@@ -29,51 +29,53 @@ _PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from condensegrpo.sandb
 
 
 class Call:
-    """A call under way."""
+    """A call in progress."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
 
     def ask(self, request: Mapping[str, Any]) -> None:
-        """Send what is to be run. Where nobody takes it any more, ``result`` says so."""
-        with suppress(wire.Lost):
+        """Send the request. If the server has ended, ``result`` reports it."""
+        with suppress(wire.ConnectionLost):
             wire.send(self._end.fileno(), request)
 
-    def result(self) -> Ran:
-        """Wait for its end."""
+    def result(self) -> CallResult:
+        """Wait for the result."""
         try:
             report = wire.receive(self._end.fileno())
-        except wire.Lost as error:
-            return Ran(outcome=Outcome.LOST, detail=str(error))
+        except wire.ConnectionLost as error:
+            return CallResult(outcome=CallOutcome.LOST, detail=str(error))
         finally:
             self._end.close()
-        return Ran(**{**report, "outcome": Outcome(report["outcome"]), "records": tuple(report.get("records", ()))})
+        return CallResult(
+            **{**report, "outcome": CallOutcome(report["outcome"]), "records": tuple(report.get("records", ()))}
+        )
 
     def finish(self) -> None:
-        """End it, and still report what came of it so far."""
+        """End the call, and still report its result so far."""
         with suppress(OSError):  # it has ended
             self._end.shutdown(socket.SHUT_WR)
 
     def cancel(self) -> None:
-        """End it, whoever waits for it. May be called from another thread, and twice."""
+        """End the call. May be called from another thread, and twice."""
         with suppress(OSError):  # it has ended
             self._end.shutdown(socket.SHUT_RDWR)
 
 
 class Server:
-    """A server on one rung, with what belongs to it."""
+    """A server process with one isolation backend, its control socket and its folder."""
 
-    def __init__(self, rung: Rung, packages: Sequence[str] = ()) -> None:
-        """Start it.
+    def __init__(self, isolation: Isolation, packages: Sequence[str] = ()) -> None:
+        """Start the process.
 
         Raises:
-            SandboxError: the rung does not hold on this machine; the message says which step failed.
+            SandboxError: the backend does not work on this machine; the message says which step failed.
         """
-        self.rung = rung
+        self.isolation = isolation
         self.folder = tempfile.mkdtemp(prefix="condensegrpo-sandbox-")
         Path(self.folder).chmod(0o711)  # calls that run as another user reach their own folder in it
         self._lock = threading.Lock()
-        self._calls: weakref.WeakSet[Call] = weakref.WeakSet()  # under way, or ended and not forgotten yet
+        self._calls: weakref.WeakSet[Call] = weakref.WeakSet()  # in progress, or ended and not yet collected
         self._control, theirs = socket.socketpair()
         with theirs:
             self._process = _start(theirs.fileno(), self.folder)
@@ -84,10 +86,10 @@ class Server:
             raise
 
     def call(self, channel: socket.socket | None = None) -> Call:
-        """A new call; what it runs is yet to be asked.
+        """Start a call; ``Call.ask`` then sends the request.
 
         Args:
-            channel: what its job shares with another's; ours is to be closed by whoever made it.
+            channel: a socket that its job shares with the job of another call; the caller closes it.
 
         Raises:
             SandboxError: the server has ended.
@@ -102,24 +104,24 @@ class Server:
                 ours.close()
                 raise SandboxError(
                     f"calling the sandbox: its server (process {self._process.pid}) has ended ({error}). "
-                    f"Something ended it from outside, such as a lack of memory."
+                    f"It was killed from outside, for example for lack of memory."
                 ) from error
         call = Call(ours)
         self._calls.add(call)
         return call
 
-    def run(self, code: str, limits: SandboxLimits) -> Ran:
-        """Run Python source and wait for its end."""
+    def run(self, code: str, limits: SandboxLimits) -> CallResult:
+        """Run Python source and wait for the result."""
         call = self.call()
         call.ask({"kind": "python", "code": code, "stdin": "", "files": {}, "limits": asdict(limits)})
         return call.result()
 
     def alive(self) -> bool:
-        """Whether it can take calls."""
+        """Whether the process runs."""
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End it, and every call under way. May be called twice."""
+        """End the process and every call in progress. May be called twice."""
         with self._lock:
             self._control.close()
             calls = list(self._calls)
@@ -130,12 +132,12 @@ class Server:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)  # the server did, unless something ended it
+        shutil.rmtree(self.folder, ignore_errors=True)  # the server did so, unless it was killed
 
     def _open(self, packages: Sequence[str]) -> None:
         shown = [str(Path(folder).resolve()) for folder in packages]
         request = {
-            "rung": self.rung,
+            "isolation": self.isolation,
             "readable": _readable(shown),
             "packages": shown,
             "path": _standard_library(),
@@ -147,21 +149,21 @@ class Server:
                 trouble = wire.receive(self._control.fileno())["trouble"]
             else:
                 trouble = f"its server was not ready after {START_SECONDS:g} seconds"
-        except wire.Lost as error:
+        except wire.ConnectionLost as error:
             trouble = f"its server ended before it was ready: {error}"
         if trouble is not None:
-            raise SandboxError(f"starting the sandbox on the rung {self.rung}: {trouble}")
-        if self.rung is Rung.NAMESPACES:
-            Path(self.folder).rmdir()  # what was built on it is the server's root by now
+            raise SandboxError(f"starting the sandbox with isolation={self.isolation}: {trouble}")
+        if self.isolation is Isolation.NAMESPACES:
+            Path(self.folder).rmdir()  # the server has mounted its root here
 
 
 def _start(control: int, folder: str) -> "subprocess.Popen[bytes]":
     root = str(Path(__file__).resolve().parents[2])
     command = [os.path.realpath(sys.executable), "-s", "-S", "-P", "-c", _PROGRAM.format(control=control), root]
-    command.append(folder)  # for whoever lists processes and wants to know whose this one is
+    command.append(folder)  # identifies the server in a list of processes
     return subprocess.Popen(
         command,
-        env={"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1"},  # the same verdict every time
+        env={"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1"},  # reproducible results
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -178,7 +180,7 @@ def _standard_library() -> list[str]:
 
 
 def _readable(packages: Sequence[str]) -> list[str]:
-    """Python, the system's programs and libraries, and further packages: each place once, none within another."""
+    """Python, the system's programs and libraries, and the packages: each path once, none within another."""
     library = sysconfig.get_config_var("LIBDIR")
     wanted = [*_SYSTEM, os.path.realpath(sys.base_prefix), os.path.realpath(sys.base_exec_prefix), *packages]
     wanted += [os.path.realpath(place) for place in (*_standard_library(), *([library] if library else []))]

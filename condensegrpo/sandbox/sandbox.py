@@ -1,11 +1,10 @@
-"""The sandbox: runs Python and commands that nobody vouches for, and says what came of it.
+"""The sandbox: runs untrusted Python code and returns the result.
 
     with Sandbox() as sandbox:
-        ran = await sandbox.run_python("print(6 * 7)")      # Ran(outcome="finished", stdout="42\\n", …)
+        result = await sandbox.run_python("print(6 * 7)")      # CallResult(outcome="finished", stdout="42\\n", …)
 
-Every call begins with nothing: a fresh interpreter, an empty folder, no environment, no network, no other processes.
-A pool of threads waits for the calls, as many at a time as ``parallel``; further ones wait, and their limits begin when
-they do.
+Every call starts with a fresh interpreter, an empty folder, no environment, no network and no other processes. At most
+``parallel`` calls run at a time, each waited for by a thread of a pool; the time limit of a call starts with the call.
 """
 
 import asyncio
@@ -15,22 +14,22 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from condensegrpo.core.errors import SandboxError
-from condensegrpo.sandbox import ladder
+from condensegrpo.sandbox import probing
+from condensegrpo.sandbox.isolation import Isolation
 from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.sandbox.process import Call, Server
-from condensegrpo.sandbox.ran import Ran
-from condensegrpo.sandbox.setting import Rung
+from condensegrpo.sandbox.result import CallResult
 
 T = TypeVar("T")
 
 
-class Ticket:
-    """The calls of one piece of work, to be cancelled together."""
+class CallGroup:
+    """Calls that are cancelled together."""
 
     def __init__(self, sandbox: "Sandbox") -> None:
         self._sandbox = sandbox
@@ -39,7 +38,7 @@ class Ticket:
         self._cancelled = False
 
     def call(self, request: Mapping[str, Any], channel: socket.socket | None = None) -> Call:
-        """Begin a call; with a channel it shares that with another one."""
+        """Start a call, optionally with a channel that it shares with another call."""
         call = self._sandbox.running().call(channel)
         with self._lock:
             self._calls.append(call)
@@ -49,18 +48,18 @@ class Ticket:
         return call
 
     def cancel(self) -> None:
-        """End the calls that have not ended, and those that are yet to begin."""
+        """End the running calls, and calls that are started later."""
         with self._lock:
             self._cancelled = True
             for call in self._calls:
                 call.cancel()
 
 
-Work = Callable[[Ticket], T]  # what a thread of the pool does
+Work = Callable[[CallGroup], T]  # a function that runs in a thread of the pool
 
 
 class Sandbox:
-    """Calls on the strongest rung that holds here, or on the one that was asked for.
+    """Runs code with one isolation backend; several sandboxes in a process are independent of each other.
 
     Its server process starts at the first call, or at ``open``, and ends with ``close``, with the ``with`` block, when
     nothing refers to the sandbox any more, or when the program exits. It may be used from any thread and any event
@@ -70,18 +69,18 @@ class Sandbox:
     def __init__(
         self,
         *,
-        isolation: str = ladder.AUTO,
+        isolation: str = probing.AUTO,
         limits: SandboxLimits | None = None,
         parallel: int | None = None,
         packages: Sequence[str] = (),
     ) -> None:
-        """Set it up; nothing is started yet.
+        """Set it up without starting anything.
 
         Args:
-            isolation: ``auto``, or one of ``Rung``; ``none`` confines nothing.
-            limits: of a call without limits of its own.
+            isolation: ``auto`` (the strongest backend that works), or one of ``Isolation``; ``none`` confines nothing.
+            limits: for calls that do not pass their own.
             parallel: calls at a time; by default two per core.
-            packages: folders to read Python packages from, beside the standard library.
+            packages: folders with importable Python packages, besides the standard library.
         """
         self.limits = limits or SandboxLimits()
         self._isolation = isolation
@@ -91,13 +90,13 @@ class Sandbox:
         self._closed = False
         self._pool = ThreadPoolExecutor(parallel or 2 * len(os.sched_getaffinity(0)), "sandbox")
 
-    def open(self) -> Rung:
-        """Start the server if it is not running; the rung that it is on.
+    def open(self) -> Isolation:
+        """Start the server if it is not running, and return its isolation backend.
 
         Raises:
-            SandboxError: no rung holds here, or the sandbox was closed.
+            SandboxError: no isolation backend works on this machine, or the sandbox is closed.
         """
-        return self.running().rung
+        return self.running().isolation
 
     async def run_python(
         self,
@@ -107,21 +106,21 @@ class Sandbox:
         files: Mapping[str, str] | None = None,
         seconds: float | None = None,
         limits: SandboxLimits | None = None,
-    ) -> Ran:
+    ) -> CallResult:
         """Run Python source as ``__main__`` in a folder with these files.
 
         Args:
-            code: any text; what is no Python ends as Python would end.
-            stdin: what it can read there.
-            files: text by path within the folder.
-            seconds: in place of the limit on time.
-            limits: in place of the sandbox's.
+            code: any text; a syntax error is reported as by the interpreter.
+            stdin: text of its standard input.
+            files: text by path relative to the folder.
+            seconds: replaces the time limit.
+            limits: replace the sandbox's.
 
         Raises:
-            SandboxError: there is no sandbox to run it in.
+            SandboxError: see ``open``.
         """
         request = {"kind": "python", "code": code, "stdin": stdin, "files": dict(files or {})}
-        return await self.work(self._one(request, self.limits_of(limits, seconds)))
+        return await self.work(self._single(request, limits, seconds))
 
     def run_python_now(
         self,
@@ -131,51 +130,46 @@ class Sandbox:
         files: Mapping[str, str] | None = None,
         seconds: float | None = None,
         limits: SandboxLimits | None = None,
-    ) -> Ran:
+    ) -> CallResult:
         """``run_python`` for callers without an event loop: it blocks."""
         request = {"kind": "python", "code": code, "stdin": stdin, "files": dict(files or {})}
-        return self.work_now(self._one(request, self.limits_of(limits, seconds)))
-
-    def limits_of(self, limits: SandboxLimits | None, seconds: float | None) -> SandboxLimits:
-        """The limits of a call that asks for these."""
-        wanted = limits or self.limits
-        return wanted if seconds is None else replace(wanted, seconds=seconds)
+        return self.work_now(self._single(request, limits, seconds))
 
     async def work(self, work: Work[T]) -> T:
-        """Do some work on the pool. If the awaiting task is cancelled, the work's calls end."""
-        ticket = Ticket(self)
+        """Run a function in the pool. If the awaiting task is cancelled, its calls end."""
+        group = CallGroup(self)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work, ticket)
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work, group)
         finally:
-            ticket.cancel()
+            group.cancel()
 
     def work_now(self, work: Work[T]) -> T:
-        """Do some work on the pool and wait for it."""
-        ticket = Ticket(self)
+        """Run a function in the pool and wait for its result."""
+        group = CallGroup(self)
         try:
-            return self._pool.submit(work, ticket).result()
+            return self._pool.submit(work, group).result()
         finally:
-            ticket.cancel()
+            group.cancel()
 
     def running(self) -> Server:
-        """The server, started if there is none or it has ended.
+        """The server process, started if there is none or it has ended.
 
         Raises:
-            SandboxError: no rung holds here, or the sandbox was closed.
+            SandboxError: see ``open``.
         """
         with self._lock:
             if self._closed:
-                raise SandboxError("calling the sandbox: it was closed. Keep it open as long as code is to be run.")
+                raise SandboxError("calling the sandbox: it was closed. Keep it open while code runs.")
             if self._server is not None and not self._server.alive():
                 self._server.close()
                 self._server = None
             if self._server is None:
-                self._server = ladder.open_server(self._isolation, self._packages)
+                self._server = probing.open_server(self._isolation, self._packages)
                 weakref.finalize(self, _close_in, os.getpid(), self._server)
             return self._server
 
     def close(self) -> None:
-        """End the server and every call. May be called twice."""
+        """End the server process and every call. May be called twice."""
         with self._lock:
             self._closed = True
             server, self._server = self._server, None
@@ -191,8 +185,11 @@ class Sandbox:
     ) -> None:
         self.close()
 
-    def _one(self, request: Mapping[str, Any], limits: SandboxLimits) -> Work[Ran]:
-        return lambda ticket: ticket.call({**request, "limits": asdict(limits)}).result()
+    def _single(
+        self, request: Mapping[str, Any], limits: SandboxLimits | None, seconds: float | None
+    ) -> Work[CallResult]:
+        applied = asdict(limits or self.limits) | ({} if seconds is None else {"seconds": seconds})
+        return lambda group: group.call({**request, "limits": applied}).result()
 
 
 def _close_in(owner: int, server: Server) -> None:

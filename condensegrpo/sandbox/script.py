@@ -1,4 +1,4 @@
-"""Runs Python source in this process as the interpreter itself would. Standard library only."""
+"""Runs Python source in this process as the interpreter would. Standard library only."""
 
 import atexit
 import builtins
@@ -25,7 +25,7 @@ def execute(code: str, module: types.ModuleType) -> int:
     """Run Python source in a module; an exception is printed as Python prints it.
 
     Returns:
-        0 if it came to its end, else the exit status that Python would have.
+        0 if it completed, else the exit status that Python would have.
     """
     sys.modules[module.__name__] = module
     linecache.cache[NAME] = (len(code), None, code.splitlines(keepends=True), NAME)
@@ -33,7 +33,7 @@ def execute(code: str, module: types.ModuleType) -> int:
         exec(compile(code, NAME, "exec", dont_inherit=True), module.__dict__)
     except SystemExit as error:
         return status_of(error)
-    except BaseException as error:  # KeyboardInterrupt too: it is the code's own
+    except BaseException as error:  # KeyboardInterrupt too: the code raised it
         shown = error.__traceback__.tb_next if error.__traceback__ else None
         traceback.print_exception(type(error), error, shown)
         return 1
@@ -41,7 +41,7 @@ def execute(code: str, module: types.ModuleType) -> int:
 
 
 def status_of(error: SystemExit) -> int:
-    """The exit status that Python makes of a SystemExit; its text goes to stderr."""
+    """The exit status for a SystemExit; its text goes to stderr."""
     if error.code is None:
         return 0
     if isinstance(error.code, int):
@@ -51,7 +51,7 @@ def status_of(error: SystemExit) -> int:
 
 
 def finish(status: int) -> int:
-    """What Python does before it exits: wait for threads, run exit handlers, flush."""
+    """Do as Python before it exits: wait for threads, run exit handlers, flush; the exit status."""
     shutdown: Callable[[], None] = getattr(threading, "_shutdown")  # noqa: B009  private, and Python's own last step
     handlers: Callable[[], None] = getattr(atexit, "_run_exitfuncs")  # noqa: B009  as above
     for last in (shutdown, handlers, sys.stdout.flush, sys.stderr.flush):

@@ -1,7 +1,7 @@
-"""The filter of system calls that code in the sandbox runs under (seccomp, classic BPF). Standard library only.
+"""The system call filter of code in the sandbox (seccomp, classic BPF). Standard library only.
 
-What namespaces already make harmless is refused all the same: a kernel fault reachable through such a call is then
-out of reach too. A refused call fails with EPERM, so that code which merely tries gets an ordinary Python error.
+Calls that namespaces already make harmless are refused too, so that kernel bugs behind them are out of reach. A refused
+call fails with EPERM: the code gets an ordinary Python error.
 """
 
 import ctypes
@@ -15,10 +15,10 @@ from condensegrpo.sandbox.syscalls import AUDIT_ARCH, numbers
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_X32 = 0x40000000  # the bit of calls of the x32 ABI, which would pass by their other numbers
+_X32 = 0x40000000  # marks calls of the x32 ABI, which have other numbers
 _NAMESPACES = 0x7E020000  # every CLONE_NEW… flag of clone(2)
 _CLONE_THREAD = 0x00010000
-_SIGNAL_OWNERS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: signals to strangers by way of a file descriptor
+_SIGNAL_OWNERS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: signals to other processes through a file descriptor
 _TERMINAL = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into a terminal
 _PDEATHSIG = 1
 
@@ -33,20 +33,20 @@ DENIED = (
     *("syslog", "vhangup", "personality", "modify_ldt", "process_madvise", "process_mrelease", "move_pages"),
     *("migrate_pages", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr", "setpriority"),
     *("ioprio_set", "socket", "shmget", "msgget", "semget", "mq_open", "memfd_create", "memfd_secret"),
-)  # the last line: channels between calls, and memory that no limit counts
+)  # the last line: channels between calls, and memory outside of every limit
 DENIED_ALONE = (
     *("fork", "vfork", "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat"),
     *("setxattr", "lsetxattr", "fsetxattr", "setxattrat", "removexattr", "lremovexattr", "fremovexattr"),
     *("removexattrat", "file_setattr", "utime", "utimes", "futimesat", "utimensat"),
-)  # without namespaces: other files and processes of the same user are in reach, and Landlock does not cover these
+)  # without namespaces other files and processes of the user are visible; Landlock does not cover these calls
 SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
 
 
 def confine(*, alone: bool) -> None:
-    """Put this process, and whatever it starts, under the filter for good.
+    """Apply the filter to this process and its children, irrevocably.
 
     Args:
-        alone: there are no namespaces around: allow threads, no new processes, and signals to this process only.
+        alone: without namespaces: allow threads, no new processes, and signals to this process only.
     """
     program = _program(alone=alone)
     array = ctypes.create_string_buffer(program, len(program))

@@ -1,4 +1,4 @@
-"""The sandbox's server: enters its rung once, then forks a keeper for every call. Standard library only.
+"""The sandbox's server: sets up its isolation backend once, then forks a supervisor per call. Standard library only.
 
 Run by ``process.start`` as a program of its own, with an empty environment and one socket.
 """
@@ -11,11 +11,11 @@ import socket
 import sys
 from contextlib import suppress
 
-from condensegrpo.sandbox import keeper, linux, namespaces, wire
-from condensegrpo.sandbox.keeper import remove
-from condensegrpo.sandbox.setting import Rung, Setting
+from condensegrpo.sandbox import linux, namespaces, supervisor, wire
+from condensegrpo.sandbox.isolation import Backend, Isolation
+from condensegrpo.sandbox.supervisor import remove
 
-# loaded before any call, so that none pays for them
+# imported before the first call, so that calls start faster
 _WARM = (
     *(
         "abc",
@@ -37,20 +37,20 @@ _WARM = (
 def main(control: int) -> None:
     """Serve calls until the other end of the socket closes.
 
-    Each message is one byte with one or two file descriptors: the call, and a channel to another call.
+    Each message is one byte with one or two file descriptors: the call's socket, and a channel to another call.
     """
-    given = wire.receive(control)
+    request = wire.receive(control)
     try:
-        setting = _enter(Rung(given["rung"]), given)
+        backend = _enter(Isolation(request["isolation"]), request)
     except OSError as error:
         wire.send(control, {"trouble": str(error)})
         return
     for name in _WARM:
         importlib.import_module(name)
-    sys.path[:] = [*given["path"], *setting.packages]
+    sys.path[:] = [*request["path"], *backend.packages]
     gc.collect()
-    gc.freeze()  # pages that calls share stay shared
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers need no burial
+    gc.freeze()  # keeps memory pages shared between calls
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors are not waited for
     wire.send(control, {"trouble": None})
     with socket.socket(fileno=control) as ends:
         while True:
@@ -58,45 +58,45 @@ def main(control: int) -> None:
             if not byte:
                 break
             if os.fork() == 0:
-                _serve(control, calls, setting)
+                _serve(control, calls, backend)
             for call in calls:
                 os.close(call)
-    _leave(setting)
+    _leave(backend)
 
 
-def _serve(control: int, calls: list[int], setting: Setting) -> None:
+def _serve(control: int, calls: list[int], backend: Backend) -> None:
     try:
         os.close(control)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         linux.prctl(linux.PR_SET_PDEATHSIG, 0)
-        keeper.keep(calls[0], calls[1] if len(calls) > 1 else None, setting)
+        supervisor.supervise(calls[0], calls[1] if len(calls) > 1 else None, backend)
     finally:
         os._exit(0)
 
 
-def _leave(setting: Setting) -> None:
-    """Wait for the keepers, who end their jobs when whoever asked has gone, and remove what is ours outside."""
+def _leave(backend: Backend) -> None:
+    """Wait for the supervisors, which end their jobs once the caller is gone, and remove the folder on the host."""
     with suppress(ChildProcessError):
-        os.wait()  # with SIGCHLD ignored: until there are no children any more
-    if setting.rung is not Rung.NAMESPACES:
-        remove(setting.folder)
+        os.wait()  # with SIGCHLD ignored: until no child is left
+    if backend.isolation is not Isolation.NAMESPACES:
+        remove(backend.folder)
 
 
-def _enter(rung: Rung, given: dict[str, list[str]]) -> Setting:
-    readable, packages, folder = tuple(given["readable"]), tuple(given["packages"]), str(given["folder"])
-    if rung is Rung.NAMESPACES:
+def _enter(isolation: Isolation, request: dict[str, list[str]]) -> Backend:
+    readable, packages, folder = tuple(request["readable"]), tuple(request["packages"]), str(request["folder"])
+    if isolation is Isolation.NAMESPACES:
         proc = namespaces.enter(folder, readable)
     else:
         proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    nobody = rung is Rung.LANDLOCK and os.geteuid() == 0 and _nobody_manages(os.__file__, folder)
-    return Setting(rung=rung, readable=readable, packages=packages, folder=folder, proc=proc, nobody=nobody)
+    drop = isolation is Isolation.LANDLOCK and os.geteuid() == 0 and _nobody_can_use(os.__file__, folder)
+    return Backend(isolation=isolation, readable=readable, packages=packages, folder=folder, proc=proc, as_nobody=drop)
 
 
-def _nobody_manages(python: str, folder: str) -> bool:
-    """Whether the user nobody can read Python and reach our folder, found out by trying."""
+def _nobody_can_use(python: str, folder: str) -> bool:
+    """Whether the user nobody can read Python and reach the folder, tested in a child process."""
     pid = os.fork()
     if pid == 0:
         namespaces.as_nobody()
-        reached = os.access(python, os.R_OK) and os.access(folder, os.X_OK)
-        os._exit(0 if os.geteuid() != 0 and reached else 1)
+        usable = os.access(python, os.R_OK) and os.access(folder, os.X_OK)
+        os._exit(0 if os.geteuid() != 0 and usable else 1)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

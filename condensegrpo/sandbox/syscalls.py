@@ -1,4 +1,4 @@
-"""Numbers of the system calls that the filter names, by machine. Standard library only."""
+"""Numbers of the filtered system calls by machine. Standard library only."""
 
 import os
 
@@ -42,17 +42,17 @@ _AARCH64 = {
     "lsetxattr": 6, "fsetxattr": 7, "removexattr": 14, "lremovexattr": 15, "fremovexattr": 16, "utimensat": 88,
     "truncate": 45, "prlimit64": 261, "fcntl": 25, "ioctl": 29, "prctl": 167,
 }  # fmt: skip
-AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # what a filter sees; another one is a foreign ABI
+AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # as seen by a filter; any other value is a foreign ABI
 _TABLES = {"x86_64": {**_NEW, **_X86_64}, "aarch64": {**_NEW, **_AARCH64}}
 
 
 def numbers() -> dict[str, int]:
-    """The system calls of this machine by name; one that the machine does not have is not in it.
+    """The system calls of this machine by name, without those that it does not have.
 
     Raises:
         OSError: the machine is neither x86_64 nor aarch64.
     """
     machine = os.uname().machine
     if machine not in _TABLES:
-        raise OSError(f"the sandbox knows the system calls of {', '.join(_TABLES)}, and this machine is {machine}")
+        raise OSError(f"looking up system calls: the sandbox supports {', '.join(_TABLES)}, this machine is {machine}")
     return _TABLES[machine]

@@ -1,4 +1,4 @@
-"""Messages on a socket: a length, then JSON. Both ends of the sandbox use it; standard library only."""
+"""Messages on a socket: a length, then JSON. Used on both sides of the sandbox; standard library only."""
 
 import json
 import os
@@ -9,15 +9,15 @@ MOST = 64 << 20  # bytes of one message
 _LENGTH = struct.Struct(">Q")
 
 
-class Lost(Exception):
-    """The other end is gone, or does not keep to the form."""
+class ConnectionLost(Exception):
+    """The other end has closed, or violates the protocol."""
 
 
-def send(end: int, message: Any) -> None:  # noqa: ANN401  whatever JSON can say
+def send(end: int, message: Any) -> None:  # noqa: ANN401  any JSON value
     """Write one message to a file descriptor.
 
     Raises:
-        Lost: nobody reads any more.
+        ConnectionLost: the other end has closed.
     """
     body = json.dumps(message).encode("ascii")
     rest = memoryview(_LENGTH.pack(len(body)) + body)
@@ -25,22 +25,22 @@ def send(end: int, message: Any) -> None:  # noqa: ANN401  whatever JSON can say
         while rest:
             rest = rest[os.write(end, rest) :]
     except OSError as error:
-        raise Lost(f"sending {len(body)} bytes: {error}") from error
+        raise ConnectionLost(f"sending {len(body)} bytes: {error}") from error
 
 
-def receive(end: int, *, most: int = MOST) -> Any:  # noqa: ANN401  whatever JSON can say
+def receive(end: int, *, most: int = MOST) -> Any:  # noqa: ANN401  any JSON value
     """Read one message.
 
     Raises:
-        Lost: the end of the file came first, the message is longer than ``most`` bytes or is not JSON.
+        ConnectionLost: the other end closed, or the message is longer than ``most`` bytes or not JSON.
     """
     (length,) = _LENGTH.unpack(_exactly(end, _LENGTH.size))
     if length > most:
-        raise Lost(f"a message of {length} bytes is announced, at most {most} are read")
+        raise ConnectionLost(f"receiving a message: its length is {length} bytes, at most {most} are allowed")
     try:
         return json.loads(_exactly(end, length))
     except (ValueError, RecursionError) as error:
-        raise Lost(f"a message is not JSON: {error}") from error
+        raise ConnectionLost(f"a message is not JSON: {error}") from error
 
 
 def _exactly(end: int, count: int) -> bytes:
@@ -49,8 +49,8 @@ def _exactly(end: int, count: int) -> bytes:
         try:
             part = os.read(end, min(1 << 20, count - len(parts)))
         except OSError as error:
-            raise Lost(f"receiving: {error}") from error
+            raise ConnectionLost(f"receiving: {error}") from error
         if not part:
-            raise Lost(f"the other end closed after {len(parts)} of {count} bytes")
+            raise ConnectionLost(f"the other end closed after {len(parts)} of {count} bytes")
         parts += part
     return bytes(parts)

@@ -1,6 +1,6 @@
 """The tool ``python``: runs code that a model wrote, in the sandbox."""
 
-from condensegrpo.sandbox.ran import Outcome, Ran
+from condensegrpo.sandbox.result import CallOutcome, CallResult
 from condensegrpo.sandbox.sandbox import Sandbox
 
 
@@ -33,13 +33,17 @@ class Python:
         Returns:
             What the code printed.
         """
-        ran = await self._sandbox.run_python(code, seconds=self._seconds)
-        if ran.outcome is not Outcome.FINISHED:
-            raise RuntimeError(_fault(ran))
-        return ran.stdout
+        result = await self._sandbox.run_python(code, seconds=self._seconds)
+        if result.outcome is not CallOutcome.FINISHED:
+            raise RuntimeError(_fault(result))
+        return result.stdout
 
 
-def _fault(ran: Ran) -> str:
-    said = "\n".join(text.strip() for text in (ran.stdout, ran.stderr) if text.strip())
-    how = "" if ran.outcome is Outcome.FAILED and said else f"the code was ended ({ran.outcome}) {ran.detail}".strip()
+def _fault(result: CallResult) -> str:
+    said = "\n".join(text.strip() for text in (result.stdout, result.stderr) if text.strip())
+    how = (
+        ""
+        if result.outcome is CallOutcome.FAILED and said
+        else f"the code was ended ({result.outcome}) {result.detail}".strip()
+    )
     return "\n".join(filter(None, (how, said)))

@@ -1,4 +1,4 @@
-"""What the processes of a call use right now, read from /proc. Standard library only."""
+"""The current resource usage of the processes of a call, read from /proc. Standard library only."""
 
 import os
 from typing import NamedTuple
@@ -6,47 +6,47 @@ from typing import NamedTuple
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-class Use(NamedTuple):
-    """All processes below one, that one included."""
+class Usage(NamedTuple):
+    """The usage of a process and all its descendants."""
 
     tasks: int  # processes and threads
-    memory: int  # resident bytes; pages that two processes share count twice
+    memory: int  # resident bytes; pages shared by two processes count twice
     pids: tuple[int, ...]
 
 
-def use(pid: int, proc: int) -> Use:
-    """What a process and its descendants use; ``proc`` is a file descriptor of /proc. One that is gone uses nothing."""
+def of_processes(pid: int, proc: int) -> Usage:
+    """The usage of a process and its descendants; 0 if it has ended. ``proc`` is a file descriptor of /proc."""
     tasks = memory = 0
     pids = []
     waiting = [pid]
     while waiting:
-        one = waiting.pop()
+        current = waiting.pop()
         try:
-            threads = _list(f"{one}/task", proc)
-            memory += int(_read(f"{one}/statm", proc).split()[1]) * _PAGE
+            threads = _list(f"{current}/task", proc)
+            memory += int(_read(f"{current}/statm", proc).split()[1]) * _PAGE
             for thread in threads:
-                waiting += map(int, _read(f"{one}/task/{thread}/children", proc).split())
+                waiting += map(int, _read(f"{current}/task/{thread}/children", proc).split())
         except (OSError, IndexError):
-            continue  # it ended meanwhile
+            continue  # it has ended
         tasks += len(threads)
-        pids.append(one)
-    return Use(tasks, memory, tuple(pids))
+        pids.append(current)
+    return Usage(tasks, memory, tuple(pids))
 
 
-def size(folder: str, *, files: int) -> tuple[int, int]:
-    """Bytes on disk and entries below a folder; counting ends soon after ``files`` entries."""
+def of_folder(folder: str, *, files: int) -> tuple[int, int]:
+    """Bytes on disk and entries below a folder; counting stops soon after ``files`` entries."""
     total = entries = 0
     waiting = [folder]
     while waiting and entries <= files:
         try:
-            with os.scandir(waiting.pop()) as found:
-                for entry in found:
+            with os.scandir(waiting.pop()) as entries_here:
+                for entry in entries_here:
                     entries += 1
                     total += entry.stat(follow_symlinks=False).st_blocks * 512
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
         except OSError:
-            continue  # it was removed meanwhile, or its name is too long for a path
+            continue  # it was removed, or its path is too long
     return total, entries
 
 

@@ -1,9 +1,9 @@
-"""Values that can cross from one process to another as plain data, with their exact types. Standard library only.
+"""Encodes plain values as JSON with their exact types, to pass them between processes. Standard library only.
 
     [1, (2.5, "a")]   ─▶   ["list", [1, ["tuple", [["float", "0x1.4p+1"], "a"]]]]
 
-Nothing that is decoded runs code of the other side: it is built from numbers, texts and containers of Python's own.
-What is none of them crosses as a number that stands for it, its handle.
+Decoding runs no code of the other process: it builds numbers, texts and Python's own containers. Any other object is
+encoded as a number that stands for it, its handle.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -12,10 +12,10 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-Hold = Callable[[object], int]  # gives a handle for an object; raises TypeError where there can be none
+Hold = Callable[[object], int]  # the handle of an object; raises TypeError if it cannot have one
 Find = Callable[[int], Any]
 
-_SMALL = 1 << 53  # of integers beyond it JSON readers may make floats, and Python refuses those of many digits
+_SMALL = 1 << 53  # JSON readers may turn larger integers into floats, and Python refuses to parse very long ones
 _SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {
     "list": list,
     "tuple": tuple,
@@ -45,7 +45,7 @@ _ATOMS: dict[str, Callable[..., Any]] = {
 
 
 def encode(value: object, hold: Hold) -> object:
-    """JSON of a value; what is no plain value becomes a handle by ``hold``."""
+    """The JSON form of a value; ``hold`` gives the handle of anything that is not a plain value."""
     atom = _atom(value)
     if atom is not None or value is None:
         return atom
@@ -64,10 +64,10 @@ def encode(value: object, hold: Hold) -> object:
 
 
 def decode(data: Any, find: Find) -> Any:  # noqa: ANN401  any plain value
-    """The value of its JSON.
+    """The value of a JSON form.
 
     Raises:
-        ValueError: it is none that ``encode`` makes.
+        ValueError: ``encode`` does not produce this form.
     """
     if data is None or isinstance(data, bool | int | str):
         return data
@@ -83,11 +83,11 @@ def decode(data: Any, find: Find) -> Any:  # noqa: ANN401  any plain value
             return find(rest[0])
         return _ATOMS[name](*rest)
     except (TypeError, KeyError, IndexError, OverflowError, ArithmeticError) as error:
-        raise ValueError(f"this is the form of no plain value: {error}") from error
+        raise ValueError(f"decoding a value: not the form of a plain value: {error}") from error
 
 
 def _atom(value: object) -> object:
-    """JSON of a value without parts; None if it is none."""
+    """The JSON form of a value without parts; None for other values."""
     match value:
         case bool() | str():
             return bool(value) if isinstance(value, bool) else str.__str__(value)

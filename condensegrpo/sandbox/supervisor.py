@@ -1,0 +1,203 @@
+"""The process that supervises one call: starts its job, enforces its limits, reads its output, and cleans up.
+
+It runs outside the confinement of the job, which cannot reach it. Standard library only.
+"""
+
+import math
+import os
+import resource
+import selectors
+import signal
+import subprocess
+import tempfile
+import time
+from typing import Any
+
+from condensegrpo.sandbox import job, linux, namespaces, usage, wire
+from condensegrpo.sandbox.isolation import Backend, Isolation
+from condensegrpo.sandbox.limits import SandboxLimits
+from condensegrpo.sandbox.output import OutputBuffer
+from condensegrpo.sandbox.result import CallOutcome
+
+FIRST_CHECK, CHECK_EVERY = 0.05, 0.1  # seconds between checks of what a job uses
+_MOST_RECORDS = 4 << 20
+_PIPE = 1 << 16
+
+
+def supervise(call: int, channel: int | None, backend: Backend) -> None:
+    """Serve one call: read its request, run its job and send the result."""
+    box = None
+    try:
+        request = wire.receive(call)
+        limits = SandboxLimits(**request["limits"])
+        if backend.isolation is Isolation.NAMESPACES:
+            box = namespaces.BOX
+            namespaces.enter_call(backend.proc)
+        else:
+            box = _make_box(backend)
+            linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)  # orphans are reparented to this process, which kills them
+        report = _Supervisor(call, limits, backend, box).run(request, channel)
+    except wire.ConnectionLost:
+        return
+    except Exception as error:  # the boundary of a process: reported to the caller
+        report = {"outcome": CallOutcome.LOST, "detail": f"{type(error).__name__}: {error}"}
+    if box is not None and backend.isolation is not Isolation.NAMESPACES:
+        remove(box)
+    try:
+        wire.send(call, report)
+    except wire.ConnectionLost:
+        return  # the caller is gone
+
+
+def remove(folder: str) -> None:
+    """Remove a folder of any depth; shutil.rmtree would need an open file descriptor per level."""
+    subprocess.run(["rm", "-rf", "--", folder], check=False, stdin=subprocess.DEVNULL, env={"PATH": job.PATH})
+
+
+def _make_box(backend: Backend) -> str:
+    box = tempfile.mkdtemp(dir=backend.folder)
+    if backend.as_nobody:
+        os.chown(box, namespaces.NOBODY, namespaces.NOBODY)
+    return box
+
+
+class _Supervisor:
+    """Runs one job from start to end."""
+
+    def __init__(self, call: int, limits: SandboxLimits, backend: Backend, box: str) -> None:
+        self._call = call
+        self._limits = limits
+        self._backend = backend
+        self._box = box
+        self._pid = 0
+        self._stop: CallOutcome | None = None
+        self._streams: dict[int, OutputBuffer] = {}
+
+    def run(self, request: dict[str, Any], channel: int | None) -> dict[str, Any]:
+        """Start the job, wait for its end, and return the report."""
+        begin = time.monotonic()
+        (out, out_job), (err, err_job), (records, records_job) = os.pipe(), os.pipe(), os.pipe()
+        ends = job.Descriptors(_filled(request["stdin"]), out_job, err_job, records_job, channel)
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(self._call)
+            job.become(request, self._limits, self._backend, self._box, ends)
+        for end in ends:
+            if end is not None:
+                os.close(end)
+        for end in (out, err, records):
+            os.set_blocking(end, False)  # the call's socket stays blocking: else a long report would be cut off
+        self._streams = {
+            out: OutputBuffer(self._limits.output_bytes),
+            err: OutputBuffer(self._limits.output_bytes),
+            records: OutputBuffer(_MOST_RECORDS),
+        }
+        self._wait(begin)
+        status = self._end()
+        lines = self._streams[records].text().splitlines()
+        return {
+            **self._outcome(status, lines),
+            "stdout": self._streams[out].text(),
+            "stderr": self._streams[err].text(),
+            "status": None if status < 0 else status,
+            "signal": -status if status < 0 else None,
+            "seconds": time.monotonic() - begin,
+            "cpu_seconds": _cpu_seconds(),
+            "records": [line for line in lines if not line.startswith(job.TROUBLE)],
+        }
+
+    def _wait(self, begin: float) -> None:
+        """Read the job's streams until it has ended or exceeds a limit."""
+        deadline, check = begin + self._limits.seconds, begin + FIRST_CHECK
+        ended = os.pidfd_open(self._pid)
+        with selectors.DefaultSelector() as selector:
+            for end in (*self._streams, ended, self._call):
+                selector.register(end, selectors.EVENT_READ)
+            while self._stop is None:
+                now = time.monotonic()
+                if now >= deadline:
+                    self._stop = CallOutcome.TIMEOUT
+                    return
+                if now >= check:
+                    check = now + CHECK_EVERY
+                    self._stop = self._exceeded()
+                ready = {key.fd for key, _ in selector.select(max(0.0, min(deadline, check) - now))}
+                for end in ready & self._streams.keys():
+                    if not self._read(end):
+                        selector.unregister(end)
+                if self._call in ready:
+                    self._stop = CallOutcome.CANCELLED  # the caller sends nothing more: it closed the socket
+                if ended in ready:
+                    return
+
+    def _read(self, end: int, *, at_block: bool = True) -> bool:
+        """Read some of a stream; False at its end, ``at_block`` if nothing can be read right now."""
+        try:
+            data = os.read(end, _PIPE)
+        except BlockingIOError:
+            return at_block
+        self._streams[end].add(data)
+        return bool(data)
+
+    def _exceeded(self) -> CallOutcome | None:
+        """The exceeded limit, of those that the kernel does not enforce."""
+        used = usage.of_processes(self._pid, self._backend.proc)
+        if used.memory > self._limits.memory_bytes:
+            return CallOutcome.MEMORY
+        if used.tasks > self._limits.processes:
+            return CallOutcome.PROCESSES
+        if self._backend.isolation is not Isolation.NAMESPACES:
+            total, entries = usage.of_folder(self._box, files=self._limits.files)
+            if total > self._limits.disk_bytes or entries > self._limits.files:
+                return CallOutcome.DISK
+        return None
+
+    def _end(self) -> int:
+        """End every process of the job; its exit status, or −signal."""
+        if self._stop is not None:
+            os.kill(self._pid, signal.SIGKILL)
+        _, status = os.waitpid(self._pid, 0)  # with process namespaces this waits for all its processes
+        if self._backend.isolation is not Isolation.NAMESPACES:
+            _end_orphans(self._backend.proc)
+        for end in self._streams:
+            while self._read(end, at_block=False):
+                pass
+        return os.waitstatus_to_exitcode(status)
+
+    def _outcome(self, status: int, lines: list[str]) -> dict[str, str]:
+        if self._stop is not None:
+            return {"outcome": self._stop, "detail": ""}
+        trouble = next((line for line in lines if line.startswith(job.TROUBLE)), None)
+        if trouble is not None:
+            return {"outcome": CallOutcome.LOST, "detail": trouble.removeprefix(job.TROUBLE)}
+        if status < 0:
+            cpu = -status in (signal.SIGXCPU, signal.SIGKILL) and _cpu_seconds() >= math.floor(self._limits.seconds)
+            return {"outcome": CallOutcome.TIMEOUT if cpu else CallOutcome.KILLED, "detail": ""}
+        return {"outcome": CallOutcome.FINISHED if status == 0 else CallOutcome.FAILED, "detail": ""}
+
+
+def _end_orphans(proc: int) -> None:
+    """Kill the processes that a job left behind, which were reparented to this process."""
+    while pids := usage.of_processes(os.getpid(), proc).pids[1:]:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        while True:
+            try:
+                if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                    break
+            except ChildProcessError:
+                break
+        time.sleep(0.001)
+
+
+def _filled(text: str) -> int:
+    """A file descriptor from which this text can be read."""
+    file = os.memfd_create("stdin")
+    os.write(file, text.encode("utf-8", "surrogateescape"))
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
