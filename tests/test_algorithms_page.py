@@ -1,4 +1,4 @@
-"""docs/reference/estimators.md against the code: its tables, formulas, plot, and whatever it names."""
+"""The pages of estimators, losses, rewards and credit against the code: tables, formulas, plot, and what they name."""
 
 import math
 import re
@@ -17,7 +17,17 @@ from condensegrpo.config.schema import load_config
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "docs" / "scripts" / "algorithms.py"
-PAGE = (ROOT / "docs" / "reference" / "estimators.md").read_text(encoding="utf-8")
+PATHS = [
+    ROOT / "docs" / path
+    for path in (
+        "reference/estimators.md",
+        "reference/losses.md",
+        "reference/rewards.md",
+        "explanation/credit.md",
+        "explanation/worked-example.md",
+    )
+]
+PAGE = "\n".join(path.read_text(encoding="utf-8") for path in PATHS)
 FORMULAS = [
     *((f"### Estimator `{name}`", function) for name, function in ESTIMATORS.items()),
     *((f"### Loss `{name}`", function) for name, function in LOSSES.items()),
@@ -54,9 +64,7 @@ def words(text: str) -> str:
 def test_every_table_of_the_page_is_what_the_script_prints(printed: dict[str, str]) -> None:
     assert len(printed) == 12
     for title, table in printed.items():
-        assert f"\n\n{table}\n" in PAGE, (
-            f"docs/reference/estimators.md lacks the table {title} as docs/scripts/algorithms.py prints it"
-        )
+        assert f"\n\n{table}\n" in PAGE, f"the pages lack the table {title} as docs/scripts/algorithms.py prints it"
 
 
 @pytest.mark.parametrize(("start", "function"), FORMULAS, ids=[start for start, _ in FORMULAS])
@@ -73,9 +81,12 @@ def test_each_has_a_source_a_use_and_a_bias(start: str) -> None:
     assert [text.count(mark) for mark in ("* *Source:*", "* *Use it*", "* *Biased by:*")] == [1, 1, 1]
 
 
-def test_every_link_leads_somewhere() -> None:
-    for file, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", PAGE):
-        text = (ROOT / "docs" / "reference" / file).read_text(encoding="utf-8") if file else PAGE
+@pytest.mark.parametrize("path", PATHS, ids=[path.stem for path in PATHS])
+def test_every_link_leads_somewhere(path: Path) -> None:
+    page = path.read_text(encoding="utf-8")
+    for file, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", page):
+        assert not file or (path.parent / file).exists(), file
+        text = (path.parent / file).read_text(encoding="utf-8") if file else page
         headings = [re.sub(r"[^\w\- ]", "", line.lstrip("# ")).lower() for line in text.splitlines() if line[:1] == "#"]
         assert not anchor or anchor in [heading.replace(" ", "-") for heading in headings], anchor
 
@@ -169,8 +180,6 @@ def test_the_plot_is_drawn_and_the_one_of_the_page_has_the_same_labels(tmp_path:
     assert "](../images/advantage.svg)" in PAGE
 
 
-def test_the_readme_and_the_architecture_lead_to_the_page() -> None:
+def test_the_readme_and_the_page_of_credit_lead_to_the_estimators() -> None:
     assert "](docs/reference/estimators.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "](../reference/estimators.md)" in (ROOT / "docs" / "explanation" / "architecture.md").read_text(
-        encoding="utf-8"
-    )
+    assert "](../reference/estimators.md)" in (ROOT / "docs" / "explanation" / "credit.md").read_text(encoding="utf-8")

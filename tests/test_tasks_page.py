@@ -22,16 +22,19 @@ from condensegrpo.storage.run_folder import read_metrics
 TASKS, TOOLS = ((ROOT / "docs" / "reference" / name).read_text(encoding="utf-8") for name in ("tasks.md", "tools.md"))
 
 
-def block(kind: str) -> str:
-    (found,) = re.findall(rf"```{kind}\n(.*?)```", TASKS, re.DOTALL)
-    return str(found)
+TUTORIAL = (ROOT / "docs" / "tutorials" / "your-own-task.md").read_text(encoding="utf-8")
+
+
+def block(kind: str, number: int = 0) -> str:
+    return str(re.findall(rf"```{kind}\n(.*?)```", TUTORIAL, re.DOTALL)[number])
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the two files of the page."""
+    """A folder with the files of the tutorial."""
     folder = tmp_path_factory.mktemp("shop")
     (folder / "shop.py").write_text(block("python"))
+    (folder / "own.py").write_text(block("python", 1))
     (folder / "shop.yaml").write_text(block("yaml"))
     return folder
 
