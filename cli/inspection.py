@@ -122,7 +122,9 @@ class TurnView:
     reply: str
     calls: tuple[ToolCall, ...]
     observations: tuple[Message, ...]
-    turn_rewards: Mapping[str, float]  # of the environment, and counts
+    turn_rewards: Mapping[str, float]  # from the environment
+    tool_attempts: int
+    tool_successes: int
     draft: Draft | None  # of its answer, before the turn
     answer_logprob: float | None  # nats, what the context knows of the ground truth; None: not measured
     paid: float | None  # by the reward function, for this turn; None: it pays no single turns
@@ -192,6 +194,8 @@ def turns(
             calls=turn.reply.tool_calls,
             observations=turn.observations,
             turn_rewards=turn.turn_rewards,
+            tool_attempts=turn.tool_attempts,
+            tool_successes=turn.tool_successes,
             draft=turn.draft,
             answer_logprob=turn.answer_logprob,
             paid=one.score.turn_rewards[index] if index < len(one.score.turn_rewards) else None,

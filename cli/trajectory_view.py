@@ -12,7 +12,7 @@ from condensegrpo.cli import context_bar, theme
 from condensegrpo.cli.context_view import newest_messages
 from condensegrpo.cli.inspect_tables import verdict
 from condensegrpo.cli.inspection import Sibling, TurnView, ranges
-from condensegrpo.cli.neutral import excerpt, one_line
+from condensegrpo.cli.neutral import counted, excerpt, one_line
 from condensegrpo.cli.token_view import token_grid
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import Condensation, Draft, SpanStatus
@@ -117,6 +117,8 @@ def _rows(turn: TurnView, scale: float, *, full: bool) -> Iterator[tuple[str, Te
     yield "reply", Text(excerpt(turn.reply, characters=size), "bold")
     for call in turn.calls:
         yield "call", Text(excerpt(f"{call.name}({call.arguments})", characters=size), theme.HEAD)
+    if turn.tool_attempts:
+        yield "tools", Text(f"{turn.tool_successes} of {counted(turn.tool_attempts, 'call', 'calls')} succeeded")
     yield from (_message("then", message, size) for message in turn.observations)
     for name, value in turn.turn_rewards.items():
         yield "reward", Text(f"{one_line(name, 40)} {value:.4g}")

@@ -1,7 +1,7 @@
 """The reward ``tool_calls``: the share of tool calls that worked, whatever the answer."""
 
 from condensegrpo.core.protocols import Problem, RewardResult
-from condensegrpo.core.trajectory import TOOL_ATTEMPTS, TOOL_SUCCESSES, Trajectory
+from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.matches import Match, Matcher
 from condensegrpo.rewards.verdict import judge
 from condensegrpo.sandbox.sandbox import Sandbox
@@ -23,7 +23,7 @@ class ToolCalls:
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
         valid, right = judge(trajectory, problem, self._matcher)
-        attempts = sum(turn.turn_rewards.get(TOOL_ATTEMPTS, 0.0) for turn in trajectory.turns)
-        successes = sum(turn.turn_rewards.get(TOOL_SUCCESSES, 0.0) for turn in trajectory.turns)
+        attempts = sum(turn.tool_attempts for turn in trajectory.turns)
+        successes = sum(turn.tool_successes for turn in trajectory.turns)
         total = self._weight * successes / attempts if attempts else 0.0
         return RewardResult(total=total, components={"tool_calls": total}, format_valid=valid, correct=right)

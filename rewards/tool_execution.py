@@ -1,7 +1,7 @@
 """The turn reward ``tool_execution``: every turn is paid for its tool calls that worked."""
 
 from condensegrpo.core.protocols import Problem
-from condensegrpo.core.trajectory import TOOL_ATTEMPTS, TOOL_SUCCESSES, Trajectory
+from condensegrpo.core.trajectory import Trajectory
 
 
 class ToolExecution:
@@ -15,6 +15,6 @@ class ToolExecution:
 
     def turn_rewards(self, trajectory: Trajectory, problem: Problem) -> tuple[float, ...]:
         """One number a turn."""
-        attempts = sum(turn.turn_rewards.get(TOOL_ATTEMPTS, 0.0) for turn in trajectory.turns)
-        successes_K = (turn.turn_rewards.get(TOOL_SUCCESSES, 0.0) for turn in trajectory.turns)
+        attempts = sum(turn.tool_attempts for turn in trajectory.turns)
+        successes_K = (turn.tool_successes for turn in trajectory.turns)
         return tuple(successes / attempts if attempts else 0.0 for successes in successes_K)

@@ -598,7 +598,7 @@ def test_a_tool_call_goes_to_the_tools_and_not_to_the_environment() -> None:
     assert [one.name for one in call.reply.tool_calls] == ["add"]
     assert call.reply.content == CALL
     assert [message.content for message in call.observations] == ["<result>5</result>"]
-    assert dict(call.turn_rewards) == {"tool_attempts": 1.0, "tool_successes": 1.0}
+    assert (call.tool_attempts, call.tool_successes, call.turn_rewards) == (1, 1, {})
     assert (trajectory.answer, worlds[0].replies) == ("5", ["answer 5"])
     assert answer.condensation is None
     assert segments.check(trajectory) == ()
@@ -609,7 +609,8 @@ def test_a_malformed_tool_call_is_an_observation_and_the_episode_goes_on() -> No
     sampler = agent(lambda prompt: "answer 1" if "Error:" in prompt else '<tool>{"name": "add", "args"</tool>')
     trajectory = play(engine(sampler, tools={"add": add}))
     assert (trajectory.stop, len(trajectory.turns)) == (Stop.ANSWERED, 2)
-    assert dict(trajectory.turns[0].turn_rewards) == {"tool_attempts": 1.0, "tool_successes": 0.0}
+    call = trajectory.turns[0]
+    assert (call.tool_attempts, call.tool_successes, call.turn_rewards) == (1, 0, {})
     assert segments.check(trajectory) == ()
 
 

@@ -70,15 +70,15 @@ FACTS = st.builds(
     turns=st.integers(0, 50),
     output_tokens=st.integers(0, 10**5),
     condensations=st.integers(0, 50),
-    tool_attempts=st.sampled_from([0.0, 1.0, 3.0]),
-    tool_successes=st.just(0.0),
+    tool_attempts=st.sampled_from([0, 1, 3]),
+    tool_successes=st.just(0),
     stop=st.sampled_from(Stop),
     seconds=st.floats(0, 1000),
 )
 
 
 def test_the_facts_of_a_trajectory_are_read_off_its_turns_and_its_score() -> None:
-    called = replace(turn(30, 2, condensed=True), turn_rewards={"tool_attempts": 2.0, "tool_successes": 1.0})
+    called = replace(turn(30, 2, condensed=True), tool_attempts=2, tool_successes=1)
     one = scored(turn(10, 4), called, correct=1, total=0.8, stop=Stop.TURN_LIMIT, components={"correct": 1.0})
     assert facts_of(one, turn_reward=0.25) == Facts(
         problem_id="q",
@@ -92,8 +92,8 @@ def test_the_facts_of_a_trajectory_are_read_off_its_turns_and_its_score() -> Non
         turns=2,
         output_tokens=6,
         condensations=1,
-        tool_attempts=2.0,
-        tool_successes=1.0,
+        tool_attempts=2,
+        tool_successes=1,
         stop=Stop.TURN_LIMIT,
         seconds=1.0,
         information=(None, None),
@@ -167,8 +167,9 @@ def test_components_are_averaged_over_those_that_have_them() -> None:
 
 
 def test_valid_tool_calls_are_a_share_of_all_calls_and_not_of_trajectories() -> None:
-    calls = ({"tool_attempts": 3.0, "tool_successes": 3.0}, {"tool_attempts": 1.0, "tool_successes": 0.0}, {})
-    found = summary(*[scored(replace(turn(1, 1), turn_rewards=one), correct=0, total=0) for one in calls])
+    counts = ((3, 3), (1, 0), (0, 0))
+    turns = [replace(turn(1, 1), tool_attempts=calls, tool_successes=worked) for calls, worked in counts]
+    found = summary(*[scored(one, correct=0, total=0) for one in turns])
     assert found["tool_calls"] == pytest.approx(4 / 3)
     assert found["tool_calls_valid"] == 0.75
     assert "tool_calls" not in summary(scored(turn(1, 1), correct=0, total=0))
@@ -221,7 +222,7 @@ def test_shares_are_shares(facts: list[Facts]) -> None:
 
 
 def test_the_page_explains_every_key_of_trajectories_and_credit() -> None:
-    called = replace(turn(1, 1), turn_rewards={"tool_attempts": 1.0}, answer_logprob=-1.0)
+    called = replace(turn(1, 1), tool_attempts=1, answer_logprob=-1.0)
     facts = replace(
         facts_of(scored(called, correct=1, total=1, components={"brevity": 1.0}), turn_reward=1.0),
         summaries=1,

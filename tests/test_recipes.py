@@ -72,10 +72,7 @@ def turns_with_calls(trained: Path, name: str) -> int:
     """Turns of a run whose calls were answered."""
     read = [read_trajectories(trained / f"runs/{name}/trajectories/step_{step:06d}.jsonl") for step in (1, 2)]
     return sum(
-        bool(turn.turn_rewards.get("tool_attempts"))
-        for one in read
-        for scored in one.trajectories
-        for turn in scored.trajectory.turns
+        bool(turn.tool_attempts) for one in read for scored in one.trajectories for turn in scored.trajectory.turns
     )
 
 

@@ -40,10 +40,7 @@ def answered(
 
 def calling(*counts: tuple[int, int], answer: str | None = "7") -> Trajectory:
     """A trajectory whose turns tried and succeeded in so many tool calls."""
-    turns = [
-        replace(turn([1], [2]), turn_rewards={"tool_attempts": float(tried), "tool_successes": float(worked)})
-        for tried, worked in counts
-    ]
+    turns = [replace(turn([1], [2]), tool_attempts=tried, tool_successes=worked) for tried, worked in counts]
     return trajectory(*turns, turn([1], [2]), answer=answer)
 
 

@@ -263,12 +263,13 @@ def test_turn_rewards_are_summed_over_turns_and_names() -> None:
 
 
 def test_counts_of_tool_calls_are_no_rewards() -> None:
-    assert sums(earning(tool_attempts=2.0, tool_successes=1.0), earning(hint=-0.5, tool_attempts=1.0)).total == -0.5
+    called = replace(earning(hint=-0.5), tool_attempts=2, tool_successes=1)
+    assert sums(called, replace(called, turn_rewards={})).total == -0.5
 
 
 def test_what_environment_and_reward_pay_turns_adds_up() -> None:
     """R^T = (0.5 − 1) + (0.25 + 0.125): all of it, whoever pays it."""
-    turns = (earning(hint=0.5, tool_successes=3.0), earning(hint=-1.0))
+    turns = (earning(hint=0.5), earning(hint=-1.0))
     assert sums(*turns, paid=(0.25, 0.125)).total == -0.125
 
 

@@ -55,6 +55,7 @@ CONDENSATIONS = st.builds(
 @st.composite
 def turns(draw: st.DrawFn) -> Turn:
     outputs = draw(st.lists(st.tuples(st.integers(0, 2**20), FLOAT), max_size=4))
+    attempts = draw(st.integers(0, 9))
     return Turn(
         prompt_ids=tuple(draw(st.lists(st.integers(0, 2**20), min_size=1, max_size=5))),
         output_ids=tuple(token for token, _ in outputs),
@@ -66,6 +67,8 @@ def turns(draw: st.DrawFn) -> Turn:
         reply=draw(MESSAGES),
         observations=tuple(draw(st.lists(MESSAGES, max_size=2))),
         turn_rewards=draw(st.dictionaries(TEXT, FLOAT, max_size=2)),
+        tool_attempts=attempts,
+        tool_successes=draw(st.integers(0, attempts)),
     )
 
 

@@ -31,10 +31,7 @@ def answered(answer: str | None, *, contexts: Sequence[int] = (3,)) -> Trajector
 
 def calling(*counts: tuple[int, int]) -> Trajectory:
     """A trajectory with the right answer whose turns tried so many tool calls, of which so many worked."""
-    turns = [
-        replace(turn([1], [2]), turn_rewards={"tool_attempts": float(tried), "tool_successes": float(worked)})
-        for tried, worked in counts
-    ]
+    turns = [replace(turn([1], [2]), tool_attempts=tried, tool_successes=worked) for tried, worked in counts]
     return trajectory(*turns, turn([1], [2]), answer="7")
 
 
@@ -177,9 +174,9 @@ def test_turn_rewards_of_all_parts_add_up_turn_by_turn() -> None:
 
 
 def test_outcome_and_turn_rewards_reach_the_credit_apart() -> None:
-    """R^O = 1. R^T = 0.2 · 1/2 of the part + 0.5 of the environment; the counts 2 and 1 are in neither."""
+    """R^O = 1. R^T = 0.2 · 1/2 of the part + 0.5 of the environment; the tool calls are counted in neither."""
     reward = WeightedSum(parts=[part("correct", Correct()), part("tool_execution", ToolExecution(), 0.2)])
-    called = replace(turn([1], [2]), turn_rewards={"tool_attempts": 2.0, "tool_successes": 1.0, "hint": 0.5})
+    called = replace(turn([1], [2]), tool_attempts=2, tool_successes=1, turn_rewards={"hint": 0.5})
     one = trajectory(called, turn([1], [2]), answer="7")
     found = ScoredTrajectory(trajectory=one, score=score(one, SEVEN, reward))
     assert found.score.total == 1.0

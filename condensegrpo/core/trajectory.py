@@ -13,9 +13,6 @@ from typing import Literal
 
 from condensegrpo.core.messages import Message
 
-TOOL_ATTEMPTS = "tool_attempts"  # in Turn.turn_rewards: tool calls that the reply wrote, malformed ones included
-TOOL_SUCCESSES = "tool_successes"  # in Turn.turn_rewards: those of which a tool ran without error
-
 
 class Finish(StrEnum):
     """Why a sampler stopped."""
@@ -124,7 +121,9 @@ class Turn:
     context: tuple[Message, ...]  # the messages that prompt_ids render
     reply: Message
     observations: tuple[Message, ...] = ()
-    turn_rewards: Mapping[str, float] = field(default_factory=dict)
+    turn_rewards: Mapping[str, float] = field(default_factory=dict)  # by name, from the environment
+    tool_attempts: int = 0  # tool calls in the reply, malformed ones included
+    tool_successes: int = 0  # of these, calls that a tool ran without an error
     answer_logprob: float | None = None  # nats, log π(ground truth | prompt); None: not measured
     draft: Draft | None = None  # of the answer, at this prompt; taken if the trajectory stopped as confident here
 
@@ -135,6 +134,8 @@ class Turn:
             )
         if not self.prompt_ids:
             raise ValueError("a turn needs a prompt of at least one token")
+        if not 0 <= self.tool_successes <= self.tool_attempts:
+            raise ValueError(f"{self.tool_successes} of {self.tool_attempts} tool calls cannot have succeeded")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,13 +4,12 @@ Ranks exchange a small ``Facts`` of every trajectory and summarise those of all 
 would be wrong wherever only some trajectories have a value. docs/reference/metrics.md explains every key.
 """
 
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from condensegrpo.core.trajectory import TOOL_ATTEMPTS, TOOL_SUCCESSES, ScoredTrajectory, Stop
+from condensegrpo.core.trajectory import ScoredTrajectory, Stop
 from condensegrpo.metrics.information import curve, lost
 
 
@@ -29,8 +28,8 @@ class Facts:
     turns: int  # replies; condense turns are not counted
     output_tokens: int  # sampled tokens of all turns, condense turns among them
     condensations: int  # declared ones
-    tool_attempts: float  # calls that it wrote, malformed ones included
-    tool_successes: float  # those that a tool answered without an error
+    tool_attempts: int  # calls that it wrote, malformed ones included
+    tool_successes: int  # those that a tool answered without an error
     stop: Stop
     seconds: float
     information: tuple[float | None, ...] = ()  # (K,) nats, of information.curve; None: not measured
@@ -50,7 +49,6 @@ def facts_of(scored: ScoredTrajectory, *, turn_reward: float) -> Facts:
         turn_reward: R^T, of ``algorithms.turn_rewards.turn_sums``.
     """
     one, score = scored.trajectory, scored.score
-    earned = [turn.turn_rewards for turn in one.turns]
     drafts = [turn.draft for turn in one.turns if turn.draft is not None]
     return Facts(
         problem_id=one.problem_id,
@@ -67,8 +65,8 @@ def facts_of(scored: ScoredTrajectory, *, turn_reward: float) -> Facts:
         rejected_tokens=sum(len(text.output_ids) for text in one.rejected),
         output_tokens=one.output_tokens,
         condensations=sum(turn.condensation is not None for turn in one.turns),
-        tool_attempts=math.fsum(rewards.get(TOOL_ATTEMPTS, 0.0) for rewards in earned),
-        tool_successes=math.fsum(rewards.get(TOOL_SUCCESSES, 0.0) for rewards in earned),
+        tool_attempts=sum(turn.tool_attempts for turn in one.turns),
+        tool_successes=sum(turn.tool_successes for turn in one.turns),
         stop=one.stop,
         seconds=one.seconds,
         drafts=len(drafts),
@@ -135,8 +133,8 @@ def _turn_rewards(facts: Sequence[Facts]) -> dict[str, float]:
 
 
 def _tool_calls(facts: Sequence[Facts]) -> dict[str, float]:
-    attempts = math.fsum(one.tool_attempts for one in facts)
-    successes = math.fsum(one.tool_successes for one in facts)
+    attempts = sum(one.tool_attempts for one in facts)
+    successes = sum(one.tool_successes for one in facts)
     if not attempts:
         return {}
     return {"tool_calls": attempts / len(facts), "tool_calls_valid": successes / attempts}

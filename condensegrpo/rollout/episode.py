@@ -18,8 +18,6 @@ from functools import partial
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Environment, Problem, Step
 from condensegrpo.core.trajectory import (
-    TOOL_ATTEMPTS,
-    TOOL_SUCCESSES,
     Finish,
     Rejected,
     Stop,
@@ -79,6 +77,8 @@ class _Reaction:
     reply: Message
     observations: tuple[Message, ...] = ()
     turn_rewards: Mapping[str, float] = field(default_factory=dict)
+    tool_attempts: int = 0
+    tool_successes: int = 0
     ending: _Ending | None = None
 
 
@@ -223,7 +223,7 @@ async def _known(engine: Engine, problem: Problem, prompt: Prompt) -> float | No
 def _may_call(engine: Engine, turns: Sequence[Turn]) -> bool:
     """Whether the tool calls of one more reply are run."""
     most = engine.limits.max_tool_turns
-    return most is None or sum(TOOL_ATTEMPTS in turn.turn_rewards for turn in turns) < most
+    return most is None or sum(turn.tool_attempts > 0 for turn in turns) < most
 
 
 async def _drafted(engine: Engine, prompt: Prompt, record: _Record) -> Drafted | None:
@@ -251,7 +251,8 @@ async def _react(engine: Engine, environment: Environment, sampled: Sampled, *, 
             return _Reaction(
                 reply=replace(reply, tool_calls=tuple(answers.calls)),
                 observations=tuple(answers.messages),
-                turn_rewards={TOOL_ATTEMPTS: float(answers.attempted), TOOL_SUCCESSES: float(answers.succeeded)},
+                tool_attempts=answers.attempted,
+                tool_successes=answers.succeeded,
             )
         step = await guarded(
             partial(_stepped, environment, reply),
@@ -296,4 +297,6 @@ def _turn(prompt: Prompt, sampled: Sampled, reaction: _Reaction) -> Turn:
         reply=reaction.reply,
         observations=reaction.observations,
         turn_rewards=reaction.turn_rewards,
+        tool_attempts=reaction.tool_attempts,
+        tool_successes=reaction.tool_successes,
     )

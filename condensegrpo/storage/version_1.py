@@ -1,6 +1,7 @@
 """Conversion of trajectory and credit lines of version 1, written before the fields below were renamed or added.
 
-trajectory.turns[].condensation.spans[].fate   ─▶   status
+trajectory.turns[].condensation.spans[].fate             ─▶   status
+trajectory.turns[].turn_rewards["tool_attempts"]  2.0    ─▶   tool_attempts   2    likewise tool_successes
 """
 
 from collections.abc import Iterator
@@ -15,6 +16,10 @@ def converted_from_version_1(record: dict[str, object]) -> dict[str, object]:
         for span in _objects(turn.get("condensation"), "spans"):
             if "fate" in span:
                 span["status"] = span.pop("fate")
+        rewards = turn.get("turn_rewards")
+        for name in ("tool_attempts", "tool_successes"):
+            if isinstance(rewards, dict) and isinstance(rewards.get(name), int | float):
+                turn[name] = int(rewards.pop(name))
     return record
 
 
