@@ -144,6 +144,7 @@ def _trajectory(
         id=f"{group}/{sample}",
         problem_id=group,
         group_id=group,
+        sample=sample,
         turns=tuple(done),
         stop=Stop.ANSWERED,
         answer="",

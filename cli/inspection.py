@@ -32,7 +32,10 @@ class Sibling:
 
     id: str
     group: str
+    sample: int
     problem: str
+    question: str | None  # None: not known
+    ground_truth: str | None  # None: not known
     score: float
     correct: float
     format: bool
@@ -78,7 +81,7 @@ class Group:
     id: str
     problem: str
     signal: bool  # False: nothing is learned from it, its scores are all equal
-    siblings: tuple[Sibling, ...]  # by id
+    siblings: tuple[Sibling, ...]  # by sample
 
     @property
     def idle(self) -> str:
@@ -162,8 +165,13 @@ def every_step(path: Path, number: int | None) -> tuple[Step, ...]:
 
 
 def siblings(step: Step) -> tuple[Sibling, ...]:
-    """The figures of every trajectory, in the order of their groups and ids."""
-    return tuple(_sibling(one, step.credit) for one in sorted(step.scored, key=_place))
+    """The figures of every trajectory, in the order of groups and samples."""
+
+    def place(scored: ScoredTrajectory) -> tuple[tuple[tuple[int, str], ...], int, str]:
+        trajectory = scored.trajectory
+        return _natural(trajectory.group_id), trajectory.sample, trajectory.id
+
+    return tuple(_sibling(scored, step.credit) for scored in sorted(step.scored, key=place))
 
 
 def groups(every: Sequence[Sibling]) -> tuple[Group, ...]:
@@ -304,7 +312,10 @@ def _sibling(one: ScoredTrajectory, credit: Mapping[str, Credit] | None) -> Sibl
     return Sibling(
         id=trajectory.id,
         group=trajectory.group_id,
+        sample=trajectory.sample,
         problem=trajectory.problem_id,
+        question=trajectory.question,
+        ground_truth=trajectory.ground_truth,
         score=score.total,
         correct=score.correct,
         format=score.format_valid,
@@ -318,10 +329,6 @@ def _sibling(one: ScoredTrajectory, credit: Mapping[str, Credit] | None) -> Sibl
         answer=trajectory.answer,
         seconds=trajectory.seconds,
     )
-
-
-def _place(one: ScoredTrajectory) -> tuple[tuple[tuple[int, str], ...], ...]:
-    return _natural(one.trajectory.group_id), _natural(one.trajectory.id)
 
 
 def _natural(text: str) -> tuple[tuple[int, str], ...]:

@@ -22,9 +22,12 @@ EXCERPT = 600  # characters of a text without --full
 
 
 def heading(one: Sibling, detail: str) -> Text:
-    """Who it is, what it is worth and why it ended."""
+    """Its id, question, answer, ground truth, score, and why it ended."""
     answer = f"answered {one_line(one.answer, 40)!r}" if one.answer is not None else "no answer"
-    text = Text.assemble((one_line(one.id, 80), "bold"), "   ", verdict(one), f"   score {one.score:.4g}   {answer}\n")
+    text = Text.assemble((one_line(one.id, 80), "bold"), "   ", verdict(one), f"   score {one.score:.4g}   {answer}")
+    text.append(f"   ground truth {one_line(one.ground_truth, 40)!r}\n" if one.ground_truth is not None else "\n")
+    if one.question is not None:
+        text.append("question ", theme.DIM).append(f"{one_line(one.question, 160)}\n")
     text.append(f"stop {one.stop} · {one.turns} turns · largest context {one.context} tokens · ", theme.DIM)
     text.append(f"{one.output} output tokens · {one.seconds:.1f} s", theme.DIM)
     handled = _handled(one)

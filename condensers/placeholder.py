@@ -6,13 +6,7 @@ from dataclasses import replace
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Count
 
-STAND_IN = re.compile(r"\[turns up to [0-9]+ omitted, summarised above: [0-9]+ tokens\]")
-PATTERN = re.compile(r"\[turn [0-9]+, [a-z ]+ omitted: [0-9]+ tokens\]|" + STAND_IN.pattern)
-
-
-def is_stand_in(unit: Unit) -> bool:
-    """Whether a unit is how a summary is shown (``Summary.unit``)."""
-    return len(unit.results) == 1 and STAND_IN.fullmatch(unit.results[0].content) is not None
+PATTERN = re.compile(r"\[turn [0-9]+, [a-z ]+ omitted: [0-9]+ tokens\]")
 
 
 def is_placeholder(text: str) -> bool:
@@ -26,9 +20,9 @@ def masked(history: History, unit: Unit, message: Message, count: Count) -> Mess
         tool: 0.7312, 0.1184, …   ─▶   tool: [turn 3, tool result omitted: 812 tokens]
 
     The tokens are those that the message adds to pinned messages and reply, its share of the template included. A
-    message that is no longer than its placeholder is returned unchanged.
+    message that is no longer than its placeholder is returned unchanged, and so is that of a summary.
     """
-    if is_placeholder(message.content):
+    if unit.is_summary or is_placeholder(message.content):
         return message
     before = (*history.pinned, unit.reply)
     reply = count(before)

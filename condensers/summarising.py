@@ -6,7 +6,6 @@ from typing import Any
 
 from condensegrpo.condensers.fit import fits, newest_that_fit
 from condensegrpo.condensers.observation_mask import ObservationMask
-from condensegrpo.condensers.placeholder import is_stand_in
 from condensegrpo.core.account import account
 from condensegrpo.core.errors import SummaryRefused
 from condensegrpo.core.messages import History, Summary, Unit, flatten
@@ -42,7 +41,7 @@ def planned(history: History, budget: Budget, *, keep_last: int, room: int, alwa
     less = replace(budget, tokens=max(budget.tokens - room, 0))
     kept = newest_that_fit(history.pinned, view[-keep_last:], less)
     covered = view[: len(view) - len(kept)]
-    if all(is_stand_in(unit) for unit in covered) or not fits(history.pinned, kept, budget):
+    if all(unit.is_summary for unit in covered) or not fits(history.pinned, kept, budget):
         return None
     return Plan(covered=covered, kept=kept)
 

@@ -92,8 +92,11 @@ def trajectory(
     group: str = "p0",
     stop: Stop = Stop.ANSWERED,
     answer: str | None = "7",
+    sample: int = 0,
 ) -> Trajectory:
-    return Trajectory(id=id, problem_id=group, group_id=group, turns=turns, stop=stop, answer=answer, seconds=0.25)
+    return Trajectory(
+        id=id, problem_id=group, group_id=group, sample=sample, turns=turns, stop=stop, answer=answer, seconds=0.25
+    )
 
 
 def scored(
@@ -126,6 +129,7 @@ def ledger_episode(
     group: str = "ledger-3",
     stop: Stop = Stop.ANSWERED,
     answer: str | None = "7",
+    sample: int = 0,
 ) -> Trajectory:
     """An episode as the engine records it: reply t is answered by operation t; with ``keep_last`` only the newest
     units stay in the prompt, else every prompt continues the last one.
@@ -153,7 +157,7 @@ def ledger_episode(
             )
         )
         units.append((assistant(reply), *observations))
-    return trajectory(*turns, id=id, group=group, stop=stop, answer=answer)
+    return trajectory(*turns, id=id, group=group, stop=stop, answer=answer, sample=sample)
 
 
 def write_tokenizer(folder: Path) -> Path:

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from condensegrpo.assembly import assemble
 from condensegrpo.attention.scripted import ScriptedScorer
-from condensegrpo.condensers.placeholder import is_stand_in
 from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core import plugins
 from condensegrpo.core.messages import History, Message, ToolCall, Unit, flatten
@@ -201,7 +200,7 @@ def check_atomic(past: History, found: Condensed) -> None:
     originals = {original.turn: original for original in past.units}
     summaries = [kept for kept in found.units if kept.reply != originals[kept.turn].reply]
     assert len(summaries) <= 1
-    assert all(map(is_stand_in, summaries)), "a reply was rewritten"
+    assert all(kept.is_summary for kept in summaries), "a reply was rewritten"
     for kept in found.units:
         calls = {call.id for call in kept.reply.tool_calls}
         ids = [one.tool_call_id for one in kept.results if one.tool_call_id is not None]
@@ -217,7 +216,7 @@ def check_placeholders(past: History, found: Condensed, counted: Count = count) 
     originals = {original.turn: original for original in past.units}
     for kept in found.units:
         original = originals[kept.turn]
-        if is_stand_in(kept) and not is_stand_in(original):
+        if kept.is_summary and not original.is_summary:
             omitted = [unit for unit in past.units if unit.turn <= kept.turn]
             tokens = counted(flatten(past.pinned, omitted)) - counted(past.pinned)
             through = re.fullmatch(r"\[turns up to (\d+) omitted, .*: (\d+) tokens\]", kept.results[0].content)

@@ -78,8 +78,8 @@ def play(sampler: TransformersSampler, name: str, *, episodes: int = 1) -> list[
             replace(problem(number), answer="5"),
             environment=Counting,
             engine=parts,
-            trajectory_id=str(number),
             group_id="g",
+            sample=number,
             seed=lambda turn: 100 * number + turn,
         )
 

@@ -13,7 +13,7 @@ from condensegrpo.core.protocols import GroupReward, Problem, Reward
 from condensegrpo.core.trajectory import ScoredTrajectory, Stop, Trajectory
 from condensegrpo.rewards.correct import Correct
 from condensegrpo.rewards.linear_pass_rate import LinearPassRate
-from condensegrpo.rollout.collect import collect, failures_of, tell_failures
+from condensegrpo.rollout.collect import collect, failures_of, report_failures
 from condensegrpo.rollout.group import named
 from condensegrpo.samplers.scripted import ScriptedSampler
 
@@ -103,6 +103,12 @@ def test_a_problem_that_comes_twice_makes_two_groups() -> None:
     assert sorted(reward.seen) == [["7-p0-0", "7-p0-1"], ["7-p0~2-0", "7-p0~2-1"]]
 
 
+def test_a_trajectory_holds_its_sample_number_question_and_ground_truth() -> None:
+    found, _ = gather(Correct(), slow=set(), samples=2)
+    kept = [(one.trajectory.sample, one.trajectory.question, one.trajectory.ground_truth) for one in found]
+    assert kept == [(0, "count", "1"), (1, "count", "1")]
+
+
 def test_a_group_of_one_is_a_group() -> None:
     """As in an evaluation with one sample a problem."""
     reward = Siblings()
@@ -136,14 +142,14 @@ def ended(*stops: Stop) -> list[ScoredTrajectory]:
 def test_nothing_is_said_where_nothing_failed() -> None:
     """A wrong format or a cut-off reply is the policy's doing, not a failure."""
     said: list[str] = []
-    tell_failures([failures_of(ended(Stop.FORMAT, Stop.OUTPUT_LENGTH, Stop.TURN_LIMIT))], said.append)
-    tell_failures([failures_of([])], said.append)
+    report_failures([failures_of(ended(Stop.FORMAT, Stop.OUTPUT_LENGTH, Stop.TURN_LIMIT))], said.append)
+    report_failures([failures_of([])], said.append)
     assert said == []
 
 
 def test_some_failures_are_counted_and_the_first_is_named() -> None:
     said: list[str] = []
-    tell_failures([failures_of(ended(Stop.FORMAT, Stop.ENVIRONMENT_ERROR, Stop.SAMPLER_ERROR))], said.append)
+    report_failures([failures_of(ended(Stop.FORMAT, Stop.ENVIRONMENT_ERROR, Stop.SAMPLER_ERROR))], said.append)
     (text,) = said
     assert text.startswith("2 of 3 trajectories failed; the first (environment_error)")
 
@@ -151,13 +157,13 @@ def test_some_failures_are_counted_and_the_first_is_named() -> None:
 @pytest.mark.parametrize("stop", [Stop.ENVIRONMENT_ERROR, Stop.SAMPLER_ERROR])
 def test_nothing_but_failures_is_an_error(stop: Stop) -> None:
     with pytest.raises(RolloutError, match="2 of 2 trajectories failed"):
-        tell_failures([failures_of(ended(stop)), failures_of(ended(stop))], lambda text: None)
+        report_failures([failures_of(ended(stop)), failures_of(ended(stop))], lambda text: None)
 
 
 def test_a_rank_whose_trajectories_all_failed_does_not_leave_the_others() -> None:
     """It alone would raise, and the others would wait for it for ever. One without any trajectory is no failure."""
     said: list[str] = []
     broken, well = ended(Stop.ENVIRONMENT_ERROR, Stop.SAMPLER_ERROR), ended(Stop.ANSWERED, Stop.FORMAT)
-    tell_failures([failures_of(rank) for rank in (well, broken, [])], said.append)
+    report_failures([failures_of(rank) for rank in (well, broken, [])], said.append)
     (text,) = said
     assert text.startswith("2 of 4 trajectories failed; the first (environment_error)")

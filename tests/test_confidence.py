@@ -69,9 +69,7 @@ class Deciding:
 def played(model: Deciding | ScriptedSampler, asked: Confidence | None = ASKED, **options: object) -> Trajectory:
     parts: Engine = replace(engine(model, **options), confidence=asked)  # type: ignore[arg-type]
     return asyncio.run(
-        run_episode(
-            problem(), environment=Counting, engine=parts, trajectory_id="t", group_id="g", seed=lambda number: number
-        )
+        run_episode(problem(), environment=Counting, engine=parts, group_id="g", sample=0, seed=lambda number: number)
     )
 
 

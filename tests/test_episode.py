@@ -48,8 +48,8 @@ def play(parts: Engine, *, environment: EnvironmentOf = Counting, question: str 
             problem(question=question),
             environment=environment,
             engine=parts,
-            trajectory_id="t",
             group_id="g",
+            sample=0,
             seed=lambda turn: turn,
         )
     )
@@ -568,8 +568,8 @@ def test_an_abort_ends_the_episode_at_once_with_the_turns_so_far() -> None:
             problem(),
             environment=Counting,
             engine=engine(slow, turn_seconds=60),
-            trajectory_id="t",
             group_id="g",
+            sample=0,
             seed=lambda turn: 0,
             abort=abort,
         )

@@ -60,7 +60,8 @@ def run(*arguments: object) -> Result:
 
 
 def episode(group: str, sample: int, total: float, *, keep_last: int | None = 1) -> ScoredTrajectory:
-    one = ledger_episode(REPLIES, OPERATIONS, keep_last=keep_last, id=f"{group}/{sample}", group=group, answer="6")
+    name = f"{group}/{sample}"
+    one = ledger_episode(REPLIES, OPERATIONS, keep_last=keep_last, id=name, group=group, answer="6", sample=sample)
     return scored(one, total, correct=float(total > 0), components={"correct": float(total > 0), "short": total / 10})
 
 
@@ -267,6 +268,16 @@ def test_a_trajectory_without_turns_is_shown(tmp_path: Path) -> None:
     assert "no turn was sampled" in text
     assert "out of memory" in text
     assert "✗ malformed" in text
+
+
+def test_question_and_ground_truth_are_shown_if_known(tmp_path: Path) -> None:
+    one = trajectory(turn([1], [2]))
+    write_trajectory(tmp_path / "t.jsonl", scored(one, 1.0))
+    assert "ground truth" not in inspect(tmp_path / "t.jsonl")
+    write_trajectory(tmp_path / "u.jsonl", scored(replace(one, question="3 + 4?", ground_truth="7"), 1.0))
+    lines = [line.strip() for line in inspect(tmp_path / "u.jsonl").splitlines()]
+    assert "answered '7'   ground truth '7'" in next(line for line in lines if line.startswith("p0/0"))
+    assert "question 3 + 4?" in lines
 
 
 def test_a_cut_off_file_is_shown_as_far_as_it_goes(demo: Path) -> None:

@@ -39,7 +39,14 @@ def scored(
     components: Mapping[str, float] | None = None,
 ) -> ScoredTrajectory:
     trajectory = Trajectory(
-        id="q/0", problem_id="q", group_id="q#1", turns=turns, stop=stop, answer=None, seconds=0.5 * len(turns)
+        id="q/0",
+        problem_id="q",
+        group_id="q#1",
+        sample=0,
+        turns=turns,
+        stop=stop,
+        answer=None,
+        seconds=0.5 * len(turns),
     )
     return ScoredTrajectory(
         trajectory=trajectory,

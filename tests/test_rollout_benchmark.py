@@ -47,7 +47,9 @@ def test_contexts_grow_by_reply_and_reading_and_stay_under_last_k(folder: Path) 
 
 def trajectory(*turns: tuple[list[int], list[int]]) -> Trajectory:
     made = tuple(turn(prompt, output) for prompt, output in turns)
-    return Trajectory(id="a", problem_id="a", group_id="a", turns=made, stop=Stop.ANSWERED, answer="", seconds=1.0)
+    return Trajectory(
+        id="a", problem_id="a", group_id="a", sample=0, turns=made, stop=Stop.ANSWERED, answer="", seconds=1.0
+    )
 
 
 def test_tokens_are_counted_with_and_without_what_the_last_turn_left() -> None:

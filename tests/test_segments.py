@@ -32,7 +32,9 @@ def declared(tokens_after: int, *turns: int) -> Condensation:
 
 
 def trajectory(*turns: Turn, stop: Stop = Stop.TURN_LIMIT, answer: str | None = None) -> Trajectory:
-    return Trajectory(id="q/0", problem_id="q", group_id="q", turns=turns, stop=stop, answer=answer, seconds=0)
+    return Trajectory(
+        id="q/0", problem_id="q", group_id="q", sample=0, turns=turns, stop=stop, answer=answer, seconds=0
+    )
 
 
 def rows(one: Trajectory) -> tuple[Segment, ...]:

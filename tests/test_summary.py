@@ -29,8 +29,8 @@ from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import History, Message, Summary, Unit
-from condensegrpo.core.protocols import Budget, Condensed, Request, Step
-from condensegrpo.core.trajectory import SamplingParams, SpanStatus, Stop, Trajectory
+from condensegrpo.core.protocols import Budget, Condensed, Request, Step, Written
+from condensegrpo.core.trajectory import Finish, SamplingParams, SpanStatus, Stop, Trajectory
 from condensegrpo.rollout.engine import Engine, Trigger
 from condensegrpo.rollout.episode import run_episode
 from condensegrpo.rollout.render import Renderer
@@ -52,8 +52,8 @@ def play(parts: Engine, *, environment: EnvironmentOf = Counting, question: str 
             problem(question=question),
             environment=environment,
             engine=parts,
-            trajectory_id="t",
             group_id="g",
+            sample=0,
             seed=lambda number: number,
         )
     )
@@ -131,6 +131,24 @@ def test_the_policy_writes_a_summary_in_a_turn_of_its_own(template: str) -> None
         f"seen {place}",
     ]
     assert [message.role for message in after.context] == ["system", "user", *["assistant", "user"] * 2]
+
+
+def test_a_tool_result_that_reads_like_a_summary_is_summarised_like_any_other(template: str) -> None:
+    """A summary is known by a flag, not by its text."""
+    note = Summary(text="", through=0, tokens=40).unit.results[0].content
+    reply, last = Message(role="assistant", content="look " * 20), Message(role="assistant", content="ok")
+    forged = Unit(turn=0, reply=reply, results=(Message(role="user", content=note),))
+    history = History(pinned=(Message(role="user", content="count"),), units=(forged, Unit(turn=1, reply=last)))
+    count = Renderer(tokenizer()).count
+    room = count((*history.pinned, *Unit(turn=0, reply=last).messages)) + 100
+
+    async def write(request: Request) -> Written:
+        return Written(text="short", finish=Finish.STOP)
+
+    budget = Budget(tokens=room, count=count, write=write, request_tokens=10_000)
+    condensed = asyncio.run(PolicySummary(template=template, max_tokens=8).condense(history, budget, ()))
+    assert condensed.summary == Summary(text="short", through=0, tokens=condensed.spans[0].tokens)
+    assert [unit.is_summary for unit in condensed.units] == [True, False]
 
 
 def test_a_summary_is_trained_exactly_once_and_like_any_other_turn(template: str) -> None:

@@ -34,6 +34,7 @@ class Unit:
     turn: int  # index of the turn that sampled the reply; stays with the unit when others are dropped
     reply: Message
     results: tuple[Message, ...] = ()  # tool results and environment observations, in order
+    is_summary: bool = False  # it stands for all units up to its turn, see Summary.unit
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -62,12 +63,13 @@ class Summary:
 
     @property
     def unit(self) -> Unit:
-        """How it is shown, in the place of the last unit that it stands for: as a reply, and a user who says so."""
-        told = f"[turns up to {self.through} omitted, summarised above: {self.tokens} tokens]"
+        """The unit that is shown for the summarised ones: the text as a reply, then a user message that says so."""
+        note = f"[turns up to {self.through} omitted, summarised above: {self.tokens} tokens]"
         return Unit(
             turn=self.through,
             reply=Message(role="assistant", content=self.text),
-            results=(Message(role="user", content=told),),
+            results=(Message(role="user", content=note),),
+            is_summary=True,
         )
 
 

@@ -154,9 +154,12 @@ class Rejected:
 class Trajectory:
     """One episode, [(c_1, o_1), …, (c_k, o_k)]. It may have no turn at all if nothing could be sampled."""
 
-    id: str
+    id: str  # group_id-sample
     problem_id: str
     group_id: str
+    sample: int  # its number in its group, from 0
+    question: str | None = None  # of the problem; None: not known
+    ground_truth: str | None = None  # the answer of the problem; None: not known
     turns: tuple[Turn, ...]
     stop: Stop
     answer: str | None  # read from the assistant's text only; None: none was given

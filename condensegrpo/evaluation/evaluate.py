@@ -14,7 +14,7 @@ from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.evaluation.figures import evaluation
 from condensegrpo.learner import ranks
 from condensegrpo.metrics.trajectories import facts_of
-from condensegrpo.rollout.collect import collect, failures_of, tell_failures
+from condensegrpo.rollout.collect import collect, failures_of, report_failures
 from condensegrpo.rollout.group import named
 
 EVALUATION_STEP = -1  # names the random streams of evaluations apart from those of training
@@ -66,7 +66,7 @@ def evaluate(
             on_scored=finished,
         )
     )
-    tell_failures(ranks.gather(failures_of(scored)), observer.say)
+    report_failures(ranks.gather(failures_of(scored)), observer.say)
     facts = [facts_of(one, turn_reward=turn_sums(one).total) for one in scored]
     everybody = [one for share in ranks.gather(facts) for one in share]
     seconds = time.monotonic() - began

@@ -1,8 +1,9 @@
-"""Roll out and score: problems in, scored trajectories out, each handed on the moment it can be scored."""
+"""Roll out and score: problems in, scored trajectories out, each reported as soon as it is scored."""
 
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from condensegrpo.core.errors import RolloutError
@@ -13,15 +14,45 @@ from condensegrpo.rollout.group import rollout
 from condensegrpo.rollout.scoring import score, score_group
 
 OnScored = Callable[[ScoredTrajectory], None]
-FAILURES = frozenset({Stop.SAMPLER_ERROR, Stop.ENVIRONMENT_ERROR})  # stops that are nobody's decision
+FAILURES = frozenset({Stop.SAMPLER_ERROR, Stop.ENVIRONMENT_ERROR})  # stops that are an error, not a decision
 
 
 class Failures(NamedTuple):
-    """How many trajectories failed for reasons that are nobody's decision."""
+    """How many trajectories ended with an error."""
 
     failed: int
-    trajectories: int  # that were sampled
-    first: str  # stop and detail of the first that failed; empty: none did
+    trajectories: int  # sampled in all
+    first: str  # stop and detail of the first failure; empty: no failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scorer:
+    """Scores trajectories as they finish: each by itself, or a whole group once it is complete."""
+
+    problems: Mapping[str, Problem]  # by id
+    samples: int  # trajectories in a group
+    reward: Reward | GroupReward
+    on_scored: OnScored
+    groups: dict[str, list[Trajectory]] = field(default_factory=lambda: defaultdict(list))  # finished so far, by id
+    scored: dict[str, ScoredTrajectory] = field(default_factory=dict)  # by id of the trajectory
+
+    async def add(self, trajectory: Trajectory) -> None:
+        """Score a finished trajectory, or its group if it is the last one of it. Rewards run in threads."""
+        problem = self.problems[trajectory.problem_id]
+        if not isinstance(self.reward, GroupReward):
+            self._report(trajectory, await asyncio.to_thread(score, trajectory, problem, self.reward))
+            return
+        group = self.groups[trajectory.group_id]
+        group.append(trajectory)
+        if len(group) == self.samples:
+            group.sort(key=lambda member: member.sample)
+            scores = await asyncio.to_thread(score_group, group, problem, self.reward)
+            for member, member_score in zip(group, scores, strict=True):
+                self._report(member, member_score)
+
+    def _report(self, trajectory: Trajectory, score: Score) -> None:
+        self.scored[trajectory.id] = ScoredTrajectory(trajectory=trajectory, score=score)
+        self.on_scored(self.scored[trajectory.id])
 
 
 async def collect(
@@ -39,33 +70,16 @@ async def collect(
 
     Args:
         problems: by a name that is unique in the batch, see ``rollout.group.named``.
-        reward: one of single trajectories scores each as it finishes; a group reward scores all of a group, failed
-            ones included, when its last one has finished. It is called in threads, several at a time, so that one that
-            runs code or waits holds up no episode.
-        on_scored: sees each one once it is scored, in whatever order they finish; those of a group reward by groups,
-            in the order of their sample numbers. Of a rollout that is interrupted it never sees unfinished groups then.
+        reward: a ``Reward`` scores each trajectory as it finishes; a ``GroupReward`` scores all trajectories of a
+            group, failed ones included, when the last one has finished. It is called in threads, several at a time,
+            so that a slow reward delays no episode.
+        on_scored: called with each trajectory once it is scored, in the order in which they finish; with a
+            ``GroupReward`` by groups, in the order of sample numbers, and after an interruption not with the
+            trajectories of unfinished groups.
         run_seed: names the random streams, together with ``step`` and the problem's name.
     """
     by_id = {problem.id: problem for problem in problems.values()}
-    waiting: dict[str, list[Trajectory]] = defaultdict(list)  # by group, with a group reward
-    scored: dict[str, ScoredTrajectory] = {}
-
-    def hand_on(trajectory: Trajectory, its: Score) -> None:
-        one = ScoredTrajectory(trajectory=trajectory, score=its)
-        scored[trajectory.id] = one
-        on_scored(one)
-
-    async def finish(trajectory: Trajectory) -> None:
-        problem, group = by_id[trajectory.problem_id], waiting[trajectory.group_id]
-        if not isinstance(reward, GroupReward):
-            hand_on(trajectory, await asyncio.to_thread(score, trajectory, problem, reward))
-            return
-        group.append(trajectory)
-        if len(group) == samples:
-            ordered = sorted(group, key=lambda one: (len(one.id), one.id))  # they end in a number: …-2 before …-10
-            for one, its in zip(ordered, await asyncio.to_thread(score_group, ordered, problem, reward), strict=True):
-                hand_on(one, its)
-
+    scorer = _Scorer(problems=by_id, samples=samples, reward=reward, on_scored=on_scored)
     groups = await rollout(
         problems,
         samples=samples,
@@ -73,32 +87,32 @@ async def collect(
         engine=engine,
         run_seed=run_seed,
         step=step,
-        on_finish=finish,
+        on_finish=scorer.add,
     )
-    return tuple(scored[trajectory.id] for group in groups for trajectory in group)
+    return tuple(scorer.scored[trajectory.id] for group in groups for trajectory in group)
 
 
 def failures_of(scored: Sequence[ScoredTrajectory]) -> Failures:
-    """How many of some trajectories failed: a rank counts its own, and ``tell_failures`` hears of all ranks."""
-    failed = [one.trajectory for one in scored if one.trajectory.stop in FAILURES]
+    """The failures among some trajectories: each rank counts its own, ``report_failures`` takes those of all ranks."""
+    failed = [member.trajectory for member in scored if member.trajectory.stop in FAILURES]
     first = f"({failed[0].stop}): {failed[0].detail}" if failed else ""
     return Failures(failed=len(failed), trajectories=len(scored), first=first)
 
 
-def tell_failures(shares: Sequence[Failures], say: Callable[[str], None]) -> None:
-    """One failed trajectory is data; that some failed should be known; if all did, something is broken.
+def report_failures(ranks: Sequence[Failures], say: Callable[[str], None]) -> None:
+    """Say how many trajectories failed, if any: a single failure is data, but if all fail, something is broken.
 
     Args:
-        shares: of every rank, so that all of them come to the same end and none waits for one that has left.
+        ranks: of every rank, so that all ranks raise, or none does and no rank waits for another that has left.
 
     Raises:
-        RolloutError: no trajectory came to an end of its own; the message has the first one's detail.
+        RolloutError: every trajectory failed; the message holds the detail of the first one.
     """
-    failed, trajectories = sum(share.failed for share in shares), sum(share.trajectories for share in shares)
+    failed, trajectories = sum(rank.failed for rank in ranks), sum(rank.trajectories for rank in ranks)
     if not failed:
         return
-    first = next(share.first for share in shares if share.failed)
-    told = f"{failed} of {trajectories} trajectories failed; the first {first}"
+    first = next(rank.first for rank in ranks if rank.failed)
+    message = f"{failed} of {trajectories} trajectories failed; the first {first}"
     if failed == trajectories:
-        raise RolloutError(told)
-    say(told)
+        raise RolloutError(message)
+    say(message)

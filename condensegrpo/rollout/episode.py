@@ -87,8 +87,8 @@ async def run_episode(
     *,
     environment: Callable[[Problem], Environment],
     engine: Engine,
-    trajectory_id: str,
     group_id: str,
+    sample: int,
     seed: Callable[[int], int],
     draw: float = 0.0,
     abort: asyncio.Event | None = None,
@@ -97,6 +97,7 @@ async def run_episode(
 
     Args:
         environment: makes the episode's own environment, as ``Task.environment`` does.
+        sample: number of the episode in its group, from 0; the id of the trajectory is ``group_id-sample``.
         seed: n → seed of the random stream of the nth text of the episode. Condense turns and rejected texts count;
             without any, n is the turn. Below 0: of drafts, −1 the first.
         draw: in [0, 1), of the problem and so the same for all siblings: where in the trigger's jitter they condense.
@@ -106,13 +107,16 @@ async def run_episode(
         The trajectory with every turn that was sampled, whatever happened after; see ``Stop`` for how it may end.
     """
     started = time.monotonic()
-    record = _Record(trajectory=trajectory_id, seed=seed)
+    record = _Record(trajectory=f"{group_id}-{sample}", seed=seed)
     playing = asyncio.create_task(_play(problem, environment, engine, draw, record))
     ending = await _unless_aborted(playing, abort)
     return Trajectory(
-        id=trajectory_id,
+        id=record.trajectory,
         problem_id=problem.id,
         group_id=group_id,
+        sample=sample,
+        question=problem.question,
+        ground_truth=problem.answer,
         turns=tuple(record.turns),
         stop=ending.stop,
         answer=ending.answer,

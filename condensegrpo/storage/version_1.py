@@ -1,5 +1,6 @@
 """Conversion of trajectory and credit lines of version 1, written before the fields below were renamed or added.
 
+trajectory.id  7-a-3                                     ─▶   sample  3, of an id that ends otherwise 0
 trajectory.turns[].condensation.spans[].fate             ─▶   status
 trajectory.turns[].turn_rewards["tool_attempts"]  2.0    ─▶   tool_attempts   2    likewise tool_successes
 """
@@ -12,7 +13,11 @@ def converted_from_version_1(record: dict[str, object]) -> dict[str, object]:
 
     What is damaged stays so: the decoder names the fault.
     """
-    for turn in _objects(record.get("trajectory"), "turns"):
+    trajectory = record.get("trajectory")
+    if isinstance(trajectory, dict) and isinstance(trajectory.get("id"), str):
+        number = trajectory["id"].rpartition("-")[2]
+        trajectory["sample"] = int(number) if number.isdecimal() else 0
+    for turn in _objects(trajectory, "turns"):
         for span in _objects(turn.get("condensation"), "spans"):
             if "fate" in span:
                 span["status"] = span.pop("fate")

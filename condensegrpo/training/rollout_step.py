@@ -15,7 +15,7 @@ from condensegrpo.algorithms.credit import Scores, idle_groups, scores_of, split
 from condensegrpo.core.protocols import Environment, GroupReward, Problem, Reward
 from condensegrpo.core.trajectory import Handling, ScoredTrajectory, Stop
 from condensegrpo.learner import ranks
-from condensegrpo.rollout.collect import collect, failures_of, tell_failures
+from condensegrpo.rollout.collect import collect, failures_of, report_failures
 from condensegrpo.rollout.episode import Engine
 from condensegrpo.rollout.group import named
 from condensegrpo.storage.run_folder import write_trajectory
@@ -162,7 +162,7 @@ def complete_batch(
         extra = batch_filter.split(run_round(current))
         missing = _missing(extra, missing)
         batch += extra
-    tell_failures(ranks.gather(failures_of(batch.trajectories)), say)  # a round alone may be one broken problem
+    report_failures(ranks.gather(failures_of(batch.trajectories)), say)  # a round alone may be one broken problem
     return batch
 
 

@@ -169,8 +169,8 @@ def draw_plot(path: Path) -> None:
 
 def _answered(answer: str, context: int) -> Trajectory:
     return Trajectory(
-        id="t", problem_id="p", group_id="g", turns=(turn_of((0,) * context, 1),), stop=Stop.ANSWERED, answer=answer,
-        seconds=0.0,
+        id="t", problem_id="p", group_id="g", sample=0, turns=(turn_of((0,) * context, 1),),
+        stop=Stop.ANSWERED, answer=answer, seconds=0.0,
     )  # fmt: skip
 
 

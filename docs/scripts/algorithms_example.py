@@ -176,7 +176,7 @@ def _turn_by_turn(value_NK: Tensor, scores: Scores, digits: int = 3) -> list[str
 def _told(name: str, right: float, turns: Sequence[Told]) -> ScoredTrajectory:
     made = tuple(turn_of((ord(turn.prompt),) * turn.context, turn.output, result=turn.result) for turn in turns)
     trajectory = Trajectory(
-        id=name, problem_id="p", group_id="g", turns=made, stop=Stop.ANSWERED, answer="yes", seconds=0.0
+        id=name, problem_id="p", group_id="g", sample=0, turns=made, stop=Stop.ANSWERED, answer="yes", seconds=0.0
     )
     score = Score(
         total=right,
