@@ -4,12 +4,12 @@ import math
 from collections.abc import Iterator, Sequence
 
 from condensegrpo.algorithms.segments import check
-from condensegrpo.cli.inspection import Step
+from condensegrpo.cli.inspection import InspectedStep
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.storage.run_folder import Credit
 
 
-def breaches(step: Step) -> tuple[str, ...]:
+def breaches(step: InspectedStep) -> tuple[str, ...]:
     """Everything that is wrong with a step's trajectories and credit; empty: all is well."""
     found: list[str] = [*step.problems]
     for one in step.scored:
@@ -38,7 +38,7 @@ def _of_groups(scored: Sequence[ScoredTrajectory]) -> Iterator[str]:
         seen.add(one.trajectory.id)
 
 
-def _of_credit(step: Step) -> Iterator[str]:
+def _of_credit(step: InspectedStep) -> Iterator[str]:
     if step.credit is None:
         return
     turns = {one.trajectory.id: len(one.trajectory.turns) for one in step.scored}

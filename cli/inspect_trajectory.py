@@ -15,9 +15,9 @@ from condensegrpo.cli.filters import parse_sort, parse_where, sort_key
 from condensegrpo.cli.inspect_tables import group_table, match_table, sibling_table
 from condensegrpo.cli.inspection import (
     Group,
+    InspectedStep,
     Sibling,
-    Step,
-    Tokens,
+    TokenTexts,
     TurnView,
     budget_of,
     every_step,
@@ -29,7 +29,7 @@ from condensegrpo.cli.inspection import (
 from condensegrpo.cli.neutral import counted, neutral, one_line
 from condensegrpo.cli.trajectory_view import details, heading, overview
 from condensegrpo.core.errors import DataError
-from condensegrpo.metrics.information import changes, told
+from condensegrpo.metrics.information import changes, description
 from condensegrpo.storage.codec import dump_line
 from condensegrpo.storage.run_folder import write_atomically
 
@@ -143,10 +143,10 @@ def _listing(names: Sequence[str]) -> str:
     return ", ".join(different[:12]) + (f" and {len(different) - 12} more" if len(different) > 12 else "")
 
 
-def _view(opened: Step, every: Sequence[Sibling], matches: tuple[Sibling, ...], *, tokens: bool) -> View:
+def _view(opened: InspectedStep, every: Sequence[Sibling], matches: tuple[Sibling, ...], *, tokens: bool) -> View:
     chosen = matches[0]
     one = next(one for one in opened.scored if one.trajectory.id == chosen.id)
-    tokenizer = Tokens(opened) if tokens else None
+    tokenizer = TokenTexts(opened) if tokens else None
     credit = opened.credit.get(chosen.id) if opened.credit is not None else None
     return View(
         version=2,
@@ -158,7 +158,7 @@ def _view(opened: Step, every: Sequence[Sibling], matches: tuple[Sibling, ...], 
         trajectory=chosen,
         detail=one.trajectory.detail,
         turns=turns(one, credit, budget=budget_of(opened), tokenizer=tokenizer),
-        information=tuple(told(change) for change in changes(one.trajectory)),
+        information=tuple(description(change) for change in changes(one.trajectory)),
         tokenizer=str(tokenizer.file) if tokenizer and tokenizer.file else None,
     )
 
@@ -204,7 +204,7 @@ def _trajectory_parts(view: View, shown: Sequence[TurnView], *, tokens: bool, fu
     yield from details(shown, full=full)
 
 
-def _check(steps: Sequence[Step], *, as_json: bool) -> None:
+def _check(steps: Sequence[InspectedStep], *, as_json: bool) -> None:
     from condensegrpo.cli.inspect_check import breaches
 
     found = {str(step.file): breaches(step) for step in steps}
@@ -220,7 +220,7 @@ def _check(steps: Sequence[Step], *, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _verdict(step: Step, breached: int) -> str:
+def _verdict(step: InspectedStep, breached: int) -> str:
     turns = sum(len(one.trajectory.turns) for one in step.scored)
     trajectories = counted(len(step.scored), "trajectory", "trajectories")
     verdict = counted(breached, "breach", "breaches") if breached else "no breach"

@@ -15,7 +15,7 @@ from condensegrpo.storage.run_folder import Credit, RunFolder, read_credit, read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class InspectedStep:
     """The trajectories of one file and what is known about them."""
 
     file: Path
@@ -139,7 +139,7 @@ class TurnView:
     rejected: tuple[RejectedView, ...]  # written for this turn's context, or after the last turn
 
 
-def open_step(path: Path, number: int | None) -> Step:
+def open_step(path: Path, number: int | None) -> InspectedStep:
     """A step of a run folder (the last one by default), or a trajectory file.
 
     Raises:
@@ -156,7 +156,7 @@ def open_step(path: Path, number: int | None) -> Step:
     return _read(path, inside.parent if inside.name == "trajectories" else None)
 
 
-def every_step(path: Path, number: int | None) -> tuple[Step, ...]:
+def every_step(path: Path, number: int | None) -> tuple[InspectedStep, ...]:
     """All steps of a run folder, or the one that ``open_step`` opens; raises as that does."""
     if number is not None or not path.is_dir():
         return (open_step(path, number),)
@@ -164,7 +164,7 @@ def every_step(path: Path, number: int | None) -> tuple[Step, ...]:
     return tuple(_read(_file_of(run, step), run.path) for step in run.steps()) or (open_step(path, None),)
 
 
-def siblings(step: Step) -> tuple[Sibling, ...]:
+def siblings(step: InspectedStep) -> tuple[Sibling, ...]:
     """The figures of every trajectory, in the order of groups and samples."""
 
     def place(scored: ScoredTrajectory) -> tuple[tuple[tuple[int, str], ...], int, str]:
@@ -186,7 +186,7 @@ def groups(every: Sequence[Sibling]) -> tuple[Group, ...]:
 
 
 def turns(
-    one: ScoredTrajectory, credit: Credit | None, *, budget: int, tokenizer: "Tokens | None"
+    one: ScoredTrajectory, credit: Credit | None, *, budget: int, tokenizer: "TokenTexts | None"
 ) -> tuple[TurnView, ...]:
     """Every turn of a trajectory; with its tokens if there is a ``tokenizer``."""
     views = context_views(one.trajectory, budget)
@@ -227,7 +227,7 @@ def _rejected(trajectory: Trajectory, turn: int) -> tuple[RejectedView, ...]:
     )
 
 
-def budget_of(step: Step) -> int:
+def budget_of(step: InspectedStep) -> int:
     """The context budget in tokens of the run if its configuration can be read, else the step's largest context."""
     largest = max((one.trajectory.max_context_tokens for one in step.scored), default=0)
     if step.run is None or not RunFolder(step.run).config.is_file():
@@ -251,10 +251,10 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
 
 
-class Tokens:
+class TokenTexts:
     """Tells the text of token ids by the tokenizer of a run, if one is found."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: InspectedStep) -> None:
         from tokenizers import Tokenizer  # compiled code: only when asked for
 
         self.file = next((file for file in _tokenizer_files(step) if file.is_file()), None)
@@ -287,7 +287,7 @@ def _file_of(run: RunFolder, number: int | None) -> Path:
     return run.trajectories(steps[-1] if number is None else number)
 
 
-def _read(file: Path, run: Path | None) -> Step:
+def _read(file: Path, run: Path | None) -> InspectedStep:
     result = read_trajectories(file)
     if not result.trajectories:
         raise DataError(
@@ -296,7 +296,7 @@ def _read(file: Path, run: Path | None) -> Step:
     credit_file = RunFolder(run).credit_folder / file.name if run else None
     known = credit_file is not None and credit_file.is_file()
     digits = file.stem.removeprefix("step_")
-    return Step(
+    return InspectedStep(
         file=file,
         run=run,
         number=int(digits) if run and digits.isdecimal() else None,
@@ -345,7 +345,7 @@ def _has_signal(members: Sequence[Sibling]) -> bool:
     return len({sibling.score for sibling in members}) > 1
 
 
-def _tokenizer_files(step: Step) -> Iterator[Path]:
+def _tokenizer_files(step: InspectedStep) -> Iterator[Path]:
     """Where the tokenizer of a run may lie."""
     if step.run is None:
         return

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from condensegrpo.core.protocols import Part, Problem, RewardResult, TurnReward
+from condensegrpo.core.protocols import Problem, RewardPart, RewardResult, TurnReward
 from condensegrpo.core.trajectory import Trajectory
 
 
@@ -21,7 +21,7 @@ class WeightedSum:
     The trajectory is well formed if every part says so, and as correct as the part that finds most in it says.
     """
 
-    def __init__(self, *, parts: Sequence[Part]) -> None:
+    def __init__(self, *, parts: Sequence[RewardPart]) -> None:
         self._parts = tuple(parts)
         names = [part.name for part in self._parts]
         if not names or len(set(names)) != len(names):
@@ -47,7 +47,7 @@ class WeightedSum:
         )
 
 
-def _weighted(part: Part, trajectory: Trajectory, problem: Problem) -> RewardResult:
+def _weighted(part: RewardPart, trajectory: Trajectory, problem: Problem) -> RewardResult:
     """What one part adds to the total, or to the turn rewards."""
     turns = len(trajectory.turns)
     if isinstance(part.reward, TurnReward):
@@ -68,6 +68,6 @@ def _weighted(part: Part, trajectory: Trajectory, problem: Problem) -> RewardRes
     )
 
 
-def _check_turns(part: Part, paid_K: Sequence[float], turns: int) -> None:
+def _check_turns(part: RewardPart, paid_K: Sequence[float], turns: int) -> None:
     if len(paid_K) != turns:
         raise ValueError(f"the part {part.name} gave {len(paid_K)} turn rewards for {turns} turns, wanted one a turn")

@@ -19,8 +19,7 @@ from condensegrpo.condensers.attention import Attention
 from condensegrpo.config.schema import load_config
 from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.messages import History, Message, Unit
-from condensegrpo.core.protocols import Attention as Attended
-from condensegrpo.core.protocols import Reading, UnitScorer
+from condensegrpo.core.protocols import Reading, TokenAttention, UnitScorer
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.rollout.episode import run_episode
 from condensegrpo.rollout.information import AnswerProbe
@@ -215,7 +214,7 @@ def test_a_frozen_model_that_cannot_show_the_conversation_is_refused_before_anyt
 class Dead(TransformersSampler):
     """Whose model is gone."""
 
-    async def attend(self, reading: Reading) -> Attended:
+    async def attend(self, reading: Reading) -> TokenAttention:
         raise SamplerError("reading a prompt: the model is gone")
 
 

@@ -13,7 +13,7 @@ from condensegrpo.attention.pages import LEAST, pages, pieces
 from condensegrpo.attention.scorer import AttentionScorer
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.messages import History, Message, Unit, flatten
-from condensegrpo.core.protocols import Attention, Reading
+from condensegrpo.core.protocols import Reading, TokenAttention
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.samplers.transformers import TransformersSampler
 
@@ -54,7 +54,7 @@ class Watched:
         self.version = 0
         self.readings: list[Reading] = []
 
-    async def attend(self, reading: Reading) -> Attention:
+    async def attend(self, reading: Reading) -> TokenAttention:
         self.readings.append(reading)
         return await self.sampler.attend(reading)
 

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from condensegrpo.attention.scores import unit_scores
-from condensegrpo.core.protocols import Attention
+from condensegrpo.core.protocols import TokenAttention
 
 
-def attention(question: list[float], blank: list[float]) -> Attention:
-    return Attention(question=tuple(question), blank=tuple(blank))
+def attention(question: list[float], blank: list[float]) -> TokenAttention:
+    return TokenAttention(question=tuple(question), blank=tuple(blank))
 
 
 def test_a_score_is_what_the_question_looks_at_beyond_the_blank_times_the_tokens_of_the_prompt() -> None:

@@ -5,8 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.metrics.bootstrap import bootstrap_interval, paired_difference
-from condensegrpo.metrics.estimates import mean_interval_by_problem
+from condensegrpo.metrics.estimates import bootstrap_interval, mean_interval_by_problem, paired_difference
 
 RATES = st.dictionaries(st.integers(0, 99).map(str), st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=3))
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from condensegrpo.attention.capture import SUPPORTED, attend, default_layers, lay_out
-from condensegrpo.core.protocols import Attention, Reading
+from condensegrpo.core.protocols import Reading, TokenAttention
 
 WORDS = 40
 SHAPE: dict[str, Any] = {
@@ -55,13 +55,13 @@ def eager(network: PreTrainedModel, ids: tuple[int, ...], layers: tuple[int, ...
     return torch.stack([found[layer][0].mean(dim=0) for layer in layers]).mean(dim=0)
 
 
-def the_long_way(network: PreTrainedModel, reading: Reading) -> Attention:
+def the_long_way(network: PreTrainedModel, reading: Reading) -> TokenAttention:
     trunk = len(reading.trunk_ids)
     asked = eager(network, (*reading.trunk_ids, *reading.question_ids), reading.layers)
     blank = eager(network, (*reading.trunk_ids, *reading.blank_ids), reading.layers)
     halves = [asked[list(reading.asked)].mean(dim=0)] if reading.asked else []
     rows = torch.stack([*halves, asked[trunk:].mean(dim=0)])
-    return Attention(
+    return TokenAttention(
         question=tuple(rows.mean(dim=0)[:trunk].tolist()), blank=tuple(blank[trunk:].mean(dim=0)[:trunk].tolist())
     )
 

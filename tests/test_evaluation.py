@@ -5,10 +5,10 @@ from builders import scored, trajectory, turn
 from metrics_page import unexplained
 
 from condensegrpo.evaluation.figures import evaluation, flat
-from condensegrpo.metrics.trajectories import Facts, facts_of
+from condensegrpo.metrics.trajectories import TrajectoryFacts, facts_of
 
 
-def sample(problem: str, number: int, correct: float, *, context: int = 3, turn_reward: float = 0.0) -> Facts:
+def sample(problem: str, number: int, correct: float, *, context: int = 3, turn_reward: float = 0.0) -> TrajectoryFacts:
     one = trajectory(turn(range(context), [7]), id=f"{problem}/{number}", group=problem)
     return facts_of(scored(one, correct, correct=correct), turn_reward=turn_reward)
 

@@ -20,7 +20,7 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.protocols import Problem
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.evaluation.figures import evaluation
-from condensegrpo.metrics.information import Change, changes, lost, mean_curve, told
+from condensegrpo.metrics.information import InformationChange, changes, description, lost, mean_curve
 from condensegrpo.metrics.trajectories import facts_of, summarise
 from condensegrpo.rollout.information import AnswerProbe
 from condensegrpo.rollout.render import Renderer
@@ -130,8 +130,8 @@ DROPPED_0 = condensation("dk", [9, 9], before=30, after=20)
 def test_what_a_condensation_took_is_told_with_what_was_dropped() -> None:
     one = knowing(-1.5, -1.2, -9.7, declared={2: DROPPED_0})
     (change,) = changes(one)
-    assert change == Change(turn=2, before=-1.2, after=-9.7, dropped=(0,))
-    assert told(change) == "information about the answer fell from −1.2 to −9.7 nats when turn 0 was dropped"
+    assert change == InformationChange(turn=2, before=-1.2, after=-9.7, dropped=(0,))
+    assert description(change) == "information about the answer fell from −1.2 to −9.7 nats when turn 0 was dropped"
     assert lost(one) == pytest.approx(8.5)
 
 
@@ -144,7 +144,7 @@ def test_a_turn_that_was_dropped_before_is_not_dropped_again() -> None:
 def test_a_condensation_that_adds_information_costs_none() -> None:
     one = knowing(-5.0, -4.0, -3.0, declared={2: DROPPED_0})
     assert lost(one) == 0.0
-    assert told(changes(one)[0]).startswith("information about the answer rose from −4.0 to −3.0 nats")
+    assert description(changes(one)[0]).startswith("information about the answer rose from −4.0 to −3.0 nats")
 
 
 def test_nothing_is_lost_where_nothing_was_condensed_and_unknown_where_nothing_was_measured() -> None:
@@ -153,9 +153,9 @@ def test_nothing_is_lost_where_nothing_was_condensed_and_unknown_where_nothing_w
 
 
 def test_several_dropped_turns_are_listed() -> None:
-    change = Change(turn=5, before=-1.0, after=-2.0, dropped=(1, 2))
-    assert told(change).endswith("when turns 1, 2 were dropped")
-    assert told(change._replace(dropped=())).endswith("when turn 5 was condensed")
+    change = InformationChange(turn=5, before=-1.0, after=-2.0, dropped=(1, 2))
+    assert description(change).endswith("when turns 1, 2 were dropped")
+    assert description(change._replace(dropped=())).endswith("when turn 5 was condensed")
 
 
 def test_the_mean_curve_is_over_those_that_got_there() -> None:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from condensegrpo.cli.filters import FIELDS
 from condensegrpo.cli.inspect_check import breaches
 from condensegrpo.cli.inspect_trajectory import inspect_trajectory
-from condensegrpo.cli.inspection import Step, Tokens, TokenView, groups, open_step, ranges, siblings, turns
+from condensegrpo.cli.inspection import InspectedStep, TokenTexts, TokenView, groups, open_step, ranges, siblings, turns
 from condensegrpo.cli.neutral import excerpt, neutral, one_line
 from condensegrpo.cli.theme import PLAIN_WIDTH, console, signed_style
 from condensegrpo.cli.token_view import Glosses, token_grid
@@ -357,7 +357,7 @@ def test_tokens_that_are_not_trained_have_no_colour(demo: Path) -> None:
     trained = replace(untrained, weights=(0.5,) * 4)
     styles = []
     for each in (untrained, trained):
-        view = turns(one, each, budget=48, tokenizer=Tokens(open_step(demo, None)))[0]
+        view = turns(one, each, budget=48, tokenizer=TokenTexts(open_step(demo, None)))[0]
         screen = Console(width=100, force_terminal=True, color_system="truecolor")
         with screen.capture() as capture:
             screen.print(token_grid(view, 1.0))
@@ -426,7 +426,7 @@ def test_a_group_has_signal_if_any_advantage_is_not_zero_or_if_unknown_scores_di
 
 def siblings_of(totals: tuple[float, ...]) -> list:  # type: ignore[type-arg]
     made = tuple(episode("p0", sample, total) for sample, total in enumerate(totals))
-    return list(siblings(Step(file=Path("t"), run=None, number=None, scored=made, credit=None, problems=())))
+    return list(siblings(InspectedStep(file=Path("t"), run=None, number=None, scored=made, credit=None, problems=())))
 
 
 def test_a_picture_shows_what_the_terminal_shows(demo: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from metrics_page import explained, missing, tables, unexplained
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import Condensation, Rejected, Score, ScoredTrajectory, Stop, Trajectory, Turn
 from condensegrpo.metrics.credit import Credited, credit_metrics
-from condensegrpo.metrics.trajectories import Facts, facts_of, summarise
+from condensegrpo.metrics.trajectories import TrajectoryFacts, facts_of, summarise
 
 
 def turn(prompt: int, output: int, *, condensed: bool = False) -> Turn:
@@ -65,7 +65,7 @@ def summary(*some: ScoredTrajectory) -> dict[str, float]:
 
 
 FACTS = st.builds(
-    Facts,
+    TrajectoryFacts,
     problem_id=st.sampled_from("pq"),
     group_id=st.sampled_from("pq"),
     total=st.floats(-10, 10),
@@ -87,7 +87,7 @@ FACTS = st.builds(
 def test_the_facts_of_a_trajectory_are_read_off_its_turns_and_its_score() -> None:
     called = replace(turn(30, 2, condensed=True), tool_attempts=2, tool_successes=1)
     one = scored(turn(10, 4), called, correct=1, total=0.8, stop=Stop.TURN_LIMIT, components={"correct": 1.0})
-    assert facts_of(one, turn_reward=0.25) == Facts(
+    assert facts_of(one, turn_reward=0.25) == TrajectoryFacts(
         problem_id="q",
         group_id="q#1",
         total=0.8,
@@ -210,7 +210,9 @@ def test_a_value_that_only_some_have_is_a_mean_over_those_and_not_over_ranks() -
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(FACTS, max_size=12), st.integers(1, 4), st.randoms(use_true_random=False))
-def test_any_number_of_ranks_says_the_same_to_the_bit(facts: list[Facts], ranks: int, draw: random.Random) -> None:
+def test_any_number_of_ranks_says_the_same_to_the_bit(
+    facts: list[TrajectoryFacts], ranks: int, draw: random.Random
+) -> None:
     mixed = draw.sample(facts, len(facts))
     gathered = [one for rank in range(ranks) for one in mixed[rank::ranks]]
     assert summarise(gathered) == summarise(facts)
@@ -218,7 +220,7 @@ def test_any_number_of_ranks_says_the_same_to_the_bit(facts: list[Facts], ranks:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(FACTS, min_size=1, max_size=12))
-def test_shares_are_shares(facts: list[Facts]) -> None:
+def test_shares_are_shares(facts: list[TrajectoryFacts]) -> None:
     found = summarise(facts)
     stops = [value for key, value in found.items() if key.startswith("stop/")]
     assert sum(stops) == pytest.approx(1)

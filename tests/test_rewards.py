@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from condensegrpo.assembly.plugins import build
-from condensegrpo.core.protocols import Part, Problem, Reward, RewardResult
+from condensegrpo.core.protocols import Problem, Reward, RewardPart, RewardResult
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.rewards.correct import Correct
 from condensegrpo.rewards.format import Format
@@ -187,8 +187,8 @@ def test_tool_calls_pay_the_share_that_worked() -> None:
     assert ToolCalls(match=None)(calling((1, 1)), NO_TRUTH).total == 1.0
 
 
-def part(name: str, reward: Reward, weight: float = 1.0) -> Part:
-    return Part(name=name, weight=weight, reward=reward)
+def part(name: str, reward: Reward, weight: float = 1.0) -> RewardPart:
+    return RewardPart(name=name, weight=weight, reward=reward)
 
 
 REWARDS: Mapping[str, Reward] = {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from condensegrpo.algorithms.turn_rewards import turn_sums
 from condensegrpo.assembly.plugins import build
 from condensegrpo.core.errors import ScoreError
-from condensegrpo.core.protocols import Part, Problem, Reward, RewardResult, TurnReward
+from condensegrpo.core.protocols import Problem, Reward, RewardPart, RewardResult, TurnReward
 from condensegrpo.core.trajectory import ScoredTrajectory, Stop, Trajectory
 from condensegrpo.rewards.correct import Correct
 from condensegrpo.rewards.format import Format
@@ -35,8 +35,8 @@ def calling(*counts: tuple[int, int]) -> Trajectory:
     return trajectory(*turns, turn([1], [2]), answer="7")
 
 
-def part(name: str, reward: Reward | TurnReward, weight: float = 1.0) -> Part:
-    return Part(name=name, weight=weight, reward=reward)
+def part(name: str, reward: Reward | TurnReward, weight: float = 1.0) -> RewardPart:
+    return RewardPart(name=name, weight=weight, reward=reward)
 
 
 class Paying:

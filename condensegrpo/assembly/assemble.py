@@ -36,9 +36,9 @@ from condensegrpo.core.protocols import (
     ChecksRoom,
     Condenser,
     GroupReward,
-    Part,
     Problem,
     Reward,
+    RewardPart,
     Sampler,
     Split,
     Stage,
@@ -321,7 +321,7 @@ def _reward(plugin: Plugin, sandbox: Sandbox) -> Reward | GroupReward:
     return built
 
 
-def _part(plugin: WeightedPlugin, sandbox: Sandbox) -> Part:
+def _part(plugin: WeightedPlugin, sandbox: Sandbox) -> RewardPart:
     if "parts" in plugin.options:
         raise ConfigError(
             f"setting up the part {plugin.name} of reward.options.parts: it has parts of its own, and a part is a "
@@ -333,7 +333,7 @@ def _part(plugin: WeightedPlugin, sandbox: Sandbox) -> Part:
             f"setting up the part {plugin.name} of reward.options.parts: it scores a group as a whole, and a weighted "
             f"sum scores one trajectory at a time. Use it alone: reward.name={plugin.name}."
         )
-    return Part(name=plugin.name.rpartition(":")[2], weight=plugin.weight, reward=built)
+    return RewardPart(name=plugin.name.rpartition(":")[2], weight=plugin.weight, reward=built)
 
 
 def _of_one_kind(reward: Any, name: str) -> Reward | GroupReward | TurnReward:  # noqa: ANN401  see plugins.load

@@ -32,7 +32,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from condensegrpo.core.protocols import Attention, Reading
+from condensegrpo.core.protocols import Reading, TokenAttention
 
 NAME = "sdpa_watched"  # what transformers calls this attention
 SUPPORTED = (  # model types whose captured attention is compared with output_attentions in tests/test_capture.py
@@ -95,7 +95,7 @@ def check_layers(layers: Collection[int], count: int) -> None:
 
 
 @torch.no_grad()
-def attend(model: PreTrainedModel, readings: Sequence[Reading]) -> tuple[Attention, ...]:
+def attend(model: PreTrainedModel, readings: Sequence[Reading]) -> tuple[TokenAttention, ...]:
     """What the model looks at in each reading.
 
     Args:
@@ -121,7 +121,7 @@ def attend(model: PreTrainedModel, readings: Sequence[Reading]) -> tuple[Attenti
         )
     mean_B2L = torch.stack(watch.seen).mean(dim=0).cpu()
     return tuple(
-        Attention(
+        TokenAttention(
             question=tuple(row[0, : len(reading.trunk_ids)].tolist()),
             blank=tuple(row[1, : len(reading.trunk_ids)].tolist()),
         )

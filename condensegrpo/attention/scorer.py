@@ -7,7 +7,7 @@ from typing import Protocol
 from condensegrpo.attention.pages import Page, pages, pieces
 from condensegrpo.attention.scores import unit_scores
 from condensegrpo.core.messages import History
-from condensegrpo.core.protocols import Attends, Attention, Reading
+from condensegrpo.core.protocols import Attends, Reading, TokenAttention
 from condensegrpo.rollout.render import Renderer
 
 BLANK = "N/A"  # what is asked for calibration
@@ -83,5 +83,5 @@ class AttentionScorer:
         )
 
 
-def _scores(page: Page, attention: Attention) -> tuple[float, ...]:
+def _scores(page: Page, attention: TokenAttention) -> tuple[float, ...]:
     return unit_scores(attention, page.places)

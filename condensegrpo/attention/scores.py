@@ -7,14 +7,14 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from condensegrpo.core.protocols import Attention
+from condensegrpo.core.protocols import TokenAttention
 
 SINKS = 4  # first tokens of a prompt, which draw attention whatever they say
 TOP = 0.2  # share of a unit's tokens whose mean is its score
 
 
 def unit_scores(
-    attention: Attention, units: Sequence[Sequence[int]], *, sinks: int = SINKS, top: float = TOP
+    attention: TokenAttention, units: Sequence[Sequence[int]], *, sinks: int = SINKS, top: float = TOP
 ) -> tuple[float, ...]:
     """How much more than by default each unit is looked at.
 

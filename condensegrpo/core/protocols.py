@@ -82,7 +82,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
+class TokenAttention:
     """How much attention every trunk token of a reading gets: means over layers, heads and queries."""
 
     question: tuple[float, ...]  # (P,) half of the question, half of the asked places if any; at most 1 together
@@ -93,7 +93,7 @@ class Attention:
 class Attends(Protocol):
     """A sampler that can say what its model looks at. Optional: samplers may do without."""
 
-    async def attend(self, reading: Reading) -> Attention:
+    async def attend(self, reading: Reading) -> TokenAttention:
         """The attention of one reading, under the weights in use."""
 
 
@@ -330,7 +330,7 @@ class TurnReward(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class RewardPart:
     """One summand of a reward that is a weighted sum: of its total, or of its turn rewards."""
 
     name: str  # of its component in the breakdown

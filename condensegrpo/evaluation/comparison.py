@@ -11,8 +11,7 @@ from typing import Any
 
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.trajectory import ScoredTrajectory
-from condensegrpo.metrics.bootstrap import bootstrap_interval, paired_difference
-from condensegrpo.metrics.estimates import Interval
+from condensegrpo.metrics.estimates import Interval, bootstrap_interval, paired_difference
 from condensegrpo.metrics.refetches import fetches
 
 

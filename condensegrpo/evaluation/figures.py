@@ -8,10 +8,12 @@ from condensegrpo.config.schema import HELD_OUT
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.metrics.estimates import mean_interval_by_problem, pass_at_k
 from condensegrpo.metrics.information import mean_curve
-from condensegrpo.metrics.trajectories import Facts, summarise
+from condensegrpo.metrics.trajectories import TrajectoryFacts, summarise
 
 
-def evaluation(name: str, facts: Sequence[Facts], *, seed: int, seconds: float, condensing: float = 0.0) -> Evaluation:
+def evaluation(
+    name: str, facts: Sequence[TrajectoryFacts], *, seed: int, seconds: float, condensing: float = 0.0
+) -> Evaluation:
     """The figures of some trajectories, equally many of each problem, in any order.
 
     Raises:
@@ -45,7 +47,7 @@ def evaluation(name: str, facts: Sequence[Facts], *, seed: int, seconds: float, 
     )
 
 
-def _information(facts: Sequence[Facts]) -> tuple[float | None, ...]:
+def _information(facts: Sequence[TrajectoryFacts]) -> tuple[float | None, ...]:
     mean = mean_curve([one.information for one in facts])
     return mean if any(value is not None for value in mean) else ()
 

@@ -119,27 +119,6 @@ def gini(values: Sequence[float]) -> float:
     return spread / (count * math.fsum(scaled))
 
 
-def no_signal(pass_rate: float, samples: int) -> float:
-    """The chance that ``samples`` independent trajectories of one problem are all right or all wrong.
-
-        p^G + (1 − p)^G
-
-    Such a group has no variance in its outcomes, and outcomes alone then give no advantage. To plan G with; the share
-    that was measured is ``groups_of_equal_reward``. Put a group's own pass rate for p and the result is biased.
-
-        p = 0.7, G = 4   ─▶   0.2401 + 0.0081 = 0.2482
-
-    Raises:
-        ValueError: the pass rate is outside [0, 1], or there is no sample.
-    """
-    if not 0 <= pass_rate <= 1 or samples < 1:
-        raise ValueError(
-            f"the chance of a group without signal needs a pass rate in [0, 1] and at least one sample, found a pass "
-            f"rate of {pass_rate} and {samples} samples"
-        )
-    return float(pass_rate**samples + (1 - pass_rate) ** samples)
-
-
 def _summaries(learn: Sequence[Credited]) -> dict[str, float]:
     if not any(any(row.condense) for row in learn):
         return {}

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from condensegrpo.core.trajectory import SpanStatus, Trajectory
 
 
-class Change(NamedTuple):
+class InformationChange(NamedTuple):
     """What became of the information about the answer at a condensation."""
 
     turn: int  # whose context was condensed
@@ -26,7 +26,7 @@ def curve(trajectory: Trajectory) -> tuple[float | None, ...]:
     return tuple(turn.answer_logprob for turn in trajectory.turns)
 
 
-def changes(trajectory: Trajectory) -> tuple[Change, ...]:
+def changes(trajectory: Trajectory) -> tuple[InformationChange, ...]:
     """Every condensed context that was measured, as was one before it."""
     return tuple(_changes(trajectory))
 
@@ -52,7 +52,7 @@ def mean_curve(curves: Sequence[Sequence[float | None]]) -> tuple[float | None, 
     return tuple(fmean(column) if column else None for column in columns)
 
 
-def told(change: Change) -> str:
+def description(change: InformationChange) -> str:
     """One sentence, such as: information about the answer fell from −1.2 to −9.7 nats when turn 3 was dropped."""
     moved = "fell" if change.after < change.before else "rose"
     what = f"turn {change.turn} was condensed"
@@ -64,7 +64,7 @@ def told(change: Change) -> str:
     ).replace("-", "−")
 
 
-def _changes(trajectory: Trajectory) -> Iterator[Change]:
+def _changes(trajectory: Trajectory) -> Iterator[InformationChange]:
     before: float | None = None
     shown: frozenset[int] = frozenset()  # turns that the last context showed as they were
     for number, turn in enumerate(trajectory.turns):
@@ -73,6 +73,6 @@ def _changes(trajectory: Trajectory) -> Iterator[Change]:
         spans = turn.condensation.spans if turn.condensation is not None else ()
         hidden = {span.turn for span in spans if span.status is not SpanStatus.KEPT}
         if before is not None and turn.answer_logprob is not None and spans:
-            yield Change(number, before, turn.answer_logprob, tuple(sorted(hidden & shown)))
+            yield InformationChange(number, before, turn.answer_logprob, tuple(sorted(hidden & shown)))
         before = before if turn.answer_logprob is None else turn.answer_logprob
         shown = (frozenset(span.turn for span in spans) - hidden if spans else shown) | {number}

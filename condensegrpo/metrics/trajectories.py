@@ -1,7 +1,7 @@
 """Metrics: what training and evaluation report about trajectories, each counted once and never by rows. Pure functions.
 
-Ranks exchange a small ``Facts`` of every trajectory and summarise those of all of them: a mean of the ranks' means
-would be wrong wherever only some trajectories have a value. docs/reference/metrics.md explains every key.
+Ranks exchange a small ``TrajectoryFacts`` of every trajectory and summarise those of all ranks: a mean of the ranks'
+means would be wrong where only some trajectories have a value. docs/reference/metrics.md explains every key.
 """
 
 import statistics
@@ -14,7 +14,7 @@ from condensegrpo.metrics.information import curve, lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class TrajectoryFacts:
     """What metrics need of one scored trajectory: some hundred bytes when pickled, whatever its length."""
 
     problem_id: str
@@ -42,7 +42,7 @@ class Facts:
     confidence: float | None = None  # probability of the last one; None: there was none
 
 
-def facts_of(scored: ScoredTrajectory, *, turn_reward: float) -> Facts:
+def facts_of(scored: ScoredTrajectory, *, turn_reward: float) -> TrajectoryFacts:
     """The facts of a scored trajectory.
 
     Args:
@@ -50,7 +50,7 @@ def facts_of(scored: ScoredTrajectory, *, turn_reward: float) -> Facts:
     """
     one, score = scored.trajectory, scored.score
     drafts = [turn.draft for turn in one.turns if turn.draft is not None]
-    return Facts(
+    return TrajectoryFacts(
         problem_id=one.problem_id,
         group_id=one.group_id,
         total=score.total,
@@ -77,7 +77,7 @@ def facts_of(scored: ScoredTrajectory, *, turn_reward: float) -> Facts:
     )
 
 
-def summarise(facts: Sequence[Facts]) -> dict[str, float]:
+def summarise(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
     """The metrics of some trajectories, each counted once whatever its number of turns, in any order.
 
     Means over trajectories: ``success``, ``reward``, ``format_valid``, ``context_tokens`` (the largest context of a
@@ -115,7 +115,7 @@ def summarise(facts: Sequence[Facts]) -> dict[str, float]:
     }
 
 
-def multi_turn(facts: Sequence[Facts]) -> dict[str, float]:
+def multi_turn(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
     """What runs of multi-turn GRPO are compared by, under the names that MT-GRPO gave it; 0 where there is nothing.
 
     ``train/turn_reward`` is the mean of R^T, ``train/num_valid_actions`` the mean number of tool calls that a tool
@@ -128,11 +128,11 @@ def multi_turn(facts: Sequence[Facts]) -> dict[str, float]:
     }
 
 
-def _turn_rewards(facts: Sequence[Facts]) -> dict[str, float]:
+def _turn_rewards(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
     return {"turn_reward": _mean(one.turn_reward for one in facts)} if any(one.turn_reward for one in facts) else {}
 
 
-def _tool_calls(facts: Sequence[Facts]) -> dict[str, float]:
+def _tool_calls(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
     attempts = sum(one.tool_attempts for one in facts)
     successes = sum(one.tool_successes for one in facts)
     if not attempts:
@@ -140,7 +140,7 @@ def _tool_calls(facts: Sequence[Facts]) -> dict[str, float]:
     return {"tool_calls": attempts / len(facts), "tool_calls_valid": successes / attempts}
 
 
-def _information(facts: Sequence[Facts]) -> dict[str, float]:
+def _information(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
     last = [known[-1] for one in facts if (known := [value for value in one.information if value is not None])]
     lost = [one.information_lost for one in facts if one.information_lost is not None]
     if not last:
@@ -148,7 +148,7 @@ def _information(facts: Sequence[Facts]) -> dict[str, float]:
     return {"answer_information": _mean(last), "answer_information_lost": _mean(lost)}
 
 
-def _summaries(facts: Sequence[Facts]) -> dict[str, float]:
+def _summaries(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
     if not any(one.summaries or one.rejected for one in facts):
         return {}
     return {
@@ -158,7 +158,7 @@ def _summaries(facts: Sequence[Facts]) -> dict[str, float]:
     }
 
 
-def _drafts(facts: Sequence[Facts]) -> dict[str, float]:
+def _drafts(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
     last = [one.confidence for one in facts if one.confidence is not None]
     if not last:
         return {}
@@ -169,7 +169,7 @@ def _drafts(facts: Sequence[Facts]) -> dict[str, float]:
     }
 
 
-def _component_means(facts: Sequence[Facts]) -> dict[str, float]:
+def _component_means(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
     values: dict[str, list[float]] = defaultdict(list)
     for one in facts:
         for name, value in one.components.items():

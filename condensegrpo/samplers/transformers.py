@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.protocols import Attention, NamedTensors, Reading
+from condensegrpo.core.protocols import NamedTensors, Reading, TokenAttention
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.samplers.measure import cut, logprobs_of
 from condensegrpo.samplers.request_batcher import RequestBatcher, Waiting
@@ -97,7 +97,7 @@ class TransformersSampler:
         self._check(prompt_ids, SamplingParams(max_tokens=len(output_ids)))
         return await self._measured.ask((tuple(prompt_ids), tuple(output_ids)))
 
-    async def attend(self, reading: Reading) -> Attention:
+    async def attend(self, reading: Reading) -> TokenAttention:
         """The attention of one reading, under the weights in use; see ``attention.capture``.
 
         Raises:
@@ -171,7 +171,7 @@ class TransformersSampler:
                 for row in logprobs_of(self._model, pairs[part])
             ]
 
-    def _attend(self, batch: Sequence[Waiting[Reading, Attention]]) -> list[Attention]:
+    def _attend(self, batch: Sequence[Waiting[Reading, TokenAttention]]) -> list[TokenAttention]:
         """In the worker thread. Readings of other layers than the first one's make batches of their own."""
         from condensegrpo.attention.capture import attend
 
