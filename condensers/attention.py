@@ -12,7 +12,9 @@ anew from the history every time: nothing is held from turn to turn, one condens
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
+
+from annotated_types import Ge, Lt
 
 from condensegrpo.condensers.fit import fits, most_that_fit
 from condensegrpo.condensers.spans import spans
@@ -21,7 +23,7 @@ from condensegrpo.core.protocols import Budget, Condensed, UnitScorer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
+class AttentionCondenser:
     """Keeps the newest unit and, of the others, those with the most score a token. Order is kept; units stay whole.
 
     A history within the budget is left as it is, and nothing is scored. What is dropped leaves nothing behind.
@@ -30,24 +32,16 @@ class Attention:
     scorer: str = (
         "policy"  # whose attention: policy, leave_one_out, or a frozen model's folder or Hub id; policy@0,1: layers
     )
-    smoothing: float = 0.5  # in [0, 1): weight of the turns before in a score; 0: each turn for itself
-    lookback: int = 2  # ≥ 0: turns that are looked back on; each costs one reading more, unless it is remembered
-    hysteresis: float = 1.25  # ≥ 1: a unit that was dropped a turn ago must be so many times better
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.smoothing < 1:
-            raise ValueError(f"smoothing={self.smoothing}: wanted a number in [0, 1)")
-        if isinstance(self.lookback, float) or self.lookback < 0:
-            raise ValueError(f"lookback={self.lookback}: wanted a whole number of turns, at least 0")
-        if not self.hysteresis >= 1:
-            raise ValueError(f"hysteresis={self.hysteresis}: wanted a factor of at least 1")
+    smoothing: Annotated[float, Ge(0), Lt(1)] = 0.5  # weight of earlier turns in a score; 0: each turn by itself
+    lookback: Annotated[int, Ge(0)] = 2  # earlier turns that are scored again; each costs one reading unless cached
+    hysteresis: Annotated[float, Ge(1)] = 1.25  # factor by which a dropped unit must be better to return
 
     @property
     def scorers(self) -> tuple[str, ...]:
         """The scorer that it asks its budget for."""
         return (self.scorer,)
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """The units that are shown. Costs one count a unit and log2 of the units more, and a reading a turn.
 
         Raises:

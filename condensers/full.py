@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from condensegrpo.condensers.spans import spans
 from condensegrpo.core.messages import History
@@ -13,6 +12,6 @@ from condensegrpo.core.protocols import Budget, Condensed
 class Full:
     """Keeps everything. A history over budget comes back whole, and the engine stops with ``context_overflow``."""
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """All units, as they are."""
         return Condensed(units=history.units, spans=spans(history, range(len(history.units)), budget.count))

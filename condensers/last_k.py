@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import index
-from typing import Any
+from typing import Annotated
+
+from annotated_types import Ge
 
 from condensegrpo.condensers.fit import newest_that_fit
 from condensegrpo.core.account import account
@@ -19,17 +20,10 @@ class LastK:
     kept is verbatim, and nothing stands in for what is dropped: a placeholder would be a reply that nobody gave.
     """
 
-    keep_last: int = 1  # 0 keeps none
-    keep_first: int = 0
+    keep_last: Annotated[int, Ge(0)] = 1  # 0 keeps none
+    keep_first: Annotated[int, Ge(0)] = 0
 
-    def __post_init__(self) -> None:
-        if index(self.keep_last) < 0 or index(self.keep_first) < 0:
-            raise ValueError(
-                f"keep_last and keep_first count units and must be at least 0, "
-                f"found {self.keep_last} and {self.keep_first}"
-            )
-
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """The kept units. Costs one count for every unit and 2·log2 of the kept units more."""
         total = len(history.units)
         first, last = range(min(self.keep_first, total)), range(max(total - self.keep_last, 0), total)

@@ -3,8 +3,9 @@
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import index
-from typing import Any
+from typing import Annotated
+
+from annotated_types import Ge
 
 from condensegrpo.condensers.fit import fits, newest_that_fit
 from condensegrpo.condensers.placeholder import masked
@@ -22,18 +23,12 @@ class ObservationMask:
     first and never the newest unit's; if that is not enough either, the oldest units are dropped whole.
     """
 
-    keep: int = 3
+    keep: Annotated[int, Ge(0)] = 3
     exclude_tools: Sequence[str] = ()  # results of these tools are never masked
     only_tools: bool = False  # leave what the environment says, such as a user's further wishes, as it is
     drop_oldest: bool = True  # False: only mask, for a pipeline in which a later stage makes the rest fit
 
-    def __post_init__(self) -> None:
-        if index(self.keep) < 0:
-            raise ValueError(f"keep counts units and must be at least 0, found {self.keep}")
-        if isinstance(self.exclude_tools, str):
-            raise ValueError(f"exclude_tools is a list of names of tools, found the text {self.exclude_tools!r}")
-
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """The units with their old results masked. Costs three counts for every result and log2 of the units more."""
         total = len(history.units)
         wanted = max(total - self.keep, 0)

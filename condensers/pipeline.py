@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from condensegrpo.core.account import account
 from condensegrpo.core.messages import History, Message, Summary, flatten
@@ -48,7 +47,7 @@ class Pipeline:
             name for stage in self.stages if isinstance(stage.condenser, RanksUnits) for name in stage.condenser.scorers
         ]
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """What the last stage left, beginning with what the last summary left, if one of them summarises.
 
         Costs one count for every stage and unit beside what the stages cost.

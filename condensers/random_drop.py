@@ -3,8 +3,6 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import index
-from typing import Any
 
 from condensegrpo.condensers.fit import fits, most_that_fit
 from condensegrpo.condensers.spans import account
@@ -22,10 +20,7 @@ class RandomDrop:
 
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        index(self.seed)  # a TypeError for what is no whole number
-
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """The units of the highest ranks that fit, in order. Costs one count for every unit and 2·log2 of them more."""
         question = _digest(history.pinned)
         ranked = sorted(history.units[:-1], key=lambda unit: self._rank(question, unit.turn), reverse=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from condensegrpo.condensers.fit import fits, newest_that_fit
 from condensegrpo.condensers.observation_mask import ObservationMask
@@ -14,7 +13,7 @@ from condensegrpo.core.trajectory import Finish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SummaryPlan:
     """What a summary is to stand for."""
 
     covered: tuple[Unit, ...]  # the oldest, an earlier summary among them
@@ -26,7 +25,7 @@ class Plan:
         return (*self.covered, *self.kept)
 
 
-def planned(history: History, budget: Budget, *, keep_last: int, room: int, always: bool) -> Plan | None:
+def planned(history: History, budget: Budget, *, keep_last: int, room: int, always: bool) -> SummaryPlan | None:
     """What to summarise: all but the newest ``keep_last`` units, or fewer of those if they leave a summary no room.
 
     None if what stands is within the budget, if there is nothing new to summarise, or if the newest unit alone is over.
@@ -43,10 +42,10 @@ def planned(history: History, budget: Budget, *, keep_last: int, room: int, alwa
     covered = view[: len(view) - len(kept)]
     if all(unit.is_summary for unit in covered) or not fits(history.pinned, kept, budget):
         return None
-    return Plan(covered=covered, kept=kept)
+    return SummaryPlan(covered=covered, kept=kept)
 
 
-def usable(written: Written, plan: Plan, history: History, budget: Budget) -> Summary:
+def usable(written: Written, plan: SummaryPlan, history: History, budget: Budget) -> Summary:
     """The summary that a text is. Thinking before it is no part of it, and special tokens in it are text.
 
     Raises:
@@ -68,7 +67,9 @@ def usable(written: Written, plan: Plan, history: History, budget: Budget) -> Su
     return summary
 
 
-def summarised(summary: Summary, plan: Plan, history: History, budget: Budget, rejected: Sequence[str]) -> Condensed:
+def summarised(
+    summary: Summary, plan: SummaryPlan, history: History, budget: Budget, rejected: Sequence[str]
+) -> Condensed:
     """A history under a new summary."""
     units = (summary.unit, *plan.kept)
     after = f" after {len(rejected)} that cannot be used" if rejected else ""
@@ -82,7 +83,7 @@ def summarised(summary: Summary, plan: Plan, history: History, budget: Budget, r
 
 
 async def without(
-    history: History, budget: Budget, tools: Sequence[Mapping[str, Any]], *, why: str, rejected: Sequence[str] = ()
+    history: History, budget: Budget, tools: Sequence[Mapping[str, object]], *, why: str, rejected: Sequence[str] = ()
 ) -> Condensed:
     """A history without a new summary: as the last one left it if that fits, else with its old results masked."""
     view = history.current_units

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import index
-from typing import Any
+from typing import Annotated
+
+from annotated_types import Ge
 
 from condensegrpo.condensers.fit import fits
 from condensegrpo.condensers.instruction import Instruction
 from condensegrpo.condensers.observation_mask import ObservationMask
-from condensegrpo.condensers.summarising import Plan, planned, summarised, usable, without
+from condensegrpo.condensers.summarising import SummaryPlan, planned, summarised, usable, without
 from condensegrpo.core.errors import SummaryRefused
 from condensegrpo.core.messages import History, Message, Summary, Unit
 from condensegrpo.core.protocols import Budget, Condensed, Request
@@ -24,21 +25,14 @@ class PolicySummary:
     results are masked instead. The last summary stays until there is a new one, which is written with it in view.
     """
 
-    keep_last: int = 1  # units that stay as they are, at least 1; fewer if they leave a summary no room
-    max_tokens: int = 256  # of a summary; never more than a reply may have
+    keep_last: Annotated[int, Ge(1)] = 1  # units that stay verbatim; fewer if they leave a summary no room
+    max_tokens: Annotated[int, Ge(1)] = 256  # of a summary; never more than a reply may have
     always: bool = False  # summarise within the budget too, as soon as there is something new
-    attempts: int = 2  # texts that the policy may write before old results are masked instead
+    attempts: Annotated[int, Ge(1)] = 2  # texts that the policy may write before old results are masked instead
     template: str | None = None  # a text file with $tokens and $kept; null: summary.txt of the package
     instruction: Instruction = field(init=False)
 
     def __post_init__(self) -> None:
-        for name, value in (
-            ("keep_last", self.keep_last),
-            ("max_tokens", self.max_tokens),
-            ("attempts", self.attempts),
-        ):
-            if index(value) < 1:
-                raise ValueError(f"{name} must be at least 1, found {value}")
         object.__setattr__(self, "instruction", Instruction.read(self.template))  # frozen, and read only once
 
     @property
@@ -61,7 +55,7 @@ class PolicySummary:
                 f"{request}, of {most}. Raise rollout.max_context_tokens, lower max_tokens, or shorten the template"
             )
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """The newest units under a summary; as they stand if they are within the budget."""
         room = self._longest(budget)
         plan = planned(history, budget, keep_last=self.keep_last, room=room, always=self.always)
@@ -83,7 +77,7 @@ class PolicySummary:
         return await without(history, budget, tools, why=why, rejected=rejected)
 
     async def _request(
-        self, plan: Plan, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]
+        self, plan: SummaryPlan, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]
     ) -> Request | None:
         """What to show the policy: all, or all with old results masked, or that without the units that stay."""
         text = self.instruction.filled(tokens=self._longest(budget), kept=len(plan.kept))

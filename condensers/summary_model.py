@@ -2,18 +2,18 @@
 
 import asyncio
 import hashlib
-import math
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from operator import index
-from typing import Any
+from typing import Annotated
+
+from annotated_types import Ge, Gt
 
 from condensegrpo.condensers.endpoint import Endpoint
 from condensegrpo.condensers.instruction import Instruction
 from condensegrpo.condensers.local_model import LocalModel
-from condensegrpo.condensers.summarising import Plan, planned, summarised, usable, without
+from condensegrpo.condensers.summarising import SummaryPlan, planned, summarised, usable, without
 from condensegrpo.core.errors import SummaryRefused
 from condensegrpo.core.messages import History, Message, Summary, flatten
 from condensegrpo.core.protocols import Budget, Condensed, Written
@@ -36,12 +36,12 @@ class SummaryModel:
         model: str,
         url: str | None = None,
         *,
-        keep_last: int = 1,
-        max_tokens: int = 256,
+        keep_last: Annotated[int, Ge(1)] = 1,
+        max_tokens: Annotated[int, Ge(1)] = 256,
         always: bool = False,
         template: str | None = None,
-        seconds: float = 60.0,
-        concurrency: int = 4,
+        seconds: Annotated[float, Gt(0)] = 60.0,
+        concurrency: Annotated[int, Ge(1)] = 4,
         key_variable: str | None = None,
         device: str = "cpu",
     ) -> None:
@@ -60,11 +60,6 @@ class SummaryModel:
             key_variable: name of the environment variable that holds the endpoint's key; None: it needs none.
             device: of a local model.
         """
-        for name, value in (("keep_last", keep_last), ("max_tokens", max_tokens), ("concurrency", concurrency)):
-            if index(value) < 1:
-                raise ValueError(f"{name} must be at least 1, found {value}")
-        if not 0 < seconds < math.inf:
-            raise ValueError(f"seconds must be a finite number above 0, found {seconds}")
         self._keep_last, self._max_tokens, self._always = keep_last, max_tokens, always
         self._instruction = Instruction.read(template)
         self._writer: Endpoint | LocalModel = (
@@ -92,7 +87,7 @@ class SummaryModel:
         found, self._counts = self._counts, dict.fromkeys(COUNTS, 0.0)
         return found
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """The newest units under a summary; as they stand if they are within the budget."""
         room = min(self._max_tokens, budget.tokens // 2)
         plan = planned(history, budget, keep_last=self._keep_last, room=room, always=self._always)
@@ -128,7 +123,7 @@ class SummaryModel:
         while len(self._known) > CACHED:
             self._known.popitem(last=False)
 
-    def _asked(self, plan: Plan, history: History) -> str:
+    def _asked(self, plan: SummaryPlan, history: History) -> str:
         spoken = [_spoken(message) for message in flatten(history.pinned, plan.covered)]
         asked = self._instruction.filled(tokens=self._max_tokens, kept=len(plan.kept))
         return "\n\n".join((*spoken, asked))

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from condensegrpo.condensers.fit import newest_that_fit
 from condensegrpo.condensers.spans import account
@@ -18,7 +17,7 @@ class Truncate:
     alone, and the engine stops. ``last_k`` does the same to the units that it was told to keep.
     """
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """As many of the newest units as fit. Costs one count for every unit and 2·log2 of the units more."""
         kept = newest_that_fit(history.pinned, history.units, budget)
         dropped = len(history.units) - len(kept)

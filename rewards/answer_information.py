@@ -1,6 +1,9 @@
 """The turn reward ``answer_information``: what a turn added to what the context knows of the answer."""
 
 from collections.abc import Sequence
+from typing import Annotated
+
+from annotated_types import Gt
 
 from condensegrpo.core.protocols import Problem
 from condensegrpo.core.trajectory import Trajectory
@@ -18,9 +21,7 @@ class AnswerInformation:
         I −9.0 −4.0 −4.5  ─▶  5.0 −0.5 0
     """
 
-    def __init__(self, *, bound: float = 10.0) -> None:
-        if not 0 < bound < float("inf"):
-            raise ValueError(f"bound={bound}: wanted a finite number of nats above 0")
+    def __init__(self, *, bound: Annotated[float, Gt(0)] = 10.0) -> None:
         self._bound = bound
 
     def turn_rewards(self, trajectory: Trajectory, problem: Problem) -> Sequence[float]:

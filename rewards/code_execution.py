@@ -1,5 +1,9 @@
 """The turn reward ``code_execution``: every turn is paid for its calls whose result is good."""
 
+from typing import Annotated
+
+from annotated_types import Ge
+
 from condensegrpo.core.protocols import Problem
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.tool_results import good_calls, valid_calls
@@ -14,9 +18,7 @@ class CodeExecution:
         valid 1, 0, 1; good 1, 0, 0; share 0.3, each 0.05   ─▶   0.2, 0, 0
     """
 
-    def __init__(self, *, share: float = 0.3, each: float = 0.05) -> None:
-        if share < 0 or each < 0:
-            raise ValueError(f"share={share}, each={each}: wanted numbers that are not negative")
+    def __init__(self, *, share: Annotated[float, Ge(0)] = 0.3, each: Annotated[float, Ge(0)] = 0.05) -> None:
         self._share = share
         self._each = each
 

@@ -7,7 +7,6 @@ from typing import Literal
 from condensegrpo.core.trajectory import Trajectory
 
 Measure = Literal["max", "sum", "last"]
-MEASURES: tuple[Measure, ...] = ("max", "sum", "last")
 
 
 def context_tokens(trajectory: Trajectory, measure: Measure) -> int:
@@ -37,16 +36,10 @@ class ContextTax:
     coefficient: float  # λ in [0, 1]
 
     def __post_init__(self) -> None:
-        check_measure(self.measure)
-        if not 0 < self.context_low < self.context_high < math.inf:
+        if not self.context_low < self.context_high:
             raise ValueError(
-                f"context_low={self.context_low} and context_high={self.context_high}: wanted finite token counts "
-                f"with 0 < context_low < context_high"
-            )
-        if not 0 <= self.coefficient <= 1:
-            raise ValueError(
-                f"coefficient={self.coefficient}: wanted a number in [0, 1], the share of the reward that the largest "
-                f"context takes"
+                f"context_low={self.context_low} and context_high={self.context_high}: wanted context_low < "
+                f"context_high"
             )
 
     def of(self, trajectory: Trajectory) -> float:
@@ -54,9 +47,3 @@ class ContextTax:
         context = max(context_tokens(trajectory, self.measure), 1)
         clipped = min(max(context, self.context_low), self.context_high)
         return self.coefficient * math.log(clipped / self.context_low) / math.log(self.context_high / self.context_low)
-
-
-def check_measure(measure: str) -> None:
-    """Raise ValueError unless ``measure`` is one of ``MEASURES``."""
-    if measure not in MEASURES:
-        raise ValueError(f"measure={measure!r}: wanted one of {', '.join(MEASURES)}")

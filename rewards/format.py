@@ -1,5 +1,9 @@
 """The reward ``format``: 1 for a well-formed trajectory, whatever its answer."""
 
+from typing import Annotated
+
+from annotated_types import Ge
+
 from condensegrpo.core.protocols import Problem, RewardResult
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.matches import Match, Matcher
@@ -15,12 +19,12 @@ class Format:
     """
 
     def __init__(
-        self, *, min_reply_chars: int = 1, match: Match | None = "exact", sandbox: Sandbox | None = None
+        self,
+        *,
+        min_reply_chars: Annotated[int, Ge(1)] = 1,
+        match: Match | None = "exact",
+        sandbox: Sandbox | None = None,
     ) -> None:
-        if min_reply_chars < 1:
-            raise ValueError(
-                f"min_reply_chars={min_reply_chars}: wanted at least 1, a blank reply is never well formed"
-            )
         self._min_reply_chars = min_reply_chars
         self._matcher = None if match is None else Matcher(match, sandbox)
 

@@ -2,9 +2,9 @@
 
 from condensegrpo.core.protocols import Problem, RewardResult
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.rewards.context import Measure, check_measure, context_tokens
+from condensegrpo.rewards.context import Measure, context_tokens
 from condensegrpo.rewards.matches import Match, Matcher
-from condensegrpo.rewards.verdict import Domain, check_domain, judge
+from condensegrpo.rewards.verdict import Domain, judge
 from condensegrpo.sandbox.sandbox import Sandbox
 
 
@@ -25,8 +25,6 @@ class InverseMaxContext:
         domain: Domain = "general",
         min_last_reply_chars: int = 1,
     ) -> None:
-        check_measure(measure)
-        check_domain(domain)
         self._domain: Domain = domain
         self._min_last_reply_chars = min_last_reply_chars
         self._measure = measure

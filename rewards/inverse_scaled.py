@@ -1,10 +1,12 @@
 """The reward ``inverse_scaled``: as ``inverse_max_context``, in units that a person can read."""
 
-import math
+from typing import Annotated
+
+from annotated_types import Gt
 
 from condensegrpo.core.protocols import Problem, RewardResult
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.rewards.context import Measure, check_measure, context_tokens
+from condensegrpo.rewards.context import Measure, context_tokens
 from condensegrpo.rewards.matches import Match, Matcher
 from condensegrpo.rewards.verdict import judge
 from condensegrpo.sandbox.sandbox import Sandbox
@@ -20,14 +22,11 @@ class InverseScaled:
     def __init__(
         self,
         *,
-        reference_tokens: float,
+        reference_tokens: Annotated[float, Gt(0)],
         measure: Measure = "max",
         match: Match = "exact",
         sandbox: Sandbox | None = None,
     ) -> None:
-        if not 0 < reference_tokens < math.inf:
-            raise ValueError(f"reference_tokens={reference_tokens}: wanted a finite number of tokens above 0")
-        check_measure(measure)
         self._reference_tokens = reference_tokens
         self._measure = measure
         self._matcher = Matcher(match, sandbox)

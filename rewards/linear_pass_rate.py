@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 from statistics import fmean
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le
 
 from condensegrpo.core.protocols import Problem, RewardResult
 from condensegrpo.core.trajectory import Trajectory
@@ -26,9 +29,9 @@ class LinearPassRate:
     def __init__(
         self,
         *,
-        context_low: float,
-        context_high: float,
-        coefficient: float = 0.2,
+        context_low: Annotated[float, Gt(0)],
+        context_high: Annotated[float, Gt(0)],
+        coefficient: Annotated[float, Ge(0), Le(1)] = 0.2,
         measure: Measure = "max",
         match: Match = "exact",
         sandbox: Sandbox | None = None,

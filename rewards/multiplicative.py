@@ -1,5 +1,9 @@
 """The reward ``multiplicative``: a right answer loses a share of its worth to context."""
 
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le
+
 from condensegrpo.core.protocols import Problem, RewardResult
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.context import ContextTax, Measure
@@ -19,9 +23,9 @@ class Multiplicative:
     def __init__(
         self,
         *,
-        context_low: float,
-        context_high: float,
-        coefficient: float = 0.2,
+        context_low: Annotated[float, Gt(0)],
+        context_high: Annotated[float, Gt(0)],
+        coefficient: Annotated[float, Ge(0), Le(1)] = 0.2,
         measure: Measure = "max",
         match: Match = "exact",
         sandbox: Sandbox | None = None,

@@ -1,5 +1,9 @@
 """The reward ``tool_calls``: the share of tool calls that worked, whatever the answer."""
 
+from typing import Annotated
+
+from annotated_types import Ge
+
 from condensegrpo.core.protocols import Problem, RewardResult
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.matches import Match, Matcher
@@ -14,9 +18,13 @@ class ToolCalls:
     ``match`` is None.
     """
 
-    def __init__(self, *, weight: float = 1.0, match: Match | None = "exact", sandbox: Sandbox | None = None) -> None:
-        if not 0 <= weight < float("inf"):
-            raise ValueError(f"weight={weight}: wanted a finite number that is not negative")
+    def __init__(
+        self,
+        *,
+        weight: Annotated[float, Ge(0)] = 1.0,
+        match: Match | None = "exact",
+        sandbox: Sandbox | None = None,
+    ) -> None:
         self._weight = weight
         self._matcher = None if match is None else Matcher(match, sandbox)
 

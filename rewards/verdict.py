@@ -2,7 +2,7 @@
 
 import ast
 import warnings
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from condensegrpo.core.protocols import Problem
 from condensegrpo.core.trajectory import Trajectory
@@ -13,7 +13,7 @@ Domain = Literal["general", "math", "coding"]
 MAX_VALUE = 300  # characters of an answer in the domain math: a value and no essay
 
 
-class Verdict(NamedTuple):
+class Judgement(NamedTuple):
     """The judgement of one trajectory."""
 
     format_valid: bool
@@ -28,7 +28,7 @@ def judge(
     min_reply_chars: int = 1,
     min_last_reply_chars: int = 1,
     domain: Domain = "general",
-) -> Verdict:
+) -> Judgement:
     """Both judgements at once; ``matcher=None`` leaves the answer unread and calls nothing right.
 
     An answer in a bad format is not held against the ground truth.
@@ -40,9 +40,9 @@ def judge(
         trajectory, min_reply_chars=min_reply_chars, min_last_reply_chars=min_last_reply_chars, domain=domain
     )
     if matcher is None:
-        return Verdict(valid, 0.0)
+        return Judgement(valid, 0.0)
     matcher.check_truth(problem)
-    return Verdict(valid, correct(trajectory, problem, matcher) if valid else 0.0)
+    return Judgement(valid, correct(trajectory, problem, matcher) if valid else 0.0)
 
 
 def format_valid(
@@ -75,12 +75,6 @@ def correct(trajectory: Trajectory, problem: Problem, matcher: Matcher) -> float
     """
     matcher.check_truth(problem)
     return 0.0 if trajectory.answer is None else float(matcher.right(trajectory.answer, problem))
-
-
-def check_domain(domain: str) -> None:
-    """Raise ValueError unless ``domain`` is one of ``Domain``."""
-    if domain not in get_args(Domain):
-        raise ValueError(f"domain={domain!r}: wanted one of {', '.join(get_args(Domain))}")
 
 
 def _is_python(code: str) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from condensegrpo.assembly.plugins import build
 from condensegrpo.attention.scripted import ScriptedScorer
-from condensegrpo.condensers.attention import Attention, choose
+from condensegrpo.condensers.attention import AttentionCondenser, choose
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import History, Unit, flatten
 from condensegrpo.core.protocols import Budget, Condensed, UnitScorer
@@ -20,7 +20,7 @@ from condensegrpo.core.trajectory import SpanStatus
 NOW = {"smoothing": 0.0, "lookback": 0, "hysteresis": 1.0}  # each turn for itself
 
 
-def condense(condenser: Attention, past: History, tokens: int, scorer: UnitScorer) -> Condensed:
+def condense(condenser: AttentionCondenser, past: History, tokens: int, scorer: UnitScorer) -> Condensed:
     return asyncio.run(condenser.condense(past, Budget(tokens=tokens, count=count, scorers={"policy": scorer}), ()))
 
 
@@ -34,7 +34,7 @@ def gold(unit: Unit) -> float:
 def test_the_newest_and_what_scores_most_are_kept_in_their_order() -> None:
     past = history(*(unit(turn, text) for turn, text in enumerate(["g.....", "......", "gg....", "......", "......"])))
     # the pinned messages take 23 tokens, each unit 10
-    found = condense(Attention(**NOW), past, 23 + 30, ScriptedScorer(gold))
+    found = condense(AttentionCondenser(**NOW), past, 23 + 30, ScriptedScorer(gold))
     assert turns(found) == [0, 2, 4]
     assert [span.status for span in found.spans] == [
         SpanStatus.KEPT,
@@ -49,25 +49,25 @@ def test_the_newest_and_what_scores_most_are_kept_in_their_order() -> None:
 
 def test_units_are_ranked_by_score_a_token() -> None:
     past = history(unit(0, "gg" + "." * 40), unit(1, "g"), unit(2, "."), unit(3, "."))
-    found = condense(Attention(**NOW), past, 23 + 46 + 5, ScriptedScorer(gold))
+    found = condense(AttentionCondenser(**NOW), past, 23 + 46 + 5, ScriptedScorer(gold))
     assert turns(found) == [1, 2, 3], "the long unit has twice the score and nine times the tokens"
 
 
 def test_of_equal_scores_the_newer_stay() -> None:
     past = history(*(unit(turn, "......") for turn in range(5)))
-    assert turns(condense(Attention(), past, 23 + 30, ScriptedScorer(lambda unit: 0.0))) == [2, 3, 4]
+    assert turns(condense(AttentionCondenser(), past, 23 + 30, ScriptedScorer(lambda unit: 0.0))) == [2, 3, 4]
 
 
 def test_within_the_budget_nothing_is_scored() -> None:
     scorer = ScriptedScorer(gold)
     past = history(unit(0), unit(1), unit(2))
-    assert condense(Attention(), past, 1000, scorer).units == past.units
+    assert condense(AttentionCondenser(), past, 1000, scorer).units == past.units
     assert scorer.asked == []
 
 
 def test_the_newest_stays_even_if_it_does_not_fit() -> None:
     past = history(unit(0, "ggg"), unit(1, "." * 100))
-    found = condense(Attention(**NOW), past, 50, ScriptedScorer(gold))
+    found = condense(AttentionCondenser(**NOW), past, 50, ScriptedScorer(gold))
     assert turns(found) == [1]
 
 
@@ -77,7 +77,7 @@ def test_tokens_that_do_not_add_up_never_break_the_budget() -> None:
 
     past = history(*(unit(turn, "......") for turn in range(8)))
     budget = Budget(tokens=70, count=dear, scorers={"policy": ScriptedScorer(gold)})
-    found = asyncio.run(Attention(**NOW).condense(past, budget, ()))
+    found = asyncio.run(AttentionCondenser(**NOW).condense(past, budget, ()))
     assert dear(flatten(PINNED, found.units)) <= 70
     assert dear(flatten(PINNED, [*found.units, past.units[0]])) > 70
     assert turns(found)[-1] == 7
@@ -124,37 +124,37 @@ def same(total: int) -> History:
 def test_scores_are_smoothed_over_the_turns_that_are_looked_back_on() -> None:
     scorer = ByTurn({3: [8.0, 1.0, 0.0], 4: [1.0, 2.0, 0.0, 0.0]})
     for smoothing, kept in ((0.0, 1), (0.5, 0)):  # 0: ½·8 + ½·1 = 4.5 against ½·1 + ½·2 = 1.5
-        condenser = Attention(smoothing=smoothing, lookback=1, hysteresis=1.0)
+        condenser = AttentionCondenser(smoothing=smoothing, lookback=1, hysteresis=1.0)
         assert turns(condense(condenser, same(4), 23 + 20, scorer)) == [kept, 3]
 
 
 def test_a_unit_that_was_the_newest_has_no_score_to_be_smoothed_with() -> None:
     scorer = ByTurn({3: [1.0, 1.0, 0.0], 4: [1.0, 1.0, 1.2, 0.0]})
-    condenser = Attention(smoothing=0.9, lookback=1, hysteresis=1.0)
+    condenser = AttentionCondenser(smoothing=0.9, lookback=1, hysteresis=1.0)
     assert turns(condense(condenser, same(4), 23 + 20, scorer)) == [2, 3]
 
 
 def test_a_dropped_unit_returns_only_if_it_is_clearly_better() -> None:
     for now, kept in ((1.2, 1), (1.3, 0)):  # 0 was dropped a turn ago: 1.25 times better than 1 it must be
         scorer = ByTurn({3: [1.0, 2.0, 0.0], 4: [now, 1.0, 0.0, 0.0]})
-        condenser = Attention(smoothing=0.0, lookback=1, hysteresis=1.25)
+        condenser = AttentionCondenser(smoothing=0.0, lookback=1, hysteresis=1.25)
         assert turns(condense(condenser, same(4), 23 + 20, scorer)) == [kept, 3]
 
 
 def test_turns_that_were_within_the_budget_dropped_nothing_and_are_not_read() -> None:
     scorer = ByTurn({4: [1.2, 1.0, 0.0, 0.0]})
-    assert turns(condense(Attention(lookback=3), same(4), 23 + 30, scorer)) == [0, 1, 3]
+    assert turns(condense(AttentionCondenser(lookback=3), same(4), 23 + 30, scorer)) == [0, 1, 3]
     assert scorer.asked == [4]
 
 
 def test_what_is_looked_back_on_is_bounded() -> None:
     scorer = ScriptedScorer(gold)
-    condense(Attention(lookback=2), same(60), 23 + 30, scorer)
+    condense(AttentionCondenser(lookback=2), same(60), 23 + 30, scorer)
     assert scorer.asked == [58, 59, 60]
 
 
 def test_nothing_is_held_from_one_episode_to_another() -> None:
-    condenser, scorer = Attention(), ScriptedScorer(gold)
+    condenser, scorer = AttentionCondenser(), ScriptedScorer(gold)
     alone = condense(condenser, same(6), 53, scorer)
     condense(condenser, history(*(unit(turn, "gggggg") for turn in range(9))), 53, scorer)
     assert condense(condenser, same(6), 53, scorer) == alone
@@ -166,12 +166,12 @@ def test_nothing_is_held_from_one_episode_to_another() -> None:
 @pytest.mark.parametrize("scores", [[1.0], [float("nan")] * 4, [-1.0] * 4, [float("inf")] * 4])
 def test_scores_that_are_none_are_an_error_and_never_a_ranking(scores: list[float]) -> None:
     with pytest.raises(ValueError, match=r"the scorer 'policy' gave .* for 4 units"):
-        condense(Attention(**NOW), same(4), 40, ByTurn({4: scores}))
+        condense(AttentionCondenser(**NOW), same(4), 40, ByTurn({4: scores}))
 
 
 def test_a_budget_without_the_scorer_names_those_that_it_has() -> None:
     with pytest.raises(ValueError, match=r"wanted the scorer 'some/model', and the budget lends policy"):
-        condense(Attention(scorer="some/model"), same(4), 40, ScriptedScorer(gold))
+        condense(AttentionCondenser(scorer="some/model"), same(4), 40, ScriptedScorer(gold))
 
 
 @pytest.mark.parametrize(

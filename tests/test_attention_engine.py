@@ -1,4 +1,4 @@
-"""Attention in the engine, with a real model: the policy's own, a frozen one's, and the oracle's."""
+"""AttentionCondenser in the engine, with a real model: the policy's own, a frozen one's, and the oracle's."""
 
 import asyncio
 import shutil
@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen
 from condensegrpo.assembly import assemble
 from condensegrpo.assembly.scorers import check_models, check_scorers, open_scorers, parted
 from condensegrpo.attention.leave_one_out import LeaveOneOut, losses
-from condensegrpo.condensers.attention import Attention
+from condensegrpo.condensers.attention import AttentionCondenser
 from condensegrpo.config.schema import load_config
 from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.messages import History, Message, Unit
@@ -62,7 +62,7 @@ def play(sampler: TransformersSampler, name: str, *, episodes: int = 1) -> list[
     parts = replace(
         engine(
             sampler,
-            condenser=Attention(scorer=name),
+            condenser=AttentionCondenser(scorer=name),
             max_turns=6,
             max_context_tokens=BUDGET,
             max_output_tokens=30,

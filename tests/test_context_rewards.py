@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from condensegrpo.assembly.plugins import build
+from condensegrpo.core.errors import PluginError
 from condensegrpo.core.protocols import GroupReward, Problem, Reward, RewardResult
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.rewards.context import Measure, context_tokens
@@ -197,38 +198,39 @@ def test_linear_pass_rate_is_found_by_its_name_and_is_a_group_reward() -> None:
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.mark.parametrize("reward", [Multiplicative, LinearPassRate])
+@pytest.mark.parametrize("name", ["multiplicative", "linear_pass_rate"])
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"context_low": 0}, "context_low=0 and context_high=400: wanted finite token counts with 0 < context_low"),
-        ({"context_low": -5}, "context_low=-5"),
-        ({"context_low": 400}, "context_low=400 and context_high=400"),
-        ({"context_low": NAN}, "context_low=nan"),
-        ({"context_high": 99}, "context_high=99"),
-        ({"context_high": INF}, "context_high=inf"),
-        ({"context_high": NAN}, "context_high=nan"),
-        ({"coefficient": -0.1}, r"coefficient=-0.1: wanted a number in \[0, 1\]"),
-        ({"coefficient": 1.1}, "coefficient=1.1"),
-        ({"coefficient": NAN}, "coefficient=nan"),
-        ({"measure": "mean"}, "measure='mean': wanted one of max, sum, last"),
-        ({"match": "roughly"}, "match='roughly'"),
+        ({"context_low": 0}, "context_low is 0, wanted greater than 0"),
+        ({"context_low": -5}, "context_low is -5"),
+        ({"context_low": 400}, "context_low=400.0 and context_high=400.0: wanted context_low < context_high"),
+        ({"context_low": NAN}, "context_low is nan, wanted a finite number"),
+        ({"context_high": 99}, "context_high=99.0"),
+        ({"context_high": INF}, "context_high is inf, wanted a finite number"),
+        ({"context_high": NAN}, "context_high is nan"),
+        ({"coefficient": -0.1}, "coefficient is -0.1, wanted at least 0"),
+        ({"coefficient": 1.1}, "coefficient is 1.1, wanted at most 1"),
+        ({"coefficient": NAN}, "coefficient is nan"),
+        ({"measure": "mean"}, "measure is 'mean', wanted 'max', 'sum' or 'last'"),
+        ({"match": "roughly"}, "match is 'roughly'"),
     ],
 )
 def test_anchors_coefficient_measure_and_match_are_checked(
-    reward: type[Multiplicative] | type[LinearPassRate], options: Mapping[str, object], message: str
+    name: str, options: Mapping[str, object], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
-        reward(**{**ANCHORS, **options})  # type: ignore[arg-type]
+    with pytest.raises(PluginError, match=message):
+        build("rewards", name, {**ANCHORS, **options})
 
 
 @pytest.mark.parametrize("tokens", [0, -1, NAN, INF])
 def test_the_reference_must_be_a_finite_number_of_tokens(tokens: float) -> None:
-    with pytest.raises(ValueError, match=f"reference_tokens={tokens}: wanted a finite number of tokens above 0"):
-        InverseScaled(reference_tokens=tokens)
+    with pytest.raises(PluginError, match=f"reference_tokens is {tokens}, wanted (greater than 0|a finite number)"):
+        build("rewards", "inverse_scaled", {"reference_tokens": tokens})
 
 
 def test_an_unknown_measure_is_refused_by_every_reward_that_has_one() -> None:
-    for reward in (InverseMaxContext, partial(InverseScaled, reference_tokens=1)):
-        with pytest.raises(ValueError, match="measure='largest': wanted one of max, sum, last"):
-            reward(measure="largest")  # type: ignore[arg-type]
+    required: dict[str, dict[str, object]] = {"inverse_max_context": {}, "inverse_scaled": {"reference_tokens": 1}}
+    for name, options in required.items():
+        with pytest.raises(PluginError, match="measure is 'largest', wanted 'max', 'sum' or 'last'"):
+            build("rewards", name, {**options, "measure": "largest"})

@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 from talk import agent, engine, ignore
 
 from condensegrpo.algorithms import segments
+from condensegrpo.assembly.plugins import build
 from condensegrpo.condensers.full import Full
 from condensegrpo.condensers.last_k import LastK
+from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Condenser, Demonstrates, Problem, Step
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.rollout.group import named, rollout
-from condensegrpo.tasks.facts import KEYS, NOISE, Facts
+from condensegrpo.tasks.facts import KEYS, NOISE, FactsTask
 
 FOUR_PAGES = Problem(
     id="by hand",
@@ -44,7 +46,7 @@ def play(*replies: str, problem: Problem = FOUR_PAGES) -> list[Step]:
     """The environment's answers to some replies; it is not asked again once it is done."""
 
     async def run() -> list[Step]:
-        environment = Facts().environment(problem)
+        environment = FactsTask().environment(problem)
         assert await environment.start() == (user(problem.question),)
         steps: list[Step] = []
         for reply in replies:
@@ -117,9 +119,9 @@ def test_facts_stand_on_early_pages_of_their_own_and_all_else_is_noise(
 ) -> None:
     if not asked <= facts <= int(pages * early):
         with pytest.raises(ValueError, match="at most one on each of these pages"):
-            Facts(pages=pages, facts=facts, asked=asked, words=words, early=early)
+            FactsTask(pages=pages, facts=facts, asked=asked, words=words, early=early)
         return
-    problem = Facts(pages=pages, facts=facts, asked=asked, words=words, early=early).problems("train")[index]
+    problem = FactsTask(pages=pages, facts=facts, asked=asked, words=words, early=early).problems("train")[index]
     texts = [text.split() for text in problem.data["pages"]]
     assert [text[0] for text in texts] == [f"p{number}" for number in range(1, pages + 1)]
     assert {len(text) for text in texts} == {1 + words}
@@ -135,13 +137,13 @@ def test_facts_stand_on_early_pages_of_their_own_and_all_else_is_noise(
 
 def test_what_is_asked_cannot_be_guessed_from_the_rest() -> None:
     """Every value is a tenth of all, whatever stands beside it."""
-    problems = Facts().problems("train")[:2000]
+    problems = FactsTask().problems("train")[:2000]
     values = [(problem.answer or "").split()[1] for problem in problems]
     assert all(150 < values.count(str(digit)) < 250 for digit in range(10))
 
 
 def test_train_and_eval_share_no_problem_even_where_few_exist() -> None:
-    few = Facts(pages=2, facts=1, asked=1, words=1, train_problems=10_000, eval_problems=50)
+    few = FactsTask(pages=2, facts=1, asked=1, words=1, train_problems=10_000, eval_problems=50)
     train = {content(problem) for problem in few.problems("train")}
     held_out = {content(problem) for problem in few.problems("eval")}
     assert len(held_out) == 50
@@ -151,17 +153,17 @@ def test_train_and_eval_share_no_problem_even_where_few_exist() -> None:
 
 def test_more_eval_problems_than_exist_are_refused() -> None:
     with pytest.raises(ValueError, match=r"holding out 256 different problems of 1 pages: found \d+"):
-        Facts(pages=1, facts=1, asked=1, words=1, early=1.0).problems("eval")
+        FactsTask(pages=1, facts=1, asked=1, words=1, early=1.0).problems("eval")
 
 
 def test_whether_a_problem_is_held_out_does_not_depend_on_the_seed() -> None:
-    train = {content(problem) for problem in Facts(train_problems=3000, seed=1).problems("train")}
-    assert not train & {content(problem) for problem in Facts(seed=2).problems("eval")}
-    assert list(Facts(seed=1).problems("eval")) == list(Facts(seed=2).problems("eval"))
+    train = {content(problem) for problem in FactsTask(train_problems=3000, seed=1).problems("train")}
+    assert not train & {content(problem) for problem in FactsTask(seed=2).problems("eval")}
+    assert list(FactsTask(seed=1).problems("eval")) == list(FactsTask(seed=2).problems("eval"))
 
 
 def test_train_problems_are_a_sequence_in_a_fixed_order() -> None:
-    problems, again = Facts(train_problems=20).problems("train"), Facts(train_problems=20).problems("train")
+    problems, again = FactsTask(train_problems=20).problems("train"), FactsTask(train_problems=20).problems("train")
     assert list(problems) == [again[index] for index in range(20)]
     assert problems[-1] == problems[19]
     assert list(problems[3:5]) == [problems[3], problems[4]]
@@ -171,7 +173,7 @@ def test_train_problems_are_a_sequence_in_a_fixed_order() -> None:
 
 
 def test_the_task_scales_in_pages_facts_and_noise() -> None:
-    hard = Facts(pages=200, facts=len(KEYS), asked=len(KEYS), words=12).problems("eval")[0]
+    hard = FactsTask(pages=200, facts=len(KEYS), asked=len(KEYS), words=12).problems("eval")[0]
     assert len(hard.data["pages"]) == 200
     assert len((hard.answer or "").split()) == 2 * len(KEYS)
 
@@ -179,37 +181,37 @@ def test_the_task_scales_in_pages_facts_and_noise() -> None:
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        ({"pages": 0}, "pages=0"),
-        ({"pages": 1000}, "pages=1000"),
-        ({"words": 0}, "words=0"),
-        ({"asked": 0}, "asked=0"),
+        ({"pages": 0}, "pages is 0"),
+        ({"pages": 1000}, "pages is 1000"),
+        ({"words": 0}, "words is 0"),
+        ({"asked": 0}, "asked is 0"),
         ({"asked": 4}, "asked=4 of facts=3"),
-        ({"facts": 9, "pages": 40}, "at most 8 facts"),
-        ({"early": 0.0}, "early=0.0"),
-        ({"early": 1.5}, "early=1.5"),
-        ({"train_problems": 0}, "train_problems=0"),
-        ({"history": "none"}, "history='none'"),
+        ({"facts": 9, "pages": 40}, "facts is 9, wanted at most 8"),
+        ({"early": 0.0}, "early is 0.0"),
+        ({"early": 1.5}, "early is 1.5"),
+        ({"train_problems": 0}, "train_problems is 0"),
+        ({"history": "none"}, "history is 'none', wanted 'some' or 'full'"),
     ],
 )
-def test_options_out_of_range_are_refused(options: dict[str, int], found: str) -> None:
-    with pytest.raises(ValueError, match=found):
-        Facts(**options)  # type: ignore[arg-type]
+def test_options_out_of_range_are_refused(options: dict[str, object], found: str) -> None:
+    with pytest.raises(PluginError, match=f"setting up the task 'facts'.*{found}"):
+        build("tasks", "facts", options)
 
 
 # --- demonstrations -------------------------------------------------------------------------------------------------
 
 
 def test_the_task_can_demonstrate() -> None:
-    assert isinstance(Facts(), Demonstrates)
+    assert isinstance(FactsTask(), Demonstrates)
 
 
 def test_demonstrations_are_fixed_by_their_seed() -> None:
-    assert list(islice(Facts().demonstrations(3), 50)) == list(islice(Facts().demonstrations(3), 50))
-    assert list(islice(Facts().demonstrations(3), 50)) != list(islice(Facts().demonstrations(4), 50))
+    assert list(islice(FactsTask().demonstrations(3), 50)) == list(islice(FactsTask().demonstrations(3), 50))
+    assert list(islice(FactsTask().demonstrations(3), 50)) != list(islice(FactsTask().demonstrations(4), 50))
 
 
 def test_with_full_history_every_page_is_shown_and_every_reply_is_sound() -> None:
-    task = Facts(pages=6, history="full")
+    task = FactsTask(pages=6, history="full")
     for one in islice(task.demonstrations(0), 200):
         read = [message.content.split()[0] for message in one.context if message.role == "tool"]
         assert read[:6] == ["p1", "p2", "p3", "p4", "p5", "p6"][: len(read)]
@@ -217,7 +219,7 @@ def test_with_full_history_every_page_is_shown_and_every_reply_is_sound() -> Non
 
 
 def test_where_a_fact_is_out_of_sight_half_of_the_demonstrations_guess() -> None:
-    task = Facts()
+    task = FactsTask()
     unsound = [one for one in islice(task.demonstrations(0), 4000) if not task.sound(one.context, one.reply)]
     again = [one for one in islice(task.demonstrations(0), 4000) if one.context[-1].content.endswith("report")]
     assert all(one.reply.startswith("<answer>") for one in unsound)
@@ -227,14 +229,14 @@ def test_where_a_fact_is_out_of_sight_half_of_the_demonstrations_guess() -> None
 
 
 def test_half_of_the_reports_are_due_with_everything_in_sight() -> None:
-    task = Facts()
+    task = FactsTask()
     due = [one for one in islice(task.demonstrations(1), 3000) if one.context[-1].content.endswith("report")]
     known = sum(task.sound(one.context, one.reply) is True and one.reply.startswith("<answer>") for one in due)
     assert 0.4 < known / len(due) < 0.9
 
 
 def test_the_corpus_has_every_word_of_questions_pages_and_replies() -> None:
-    task = Facts()
+    task = FactsTask()
     words = {word for text in task.corpus() for word in text.split()}
     lessons = list(islice(task.demonstrations(0), 2000))
     used = {word for one in lessons for text in (*(m.content for m in one.context), one.reply) for word in text.split()}
@@ -270,7 +272,7 @@ READ = assistant("<read> p1 </read>")  # which page it names does not matter
 def test_sound_compares_the_reply_with_what_its_context_implies(
     context: tuple[Message, ...], reply: str, verdict: bool
 ) -> None:
-    assert Facts().sound(context, reply) is verdict
+    assert FactsTask().sound(context, reply) is verdict
 
 
 # --- whole episodes -------------------------------------------------------------------------------------------------
@@ -290,7 +292,7 @@ def careful(prompt: str) -> str:
     return f"<read> p{min(set(range(1, PAGES + 1)) - shown)} </read>"
 
 
-def played(task: Facts, condenser: Condenser, *, max_turns: int) -> list[Trajectory]:
+def played(task: FactsTask, condenser: Condenser, *, max_turns: int) -> list[Trajectory]:
     async def run() -> list[Trajectory]:
         groups = await rollout(
             named(task.problems("eval")),
@@ -306,7 +308,7 @@ def played(task: Facts, condenser: Condenser, *, max_turns: int) -> list[Traject
     return asyncio.run(run())
 
 
-def solved(task: Facts, played_ones: Sequence[Trajectory]) -> list[bool]:
+def solved(task: FactsTask, played_ones: Sequence[Trajectory]) -> list[bool]:
     return [
         one.stop is Stop.ANSWERED and one.answer == posed.answer
         for one, posed in zip(played_ones, task.problems("eval"), strict=True)
@@ -314,14 +316,14 @@ def solved(task: Facts, played_ones: Sequence[Trajectory]) -> list[bool]:
 
 
 def test_with_the_full_history_one_turn_a_page_and_one_for_the_answer_are_enough() -> None:
-    task = Facts(pages=PAGES, eval_problems=8)
+    task = FactsTask(pages=PAGES, eval_problems=8)
     episodes = played(task, Full(), max_turns=7)
     assert all(solved(task, episodes))
     assert all(segments.check(one) == () for one in episodes)
 
 
 def test_a_fact_that_was_dropped_is_in_no_later_context_and_cannot_be_answered() -> None:
-    task = Facts(pages=PAGES, facts=2, asked=1, eval_problems=8)
+    task = FactsTask(pages=PAGES, facts=2, asked=1, eval_problems=8)
     episodes = played(task, LastK(keep_last=2), max_turns=7)
     for one, posed in zip(episodes, task.problems("eval"), strict=True):
         fact = (posed.answer or "?").replace(" ", ":")
@@ -331,7 +333,7 @@ def test_a_fact_that_was_dropped_is_in_no_later_context_and_cannot_be_answered()
 
 
 def test_with_turns_to_spare_a_dropped_fact_is_read_again() -> None:
-    task = Facts(pages=PAGES, facts=2, asked=1, eval_problems=8)
+    task = FactsTask(pages=PAGES, facts=2, asked=1, eval_problems=8)
     episodes = played(task, LastK(keep_last=2), max_turns=10)
     assert all(solved(task, episodes))
     assert all(7 < len(one.turns) <= 10 for one in episodes)  # the page of the fact is one of the first three

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from condensegrpo.assembly.plugins import build
+from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Demonstrates, Problem, Step
 from condensegrpo.tasks.ledger import EVAL_SHARE, OPERATIONS, Ledger
@@ -183,15 +185,15 @@ def test_train_problems_are_balanced_over_the_number_of_operations() -> None:
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        ({"min_ops": 0}, "min_ops=0"),
+        ({"min_ops": 0}, "min_ops is 0"),
         ({"min_ops": 7}, "max_ops=6"),
-        ({"eval_problems": 0}, "eval_problems=0"),
-        ({"history": "some"}, "history='some'"),
+        ({"eval_problems": 0}, "eval_problems is 0"),
+        ({"history": "some"}, "history is 'some', wanted 'last' or 'full'"),
     ],
 )
-def test_options_out_of_range_are_refused(options: dict[str, int], found: str) -> None:
-    with pytest.raises(ValueError, match=found):
-        Ledger(**options)  # type: ignore[arg-type]
+def test_options_out_of_range_are_refused(options: dict[str, object], found: str) -> None:
+    with pytest.raises(PluginError, match=f"setting up the task 'ledger'.*{found}"):
+        build("tasks", "ledger", options)
 
 
 # --- demonstrations -------------------------------------------------------------------------------------------------

@@ -149,14 +149,14 @@ def test_a_weight_that_is_negative_or_no_number_is_refused(tmp_path: Path, name:
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        ({"name": "tool_calls", "options": {"weight": -0.1}}, "weight=-0.1"),
+        ({"name": "tool_calls", "options": {"weight": -0.1}}, "the option weight is -0.1"),
         ({"name": "inverse_scaled"}, "reference_tokens"),
-        ({"name": "inverse_scaled", "options": {"reference_tokens": 0}}, "reference_tokens=0"),
+        ({"name": "inverse_scaled", "options": {"reference_tokens": 0}}, "the option reference_tokens is 0"),
         ({"name": "inverse_max_context", "options": {"measure": "mean"}}, "the option measure is 'mean'"),
         ({"name": "multiplicative", "options": {"context_low": 9, "context_high": 3}}, "context_low=9"),
         (
             {"name": "linear_pass_rate", "options": {"context_low": 3, "context_high": 9, "coefficient": 2}},
-            "coefficient=2",
+            "the option coefficient is 2",
         ),
         ({"name": "linear_pass_rat"}, "Did you mean 'linear_pass_rate'"),
     ],

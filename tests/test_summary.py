@@ -468,7 +468,7 @@ def test_a_template_with_unknown_fields_is_refused(tmp_path: Path, text: str, wo
 
 @pytest.mark.parametrize("options", [{"keep_last": 0}, {"max_tokens": 0}, {"attempts": 0}, {"template": "no/such.txt"}])
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(PluginError, match="setting up 'summary'"):
+    with pytest.raises(PluginError, match="setting up the condenser 'summary'"):
         assemble.condenser(CondenserPlugin(name="summary", options=options))
 
 

@@ -270,5 +270,5 @@ def test_who_waits_for_a_turn_gives_up_before_the_engine_does() -> None:
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(PluginError, match="setting up 'summary_model'"):
+    with pytest.raises(PluginError, match="setting up the condenser 'summary_model'"):
         build(options)

@@ -31,8 +31,6 @@ def read_rows(source: str, *, split: str, limit: int | None = None) -> list[Row]
     Raises:
         DataError: missing, empty or damaged, or not what its name says.
     """
-    if limit is not None and limit < 1:
-        raise ValueError(f"max_examples={limit}: wanted at least one row, or None for all")
     path = Path(source).expanduser()
     if path.is_file():
         rows = read_file(path)

@@ -1,7 +1,7 @@
 """How an answer is read from a reply. What stands in ``<think>…</think>`` never counts."""
 
 import re
-from typing import Literal, get_args
+from typing import Literal
 
 AnswerStyle = Literal["single", "first_or_boxed", "last", "reply"]
 
@@ -30,12 +30,6 @@ def read_answer(text: str, style: AnswerStyle = "single") -> str | None:
         return _boxed(said)
     chosen = (found[0] if style == "first_or_boxed" else found[-1]) if found else ""
     return chosen.rpartition("<answer>")[2].strip() or None
-
-
-def check_style(style: str) -> None:
-    """Raise ValueError unless ``style`` is one of ``AnswerStyle``."""
-    if style not in get_args(AnswerStyle):
-        raise ValueError(f"answer_style={style!r}: wanted one of {', '.join(get_args(AnswerStyle))}")
 
 
 def _boxed(text: str) -> str | None:

@@ -20,7 +20,9 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, overload
+from typing import Annotated, Literal, overload
+
+from annotated_types import Ge, Gt, Le
 
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Demonstration, Problem, Split, Step
@@ -39,33 +41,25 @@ _PAGE = re.compile(r"p([1-9]\d{0,2})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class FactsTask:
     """The task ``facts``. Whether a problem is for training or evaluation does not depend on any option."""
 
-    pages: int = 18  # turns that it takes to read everything, up to 999
-    facts: int = 3  # each of another key and on a page of its own
-    asked: int = 1  # of these facts
-    words: int = 2  # on a page, its number not counted; all that is no fact is noise
-    early: float = 0.5  # share of the pages, from the first on, that may hold facts
-    train_problems: int = 100_000  # length of the virtual sequence
-    eval_problems: int = 256  # all different
+    pages: Annotated[int, Ge(1), Le(999)] = 18  # turns that it takes to read everything, up to 999
+    facts: Annotated[int, Ge(1), Le(len(KEYS))] = 3  # each of another key and on a page of its own
+    asked: Annotated[int, Ge(1)] = 1  # of these facts
+    words: Annotated[int, Ge(1)] = 2  # on a page, its number not counted; all that is no fact is noise
+    early: Annotated[float, Gt(0), Le(1)] = 0.5  # share of the pages, from the first on, that may hold facts
+    train_problems: Annotated[int, Ge(1)] = 100_000  # length of the virtual sequence
+    eval_problems: Annotated[int, Ge(1)] = 256  # all different
     seed: int = 0  # of the order of the training problems
     history: Literal["some", "full"] = "some"  # what demonstrations show: some earlier pages and the newest, or all
 
     def __post_init__(self) -> None:
-        if not 1 <= self.pages <= 999 or self.words < 1:
-            raise ValueError(f"pages={self.pages} of words={self.words}: wanted 1 to 999 pages of at least 1 word")
-        if not 0 < self.early <= 1 or not 1 <= self.asked <= self.facts <= min(len(KEYS), self._early_pages):
+        if not self.asked <= self.facts <= self._early_pages:
             raise ValueError(
                 f"asked={self.asked} of facts={self.facts} on the early={self.early} of {self.pages} pages: wanted "
-                f"0 < early <= 1, 1 <= asked <= facts, at most {len(KEYS)} facts and at most one on each of these pages"
+                f"asked <= facts, and at most one on each of these pages"
             )
-        if self.train_problems < 1 or self.eval_problems < 1:
-            raise ValueError(
-                f"train_problems={self.train_problems}, eval_problems={self.eval_problems}: wanted at least 1 of each"
-            )
-        if self.history not in ("some", "full"):
-            raise ValueError(f"history={self.history!r}: wanted 'some' or 'full'")
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """Training problems are made when asked for; the evaluation problems are a list.
@@ -193,7 +187,7 @@ class FactsEnvironment:
 class _TrainProblems(Sequence[Problem]):
     """Problems drawn by their index, none of them held out."""
 
-    task: Facts
+    task: FactsTask
 
     def __len__(self) -> int:
         return self.task.train_problems

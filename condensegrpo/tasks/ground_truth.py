@@ -4,16 +4,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.protocols import Problem
 from condensegrpo.storage.rows import read_file, require_columns, require_unique
+from condensegrpo.tasks.splits import Splits
 
-Problems = tuple[Problem, ...]
 
-
-def with_answers(source: str, train: Problems, held_out: Problems) -> tuple[Problems, Problems]:
+def with_answers(source: str, splits: Splits) -> Splits:
     """The problems with their answers from a file; a list of answers gives the aliases, as in the task ``jsonl``.
 
     Args:
@@ -23,19 +21,20 @@ def with_answers(source: str, train: Problems, held_out: Problems) -> tuple[Prob
         DataError: the file is missing or damaged, an id occurs twice, or a problem has no answer in it.
     """
     truths = read_truths(source)
-    missing = [problem.id for problem in (*train, *held_out) if problem.id not in truths]
+    missing = [problem.id for problem in (*splits.train, *splits.held_out) if problem.id not in truths]
     if missing:
         raise DataError(
             f"reading the ground truth {source}: it has no answer for {len(missing)} problems, the first is "
             f"{missing[0]!r}. Its ids are like {next(iter(truths))!r}; map the column of ids in task.options.id"
         )
-    return (
-        tuple(_answered(problem, truths[problem.id]) for problem in train),
-        tuple(_answered(problem, truths[problem.id]) for problem in held_out),
+    train, held_out = (
+        tuple(_answered(problem, truths[problem.id]) for problem in problems)
+        for problems in (splits.train, splits.held_out)
     )
+    return replace(splits, train=train, held_out=held_out)
 
 
-def read_truths(source: str) -> Mapping[str, Any]:
+def read_truths(source: str) -> Mapping[str, object]:
     """Ground truth by id; raises as ``with_answers`` does."""
     path = Path(source).expanduser()
     if not path.is_file():
@@ -51,7 +50,7 @@ def read_truths(source: str) -> Mapping[str, Any]:
     return {str(row["id"]): row["answer"] for row in rows}
 
 
-def _whole_object(path: Path) -> dict[str, Any] | None:
+def _whole_object(path: Path) -> dict[str, object] | None:
     """The file as one JSON object of id → answer; None if it is something else, such as JSON lines."""
     if path.suffix != ".json":
         return None
@@ -62,7 +61,7 @@ def _whole_object(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) and value else None
 
 
-def _answered(problem: Problem, truth: Any) -> Problem:  # noqa: ANN401  JSON is anything
+def _answered(problem: Problem, truth: object) -> Problem:
     aliases = [str(alias) for alias in truth] if isinstance(truth, list) else None
     first = next(iter(aliases), None) if aliases is not None else truth
     data = problem.data if aliases is None else {**problem.data, "aliases": aliases}

@@ -12,18 +12,21 @@ would show 100 and answer 328, and teach to guess.
 
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge
 
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import History, Message, Unit
-from condensegrpo.core.protocols import Demonstration, Problem, Split
+from condensegrpo.core.protocols import Demonstration, Problem
 from condensegrpo.storage.rows import read_rows, require_columns
-from condensegrpo.tasks.answer_environment import AnswerEnvironment, follow_ups_of, head
-from condensegrpo.tasks.answers import AnswerStyle, check_style, read_answer
-from condensegrpo.tasks.splits import without
+from condensegrpo.tasks.answer_environment import head
+from condensegrpo.tasks.answers import AnswerStyle, read_answer
+from condensegrpo.tasks.question_task import QuestionTask
+from condensegrpo.tasks.splits import split
 from condensegrpo.tasks.tool_text import ToolFormat, call_text, calls_in, result_message
 from condensegrpo.tools.calculator import calculator
 
@@ -59,7 +62,7 @@ class _Lesson:
     sums: tuple[_Sum, ...]
 
 
-class Gsm8k:
+class Gsm8k(QuestionTask):
     """The task ``gsm8k``. Training questions that are in the evaluation data are left out; ``dropped`` counts them."""
 
     def __init__(
@@ -70,8 +73,8 @@ class Gsm8k:
         tool_format: ToolFormat | Literal["code"] = "tagged",
         system: str | None = None,
         answer_style: AnswerStyle = "single",
-        keep_last: int = 3,
-        max_examples: int | None = None,
+        keep_last: Annotated[int, Ge(0)] = 3,
+        max_examples: Annotated[int, Ge(1)] | None = None,
     ) -> None:
         """Read the data: rows with ``question`` and ``answer``.
 
@@ -88,38 +91,13 @@ class Gsm8k:
         Raises:
             DataError: what ``rows.read_rows`` raises, a missing column, an answer without ``####``, or no problem left.
         """
-        if tool_format not in ("native", "tagged", "code"):
-            raise ValueError(f"tool_format={tool_format!r}: wanted 'native', 'tagged' or 'code'")
-        check_style(answer_style)
-        if keep_last < 0:
-            raise ValueError(f"keep_last={keep_last}: wanted a number of turns, at least 0")
         self._demonstrates = tool_format != "code"
         self._tool_format: ToolFormat = "tagged" if tool_format == "code" else tool_format
         self._keep_last = keep_last
-        self._answer_style: AnswerStyle = answer_style
-        self._system = system if system is not None else CODE_SYSTEM if tool_format == "code" else _system(tool_format)
-        self._eval = _problems(eval_data, "test")
-        train = _problems(data, "train", limit=max_examples)
-        self._train = without(train, self._eval)
-        self.dropped = len(train) - len(self._train)
-        if not self._train:
-            raise DataError(
-                f"reading {data}: all {len(train)} questions are in {eval_data} too, none is left to train on. "
-                f"Give other eval_data"
-            )
-
-    def problems(self, split: Split) -> Sequence[Problem]:
-        """The problems of a split, in the order of the file."""
-        return self._train if split == "train" else self._eval
-
-    def environment(self, problem: Problem) -> AnswerEnvironment:
-        """A fresh episode."""
-        return AnswerEnvironment(
-            question=problem.question,
-            system=self._system,
-            answer_style=self._answer_style,
-            follow_ups=follow_ups_of(problem),
-        )
+        if system is None:
+            system = CODE_SYSTEM if tool_format == "code" else _system(tool_format)
+        splits = split(_problems(data, "train", limit=max_examples), _problems(eval_data, "test"), source=data)
+        super().__init__(splits, system=system, answer_style=answer_style)
 
     def demonstrations(self, seed: int) -> Iterator[Demonstration]:
         """One turn each of a random training problem that the calculator solves.
@@ -152,7 +130,7 @@ class Gsm8k:
     def corpus(self) -> Iterable[str]:
         """The system message, every training question, and every turn of every demonstration."""
         yield self._system
-        yield from (problem.question for problem in self._train)
+        yield from (problem.question for problem in self.problems("train"))
         for lesson in self._lessons():
             turns = [self._unit(at, one) for at, one in enumerate(lesson.sums)]
             yield from (message.content for unit in turns for message in unit.messages)
@@ -160,7 +138,7 @@ class Gsm8k:
 
     def _lessons(self) -> Iterator[_Lesson]:
         """The training problems whose answer is the result of the last sum of their worked answer."""
-        for problem in self._train if self._demonstrates else ():
+        for problem in self.problems("train") if self._demonstrates else ():
             sums = _sums(problem.data["worked"])
             if sums and _agree(sums[-1].result, str(problem.answer)):
                 yield _Lesson(problem=problem, sums=sums)

@@ -2,19 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from condensegrpo.core.errors import DataError
-from condensegrpo.core.protocols import Problem, Split
+from annotated_types import Ge, Gt, Lt
+
+from condensegrpo.core.protocols import Problem
 from condensegrpo.storage.rows import Row, read_rows, require_columns, require_unique
-from condensegrpo.tasks.answer_environment import AnswerEnvironment, follow_ups_of
-from condensegrpo.tasks.answers import AnswerStyle, check_style
+from condensegrpo.tasks.answers import AnswerStyle
 from condensegrpo.tasks.ground_truth import with_answers
-from condensegrpo.tasks.splits import is_held_out, without
+from condensegrpo.tasks.question_task import QuestionTask
+from condensegrpo.tasks.splits import SHARE, split
 
 SYSTEM = "Answer the question. Think first, then end with <answer>your answer</answer>."
 
 
-class Jsonl:
+class Jsonl(QuestionTask):
     """The task ``jsonl``. One reply answers the question, after as many tool calls as the rollout allows.
 
     Without ``eval_data`` a share of the questions is held out by their hash; with it, training questions that are in
@@ -33,8 +35,8 @@ class Jsonl:
         answer_style: AnswerStyle = "single",
         reminder: str = "",
         ground_truth_file: str | None = None,
-        eval_share: float = 0.1,
-        max_examples: int | None = None,
+        eval_share: Annotated[float, Gt(0), Lt(1)] = SHARE,
+        max_examples: Annotated[int, Ge(1)] | None = None,
     ) -> None:
         """Read the data.
 
@@ -54,41 +56,15 @@ class Jsonl:
         Raises:
             DataError: what ``rows.read_rows`` raises, a missing column, an id that occurs twice, or no problem left.
         """
-        if not 0 < eval_share < 1:
-            raise ValueError(f"eval_share={eval_share}: wanted a share between 0 and 1")
-        check_style(answer_style)
-        self._system = system
-        self._answer_style: AnswerStyle = answer_style
-        self._reminder = reminder
         columns = _Columns(question=question, answer=None if ground_truth_file else answer, id=id)
         train = _problems(read_rows(data, split="train", limit=max_examples), columns, split="train", source=data)
-        if eval_data is None:
-            self._eval = tuple(problem for problem in train if is_held_out(problem.question, share=eval_share))
-        else:
-            self._eval = _problems(read_rows(eval_data, split="test"), columns, split="test", source=eval_data)
+        held_out = None
+        if eval_data is not None:
+            held_out = _problems(read_rows(eval_data, split="test"), columns, split="test", source=eval_data)
+        splits = split(train, held_out, source=data, share=eval_share)
         if ground_truth_file is not None:
-            train, self._eval = with_answers(ground_truth_file, train, self._eval)
-        self._train = without(train, self._eval)
-        self.dropped = 0 if eval_data is None else len(train) - len(self._train)
-        if not self._train:
-            raise DataError(
-                f"splitting {data}: all {len(train)} questions are held out for evaluation, none is left to train on. "
-                f"Give other eval_data or lower eval_share"
-            )
-
-    def problems(self, split: Split) -> Sequence[Problem]:
-        """The problems of a split, in the order of the file."""
-        return self._train if split == "train" else self._eval
-
-    def environment(self, problem: Problem) -> AnswerEnvironment:
-        """A fresh episode."""
-        return AnswerEnvironment(
-            question=problem.question,
-            system=self._system,
-            answer_style=self._answer_style,
-            follow_ups=follow_ups_of(problem),
-            reminder=self._reminder,
-        )
+            splits = with_answers(ground_truth_file, splits)
+        super().__init__(splits, system=system, answer_style=answer_style, reminder=reminder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

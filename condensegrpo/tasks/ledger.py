@@ -18,7 +18,9 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, overload
+from typing import Annotated, Literal, overload
+
+from annotated_types import Ge
 
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Demonstration, Problem, Split, Step
@@ -36,22 +38,16 @@ _ENUMERABLE = 10**5  # problems of one length are listed up to here, and drawn b
 class Ledger:
     """The task ``ledger``. Whether a problem is for training or evaluation does not depend on any option."""
 
-    min_ops: int = 3  # ≥ 1
-    max_ops: int = 6
-    train_problems: int = 100_000  # length of the virtual sequence; problems of few operations recur in it
-    eval_problems: int = 256  # all different, balanced over the number of operations
+    min_ops: Annotated[int, Ge(1)] = 3
+    max_ops: Annotated[int, Ge(1)] = 6
+    train_problems: Annotated[int, Ge(1)] = 100_000  # length of the virtual sequence, in which short problems recur
+    eval_problems: Annotated[int, Ge(1)] = 256  # all different, balanced over the number of operations
     seed: int = 0  # of the order of the training problems
     history: Literal["last", "full"] = "last"  # what demonstrations show: the previous turn only, or every turn
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min_ops <= self.max_ops:
-            raise ValueError(f"min_ops={self.min_ops} and max_ops={self.max_ops}: wanted 1 <= min_ops <= max_ops")
-        if self.train_problems < 1 or self.eval_problems < 1:
-            raise ValueError(
-                f"train_problems={self.train_problems}, eval_problems={self.eval_problems}: wanted at least 1 of each"
-            )
-        if self.history not in ("last", "full"):
-            raise ValueError(f"history={self.history!r}: wanted 'last' or 'full'")
+        if self.min_ops > self.max_ops:
+            raise ValueError(f"min_ops={self.min_ops} and max_ops={self.max_ops}: wanted min_ops <= max_ops")
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """Training problems are made when asked for; the evaluation problems are a list.

@@ -7,15 +7,17 @@ question names the function under test, which the description alone does not.
 import ast
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+from annotated_types import Ge
 
 from condensegrpo.core.errors import DataError
-from condensegrpo.core.protocols import Problem, Split
+from condensegrpo.core.protocols import Problem
 from condensegrpo.storage.rows import Row, read_rows, require_columns, require_unique
-from condensegrpo.tasks.answer_environment import AnswerEnvironment, follow_ups_of
-from condensegrpo.tasks.answers import AnswerStyle, check_style
-from condensegrpo.tasks.splits import without
+from condensegrpo.tasks.answers import AnswerStyle
+from condensegrpo.tasks.question_task import QuestionTask
+from condensegrpo.tasks.splits import split
 
 SYSTEM = (
     "Write the Python function that is asked for. You may use tools to try it out. End with the whole function in one "
@@ -34,7 +36,7 @@ class _Reading:
     source: str
 
 
-class Mbpp:
+class Mbpp(QuestionTask):
     """The task ``mbpp``. Training descriptions that are in the evaluation data too are left out."""
 
     def __init__(
@@ -45,7 +47,7 @@ class Mbpp:
         eval_split: Literal["test", "validation"] = "test",
         system: str = SYSTEM,
         answer_style: AnswerStyle = "reply",
-        shown_tests: int = 1,
+        shown_tests: Annotated[int, Ge(0)] = 1,
         challenge: bool = False,
     ) -> None:
         """Read the data: rows with ``task_id``, ``text`` (or ``prompt``), ``code`` and ``test_list``.
@@ -62,40 +64,14 @@ class Mbpp:
         Raises:
             DataError: what ``rows.read_rows`` raises, a missing column, or no problem in a split.
         """
-        if eval_split not in ("test", "validation"):
-            raise ValueError(f"eval_split={eval_split!r}: wanted 'test' or 'validation'")
-        if shown_tests < 0:
-            raise ValueError(f"shown_tests={shown_tests}: wanted at least 0")
-        check_style(answer_style)
-        self._system = system
-        self._answer_style: AnswerStyle = answer_style
-        train = _problems(
-            read_rows(data, split="train"), _Reading(shown_tests=shown_tests, challenge=challenge, source=data)
-        )
+        reading = _Reading(shown_tests=shown_tests, challenge=challenge, source=data)
+        train = _problems(read_rows(data, split="train"), reading)
         if eval_data is None:
-            held_out = TEST if eval_split == "test" else VALIDATION
-            self._eval = _of(train, held_out, data)
+            held_out = _of(train, TEST if eval_split == "test" else VALIDATION, data)
             train = _of(train, TRAIN, data)
         else:
-            reading = _Reading(shown_tests=shown_tests, challenge=challenge, source=eval_data)
-            self._eval = _problems(read_rows(eval_data, split=eval_split), reading)
-        self._train = without(train, self._eval)
-        self.dropped = len(train) - len(self._train)
-        if not self._train:
-            raise DataError(f"reading {data}: all {len(train)} tasks are held out too, none is left to train on")
-
-    def problems(self, split: Split) -> Sequence[Problem]:
-        """The problems of a split, in the order of the file."""
-        return self._train if split == "train" else self._eval
-
-    def environment(self, problem: Problem) -> AnswerEnvironment:
-        """A fresh episode."""
-        return AnswerEnvironment(
-            question=problem.question,
-            system=self._system,
-            answer_style=self._answer_style,
-            follow_ups=follow_ups_of(problem),
-        )
+            held_out = _problems(read_rows(eval_data, split=eval_split), replace(reading, source=eval_data))
+        super().__init__(split(train, held_out, source=data), system=system, answer_style=answer_style)
 
 
 def entry_points(code: str, tests: Sequence[str]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """How a question is looked up and answered, shown by data that has a passage with the answer, as NQ-open files do."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from condensegrpo.core.messages import Message
@@ -39,6 +39,15 @@ def lesson(problem: Problem, passage: tuple[str, str], *, characters: int) -> Le
     if answer is None:
         return None
     return Lesson(problem=problem, result=f"[1] {title}\n{text}".strip(), answer=answer)
+
+
+def lessons(
+    problems: Sequence[Problem], passages: Mapping[str, tuple[str, str] | None], *, characters: int
+) -> list[Lesson]:
+    """The lessons of the problems whose passage, by the problem's id, has an answer at its beginning."""
+    candidates = ((problem, passages[problem.id]) for problem in problems)
+    made = (lesson(problem, passage, characters=characters) for problem, passage in candidates if passage is not None)
+    return [each for each in made if each is not None]
 
 
 def demonstrations(lessons: Sequence[Lesson], *, system: str, seed: int) -> Iterator[Demonstration]:

@@ -5,16 +5,18 @@ NQ-open    {"question": …, "answer" or "answers": ["Paris", "City of Light"]}
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Lt
 
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Demonstration, Problem, Split
+from condensegrpo.core.protocols import Demonstration, Problem
 from condensegrpo.storage.rows import Row, read_rows, require_columns
 from condensegrpo.tasks import search_lessons
-from condensegrpo.tasks.answer_environment import AnswerEnvironment, follow_ups_of
-from condensegrpo.tasks.answers import AnswerStyle, check_style
-from condensegrpo.tasks.splits import is_held_out, without
+from condensegrpo.tasks.answers import AnswerStyle
+from condensegrpo.tasks.question_task import QuestionTask
+from condensegrpo.tasks.splits import SHARE, split
 
 SYSTEM = (
     "Answer the question. In every turn think in <reasoning>...</reasoning> first. Then either search with "
@@ -24,7 +26,7 @@ SYSTEM = (
 REMINDER = "Write <reasoning>...</reasoning> and then one <tool>...</tool> or <answer>...</answer>."
 
 
-class SearchQa:
+class SearchQa(QuestionTask):
     """The task ``search_qa``. Rows with a passage in ``ctxs`` (NQ-open files) demonstrate too, in the tagged format.
 
     A reply without a call and without an answer gets a reminder and counts as a turn. Without ``eval_data`` a share of
@@ -41,9 +43,9 @@ class SearchQa:
         system: str = SYSTEM,
         reminder: str = REMINDER,
         answer_style: AnswerStyle = "last",
-        eval_share: float = 0.1,
-        max_examples: int | None = None,
-        passage_chars: int = 600,
+        eval_share: Annotated[float, Gt(0), Lt(1)] = SHARE,
+        max_examples: Annotated[int, Ge(1)] | None = None,
+        passage_chars: Annotated[int, Ge(1)] = 600,
     ) -> None:
         """Read the data.
 
@@ -61,48 +63,15 @@ class SearchQa:
         Raises:
             DataError: what ``rows.read_rows`` raises, a row of another schema, or no problem left.
         """
-        if not 0 < eval_share < 1:
-            raise ValueError(f"eval_share={eval_share}: wanted a share between 0 and 1")
-        check_style(answer_style)
-        self._system = system
-        self._reminder = reminder
-        self._answer_style: AnswerStyle = answer_style
         rows = read_rows(data, split="train", limit=max_examples)
         train = _problems(rows, split="train", source=data)
-        if eval_data is None:
-            self._eval = tuple(problem for problem in train if is_held_out(problem.question, share=eval_share))
-        else:
-            self._eval = _problems(read_rows(eval_data, split=eval_split), split="eval", source=eval_data)
-        self._train = without(train, self._eval)
-        self.dropped = 0 if eval_data is None else len(train) - len(self._train)
-        if not self._train:
-            raise DataError(
-                f"splitting {data}: all {len(train)} questions are held out for evaluation, none is left to train on. "
-                f"Give other eval_data or lower eval_share"
-            )
-
-        passages = {one.id: search_lessons.passage_of(row) for one, row in zip(train, rows, strict=True)}
-        found = ((one, passages[one.id]) for one in self._train)
-        taught = [
-            search_lessons.lesson(one, passage, characters=passage_chars)
-            for one, passage in found
-            if passage is not None
-        ]
-        self._lessons = [one for one in taught if one is not None]
-
-    def problems(self, split: Split) -> Sequence[Problem]:
-        """The problems of a split, in the order of the file."""
-        return self._train if split == "train" else self._eval
-
-    def environment(self, problem: Problem) -> AnswerEnvironment:
-        """A fresh episode."""
-        return AnswerEnvironment(
-            question=problem.question,
-            system=self._system,
-            answer_style=self._answer_style,
-            follow_ups=follow_ups_of(problem),
-            reminder=self._reminder,
-        )
+        held_out = None
+        if eval_data is not None:
+            held_out = _problems(read_rows(eval_data, split=eval_split), split="eval", source=eval_data)
+        splits = split(train, held_out, source=data, share=eval_share)
+        super().__init__(splits, system=system, answer_style=answer_style, reminder=reminder)
+        passages = {problem.id: search_lessons.passage_of(row) for problem, row in zip(train, rows, strict=True)}
+        self._lessons = search_lessons.lessons(splits.train, passages, characters=passage_chars)
 
     def demonstrations(self, seed: int) -> Iterator[Demonstration]:
         """One turn each of a random training question: the search, or the answer after it.
@@ -125,7 +94,7 @@ class SearchQa:
     def corpus(self) -> Iterable[str]:
         """The system message, every training question, and every turn of every demonstration."""
         yield self._system
-        yield from (problem.question for problem in self._train)
+        yield from (problem.question for problem in self.problems("train"))
         for one in self._lessons:
             yield from (search_lessons.seek(one.problem.question), one.result, search_lessons.tell(one.answer))
 
@@ -152,10 +121,14 @@ def _aliases(row: Row) -> tuple[str, ...]:
     """Every form of the answer, the main one first, each once; () if the row follows neither schema."""
     given = row.get("answer", row.get("answers"))
     if isinstance(given, dict):
-        named: list[Any] = [given.get("value"), *(given.get("aliases") or ()), *(given.get("normalized_aliases") or ())]
+        named: list[object] = [
+            given.get("value"),
+            *(given.get("aliases") or ()),
+            *(given.get("normalized_aliases") or ()),
+        ]
         return _texts(named)
     return _texts(given if isinstance(given, list) else [given])
 
 
-def _texts(values: Iterable[Any]) -> tuple[str, ...]:
+def _texts(values: Iterable[object]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value.strip() for value in values if isinstance(value, str) and value.strip()))

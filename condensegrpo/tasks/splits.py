@@ -2,8 +2,41 @@
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from condensegrpo.core.errors import DataError
 from condensegrpo.core.protocols import Problem
+
+SHARE = 0.1  # of the questions, held out where there is no evaluation data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Splits:
+    """Problems for training and for evaluation."""
+
+    train: tuple[Problem, ...]  # at least one
+    held_out: tuple[Problem, ...]
+    dropped: int  # training problems left out because the evaluation data has their question
+
+
+def split(train: Sequence[Problem], held_out: Sequence[Problem] | None, *, source: str, share: float = SHARE) -> Splits:
+    """The training problems whose question is not held out, and the evaluation problems.
+
+    Args:
+        held_out: the evaluation problems; None: those of ``train`` whose hash falls into ``share``.
+        source: where the training problems are from, for the error.
+
+    Raises:
+        DataError: no training problem is left.
+    """
+    chosen = [one for one in train if is_held_out(one.question, share=share)] if held_out is None else held_out
+    kept = without(train, chosen)
+    if not kept:
+        raise DataError(
+            f"splitting {source}: all {len(train)} questions are held out for evaluation, none is left to train on. "
+            f"Give other eval_data{' or lower eval_share' if held_out is None else ''}"
+        )
+    return Splits(train=kept, held_out=tuple(chosen), dropped=0 if held_out is None else len(train) - len(kept))
 
 
 def fold(question: str) -> str:

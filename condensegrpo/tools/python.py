@@ -1,5 +1,9 @@
 """The tool ``python``: runs code that a model wrote, in the sandbox."""
 
+from typing import Annotated
+
+from annotated_types import Gt
+
 from condensegrpo.sandbox.result import CallOutcome, CallResult
 from condensegrpo.sandbox.sandbox import Sandbox
 
@@ -7,7 +11,7 @@ from condensegrpo.sandbox.sandbox import Sandbox
 class Python:
     """The tool ``python``: every call starts a fresh interpreter, and its result is what the code prints."""
 
-    def __init__(self, *, sandbox: Sandbox, seconds: float | None = None) -> None:
+    def __init__(self, *, sandbox: Sandbox, seconds: Annotated[float, Gt(0)] | None = None) -> None:
         """Open the sandbox.
 
         Args:
@@ -18,8 +22,6 @@ class Python:
         Raises:
             SandboxError: no sandbox holds on this machine.
         """
-        if seconds is not None and not seconds > 0:
-            raise ValueError(f"seconds={seconds}: wanted a number above 0")
         self._seconds = seconds
         self._sandbox = sandbox
         sandbox.open()

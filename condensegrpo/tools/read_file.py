@@ -1,4 +1,4 @@
-"""The tool ``read_file``: text files of one folder, and nothing outside of it. Standard library only."""
+"""The tool ``read_file``: text files of one folder, and nothing outside of it."""
 
 import os
 import shutil
@@ -6,6 +6,9 @@ import stat
 import tempfile
 import weakref
 from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Ge
 
 MAX_BYTES = 64_000  # of a file that are read
 
@@ -13,7 +16,7 @@ MAX_BYTES = 64_000  # of a file that are read
 class ReadFile:
     """The tool ``read_file``: reads a text file of a folder. Links that lead out of the folder are not followed."""
 
-    def __init__(self, *, folder: str | None = None, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, *, folder: str | None = None, max_bytes: Annotated[int, Ge(1)] = MAX_BYTES) -> None:
         """Set the folder.
 
         Args:
@@ -29,8 +32,6 @@ class ReadFile:
         self._folder = Path(folder).expanduser().resolve()
         if not self._folder.is_dir():
             raise ValueError(f"folder={folder!r}: there is no such folder (looked for {self._folder})")
-        if max_bytes < 1:
-            raise ValueError(f"max_bytes={max_bytes}: wanted at least 1")
         self._max_bytes = max_bytes
 
     def __call__(self, path: str) -> str:

@@ -1,5 +1,9 @@
 """The search tool: BM25 (Okapi, https://doi.org/10.1561/1500000019) over a corpus of passages, by the library bm25s."""
 
+from typing import Annotated
+
+from annotated_types import Ge
+
 from condensegrpo.tools.corpus_index import CorpusIndex, opened
 
 MAX_QUERY = 1000  # characters of a query that are read
@@ -8,7 +12,14 @@ MAX_QUERY = 1000  # characters of a query that are read
 class Search:
     """The tool ``search``: the best passages of a local corpus for a query."""
 
-    def __init__(self, *, corpus: str, passages: int = 3, passage_chars: int = 800, cache: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        corpus: str,
+        passages: Annotated[int, Ge(1)] = 3,
+        passage_chars: Annotated[int, Ge(1)] = 800,
+        cache: str | None = None,
+    ) -> None:
         """Open the index of a corpus, which is built once and then memory-mapped.
 
         Args:
@@ -20,8 +31,6 @@ class Search:
         Raises:
             DataError: the corpus is missing, empty or damaged.
         """
-        if passages < 1 or passage_chars < 1:
-            raise ValueError(f"passages={passages}, passage_chars={passage_chars}: wanted at least 1")
         self._index: CorpusIndex = opened(corpus, cache)
         self._passages = passages
         self._passage_chars = passage_chars

@@ -1,7 +1,9 @@
 """The search tool over a Lucene index, by pyserini (needs Java); ``search`` needs neither."""
 
 import json
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge
 
 from condensegrpo.tools.search import MAX_QUERY
 
@@ -9,7 +11,9 @@ from condensegrpo.tools.search import MAX_QUERY
 class SearchLucene:
     """The tool ``search_lucene``: the best passages of a Lucene index for a query."""
 
-    def __init__(self, *, index: str, passages: int = 3, passage_chars: int = 800) -> None:
+    def __init__(
+        self, *, index: str, passages: Annotated[int, Ge(1)] = 3, passage_chars: Annotated[int, Ge(1)] = 800
+    ) -> None:
         """Open an index.
 
         Args:
