@@ -19,8 +19,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from condensegrpo.algorithms.losses import LOSSES
-from condensegrpo.algorithms.objective import Share, Tokenwise, bound, first_update, policy
+from condensegrpo.algorithms.objective import Objective, PolicyLoss, Share, Tokenwise
 from condensegrpo.algorithms.packing import PackedBatch, blocks, collate, micro_batches
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner.engine import open_engine, optimizer_step
@@ -29,7 +28,7 @@ from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.settings import OptimizerSettings
 
 # The weights that learn are those sampled from: what a run with one update of a batch minimises.
-OBJECTIVE = Tokenwise(partial(first_update, objective=partial(policy, loss=bound(LOSSES["clipped"], {}))))
+OBJECTIVE = Tokenwise(Objective(loss=PolicyLoss("clipped"), first_update=True))
 DENSE_ROW = 1024  # tokens behind each other in one row of plain dense attention, which computes every pair of them
 TILE = 256  # trained tokens whose logits exist at a time in tiles
 

@@ -22,7 +22,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -136,8 +135,7 @@ class Meter:
 
 def run(config: RunConfig, folder: Path) -> dict[str, float]:
     """Load, sample, learn twice and publish as a training run does; the peak of each phase in bytes, of this rank."""
-    from condensegrpo.algorithms.losses import LOSSES, OF_TURNS
-    from condensegrpo.algorithms.objective import Tokenwise, bound, policy
+    from condensegrpo.algorithms.objective import Objective, PolicyLoss, Tokenwise
     from condensegrpo.algorithms.packing import collate, pack
     from condensegrpo.assembly import assemble
     from condensegrpo.assembly.open_learner import open_learner
@@ -169,8 +167,8 @@ def run(config: RunConfig, folder: Path) -> dict[str, float]:
             batches = against_copy(reference, device, batches, 1.0)
     if algorithm.importance.cap and algorithm.updates_per_batch > 1:
         measure_logprobs(learner, batches)
-    minimised = partial(policy, loss=bound(LOSSES[algorithm.loss], {}))
-    objective = minimised if algorithm.loss in OF_TURNS else Tokenwise(minimised)
+    minimised = Objective(loss=PolicyLoss(algorithm.loss))
+    objective = Tokenwise(minimised) if minimised.tokenwise else minimised
     for _ in range(2):
         optimizer_step(learner, batches, objective)
     meter.ends("learning")

@@ -16,8 +16,7 @@ from enum import StrEnum
 
 from torch import Tensor
 
-from condensegrpo.algorithms.advantages import ESTIMATORS
-from condensegrpo.algorithms.credit import advantages_of, rows_of, scores_of, turn_tokens
+from condensegrpo.algorithms.credit import Estimator, rows_of, scores_of, turn_tokens
 from condensegrpo.algorithms.losses import token_weights, totals
 from condensegrpo.algorithms.prefix_tree import different
 from condensegrpo.algorithms.segments import segments
@@ -100,7 +99,7 @@ def workload(
             scored.append(_scored(one, right=sample % 2 == 0))
     scores = scores_of(scored)
     tokens_NK = turn_tokens(scored)
-    advantage_NK = advantages_of(scores, ESTIMATORS["grpo"], {})
+    advantage_NK = Estimator("grpo")(scores)
     weight_NK = token_weights(
         "trajectory_constant",
         tokens_NK,

@@ -5,7 +5,8 @@ In this process, so that the libraries load once: ``assemble.check`` and ``train
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from inspect import Parameter, signature
 from pathlib import Path
 
 import pytest
@@ -96,7 +97,7 @@ def test_every_estimator_trains_the_quickstart(estimator: str, warm: str, tmp_pa
     assert all(line["turn_reward"] > 0 for line in lines)
     told = [text for text in observer.said if text.startswith("turn rewards are only logged: ")]  # once, or never
     assert [f"the estimator {estimator} does not see them" in text for text in told] == (
-        [] if estimator in names.SEE_TURN_REWARDS else [True]
+        [] if names.ESTIMATORS[estimator].sees_turn_rewards else [True]
     )
 
 
@@ -106,7 +107,7 @@ def test_the_estimators_that_are_said_to_see_turn_rewards_do_and_no_other(estima
     with_none, with_some = (
         estimate(estimator, [1, 0, 0], turn_rewards=rewards, **columns) for rewards in ([0, 0, 0], [0.5, 0, 0.2])
     )
-    assert (with_none.tolist() != with_some.tolist()) == (estimator in names.SEE_TURN_REWARDS)
+    assert (with_none.tolist() != with_some.tolist()) == names.ESTIMATORS[estimator].sees_turn_rewards
 
 
 def test_nothing_is_said_of_turn_rewards_where_no_turn_is_paid(warm: str, tmp_path: Path) -> None:
@@ -216,9 +217,19 @@ def test_a_masked_stop_trains_nothing_and_counts_nowhere(warm: str, tmp_path: Pa
     assert all(credit[one.trajectory.id].handling == by_stop.get(one.trajectory.stop, "train") for one in read)
 
 
-def test_names_are_those_of_the_functions() -> None:
+def test_names_and_traits_are_those_of_the_functions() -> None:
     assert set(names.ESTIMATORS) == set(ESTIMATORS)
     assert set(names.LOSSES) == set(LOSSES)
+    for name, traits in names.ESTIMATORS.items():
+        options = {name for name, kind in _parameters(ESTIMATORS[name]).items() if kind is Parameter.KEYWORD_ONLY}
+        assert {option for option in options if option.endswith(("_N", "_NK"))} == set(traits.columns)
+        assert ({"context_low", "context_high"} <= options) == traits.context_anchors
+    for name, loss in names.LOSSES.items():
+        assert ("turn_T" in _parameters(LOSSES[name])) == loss.whole_turns
+
+
+def _parameters(function: Callable[..., object]) -> dict[str, object]:
+    return {name: parameter.kind for name, parameter in signature(function).parameters.items()}
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import pytest
 import torch
 from builders import condensation, scored, trajectory, turn
 
-from condensegrpo.algorithms.advantages import ESTIMATORS, efficient, gigpo, grpo
+from condensegrpo.algorithms.advantages import ESTIMATORS
 from condensegrpo.algorithms.credit import (
+    Estimator,
     act_turns,
-    advantages_of,
     condense_turns,
     idle_groups,
     rows_of,
@@ -45,21 +45,21 @@ def test_advantages_are_relative_to_the_group() -> None:
         episode("c", [1], reward=1, group="h"),
         episode("d", [1], reward=1, group="h"),
     ]
-    advantage_NK = advantages_of(scores_of(batch), grpo, {"scale": "none"})
+    advantage_NK = Estimator("grpo", {"scale": "none"})(scores_of(batch))
     assert advantage_NK.flatten().tolist() == [0.5, -0.5, 0.0, 0.0]
 
 
 def test_a_trajectory_of_many_rows_counts_once_in_its_group() -> None:
     """slime#1414: three rows of one success beside one failure are +.5 / −.5, not +.25 / −.75."""
     batch = [episode("a", [1, 1, 1], reward=1), episode("b", [1], reward=0)]
-    advantage_NK = advantages_of(scores_of(batch), grpo, {"scale": "none"})
+    advantage_NK = Estimator("grpo", {"scale": "none"})(scores_of(batch))
     assert advantage_NK.tolist() == [[0.5, 0.5, 0.5], [-0.5, 0.0, 0.0]]
 
 
 def test_every_output_token_of_a_trajectory_has_its_advantage() -> None:
     """SkyRL#1492: the advantage is a number of the trajectory, not the last row's mask times it."""
     batch = [episode("a", [2, 1, 3], reward=1), episode("b", [4], reward=0)]
-    advantage_NK = advantages_of(scores_of(batch), grpo, {"scale": "none"})
+    advantage_NK = Estimator("grpo", {"scale": "none"})(scores_of(batch))
     rows = rows_of(batch, advantage_NK, torch.ones_like(advantage_NK))
     trained = {
         row.trajectory + str(row.first_turn): [a for a, yes in zip(row.advantages, row.trained, strict=True) if yes]
@@ -75,10 +75,10 @@ def test_the_efficient_estimator_sees_correctness_and_context_and_grpo_the_rewar
         episode("wrong", [1], reward=0, context=4, total=0.0),
     ]
     options = {"context_low": 4, "context_high": 32, "accuracy": "none"}
-    short, long, wrong = advantages_of(scores_of(batch), efficient, options).flatten().tolist()
+    short, long, wrong = Estimator("efficient", options)(scores_of(batch)).flatten().tolist()
     assert short > long > 0 > wrong
     assert wrong == pytest.approx(-2 / 3)
-    by_reward = advantages_of(scores_of(batch), grpo, {"scale": "none"}).flatten().tolist()
+    by_reward = Estimator("grpo", {"scale": "none"})(scores_of(batch)).flatten().tolist()
     assert by_reward == pytest.approx([0.9 - 1.1 / 3, 0.2 - 1.1 / 3, -1.1 / 3])
 
 
@@ -90,7 +90,7 @@ def test_a_trajectory_without_advantage_gets_no_row_but_counts_in_every_denomina
         episode("d", [6], reward=1, group="h"),
     ]
     scores, tokens_NK = scores_of(batch), turn_tokens(batch)
-    advantage_NK = advantages_of(scores, grpo, {})
+    advantage_NK = Estimator("grpo")(scores)
     weight_NK = token_weights("token_mean", tokens_NK, totals=totals(tokens_NK, scores.turns_N))
     rows = rows_of(batch, advantage_NK, weight_NK)
     assert {row.trajectory for row in rows} == {"g/a", "g/b"}
@@ -100,7 +100,7 @@ def test_a_trajectory_without_advantage_gets_no_row_but_counts_in_every_denomina
 def test_a_trajectory_that_sampled_nothing_stands_in_its_group_and_has_no_row() -> None:
     empty = scored(trajectory(id="g/none", group="g"), 0.0, correct=0.0)
     batch = [episode("a", [1], reward=1), empty]
-    advantage_NK = advantages_of(scores_of(batch), grpo, {"scale": "none"})
+    advantage_NK = Estimator("grpo", {"scale": "none"})(scores_of(batch))
     rows = rows_of(batch, advantage_NK, torch.ones_like(advantage_NK))
     assert advantage_NK.tolist() == [[0.5], [0.0]]
     assert [row.trajectory for row in rows] == ["g/a"]
@@ -111,13 +111,13 @@ def test_under_gigpo_a_group_of_one_outcome_is_idle_however_long_its_trajectorie
     """All of ``episode`` share their contexts; with 3, 3, 3 and 4 turns the discount alone would tell them apart."""
     batch = [episode(str(place), [1] * turns, reward=1, total=reward) for place, turns in enumerate((3, 3, 3, 4))]
     beside = [episode("a", [1], reward=1, group="h"), episode("b", [1, 1], reward=0, group="h")]
-    advantage_NK = advantages_of(scores_of([*batch, *beside]), gigpo, {})
+    advantage_NK = Estimator("gigpo")(scores_of([*batch, *beside]))
     assert idle_groups([*batch, *beside], advantage_NK) == {"g"}
 
 
 def test_a_group_whose_rewards_differ_by_rounding_alone_is_idle() -> None:
     batch = [episode(str(place), [1], reward=1, total=total) for place, total in enumerate((0.1 + 0.2, 0.3, 0.3))]
-    assert idle_groups(batch, advantages_of(scores_of(batch), grpo, {"eps": 0})) == {"g"}
+    assert idle_groups(batch, Estimator("grpo", {"eps": 0})(scores_of(batch))) == {"g"}
 
 
 # --- condense turns ---------------------------------------------------------------------------------------------------
@@ -147,15 +147,15 @@ def test_a_condense_turn_has_the_advantage_of_the_reply_that_it_was_written_for(
 def test_a_summary_shares_the_trajectorys_advantage_and_moves_no_group_statistic() -> None:
     batch = [kinds("acacaca", 1, "a"), kinds("a", 0, "b"), kinds("aa", 1, "c")]
     plain = [kinds("aaaa", 1, "a"), kinds("a", 0, "b"), kinds("aa", 1, "c")]
-    found = advantages_of(scores_of(batch), grpo, {})
+    found = Estimator("grpo")(scores_of(batch))
     assert found[0].tolist() == [found[0, 0].item()] * 7
-    assert [row[0].item() for row in found] == [row[0].item() for row in advantages_of(scores_of(plain), grpo, {})]
+    assert [row[0].item() for row in found] == [row[0].item() for row in Estimator("grpo")(scores_of(plain))]
 
 
 def test_a_discount_over_turns_counts_replies_and_not_summaries() -> None:
     options = {"gamma": 0.5, "scale": "none"}
     often, never = (
-        advantages_of(scores_of([kinds(text, 1, "a"), kinds("a", 0, "b")]), ESTIMATORS["turn_discounted"], options)
+        Estimator("turn_discounted", options)(scores_of([kinds(text, 1, "a"), kinds("a", 0, "b")]))
         for text in ("acaca", "aaa")
     )
     assert never[0].tolist() == [0.125, 0.25, 0.5]
@@ -171,7 +171,7 @@ def test_turn_rewards_before_the_first_result_count_by_replies() -> None:
     with_result = replace(one, trajectory=replace(one.trajectory, turns=turns))
     scores = scores_of([with_result, kinds("a", 1, "b")])
     assert scores.result_turn_N.tolist() == [1, -1]
-    found = advantages_of(scores, ESTIMATORS["ms_grpo"], {})
+    found = Estimator("ms_grpo")(scores)
     assert found[0].tolist() == pytest.approx([found[0, 0].item()] * 4 + [0.0, 0.0])
     assert found[0, 0] > 0
 
@@ -183,7 +183,7 @@ def test_the_context_of_a_summary_is_no_state_to_gigpo() -> None:
 @pytest.mark.parametrize("estimator", sorted(set(ESTIMATORS) - {"efficient"}))
 def test_every_estimator_gives_every_turn_an_advantage(estimator: str) -> None:
     batch = [kinds("acaac", 1, "a"), kinds("aca", 0, "b")]
-    found = advantages_of(scores_of(batch), ESTIMATORS[estimator], {})
+    found = Estimator(estimator)(scores_of(batch))
     assert found.shape == (2, 5)
     assert (found[0] != 0).all()
     assert found[1].tolist()[3:] == [0.0, 0.0]
@@ -191,7 +191,7 @@ def test_every_estimator_gives_every_turn_an_advantage(estimator: str) -> None:
 
 def test_summary_tokens_are_trained_exactly_once_and_rejected_ones_never() -> None:
     batch = [kinds("acac", 1, "a", rejected=3), kinds("a", 0, "b", rejected=1)]
-    advantage_NK = advantages_of(scores_of(batch), grpo, {})
+    advantage_NK = Estimator("grpo")(scores_of(batch))
     rows = rows_of(batch, advantage_NK, torch.ones_like(advantage_NK))
     trained = [token for row in rows for token, yes in zip(row.token_ids, row.trained, strict=True) if yes]
     assert sorted(trained) == sorted(

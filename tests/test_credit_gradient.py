@@ -6,7 +6,7 @@ a budget and padded, rows shuffled, a trajectory's turns merged or each a row of
 
 import random
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -16,9 +16,9 @@ from tiny import VOCABULARY, qwen3
 from torch import Tensor
 
 from condensegrpo.algorithms.advantages import ESTIMATORS
-from condensegrpo.algorithms.credit import advantages_of, rows_of, scores_of, turn_tokens
-from condensegrpo.algorithms.losses import KL, LOSSES, WEIGHTS, importance, token_weights, totals
-from condensegrpo.algorithms.objective import Minimised, bound, corrected, policy, with_kl
+from condensegrpo.algorithms.credit import Estimator, rows_of, scores_of, turn_tokens
+from condensegrpo.algorithms.losses import LOSSES, WEIGHTS, Level, Mode, token_weights, totals
+from condensegrpo.algorithms.objective import Minimised, Objective, PolicyLoss
 from condensegrpo.algorithms.packing import PackedBatch, blocks, collate, micro_batches, pack
 from condensegrpo.core.trajectory import ScoredTrajectory, Segment, Turn
 from condensegrpo.learner.logprobs import trained_logprobs
@@ -61,7 +61,7 @@ def rows(*, estimator: str = "grpo", aggregation: str = "trajectory_constant") -
     """The training rows of the sixteen: what ``train`` does between rollout and optimiser step."""
     everything = batch_of_16()
     scores, tokens_NK = scores_of(everything), turn_tokens(everything)
-    advantage_NK = advantages_of(scores, ESTIMATORS[estimator], OPTIONS.get(estimator, {}))
+    advantage_NK = Estimator(estimator, OPTIONS.get(estimator, {}))(scores)
     weight_NK = token_weights(
         aggregation,  # type: ignore[arg-type]  # a name from WEIGHTS
         tokens_NK,
@@ -146,7 +146,7 @@ def cuts(some: Sequence[Segment]) -> dict[str, list[Sequence[Segment]]]:
 def test_the_gradient_of_every_loss_is_the_same_however_the_rows_are_cut(loss: str) -> None:
     """trl#3021, open-instruct#1161: a mean over the micro-batch; SkyRL#1529: one over the rows."""
     some = rows()
-    objective = partial(policy, loss=bound(LOSSES[loss], WIDE[loss]))
+    objective = Objective(loss=PolicyLoss(loss, WIDE[loss]))
     wanted = gradient(pieces(some, 1), objective, padded=True)
     for cut in cuts(some).values():
         assert_same(gradient(cut, objective), wanted)
@@ -156,7 +156,7 @@ def test_the_gradient_of_every_loss_is_the_same_however_the_rows_are_cut(loss: s
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_gradient_of_every_loss_is_the_same_where_shared_prefixes_are_computed_once(loss: str) -> None:
     some = [piece for row in rows() for piece in apart(row)]  # a row a turn: each begins with those before it
-    objective = partial(policy, loss=bound(LOSSES[loss], WIDE[loss]))
+    objective = Objective(loss=PolicyLoss(loss, WIDE[loss]))
     model = qwen3()
     batches = micro_batches(blocks(some, max_tokens=40, share=True), max_tokens=40)
     for batch in batches:
@@ -169,7 +169,7 @@ def test_the_gradient_of_every_loss_is_the_same_where_shared_prefixes_are_comput
 def test_the_gradient_under_every_aggregation_is_the_same_however_the_rows_are_cut(aggregation: str) -> None:
     """verl#6025, TRL#7206: denominators span micro-batches, ranks and the accumulation window."""
     some = rows(aggregation=aggregation)
-    objective = partial(policy, loss=bound(LOSSES["clipped"], WIDE["clipped"]))
+    objective = Objective(loss=PolicyLoss("clipped", WIDE["clipped"]))
     wanted = gradient(pieces(some, 1), objective, padded=True)
     for cut in cuts(some).values():
         assert_same(gradient(cut, objective), wanted)
@@ -178,17 +178,22 @@ def test_the_gradient_under_every_aggregation_is_the_same_however_the_rows_are_c
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_the_gradient_of_every_estimator_is_the_same_however_the_rows_are_cut(estimator: str) -> None:
     some = rows(estimator=estimator)
-    objective = partial(policy, loss=bound(LOSSES["clipped"], WIDE["clipped"]))
+    objective = Objective(loss=PolicyLoss("clipped", WIDE["clipped"]))
     wanted = gradient(pieces(some, 1), objective, padded=True)
     for cut in cuts(some).values():
         assert_same(gradient(cut, objective), wanted)
 
 
 @pytest.mark.parametrize(("level", "mode"), [("token", "truncate"), ("turn", "truncate"), ("turn", "mask")])
-def test_importance_weights_and_a_kl_term_do_not_depend_on_the_cut_either(level: str, mode: str) -> None:
-    correction = partial(importance, cap=20.0, level=level, mode=mode)  # type: ignore[arg-type]  # names from above
-    inner = partial(corrected, loss=bound(LOSSES["clipped"], WIDE["clipped"]), correction=correction)
-    objective = partial(with_kl, objective=inner, penalty=KL["k3"], coefficient=0.3)
+def test_importance_weights_and_a_kl_term_do_not_depend_on_the_cut_either(level: Level, mode: Mode) -> None:
+    objective = Objective(
+        loss=PolicyLoss("clipped", WIDE["clipped"]),
+        importance_cap=20.0,
+        importance_level=level,
+        importance_mode=mode,
+        kl_estimator="k3",
+        kl_coefficient=0.3,
+    )
     some = rows()
     wanted = gradient(pieces(some, 1), objective)
     for cut in cuts(some).values():
@@ -199,13 +204,13 @@ def test_duplicated_turns_of_a_sibling_change_nobodys_statistics() -> None:
     """PITFALLS 18: were statistics over rows, the siblings' advantages would move with the length of one."""
     everything = list(batch_of_16()[:4])
     long = everything[0].trajectory
-    before = advantages_of(scores_of(everything), ESTIMATORS["grpo"], {})
+    before = Estimator("grpo")(scores_of(everything))
     doubled = scored(
         trajectory(*long.turns, *long.turns, id=long.id, group=long.group_id),
         everything[0].score.total,
         correct=everything[0].score.correct,
     )
-    after = advantages_of(scores_of([doubled, *everything[1:]]), ESTIMATORS["grpo"], {})
+    after = Estimator("grpo")(scores_of([doubled, *everything[1:]]))
     assert after[:, 0].tolist() == before[:, 0].tolist()
 
 
@@ -235,7 +240,7 @@ def test_a_logit_has_a_gradient_if_and_only_if_the_token_it_predicts_was_sampled
     batch = collate([row])
     with torch.no_grad():
         logits_SV = qwen3()(input_ids=batch.token_ids, use_cache=False).logits[0].double()
-    minimised = partial(policy, loss=bound(LOSSES[loss], WIDE[loss]))
+    minimised = Objective(loss=PolicyLoss(loss, WIDE[loss]))
     found_SV = finite_differences(logits_SV, batch, lambda logp_T, rows: minimised(logp_T, rows).loss_T)
     predicts_sampled_S = [*row.trained[1:], False]
     assert any(predicts_sampled_S)

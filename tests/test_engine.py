@@ -14,7 +14,7 @@ from torch.optim import AdamW
 from transformers import PreTrainedModel
 from two_ranks import OPTIMISER, SPLITS, STEPS, at_once, loss, micro_batches, train
 
-from condensegrpo.algorithms.objective import Minimised, Objective, Tokenwise, supervised
+from condensegrpo.algorithms.objective import Minimised, ObjectiveValue, Tokenwise, supervised
 from condensegrpo.algorithms.packing import PackedBatch, blocks, collate
 from condensegrpo.algorithms.packing import micro_batches as micro_batches_of
 from condensegrpo.core.errors import ConfigError, LearnerError
@@ -182,9 +182,9 @@ def test_a_loss_that_is_not_finite_leaves_the_weights_untouched(stage: int) -> N
     close_engine(engine)
 
 
-def endless(logp_T: Tensor, _: PackedBatch) -> Objective:
+def endless(logp_T: Tensor, _: PackedBatch) -> ObjectiveValue:
     """√0 = 0, with slope ∞."""
-    return Objective((logp_T - logp_T.detach()).sqrt(), {})
+    return ObjectiveValue((logp_T - logp_T.detach()).sqrt(), {})
 
 
 @pytest.mark.parametrize("steep", [endless, Tokenwise(endless)], ids=["chunks", "one_pass"])

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -14,34 +13,34 @@ from tiny import VOCABULARY, llama, qwen3, rows, segment, surrogate
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from condensegrpo.algorithms.losses import KL, LOSSES, OF_TURNS, importance
+from condensegrpo.algorithms import names
+from condensegrpo.algorithms.losses import KL
 from condensegrpo.algorithms.objective import (
     Minimised,
     Objective,
+    ObjectiveValue,
+    PolicyLoss,
     Share,
     Summed,
     Tokenwise,
-    bound,
-    corrected,
-    first_update,
-    policy,
     supervised,
-    with_kl,
 )
 from condensegrpo.algorithms.packing import PackedBatch, collate, lay_out
 from condensegrpo.learner import fused_head
 from condensegrpo.learner.logprobs import TrainedLogprobs
 
 HIDDEN = 6
-CLIPPED = partial(policy, loss=bound(LOSSES["clipped"], {}))
-BY_TOKEN = partial(importance, cap=1.5, level="token", mode="truncate")
-CORRECTED = partial(corrected, loss=bound(LOSSES["clipped"], {}), correction=BY_TOKEN)
+CLIPPED = Objective(loss=PolicyLoss("clipped"))
+CORRECTED = replace(CLIPPED, importance_cap=1.5)
 OBJECTIVES: dict[str, Minimised] = {
     "supervised": supervised,
-    **{name: partial(policy, loss=bound(LOSSES[name], {})) for name in sorted(set(LOSSES) - OF_TURNS)},
-    **{name: partial(with_kl, objective=CLIPPED, penalty=KL[name], coefficient=0.3) for name in KL},
+    **{
+        name: Objective(loss=PolicyLoss(name))
+        for name in sorted(name for name, traits in names.LOSSES.items() if not traits.whole_turns)
+    },
+    **{name: replace(CLIPPED, kl_estimator=name, kl_coefficient=0.3) for name in KL},
     "corrected": CORRECTED,
-    "first_update": partial(first_update, objective=CORRECTED),
+    "first_update": replace(CORRECTED, first_update=True),
 }
 
 
@@ -228,7 +227,7 @@ def test_tiles_in_bfloat16_are_added_up_in_fp32() -> None:
 def counting(objective: Minimised, seen: list[int]) -> Minimised:
     """The same objective, which notes how many tokens it is given at a time."""
 
-    def noted(logp_T: Tensor, batch: PackedBatch) -> Objective:
+    def noted(logp_T: Tensor, batch: PackedBatch) -> ObjectiveValue:
         seen.append(len(logp_T))
         return objective(logp_T, batch)
 
@@ -288,7 +287,7 @@ def test_a_head_that_does_more_than_multiply_takes_the_long_way_and_is_right(
 
 def test_an_objective_that_does_not_promise_to_look_at_tokens_alone_sees_all_of_them() -> None:
     batch, seen = collate(rows(40)), list[int]()
-    objective = counting(partial(policy, loss=bound(LOSSES["gspo"], {})), seen)
+    objective = counting(Objective(loss=PolicyLoss("gspo")), seen)
     TrainedLogprobs(qwen3())(*batch.inputs, 1.0, share=Share(objective, batch)).loss.backward()
     assert seen == [len(batch.target)]
 
@@ -316,7 +315,7 @@ def test_rows_without_trained_tokens_give_a_loss_of_0_with_the_usual_statistics(
 def test_a_loss_with_a_derivative_of_every_field_of_a_token_gets_that_tokens_fields() -> None:
     """Were columns shifted against tiles, an objective of all of them would show it."""
     assert_equal(
-        lambda logp_T, batch: Objective(surrogate(logp_T, batch) * batch.target * batch.turns, {}), trained(11)
+        lambda logp_T, batch: ObjectiveValue(surrogate(logp_T, batch) * batch.target * batch.turns, {}), trained(11)
     )
 
 

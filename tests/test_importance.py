@@ -1,4 +1,4 @@
-"""Importance correction between sampler and learner, against numbers worked out by hand."""
+"""ImportanceWeights correction between sampler and learner, against numbers worked out by hand."""
 
 import math
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from condensegrpo.algorithms.losses import (
     LEVELS,
     MODES,
-    Importance,
+    ImportanceWeights,
     Level,
     Mode,
     importance,
@@ -158,7 +158,7 @@ def test_no_tokens_need_no_correction(level: Level, mode: Mode) -> None:
     assert [part.shape for part in found] == [(0,)] * 3
 
 
-def corrected(learner_T: Tensor = LEARNER_T, turn_T: Tensor = TURN_T, **options: object) -> Importance:
+def corrected(learner_T: Tensor = LEARNER_T, turn_T: Tensor = TURN_T, **options: object) -> ImportanceWeights:
     return importance(learner_T, SAMPLER_T, turn_T, **{"cap": 2.0, "level": "token", "mode": "mask", **options})  # type: ignore[arg-type]
 
 

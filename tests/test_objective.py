@@ -3,7 +3,6 @@
 import itertools
 import math
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -11,18 +10,9 @@ import torch
 from tiny import segment
 from torch import Tensor
 
-from condensegrpo.algorithms.losses import KL, LEVELS, LOSSES, OF_TURNS, Level, clipped, gspo, importance, k1, reinforce
-from condensegrpo.algorithms.objective import (
-    Minimised,
-    Share,
-    Tokenwise,
-    bound,
-    corrected,
-    first_update,
-    policy,
-    supervised,
-    with_kl,
-)
+from condensegrpo.algorithms import names
+from condensegrpo.algorithms.losses import KL, LEVELS, LOSSES, Level
+from condensegrpo.algorithms.objective import Minimised, Objective, PolicyLoss, Share, Tokenwise, supervised
 from condensegrpo.algorithms.packing import PackedBatch, collate
 
 HALF, QUARTER = math.log(0.5), math.log(0.25)
@@ -35,7 +25,7 @@ def two_tokens(*, advantage: float = 1.0) -> PackedBatch:
 
 def test_ratios_are_taken_against_the_old_log_probabilities_and_kl_to_the_reference() -> None:
     batch = replace(two_tokens(), old=torch.tensor([QUARTER, HALF]), reference=torch.tensor([HALF, QUARTER]))
-    found = policy(torch.tensor([HALF, HALF]), batch, loss=bound(reinforce, {}))
+    found = Objective(loss=PolicyLoss("reinforce"))(torch.tensor([HALF, HALF]), batch)
     assert found.statistics["ratio"].tolist() == pytest.approx([2, 1])
     # k3 = exp(ref − logp) − (ref − logp) − 1: 0, then ½ + ln 2 − 1
     assert found.statistics["kl"].tolist() == pytest.approx([0, 0.5 + math.log(2) - 1])
@@ -44,16 +34,16 @@ def test_ratios_are_taken_against_the_old_log_probabilities_and_kl_to_the_refere
 
 def test_without_other_knowledge_old_and_reference_are_the_samplers() -> None:
     batch = two_tokens()
-    found = policy(torch.tensor([HALF, HALF]), batch, loss=bound(clipped, {}))
+    found = Objective(loss=PolicyLoss("clipped"))(torch.tensor([HALF, HALF]), batch)
     assert found.statistics["ratio"].tolist() == [1, 1]
     assert found.statistics["kl"].tolist() == [0, 0]
 
 
 def test_the_gap_is_to_the_sampler_whatever_ratios_are_taken_against() -> None:
     batch = replace(two_tokens(), old=torch.tensor([QUARTER, QUARTER]))
-    found = policy(torch.tensor([HALF, QUARTER]), batch, loss=bound(clipped, {}))
+    found = Objective(loss=PolicyLoss("clipped"))(torch.tensor([HALF, QUARTER]), batch)
     assert found.statistics["gap"].tolist() == pytest.approx([0, math.log(2)])
-    never = policy(torch.tensor([HALF, -math.inf]), batch, loss=bound(clipped, {}))
+    never = Objective(loss=PolicyLoss("clipped"))(torch.tensor([HALF, -math.inf]), batch)
     assert never.statistics["gap"].tolist() == [0, 1e4]  # finite, so that the mean is
 
 
@@ -62,25 +52,30 @@ def test_gspo_sees_the_turns_and_the_others_do_not() -> None:
     two_turns = replace(one_turn, turns=torch.tensor([0, 1]))
     logp_T = torch.tensor([HALF + 0.0002, HALF])
     # one turn: mean of 0.0002 and 0; two turns: each its own
-    assert policy(logp_T, one_turn, loss=bound(gspo, {})).statistics["ratio"].tolist() == pytest.approx([1.0001] * 2)
-    assert policy(logp_T, two_turns, loss=bound(gspo, {})).statistics["ratio"].tolist() == pytest.approx([1.0002, 1])
+    assert Objective(loss=PolicyLoss("gspo"))(logp_T, one_turn).statistics["ratio"].tolist() == pytest.approx(
+        [1.0001] * 2
+    )
+    assert Objective(loss=PolicyLoss("gspo"))(logp_T, two_turns).statistics["ratio"].tolist() == pytest.approx(
+        [1.0002, 1]
+    )
     assert torch.equal(
-        policy(logp_T, one_turn, loss=bound(clipped, {})).loss_T,
-        policy(logp_T, two_turns, loss=bound(clipped, {})).loss_T,
+        Objective(loss=PolicyLoss("clipped"))(logp_T, one_turn).loss_T,
+        Objective(loss=PolicyLoss("clipped"))(logp_T, two_turns).loss_T,
     )
 
 
 def test_options_reach_the_loss() -> None:
     batch = two_tokens()
     logp_T = torch.full((2,), HALF + math.log(1.5))
-    assert policy(logp_T, batch, loss=bound(clipped, {"clip_high": 0.1})).loss_T.tolist() == pytest.approx([-1.1, -1.1])
+    assert Objective(loss=PolicyLoss("clipped", {"clip_high": 0.1}))(logp_T, batch).loss_T.tolist() == pytest.approx(
+        [-1.1, -1.1]
+    )
 
 
 def test_importance_compares_the_learner_before_its_update_with_the_sampler() -> None:
     """TIS: the sampler said ½, the learner of that time 1/4 and 5/6; weights ½ and min(5/3, 1.5)."""
     batch = replace(two_tokens(), old=torch.tensor([QUARTER, math.log(5 / 6)]))
-    correction = partial(importance, cap=1.5, level="token", mode="truncate")
-    found = corrected(batch.old, batch, loss=bound(clipped, {}), correction=correction)
+    found = Objective(loss=PolicyLoss("clipped"), importance_cap=1.5)(batch.old, batch)
     assert found.statistics["ratio"].tolist() == [1, 1]  # the weights did not change since
     assert found.loss_T.tolist() == pytest.approx([-0.5, -1.5])
     assert found.statistics["importance"].tolist() == pytest.approx([0.5, 5 / 3])
@@ -90,9 +85,7 @@ def test_importance_compares_the_learner_before_its_update_with_the_sampler() ->
 def test_the_first_update_needs_no_measured_log_probabilities() -> None:
     batch = replace(two_tokens(), old=torch.tensor([math.nan, math.nan]))  # would show if it were read
     logp_T = torch.tensor([QUARTER, HALF], requires_grad=True)
-    correction = partial(importance, cap=2.0, level="token", mode="truncate")
-    inner = partial(corrected, loss=bound(clipped, {}), correction=correction)
-    found = first_update(logp_T, batch, objective=inner)
+    found = Objective(loss=PolicyLoss("clipped"), importance_cap=2.0, first_update=True)(logp_T, batch)
     assert found.statistics["ratio"].tolist() == [1, 1]
     (gradient_T,) = torch.autograd.grad(found.loss_T.sum(), logp_T)
     assert gradient_T.tolist() == pytest.approx([-0.5, -1.0])  # −v·A
@@ -100,9 +93,8 @@ def test_the_first_update_needs_no_measured_log_probabilities() -> None:
 
 def test_the_kl_term_is_added_and_not_weighted_by_importance() -> None:
     batch = replace(two_tokens(), old=torch.tensor([QUARTER, HALF]), reference=torch.tensor([QUARTER, QUARTER]))
-    correction = partial(importance, cap=1.0, level="token", mode="truncate")
-    inner = partial(corrected, loss=bound(clipped, {}), correction=correction)
-    found = with_kl(torch.tensor([QUARTER, HALF]), batch, objective=inner, penalty=k1, coefficient=0.1)
+    objective = Objective(loss=PolicyLoss("clipped"), importance_cap=1.0, kl_coefficient=0.1, kl_estimator="k1")
+    found = objective(torch.tensor([QUARTER, HALF]), batch)
     assert found.loss_T.tolist() == pytest.approx([-0.5, -1.0 + 0.1 * math.log(2)])
 
 
@@ -110,27 +102,28 @@ def test_a_kl_term_trains_where_the_advantage_is_zero() -> None:
     """trl#7068: groups of equal reward still get the gradient of the KL term."""
     batch = replace(two_tokens(advantage=0.0), reference=torch.tensor([QUARTER, QUARTER]))
     logp_T = torch.tensor([HALF, HALF], requires_grad=True)
-    inner = partial(policy, loss=bound(clipped, {}))
-    found = with_kl(logp_T, batch, objective=inner, penalty=k1, coefficient=0.1)
+    found = Objective(loss=PolicyLoss("clipped"), kl_coefficient=0.1, kl_estimator="k1")(logp_T, batch)
     (gradient_T,) = torch.autograd.grad(found.loss_T.sum(), logp_T)
     assert gradient_T.tolist() == pytest.approx([0.1, 0.1])
 
 
 def test_statistics_carry_no_gradient() -> None:
     logp_T = torch.tensor([HALF, QUARTER], requires_grad=True)
-    for loss in LOSSES.values():
-        found = policy(logp_T, two_tokens(), loss=bound(loss, {}))
+    for loss in LOSSES:
+        found = Objective(loss=PolicyLoss(loss))(logp_T, two_tokens())
         assert found.loss_T.requires_grad
         assert not any(value_T.requires_grad for value_T in found.statistics.values())
 
 
 def test_a_token_of_probability_zero_does_not_make_the_entropy_infinite() -> None:
     # 1e4, what an infinite difference counts as; the ratio is e^-20, and NaN stays visible
-    found = policy(torch.tensor([-math.inf, HALF]), two_tokens(), loss=bound(clipped, {}))
+    found = Objective(loss=PolicyLoss("clipped"))(torch.tensor([-math.inf, HALF]), two_tokens())
     assert found.statistics["entropy"].tolist() == pytest.approx([1e4, -HALF])
     assert all(value_T.float().isfinite().all() for value_T in found.statistics.values())
     assert (
-        policy(torch.tensor([math.nan, HALF]), two_tokens(), loss=bound(clipped, {})).statistics["entropy"][0].isnan()
+        Objective(loss=PolicyLoss("clipped"))(torch.tensor([math.nan, HALF]), two_tokens())
+        .statistics["entropy"][0]
+        .isnan()
     )
 
 
@@ -138,20 +131,15 @@ def test_supervised_raises_every_token() -> None:
     assert supervised(torch.tensor([HALF, QUARTER]), two_tokens()).loss_T.tolist() == pytest.approx([-HALF, -QUARTER])
 
 
-def put_together(loss: str, level: Level) -> dict[str, Minimised]:
+def put_together(loss: str, level: Level) -> dict[str, Objective]:
     """Every objective that a configuration can ask for with this loss and this level of importance weights."""
-    inner = bound(LOSSES[loss], {})
-    plain = partial(policy, loss=inner)
-    weighted = partial(corrected, loss=inner, correction=partial(importance, cap=1.2, level=level, mode="truncate"))
-    found: dict[str, Minimised] = {
-        "plain": plain,
-        "corrected": weighted,
-        "first": partial(first_update, objective=weighted),
-    }
-    return found | {
-        f"{name} {kind}": partial(with_kl, objective=found[name], penalty=penalty, coefficient=0.5)
+    plain = Objective(loss=PolicyLoss(loss))
+    weighted = replace(plain, importance_cap=1.2, importance_level=level)
+    objectives = {"plain": plain, "corrected": weighted, "first": replace(weighted, first_update=True)}
+    return objectives | {
+        f"{name} {kind}": replace(objectives[name], kl_estimator=kind, kl_coefficient=0.5)
         for name in ("plain", "first")
-        for kind, penalty in KL.items()
+        for kind in KL
     }
 
 
@@ -184,7 +172,7 @@ def in_parts(objective: Minimised, ends: tuple[int, ...]) -> tuple[Tensor, dict[
 
 
 @pytest.mark.parametrize("ends", [(1, 4), (1, 2, 3, 4), (0, 3, 4)])
-@pytest.mark.parametrize("loss", sorted(set(LOSSES) - OF_TURNS))
+@pytest.mark.parametrize("loss", sorted(name for name, traits in names.LOSSES.items() if not traits.whole_turns))
 def test_an_objective_of_tokens_is_the_sum_of_its_parts(loss: str, ends: tuple[int, ...]) -> None:
     for objective in (*put_together(loss, "token").values(), supervised):
         torch.testing.assert_close(in_parts(objective, ends), in_parts(objective, (4,)))
@@ -194,9 +182,10 @@ def test_an_objective_of_turns_is_not() -> None:
     """gspo looks at turns, and so do importance weights of turns, if the objective has any."""
     for loss, level in itertools.product(LOSSES, LEVELS):
         for name, objective in put_together(loss, level).items():
-            together = loss in OF_TURNS or (level == "turn" and not name.startswith("plain"))
+            together = names.LOSSES[loss].whole_turns or (level == "turn" and not name.startswith("plain"))
             differ = not torch.allclose(in_parts(objective, (1, 4))[2], in_parts(objective, (4,))[2])
             assert differ == together, (loss, level, name)
+            assert objective.tokenwise != together, (loss, level, name)
 
 
 def test_only_an_objective_that_says_so_is_divisible() -> None:

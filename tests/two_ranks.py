@@ -15,7 +15,7 @@ from adapters import moved_qwen3
 from tiny import forking_rows, llama, qwen3, rows, surrogate
 from torch import Tensor
 
-from condensegrpo.algorithms.objective import Minimised, Objective, Tokenwise
+from condensegrpo.algorithms.objective import Minimised, ObjectiveValue, Tokenwise
 from condensegrpo.algorithms.packing import PackedBatch, collate
 from condensegrpo.core.errors import LearnerError
 from condensegrpo.core.trajectory import Segment
@@ -31,9 +31,9 @@ STEPS = 3
 SPLITS = {"4_3": (4, 3), "7_0": (7, 0)}  # rows of the two ranks
 
 
-def at_once(logp_T: Tensor, batch: PackedBatch) -> Objective:
+def at_once(logp_T: Tensor, batch: PackedBatch) -> ObjectiveValue:
     """An objective that sees all trained tokens of a micro-batch together."""
-    return Objective(loss_T=surrogate(logp_T, batch), statistics={"ratio": logp_T.detach().exp()})
+    return ObjectiveValue(loss_T=surrogate(logp_T, batch), statistics={"ratio": logp_T.detach().exp()})
 
 
 loss = Tokenwise(at_once)  # the same, a tile at a time

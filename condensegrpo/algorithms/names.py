@@ -1,26 +1,67 @@
-"""The names that ``algorithm.estimator`` and ``algorithm.loss`` choose from, each in a line. Standard library only.
+"""The estimators and losses that ``algorithm.estimator`` and ``algorithm.loss`` select, and the traits of each.
 
-Here and not beside the functions, so that ``--help`` lists them without waiting for torch; a test compares the two.
+Standard library only, so that ``--help`` lists them without importing torch. The functions of the same names are in
+``advantages`` and ``losses``; a test compares the tables.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
-ESTIMATORS: Mapping[str, str] = {
-    "efficient": "accuracy, then shorter contexts among the right answers (default)",
-    "grpo": "the reward against its group",
-    "grpo_merged": "turn and outcome rewards added, against the group",
-    "ms_grpo": "outcome, plus turn rewards on the turns up to the first tool result",
-    "mt_grpo": "as ms_grpo; without a tool result turn and outcome rewards added",
-    "ms_po": "turn rewards and outcome up to the first tool result, the outcome alone after it",
-    "rloo": "the reward against the mean of the others",
-    "reinforce": "the clamped reward against its group",
-    "turn_discounted": "grpo, later turns weighing more",
-    "gigpo": "grpo, plus a comparison of the visits to one and the same context",
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimatorTraits:
+    """What distinguishes an estimator of advantages from the others, besides its formula."""
+
+    summary: str  # one line for tables and --help
+    learns_from: Literal["reward", "correctness"] = "reward"  # the outcome that is compared within a group
+    sees_turn_rewards: bool = False  # False: R^T is only logged
+    columns: tuple[str, ...] = ()  # fields of credit.Scores that it takes besides the five of every estimator
+    context_anchors: bool = False  # takes the options context_low and context_high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossTraits:
+    """What distinguishes a policy loss from the others, besides its formula."""
+
+    summary: str  # one line for tables and --help
+    whole_turns: bool = False  # the loss of a token depends on the other tokens of its turn
+
+
+ESTIMATORS: Mapping[str, EstimatorTraits] = {
+    "efficient": EstimatorTraits(
+        summary="accuracy, then shorter contexts among correct trajectories (default)",
+        learns_from="correctness",
+        columns=("context_N", "truncated_N"),
+        context_anchors=True,
+    ),
+    "grpo": EstimatorTraits(summary="the reward against its group"),
+    "grpo_merged": EstimatorTraits(summary="turn and outcome rewards added, against the group", sees_turn_rewards=True),
+    "ms_grpo": EstimatorTraits(
+        summary="outcome, plus turn rewards on the turns up to the first tool result", sees_turn_rewards=True
+    ),
+    "mt_grpo": EstimatorTraits(
+        summary="as ms_grpo; without a tool result turn and outcome rewards added", sees_turn_rewards=True
+    ),
+    "ms_po": EstimatorTraits(
+        summary="turn rewards and outcome up to the first tool result, the outcome alone after it",
+        sees_turn_rewards=True,
+    ),
+    "rloo": EstimatorTraits(summary="the reward against the mean of the others"),
+    "reinforce": EstimatorTraits(summary="the clamped reward against its group"),
+    "turn_discounted": EstimatorTraits(summary="grpo, later turns weighing more"),
+    "gigpo": EstimatorTraits(
+        summary="grpo, plus a comparison of turns sampled from the same context", columns=("state_NK",)
+    ),
 }
-SEE_TURN_REWARDS = frozenset({"grpo_merged", "ms_grpo", "mt_grpo", "ms_po"})  # to the others R^T is only logged
-LOSSES: Mapping[str, str] = {
-    "clipped": "PPO's surrogate, clipped per token (default)",
-    "gspo": "clipped per turn, by the turn's mean ratio",
-    "cispo": "the ratio bounded as a constant weight, no token without gradient",
-    "reinforce": "−A·logp, for one update a batch",
+LOSSES: Mapping[str, LossTraits] = {
+    "clipped": LossTraits(summary="PPO's surrogate, clipped per token (default)"),
+    "gspo": LossTraits(summary="clipped per turn, by the turn's mean ratio", whole_turns=True),
+    "cispo": LossTraits(summary="the ratio bounded as a constant weight, no token without gradient"),
+    "reinforce": LossTraits(summary="−A·logp, for one update a batch"),
 }
+
+
+def turn_reward_estimators() -> tuple[str, ...]:
+    """The names of the estimators that use turn rewards, in alphabetical order."""
+    return tuple(sorted(name for name, traits in ESTIMATORS.items() if traits.sees_turn_rewards))

@@ -2,35 +2,31 @@
 
     l = v · loss(logp, old, A) + β · KL(logp, reference)          per trained token; the step's loss is Σ w·l
 
-v is the importance weight between sampler and learner, 1 unless ``corrected``; β is 0 unless ``with_kl``.
+v is the importance weight between sampler and learner, 1 without an importance correction; β is 0 without a KL term.
 
 Legend of the suffix: ``_T`` trained tokens of a micro-batch.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from functools import partial
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass, field, fields, replace
+from typing import NamedTuple, Self
 
 from torch import Tensor
 
-from condensegrpo.algorithms.losses import MAX_DIFFERENCE, Importance, TokenLoss, gspo, k3, nll
+from condensegrpo.algorithms import names
+from condensegrpo.algorithms.losses import KL, LOSSES, MAX_DIFFERENCE, Level, Mode, TokenLoss, importance, k3, nll
 from condensegrpo.algorithms.losses.columns import difference
 from condensegrpo.algorithms.packing import PackedBatch
 
-PolicyLoss = Callable[[Tensor, Tensor, Tensor, Tensor], TokenLoss]  # of logp_T, old_T, advantage_T, turn_T
-Penalty = Callable[[Tensor, Tensor], Tensor]  # of logp_T, reference_T: one of losses.KL
-Correction = Callable[[Tensor, Tensor, Tensor], Importance]  # of old_T, sampler_T, turn_T
 
-
-class Objective(NamedTuple):
-    """The loss of every trained token, and what is worth logging of them."""
+class ObjectiveValue(NamedTuple):
+    """The loss of every trained token, and statistics of them for the log."""
 
     loss_T: Tensor  # float, not yet weighted
     statistics: Mapping[str, Tensor]  # (T,) each, no gradient; the same names in every micro-batch of a step
 
 
-Minimised = Callable[[Tensor, PackedBatch], Objective]
+Minimised = Callable[[Tensor, PackedBatch], ObjectiveValue]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +40,7 @@ class Tokenwise:
 
     objective: Minimised
 
-    def __call__(self, logp_T: Tensor, batch: PackedBatch) -> Objective:
+    def __call__(self, logp_T: Tensor, batch: PackedBatch) -> ObjectiveValue:
         """The objective itself."""
         return self.objective(logp_T, batch)
 
@@ -80,64 +76,87 @@ class Share:
         return replace(self, batch=replace(self.batch, **own))
 
 
-def bound(loss: Callable[..., TokenLoss], options: Mapping[str, Any]) -> PolicyLoss:
-    """A loss of ``losses.LOSSES`` with its options, called in one way whether it looks at whole turns or at tokens."""
-    chosen = partial(loss, **options)
-    if loss is gspo:
-        return lambda logp_T, old_T, advantage_T, turn_T: chosen(logp_T, old_T, advantage_T, turn_T=turn_T)
-    return lambda logp_T, old_T, advantage_T, turn_T: chosen(logp_T, old_T, advantage_T)
-
-
-def supervised(logp_T: Tensor, batch: PackedBatch) -> Objective:
+def supervised(logp_T: Tensor, batch: PackedBatch) -> ObjectiveValue:
     """−logp: every trained token is right."""
-    return Objective(loss_T=nll(logp_T).loss_T, statistics={})
+    return ObjectiveValue(loss_T=nll(logp_T).loss_T, statistics={})
 
 
-def policy(logp_T: Tensor, batch: PackedBatch, *, loss: PolicyLoss) -> Objective:
-    """A policy loss, its ratios taken against ``batch.old``.
+@dataclass(frozen=True, slots=True)
+class PolicyLoss:
+    """A loss of ``losses.LOSSES`` with its options. All are called with the same columns."""
 
-    Statistics, as means over the trained tokens:
+    name: str
+    options: Mapping[str, object] = field(default_factory=dict)
 
-        ratio      of the probabilities under the weights that learn and the old ones (of a turn's, in gspo)
-        low, high  1 where the ratio is beyond its lower, its upper bound
-        entropy    −logp: what the sampled tokens say of the policy's entropy, unbiased where the policy sampled them;
-                   1e4 for a token of probability 0, so that one does not make the mean infinite
-        kl         k3(logp, reference); the reference is the sampler's policy unless there is a reference model
-        gap        |logp − sampler|: what sampler and learner make of the same weights, in nats
-    """
-    found = loss(logp_T, batch.old, batch.advantages, batch.turns)
-    still_T = logp_T.detach()
-    statistics = {
-        "ratio": found.ratio_T,
-        "low": found.low_T,
-        "high": found.high_T,
-        "entropy": -still_T.clamp(min=-MAX_DIFFERENCE),
-        "kl": k3(still_T, batch.reference),
-        "gap": difference(still_T, batch.logprobs).abs(),
-    }
-    return Objective(loss_T=found.loss_T, statistics=statistics)
+    def __call__(self, logp_T: Tensor, old_T: Tensor, advantage_T: Tensor, turn_T: Tensor) -> TokenLoss:
+        """The loss of every trained token; losses of single tokens do not use ``turn_T``."""
+        columns = {"turn_T": turn_T} if self.whole_turns else {}
+        return LOSSES[self.name](logp_T, old_T, advantage_T, **columns, **self.options)
+
+    @property
+    def whole_turns(self) -> bool:
+        """Whether the loss of a token depends on the other tokens of its turn."""
+        return names.LOSSES[self.name].whole_turns
 
 
-def corrected(logp_T: Tensor, batch: PackedBatch, *, loss: PolicyLoss, correction: Correction) -> Objective:
-    """A policy loss whose tokens are weighted by how likely the learner, before its update, was to sample them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """A policy loss, with an importance correction before it and a KL term after it, as far as they are switched on."""
 
-    ``batch.old`` must hold the learner's own log-probabilities: a sampler of other kernels or lower precision is then
-    told apart from the change of the weights, which the loss bounds by itself.
-    """
-    found = policy(logp_T, batch, loss=loss)
-    weight = correction(batch.old, batch.logprobs, batch.turns)
-    statistics = {"importance": weight.ratio_T, "importance_bounded": weight.bounded_T}
-    return Objective(loss_T=weight.weight_T * found.loss_T, statistics={**found.statistics, **statistics})
+    loss: PolicyLoss
+    importance_cap: float = 0.0  # bound of the importance weight; 0: no correction
+    importance_level: Level = "token"
+    importance_mode: Mode = "truncate"
+    first_update: bool = False  # every step is the first of its batch: the old weights are those that learn
+    kl_coefficient: float = 0.0  # β
+    kl_estimator: str = "k3"  # one of losses.KL
 
+    def __call__(self, logp_T: Tensor, batch: PackedBatch) -> ObjectiveValue:
+        """The loss of every trained token of a micro-batch.
 
-def first_update(logp_T: Tensor, batch: PackedBatch, *, objective: Minimised) -> Objective:
-    """An objective in the first update of a batch: the weights that learn are the old ones, no pass has to measure."""
-    return objective(logp_T, replace(batch, old=logp_T.detach()))
+        Ratios are taken against ``batch.old``, or in a first update against ``logp_T`` itself, so that no pass has to
+        measure it. With an importance correction ``batch.old`` must hold the learner's own log-probabilities: the
+        weight then corrects for the sampler's kernels and precision, and the loss bounds the change of the weights.
 
+        Statistics, reported as means over the trained tokens:
 
-def with_kl(
-    logp_T: Tensor, batch: PackedBatch, *, objective: Minimised, penalty: Penalty, coefficient: float
-) -> Objective:
-    """An objective and β times the divergence from ``batch.reference``."""
-    found = objective(logp_T, batch)
-    return found._replace(loss_T=found.loss_T + coefficient * penalty(logp_T, batch.reference))
+            ratio      π(token) / π_old(token), or the ratio of its turn (gspo)
+            low, high  1 where the ratio is beyond its lower, its upper bound
+            entropy    −logp: an estimate of the policy's entropy, unbiased where the policy sampled the tokens;
+                       1e4 for a token of probability 0, so that the mean stays finite
+            kl         k3(logp, reference); the reference is the sampler's policy unless there is a reference model
+            gap        |logp − sampler|: how far sampler and learner disagree about the same weights, in nats
+
+        and with an importance correction ``importance``, the weight before its bound, and ``importance_bounded``, 1
+        where the bound changed it.
+        """
+        old_T = logp_T.detach() if self.first_update else batch.old
+        value = self.loss(logp_T, old_T, batch.advantages, batch.turns)
+        loss_T, detached_T = value.loss_T, logp_T.detach()
+        statistics = {
+            "ratio": value.ratio_T,
+            "low": value.low_T,
+            "high": value.high_T,
+            "entropy": -detached_T.clamp(min=-MAX_DIFFERENCE),
+            "kl": k3(detached_T, batch.reference),
+            "gap": difference(detached_T, batch.logprobs).abs(),
+        }
+        if self.importance_cap:
+            weights = importance(
+                old_T,
+                batch.logprobs,
+                batch.turns,
+                cap=self.importance_cap,
+                level=self.importance_level,
+                mode=self.importance_mode,
+            )
+            loss_T = weights.weight_T * loss_T
+            statistics |= {"importance": weights.ratio_T, "importance_bounded": weights.bounded_T}
+        if self.kl_coefficient:
+            loss_T = loss_T + self.kl_coefficient * KL[self.kl_estimator](logp_T, batch.reference)
+        return ObjectiveValue(loss_T=loss_T, statistics=statistics)
+
+    @property
+    def tokenwise(self) -> bool:
+        """Whether a token's loss depends on no other token, so that ``Tokenwise`` may wrap the objective."""
+        return not (self.loss.whole_turns or (self.importance_cap and self.importance_level == "turn"))

@@ -5,13 +5,13 @@
 
 import asyncio
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
-from condensegrpo.algorithms.credit import Scores
+from condensegrpo.algorithms.credit import Estimator
 from condensegrpo.algorithms.objective import Minimised
 from condensegrpo.assembly import plugins, rollout_parts
 from condensegrpo.assembly.learning_signal import advantage_estimator, objective
@@ -70,7 +70,7 @@ class Components:
     condenser: Condenser
     toolbox: Toolbox
     sandbox: Sandbox  # given to the reward and the tools that run code; its process starts when one of them opens it
-    estimator: Callable[[Scores], torch.Tensor]  # the advantage of every turn, (N, K)
+    estimator: Estimator  # of the advantage of every turn, (N, K)
     objective: Minimised
 
 

@@ -13,7 +13,7 @@ from math import ceil
 
 import torch
 
-from condensegrpo.algorithms.losses import OF_TURNS
+from condensegrpo.algorithms import names
 from condensegrpo.config.schema import RunConfig, evaluations
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.fused_head import tile_tokens
@@ -246,7 +246,7 @@ def _rows_alone(batch: MicroBatch) -> Gathered:
 def _head(config: RunConfig, found: Architecture, batch: MicroBatch, device: Device) -> Part:
     """The head takes one pass unless the objective looks at whole turns."""
     element, trained, algorithm = POLICY[config.model.dtype].itemsize, found.adapters is None, config.algorithm
-    if algorithm.loss in OF_TURNS or (algorithm.importance.cap and algorithm.importance.level == "turn"):
+    if names.LOSSES[algorithm.loss].whole_turns or (algorithm.importance.cap and algorithm.importance.level == "turn"):
         chunk = max(1, CHUNK_LOGITS // found.decoder.vocabulary)
         size = formulas.chunked_head_bytes(found.decoder, batch, chunk_tokens=chunk, element=element, trained=trained)
     else:

@@ -103,15 +103,14 @@ def step_metrics(
     *,
     condenser: Condenser,
     on_stop: Mapping[Stop, Handling],
-    learns_correctness: bool,
+    outcome_N: Tensor,
 ) -> dict[str, float]:
     """The metrics of the trajectories of all ranks and of their credit, each trajectory counted once.
 
     Args:
-        learns_correctness: whether the estimator compares correctness, not the total reward.
+        outcome_N: the outcome that the estimator compares within a group, of the trajectories that train.
     """
     facts = _over_ranks([facts_of(one, turn_reward=turn_sums(one).total) for one in batch.trajectories])
-    outcome_N = credit.scores.correct_N if learns_correctness else credit.scores.total_N
     rows = [*_credited(batch.kept, credit, outcome_N, on_stop), *_without_credit(batch, on_stop)]
     ages = _over_ranks([staleness_of(one.trajectory, step) for one in batch.trajectories])
     return {

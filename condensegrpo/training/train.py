@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from condensegrpo.algorithms import names
 from condensegrpo.algorithms.credit import rows_of
-from condensegrpo.algorithms.names import SEE_TURN_REWARDS
 from condensegrpo.algorithms.staleness import weights_go
 from condensegrpo.assembly import assemble
 from condensegrpo.assembly.assemble import Components
@@ -265,7 +265,7 @@ def _learn(run: _Run, step: int, batch: StepBatch) -> dict[str, float]:
         credit,
         condenser=run.components.condenser,
         on_stop=algorithm.on_stop,
-        learns_correctness=algorithm.estimator == "efficient",
+        outcome_N=run.components.estimator.outcome(credit.scores),
     )
     for name, value in metrics.items():
         if name.startswith("condenser/") and name.endswith("refused") and value:
@@ -342,16 +342,17 @@ def _log(trackers: tuple[Tracker, ...], step: int, metrics: Mapping[str, float])
 
 def _ignored_settings(config: RunConfig) -> Iterator[str]:
     """Warnings of settings that the estimator does not use."""
-    if config.algorithm.estimator != "efficient":
+    name = config.algorithm.estimator
+    if names.ESTIMATORS[name].learns_from == "reward":
         return
     if config.reward.name != "correct":
         yield (
-            f"the estimator efficient learns from correctness and context tokens: the total of the reward "
+            f"the estimator {name} learns from correctness and context tokens: the total of the reward "
             f"{config.reward.name} is only logged"
         )
     if "penalise" in config.algorithm.on_stop.values():
         yield (
-            "the estimator efficient takes a penalised stop for a wrong answer and no more: algorithm.stop_penalty, "
+            f"the estimator {name} takes a penalised stop for a wrong answer and no more: algorithm.stop_penalty, "
             "which comes off the total reward, changes nothing"
         )
 
@@ -359,11 +360,11 @@ def _ignored_settings(config: RunConfig) -> Iterator[str]:
 def _warn_of_unused_turn_rewards(run: _Run, metrics: Mapping[str, float]) -> bool:
     """Warn that the turn rewards of a step were only logged; returns whether it did."""
     name = run.config.algorithm.estimator
-    unused = "turn_reward" in metrics and name not in SEE_TURN_REWARDS
+    unused = "turn_reward" in metrics and not names.ESTIMATORS[name].sees_turn_rewards
     if unused:
         run.observer.say(
             f"turn rewards are only logged: the estimator {name} does not see them; "
-            f"{', '.join(sorted(SEE_TURN_REWARDS))} do"
+            f"{', '.join(names.turn_reward_estimators())} do"
         )
     return unused
 

@@ -50,9 +50,15 @@ def tables() -> dict[str, str]:
     }
 
 
-def choices_table(kind: str, lines: Mapping[str, str], functions: Mapping[str, Callable[..., object]]) -> str:
+def choices_table(
+    kind: str,
+    traits: Mapping[str, names.EstimatorTraits] | Mapping[str, names.LossTraits],
+    functions: Mapping[str, Callable[..., object]],
+) -> str:
     """Names, what they are in a line, and their options with defaults."""
-    rows = [[f"[`{name}`](#{kind}-{name})", line, options_of(functions[name])] for name, line in lines.items()]
+    rows = [
+        [f"[`{name}`](#{kind}-{name})", trait.summary, options_of(functions[name])] for name, trait in traits.items()
+    ]
     return table([kind, "", "options and defaults"], rows)
 
 

@@ -10,8 +10,7 @@ import torch
 from algorithms_parts import number, percent, table, turn_of
 from torch import Tensor
 
-from condensegrpo.algorithms.advantages import ESTIMATORS
-from condensegrpo.algorithms.credit import Scores, advantages_of
+from condensegrpo.algorithms.credit import Estimator, Scores
 from condensegrpo.core.protocols import GroupReward, Problem, Reward, RewardResult
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.rewards.inverse_max_context import InverseMaxContext
@@ -209,4 +208,4 @@ def _one_turn(name: str, batch: Batch, outcome_N: Tensor, options: Mapping[str, 
         state_NK=once_N[:, None],
         act_NK=torch.zeros_like(once_N)[:, None],
     )
-    return advantages_of(scores, ESTIMATORS[name], options)[:, 0]
+    return Estimator(name, options)(scores)[:, 0]

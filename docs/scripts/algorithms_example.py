@@ -8,10 +8,10 @@ from algorithms_parts import number, percent, table, turn_of
 from torch import Tensor
 
 from condensegrpo.algorithms import names
-from condensegrpo.algorithms.advantages import ESTIMATORS, moments, whiten
-from condensegrpo.algorithms.credit import Scores, advantages_of, scores_of, turn_tokens
-from condensegrpo.algorithms.losses import KL, LOSSES, WEIGHTS, importance, token_weights, totals
-from condensegrpo.algorithms.objective import bound
+from condensegrpo.algorithms.advantages import moments, whiten
+from condensegrpo.algorithms.credit import Estimator, Scores, scores_of, turn_tokens
+from condensegrpo.algorithms.losses import KL, WEIGHTS, importance, token_weights, totals
+from condensegrpo.algorithms.objective import PolicyLoss
 from condensegrpo.core.trajectory import Score, ScoredTrajectory, Stop, Trajectory
 
 
@@ -81,7 +81,7 @@ def advantage_table() -> str:
 
 def example_advantages(name: str, scores: Scores) -> Tensor:
     """The advantages of the group under an estimator with its defaults."""
-    return advantages_of(scores, ESTIMATORS[name], ANCHORS if name == "efficient" else {})
+    return Estimator(name, ANCHORS if names.ESTIMATORS[name].context_anchors else {})(scores)
 
 
 def weight_table() -> str:
@@ -113,7 +113,7 @@ def first_token(name: str, options: Mapping[str, float], advantage: float) -> tu
     """Ratio, loss, and gradient with respect to the first token's log-probability, all weights 1."""
     logp_T = torch.tensor(LEARNS, dtype=torch.float64, requires_grad=True)
     old_T = torch.tensor(OLD, dtype=torch.float64)
-    found = bound(LOSSES[name], options)(logp_T, old_T, torch.full_like(old_T, advantage), torch.zeros(2).long())
+    found = PolicyLoss(name, options)(logp_T, old_T, torch.full_like(old_T, advantage), torch.zeros(2).long())
     (gradient_T,) = torch.autograd.grad(found.loss_T.sum(), logp_T)
     return found.ratio_T[0].item(), found.loss_T[0].item(), gradient_T[0].item()
 

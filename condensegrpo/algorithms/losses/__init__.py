@@ -17,7 +17,7 @@ from condensegrpo.algorithms.losses.columns import MAX_DIFFERENCE, MAX_LOG_RATIO
 from condensegrpo.algorithms.losses.importance import (
     LEVELS,
     MODES,
-    Importance,
+    ImportanceWeights,
     Level,
     Mode,
     importance,
@@ -27,7 +27,7 @@ from condensegrpo.algorithms.losses.importance import (
     turn_ratio,
 )
 from condensegrpo.algorithms.losses.kl import KL, k1, k2, k3
-from condensegrpo.algorithms.losses.policy import LOSSES, OF_TURNS, TokenLoss, cispo, clipped, gspo, nll, reinforce
+from condensegrpo.algorithms.losses.policy import LOSSES, TokenLoss, cispo, clipped, gspo, nll, reinforce
 from condensegrpo.algorithms.losses.weights import (
     WEIGHTS,
     Aggregation,
@@ -45,10 +45,9 @@ __all__ = [
     "MAX_DIFFERENCE",
     "MAX_LOG_RATIO",
     "MODES",
-    "OF_TURNS",
     "WEIGHTS",
     "Aggregation",
-    "Importance",
+    "ImportanceWeights",
     "Level",
     "Mode",
     "TokenLoss",

@@ -24,7 +24,7 @@ Level = Literal["token", "turn"]
 Mode = Literal["truncate", "mask"]
 
 
-class Importance(NamedTuple):
+class ImportanceWeights(NamedTuple):
     """The correction of every trained token, with what to log about it; nothing carries a gradient."""
 
     weight_T: Tensor  # float >= 0, what the token's loss is multiplied by
@@ -40,7 +40,7 @@ def importance(
     cap: float,
     level: Level,
     mode: Mode,
-) -> Importance:
+) -> ImportanceWeights:
     """What each token's loss is multiplied by, so that tokens of the sampler count as if the learner had drawn them.
 
                   token                                turn
@@ -80,7 +80,7 @@ def importance(
         )
     ratio_T = LEVELS[level](learner_T, sampler_T, turn_T)
     weight_T = MODES[mode](ratio_T, cap)
-    return Importance(weight_T=weight_T, ratio_T=ratio_T, bounded_T=weight_T != ratio_T)
+    return ImportanceWeights(weight_T=weight_T, ratio_T=ratio_T, bounded_T=weight_T != ratio_T)
 
 
 def token_ratio(learner_T: Tensor, sampler_T: Tensor) -> Tensor:

@@ -197,7 +197,6 @@ LOSSES: Mapping[str, Callable[..., TokenLoss]] = {
     "cispo": cispo,
     "reinforce": reinforce,
 }
-OF_TURNS = frozenset({"gspo"})  # in these the loss of a token depends on the other tokens of its turn
 
 
 def _surrogate(ratio_T: Tensor, advantage_T: Tensor, clip_low: float, clip_high: float) -> TokenLoss:
