@@ -116,7 +116,8 @@ def default_of(key: Key) -> str:
     """The default as YAML writes it."""
     if key.default is PydanticUndefined:
         return "required"
-    return f"`{_plain(key.default)}`"
+    text = f"`{_plain(key.default)}`"
+    return "" if text == "`{}`" and any(map(is_section, _inside(key.annotation))) else text  # the section says it
 
 
 def _plain(value: object) -> object:
