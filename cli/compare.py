@@ -102,7 +102,7 @@ def _make(out: Path) -> None:
 
 
 def _saving(save: Path | None) -> "Callable[[Contender, Any], None]":
-    from condensegrpo.storage.run_folder import write_trajectory
+    from condensegrpo.storage.trajectories import write_trajectory
 
     if save is None:
         return lambda contender, one: None
@@ -116,7 +116,7 @@ def _as_json(found: "Comparison") -> str:
 
 def _write(found: "Comparison", out: Path) -> None:
     from condensegrpo.reporting.comparison_plot import plot
-    from condensegrpo.storage.run_folder import write_atomically
+    from condensegrpo.storage.files import write_atomically
 
     write_atomically(out / FILES[0], _as_json(found) + "\n")
     plot(found, out / Path(FILES[1]).stem)

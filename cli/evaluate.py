@@ -115,7 +115,7 @@ def _evaluate(config: "RunConfig", model: str, save: Path | None, *, quiet: bool
 
     from condensegrpo.cli.console import PhaseDisplay
     from condensegrpo.config.schema import HELD_OUT
-    from condensegrpo.storage.run_folder import write_trajectory
+    from condensegrpo.storage.trajectories import write_trajectory
 
     with PhaseDisplay(Console(stderr=True, quiet=quiet)) as display:
         display.phase("loading torch, transformers and the model", None)

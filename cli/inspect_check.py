@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from condensegrpo.algorithms.segments import check
 from condensegrpo.cli.inspection import InspectedStep
 from condensegrpo.core.trajectory import ScoredTrajectory
-from condensegrpo.storage.run_folder import Credit
+from condensegrpo.storage.credit import Credit
 
 
 def breaches(step: InspectedStep) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from condensegrpo.cli.trajectory_view import details, heading, overview
 from condensegrpo.core.errors import DataError
 from condensegrpo.metrics.information import changes, description
 from condensegrpo.storage.codec import dump_line
-from condensegrpo.storage.run_folder import write_atomically
+from condensegrpo.storage.files import write_atomically
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

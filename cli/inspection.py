@@ -11,7 +11,9 @@ from condensegrpo.cli.filters import Fields
 from condensegrpo.core.errors import CondenseError, ConfigError, DataError, RunError
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.trajectory import Condensation, Draft, ScoredTrajectory, Trajectory, Turn
-from condensegrpo.storage.run_folder import Credit, RunFolder, read_credit, read_trajectories
+from condensegrpo.storage.credit import Credit, read_credit
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trajectories import read_trajectories
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,7 +114,8 @@ def _describe(components: "Components") -> None:
 def _new_folder(config: "RunConfig") -> "RunFolder":
     """The run's folder, with its configuration; a name that is taken gets a number, so that no run is overwritten."""
     from condensegrpo.config.schema import dump_config
-    from condensegrpo.storage.run_folder import RunFolder, write_atomically
+    from condensegrpo.storage.files import write_atomically
+    from condensegrpo.storage.run_folder import RunFolder
 
     number, path = 1, Path(config.runs_dir) / config.name
     while path.exists():

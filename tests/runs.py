@@ -9,7 +9,8 @@ import torch
 from command import start
 from safetensors.torch import load_file
 
-from condensegrpo.storage.run_folder import read_metrics, read_trajectories
+from condensegrpo.storage.metrics import read_metrics
+from condensegrpo.storage.trajectories import read_trajectories
 
 TWO_RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m")
 

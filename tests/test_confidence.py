@@ -24,7 +24,7 @@ from condensegrpo.rollout.engine import Confidence, Engine
 from condensegrpo.rollout.episode import run_episode
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.samplers.scripted import ScriptedSampler
-from condensegrpo.storage.run_folder import read_trajectories, write_trajectory
+from condensegrpo.storage.trajectories import read_trajectories, write_trajectory
 
 QUICKSTART = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
 ASKED = Confidence(threshold=0.5, before="<answer>", closing="</answer>", max_tokens=40)

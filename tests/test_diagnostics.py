@@ -369,7 +369,7 @@ def test_a_groups_own_pass_rate_overstates_what_it_loses() -> None:
 
 
 def test_the_table_of_the_page_follows_the_formula() -> None:
-    table = tables()["How many groups teach nothing"]
+    table = tables()["How many groups teach nothing?"]
     assert [line[0] for line in table] == ["0.3", "0.7", "0.97"]
     for rate, *cells in table:
         assert cells == [f"{no_signal(float(rate), samples):.1%}".replace("%", " %") for samples in (2, 4, 8, 16)]

@@ -24,7 +24,7 @@ from condensegrpo.metrics.information import InformationChange, changes, descrip
 from condensegrpo.metrics.trajectories import facts_of, summarise
 from condensegrpo.rollout.information import AnswerProbe
 from condensegrpo.rollout.render import Renderer
-from condensegrpo.storage.run_folder import write_trajectory
+from condensegrpo.storage.trajectories import write_trajectory
 
 PROBLEM = Problem(id="p", question="?", answer="7")
 

@@ -23,7 +23,9 @@ from condensegrpo.cli.token_view import Glosses, token_grid
 from condensegrpo.core.errors import CondenseError, ConfigError, DataError, RunError, TrajectoryFileError
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.trajectory import Rejected, Score, ScoredTrajectory, Stop
-from condensegrpo.storage.run_folder import Credit, RunFolder, read_credit, write_credit, write_trajectory
+from condensegrpo.storage.credit import Credit, read_credit, write_credit
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trajectories import write_trajectory
 
 CONFIG = """
 name: demo

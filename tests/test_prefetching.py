@@ -18,7 +18,9 @@ from condensegrpo.config.schema import RunConfig, find_config, load_config
 from condensegrpo.core.errors import RunError
 from condensegrpo.core.observer import Silent
 from condensegrpo.samplers.scripted import ScriptedSampler
-from condensegrpo.storage.run_folder import RunFolder, read_metrics, read_trajectories
+from condensegrpo.storage.metrics import read_metrics
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trajectories import read_trajectories
 from condensegrpo.training.prefetch_files import read_batches, restore_batches, write_batches
 from condensegrpo.training.prefetching import RolloutPrefetcher
 from condensegrpo.training.resume import rollout_settings

@@ -11,7 +11,8 @@ from command import ENVIRONMENT, ROOT
 from condensegrpo.assembly.assemble import check
 from condensegrpo.assembly.learning_signal import advantage_estimator, objective
 from condensegrpo.config.schema import find_config, load_config, shipped
-from condensegrpo.storage.run_folder import read_metrics, read_trajectories
+from condensegrpo.storage.metrics import read_metrics
+from condensegrpo.storage.trajectories import read_trajectories
 
 RECIPES = (
     "mt_grpo_gsm8k_code",

@@ -7,7 +7,7 @@ from metrics_page import explained
 
 from condensegrpo.core.errors import RunError
 from condensegrpo.reporting.run_report import SHARES, Series, series, smoothed, variants, write_report
-from condensegrpo.storage.run_folder import append_metrics
+from condensegrpo.storage.metrics import append_metrics
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -17,17 +17,11 @@ from condensegrpo.core.errors import DataError, RunError, TrajectoryFileError
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.trajectory import Condensation, Score, ScoredTrajectory, Span, SpanStatus, Stop, Trajectory, Turn
 from condensegrpo.storage.codec import decode, dump_line
-from condensegrpo.storage.run_folder import (
-    Credit,
-    RunFolder,
-    append_line,
-    append_metrics,
-    read_credit,
-    read_metrics,
-    read_trajectories,
-    write_credit,
-    write_trajectory,
-)
+from condensegrpo.storage.credit import Credit, read_credit, write_credit
+from condensegrpo.storage.files import append_line
+from condensegrpo.storage.metrics import append_metrics, read_metrics
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trajectories import read_trajectories, write_trajectory
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=12)  # every code point, lone surrogates included
 FLOAT = st.floats(allow_nan=False)
@@ -271,7 +265,7 @@ def test_a_writer_that_is_killed_leaves_every_earlier_line_readable(tmp_path: Pa
         from pathlib import Path
         sys.path.insert(0, sys.argv[2])
         from builders import ledger_episode, scored
-        from condensegrpo.storage.run_folder import write_trajectory
+        from condensegrpo.storage.trajectories import write_trajectory
         print("writing", flush=True)
         while True:
             write_trajectory(Path(sys.argv[1]), scored(ledger_episode(["<note> 3 </note>"] * 9, ["+1"] * 9), 1.0))
@@ -295,7 +289,7 @@ def test_two_ranks_that_append_to_one_file_lose_nothing(tmp_path: Path) -> None:
     code = """
         import sys
         from pathlib import Path
-        from condensegrpo.storage.run_folder import append_line
+        from condensegrpo.storage.files import append_line
         for number in range(50):
             append_line(Path(sys.argv[1]), f'"{sys.argv[2]} {number} {"x" * 20_000}"')
     """
@@ -413,7 +407,7 @@ def test_the_names_inside_a_run_folder(tmp_path: Path) -> None:
 def test_a_run_folder_is_never_overwritten(tmp_path: Path) -> None:
     run = run_folder(tmp_path)
     with pytest.raises(
-        RunError, match=r"already\. Continue that run with --resume .*first, or give this one another name"
+        RunError, match=r"not empty\. Continue that run with --resume .*first, or give this one another name"
     ):
         RunFolder.create(run.path)
     (tmp_path / "empty").mkdir()
@@ -428,7 +422,7 @@ def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 def test_opening_no_run_lists_those_beside_it(tmp_path: Path) -> None:
     run_folder(tmp_path)
-    with pytest.raises(RunError, match=r"there is no such folder\. Runs in .*runs: first\."):
+    with pytest.raises(RunError, match=r"no such folder\. Runs in .*runs: first\."):
         RunFolder.open(tmp_path / "runs" / "frist")
     (tmp_path / "runs" / "bare").mkdir()
     with pytest.raises(RunError, match=r"holds no config\.yaml"):
@@ -484,7 +478,7 @@ def test_a_line_that_does_not_fit_leaves_the_lines_before_it_whole(tmp_path: Pat
         import resource, sys
         from pathlib import Path
         from condensegrpo.core.errors import RunError
-        from condensegrpo.storage.run_folder import append_line, write_atomically
+        from condensegrpo.storage.files import append_line, write_atomically
         path, other = Path(sys.argv[1]), Path(sys.argv[2])
         append_line(path, "1")
         write_atomically(other, "old")

@@ -11,7 +11,7 @@ from condensegrpo.assembly.plugins import build
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.protocols import Tracker
 from condensegrpo.storage import trackers as tracking
-from condensegrpo.storage.run_folder import read_metrics
+from condensegrpo.storage.metrics import read_metrics
 from condensegrpo.storage.trackers import JsonlTracker
 
 

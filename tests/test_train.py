@@ -15,7 +15,8 @@ from command import ENVIRONMENT, ROOT, TINY, run, start, succeed
 from metrics_page import missing, unexplained
 from runs import TWO_RANKS, assert_equal_runs, first_update, one_step, sampled, undisturbed, wait_for
 
-from condensegrpo.storage.run_folder import read_metrics, read_trajectories
+from condensegrpo.storage.metrics import read_metrics
+from condensegrpo.storage.trajectories import read_trajectories
 
 
 @pytest.fixture(scope="module")

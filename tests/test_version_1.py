@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 from condensegrpo.cli.app import app
 from condensegrpo.core.errors import TrajectoryFileError
 from condensegrpo.core.trajectory import SpanStatus
-from condensegrpo.storage.run_folder import read_credit, read_trajectories, write_trajectory
+from condensegrpo.storage.credit import read_credit
+from condensegrpo.storage.trajectories import read_trajectories, write_trajectory
 
 RUN = Path(__file__).parent / "golden" / "version_1"
 TRAJECTORIES = RUN / "trajectories" / "step_000060.jsonl"

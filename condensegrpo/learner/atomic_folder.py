@@ -3,7 +3,6 @@
 A process killed at any point leaves the old folder or the new one, and at worst a ``*.tmp-*`` next to it.
 """
 
-import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,8 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from condensegrpo.core.errors import CheckpointError
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+from condensegrpo.storage.files import DISK_FULL
 
 
 def temporary_name(folder: Path, token: int) -> Path:
@@ -76,15 +74,6 @@ def publish(temporary: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a small file completely or not at all."""
-    temporary = temporary_name(path, os.getpid())
-    temporary.write_text(text, encoding="utf-8")
-    sync(temporary)
-    temporary.replace(path)
-    sync(path.parent)
-
-
 def sync(path: Path) -> None:
     """Wait until a file or folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -95,7 +84,7 @@ def sync(path: Path) -> None:
 
 
 def _cannot_write(temporary: Path, error: Exception) -> str:
-    full = isinstance(error, OSError) and error.errno in FULL
+    full = isinstance(error, OSError) and error.errno in DISK_FULL
     free = shutil.disk_usage(temporary.parent).free if temporary.parent.is_dir() else 0
     advice = (
         "The disk or quota is full: free some space (fewer train.keep_checkpoints helps) and resume."

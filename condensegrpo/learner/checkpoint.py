@@ -33,14 +33,15 @@ from condensegrpo.learner.atomic_folder import (
     is_leftover,
     publish,
     remove_leftover,
+    sync,
     temporary_folder,
     temporary_name,
-    write_text,
 )
 from condensegrpo.learner.deepspeed_import import without_deprecations, without_output
 from condensegrpo.learner.engine import DeepSpeedEngine
 from condensegrpo.learner.fingerprint import fingerprint
 from condensegrpo.learner.ranks import any_rank, barrier, rank, sum_over_ranks, world_size
+from condensegrpo.storage.files import replace_text
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -100,7 +101,8 @@ def save(
             manifest = _manifest(temporary, step=step, zero_stage=engine.zero_optimization_stage(), policy=policy)
             (temporary / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
             publish(temporary, target)
-            write_text(folder / LATEST, target.name)
+            replace_text(folder / LATEST, target.name)
+            sync(folder)
     barrier()  # it is there
     return target
 

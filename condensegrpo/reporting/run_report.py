@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from condensegrpo.core.errors import RunError
-from condensegrpo.storage.run_folder import RunFolder, read_metrics, write_atomically
+from condensegrpo.storage.files import write_atomically
+from condensegrpo.storage.metrics import read_metrics
+from condensegrpo.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

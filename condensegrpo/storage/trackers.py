@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.storage.run_folder import append_metrics
+from condensegrpo.storage.metrics import append_metrics
 
 
 class JsonlTracker:

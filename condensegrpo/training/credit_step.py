@@ -19,7 +19,7 @@ from condensegrpo.core.trajectory import Handling, ScoredTrajectory, Stop
 from condensegrpo.learner import ranks
 from condensegrpo.metrics.credit import Credited, credit_metrics
 from condensegrpo.metrics.trajectories import facts_of, multi_turn, summarise
-from condensegrpo.storage.run_folder import Credit, write_credit
+from condensegrpo.storage.credit import Credit, write_credit
 from condensegrpo.training.rollout_step import StepBatch
 
 T = TypeVar("T")

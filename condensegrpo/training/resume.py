@@ -8,7 +8,9 @@ from condensegrpo.core.protocols import Sampler
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.engine import DeepSpeedEngine
 from condensegrpo.learner.weights import gathered
-from condensegrpo.storage.run_folder import RunFolder, write_atomically, write_trajectory
+from condensegrpo.storage.files import write_atomically
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trajectories import write_trajectory
 from condensegrpo.training.prefetch_files import restore_batches
 from condensegrpo.training.rollout_step import StepBatch
 

@@ -18,7 +18,7 @@ from condensegrpo.learner import ranks
 from condensegrpo.rollout.collect import collect, failures_of, report_failures
 from condensegrpo.rollout.episode import Engine
 from condensegrpo.rollout.group import named
-from condensegrpo.storage.run_folder import write_trajectory
+from condensegrpo.storage.trajectories import write_trajectory
 from condensegrpo.training.data_order import indices, spare_indices
 
 

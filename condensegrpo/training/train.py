@@ -30,7 +30,8 @@ from condensegrpo.learner.policy import end_ids, load_tokenizer, save_policy
 from condensegrpo.learner.reference import Reference, against_base, against_copy, open_reference
 from condensegrpo.learner.weights import gathered, save_adapter
 from condensegrpo.rollout.episode import Engine
-from condensegrpo.storage.run_folder import RunFolder, read_metrics
+from condensegrpo.storage.metrics import read_metrics
+from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import JsonlTracker
 from condensegrpo.training.credit_step import TokenWeighting, give_credit, record_credit, step_metrics
 from condensegrpo.training.initial_policy import base_policy, first_policy

@@ -1,0 +1,65 @@
+"""``environment.json`` of a run folder: what the run was made with. Imports none of the packages that it names."""
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from condensegrpo.storage.files import write_atomically
+
+PACKAGES = ("condensegrpo", "torch", "transformers", "deepspeed", "peft", "vllm", "datasets", "pydantic")
+
+
+def write_environment(folder: Path) -> None:
+    """Write ``environment.json`` into a folder: versions, command line, git revision and hardware.
+
+    Raises:
+        RunError: the disk is full or the file cannot be written.
+    """
+    write_atomically(folder / "environment.json", json.dumps(environment(), indent=2) + "\n")
+
+
+def environment() -> dict[str, object]:
+    """Versions, command line, git revision of the working directory, and hardware; None: not known or not installed."""
+    revision = _output("git", "rev-parse", "HEAD")
+    return {
+        "command": shlex.join(sys.argv),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "git_revision": revision,
+        "git_modified": bool(_output("git", "status", "--porcelain", "--untracked-files=no")) if revision else None,
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cpus": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpus": (_output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader") or "")
+        .strip()
+        .splitlines(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str | None:
+    """The model of the processor, as Linux names it."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
+
+
+def _output(*command: str) -> str | None:
+    """What a program prints; None: it is missing, fails or does not end within 10 seconds."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,127 @@
+"""Text files that stay readable whatever interrupts the writer: whole lines appended, whole files replaced.
+
+A process killed while it appends leaves at most a cut-off last line: readers report it, and the next append removes it.
+"""
+
+import errno
+import fcntl
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from condensegrpo.core.errors import DataError, RunError
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append one line and hand it to the system at once.
+
+    A cut-off line before it is removed, and so is this line if it cannot be written whole.
+
+    Raises:
+        RunError: the disk is full or the file cannot be written.
+    """
+    try:
+        with path.open("ab+", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # ranks append to one file: half a line of another rank is not cut off
+            end = _end_of_last_line(file.fileno())
+            if end < os.fstat(file.fileno()).st_size:
+                file.truncate(end)
+            try:
+                _write_all(file.fileno(), f"{line}\n".encode())
+            except OSError:
+                with suppress(OSError):  # not every file can be truncated; report the first error
+                    file.truncate(end)
+                raise
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that readers, also after a crash, see either the old text or the new text.
+
+    Raises:
+        RunError: the disk is full or the file cannot be written.
+    """
+    try:
+        replace_text(path, text)
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def replace_text(path: Path, text: str) -> None:
+    """As ``write_atomically``, for callers that handle errors of the file system themselves.
+
+    Raises:
+        OSError: the disk is full or the file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb", buffering=0) as file:
+            _write_all(file.fileno(), text.encode())
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def read_lines(path: Path) -> tuple[list[tuple[int, object]], tuple[str, ...]]:
+    """The JSON values of a file with their line numbers, and what is wrong with a last line that has no newline.
+
+    Raises:
+        DataError: the file cannot be read, or another line is not JSON.
+    """
+    try:
+        *complete, tail = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise DataError(f"reading {path}: {error.strerror}.") from error
+    values: list[tuple[int, object]] = []
+    for number, line in enumerate(complete, 1):
+        try:
+            values.append((number, json.loads(line)))
+        except ValueError as error:  # also bytes that are not text
+            raise DataError(f"reading {path}, line {number}: not a line of JSON ({error}). Remove the line.") from error
+    if not tail:
+        return values, ()
+    try:
+        return [*values, (len(complete) + 1, json.loads(tail))], ()
+    except ValueError:
+        return values, (
+            f"line {len(complete) + 1} is cut off after {len(tail)} bytes, as if the run was interrupted while writing "
+            f"it; {len(values)} lines before it were read",
+        )
+
+
+def write_error(path: Path, error: OSError) -> RunError:
+    """The error for a file or folder that cannot be written, with what to do."""
+    if error.errno in DISK_FULL:
+        return RunError(
+            f"writing {path}: {error.strerror}. Free some space (or raise the quota), then go on with "
+            f"`condensegrpo train --resume RUN`; what was written before is whole."
+        )
+    return RunError(f"writing {path}: {error.strerror}. Check the folder and its permissions.")
+
+
+def _end_of_last_line(descriptor: int) -> int:
+    """Where the last complete line of a file ends, in bytes."""
+    end = os.fstat(descriptor).st_size
+    if end == 0 or os.pread(descriptor, 1, end - 1) == b"\n":
+        return end
+    while end > 0:
+        start = max(0, end - 65536)
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """Write every byte; the system may take fewer at a time when the disk is nearly full."""
+    unwritten = memoryview(data)
+    while unwritten:
+        unwritten = unwritten[os.write(descriptor, unwritten) :]

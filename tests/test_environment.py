@@ -1,0 +1,61 @@
+"""``environment.json`` holds what a run was made with."""
+
+import json
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from condensegrpo.core.errors import RunError
+from condensegrpo.storage.environment import write_environment
+
+WRITE = (
+    "import sys; from pathlib import Path; from condensegrpo.storage.environment import write_environment; "
+    "write_environment(Path(sys.argv[1])); print('torch' in sys.modules)"
+)
+
+
+def written(folder: Path, *arguments: str, cwd: Path) -> tuple[dict[str, object], str]:
+    """The file that a process of its own writes, and what the process prints."""
+    command = [sys.executable, "-c", WRITE, str(folder), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=cwd)
+    return json.loads((folder / "environment.json").read_text()), done.stdout.strip()
+
+
+def test_versions_command_and_hardware_are_written_without_importing_torch(tmp_path: Path) -> None:
+    found, imported = written(tmp_path, "run one", cwd=tmp_path)
+    assert imported == "False"
+    assert found["command"] == f"-c {tmp_path} 'run one'"
+    packages = found["packages"]
+    assert isinstance(packages, dict)
+    assert packages["torch"] == metadata.version("torch")
+    assert found["python"] == sys.version.split()[0]
+    assert isinstance(found["cpus"], int)
+    assert isinstance(found["memory_bytes"], int)
+    assert found["memory_bytes"] > 2**20
+    assert isinstance(found["gpus"], list)
+
+
+def test_the_git_revision_is_that_of_the_working_directory(tmp_path: Path) -> None:
+    assert written(tmp_path, cwd=tmp_path)[0]["git_revision"] is None
+
+    def git(*arguments: str) -> str:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        done = subprocess.run(["git", *identity, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    git("init", "-q")
+    (tmp_path / "file").write_text("1")
+    git("add", "file")
+    git("commit", "-qm", "one")
+    found, _ = written(tmp_path, cwd=tmp_path)
+    assert (found["git_revision"], found["git_modified"]) == (git("rev-parse", "HEAD"), False)
+    (tmp_path / "file").write_text("2")
+    assert written(tmp_path, cwd=tmp_path)[0]["git_modified"] is True
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"writing .*nowhere.*environment\.json: No such file"):
+        write_environment(tmp_path / "nowhere")
