@@ -1,4 +1,4 @@
-"""AttentionCondenser in the engine, with a real model: the policy's own, a frozen one's, and the oracle's."""
+"""Attention scorers in the rollout engine, with a real model: the policy's, a frozen model's, and the oracle."""
 
 import asyncio
 import shutil
@@ -99,7 +99,7 @@ def test_an_episode_is_condensed_by_real_scores(name: str, sampler: Transformers
         assert all(turn.answer_logprob is not None and turn.answer_logprob < 0 for turn in one.turns)
 
 
-def test_a_trajectory_does_not_depend_on_who_is_condensed_beside_it(sampler: TransformersSampler) -> None:
+def test_a_trajectory_does_not_depend_on_others_condensed_in_the_same_batch(sampler: TransformersSampler) -> None:
     (alone,), (first, *_) = play(sampler, "policy"), play(sampler, "policy", episodes=5)
     assert [turn.prompt_ids for turn in first.turns] == [turn.prompt_ids for turn in alone.turns]
 
@@ -120,7 +120,7 @@ def test_the_policys_attention_is_that_of_the_weights_in_use(folder: str, sample
     assert list(after) != pytest.approx(list(before), abs=1e-3)
 
 
-def test_the_oracle_is_what_the_output_loses_without_a_unit(sampler: TransformersSampler) -> None:
+def test_the_oracle_scores_what_the_output_loses_without_a_unit(sampler: TransformersSampler) -> None:
     renderer = Renderer(tokenizer())
     past = History(
         pinned=(Message(role="user", content="which?"),),
@@ -148,7 +148,7 @@ def test_the_oracle_is_what_the_output_loses_without_a_unit(sampler: Transformer
 
 
 @pytest.mark.parametrize(("name", "words"), [("policy", "what its model looks at"), ("leave_one_out", "how probable")])
-def test_a_sampler_that_cannot_say_is_named(name: str, words: str) -> None:
+def test_a_sampler_without_the_ability_is_refused_by_name(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=rf"the scorer '{name}' of the condenser: the sampler scripted .*{words}"):
         check_scorers([name], ScriptedSampler, "scripted")
     check_scorers(["some/model"], ScriptedSampler, "scripted")
@@ -167,14 +167,16 @@ def test_a_sampler_that_cannot_say_is_named(name: str, words: str) -> None:
         ("policy@", "policy@", ()),
     ],
 )
-def test_the_name_of_a_scorer_says_which_layers_are_watched(name: str, model: str, layers: tuple[int, ...]) -> None:
+def test_the_name_of_a_scorer_selects_the_layers(name: str, model: str, layers: tuple[int, ...]) -> None:
     assert parted(name) == (model, layers)
 
 
-def test_layers_that_the_model_does_not_have_are_refused_before_anything_is_loaded(folder: str) -> None:
+def test_missing_layers_are_refused_before_anything_is_loaded(folder: str) -> None:
     check_models(["policy@0", f"{folder}@0"], folder, pinned=PINNED, tokens=BUDGET)
     for name in ("policy@0,9", f"{folder}@9"):
-        with pytest.raises(ConfigError, match=rf"the scorer '{name}' .*watching the layers .*9\]: the model has \d"):
+        with pytest.raises(
+            ConfigError, match=rf"scorer '{name}' .*capturing attention of the layers .*9\]: the model has \d"
+        ):
             check_models([name], folder, pinned=PINNED, tokens=BUDGET)
 
 
@@ -188,7 +190,7 @@ def test_other_layers_give_other_scores(sampler: TransformersSampler) -> None:
     assert lower != upper
 
 
-def test_a_model_whose_attention_was_never_verified_is_refused_by_name(tmp_path: Path, folder: str) -> None:
+def test_an_unverified_model_type_is_refused_by_name(tmp_path: Path, folder: str) -> None:
     GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=40)).save_pretrained(tmp_path)
     for names, source in ((["policy"], str(tmp_path)), ([str(tmp_path)], folder)):
         with pytest.raises(ConfigError, match=r"a model of type 'gpt2': verified are gemma2"):
@@ -211,37 +213,37 @@ def test_a_frozen_model_that_cannot_show_the_conversation_is_refused_before_anyt
         check_models([str(tmp_path)], folder, pinned=PINNED, tokens=BUDGET)
 
 
-class Dead(TransformersSampler):
-    """Whose model is gone."""
+class Failing(TransformersSampler):
+    """A sampler whose model fails."""
 
     async def attend(self, reading: Reading) -> TokenAttention:
-        raise SamplerError("reading a prompt: the model is gone")
+        raise SamplerError("reading a prompt: the model failed")
 
 
-def test_a_scorer_whose_model_fails_ends_the_episode_as_the_samplers_fault(folder: str) -> None:
-    dead = Dead(folder)
-    found = play(dead, "policy", episodes=4)
-    dead.close()
+def test_a_failing_model_of_a_scorer_ends_the_episode_as_a_sampler_error(folder: str) -> None:
+    failing = Failing(folder)
+    found = play(failing, "policy", episodes=4)
+    failing.close()
     failed = [one for one in found if one.stop is Stop.SAMPLER_ERROR]
     assert failed
     assert {one.detail for one in failed} == {
-        "the condenser 'chosen': SamplerError: reading a prompt: the model is gone"
+        "the condenser 'chosen': SamplerError: reading a prompt: the model failed"
     }
-    assert all(one.turns for one in failed), "what was sampled before stays"
+    assert all(one.turns for one in failed), "turns before the failure are kept"
 
 
-BLIND = """
-class Blind:
+NO_ATTENTION = """
+class NoAttention:
     def __init__(self, *, model_path, dtype):
         pass
 """
 
 
-def test_a_configuration_is_checked_for_what_its_condenser_asks_of_the_sampler(tmp_path: Path) -> None:
-    (tmp_path / "blind.py").write_text(BLIND)
+def test_a_configuration_whose_sampler_cannot_serve_its_scorer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "no_attention.py").write_text(NO_ATTENTION)
     attention = ["condenser={name: attention, options: {scorer: policy}}", "rollout.answer_form='{answer}'"]
     assemble.check(load_config(CONFIG, attention))
-    for sampler_name in ("vllm", "vllm_server"):  # hand out neither queries nor attention
+    for sampler_name in ("vllm", "vllm_server"):  # have no access to queries and keys
         with pytest.raises(ConfigError, match=rf"the sampler {sampler_name} cannot say .* or name a frozen model"):
             assemble.check(load_config(CONFIG, [*attention[:1], f"sampler.name={sampler_name}"]))
         oracle = "condenser={name: attention, options: {scorer: leave_one_out}}"
@@ -257,5 +259,5 @@ def test_a_configuration_is_checked_for_what_its_condenser_asks_of_the_sampler(t
         assemble.check(load_config(CONFIG, [frozen, f"sampler.name={sampler_name}"]))
     staged = "condenser={name: pipeline, options: {stages: [{name: attention}, {name: last_k}]}}"
     for condenser in (*attention[:1], staged):
-        with pytest.raises(ConfigError, match=r"the sampler .*blind.py:Blind cannot say what its"):
-            assemble.check(load_config(CONFIG, [condenser, f"sampler.name={tmp_path / 'blind.py'}:Blind"]))
+        with pytest.raises(ConfigError, match=r"the sampler .*no_attention.py:NoAttention cannot say what its"):
+            assemble.check(load_config(CONFIG, [condenser, f"sampler.name={tmp_path / 'no_attention.py'}:NoAttention"]))

@@ -1,4 +1,4 @@
-"""The scorer reads real histories with real models of a few thousand parameters."""
+"""The attention scorer on real histories and real models of a few thousand parameters."""
 
 import asyncio
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import torch
 from talk import END, FORGETS_THINKING, tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from condensegrpo.attention.pages import LEAST, pages, pieces
+from condensegrpo.attention.pages import MIN_TOKENS, pages, split
 from condensegrpo.attention.scorer import AttentionScorer
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.messages import History, Message, Unit, flatten
@@ -46,8 +46,8 @@ def model(folder: str) -> Iterator[TransformersSampler]:
     sampler.close()
 
 
-class Watched:
-    """A sampler beside which every reading is noted down."""
+class Recording:
+    """A sampler that records every reading."""
 
     def __init__(self, sampler: TransformersSampler) -> None:
         self.sampler = sampler
@@ -77,7 +77,7 @@ def text(ids: tuple[int, ...]) -> str:
     return str(tokenizer().decode(list(ids)))
 
 
-def test_a_unit_has_one_score_and_the_newest_none(model: TransformersSampler) -> None:
+def test_every_unit_has_a_score_and_the_newest_has_zero(model: TransformersSampler) -> None:
     past = history("hello", "one " * 9, "two", "hello hello")
     (scores,) = asyncio.run(AttentionScorer(model, Renderer(tokenizer())).score([past], 512))
     assert len(scores) == 4
@@ -86,7 +86,7 @@ def test_a_unit_has_one_score_and_the_newest_none(model: TransformersSampler) ->
     assert all(0 <= score < 100 for score in scores)
 
 
-def test_scores_are_the_same_in_any_company(model: TransformersSampler) -> None:
+def test_scores_do_not_depend_on_the_batch(model: TransformersSampler) -> None:
     pasts = [history("hello", "one", "two"), history(*["one two hello"] * 7), history("x", "y")]
     together = asyncio.run(AttentionScorer(model, Renderer(tokenizer())).score(pasts, 512))
     for past, found in zip(pasts, together, strict=True):
@@ -95,56 +95,56 @@ def test_scores_are_the_same_in_any_company(model: TransformersSampler) -> None:
 
 
 @pytest.mark.parametrize("past", [history(), history("hello")])
-def test_nothing_is_read_where_nothing_can_be_chosen(past: History, model: TransformersSampler) -> None:
-    watched = Watched(model)
-    (scores,) = asyncio.run(AttentionScorer(watched, Renderer(tokenizer())).score([past], 512))
+def test_histories_of_fewer_than_two_units_are_not_read(past: History, model: TransformersSampler) -> None:
+    recording = Recording(model)
+    (scores,) = asyncio.run(AttentionScorer(recording, Renderer(tokenizer())).score([past], 512))
     assert scores == (0.0,) * len(past.units)
-    assert watched.readings == []
+    assert recording.readings == []
 
 
 def test_the_window_is_the_end_of_the_question_and_of_the_last_output(model: TransformersSampler) -> None:
-    watched = Watched(model)
+    recording = Recording(model)
     past = history("hello", "one two", question="a b c d e f g")
-    asyncio.run(AttentionScorer(watched, Renderer(tokenizer()), window=6).score([past], 512))
-    (reading,) = watched.readings
+    asyncio.run(AttentionScorer(recording, Renderer(tokenizer()), window=6).score([past], 512))
+    (reading,) = recording.readings
     assert text(reading.question_ids) == "f g"
     assert text(tuple(reading.trunk_ids[place] for place in reading.asked)) == "two"
     assert text(reading.blank_ids) == "N/A"
 
 
-def test_what_is_read_is_the_prompt_of_the_history(model: TransformersSampler) -> None:
-    watched, renderer = Watched(model), Renderer(tokenizer())
+def test_the_trunk_is_the_prompt_of_the_history(model: TransformersSampler) -> None:
+    recording, renderer = Recording(model), Renderer(tokenizer())
     past = history("hello", "one two", "x<|im_end|>y")
-    asyncio.run(AttentionScorer(watched, renderer).score([past], 512))
-    assert text(watched.readings[0].trunk_ids) == text(renderer.prompt(past.messages))
+    asyncio.run(AttentionScorer(recording, renderer).score([past], 512))
+    assert text(recording.readings[0].trunk_ids) == text(renderer.prompt(past.messages))
 
 
-def test_scores_are_remembered_until_the_weights_change(model: TransformersSampler) -> None:
-    watched = Watched(model)
-    scorer = AttentionScorer(watched, Renderer(tokenizer()))
+def test_scores_are_cached_until_the_weights_change(model: TransformersSampler) -> None:
+    recording = Recording(model)
+    scorer = AttentionScorer(recording, Renderer(tokenizer()))
     past = history("hello", "one", "two")
     first = asyncio.run(scorer.score([past], 512))
     assert asyncio.run(scorer.score([past], 512)) == first
-    assert len(watched.readings) == 1
-    watched.version = 1
+    assert len(recording.readings) == 1
+    recording.version = 1
     asyncio.run(scorer.score([past], 512))
-    assert len(watched.readings) == 2
+    assert len(recording.readings) == 2
 
 
-def test_a_long_history_is_read_in_pages_whose_tokens_grow_as_it_does(model: TransformersSampler) -> None:
+def test_the_tokens_of_all_pages_grow_linearly_with_the_history(model: TransformersSampler) -> None:
     read = {}
     for units in (20, 40, 80):
-        watched = Watched(model)
+        recording = Recording(model)
         past = history(*["one two hello"] * units)
-        (scores,) = asyncio.run(AttentionScorer(watched, Renderer(tokenizer())).score([past], 300))
+        (scores,) = asyncio.run(AttentionScorer(recording, Renderer(tokenizer())).score([past], 300))
         assert len(scores) == units
-        assert max(reading.length for reading in watched.readings) <= 303  # the blank stands beside the question
-        read[units] = sum(reading.length for reading in watched.readings)
+        assert max(reading.length for reading in recording.readings) <= 303  # the blank stands beside the question
+        read[units] = sum(reading.length for reading in recording.readings)
     assert read[40] / read[20] == pytest.approx(2, rel=0.15)
     assert read[80] / read[40] == pytest.approx(2, rel=0.15)
 
 
-def test_what_the_model_has_no_positions_for_is_an_error_with_the_numbers(model: TransformersSampler) -> None:
+def test_a_page_beyond_the_models_positions_is_an_error_with_the_numbers(model: TransformersSampler) -> None:
     past = history(*["one two hello " * 20] * 20)
     with pytest.raises(SamplerError, match=rf"has {POSITIONS} positions"):
         asyncio.run(AttentionScorer(model, Renderer(tokenizer())).score([past], 4 * POSITIONS))
@@ -154,10 +154,10 @@ def test_what_the_model_has_no_positions_for_is_an_error_with_the_numbers(model:
 
 
 def cut(past: History, room: int) -> list[Any]:
-    return list(pages(pieces(past, Renderer(tokenizer()).located(past.messages)), room))
+    return list(pages(split(past, Renderer(tokenizer()).located(past.messages)), room))
 
 
-def test_every_older_unit_is_on_one_page_and_the_newest_on_all() -> None:
+def test_each_older_unit_is_on_one_page_and_the_newest_on_every_page() -> None:
     found = cut(history("a", "bb", "ccc", "dddd", "newest"), 180)
     assert [page.numbers for page in found] == [(0, 1, 2), (3,)]
     for page in found:
@@ -168,10 +168,10 @@ def test_every_older_unit_is_on_one_page_and_the_newest_on_all() -> None:
     assert text(tuple(found[1].ids[place] for place in found[1].places[0])) == "ddddseen 3"
 
 
-def test_pieces_behind_each_other_are_the_prompt() -> None:
+def test_the_parts_of_a_split_history_in_order_are_the_prompt() -> None:
     past = history("a", "bb", "ccc")
     renderer = Renderer(tokenizer())
-    parts = pieces(past, renderer.located(past.messages))
+    parts = split(past, renderer.located(past.messages))
     assert (*parts.pinned, *(token for unit in parts.units for token in unit.ids), *parts.end) == renderer.prompt(
         past.messages
     )
@@ -185,31 +185,31 @@ def test_a_unit_longer_than_a_page_is_read_from_its_beginning() -> None:
     assert "stop" not in text(found[0].ids)
 
 
-def test_a_newest_unit_longer_than_a_page_leaves_room_for_others() -> None:
+def test_a_newest_unit_longer_than_a_page_leaves_room_for_older_units() -> None:
     past = history("a", "bb", "n" * 5000)
     found = cut(past, 200)
     assert [page.numbers for page in found] == [(0, 1)]
     assert len(found[0].ids) <= 200
 
 
-def test_a_head_that_fills_the_page_still_lets_something_be_read() -> None:
+def test_pinned_messages_that_fill_the_page_leave_the_minimum_for_each_unit() -> None:
     found = cut(history("a", "bb", "c", question="q" * 500), 100)
     assert [number for page in found for number in page.numbers] == [0, 1]
     assert all(len(page.places[0]) > 0 for page in found)
-    assert LEAST == 16
+    assert MIN_TOKENS == 16
 
 
-# --- where messages stand in a prompt ------------------------------------------------------------------------------
+# --- places of messages in a prompt ------------------------------------------------------------------------------
 
 
-def test_located_finds_what_each_message_says() -> None:
+def test_located_returns_the_places_of_each_messages_content() -> None:
     past = history("hello <|im_end|> there", "", "one")
     located = Renderer(tokenizer()).located(past.messages)
     said = [text(located.ids[place.start : place.stop]) for place in located.places]
     assert said == [message.content for message in past.messages]
 
 
-def test_located_gives_no_place_to_what_the_template_leaves_out() -> None:
+def test_located_excludes_content_that_the_template_omits() -> None:
     past = history("<think>long thoughts</think>short", "one")
     renderer = Renderer(tokenizer(FORGETS_THINKING))
     located = renderer.located(past.messages)
@@ -218,7 +218,7 @@ def test_located_gives_no_place_to_what_the_template_leaves_out() -> None:
     assert text(located.ids[first_reply.start : first_reply.stop]).endswith("short")
 
 
-def test_located_gives_the_ids_of_the_prompt_where_borders_are_not_merged() -> None:
+def test_located_returns_the_ids_of_the_prompt() -> None:
     past = history("hello", "one", "two words")
     renderer = Renderer(tokenizer())
     assert renderer.located(past.messages).ids == renderer.prompt(flatten(past.pinned, past.units))

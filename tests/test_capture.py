@@ -55,7 +55,7 @@ def eager(network: PreTrainedModel, ids: tuple[int, ...], layers: tuple[int, ...
     return torch.stack([found[layer][0].mean(dim=0) for layer in layers]).mean(dim=0)
 
 
-def the_long_way(network: PreTrainedModel, reading: Reading) -> TokenAttention:
+def from_output_attentions(network: PreTrainedModel, reading: Reading) -> TokenAttention:
     trunk = len(reading.trunk_ids)
     asked = eager(network, (*reading.trunk_ids, *reading.question_ids), reading.layers)
     blank = eager(network, (*reading.trunk_ids, *reading.blank_ids), reading.layers)
@@ -70,13 +70,13 @@ def the_long_way(network: PreTrainedModel, reading: Reading) -> TokenAttention:
 def test_captured_attention_is_that_of_output_attentions(kind: str) -> None:
     network = model(kind)
     for reading, found in zip(READINGS, attend(network, READINGS), strict=True):
-        wanted = the_long_way(network, reading)
+        wanted = from_output_attentions(network, reading)
         assert found.question == pytest.approx(wanted.question, abs=1e-5)
         assert found.blank == pytest.approx(wanted.blank, abs=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma3_text"])
-def test_a_reading_is_the_same_alone_and_in_company(kind: str) -> None:
+def test_a_reading_is_the_same_alone_and_in_a_batch(kind: str) -> None:
     network = model(kind)
     together = attend(network, READINGS)
     for reading, found in zip(READINGS, together, strict=True):
@@ -85,15 +85,15 @@ def test_a_reading_is_the_same_alone_and_in_company(kind: str) -> None:
         assert found.blank == pytest.approx(alone.blank, abs=1e-6)
 
 
-def test_a_long_trunk_with_a_window_is_computed_in_pieces_that_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_trunk_with_a_window_is_computed_in_chunks_that_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     network = model("gemma2")
     whole = attend(network, READINGS)
-    monkeypatch.setattr("condensegrpo.attention.capture.PIECE", 4)
+    monkeypatch.setattr("condensegrpo.attention.capture.CHUNK", 4)
     for found, wanted in zip(attend(network, READINGS), whole, strict=True):
         assert found.question == pytest.approx(wanted.question, abs=1e-6)
 
 
-def test_the_model_attends_as_before_once_it_was_watched() -> None:
+def test_the_models_own_attention_function_is_restored_after_a_capture() -> None:
     network = model("qwen3")
     ids = torch.tensor([READINGS[0].trunk_ids])
     before = network(ids).logits
@@ -117,30 +117,30 @@ def test_no_tensor_of_length_by_length_is_made() -> None:
 
     with Sizes():
         attend(network, [reading])
-    assert largest < length * 100, "64 numbers a token in a feed-forward layer; L × L would be 4096"
+    assert largest < length * 100, "64 numbers per token in a feed-forward layer; L × L would be 4096"
 
 
-def test_a_model_that_was_never_compared_is_refused_by_name() -> None:
+def test_an_unverified_model_type_is_refused_by_name() -> None:
     config = AutoConfig.for_model("gpt2", n_layer=1, n_head=2, n_embd=8, vocab_size=WORDS)
     network = AutoModelForCausalLM.from_config(config).eval()
     with pytest.raises(ValueError, match=r"of type 'gpt2': verified are gemma2, .*qwen3\. Name a frozen model"):
         attend(network, READINGS)
 
 
-def test_question_and_last_output_weigh_the_same_however_long_each_is() -> None:
+def test_question_and_last_output_have_equal_weight_whatever_their_lengths() -> None:
     one = Reading(trunk_ids=(5, 6, 7, 8), asked=(0, 1, 2), question_ids=(9,), blank_ids=(3, 3))
     question, blank = lay_out([one]).weight[0].T
     assert question.tolist() == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2, 0, 0])
     assert blank.tolist() == [0, 0, 0, 0, 0.5, 0.5]
 
 
-def test_a_layer_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"watching the layers \[7\]: the model has 4"):
+def test_a_missing_layer_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"capturing attention of the layers \[7\]: the model has 4"):
         attend(model("llama"), [Reading(trunk_ids=(1,), question_ids=(2,), blank_ids=(3,), layers=(7,))])
 
 
 @pytest.mark.parametrize(("count", "layers"), [(1, (0,)), (2, (1,)), (4, (2, 3)), (28, (14, 18, 23))])
-def test_the_layers_watched_lie_between_the_middle_and_the_end(count: int, layers: tuple[int, ...]) -> None:
+def test_captured_layers_lie_between_the_middle_and_the_end(count: int, layers: tuple[int, ...]) -> None:
     assert default_layers(count) == layers
 
 

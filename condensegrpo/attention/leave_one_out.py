@@ -1,4 +1,7 @@
-"""The oracle: what a unit is worth is what the output loses without it. One pass a unit: for tests and analysis."""
+"""The oracle scorer: a unit's score is what the newest output loses in probability without it.
+
+It costs one pass per unit: for tests and analysis.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -22,9 +25,9 @@ class LeaveOneOut:
         self._renderer = renderer
 
     async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
-        """What the newest reply loses without each unit, in nats, or 0 if it wins; 0 for the newest itself.
+        """What the newest reply loses without each unit, in nats, at least 0; 0 for the newest unit itself.
 
-        Every prompt is measured whole, whatever ``tokens`` says.
+        Prompts are measured whole; ``tokens`` is ignored.
         """
         return await asyncio.gather(*(self._scored(history) for history in histories))
 
@@ -37,7 +40,7 @@ class LeaveOneOut:
 
 
 async def losses(model: Measures, renderer: Renderer, history: History, output_ids: Sequence[int]) -> list[float]:
-    """What an output loses without each unit of the history that it followed.
+    """What an output loses in log-probability without each unit of its history.
 
         log π(o | pinned, u_0 … u_n) − log π(o | pinned, u_0 … u_n without u_i),  nats, for every i
 
@@ -53,4 +56,4 @@ async def losses(model: Measures, renderer: Renderer, history: History, output_i
     whole, *without = await asyncio.gather(
         logprob(places), *(logprob([place for place in places if place != left_out]) for left_out in places)
     )
-    return [whole - one for one in without]
+    return [whole - reduced for reduced in without]

@@ -1,10 +1,10 @@
-"""Cuts a rendered history into pages that can be read at once. Pure functions of token ids.
+"""Splits a rendered history into pages that fit the model. Pure functions of token ids.
 
     history  pinned u0 u1 u2 u3 u4          u4 is the newest: its reply is the last output
-    pages    pinned u0 u1 u4                as many units as fit, in order, each page with the newest behind them
+    pages    pinned u0 u1 u4                as many units as fit, in order, each page followed by the newest
              pinned u2 u3 u4
 
-So the cost of reading is linear in the history, whatever its length.
+So the cost of a pass over all pages is linear in the length of the history.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,46 +13,46 @@ from typing import NamedTuple
 from condensegrpo.core.messages import History
 from condensegrpo.rollout.render import Located
 
-LEAST = 16  # tokens of older units on a page, however long the pinned messages and the newest unit are
+MIN_TOKENS = 16  # of older units on a page, however long the pinned messages and the newest unit are
 
 
-class Piece(NamedTuple):
-    """The tokens of a unit, with the template's before each of its messages."""
+class UnitTokens(NamedTuple):
+    """The tokens of a unit, with the chat template's tokens before each of its messages."""
 
     ids: tuple[int, ...]
-    said: tuple[int, ...]  # places in ids of what its messages say
-    reply: tuple[int, ...]  # those of its reply
+    content: tuple[int, ...]  # places in ids of the content of its messages
+    reply: tuple[int, ...]  # places of its reply's content
 
-    def cut(self, room: int) -> "Piece":
-        """Its beginning."""
+    def truncated(self, room: int) -> "UnitTokens":
+        """Its first ``room`` tokens."""
         if len(self.ids) <= room:
             return self
-        return Piece(
+        return UnitTokens(
             self.ids[:room],
-            tuple(place for place in self.said if place < room),
+            tuple(place for place in self.content if place < room),
             tuple(place for place in self.reply if place < room),
         )
 
 
 class Page(NamedTuple):
-    """A prompt to be read, and where in it units stand."""
+    """A prompt for one pass, with the places of its units."""
 
     ids: tuple[int, ...]
-    numbers: tuple[int, ...]  # of units in the history; the newest is on every page and not among them
-    places: tuple[tuple[int, ...], ...]  # in ids, one tuple a number
+    numbers: tuple[int, ...]  # of units in the history; the newest is on every page and is not listed
+    places: tuple[tuple[int, ...], ...]  # in ids, one tuple per number
     last_output: tuple[int, ...]  # places of the newest unit's reply
 
 
-class Pieces(NamedTuple):
-    """A history's prompt in pieces: behind each other they are the prompt."""
+class HistoryTokens(NamedTuple):
+    """A history's prompt, split; the parts in order are the prompt."""
 
     pinned: tuple[int, ...]
-    units: tuple[Piece, ...]
-    end: tuple[int, ...]  # what the template puts behind the last message
+    units: tuple[UnitTokens, ...]
+    end: tuple[int, ...]  # tokens of the template after the last message
 
 
-def pieces(history: History, located: Located) -> Pieces:
-    """The prompt of all messages of a history, cut where a message ends: what introduces a message goes with it."""
+def split(history: History, located: Located) -> HistoryTokens:
+    """The prompt of a history, split where a message ends: the template's introduction of a message belongs to it."""
     after = last = max((place.stop for place in located.places[: len(history.pinned)]), default=0)
     message = len(history.pinned)
     units = []
@@ -60,40 +60,40 @@ def pieces(history: History, located: Located) -> Pieces:
         own = located.places[message : message + len(unit.messages)]
         end = max(last, *(place.stop for place in own))
         units.append(
-            Piece(
+            UnitTokens(
                 located.ids[last:end],
-                tuple(place - last for said in own for place in said),
+                tuple(place - last for content in own for place in content),
                 tuple(place - last for place in own[0]),
             )
         )
         last, message = end, message + len(own)
-    return Pieces(located.ids[:after], tuple(units), located.ids[last:])
+    return HistoryTokens(located.ids[:after], tuple(units), located.ids[last:])
 
 
-def pages(cut: Pieces, room: int) -> Iterator[Page]:
+def pages(tokens: HistoryTokens, room: int) -> Iterator[Page]:
     """The pages of a history with at least two units, of at most ``room`` tokens if the pinned messages
     and the newest unit leave some.
 
-    The newest unit gets half of what the pinned messages leave, at most; an older one a page, at most.
+    The newest unit is truncated to half of what the pinned messages leave, an older unit to a page.
     """
-    left = room - len(cut.pinned) - len(cut.end)
-    newest = cut.units[-1].cut(max(left // 2, LEAST))
-    left = max(left - len(newest.ids), LEAST)
-    older = [piece.cut(left) for piece in cut.units[:-1]]
+    left = room - len(tokens.pinned) - len(tokens.end)
+    newest = tokens.units[-1].truncated(max(left // 2, MIN_TOKENS))
+    left = max(left - len(newest.ids), MIN_TOKENS)
+    older = [unit.truncated(left) for unit in tokens.units[:-1]]
     start = length = 0
-    for number, piece in enumerate(older):
-        if number > start and length + len(piece.ids) > left:
-            yield _page(cut, older, range(start, number), newest)
+    for number, unit in enumerate(older):
+        if number > start and length + len(unit.ids) > left:
+            yield _page(tokens, older, range(start, number), newest)
             start, length = number, 0
-        length += len(piece.ids)
+        length += len(unit.ids)
     if older:
-        yield _page(cut, older, range(start, len(older)), newest)
+        yield _page(tokens, older, range(start, len(older)), newest)
 
 
-def _page(cut: Pieces, older: Sequence[Piece], numbers: range, newest: Piece) -> Page:
-    ids, places = list(cut.pinned), []
+def _page(tokens: HistoryTokens, older: Sequence[UnitTokens], numbers: range, newest: UnitTokens) -> Page:
+    ids, places = list(tokens.pinned), []
     for number in numbers:
-        places.append(tuple(len(ids) + place for place in older[number].said))
+        places.append(tuple(len(ids) + place for place in older[number].content))
         ids += older[number].ids
     last_output = tuple(len(ids) + place for place in newest.reply)
-    return Page((*ids, *newest.ids, *cut.end), tuple(numbers), tuple(places), last_output)
+    return Page((*ids, *newest.ids, *tokens.end), tuple(numbers), tuple(places), last_output)

@@ -1,4 +1,4 @@
-"""From attention to one score a unit. Pure functions.
+"""Turns attention into one score per unit. Pure functions.
 
 Legend: P trunk tokens.
 """
@@ -9,35 +9,35 @@ from statistics import fmean
 
 from condensegrpo.core.protocols import TokenAttention
 
-SINKS = 4  # first tokens of a prompt, which draw attention whatever they say
+SINKS = 4  # first tokens of a prompt, which draw attention whatever their content
 TOP = 0.2  # share of a unit's tokens whose mean is its score
 
 
 def unit_scores(
     attention: TokenAttention, units: Sequence[Sequence[int]], *, sinks: int = SINKS, top: float = TOP
 ) -> tuple[float, ...]:
-    """How much more than by default each unit is looked at.
+    """How much more attention than the calibration's each unit gets.
 
         s_j = P · (a_j − b_j),      score of a unit = mean of the largest ⌈top · tokens⌉ of its s_j, or 0 if negative
 
     with a the attention of the question and the last output, b that of the blank. P makes prompts of different lengths
-    compare: a token with an even share of all attention has P · a_j = 1. Subtracting the blank's is the calibration of
+    comparable: a token with an even share of all attention has P · a_j = 1. Subtracting b is the calibration of
     in-context re-ranking (https://arxiv.org/abs/2410.02642, sec. 3.2). The template's tokens are in no unit and, like
-    the sinks, are never scored. What they draw is not shared out among the units all the same: a question that finds
-    nothing on a page looks at the sinks, and that says that the page's units are not wanted.
+    the sinks, are never scored. Their attention is not redistributed to the units: a question without an answer on a
+    page attends to the sinks, which means that the page's units are not needed.
 
-        a .1 .3 .1, b .1 .1 .1, one token a unit, P = 3   ─▶   0;   3 · (.3 − .1) = .6;   0
+        a .1 .3 .1, b .1 .1 .1, one token per unit, P = 3   ─▶   0;   3 · (.3 − .1) = .6;   0
 
     Args:
         attention: of a reading.
         units: the places in its trunk of each unit.
 
     Returns:
-        One number a unit, not negative: 0 is a unit that is looked at no more than a blank would.
+        One number per unit, not negative: 0 means no more attention than in the calibration.
     """
     size = len(attention.question)
-    beyond = [size * (asked - blank) for asked, blank in zip(attention.question, attention.blank, strict=True)]
-    return tuple(_top_mean([beyond[place] for place in places if place >= sinks], top) for places in units)
+    excess = [size * (asked - blank) for asked, blank in zip(attention.question, attention.blank, strict=True)]
+    return tuple(_top_mean([excess[place] for place in places if place >= sinks], top) for places in units)
 
 
 def _top_mean(values: Sequence[float], top: float) -> float:

@@ -6,18 +6,18 @@ from condensegrpo.core.messages import History, Unit
 
 
 class ScriptedScorer:
-    """``ScriptedScorer(lambda unit: float("gold" in unit.reply.content))`` wants the units that speak of gold."""
+    """``ScriptedScorer(lambda unit: float("gold" in unit.reply.content))`` scores 1 for units that mention gold."""
 
-    def __init__(self, worth: Callable[[Unit], float]) -> None:
+    def __init__(self, score: Callable[[Unit], float]) -> None:
         """Set the script.
 
         Args:
-            worth: the score of a unit, not negative.
+            score: of a unit, not negative.
         """
-        self._worth = worth
-        self.asked: list[int] = []  # units of each history that was scored
+        self._score = score
+        self.asked: list[int] = []  # number of units of each history scored
 
     async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
-        """The scores by the script."""
+        """The scripted scores."""
         self.asked += [len(history.units) for history in histories]
-        return [[self._worth(unit) for unit in history.units] for history in histories]
+        return [[self._score(unit) for unit in history.units] for history in histories]
