@@ -12,7 +12,7 @@ from condensegrpo.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
-    from condensegrpo.samplers.vllm_server.process import ServedModel, ServerSettings
+    from condensegrpo.samplers.vllm_server.settings import ServedModel, ServerSettings
 
 
 def serve(
@@ -52,18 +52,20 @@ def serve(
 
 
 def _served(config: "RunConfig", model: str | None) -> "tuple[ServedModel, ServerSettings]":
+    from condensegrpo.assembly.plugins import arguments
     from condensegrpo.config.schema import longest_request
-    from condensegrpo.config.section import parse
-    from condensegrpo.samplers.vllm_server.process import ServedModel, ServerSettings
+    from condensegrpo.samplers.vllm_server.settings import ServedModel, ServerSettings
 
+    supplied = {"model_path": model or _policy(config), "dtype": config.model.dtype}
     options = config.sampler.options if config.sampler.name == "vllm_server" else {}
-    settings = parse(ServerSettings, options.get("server") or {}, source="sampler.options.server")
+    given = arguments("samplers", "vllm_server", options, supplied)
+    settings, longest = given.get("server"), given.get("max_model_len")
     served = ServedModel(
-        path=model or _policy(config),
-        dtype=str(options.get("dtype", config.model.dtype)),
-        max_model_len=options.get("max_model_len") or longest_request(config),
+        path=supplied["model_path"],
+        dtype=str(given["dtype"]),
+        max_model_len=longest if isinstance(longest, int) else longest_request(config),
     )
-    return served, settings
+    return served, settings if isinstance(settings, ServerSettings) else ServerSettings()
 
 
 def _policy(config: "RunConfig") -> str:

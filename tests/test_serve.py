@@ -17,6 +17,7 @@ from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.trajectory import SamplingParams
 from condensegrpo.samplers.vllm_server.process import free_port
 from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
+from condensegrpo.samplers.vllm_server.settings import ServerSettings
 
 
 def test_it_serves_the_model_of_a_configuration_on_loopback_with_room_for_its_rollouts() -> None:
@@ -74,14 +75,14 @@ def test_a_run_samples_from_it_with_its_token_and_ctrl_c_ends_it(
     process, url, said = server
     monkeypatch.setenv("VLLM_API_KEY", "wrong")
     with pytest.raises(SamplerError, match="401"):
-        VllmServerSampler(str(folder), urls=[url], server={"start_seconds": 400})
+        VllmServerSampler(str(folder), urls=(url,), server=ServerSettings(start_seconds=400))
     (token,) = re.findall(r"^export VLLM_API_KEY=(\S+)$", "".join(said), re.MULTILINE)
     monkeypatch.setenv("VLLM_API_KEY", token)
     other = folder.with_name("other")
     save_model(other, layers=3)
     with pytest.raises(SamplerError, match="its num_hidden_layers is 2, this run's is 3"):
-        VllmServerSampler(str(other), urls=[url])
-    sampler = VllmServerSampler(str(folder), urls=[url])
+        VllmServerSampler(str(other), urls=(url,))
+    sampler = VllmServerSampler(str(folder), urls=(url,))
     try:
         change(policy, seed=1)
         sampler.update_weights(policy.named_parameters(), 1)

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from condensegrpo.assembly.plugins import build
-from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.errors import PluginError, SamplerError
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.samplers.transformers import TransformersSampler
 
@@ -282,10 +282,12 @@ def test_weights_that_are_not_numbers_are_an_error_not_a_reply(folders: dict[str
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(SamplerError, match="nothing-here"):
         TransformersSampler(str(tmp_path / "nothing-here"))
-    with pytest.raises(ValueError, match="int3"):
-        TransformersSampler(str(tmp_path), dtype="int3")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="max_batch=0"):
-        TransformersSampler(str(tmp_path), max_batch=0)
+    for option, fault in (
+        ({"dtype": "int3"}, "dtype is 'int3', wanted"),
+        ({"max_batch": 0}, "max_batch is 0, wanted at"),
+    ):
+        with pytest.raises(PluginError, match=fault):
+            build("samplers", "transformers", {"model_path": str(tmp_path), **option})
 
 
 # --- queue ------------------------------------------------------------------------------------------------------------

@@ -320,8 +320,8 @@ def test_a_request_that_vllm_refuses_costs_only_itself(sampler: "VllmSampler") -
     [
         ({"dtype": "int3"}, "int3"),
         ({"max_model_len": 1}, "at least 2"),
-        ({"kv_cache_gib": 0}, "more than 0"),
-        ({"gpu_memory_utilization": 1.5}, r"in \(0, 1\]"),
+        ({"kv_cache_gib": 0}, "the option kv_cache_gib is 0, wanted greater than 0"),
+        ({"gpu_memory_utilization": 1.5}, r"the option gpu_memory_utilization is 1\.5, wanted at most 1"),
         ({"tensor_parallel": 2}, "Its options are"),
     ],
 )

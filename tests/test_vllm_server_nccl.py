@@ -16,8 +16,9 @@ from condensegrpo.assembly.plugins import check
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import PluginError, SamplerError
 from condensegrpo.samplers.vllm_server.nccl import NcclPublisher, Wire
-from condensegrpo.samplers.vllm_server.pool import ReplicaPool, Retries
+from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.replica import WeightsLabel
+from condensegrpo.samplers.vllm_server.settings import RequestSettings
 
 SHAPE = {"model_type": "qwen3"}
 MODEL = {"embed": torch.arange(6.0).reshape(2, 3), "head": torch.tensor([1.5, 2.5], dtype=torch.float64)}
@@ -47,7 +48,7 @@ class Group:
         self.wires: list[Recorded] = []
         self.meetings: list[Mapping[str, Any]] = []
         self.publisher = NcclPublisher(loop, seconds=5.0, dtype=torch.float32, join=self.join)
-        self.pool = ReplicaPool(WeightsLabel(label="default", folder=None), Retries(count=0, seconds=2.0))
+        self.pool = ReplicaPool(WeightsLabel(label="default", folder=None), RequestSettings(seconds=2.0, retries=0))
         urls = [(server.url, None) for server in servers]
         loop.run(self.pool.open(urls, token=TOKEN, shape=SHAPE, start_seconds=2.0))
 
@@ -157,5 +158,5 @@ def test_a_failed_join_is_an_error_with_the_address() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, which NCCL works on")
 def test_without_a_gpu_nccl_is_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(PluginError, match="NCCL goes from GPU to GPU, and there is none"):
+    with pytest.raises(PluginError, match="NCCL needs a GPU, and there is none"):
         check("samplers", "vllm_server", {"model_path": "", "urls": ["http://x"], "server": {"weights": "nccl"}})

@@ -16,13 +16,12 @@ from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.samplers.vllm_server.client import reply_of, request_body
 from condensegrpo.samplers.vllm_server.guard import RequireToken
 from condensegrpo.samplers.vllm_server.process import (
-    ServedModel,
     ServerProcess,
-    ServerSettings,
     check_free,
     command,
     environment,
 )
+from condensegrpo.samplers.vllm_server.settings import ServedModel, ServerSettings
 from condensegrpo.samplers.vllm_server.weights import write_weights
 
 # --- the guard --------------------------------------------------------------------------------------------------------

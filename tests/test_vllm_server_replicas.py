@@ -16,6 +16,7 @@ from condensegrpo.assembly.plugins import check
 from condensegrpo.core.errors import ConfigError, PluginError, SamplerError
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
+from condensegrpo.samplers.vllm_server.settings import RequestSettings, ServerSettings
 from condensegrpo.samplers.vllm_server.worker import shape_of
 
 MODEL = qwen3()
@@ -35,10 +36,16 @@ def shape(folder: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 @contextmanager
-def sampling(folder: str, *servers: StandIn, seconds: float = 2.0, **options: Any) -> Iterator[VllmServerSampler]:
-    """A sampler over some servers, which wait for nothing longer than ``seconds``."""
+def sampling(
+    folder: str, *servers: StandIn, seconds: float = 2.0, retries: int = 3, weights_dir: str | None = None
+) -> Iterator[VllmServerSampler]:
+    """A sampler over some servers, whose time limits are all ``seconds``."""
     sampler = VllmServerSampler(
-        folder, urls=[one.url for one in servers], server={"start_seconds": seconds}, request_seconds=seconds, **options
+        folder,
+        urls=tuple(server.url for server in servers),
+        server=ServerSettings(start_seconds=seconds),
+        requests=RequestSettings(seconds=seconds, retries=retries),
+        weights_dir=weights_dir,
     )
     try:
         yield sampler
@@ -293,15 +300,21 @@ def test_a_closed_sampler_says_so_and_closes_twice(folder: str, shape: dict[str,
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        ({"replicas": 0}, "replicas=0"),
+        ({"replicas": 0}, "the option replicas is 0, wanted at least 1"),
         ({"urls": "http://here"}, "wanted a list"),
-        ({"urls": ["here:8000"]}, "wanted a list"),
-        ({"server": {"gpu_memory": 0.5}}, "unknown key; did you mean gpu_memory_utilization"),
-        ({"server": {"kv_cache_gib": 0}}, "kv_cache_gib: found 0"),
-        ({"server": {"flags": ["--api-key=open"]}}, "it is set already"),
+        ({"requests": {"retries": -1}}, r"the option requests\['retries'\] is -1, wanted at least 0"),
+        ({"retries": 5}, r"the option retries was renamed to requests\.retries"),
+        ({"request_seconds": 5}, r"the option request_seconds was renamed to requests\.seconds"),
+        ({"urls": ["here:8000"]}, "wanted addresses such as http"),
+        (
+            {"server": {"gpu_memory": 0.5}},
+            "has no key 'gpu_memory'. Did you mean 'gpu_memory_utilization'",
+        ),
+        ({"server": {"kv_cache_gib": 0}}, r"the option server\['kv_cache_gib'\] is 0, wanted greater than 0"),
+        ({"server": {"flags": ["--api-key=open"]}}, "is set by condensegrpo"),
         ({"server": {"devices": ["0"]}, "replicas": 2, "urls": ["http://x"]}, "one for each of 2 replicas"),
-        ({"server": {"flags": ["--port", "8000"]}}, "--port: it is set already"),
-        ({"server": {"flags": ['--override-generation-config={"top_p": 0.5}']}}, "exactness hangs on it"),
+        ({"server": {"flags": ["--port", "8000"]}}, "--port is set by condensegrpo"),
+        ({"server": {"flags": ['--override-generation-config={"top_p": 0.5}']}}, "exact sampling depends on it"),
         ({"top_p": 0.5}, "top_p"),
     ],
 )

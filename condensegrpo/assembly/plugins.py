@@ -12,7 +12,8 @@ NaN is no float. A parameter without an annotation, or with one that pydantic ca
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import fields, is_dataclass
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
@@ -43,6 +44,13 @@ class ChecksOptions(Protocol):
         """Raise ValueError for a combination that it does not support."""
 
 
+@runtime_checkable
+class RenamesOptions(Protocol):
+    """A plug-in some of whose options were renamed."""
+
+    renamed_options: ClassVar[Mapping[str, str]]  # old name → new name
+
+
 def build(kind: str, name: str, options: Mapping[str, object], supplied: Mapping[str, object] = NOTHING) -> Any:  # noqa: ANN401  a plug-in is whatever its entry point names
     """Load a plug-in and call it with its options.
 
@@ -65,10 +73,16 @@ def check(kind: str, name: str, options: Mapping[str, object], supplied: Mapping
 
     The ``check_options`` of a plug-in that has one is called with the arguments.
     """
-    factory = load(kind, name)
-    arguments = _arguments(factory, _where(kind, name), options, supplied)
+    factory, given = load(kind, name), arguments(kind, name, options, supplied)
     if isinstance(factory, ChecksOptions):
-        _called(factory.check_options, _where(kind, name), options, arguments)
+        _called(factory.check_options, _where(kind, name), options, given)
+
+
+def arguments(
+    kind: str, name: str, options: Mapping[str, object], supplied: Mapping[str, object] = NOTHING
+) -> dict[str, object]:
+    """The validated arguments that ``build`` would pass; raises as ``build`` does, without calling the plug-in."""
+    return _arguments(load(kind, name), _where(kind, name), options, supplied)
 
 
 def _where(kind: str, name: str) -> str:
@@ -95,6 +109,8 @@ def _arguments(
     named = {name: each for name, each in parameters.items() if each.kind not in variadic}
     visible = [name for name in named if name not in supplied]
     for option in options:
+        if isinstance(factory, RenamesOptions) and option in factory.renamed_options:
+            raise PluginError(f"{where}: the option {option} was renamed to {factory.renamed_options[option]}.")
         if option not in named and not open_ended:
             raise PluginError(
                 f"{where}: it has no option {option!r}. {did_you_mean(option, visible)}"
@@ -135,7 +151,7 @@ def _validated(value: object, annotation: object, where: str) -> object:
         fault = error
     except (TypeError, ValueError):
         pass  # not a value of JSON
-    raise PluginError(f"{where}{_fault(fault)}.") from fault
+    raise PluginError(f"{where}{_fault(fault, annotation)}.") from fault
 
 
 def _adapter(annotation: Any) -> TypeAdapter[object]:  # noqa: ANN401  an annotation is any object
@@ -149,10 +165,13 @@ def _adapter(annotation: Any) -> TypeAdapter[object]:  # noqa: ANN401  an annota
     return ANYTHING
 
 
-def _fault(error: ValidationError) -> str:
+def _fault(error: ValidationError, annotation: object) -> str:
     """What was found and what was wanted; of a union, what each member wanted."""
     faults = error.errors(include_url=False)
     first = faults[0]
+    if first["type"] == "unexpected_keyword_argument" and isinstance(annotation, type) and is_dataclass(annotation):
+        key, known = str(first["loc"][-1]), [field.name for field in fields(annotation)]
+        return f" has no key {key!r}. {did_you_mean(key, known)}Its keys are: {', '.join(known)}"
     place = "".join(f"[{part!r}]" for part in first["loc"] if len(faults) == 1)
     wanted = dict.fromkeys(_wanted(fault["msg"]) for fault in faults)
     return f"{place} is {first['input']!r:.200}, wanted {' or '.join(wanted)}"

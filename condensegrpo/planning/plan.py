@@ -24,7 +24,8 @@ from condensegrpo.planning.architecture import Architecture
 from condensegrpo.planning.formulas import Decoder, Gathered, MicroBatch, Part, Weights
 from condensegrpo.planning.path_sizes import Branch, gathered
 from condensegrpo.planning.zero import Device, Held
-from condensegrpo.samplers.transformers import DTYPES, MAX_BATCH
+from condensegrpo.samplers.dtypes import DTYPES
+from condensegrpo.samplers.transformers import MAX_BATCH
 
 SHARING_NOTED = 1 << 28  # bytes
 COLOCATED = "transformers"  # the sampler that shares the learner's process and device

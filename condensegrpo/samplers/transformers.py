@@ -9,19 +9,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import Any, Literal
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge
 from safetensors import SafetensorError
 from torch import Tensor
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols import NamedTensors, Reading, TokenAttention
 from condensegrpo.core.trajectory import Generation, SamplingParams
+from condensegrpo.samplers.dtypes import DTYPES, DtypeName
 from condensegrpo.samplers.measure import cut, logprobs_of
 from condensegrpo.samplers.request_batcher import RequestBatcher, Waiting
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAX_BATCH = 256  # requests generated at once
 MAX_TOKENS = 32768  # of prompts, filled up to the longest, that are read or measured at once
 
@@ -46,9 +47,9 @@ class TransformersSampler:
         self,
         model_path: str,
         *,
-        dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+        dtype: DtypeName = "float32",
         device: str | None = None,
-        max_batch: int = MAX_BATCH,
+        max_batch: Annotated[int, Ge(1)] = MAX_BATCH,
     ) -> None:
         """Load the model.
 
@@ -57,10 +58,6 @@ class TransformersSampler:
             device: such as ``cpu`` or ``cuda:1``; by default the GPU if there is one.
             max_batch: most requests that are generated at once; the others wait for the next batch.
         """
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype={dtype!r}: wanted one of {', '.join(DTYPES)}")
-        if max_batch < 1:
-            raise ValueError(f"max_batch={max_batch}: wanted at least 1")
         self._model_path = model_path
         self._model = _load(model_path, DTYPES[dtype], device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._version = 0

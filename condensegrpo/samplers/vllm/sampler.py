@@ -1,14 +1,15 @@
 """The sampler for throughput: vLLM in the learner's process, with the learner's weights."""
 
-import math
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Literal
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Gt, Le
 
 from condensegrpo.core.protocols import NamedTensors
 from condensegrpo.core.trajectory import Generation, SamplingParams
+from condensegrpo.samplers.dtypes import DtypeName
 from condensegrpo.samplers.vllm.engine import VllmEngine
 from condensegrpo.samplers.vllm.engine_queue import EngineQueue
 from condensegrpo.samplers.vllm.request import INSTALL, check_request
@@ -26,10 +27,10 @@ class VllmSampler:
         self,
         model_path: str,
         *,
-        dtype: Literal["float32", "bfloat16", "float16"] = "float32",
-        max_model_len: int | None = None,
-        kv_cache_gib: float | None = None,
-        gpu_memory_utilization: float = 0.4,
+        dtype: DtypeName = "float32",
+        max_model_len: Annotated[int, Ge(2)] | None = None,
+        kv_cache_gib: Annotated[float, Gt(0)] | None = None,
+        gpu_memory_utilization: Annotated[float, Gt(0), Le(1)] = 0.4,
         enforce_eager: bool | None = None,
         sleep: bool | None = None,
     ) -> None:
@@ -44,13 +45,7 @@ class VllmSampler:
             enforce_eager: whether to do without compiled graphs; by default on a CPU only, where compiling takes long.
             sleep: whether memory is given back while the learner works; by default on a GPU, impossible elsewhere.
         """
-        self.check_options(
-            dtype=dtype,
-            max_model_len=max_model_len,
-            kv_cache_gib=kv_cache_gib,
-            gpu_memory_utilization=gpu_memory_utilization,
-            sleep=sleep,
-        )
+        self.check_options(sleep=sleep)
         on_gpu = torch.cuda.is_available()
         self._can_sleep = on_gpu if sleep is None else sleep
         self._version = 0
@@ -67,33 +62,14 @@ class VllmSampler:
         self._queue = EngineQueue(engine)
 
     @staticmethod
-    def check_options(
-        *,
-        model_path: str = "",
-        dtype: str = "float32",
-        max_model_len: int | None = None,
-        kv_cache_gib: float | None = None,
-        gpu_memory_utilization: float = 0.4,
-        enforce_eager: bool | None = None,
-        sleep: bool | None = None,
-    ) -> None:
-        """Check what can be checked without a model.
+    def check_options(*, sleep: bool | None = None, **_: object) -> None:
+        """Check without a model what the signature cannot say.
 
         Raises:
-            ValueError: vLLM is not installed, or the first option that cannot be, with the reason.
+            ValueError: vLLM is not installed, or it cannot sleep on this machine.
         """
         if find_spec("vllm") is None:
             raise ValueError(f"vLLM is not installed. {INSTALL}")
-        if dtype not in ("float32", "bfloat16", "float16"):
-            raise ValueError(f"dtype={dtype!r}: wanted one of float32, bfloat16, float16")
-        if max_model_len is not None and max_model_len < 2:
-            raise ValueError(
-                f"max_model_len={max_model_len}: wanted at least 2, a token of a prompt and one of a reply"
-            )
-        if kv_cache_gib is not None and not 0 < kv_cache_gib < math.inf:
-            raise ValueError(f"kv_cache_gib={kv_cache_gib}: wanted more than 0")
-        if not 0 < gpu_memory_utilization <= 1:
-            raise ValueError(f"gpu_memory_utilization={gpu_memory_utilization}: wanted a share in (0, 1]")
         if sleep and not torch.cuda.is_available():
             raise ValueError("sleep=True: vLLM gives memory back on a GPU only, and there is none; leave it out")
 

@@ -3,32 +3,24 @@
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from condensegrpo.core.errors import SamplerError, ServerUnreachable
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.samplers.vllm_server.client import ServerClient
 from condensegrpo.samplers.vllm_server.process import ServerProcess
 from condensegrpo.samplers.vllm_server.replica import Replica, WeightsLabel
+from condensegrpo.samplers.vllm_server.settings import RequestSettings
 
 PAUSE_SECONDS = 0.2  # before the first retry of a request; doubled before each further retry
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retries:
-    """The limits of a request."""
-
-    count: int  # of a request whose server is gone or failed
-    seconds: float  # time limit of each attempt
 
 
 class ReplicaPool:
     """Replicas that serve one policy. All its coroutines run in one event loop; ``close`` in the same."""
 
-    def __init__(self, weights: WeightsLabel, retries: Retries) -> None:
+    def __init__(self, weights: WeightsLabel, requests: RequestSettings) -> None:
         self.weights = weights  # that every reply must come from
         self.replicas: tuple[Replica, ...] = ()
-        self._retries = retries
+        self._requests = requests
 
     async def open(
         self,
@@ -70,13 +62,13 @@ class ReplicaPool:
             SamplerError: the request was refused, or every attempt failed.
         """
         last: SamplerError | None = None
-        attempts = self._retries.count + 1
+        attempts = self._requests.retries + 1
         for attempt in range(attempts):
             if attempt:
                 await asyncio.sleep(PAUSE_SECONDS * 2 ** (attempt - 1))
             try:
                 replica = await self._pick(params.trajectory, attempt)
-                reply = await replica.generate(prompt_ids, params, self._retries.seconds)
+                reply = await replica.generate(prompt_ids, params, self._requests.seconds)
             except ServerUnreachable as error:
                 last = error
                 continue

@@ -8,69 +8,24 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 import torch
-from pydantic import Field, field_validator
 from transformers import AutoConfig
 
-from condensegrpo.config.section import Section
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.samplers.vllm.request import INSTALL
 from condensegrpo.samplers.vllm_server.guard import TOKEN_VARIABLE
+from condensegrpo.samplers.vllm_server.settings import ServedModel, ServerSettings
 
 NAME = "policy"  # what a server calls its model, wherever the weights came from
 LOOPBACK = "127.0.0.1"
 GIB = 1 << 30
 SHORTEST_BATCH = 8192  # tokens that the engine takes in one step, at least
 STOP_SECONDS = 15.0  # from the first request to end to the last word
-OURS = (  # flags that ``command`` sets, or that would undo one of them
-    *("--api-key", "--middleware", "--logprobs-mode", "--generation-config", "--override-generation-config"),
-    *("--worker-extension-cls", "--model", "--served-model-name", "--host", "--port", "--uds"),
-)
 ERROR = re.compile(r"\b\w+(Error|Exception): ")  # with a message, as Python prints it
 LAST_LINES = 12  # of a log, in an error message
-
-
-class ServerSettings(Section):
-    """How a server of ours runs."""
-
-    kv_cache_gib: float | None = Field(default=None, gt=0)
-    """Memory for keys and values; None: 1 GiB on a CPU, what gpu_memory_utilization leaves on a GPU."""
-    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
-    """Share of each GPU that a server may take in all."""
-    tensor_parallel_size: int = Field(default=1, ge=1)
-    """GPUs that share one copy of the model."""
-    enforce_eager: bool | None = None
-    """Whether to do without compilation and CUDA graphs; None: on a CPU."""
-    weights: Literal["folder", "nccl"] = "folder"
-    """How updates come: through a folder that the servers see, or from GPU to GPU."""
-    start_seconds: float = Field(default=600.0, gt=0)
-    """Time limit from the start of a server to its first answer."""
-    devices: tuple[str, ...] = ()
-    """CUDA_VISIBLE_DEVICES of each replica, such as ["1", "2,3"]; none: what the run sees."""
-    flags: tuple[str, ...] = ()
-    """Further flags of vLLM's server."""
-
-    @field_validator("flags")
-    @classmethod
-    def _leave_ours(cls, given: tuple[str, ...]) -> tuple[str, ...]:
-        for flag in given:
-            if flag.partition("=")[0] in OURS:
-                raise ValueError(f"{flag}: it is set already, and the token or exactness hangs on it")
-        return given
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
-    """What a server serves."""
-
-    path: str  # a Hugging Face folder or Hub id
-    dtype: str
-    max_model_len: int | None  # tokens of prompt and output together; None: as many as the model has positions
 
 
 def check_installed() -> None:

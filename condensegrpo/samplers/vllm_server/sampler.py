@@ -14,22 +14,23 @@ import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Ge
 from transformers import AutoConfig
 
-from condensegrpo.config.section import parse
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols import NamedTensors
 from condensegrpo.core.trajectory import Generation, SamplingParams
+from condensegrpo.samplers.dtypes import DTYPES, DtypeName
 from condensegrpo.samplers.vllm.request import check_request
 from condensegrpo.samplers.vllm.weights import Expected
 from condensegrpo.samplers.vllm_server.guard import TOKEN_VARIABLE
 from condensegrpo.samplers.vllm_server.nccl import NcclPublisher
-from condensegrpo.samplers.vllm_server.pool import ReplicaPool, Retries
-from condensegrpo.samplers.vllm_server.process import ServedModel, ServerProcess, ServerSettings, check_installed
+from condensegrpo.samplers.vllm_server.pool import ReplicaPool
+from condensegrpo.samplers.vllm_server.process import ServerProcess, check_installed
 from condensegrpo.samplers.vllm_server.publish import (
     FolderPublisher,
     Publisher,
@@ -38,48 +39,47 @@ from condensegrpo.samplers.vllm_server.publish import (
     ranks,
 )
 from condensegrpo.samplers.vllm_server.replica import STARTED_WITH, WeightsLabel
+from condensegrpo.samplers.vllm_server.settings import RequestSettings, ServedModel, ServerSettings
 from condensegrpo.samplers.vllm_server.weights import checked
 from condensegrpo.samplers.vllm_server.worker import shape_of
 
-SETTINGS = "sampler.options.server"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SERVER, REQUESTS = ServerSettings(), RequestSettings()
 
 
 class VllmServerSampler:
     """Samples from one or more vLLM servers; every trajectory stays with one of them, where its prefix is cached."""
 
+    renamed_options: ClassVar[Mapping[str, str]] = {
+        "request_seconds": "requests.seconds",
+        "retries": "requests.retries",
+    }
+
     def __init__(
         self,
         model_path: str,
         *,
-        dtype: Literal["float32", "bfloat16", "float16"] = "float32",
-        max_model_len: int | None = None,
-        urls: Sequence[str] = (),
-        replicas: int = 1,
-        server: Mapping[str, Any] | None = None,
+        dtype: DtypeName = "float32",
+        max_model_len: Annotated[int, Ge(2)] | None = None,
+        urls: tuple[str, ...] = (),
+        replicas: Annotated[int, Ge(1)] = 1,
+        server: ServerSettings = SERVER,
         weights_dir: str | None = None,
-        request_seconds: float = 600.0,
-        retries: int = 3,
+        requests: RequestSettings = REQUESTS,
     ) -> None:
-        """Start the servers, or find them; every one must serve this model.
+        """Start servers or connect to running ones; every server must serve this model.
 
         Args:
             model_path: a Hugging Face folder or Hub id.
-            max_model_len: most tokens of a prompt and its reply; a run gives the largest that its rollouts can make.
-                Servers that run already have their own.
-            urls: of servers that run already, such as ``http://10.0.0.5:8000``; their token is in ``VLLM_API_KEY``.
-                Empty: servers of our own are started on free ports of the loopback interface, and end with us.
-            replicas: how many of our own.
-            server: how our own run, see ``ServerSettings``.
-            weights_dir: where updates are written for the servers, which must see it; by default a temporary folder,
-                in memory where the machine has such.
-            request_seconds: time limit of one reply.
-            retries: of a request whose server is gone or failed.
+            max_model_len: most tokens of a prompt and its reply; a run gives the largest of its rollouts. Running
+                servers have their own.
+            urls: of running servers, such as ``http://10.0.0.5:8000``; their token is in ``VLLM_API_KEY``. Empty: the
+                sampler starts servers on free ports of the loopback interface, which end with it.
+            replicas: number of servers to start.
+            server: settings of the servers to start; ``weights`` and ``start_seconds`` apply to running ones too.
+            weights_dir: folder for updates that every server can read; by default a temporary one, in memory if any.
+            requests: limits of a request.
         """
-        self.check_options(
-            dtype=dtype, urls=urls, replicas=replicas, server=server, request_seconds=request_seconds, retries=retries
-        )
-        settings = parse(ServerSettings, server or {}, source=SETTINGS)
+        self.check_options(urls=urls, replicas=replicas, server=server)
         self._run = from_first_rank(secrets.token_hex(4))  # of this run: no server holds these weights already
         self._version = 0
         self._in_flight = 0
@@ -89,62 +89,39 @@ class VllmServerSampler:
         self._expected = Expected(model_path)
         self._loop = BackgroundLoop("vllm-servers")
         self._publisher: Publisher = (
-            NcclPublisher(self._loop, seconds=settings.start_seconds, dtype=DTYPES[dtype])
-            if settings.weights == "nccl"
+            NcclPublisher(self._loop, seconds=server.start_seconds, dtype=DTYPES[dtype])
+            if server.weights == "nccl"
             else FolderPublisher(self._loop, Path(weights_dir) if weights_dir else self._home, DTYPES[dtype])
         )
+        self._pool = ReplicaPool(_first_weights(model_path, self._run, running=bool(urls)), requests)
         token = os.environ.get(TOKEN_VARIABLE, "") if urls else secrets.token_urlsafe(24)
         model = ServedModel(path=model_path, dtype=dtype, max_model_len=max_model_len)
-        self._processes = () if urls else _processes(model, settings, replicas, token=token, folder=self._home)
-        self._pool = ReplicaPool(
-            _first_weights(model_path, self._run) if urls else WeightsLabel(label=STARTED_WITH, folder=None),
-            Retries(count=retries, seconds=request_seconds),
-        )
+        self._processes = () if urls else _processes(model, server, replicas, token=token, folder=self._home)
+        servers = [*((url, None) for url in urls), *((process.url, process) for process in self._processes)]
         try:
-            self._loop.run(
-                self._pool.open(
-                    [*((url, None) for url in urls), *((process.url, process) for process in self._processes)],
-                    token=token,
-                    shape=shape_of(AutoConfig.from_pretrained(model_path)),
-                    start_seconds=settings.start_seconds,
-                )
-            )
+            shape = shape_of(AutoConfig.from_pretrained(model_path))
+            opening = self._pool.open(servers, token=token, shape=shape, start_seconds=server.start_seconds)
+            self._loop.run(opening)
         except BaseException:
             self.close()
             raise
 
     @staticmethod
     def check_options(
-        *,
-        dtype: str = "float32",
-        urls: Sequence[str] = (),
-        replicas: int = 1,
-        server: Mapping[str, Any] | None = None,
-        request_seconds: float = 600.0,
-        retries: int = 3,
-        **_: object,
+        *, urls: tuple[str, ...] = (), replicas: int = 1, server: ServerSettings = SERVER, **_: object
     ) -> None:
-        """Check what can be checked without a model.
+        """Check combinations of options without a model.
 
         Raises:
-            ValueError: the first option that cannot be, with the reason.
-            ConfigError: a fault in ``server``.
-            SamplerError: vLLM is missing, and servers are to be started here.
+            ValueError: a combination is not supported; the message says why.
+            SamplerError: vLLM is missing, and the sampler has to start servers.
         """
-        settings = parse(ServerSettings, server or {}, source=SETTINGS)
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype={dtype!r}: wanted one of {', '.join(DTYPES)}")
-        if replicas < 1 or retries < 0 or not request_seconds > 0:
-            raise ValueError(
-                f"replicas={replicas}, retries={retries}, request_seconds={request_seconds}: wanted at least 1 and 0, "
-                f"and a time above 0"
-            )
-        if isinstance(urls, str) or not all(url.startswith(("http://", "https://")) for url in urls):
-            raise ValueError(f"urls={urls!r}: wanted a list such as [http://10.0.0.5:8000]")
-        if settings.devices and len(settings.devices) != replicas:
-            raise ValueError(f"server.devices={list(settings.devices)}: wanted one for each of {replicas} replicas")
-        if settings.weights == "nccl" and not torch.cuda.is_available():
-            raise ValueError("server.weights='nccl': NCCL goes from GPU to GPU, and there is none; leave it out")
+        if not all(url.startswith(("http://", "https://")) for url in urls):
+            raise ValueError(f"urls={list(urls)}: wanted addresses such as http://10.0.0.5:8000")
+        if server.devices and len(server.devices) != replicas:
+            raise ValueError(f"server.devices={list(server.devices)}: wanted one for each of {replicas} replicas")
+        if server.weights == "nccl" and not torch.cuda.is_available():
+            raise ValueError("server.weights='nccl': NCCL needs a GPU, and there is none; use weights=folder")
         if not urls:
             check_installed()
 
@@ -222,12 +199,12 @@ def _processes(
     )
 
 
-def _first_weights(model_path: str, run: str) -> WeightsLabel:
-    """What running servers must hold before the first update: this model's weights, not those of an earlier run.
+def _first_weights(model_path: str, run: str, *, running: bool) -> WeightsLabel:
+    """The weights that servers must hold before the first update; running ones may hold those of an earlier run.
 
-    The servers load a folder. For a Hub id it is only known that a server was not updated since its start.
+    Running servers load the model's folder. For a Hub id it is only known whether a server was updated since its start.
     """
-    if Path(model_path).is_dir():
+    if running and Path(model_path).is_dir():
         return WeightsLabel(label=f"{run}:start", folder=str(Path(model_path).resolve()))
     return WeightsLabel(label=STARTED_WITH, folder=None)
 

@@ -1,0 +1,61 @@
+"""Settings of the servers and of the requests to them, as ``sampler.options`` holds them."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from annotated_types import Ge, Gt, Le
+from pydantic import ConfigDict
+
+OURS = (  # flags that ``process.command`` sets, or that would undo one of them
+    *("--api-key", "--middleware", "--logprobs-mode", "--generation-config", "--override-generation-config"),
+    *("--worker-extension-cls", "--model", "--served-model-name", "--host", "--port", "--uds"),
+)
+_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """How a server runs that the sampler or ``condensegrpo serve`` starts: ``sampler.options.server``."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    kv_cache_gib: Annotated[float, Gt(0)] | None = None
+    """Memory for keys and values; None: 1 GiB on a CPU, what gpu_memory_utilization leaves on a GPU."""
+    gpu_memory_utilization: Annotated[float, Gt(0), Le(1)] = 0.9
+    """Share of each GPU's memory for a server, in (0, 1]."""
+    tensor_parallel_size: Annotated[int, Ge(1)] = 1
+    """GPUs that share one copy of the model."""
+    enforce_eager: bool | None = None
+    """Whether to run without compilation and CUDA graphs; None: only on a CPU."""
+    weights: Literal["folder", "nccl"] = "folder"
+    """How updates reach the server: through a folder that it reads, or from GPU to GPU."""
+    start_seconds: Annotated[float, Gt(0)] = 600.0
+    """Time limit of a start and of loading weights."""
+    devices: tuple[str, ...] = ()
+    """CUDA_VISIBLE_DEVICES of each replica, such as ["1", "2,3"]; empty: the devices of the run."""
+    flags: tuple[str, ...] = ()
+    """Further flags of vLLM's server."""
+
+    def __post_init__(self) -> None:
+        for flag in self.flags:
+            if flag.partition("=")[0] in OURS:
+                raise ValueError(f"flags: {flag} is set by condensegrpo; the token or exact sampling depends on it")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSettings:
+    """The limits of a request: ``sampler.options.requests``."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    seconds: Annotated[float, Gt(0)] = 600.0
+    """Time limit of one reply, per attempt."""
+    retries: Annotated[int, Ge(0)] = 3
+    """Further attempts when the server is gone or failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """The model of a server."""
+
+    path: str  # a Hugging Face folder or Hub id
+    dtype: str
+    max_model_len: int | None  # tokens of prompt and output together; None: as many as the model has positions
