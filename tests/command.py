@@ -1,10 +1,16 @@
-"""Runs the command line as a user does: a real subprocess, one torch thread, plain output."""
+"""Runs the command line as a user does: a process of its own, one torch thread, plain output.
+
+The process is a fork that has imported the libraries already (``forked.py``) unless ``fresh`` asks for a new
+interpreter.
+"""
 
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from forked import ForkedCommand
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT: Mapping[str, str] = {
@@ -37,19 +43,31 @@ def command(*arguments: str, launcher: tuple[str, ...] = ("-m",)) -> list[str]:
     return [sys.executable, *launcher, "condensegrpo.cli", *arguments]
 
 
-def run(*arguments: str, cwd: Path = ROOT, seconds: float = 240) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, timeout=seconds, check=False
-    )
+def run(
+    *arguments: str, cwd: Path = ROOT, seconds: float = 240, fresh: bool = False
+) -> subprocess.CompletedProcess[str]:
+    if fresh:
+        return subprocess.run(
+            command(*arguments), capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, timeout=seconds, check=False
+        )
+    process = ForkedCommand(arguments, cwd=cwd, environment=ENVIRONMENT)
+    try:
+        out, err = process.communicate(timeout=seconds)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(process.args, process.wait(), out, err)
 
 
-def succeed(*arguments: str, cwd: Path = ROOT) -> str:
-    done = run(*arguments, cwd=cwd)
+def succeed(*arguments: str, cwd: Path = ROOT, fresh: bool = False) -> str:
+    done = run(*arguments, cwd=cwd, fresh=fresh)
     assert done.returncode == 0, f"{done.args}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout
 
 
-def start(*arguments: str, launcher: tuple[str, ...] = ("-m",)) -> subprocess.Popen[str]:
+def start(*arguments: str, launcher: tuple[str, ...] | None = None) -> "subprocess.Popen[str] | ForkedCommand":
+    """A running command; with a launcher it is one of new interpreters."""
+    if launcher is None:
+        return ForkedCommand(arguments, cwd=ROOT, environment=ENVIRONMENT)
     return subprocess.Popen(
         command(*arguments, launcher=launcher),
         stdout=subprocess.PIPE,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from command import start
+from forked import ForkedCommand
 from safetensors.torch import load_file
 
 from condensegrpo.storage.metrics import read_metrics
@@ -42,7 +43,7 @@ def assert_equal_runs(one: Path, other: Path) -> None:
     assert [undisturbed(line) for line in lines] == [undisturbed(line) for line in others]
 
 
-def wait_for(path: Path, process: subprocess.Popen[str], seconds: float = 200) -> None:
+def wait_for(path: Path, process: "subprocess.Popen[str] | ForkedCommand", seconds: float = 200) -> None:
     deadline = time.monotonic() + seconds
     while not path.exists():
         assert process.poll() is None, process.communicate()
@@ -50,7 +51,7 @@ def wait_for(path: Path, process: subprocess.Popen[str], seconds: float = 200) -
         time.sleep(0.02)
 
 
-def one_step(finished: Path, folder: Path, *changes: str, launcher: tuple[str, ...] = ("-m",)) -> None:
+def one_step(finished: Path, folder: Path, *changes: str, launcher: tuple[str, ...] | None = None) -> None:
     """The first step of a run that starts where another one did."""
     shutil.copytree(finished / "origin", folder / "origin")
     (folder / "config.yaml").write_text((finished / "config.yaml").read_text())

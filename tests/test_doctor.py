@@ -84,12 +84,11 @@ def test_a_package_is_held_against_its_pin() -> None:
     findings = package_findings(["rich>=13", "typer==0.0.1", "no-such-package-xyz>=1", "vllm; extra == 'vllm'"])
     assert levels(findings) == {"rich": Level.OK, "typer": Level.PROBLEM, "no-such-package-xyz": Level.PROBLEM}
     assert cure(findings, "typer") == "pip install 'typer==0.0.1'"
-    assert "wanted >=1" in findings[2].found
+    assert "required >=1" in findings[2].found
 
 
-def test_free_memory_is_told_in_bytes() -> None:
+def test_free_memory_is_in_bytes() -> None:
     free = free_memory()
-    assert free is not None
     assert 0 < free < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert [finding.area for finding in memory_findings()] == ["memory"]
 
@@ -129,12 +128,30 @@ def test_a_disk_that_is_full_is_a_problem() -> None:
     assert disk_finding(Path("/proc/self")).level is Level.PROBLEM
 
 
-def test_the_hub_cache_and_the_offline_switch_are_told(tmp_path: Path) -> None:
-    (tmp_path / "models--Qwen--Qwen2.5-0.5B-Instruct").mkdir()
-    code = "from condensegrpo.cli.doctor_machine import hub_finding; print(hub_finding().found)"
+def test_models_in_the_hub_cache_are_found_and_others_not_when_offline(tmp_path: Path) -> None:
+    cached = tmp_path / "models--Qwen--Qwen2.5-0.5B-Instruct"
+    for folder in ("blobs", "refs", "snapshots/1234"):
+        (cached / folder).mkdir(parents=True)
+    (cached / "refs/main").write_text("1234")
+    (cached / "blobs/5678").write_text("{}")
+    (cached / "snapshots/1234/config.json").symlink_to("../../blobs/5678")
+    code = """
+from condensegrpo.cli.doctor_machine import hub_finding
+from condensegrpo.cli.doctor_model import _hub_model
+print(hub_finding().found)
+for name in ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/other"):
+    print(_hub_model(name).level, _hub_model(name).found)
+"""
     environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout == f"1 model in {tmp_path}; HF_HUB_OFFLINE is set\n"
+    assert done.stdout.splitlines() == [
+        f"1 model in {tmp_path}; HF_HUB_OFFLINE is set: nothing is downloaded",
+        "ok Qwen/Qwen2.5-0.5B-Instruct is in the Hub cache",
+        f"problem Qwen/other is not in {tmp_path}, and HF_HUB_OFFLINE is set",
+    ]
+    environment["HF_HUB_CACHE"] = str(tmp_path / "none")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.startswith("0 models in ")
 
 
 # --- a configuration

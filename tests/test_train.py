@@ -21,9 +21,9 @@ from condensegrpo.storage.trajectories import read_trajectories
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of four steps that nobody disturbed."""
+    """A run of four steps without interruption, in an interpreter of its own."""
     runs = tmp_path_factory.mktemp("runs")
-    succeed("train", *TINY, f"runs_dir={runs}", "name=whole")
+    succeed("train", *TINY, f"runs_dir={runs}", "name=whole", fresh=True)
     return runs / "whole"
 
 

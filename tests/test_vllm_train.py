@@ -17,8 +17,17 @@ VLLM = ("sampler.name=vllm", "train.eval_every=0")
 
 def test_every_step_is_sampled_with_the_learners_weights_also_the_first_after_a_resume(tmp_path: Path) -> None:
     """Pitfall 25: a sampler that skips the first synchronisation answers with the weights of its model's folder."""
-    succeed("train", *TINY, *VLLM, f"runs_dir={tmp_path}", "name=run", "train.steps=2", "learner.optimiser.lr=0.01")
-    succeed("train", "--resume", str(tmp_path / "run"), "train.steps=4")
+    succeed(
+        "train",
+        *TINY,
+        *VLLM,
+        f"runs_dir={tmp_path}",
+        "name=run",
+        "train.steps=2",
+        "learner.optimiser.lr=0.01",
+        fresh=True,
+    )
+    succeed("train", "--resume", str(tmp_path / "run"), "train.steps=4", fresh=True)
     lines = [line for line in read_metrics(tmp_path / "run/metrics.jsonl") if "loss" in line]
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert all(line["gap_max"] < 1e-4 for line in lines)
@@ -31,7 +40,7 @@ def test_every_step_is_sampled_with_the_learners_weights_also_the_first_after_a_
 
 
 def test_a_configuration_that_vllm_cannot_sample_for_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
-    done = run("train", *TINY, *VLLM, f"runs_dir={tmp_path}", "name=run", "sampler.options.top_p=0.9")
+    done = run("train", *TINY, *VLLM, f"runs_dir={tmp_path}", "name=run", "sampler.options.top_p=0.9", fresh=True)
     assert done.returncode == 2
     assert "every importance ratio is wrong" in " ".join(done.stderr.split())
     assert not (tmp_path / "run").exists()

@@ -1,0 +1,109 @@
+"""Runs the command line in forks of a process that has imported torch, DeepSpeed and transformers already.
+
+A start of Python with these imports takes six seconds of CPU time, and the tests start the command more than a hundred
+times. Everything else is as in a fresh process: its own pid, arguments, environment, working folder, streams, signals
+and exit code.
+"""
+
+import atexit
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import cache
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+
+from condensegrpo.cli.app import main
+
+PRELOADED = (
+    "condensegrpo.training.train",
+    "condensegrpo.reporting.run_report",
+    "condensegrpo.samplers.batch",
+    "datasets",
+    "matplotlib.backends.backend_agg",
+    "pytest.__main__",  # multiprocessing imports the main module of the tests into every child
+    "transformers.models.qwen3.modeling_qwen3",
+)
+
+
+class ForkedCommand:
+    """A running command, with the interface of ``subprocess.Popen`` that the tests use."""
+
+    def __init__(self, arguments: Sequence[str], *, cwd: Path, environment: Mapping[str, str]) -> None:
+        self.args = ["condensegrpo", *arguments]
+        self._output = Path(tempfile.mkdtemp(prefix="command-"))
+        weakref.finalize(self, shutil.rmtree, self._output, ignore_errors=True)
+        streams = [str(self._output / name) for name in ("stdout", "stderr")]
+        self._process = _server(tuple(sorted(environment.items()))).Process(
+            target=_child, args=(self.args, str(cwd), dict(environment), streams)
+        )
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        code = self._process.exitcode
+        if code is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return code
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait for the end; what was written to standard output and standard error."""
+        self.wait(timeout)
+        out, err = ((self._output / name).read_text(encoding="utf-8") for name in ("stdout", "stderr"))
+        return out, err
+
+
+@cache
+def _server(environment: tuple[tuple[str, str], ...]) -> ForkServerContext:
+    """The process to fork, started with this environment: libraries read theirs when they are imported."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(environment)
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return context
+
+
+def _child(arguments: Sequence[str], cwd: str, environment: Mapping[str, str], streams: Sequence[str]) -> None:
+    """Run the command, and end as the interpreter ends: threads, then what was registered with atexit."""
+    for descriptor, file in enumerate(streams, start=1):
+        opened = os.open(file, os.O_WRONLY | os.O_CREAT)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = list(arguments)
+    try:
+        main()
+    finally:
+        threading._shutdown()
+        atexit._run_exitfuncs()
