@@ -1,4 +1,4 @@
-"""``condensegrpo doctor``: whether this machine, and this configuration on it, will work, and the cure where not."""
+"""``condensegrpo doctor``: checks this machine, and a configuration on it, and says how to fix what is wrong."""
 
 import json
 from dataclasses import asdict
@@ -14,14 +14,21 @@ from condensegrpo.cli.findings import Level, show
 
 def doctor(
     config: Annotated[str | None, typer.Argument(help="Also check what this configuration needs.")] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="On top of it.")] = None,
-    runs_dir: Annotated[Path, typer.Option(help="Where run folders will lie.")] = Path("runs"),
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of its keys.")
+    ] = None,
+    runs_dir: Annotated[Path, typer.Option(help="Folder for runs.")] = Path("runs"),
     sampler: Annotated[
-        str | None, typer.Option(help="Also try this sampler against the learner on a tiny model, vllm say.")
+        str | None,
+        typer.Option(
+            help="Also compare this sampler (such as vllm) with the learner on a tiny model; takes half a minute."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check Python, packages, devices, compilers, memory and disk, and name the cure for what is wrong.
+    """Check Python, packages, devices, compilers, memory and disk, and say how to fix what is wrong.
+
+    Exit code 1 if there is a problem.
 
     Example: condensegrpo doctor gsm8k model.path=Qwen/Qwen2.5-0.5B-Instruct
     """

@@ -1,4 +1,4 @@
-"""What one configuration needs of this machine. Loads the plug-ins and reads headers of files; loads no model."""
+"""Checks of one configuration on this machine. Loads its plug-ins and reads headers of files; loads no model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def config_findings(name: str, overrides: Sequence[str]) -> list[Finding]:
-    """Whether a configuration can be read and what it names is there."""
+    """Check that a configuration is valid and that everything it names exists."""
     from condensegrpo.config.schema import find_config, load_config
 
     try:
@@ -39,9 +39,9 @@ def _plugins(config: "RunConfig") -> Finding:
     try:
         check(config)
     except DataError as error:
-        return problem("data", str(error), "give local files, or mend these (docs/reference/tasks.md)")
+        return problem("data", str(error), "correct the data, or give other files (docs/reference/tasks.md)")
     except CondenseError as error:
-        return problem("plug-ins", str(error), "see condensegrpo plugins for what is installed")
+        return problem("plug-ins", str(error), "condensegrpo plugins lists what is installed")
     named = (
         config.task.name,
         config.condenser.name,

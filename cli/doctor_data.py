@@ -1,4 +1,4 @@
-"""What a configuration reads besides its model: problems, corpora, folders, indices, and Java for one of the tools."""
+"""Checks of what a configuration reads besides its model: problems, corpora, folders, indices; Java for one tool."""
 
 import shutil
 from collections.abc import Iterator, Mapping
@@ -6,18 +6,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from condensegrpo.cli.doctor_machine import offline
 from condensegrpo.cli.findings import Finding, ok, problem, warning
 
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
 
-FILES = ("corpus", "folder", "ground_truth_file")  # options of plug-ins of ours that name a file or a folder
+FILES = ("corpus", "folder", "ground_truth_file")  # options of shipped plug-ins that name a file or folder
 LUCENE = "search_lucene"
 
 
 def data_findings(config: "RunConfig") -> list[Finding]:
-    """Whether everything that a configuration reads is there, one finding each."""
+    """Check that every file and folder that a configuration reads exists."""
     named = (("task.data", config.task.data), ("task.eval_data", config.task.eval_data))
     return [
         *(_data_file(key, place) for key, place in named if place is not None),
@@ -27,15 +26,17 @@ def data_findings(config: "RunConfig") -> list[Finding]:
 
 
 def _data_file(key: str, place: str) -> Finding:
+    from huggingface_hub import constants
+
     path = Path(place).expanduser()
     if path.exists():
         return ok(key, str(path))
     looks_like_file = path.suffix in (".jsonl", ".json", ".parquet", ".gz") or place.startswith((".", "/", "~"))
     if looks_like_file:
-        return problem(key, f"{place} does not exist", f"give the path of a file or folder: {key}=…")
-    if offline():
-        return problem(key, f"{place} is no file, and HF_HUB_OFFLINE is set", f"give the path of a file: {key}=…")
-    return warning(key, f"{place} is no file here", "it will be looked for on the Hub")
+        return problem(key, f"{place} does not exist", f"set {key} to an existing file or folder")
+    if constants.HF_HUB_OFFLINE:
+        return problem(key, f"{place} is not a file, and HF_HUB_OFFLINE is set", f"set {key} to an existing file")
+    return warning(key, f"{place} is not a file on this machine", "it will be loaded from the Hub")
 
 
 def _tools(config: "RunConfig") -> Iterator[Finding]:
@@ -50,25 +51,21 @@ def _files(key: str, options: Mapping[str, Any]) -> Iterator[Finding]:
     for option in FILES:
         if isinstance(options.get(option), str):
             path = Path(options[option]).expanduser()
-            cure = f"give its path: {key}.{option}=…"
-            there = path.exists()
-            yield (
-                ok(f"{key}.{option}", str(path))
-                if there
-                else problem(f"{key}.{option}", f"{path} does not exist", cure)
-            )
+            name = f"{key}.{option}"
+            exists = path.exists()
+            yield ok(name, str(path)) if exists else problem(name, f"{path} does not exist", f"correct {name}")
 
 
 def lucene_findings(java: str | None, *, installed: bool) -> list[Finding]:
-    """What the tool search_lucene needs and no other does.
+    """Check what only the tool search_lucene needs.
 
     Args:
-        java: path of the program; None: there is none.
-        installed: whether pyserini is.
+        java: path of the program; None if it is not installed.
+        installed: whether pyserini is installed.
     """
-    instead = "or take the tool search, which needs neither Java nor pyserini"
+    instead = "or use the tool search, which needs neither Java nor pyserini"
     return [
-        ok("Java", java) if java else problem("Java", "no java on the PATH", f"install a Java 21, {instead}"),
+        ok("Java", java) if java else problem("Java", "no java on the PATH", f"install Java 21, {instead}"),
         ok("pyserini", "installed")
         if installed
         else problem("pyserini", "not installed", f"pip install pyserini, {instead}"),

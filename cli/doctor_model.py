@@ -1,4 +1,4 @@
-"""Whether a configuration's model is there and how much memory on how many devices it needs. Reads headers of files."""
+"""Checks of a configuration's model: its files, and the memory that it needs. Reads headers of files only."""
 
 import json
 import math
@@ -7,27 +7,27 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from condensegrpo.cli.doctor_machine import GIB, free_memory, hub_cache, offline
+from condensegrpo.cli.doctor_machine import GIB, free_memory
 from condensegrpo.cli.findings import Finding, ok, problem, warning
 from condensegrpo.storage.placeholder import placeholder_in
 
 if TYPE_CHECKING:
     from condensegrpo.config.schema import NewModel, RunConfig
 
-TRAINED_BYTES = 16  # of a weight that trains, in the learner: fp32 weight and gradient, two Adam moments
-BYTES = {"float32": 4, "bfloat16": 2}  # of a weight in the sampler, and of a frozen one in the learner
-LARGE = 400e6  # parameters beyond which a CPU takes hours for what a GPU does in minutes
-USUAL = 80 * GIB  # of a data-centre GPU
+TRAINED_BYTES = 16  # per trained weight in the learner: fp32 weight and gradient, two Adam moments
+BYTES = {"float32": 4, "bfloat16": 2}  # per weight in the sampler, and per frozen weight in the learner
+LARGE = 400e6  # parameters above which training on a CPU takes hours instead of minutes
+USUAL = 80 * GIB  # memory of a data-centre GPU
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![a-z0-9])", re.IGNORECASE)
 
 
 def model_findings(config: "RunConfig") -> list[Finding]:
-    """Whether the model is there, and whether it fits this machine."""
+    """Check that the model exists and that it fits this machine."""
     if config.model.new is not None:
         count = parameters_of_new(config.model.new, config.model.new.vocab_size)
         return [
-            ok("model", f"new, about {count / 1e6:.1f} M parameters"),
+            ok("model", f"new model, about {count / 1e6:.1f} M parameters"),
             memory_finding(config, count, devices(), free_memory()),
         ]
     place = config.model.path or ""
@@ -47,19 +47,19 @@ def model_findings(config: "RunConfig") -> list[Finding]:
 def _model_folder(folder: Path) -> list[Finding]:
     findings = []
     for file in sorted((*folder.glob("*.json"), *folder.glob("*.safetensors"))):
-        instead = placeholder_in(file)
-        if instead is not None:
-            findings.append(problem("model", f"{file}: {instead}", "copy the model's files again"))
+        fault = placeholder_in(file)
+        if fault is not None:
+            findings.append(problem("model", f"{file}: {fault}", "copy the model's files again"))
     if not (folder / "config.json").is_file():
-        cure = "give a Hugging Face model folder: model.path=…"
+        cure = "set model.path to a Hugging Face model folder"
         findings.append(problem("model", f"{folder} has no config.json", cure))
     if not any((folder / name).is_file() for name in TOKENIZERS):
-        cure = "copy the tokenizer's files there, or save it with tokenizer.save_pretrained"
+        cure = "copy the tokenizer's files into the folder, or save it with tokenizer.save_pretrained"
         findings.append(problem("tokenizer", f"{folder} has none of {', '.join(TOKENIZERS)}", cure))
     elif not _has_template(folder):
-        cure = "take the instruct model, or put a chat_template.jinja into the folder"
+        cure = "use the instruct model, or put a chat_template.jinja into the folder"
         findings.append(problem("chat template", f"{folder} has none", cure))
-    return findings or [ok("model", f"{folder}: weights' configuration, tokenizer and chat template are there")]
+    return findings or [ok("model", f"{folder}: found config.json, tokenizer and chat template")]
 
 
 def _has_template(folder: Path) -> bool:
@@ -70,30 +70,34 @@ def _has_template(folder: Path) -> bool:
 
 
 def _hub_model(place: str) -> Finding:
+    from huggingface_hub import constants, try_to_load_from_cache
+
     if place.startswith((".", "/", "~")) or place.count("/") > 1:
-        return problem("model", f"{place} is no folder", "give a Hugging Face model folder or a Hub id: model.path=…")
-    cached = hub_cache() / f"models--{place.replace('/', '--')}"
-    if cached.is_dir():
+        return problem(
+            "model", f"there is no folder {place}", "set model.path to a Hugging Face model folder or Hub id"
+        )
+    if isinstance(try_to_load_from_cache(place, "config.json"), str):
         return ok("model", f"{place} is in the Hub cache")
-    if offline():
-        return problem("model", f"{place} is not in {hub_cache()}, and HF_HUB_OFFLINE is set", "download it first")
+    if constants.HF_HUB_OFFLINE:
+        text = f"{place} is not in {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE is set"
+        return problem("model", text, f"download it first: hf download {place}")
     return warning("model", f"{place} is not in the Hub cache", "it will be downloaded")
 
 
 def parameters_of_files(folder: Path) -> int | None:
-    """Weights in a folder's safetensors files, counted from their headers; None without such files."""
+    """Number of weights in a folder's safetensors files, from their headers; None without such files."""
     files = sorted(folder.glob("*.safetensors"))
     return sum(_parameters_of_file(file) for file in files) if files else None
 
 
 def parameters_of_new(new: "NewModel", vocabulary: int) -> int:
-    """Weights of a new Qwen3 model with tied embeddings: attention 4·h², MLP 3·h·f a layer, norms left out."""
+    """Number of weights of a new Qwen3 model with tied embeddings: 4·h² + 3·h·f per layer, norms not counted."""
     layer = 4 * new.hidden_size**2 + 3 * new.hidden_size * new.ffn_size
     return new.layers * layer + vocabulary * new.hidden_size
 
 
 def _parameters_of_file(file: Path) -> int:
-    """The header: its length as 8 bytes, little-endian, then JSON of name → dtype, shape, data_offsets."""
+    """The format: length of the header in 8 bytes, little-endian, then JSON of name → dtype, shape, data_offsets."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         if length > file.stat().st_size:
@@ -112,48 +116,52 @@ def _parameters_of_file(file: Path) -> int:
 
 
 def parameters_of_name(name: str) -> int | None:
-    """How many parameters a model has by its name; None if that does not say.
+    """The number of parameters that a model's name states; None if it states none.
 
     >>> parameters_of_name("Qwen/Qwen2.5-Coder-0.5B-Instruct"), parameters_of_name("gpt2")
     (500000000, None)
     """
-    found = _SIZE.findall(name.rpartition("/")[2])
-    return int(float(found[-1][0]) * {"b": 1e9, "m": 1e6}[found[-1][1].lower()]) if found else None
+    sizes = _SIZE.findall(name.rpartition("/")[2])
+    return int(float(sizes[-1][0]) * {"b": 1e9, "m": 1e6}[sizes[-1][1].lower()]) if sizes else None
 
 
 def devices() -> tuple[int, ...]:
-    """Bytes free on each GPU; () on a machine without one."""
+    """Free memory of each GPU in bytes; () on a machine without GPUs."""
     import torch
 
     return tuple(int(torch.cuda.mem_get_info(index)[0]) for index in range(torch.cuda.device_count()))
 
 
 def memory_finding(config: "RunConfig", parameters: int, gpus: tuple[int, ...], memory: int | None) -> Finding:
-    """Learner and sampler on each device, activations left out, which ``condensegrpo plan`` counts.
+    """Check that learner and sampler fit each device, without activations, which ``condensegrpo plan`` counts.
 
-    ZeRO 3 shares what the learner holds among the devices; the sampler's weights are whole on each.
+    ZeRO 3 shards the learner over the devices; every device holds all of the sampler's weights.
 
     Args:
-        parameters: of the model.
-        gpus: bytes free on each; (): all is in main memory.
-        memory: bytes free there; None: nobody knows.
+        parameters: number of weights of the model.
+        gpus: free bytes of each; (): everything is in main memory.
+        memory: free bytes of main memory; None if unknown.
     """
     learner = parameters * (TRAINED_BYTES if config.model.lora is None else BYTES[config.model.dtype])
     sampler = parameters * BYTES[config.model.dtype]
     shared = config.learner.zero_stage == 3 and len(gpus) > 1
-    here = learner / (len(gpus) if shared else 1) + sampler
-    kept = "optimiser state included" if config.model.lora is None else "the base frozen, adapters left out"
-    text = f"about {(learner + sampler) / GIB:.1f} GiB for {parameters / 1e6:.1f} M parameters, {kept}"
-    room = min(gpus) if gpus else memory
+    needed = learner / (len(gpus) if shared else 1) + sampler  # on each device
+    counted = "with optimiser state" if config.model.lora is None else "frozen base, without adapters"
+    text = f"about {(learner + sampler) / GIB:.1f} GiB for {parameters / 1e6:.1f} M parameters, {counted}"
+    free = min(gpus) if gpus else memory
     if shared:
-        text += f"; shared among {len(gpus)} GPUs {here / GIB:.1f} GiB on each"
-    if room is not None and here > room:
-        size, of_size = (room, "of this size") if gpus else (USUAL, f"of {USUAL // GIB} GiB")
+        text += f"; shared among {len(gpus)} GPUs {needed / GIB:.1f} GiB on each"
+    if free is not None and needed > free:
+        size, of_size = (free, "of this size") if gpus else (USUAL, f"of {USUAL // GIB} GiB")
         spread = (
             f"over {math.ceil(learner / (size - sampler))} GPUs {of_size}" if size > sampler else "over larger GPUs"
         )
-        cure = f"take a smaller model (model.path=…), or spread it: learner.zero_stage=3 {spread}"
-        return problem("model memory", f"{text}; {room / GIB:.1f} GiB are free", cure)
+        cure = f"use a smaller model (model.path=…), or shard it: learner.zero_stage=3 {spread}"
+        return problem("model memory", f"{text}; {free / GIB:.1f} GiB are free", cure)
     if not gpus and parameters > LARGE:
-        return warning("model memory", f"{text}; no GPU here", "take a machine with one, or a smaller model.path=…")
+        return warning(
+            "model memory",
+            f"{text}; this machine has no GPU",
+            "use a machine with a GPU, or a smaller model: model.path=…",
+        )
     return ok("model memory", text)

@@ -1,4 +1,4 @@
-"""What ``doctor --sampler`` finds: whether a sampler tells the learner's probabilities, tried out on a tiny model."""
+"""``doctor --sampler``: compares a sampler's log-probabilities with the learner's on a tiny model."""
 
 import tempfile
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ CURE = "do not train with it: importance ratios would be wrong; condensegrpo tra
 
 
 def sampler_findings(name: str, config: str | None, overrides: list[str]) -> list[Finding]:
-    """Sample, take an optimiser step, send the weights, sample again, and compare. Takes half a minute."""
+    """Sample, take an optimiser step, send the weights, sample again and compare. Takes half a minute."""
     from condensegrpo.cli.quiet import quiet_libraries
     from condensegrpo.storage.run_folder import RunFolder
     from condensegrpo.training.parity import configuration, trial
@@ -25,14 +25,14 @@ def sampler_findings(name: str, config: str | None, overrides: list[str]) -> lis
     try:
         options = _options(name, config, overrides)
         with tempfile.TemporaryDirectory(prefix="condensegrpo-") as place:
-            found = trial(configuration(name, options), RunFolder.create(Path(place) / "run"))
+            outcome = trial(configuration(name, options), RunFolder.create(Path(place) / "run"))
     except CondenseError as error:
-        return [problem(area, str(error), "see condensegrpo plugins, and docs/reference/samplers.md")]
-    return _findings(area, found)
+        return [problem(area, str(error), "see condensegrpo plugins and docs/reference/samplers.md")]
+    return _findings(area, outcome)
 
 
 def _options(name: str, config: str | None, overrides: list[str]) -> Mapping[str, Any]:
-    """The options that a configuration gives this sampler; none where it names another."""
+    """The options of this sampler in a configuration; none if it names another sampler."""
     from condensegrpo.config.schema import find_config, load_config
 
     if config is None:
@@ -41,17 +41,18 @@ def _options(name: str, config: str | None, overrides: list[str]) -> Mapping[str
     return sampler.options if sampler.name == name else {}
 
 
-def _findings(area: str, found: "Trial") -> list[Finding]:
-    if not found.moved_enough:
-        text = f"the optimiser step moved its samples by {found.moved:.1e} nats only: nothing is proved"
-        return [problem(area, text, "report this: the trial should move them by far more")]
-    stages = (("as loaded", found.before), ("after an optimiser step", found.after))
-    return [_finding(area, stage, one, found.device) for stage, some in stages for one in some]
+def _findings(area: str, outcome: "Trial") -> list[Finding]:
+    if not outcome.moved_enough:
+        text = f"the optimiser step changed the log-probabilities by {outcome.moved:.1e} nats only: no conclusion"
+        return [problem(area, text, "report this: the change should be far larger")]
+    stages = (("as loaded", outcome.before), ("after an optimiser step", outcome.after))
+    return [_finding(area, stage, parity, outcome.device) for stage, parities in stages for parity in parities]
 
 
-def _finding(area: str, stage: str, one: "Parity", device: str) -> Finding:
+def _finding(area: str, stage: str, parity: "Parity", device: str) -> Finding:
+    sign = "−" if parity.mean_ratio < 1 else "+"
     text = (
-        f"{stage}, temperature {one.temperature:g}: largest difference to the learner {one.largest_gap:.1e} nats, mean "
-        f"ratio 1 {'−' if one.mean_ratio < 1 else '+'} {abs(one.mean_ratio - 1):.1e}, {one.tokens} tokens"
+        f"{stage}, temperature {parity.temperature:g}: largest difference from the learner {parity.largest_gap:.1e} "
+        f"nats, mean ratio 1 {sign} {abs(parity.mean_ratio - 1):.1e}, {parity.tokens} tokens"
     )
-    return ok(area, text) if one.holds(device) else problem(area, text, CURE)
+    return ok(area, text) if parity.holds(device) else problem(area, text, CURE)
