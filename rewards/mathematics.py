@@ -1,8 +1,9 @@
-"""Whether two pieces of mathematics are equal, by math-verify in a process of its own that can be killed.
+"""Whether two mathematical expressions are equal, by math-verify in a worker process that can be killed.
 
-Simplifying an expression may take for ever, and no thread can be stopped: the process answers one pair at a time, ends
-by a signal once that has taken ``SECONDS`` of its CPU time, and the pair counts as unequal. The next pair starts
-another. The limit is CPU time so that a reward does not depend on what else the machine does.
+Simplifying an expression may not terminate, and a thread cannot be stopped. The worker compares one pair at a time; a
+signal ends it when a pair has used ``SECONDS`` of CPU time, the pair counts as unequal, and the next pair starts a new
+worker. CPU time, so that a reward does not depend on the load of the machine. The comparison has no settings, so all
+rewards of a program share one worker. It ends with the program, however that ends: its input closes.
 """
 
 import atexit
@@ -15,13 +16,13 @@ import threading
 import time
 
 SECONDS = 5.0  # of CPU time for one pair
-PATIENCE = 24  # wall-clock seconds for each of them before the process is killed from here
+PATIENCE = 24  # wall-clock seconds per second of CPU time before this process kills the worker
 START_SECONDS = 120.0  # for the process to import sympy
-MAX_CHARS = 2000  # of an expression; a longer one is unequal to anything
+MAX_CHARS = 2000  # of an expression; longer ones are unequal to anything
 
 
 class _Worker:
-    """The process, and one question at a time to it."""
+    """The worker process; compares one pair at a time."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -29,20 +30,20 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the run, which closes it
+            start_new_session=True,  # Ctrl-C reaches the run only, which closes the worker
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-        said = self._line(START_SECONDS)
-        if said is None or json.loads(said) != "ready":
+        reply = self._line(START_SECONDS)
+        if reply is None or json.loads(reply) != "ready":
             self.close()
             raise RuntimeError(
-                f"starting the comparison of mathematics: its process said {said!r} (None: it ended, or did not answer "
-                f"in {START_SECONDS:g} s), wanted 'ready'. Check that math-verify and antlr4-python3-runtime==4.13.2 "
+                f"starting the comparison of mathematics: found the reply {reply!r} of its process (None: it ended, or "
+                f"did not reply within {START_SECONDS:g} s), wanted 'ready'. Check that math-verify and antlr4-python3-runtime==4.13.2 "
                 f"are installed: python -m condensegrpo.rewards.mathematics_worker"
             )
 
     def ask(self, answer: str, truth: str, seconds: float) -> bool | None:
-        """Whether they are equal; None if the process did not say so in ``seconds`` of its CPU time."""
+        """Whether the two are equal; None if the worker did not reply within ``seconds`` of its CPU time."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps([answer, truth, seconds]).encode() + b"\n")
@@ -60,7 +61,7 @@ class _Worker:
                 pipe.close()
 
     def _line(self, seconds: float) -> bytes | None:
-        """The next line that it writes; lines are short and come whole."""
+        """The next line of its output; lines are short."""
         assert self._process.stdout is not None
         deadline, data = time.monotonic() + seconds, b""
         with selectors.DefaultSelector() as selector:
@@ -91,10 +92,10 @@ def equal(answer: str, truth: str, *, seconds: float = SECONDS) -> bool:
     with _lock:
         if _worker is None:
             _worker = _Worker()
-        said = _worker.ask(_clean(answer), _clean(truth), seconds)
-        if said is None:
+        equal_values = _worker.ask(_clean(answer), _clean(truth), seconds)
+        if equal_values is None:
             _stop()
-        return bool(said)
+        return bool(equal_values)
 
 
 def _clean(text: str) -> str:
@@ -108,4 +109,9 @@ def _stop() -> None:
         _worker = None
 
 
-atexit.register(_stop)
+def _stop_in(owner: int) -> None:
+    if os.getpid() == owner:  # the worker belongs to the process that started it, not to its forks
+        _stop()
+
+
+atexit.register(_stop_in, os.getpid())

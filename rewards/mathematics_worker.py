@@ -1,6 +1,6 @@
-"""The process behind ``mathematics.equal``: pairs with their seconds as JSON lines in, true or false out.
+"""The worker process of ``mathematics.equal``: reads pairs and their time limits as JSON lines, writes true or false.
 
-It ends with its input, or by the signal of a timer when a pair has taken its seconds of CPU time.
+It ends when its input closes, or by the signal of a timer when a pair exceeds its limit of CPU time.
 """
 
 import json
@@ -12,25 +12,25 @@ from typing import Any
 from math_verify import parse, verify
 
 MEMORY = 4 << 30  # bytes of address space
-SECONDS = 120  # wall clock of one attempt within math-verify; the timer ends this process long before
+SECONDS = 120  # wall clock limit within math-verify; the timer ends this process long before
 
 
 def main() -> None:
-    """Say that it is ready, after a first pair that loads what is loaded late, then answer."""
+    """Report readiness after a first pair, which triggers late imports, then answer."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    _say("ready" if _equal("\\frac{1}{2}", "0.5") else "broken")
+    _send("ready" if _equal("\\frac{1}{2}", "0.5") else "broken")
     for line in sys.stdin:
         answer, truth, seconds = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, seconds)  # nothing handles its signal, which ends the process
-        said = _equal(answer, truth)
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal is not handled and ends the process
+        result = _equal(answer, truth)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        _say(said)
+        _send(result)
 
 
-def _say(what: object) -> None:
-    sys.stdout.write(json.dumps(what) + "\n")
+def _send(message: object) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 
 
@@ -38,18 +38,18 @@ def _equal(answer: str, truth: str) -> bool:
     try:
         wanted = _parsed(truth)
         return bool(wanted) and bool(verify(wanted, _parsed(answer), timeout_seconds=SECONDS))
-    except (Exception, MemoryError):  # the boundary to sympy, which raises whatever it likes for strange mathematics
+    except (Exception, MemoryError):  # the boundary to sympy, which raises any exception for unusual expressions
         return False
 
 
 def _parsed(text: str) -> list[Any]:
-    """What math-verify makes of a text, which is one expression unless it says itself where the expression is."""
+    """The expressions that math-verify finds in a text; the whole text is one, unless it marks an expression."""
     bare = text.strip()
     marked = "\\boxed" in bare or "$" in bare or "\\(" in bare or "\\[" in bare
-    found: list[Any] = parse(
+    expressions: list[Any] = parse(
         bare if marked else f"\\boxed{{{bare}}}", parsing_timeout=SECONDS, fallback_mode="no_fallback"
     )
-    return found or list(parse(bare, parsing_timeout=SECONDS))
+    return expressions or list(parse(bare, parsing_timeout=SECONDS))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Whether code passes a problem's tests, in the sandbox: a verdict from values, never from exit codes or prints."""
+"""Whether code passes the tests of a problem, in the sandbox. Compares values, never exit codes or printed text."""
 
 import re
 
@@ -7,7 +7,7 @@ from condensegrpo.sandbox.grade import grade_now
 from condensegrpo.sandbox.result import CallOutcome
 from condensegrpo.sandbox.sandbox import Sandbox
 
-MAX_CODE = 100_000  # characters of an answer's code; more fails
+MAX_CODE = 100_000  # characters of an answer's code; longer code fails
 
 _FENCED = re.compile(r"^[ \t]*```(?:python|py)?[ \t\r]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE | re.IGNORECASE)
 
@@ -16,8 +16,8 @@ def passes_tests(answer: str, problem: Problem, sandbox: Sandbox) -> bool:
     """Whether an answer's code passes every test of ``problem.data``: ``tests``, ``test_setup``, ``entry``.
 
     Raises:
-        SandboxError: no sandbox holds on this machine.
-        RuntimeError: the sandbox failed, so that nothing is known of the code.
+        SandboxError: no isolation backend works on this machine.
+        RuntimeError: the sandbox itself failed, so the verdict is unknown.
     """
     code = code_of(answer)
     if len(code) > MAX_CODE:
@@ -32,6 +32,6 @@ def passes_tests(answer: str, problem: Problem, sandbox: Sandbox) -> bool:
 
 
 def code_of(answer: str) -> str:
-    """The code of an answer: its last fenced block of Python, or all of it if it has none."""
-    found = _FENCED.findall(answer)
-    return str(found[-1]) if found else answer
+    """The code of an answer: its last fenced Python block, or the whole answer if it has none."""
+    blocks = _FENCED.findall(answer)
+    return str(blocks[-1]) if blocks else answer

@@ -1,6 +1,6 @@
-"""Code that means to pass tests without doing what they ask. Run like ``hostile.py``, also by another Python as nobody.
+"""Code that tries to pass tests without doing what they ask. Run like ``hostile.py``, also by another Python as nobody.
 
-As a program: ``python forgeries.py RUNG`` prints every verdict, as JSON.
+As a program: ``python forgeries.py ISOLATION`` prints every verdict, as JSON.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from condensegrpo.sandbox.sandbox import Sandbox
 SECONDS = 2.0
 LIMITS = SandboxLimits(seconds=SECONDS, memory_mib=256)
 TESTS = ("assert add(1, 2) == 3", "assert add([1], [2]) == [1, 2]", "assert add('a', 'b') == 'ab'")
-# for code that speaks on the channel itself
+# for code that uses the channel itself
 TALK = """
         import json, os, struct
         def say(message):
@@ -79,7 +79,7 @@ FORGERIES = {
         body = b'{"value": ' + b'["list",[' * 100000 + b']]' * 100000 + b'}'
         os.write(3, struct.pack('>Q', len(body)) + body)
     """,
-    "asserts made to hold everywhere": """
+    "asserts disabled in every module": """
         import builtins
         builtins.AssertionError = type('Quiet', (), {})
         builtins.compile = builtins.exec = builtins.isinstance = lambda *a, **k: True
@@ -120,24 +120,25 @@ FORGERIES = {
         def add(a, b): return None
         del __builtins__
     """,
-    "a judge's name of the code's own": "class AssertionError(Exception): pass\ndef add(a, b): pass",
-    "nothing at all": "",
-    "no Python": "def add(a, b: return",
+    "a builtin exception redefined by the code": "class AssertionError(Exception): pass\ndef add(a, b): pass",
+    "empty code": "",
+    "a syntax error": "def add(a, b: return",
     "a loop": "def add(a, b):\n  while True: pass",
     "a loop before the functions": "while True: pass",
     "arguments emptied": "def add(a, b):\n  for one in (a, b):\n    if hasattr(one, 'clear'): one.clear()",
-    "an exception of the judge's": "def add(a, b): raise type('Lost', (Exception,), {})('x')",
-    "a first word of another form": TALK + "say([1]); os._exit(0)",
-    "a first word that fills the memory": TALK
+    "an exception named like one of the judge": "def add(a, b): raise type('ConnectionLost', (Exception,), {})('x')",
+    "a first message of another form": TALK + "say([1]); os._exit(0)",
+    "a first message that fills the memory": TALK
     + """
         body = b'[' + b'[],' * 5_000_000 + b'[]]'
         rest = struct.pack('>Q', len(body)) + body
         while rest: rest = rest[os.write(3, rest):]
     """,
-    "answers that raise what ends the judge": TALK
+    "answers that raise exceptions that would end the judge": TALK
     + """
         say({"loaded": True})
-        for kind in ("SystemExit", "KeyboardInterrupt", "GeneratorExit", "Lost", "MemoryError", "StopIteration") * 3:
+        kinds = "SystemExit KeyboardInterrupt GeneratorExit ConnectionLost MemoryError StopIteration".split()
+        for kind in kinds * 3:
             hear(); say({"error": [kind, "0"]})
     """,
     "handles in place of arguments": TALK
@@ -146,12 +147,12 @@ FORGERIES = {
         for n in range(1000):
             hear(); say({"value": ["handle", n], "changed": {"0": ["handle", 5], "1": ["handle", 5]}})
     """,
-    "numbers that take for ever to compare": """
+    "numbers that take forever to compare": """
         from decimal import Decimal
         def add(a, b): return Decimal('1e999999999')
     """,
     "a number that is no number": "def add(a, b): return float('nan')",
-    "an object that is everything asked of it": """
+    "an object that answers yes to every operation": """
         class Any:
             def __getattr__(self, name): return lambda *a, **k: True
             def __eq__(self, other): return True
@@ -161,7 +162,7 @@ FORGERIES = {
             def __iter__(self): return iter(())
         def add(a, b): return Any()
     """,
-    "the judge's own names on the stack": """
+    "the judge's functions replaced in every module": """
         import sys
         def add(a, b):
             for module in list(sys.modules.values()):
@@ -192,19 +193,19 @@ FORGERIES = {
 
 # what only passes if a test can be fooled: code, test
 FOOLED = {
-    "a loop of the test's ended by StopIteration": (
+    "a loop of the test ended by StopIteration": (
         "def f(x): raise StopIteration",
         "assert all(map(f, [1, 2]))",
     ),
-    "a list of the test's ended by StopIteration": (
+    "a list of the test ended by StopIteration": (
         "def f(x): raise StopIteration",
         "assert list(map(f, [1, 2])) == []",
     ),
-    "a module of the library in the code's own version": (
+    "a module of the library redefined by the code": (
         "class sys: getsizeof = lambda x: 0\ndef f(x): return 0",
         "assert f((1, 2)) == sys.getsizeof((1, 2))",
     ),
-    "a class of the library in the code's own version": (
+    "a class of the library redefined by the code": (
         "def Counter(x): return 0\ndef f(x): return 0",
         "assert f('aab') == Counter('aab')",
     ),
@@ -225,7 +226,7 @@ FOOLED = {
         "class S(str):\n  def __eq__(self, other): return True\n  __hash__ = str.__hash__\ndef f(x): return S('no')",
         "assert f(1) == 'yes'",
     ),
-    "one of Python's own in the code's own version": (
+    "a builtin function redefined by the code": (
         "def sorted(x): return []\ndef f(x): return []\nimport builtins\nbuiltins.sorted = sorted",
         "assert f([2, 1]) == sorted([2, 1])",
     ),

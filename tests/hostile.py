@@ -1,6 +1,6 @@
-"""Code that means harm, for the sandbox to survive. Standard library only: also run by another Python, as nobody.
+"""Hostile code that the sandbox must survive. Standard library only: also run by another Python, as nobody.
 
-As a program: ``python hostile.py RUNG`` prints what became of each input, as JSON.
+As a program: ``python hostile.py ISOLATION`` prints the result of each input, as JSON.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ SLEEP = "987.25"  # an argument of a process
 
 @dataclass(frozen=True)
 class Hostile:
-    """One input, and what must become of it."""
+    """One input and its required result."""
 
     code: str
     outcomes: tuple[str, ...] = ("finished",)  # any of these
     stdout: str | None = None  # exactly; None: anything but ESCAPED
-    stderr: str = ""  # within it
+    stderr: str = ""  # contained in it
 
 
 INPUTS = {
@@ -45,7 +45,7 @@ INPUTS = {
         ("finished", "failed"),
     ),
     "1 TB allocation": Hostile("bytearray(1 << 40)", ("failed",), stderr="MemoryError"),
-    "memory, bit by bit": Hostile("x = []\nwhile True: x.append(bytearray(1 << 20))", ("failed", "memory", "timeout")),
+    "many small allocations": Hostile("x = []\nwhile True: x.append(bytearray(1 << 20))", ("failed", "memory", "timeout")),
     "memory shared between many": Hostile(
         "import os, time\nfor _ in range(8):\n  if os.fork() == 0: x = bytearray(b'x' * (90 << 20)); time.sleep(60)\n"
         "time.sleep(60)",
@@ -67,10 +67,10 @@ INPUTS = {
     "one large file": Hostile("with open('x', 'wb') as f:\n  while True: f.write(bytes(1 << 20))", ("failed",)),
     "sparse file": Hostile("open('x', 'wb').truncate(1 << 40)", ("failed",)),
     "a million small files": Hostile("for n in range(10**6): open(str(n), 'w').close()", ("failed", "disk")),
-    "a tree without end": Hostile("import os\nwhile True: os.mkdir('d'); os.chdir('d')", ("failed", "disk")),
+    "endlessly nested folders": Hostile("import os\nwhile True: os.mkdir('d'); os.chdir('d')", ("failed", "disk")),
     "output flood": Hostile("while True: print('x' * 1000)", ("timeout",)),
     "flood of stderr": Hostile("import os\nwhile True: os.write(2, b'x' * 65536)", ("timeout",)),
-    "bytes that are no UTF-8": Hostile("import os; os.write(1, b'a\\xff\\xfeb')", stdout="a��b"),
+    "bytes that are not UTF-8": Hostile("import os; os.write(1, b'a\\xff\\xfeb')", stdout="a��b"),
     "terminal escapes": Hostile("print('\\x1b[31m\\x07\\x00red\\x9b')", stdout="\\x1b[31m\\x07\\x00red\\x9b\n"),
     "os._exit(0)": Hostile("import os; print('a'); os._exit(0)", stdout="a\n"),
     "sys.exit(0)": Hostile("import sys; sys.exit(0)"),
@@ -80,7 +80,7 @@ INPUTS = {
     "abort": Hostile("import os; os.abort()", ("killed",)),
     "stopping itself": Hostile("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", ("finished", "timeout")),
     "deep recursion": Hostile("def f(): f()\nf()", ("failed",), stderr="RecursionError"),
-    "recursion without a bound": Hostile(
+    "unlimited recursion": Hostile(
         "import sys\nsys.setrecursionlimit(10**9)\nclass A:\n  def __getattr__(self, name): return repr(self.x)\n"
         "  __repr__ = lambda self: self.y\nrepr(A())",
         ("killed", "failed", "memory", "timeout"),
@@ -89,7 +89,7 @@ INPUTS = {
     "NUL bytes in the source": Hostile("print(1)\0", ("failed",), stderr="null bytes"),
     "a lone surrogate in the source": Hostile("print('\ud800')", ("failed",), stderr="surrogates"),
     "source nested 10,000 deep": Hostile("(" * 10_000 + ")" * 10_000, ("failed", "killed")),
-    "no source at all": Hostile(""),
+    "empty source": Hostile(""),
     "a symbolic link out of the folder": Hostile(
         "import os\nos.symlink('/etc/passwd', 'x')\nprint('ESCAPED', open('x').read())", ("failed",)
     ),
@@ -145,7 +145,7 @@ INPUTS = {
         "print([name for name, result in calls.items() if result != -1])",
         stdout="[]\n",
     ),
-    "signals by way of a descriptor": Hostile(
+    "signals through a descriptor": Hostile(
         "import fcntl, os, signal\nr, w = os.pipe()\nfcntl.fcntl(r, 10, signal.SIGKILL)\nprint('ESCAPED')", ("failed",)
     ),
     "pip install": Hostile(
@@ -158,11 +158,11 @@ INPUTS = {
         "for name in ('sitecustomize.py', 'usercustomize.py', 'conftest.py', 'json.py'):\n"
         "  open(name, 'w').write('print(\"ESCAPED\")')\nimport builtins, json\nbuiltins.print = None\njson.dumps = None"
     ),
-    "files in folders that all share": Hostile(
+    "files in shared folders": Hostile(
         f"for folder in ('/tmp', '/var/tmp', '/dev/shm', '/run/lock', '/'):\n"
         f"  try: open(folder + '/{MARK}', 'w').close()\n  except OSError: pass"
     ),
-    "a folder that cannot be entered": Hostile(
+    "a folder without permissions": Hostile(
         "import os\nos.makedirs('a/b')\nos.mkdir('a/c', 0)\nos.umask(0o777)\nos.mkdir('d')\nos.mkdir('a/b/e')"
     ),
     "a link out of the folder, written to": Hostile(
@@ -172,10 +172,10 @@ INPUTS = {
         f"import subprocess\nsubprocess.Popen(['sleep', '{SLEEP}'], start_new_session=True, stdout=-3, stderr=-3)",
         ("finished", "failed"),
     ),
-    "exit handlers that do not end": Hostile(
+    "endless exit handlers": Hostile(
         "import atexit, time\natexit.register(time.sleep, 60)", ("timeout",)
     ),
-    "a thread that outlives the rest": Hostile(
+    "a thread that runs on": Hostile(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()", ("timeout",)
     ),
 }  # fmt: skip

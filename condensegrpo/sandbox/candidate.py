@@ -65,7 +65,7 @@ def _answer(request: Mapping[str, Any], names: Mapping[str, object], held: _Held
                 return {"error": ["NameError", f"name {request['name']!r} is not defined"]}
             return {"value": values.encode(names[request["name"]], held.hold)}
         before = request["arguments"]
-        arguments = [values.decode(argument, held.find) for argument in before]
+        arguments: list[Any] = [values.decode(argument, held.find) for argument in before]
         options = {name: values.decode(value, held.find) for name, value in request["options"].items()}
         function = OPERATIONS.get(request["function"]) or arguments.pop(0)
         value = values.encode(function(*arguments, **options), held.hold)

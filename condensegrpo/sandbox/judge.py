@@ -1,7 +1,7 @@
-"""The process that judges: runs the tests, and has the candidate do the calls. No code under judgement ever runs here.
+"""The process of the tests: runs them, and calls the code under test in another process. That code never runs here.
 
     candidate  ◀── call "add" on [1, 2] ──  judge    assert add(1, 2) == 3
-            ──      the value 3       ─▶          3 == 3, in this process, between plain values: passed
+               ──      the value 3       ─▶          3 == 3, in this process, between plain values: passed
 
 Standard library only.
 """
@@ -20,57 +20,57 @@ from typing import Any, TypeVar
 from condensegrpo.sandbox import values, wire
 
 T = TypeVar("T", int, bool, str)
-MOST = 16 << 20  # bytes of one answer
+MAX_ANSWER = 16 << 20  # bytes
 _RAISED = {
     name: kind for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, Exception)
 }
 
 
 class Raised(Exception):
-    """The candidate raised what is no exception of Python's own."""
+    """The candidate raised an exception that is not one of Python's own."""
 
 
 class Unsupported(Exception):
-    """The tests ask for what cannot cross between the two processes."""
+    """The tests pass a value that cannot be sent to the candidate."""
 
 
 def judge(request: Mapping[str, Any], channel: int, records: int) -> int:
-    """Run the tests of a request one by one and write a record for each; the exit status, which means nothing."""
+    """Run the tests of a request one by one and write a record for each; the exit status, which has no meaning."""
     link = _Link(channel)
     nonce = request["nonce"]
     modules = _modules([request["setup"], *request["tests"]]).difference(request["entry"])
-    space = _Names(link, request["entry"], modules)
-    why = _unloaded(channel) or _run(request["setup"], space, "the set-up of the tests")
-    for place, test in enumerate(request["tests"]):
-        found = why or _run(test, space, f"test {place}")
-        os.write(records, f"{nonce} {json.dumps([place, found is None, (found or '')[:1000]])}\n".encode())
+    names = _Names(link, request["entry"], modules)
+    failure = _load_failure(channel) or _run(request["setup"], names, "the set-up of the tests")
+    for index, test in enumerate(request["tests"]):
+        reason = failure or _run(test, names, f"test {index}")
+        os.write(records, f"{nonce} {json.dumps([index, reason is None, (reason or '')[:1000]])}\n".encode())
     return 0
 
 
 def _modules(texts: Collection[str]) -> set[str]:
-    """The modules of Python's library that texts take something from: ``sys`` of ``sys.maxsize``."""
+    """The modules of Python's library whose attributes the texts use: ``sys`` in ``sys.maxsize``."""
     trees = []
     for text in texts:
-        with suppress(SyntaxError, ValueError):  # its test will say so
+        with suppress(SyntaxError, ValueError):  # reported when its test runs
             trees.append(ast.parse(text))
     parts = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute))
     return {part.value.id for part in parts if isinstance(part.value, ast.Name)} & sys.stdlib_module_names
 
 
-def _unloaded(channel: int) -> str | None:
-    """Why the code is not ready to be called, by its own word; None: it is."""
+def _load_failure(channel: int) -> str | None:
+    """Why the code cannot be called, as its process reports; None if it can."""
     try:
-        word = wire.receive(channel, most=MOST)
-        loaded = isinstance(word, dict) and word.get("loaded") is True
+        report = wire.receive(channel, most=MAX_ANSWER)
+        loaded = isinstance(report, dict) and report.get("loaded") is True
     except (wire.ConnectionLost, MemoryError) as error:
         return f"the process of the code ended: {error}"
     return None if loaded else "the code did not run to its end"
 
 
-def _run(code: str, space: dict[str, Any], name: str) -> str | None:
-    """Why a piece of the tests failed; None: it did not."""
+def _run(code: str, names: dict[str, object], title: str) -> str | None:
+    """Why a piece of the tests failed; None if it passed."""
     try:
-        exec(compile(code, name, "exec", dont_inherit=True), space)
+        exec(compile(code, title, "exec", dont_inherit=True), names)
     except wire.ConnectionLost as error:
         return f"the process of the code ended: {error}"
     except BaseException as error:  # the boundary: a test fails by raising anything
@@ -78,11 +78,11 @@ def _run(code: str, space: dict[str, Any], name: str) -> str | None:
     return None
 
 
-class _Names(dict[str, Any]):
-    """The global names of the tests: their own, Python's, its library's modules, and for the rest the candidate's.
+class _Names(dict[str, object]):
+    """The globals of the tests: their own, the builtins, modules of the library, and otherwise the candidate's.
 
-    Where the names under test are given, those alone are the candidate's: else a ``Counter`` that the tests forgot to
-    import would be whatever the code calls so.
+    With ``entry``, the names under test, only these come from the candidate: otherwise a ``Counter`` that the tests
+    forgot to import would be whatever the code calls ``Counter``.
     """
 
     def __init__(self, link: "_Link", entry: Collection[str], modules: Collection[str]) -> None:
@@ -91,18 +91,17 @@ class _Names(dict[str, Any]):
         self._entry = frozenset(entry)
         self._modules = frozenset(modules)
 
-    def __missing__(self, name: str) -> Any:  # noqa: ANN401  whatever the code called so
+    def __missing__(self, name: str) -> object:
         if name not in self._entry:
             if hasattr(builtins, name):
-                raise KeyError(name)  # Python then finds it
+                raise KeyError(name)  # Python then looks it up in the builtins
             if name in self._modules:
                 self[name] = importlib.import_module(name)
                 return self[name]
             if self._entry:
                 raise NameError(f"name {name!r} is not defined: under test are {', '.join(sorted(self._entry))}")
-        value = self._link.name(name)
-        self[name] = value
-        return value
+        self[name] = self._link.name(name)
+        return self[name]
 
 
 class _Link:
@@ -112,12 +111,12 @@ class _Link:
         self._channel = channel
         self._remotes: dict[int, Remote] = {}
 
-    def name(self, name: str) -> Any:  # noqa: ANN401  anything a candidate holds
+    def name(self, name: str) -> object:
         """The candidate's global of this name."""
         return self._ask({"name": name}, ())
 
-    def apply(self, function: str, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401  anything a candidate holds
-        """What an operation of the candidate gives; arguments that it changed in place are changed here too."""
+    def apply(self, function: str, *arguments: object, **options: object) -> object:
+        """The result of an operation of the candidate; arguments that it changed in place are changed here too."""
         request = {
             "function": function,
             "arguments": [values.encode(argument, _handle) for argument in arguments],
@@ -125,26 +124,24 @@ class _Link:
         }
         return self._ask(request, arguments[1:] if function == "call" else arguments)
 
-    def _ask(self, request: Mapping[str, Any], arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401  anything a candidate holds
+    def _ask(self, request: Mapping[str, object], arguments: tuple[object, ...]) -> object:
         wire.send(self._channel, request)
-        answer = wire.receive(self._channel, most=MOST)
+        answer = wire.receive(self._channel, most=MAX_ANSWER)
         if not isinstance(answer, dict):
-            raise wire.ConnectionLost("an answer is no object")
+            raise wire.ConnectionLost(f"an answer is a {type(answer).__name__}, wanted an object")
         try:
             if "error" in answer:
                 kind, text = map(str, answer["error"])
                 if kind == "StopIteration" and request.get("function") != "next":
-                    kind = (
-                        "a StopIteration of the code's"  # which would end a loop of the tests, such as all(map(f, …))
-                    )
+                    kind = "a StopIteration of the code's"  # as itself it would end a loop of the tests
                 raise _RAISED.get(kind, Raised)(text if kind in _RAISED else f"{kind}: {text}")
-            for place, data in answer.get("changed", {}).items():
-                _replace(arguments[int(place)], values.decode(data, self._find))
+            for index, data in answer.get("changed", {}).items():
+                _replace(arguments[int(index)], values.decode(data, self._find))
             return values.decode(answer["value"], self._find)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             if "error" in answer:
                 raise
-            raise wire.ConnectionLost(f"an answer is not of the agreed form: {error}") from error
+            raise wire.ConnectionLost(f"an answer violates the protocol: {error}") from error
 
     def _find(self, number: int) -> "Remote":
         if not isinstance(number, int):
@@ -153,35 +150,36 @@ class _Link:
 
 
 class Remote:
-    """An object of the candidate. It equals itself only: the code under judgement has no say in comparisons."""
+    """A proxy for an object of the candidate. It equals itself only: the code does not decide comparisons."""
 
     __slots__ = ("_link", "_number")
+    _link: _Link
+    _number: int
 
     def __init__(self, link: _Link, number: int) -> None:
         object.__setattr__(self, "_link", link)
         object.__setattr__(self, "_number", number)
 
-    def __call__(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401, D102  as its candidate says
+    def __call__(self, *arguments: object, **options: object) -> object:  # noqa: D102  as the candidate's object
         return self._link.apply("call", self, *arguments, **options)
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  anything a candidate holds
+    def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
         return self._link.apply("get", self, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401  anything a candidate holds
+    def __setattr__(self, name: str, value: object) -> None:
         self._link.apply("set", self, name, value)
 
-    def __getitem__(self, key: Any) -> Any:  # noqa: ANN401  anything a candidate holds
+    def __getitem__(self, key: object) -> object:
         return self._link.apply("item", self, key)
 
-    def __setitem__(self, key: Any, value: Any) -> None:  # noqa: ANN401  anything a candidate holds
+    def __setitem__(self, key: object, value: object) -> None:
         self._link.apply("set_item", self, key, value)
 
-    def __contains__(self, value: Any) -> bool:  # noqa: ANN401  anything a candidate holds
-        return any(
-            found is value or found == value for found in self
-        )  # asked outright, the code would know what to say
+    def __contains__(self, value: object) -> bool:
+        # compared here: the __contains__ of the code under test could always answer yes
+        return any(item is value or item == value for item in self)
 
     def __len__(self) -> int:
         return _exactly(int, self._link.apply("len", self))
@@ -189,7 +187,7 @@ class Remote:
     def __bool__(self) -> bool:
         return _exactly(bool, self._link.apply("bool", self))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         iterator = self._link.apply("iter", self)
         for _ in itertools.count():
             try:
@@ -207,19 +205,19 @@ class Remote:
 
 def _exactly(kind: type[T], value: object) -> T:
     if type(value) is not kind:
-        raise TypeError(f"the code gave {type(value).__name__} where Python wants {kind.__name__}")
+        raise TypeError(f"the code returned {type(value).__name__} where Python wants {kind.__name__}")
     return kind(value)
 
 
 def _handle(value: object) -> int:
     if not isinstance(value, Remote):
-        raise Unsupported(f"the tests hand over {type(value).__name__}, and only plain values can be handed over")
+        raise Unsupported(f"the tests pass a value of type {type(value).__name__}, only plain values can be passed")
     number: int = object.__getattribute__(value, "_number")
     return number
 
 
-def _replace(old: Any, new: Any) -> None:  # noqa: ANN401  anything a candidate holds
-    """Make a container hold what another of its kind holds."""
+def _replace(old: Any, new: Any) -> None:  # noqa: ANN401  containers of any type
+    """Replace the contents of a mutable container by those of another one of its type."""
     if type(old) is not type(new):
         raise ValueError(f"an argument became {type(new).__name__} from {type(old).__name__}")
     old.clear()

@@ -13,16 +13,16 @@ from fractions import Fraction
 from typing import Any
 
 Hold = Callable[[object], int]  # the handle of an object; raises TypeError if it cannot have one
-Find = Callable[[int], Any]
+Find = Callable[[int], object]
 
 _SMALL = 1 << 53  # JSON readers may turn larger integers into floats, and Python refuses to parse very long ones
-_SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {
+_SEQUENCES: dict[str, Callable[[Iterable[object]], object]] = {
     "list": list,
     "tuple": tuple,
     "set": set,
     "frozenset": frozenset,
 }
-_MAPPINGS: dict[str, Callable[[Iterable[Any]], Any]] = {
+_MAPPINGS: dict[str, Callable[[Iterable[tuple[object, Any]]], object]] = {
     "dict": dict,
     "OrderedDict": OrderedDict,
     "Counter": lambda pairs: Counter(dict(pairs)),
@@ -31,7 +31,7 @@ _TYPES = {
     kind.__name__: kind
     for kind in (bool, bytearray, bytes, complex, dict, float, frozenset, int, list, range, set, str, tuple)
 }
-_ATOMS: dict[str, Callable[..., Any]] = {
+_ATOMS: dict[str, Callable[..., object]] = {
     "int": lambda text: int(text, 16),
     "float": float.fromhex,
     "complex": lambda real, imaginary: complex(float.fromhex(real), float.fromhex(imaginary)),
@@ -63,7 +63,7 @@ def encode(value: object, hold: Hold) -> object:
     return ["handle", hold(value)]
 
 
-def decode(data: Any, find: Find) -> Any:  # noqa: ANN401  any plain value
+def decode(data: object, find: Find) -> object:
     """The value of a JSON form.
 
     Raises:
@@ -71,6 +71,8 @@ def decode(data: Any, find: Find) -> Any:  # noqa: ANN401  any plain value
     """
     if data is None or isinstance(data, bool | int | str):
         return data
+    if not isinstance(data, list):
+        raise ValueError(f"decoding a value: found {type(data).__name__}, wanted a list")
     try:
         name, *rest = data
         if name in _SEQUENCES:

@@ -20,7 +20,7 @@ class Python:
                 above it: that one includes the time that a call waits for other calls.
 
         Raises:
-            SandboxError: no sandbox holds on this machine.
+            SandboxError: no isolation backend works on this machine.
         """
         self._seconds = seconds
         self._sandbox = sandbox
@@ -33,7 +33,7 @@ class Python:
             code: Python source. Print what you need to know.
 
         Returns:
-            What the code printed.
+            The output of the code.
         """
         result = await self._sandbox.run_python(code, seconds=self._seconds)
         if result.outcome is not CallOutcome.FINISHED:
@@ -42,10 +42,7 @@ class Python:
 
 
 def _fault(result: CallResult) -> str:
-    said = "\n".join(text.strip() for text in (result.stdout, result.stderr) if text.strip())
-    how = (
-        ""
-        if result.outcome is CallOutcome.FAILED and said
-        else f"the code was ended ({result.outcome}) {result.detail}".strip()
-    )
-    return "\n".join(filter(None, (how, said)))
+    output = "\n".join(text.strip() for text in (result.stdout, result.stderr) if text.strip())
+    if result.outcome is CallOutcome.FAILED and output:
+        return output
+    return f"the code was stopped ({result.outcome}) {result.detail}".strip() + (f"\n{output}" if output else "")
