@@ -38,8 +38,8 @@ class _Worker:
             self.close()
             raise RuntimeError(
                 f"starting the comparison of mathematics: found the reply {reply!r} of its process (None: it ended, or "
-                f"did not reply within {START_SECONDS:g} s), wanted 'ready'. Check that math-verify and antlr4-python3-runtime==4.13.2 "
-                f"are installed: python -m condensegrpo.rewards.mathematics_worker"
+                f"did not reply within {START_SECONDS:g} s), wanted 'ready'. Check that math-verify and "
+                f"antlr4-python3-runtime==4.13.2 are installed: python -m condensegrpo.rewards.mathematics_worker"
             )
 
     def ask(self, answer: str, truth: str, seconds: float) -> bool | None:

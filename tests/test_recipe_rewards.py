@@ -225,6 +225,18 @@ def test_mathematics_has_its_seconds_of_the_cpu_however_long_it_waits_for_one() 
     assert mathematics._worker is worker
 
 
+def test_a_fork_of_the_program_does_not_stop_its_comparison_of_mathematics() -> None:
+    assert equal("1/2", "0.5") is True
+    worker, owner = mathematics._worker, os.getpid()
+    assert worker is not None
+    if (child := os.fork()) == 0:
+        mathematics._stop_in(owner)  # what its exit calls
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert equal("1/3", r"\frac{2}{6}") is True
+    assert mathematics._worker is worker
+
+
 @pytest.mark.parametrize(
     ("answer", "passes"),
     [
