@@ -2,7 +2,7 @@
 
     python benchmarks/sandbox.py [ISOLATION]
 
-Wall clock beside the CPU time of the calls themselves; on a machine that does other work the first is the worse one.
+Wall clock beside the CPU time of the calls themselves; on a busy machine the wall clock is the less reliable figure.
 """
 
 import asyncio

@@ -1,6 +1,7 @@
 """The current resource usage of the processes of a call, read from /proc. Standard library only."""
 
 import os
+from contextlib import suppress
 from typing import NamedTuple
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -38,15 +39,12 @@ def of_folder(folder: str, *, files: int) -> tuple[int, int]:
     total = entries = 0
     waiting = [folder]
     while waiting and entries <= files:
-        try:
-            with os.scandir(waiting.pop()) as entries_here:
-                for entry in entries_here:
-                    entries += 1
-                    total += entry.stat(follow_symlinks=False).st_blocks * 512
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
-        except OSError:
-            continue  # it was removed, or its path is too long
+        with suppress(OSError), os.scandir(waiting.pop()) as content:  # removed meanwhile, or its path is too long
+            for entry in content:
+                entries += 1
+                total += entry.stat(follow_symlinks=False).st_blocks * 512
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
     return total, entries
 
 
