@@ -9,19 +9,17 @@ round trip. Text is a view; only a prompt that a condenser rewrote is made from 
 """
 
 import itertools
-import json
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jinja2 import TemplateError
-
 from condensegrpo.core.errors import ConfigError, RolloutError
-from condensegrpo.core.messages import Message, ToolCall
-from condensegrpo.rollout.toolformats import parsed_arguments
+from condensegrpo.core.messages import Message
+from condensegrpo.rollout.chat_template import ChatTemplate
+from condensegrpo.rollout.encoding import TextEncoder, unused_characters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -66,10 +64,8 @@ class Renderer:
                 "a chat_template.jinja beside its tokenizer.json."
             )
         self._tokenizer = tokenizer
-        self._tools = [dict(tool) for tool in tools]
-        self._tool_text = json.dumps(self._tools, ensure_ascii=False, default=str)
-        self._options = dict(template_options or {})
-        self._encoder = _Encoder(tokenizer)
+        self._encoder = TextEncoder(tokenizer)
+        self._template = ChatTemplate(tokenizer, self._encoder, tools=tools, options=template_options or {})
         # a condensed prompt is counted and then rendered, with the counts of other episodes in between; counts
         # of units come back in every turn of an episode
         self._prompt = lru_cache(maxsize=512)(self._rendered)
@@ -103,13 +99,13 @@ class Renderer:
         For reading, never to be sampled from: the text is tokenised in pieces, so that ids at the borders of a message
         may be others than in ``prompt``. What the template leaves out of a message has no place.
         """
-        marker, left, right = itertools.islice(self._unused(messages), 3)
+        marker, left, right = itertools.islice(self._template.unused(messages), 3)
         framed = [
             replace(one, content=f"{left}{2 * index}{right}{one.content}{left}{2 * index + 1}{right}", tool_calls=())
             for index, one in enumerate(messages)
         ]
         # text and numbers of frames in turn: text, 0, text, 1, text, …
-        pieces = re.split(f"{left}([0-9]+){right}", self._templated(framed, marker))
+        pieces = re.split(f"{left}([0-9]+){right}", self._template.render(framed, marker))
         ids, at = list(self._piece(pieces[0], marker)), dict[int, int]()
         for number, text in zip(pieces[1::2], pieces[2::2], strict=True):
             at[int(number)] = len(ids)
@@ -140,9 +136,9 @@ class Renderer:
             observations: what answered it.
             output_ids: (A,) as sampled.
         """
-        marker, sentinel = itertools.islice(self._unused((*context, reply, *observations)), 2)
+        marker, sentinel = itertools.islice(self._template.unused((*context, reply, *observations)), 2)
         stand_in = replace(reply, content=sentinel, tool_calls=())
-        text = self._templated((*context, stand_in, *observations), marker)
+        text = self._template.render((*context, stand_in, *observations), marker)
         tail = _after(text, sentinel)
         if output_ids and output_ids[-1] in self.stop_ids:
             ids = self._encoder.encode(tail.lstrip(), marker)
@@ -162,29 +158,30 @@ class Renderer:
         if not replies:
             return True
         context, reply, observations = messages[: replies[-1]], messages[replies[-1]], messages[replies[-1] + 1 :]
-        marker, end = itertools.islice(self._unused(messages), 2)
-        before = self._templated(context, marker)
+        marker, end = itertools.islice(self._template.unused(messages), 2)
+        before = self._template.render(context, marker)
         marked = replace(reply, content=reply.content + end, tool_calls=())
-        shown, found, _ = self._templated((*context, marked, *observations), marker).partition(end)
+        shown, found, _ = self._template.render((*context, marked, *observations), marker).partition(end)
         said = self._encoder.escape(reply.content, marker)
         return bool(found) and shown.startswith(before) and shown[len(before) :].strip() == said.strip()
 
-    def check_roles(self, head: Sequence[Message], result: Message) -> None:
+    def check_roles(self, pinned: Sequence[Message], result: Message) -> None:
         """Check, before anything is sampled, that a conversation in which a tool is called can be shown.
 
         Args:
-            head: system message and question of some problem.
+            pinned: system message and question of some problem.
             result: of a tool, as the tool format writes it.
 
         Raises:
             ConfigError: the chat template refuses the roles, or shows no result.
         """
         called = Message(role="assistant", content="calling")
-        marker = next(self._unused((*head, called, result)))
+        marker = next(self._template.unused((*pinned, called, result)))
         cure = " Set rollout.tool_format=tagged: its results are user messages." if result.role == "tool" else ""
         try:
             texts = {
-                self._templated((*head, called, replace(result, content=content)), marker) for content in ("1", "2")
+                self._template.render((*pinned, called, replace(result, content=content)), marker)
+                for content in ("1", "2")
             }
         except RolloutError as error:
             raise ConfigError(f"checking how tools are shown: {error}{cure}") from error
@@ -202,7 +199,7 @@ class Renderer:
 
     def text_ids(self, text: str) -> tuple[int, ...]:
         """The ids of a text as a policy could say it, with nothing before or behind."""
-        marker = next(_unused_characters((text,)))
+        marker = next(unused_characters((text,)))
         return self._encoder.encode(self._encoder.escape(text, marker), marker)
 
     def reply_ids(self, text: str) -> tuple[int, ...]:
@@ -211,123 +208,19 @@ class Renderer:
 
     def _rendered(self, messages: tuple[Message, ...]) -> "array[int]":
         """The prompt as an array: four bytes an id, where a tuple of numbers takes nine times as many."""
-        marker = next(self._unused(messages))
-        return array("I", self._encoder.encode(self._templated(messages, marker), marker))
+        marker = next(self._template.unused(messages))
+        return array("I", self._encoder.encode(self._template.render(messages, marker), marker))
 
     def _counted(self, messages: tuple[Message, ...]) -> int:
         return len(self._prompt(messages))
 
-    def _unused(self, messages: Sequence[Message]) -> Iterator[str]:
-        return _unused_characters((self._tool_text, *(text for message in messages for text in _texts(message))))
-
-    def _templated(self, messages: Sequence[Message], marker: str, *, generation_prompt: bool = True) -> str:
-        """The template's text, in which the marker breaks up every special token that is not the template's own."""
-        try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    [self._entry(message, marker) for message in messages],
-                    tools=self._tools or None,
-                    add_generation_prompt=generation_prompt,
-                    tokenize=False,
-                    **self._options,
-                )
-            )
-        except TemplateError as error:
-            roles = ", ".join(message.role for message in messages)
-            raise RolloutError(
-                f"rendering {len(messages)} messages ({roles}): the chat template refuses them: {error}. Use a "
-                f"condenser, task or tool format that keeps to the order of roles that it wants."
-            ) from error
-
-    def _entry(self, message: Message, marker: str) -> dict[str, Any]:
-        """A message as chat templates want it. Calls that stand in the content already are not shown twice."""
-        entry: dict[str, Any] = {"role": message.role, "content": self._encoder.escape(message.content, marker)}
-        if message.role == "tool":
-            entry["name"] = self._encoder.escape(message.name or "", marker)
-            entry["tool_call_id"] = message.tool_call_id or ""
-        if any(
-            call.arguments not in message.content or call.name not in message.content for call in message.tool_calls
-        ):
-            entry["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": self._escaped(_function(call), marker)}
-                for call in message.tool_calls
-            ]
-        return entry
-
-    def _escaped(self, value: Any, marker: str) -> Any:  # noqa: ANN401  JSON is anything
-        if isinstance(value, str):
-            return self._encoder.escape(value, marker)
-        if isinstance(value, dict):
-            return {self._escaped(key, marker): self._escaped(item, marker) for key, item in value.items()}
-        if isinstance(value, list):
-            return [self._escaped(item, marker) for item in value]
-        return value
-
     def _find_end_of_turn(self) -> int | None:
         """The special token that the template puts right after a reply, if it does."""
-        marker, sentinel = itertools.islice(self._unused(()), 2)
+        marker, sentinel = itertools.islice(self._template.unused(()), 2)
         talk = (Message(role="user", content="hi"), Message(role="assistant", content=sentinel))
-        return self._encoder.leading_control(_after(self._templated(talk, marker, generation_prompt=False), sentinel))
-
-
-class _Encoder:
-    """Tokenises text whose special tokens are control tokens, save where a marker breaks them up: that is text."""
-
-    def __init__(self, tokenizer: "PreTrainedTokenizerFast") -> None:
-        self._tokenizer = tokenizer
-        special = {token.content: token for token in tokenizer.added_tokens_decoder.values() if token.special}
-        longest_first = sorted(special, key=len, reverse=True)
-        self._ids = {text: int(tokenizer.convert_tokens_to_ids(text)) for text in longest_first}
-        self._forbidden = frozenset(self._ids.values()) - {tokenizer.unk_token_id}
-        nothing = "(?!)"  # matches nowhere
-        self._control = re.compile(
-            "|".join(
-                rf"{_space(special[text].lstrip)}({re.escape(text)}){_space(special[text].rstrip)}"
-                for text in longest_first
-            )
-            or nothing
+        return self._encoder.leading_control(
+            _after(self._template.render(talk, marker, generation_prompt=False), sentinel)
         )
-        texts = "|".join(map(re.escape, longest_first)) or nothing
-        self._text = re.compile(texts)
-        self._start = re.compile(rf"(?=(?:{texts}))(.)", re.DOTALL)  # finds overlapping ones too, but slowly
-
-    def escape(self, text: str, marker: str) -> str:
-        """The text with the marker after the first character of every special token's text."""
-        return self._start.sub(rf"\1{marker}", text) if self._text.search(text) else text
-
-    def leading_control(self, text: str) -> int | None:
-        """The id of the special token that the text starts with, white space aside."""
-        match = self._control.match(text.lstrip())
-        return self._id(match) if match else None
-
-    def encode(self, text: str, marker: str) -> tuple[int, ...]:
-        """The ids of a text; the marker falls away, and what it broke up gives no control token."""
-        if marker not in text:
-            return tuple(self._tokenizer.encode(text, add_special_tokens=False))
-        ids: list[int] = []
-        position = 0
-        for match in self._control.finditer(text):
-            ids.extend(self._plain(text[position : match.start()], marker))
-            ids.append(self._id(match))
-            position = match.end()
-        return (*ids, *self._plain(text[position:], marker))
-
-    def _id(self, match: re.Match[str]) -> int:
-        return self._ids[match[match.lastindex or 0]]
-
-    def _plain(self, piece: str, marker: str) -> list[int]:
-        ids = self._characters(piece.replace(marker, ""))
-        if self._forbidden.isdisjoint(ids):
-            return ids
-        # a word-level vocabulary holds its special tokens as words: only their halves are text to it
-        return [token for part in piece.split(marker) for token in self._characters(part)]
-
-    def _characters(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)) if text else []
-
-
-def _space(swallowed: bool) -> str:
-    return r"\s*" if swallowed else ""
 
 
 def _after(text: str, sentinel: str) -> str:
@@ -339,26 +232,3 @@ def _after(text: str, sentinel: str) -> str:
             "would be lost. Use another chat template."
         )
     return tail
-
-
-def _texts(message: Message) -> Iterator[str]:
-    yield message.content
-    yield message.name or ""
-    for call in message.tool_calls:
-        yield call.name
-        yield call.arguments
-
-
-def _unused_characters(texts: Iterable[str]) -> Iterator[str]:
-    """Private-use characters that stand in none of the texts, always in the same order."""
-    known = tuple(texts)
-    private = itertools.chain(range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
-    return (character for character in map(chr, private) if not any(character in text for text in known))
-
-
-def _function(call: ToolCall) -> dict[str, Any]:
-    """A call as templates take it: its arguments as an object, or as text where they are none."""
-    try:
-        return {"name": call.name, "arguments": parsed_arguments(call.arguments)}
-    except ValueError:
-        return {"name": call.name, "arguments": call.arguments}

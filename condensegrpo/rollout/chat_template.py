@@ -1,0 +1,97 @@
+"""Messages to the text of a chat template, in which only the template's own special tokens are control tokens."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError
+
+from condensegrpo.core.errors import RolloutError
+from condensegrpo.core.messages import Message, ToolCall
+from condensegrpo.rollout.encoding import TextEncoder, unused_characters
+from condensegrpo.rollout.toolformats import parsed_arguments
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+class ChatTemplate:
+    """The chat template of one tokenizer, with one set of tools and options."""
+
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerFast",
+        encoder: TextEncoder,
+        *,
+        tools: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+    ) -> None:
+        """``tools`` are schemas that the template shows, ``options`` are further variables of the template."""
+        self._tokenizer = tokenizer
+        self._encoder = encoder
+        self._tools = [dict(tool) for tool in tools]
+        self._tool_text = json.dumps(self._tools, ensure_ascii=False, default=str)
+        self._options = dict(options)
+
+    def unused(self, messages: Sequence[Message]) -> Iterator[str]:
+        """Characters that occur neither in the tools nor in the messages: markers and stand-ins for a rendering."""
+        return unused_characters((self._tool_text, *(text for message in messages for text in _texts(message))))
+
+    def render(self, messages: Sequence[Message], marker: str, *, generation_prompt: bool = True) -> str:
+        """The template's text, in which the marker breaks up every special token that is not the template's own."""
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    [self._entry(message, marker) for message in messages],
+                    tools=self._tools or None,
+                    add_generation_prompt=generation_prompt,
+                    tokenize=False,
+                    **self._options,
+                )
+            )
+        except TemplateError as error:
+            roles = ", ".join(message.role for message in messages)
+            raise RolloutError(
+                f"rendering {len(messages)} messages ({roles}): the chat template refuses them: {error}. Use a "
+                f"condenser, task or tool format that keeps to the order of roles that it wants."
+            ) from error
+
+    def _entry(self, message: Message, marker: str) -> dict[str, Any]:
+        """A message as chat templates want it. Calls that stand in the content already are not shown twice."""
+        entry: dict[str, Any] = {"role": message.role, "content": self._encoder.escape(message.content, marker)}
+        if message.role == "tool":
+            entry["name"] = self._encoder.escape(message.name or "", marker)
+            entry["tool_call_id"] = message.tool_call_id or ""
+        if any(
+            call.arguments not in message.content or call.name not in message.content for call in message.tool_calls
+        ):
+            entry["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": self._escaped(_function(call), marker)}
+                for call in message.tool_calls
+            ]
+        return entry
+
+    def _escaped(self, value: Any, marker: str) -> Any:  # noqa: ANN401  JSON is anything
+        if isinstance(value, str):
+            return self._encoder.escape(value, marker)
+        if isinstance(value, dict):
+            return {self._escaped(key, marker): self._escaped(item, marker) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._escaped(item, marker) for item in value]
+        return value
+
+
+def _texts(message: Message) -> Iterator[str]:
+    yield message.content
+    yield message.name or ""
+    for call in message.tool_calls:
+        yield call.name
+        yield call.arguments
+
+
+def _function(call: ToolCall) -> dict[str, Any]:
+    """A call as templates take it: its arguments as an object, or as text where they are none."""
+    try:
+        return {"name": call.name, "arguments": parsed_arguments(call.arguments)}
+    except ValueError:
+        return {"name": call.name, "arguments": call.arguments}
