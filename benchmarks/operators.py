@@ -8,7 +8,7 @@ from passes import Budget, ModelSize, optimiser_step
 from torch.profiler import ProfilerActivity
 
 from condensegrpo.core.trajectory import Segment
-from condensegrpo.learner.policy import DTYPES
+from condensegrpo.learner.dtypes import DTYPES
 
 TOP = 16
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::addmm_")

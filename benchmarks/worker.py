@@ -20,7 +20,7 @@ from passes import Budget, ModelSize, Prepare, Step
 from torch import nn
 
 from condensegrpo.core.trajectory import Segment
-from condensegrpo.learner.policy import DTYPES
+from condensegrpo.learner.dtypes import DTYPES
 
 Clock = Literal["cpu", "wall"]
 

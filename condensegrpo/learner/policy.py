@@ -4,9 +4,8 @@ import copy
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
-import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -14,12 +13,13 @@ from torch import Tensor, distributed
 
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.atomic_folder import publish, remove_leftover, temporary_folder, temporary_name
+from condensegrpo.learner.dtypes import DTYPES
+from condensegrpo.learner.settings import Dtype
 from condensegrpo.storage.placeholder import placeholder_in
 
 if TYPE_CHECKING:  # transformers takes a second to import, and a dry run needs no model
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 GENERATION_CONFIG = "generation_config.json"
 
 
@@ -49,7 +49,7 @@ def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
     return cast("PreTrainedTokenizerBase", tokenizer)
 
 
-def load_policy(path: str, *, dtype: Literal["float32", "bfloat16"], attention: str = "sdpa") -> "PreTrainedModel":
+def load_policy(path: str, *, dtype: Dtype, attention: str = "sdpa") -> "PreTrainedModel":
     """The causal LM of a local folder or Hub id, in evaluation mode on the CPU.
 
     Args:

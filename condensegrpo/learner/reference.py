@@ -5,7 +5,6 @@ With adapters it is the learner's own base, which never changes; otherwise a fro
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
 
 import torch
 
@@ -14,15 +13,14 @@ from condensegrpo.learner.engine import DeepSpeedEngine, measure_logprobs
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.lora import base_only
 from condensegrpo.learner.policy import load_policy
+from condensegrpo.learner.settings import Dtype
 
 # Micro-batches and the temperature that their tokens were sampled at: the same, with the reference's log-probabilities
 # of their trained tokens. The divergence is that between the distributions at this temperature.
 Reference = Callable[[Sequence[PackedBatch], float], list[PackedBatch]]
 
 
-def open_reference(
-    source: str, *, dtype: Literal["float32", "bfloat16"], attention: str, device: torch.device | str
-) -> TrainedLogprobs:
+def open_reference(source: str, *, dtype: Dtype, attention: str, device: torch.device | str) -> TrainedLogprobs:
     """The model of a local folder or Hub id, frozen. Every rank holds a whole copy, outside DeepSpeed.
 
     Args:

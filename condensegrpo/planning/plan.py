@@ -16,15 +16,14 @@ import torch
 from condensegrpo.algorithms import names
 from condensegrpo.config.schema import RunConfig, evaluations
 from condensegrpo.core.errors import ConfigError
+from condensegrpo.learner.dtypes import DTYPES
 from condensegrpo.learner.fused_head import tile_tokens
 from condensegrpo.learner.head import CHUNK_LOGITS
-from condensegrpo.learner.policy import DTYPES as POLICY
 from condensegrpo.planning import formulas, zero
 from condensegrpo.planning.architecture import Architecture
 from condensegrpo.planning.formulas import Decoder, Gathered, MicroBatch, Part, Weights
 from condensegrpo.planning.path_sizes import Branch, gathered
 from condensegrpo.planning.zero import Device, Held
-from condensegrpo.samplers.dtypes import DTYPES
 from condensegrpo.samplers.transformers import MAX_BATCH
 
 SHARING_NOTED = 1 << 28  # bytes
@@ -159,7 +158,7 @@ def _requests(config: RunConfig, ranks: int) -> int:
 
 def _weights(config: RunConfig, found: Architecture) -> Weights:
     """The learner's weights: all of them are trained, or adapters beside all of them."""
-    element = POLICY[config.model.dtype].itemsize
+    element = DTYPES[config.model.dtype].itemsize
     if found.adapters is None:
         return Weights(trainable=found.parameters, frozen=0, element=element)
     return Weights(trainable=found.adapters.parameters, frozen=found.parameters, element=element)
@@ -179,7 +178,7 @@ def _resident(config: RunConfig, weights: Weights) -> tuple[Part, ...]:
 def _sampler_element(config: RunConfig) -> int:
     """Bytes of an element of the sampler's weights: the learner's, unless its options say otherwise."""
     dtype = str(config.sampler.options.get("dtype", config.model.dtype))
-    return DTYPES[dtype].itemsize if dtype in DTYPES else POLICY[config.model.dtype].itemsize
+    return DTYPES.get(dtype, DTYPES[config.model.dtype]).itemsize
 
 
 def _opening(learner: Held) -> tuple[Part, ...]:
@@ -213,7 +212,7 @@ def _rolling_out(config: RunConfig, decoder: Decoder, requests: int) -> dict[str
 def _learning(
     config: RunConfig, found: Architecture, batch: MicroBatch, learner: Held, device: Device
 ) -> dict[str, tuple[Part, ...]]:
-    element, decoder, trained = POLICY[config.model.dtype].itemsize, found.decoder, found.adapters is None
+    element, decoder, trained = DTYPES[config.model.dtype].itemsize, found.decoder, found.adapters is None
     activations = Part("activations", _activations(config, found, batch))
     backward = formulas.layer_backward_bytes(decoder, batch, element, trained=trained)
     ending = formulas.embedding_backward_bytes(decoder, element) if trained else 0
@@ -226,7 +225,7 @@ def _learning(
 
 
 def _activations(config: RunConfig, found: Architecture, batch: MicroBatch) -> int:
-    element, decoder = POLICY[config.model.dtype].itemsize, found.decoder
+    element, decoder = DTYPES[config.model.dtype].itemsize, found.decoder
     if found.adapters is None:
         kept = formulas.activation_bytes(decoder, batch, element)
     else:
@@ -246,7 +245,7 @@ def _rows_alone(batch: MicroBatch) -> Gathered:
 
 def _head(config: RunConfig, found: Architecture, batch: MicroBatch, device: Device) -> Part:
     """The head takes one pass unless the objective looks at whole turns."""
-    element, trained, algorithm = POLICY[config.model.dtype].itemsize, found.adapters is None, config.algorithm
+    element, trained, algorithm = DTYPES[config.model.dtype].itemsize, found.adapters is None, config.algorithm
     if names.LOSSES[algorithm.loss].whole_turns or (algorithm.importance.cap and algorithm.importance.level == "turn"):
         chunk = max(1, CHUNK_LOGITS // found.decoder.vocabulary)
         size = formulas.chunked_head_bytes(found.decoder, batch, chunk_tokens=chunk, element=element, trained=trained)
@@ -315,6 +314,6 @@ def _sharing(config: RunConfig, found: Architecture, batch: MicroBatch) -> int:
     tree = gathered([Branch(above=0, length=context + output), *[Branch(above=context, length=output)] * (samples - 1)])
     tokens = context + samples * output
     shared = Gathered(*(ceil(batch.tokens * size / tokens) for size in tree))
-    element = POLICY[config.model.dtype].itemsize
+    element = DTYPES[config.model.dtype].itemsize
     of_tree, alone = (formulas.paths_bytes(found.decoder, batch, one, element) for one in (shared, _rows_alone(batch)))
     return of_tree - alone

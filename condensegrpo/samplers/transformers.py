@@ -19,7 +19,7 @@ from torch import Tensor
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols import NamedTensors, Reading, TokenAttention
 from condensegrpo.core.trajectory import Generation, SamplingParams
-from condensegrpo.samplers.dtypes import DTYPES, DtypeName
+from condensegrpo.learner.dtypes import DTYPES, DtypeName
 from condensegrpo.samplers.measure import cut, logprobs_of
 from condensegrpo.samplers.request_batcher import RequestBatcher, Waiting
 

@@ -12,7 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from condensegrpo.algorithms.staleness import check_staleness, newest, weights_go
+from condensegrpo.algorithms.staleness import check_staleness, last_prefetched, sampler_gets_weights
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.trajectory import ScoredTrajectory
@@ -72,8 +72,8 @@ class RolloutPrefetcher:
         else:
             self._observer.phase(f"step {step}: waiting for trajectories", None)
         self._complete(step)
-        if on_demand or weights_go(step - 1, self._staleness):
-            for later in range(step + 1, newest(step, staleness=self._staleness, steps=self._steps) + 1):
+        if on_demand or sampler_gets_weights(step - 1, self._staleness):
+            for later in range(step + 1, last_prefetched(step, staleness=self._staleness, steps=self._steps) + 1):
                 if not self._begun(later):
                     self._begin(later, _report_nothing)
         batch = self._complete_batches.pop(step)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from condensegrpo.algorithms import names
 from condensegrpo.algorithms.credit import rows_of
-from condensegrpo.algorithms.staleness import weights_go
+from condensegrpo.algorithms.staleness import sampler_gets_weights
 from condensegrpo.assembly import assemble
 from condensegrpo.assembly.assemble import Components
 from condensegrpo.assembly.open_learner import open_learner
@@ -221,7 +221,7 @@ def _step(run: _Run, step: int) -> dict[str, float]:
     sampled = time.monotonic()
     metrics = _learn(run, step, batch)
     learned = time.monotonic()
-    waited = _send_weights(run, step) if weights_go(step, run.config.rollout.staleness) else 0.0
+    waited = _send_weights(run, step) if sampler_gets_weights(step, run.config.rollout.staleness) else 0.0
     ended = time.monotonic()
     return {
         **metrics,

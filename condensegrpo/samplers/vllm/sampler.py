@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Le
 
 from condensegrpo.core.protocols import NamedTensors
 from condensegrpo.core.trajectory import Generation, SamplingParams
-from condensegrpo.samplers.dtypes import DtypeName
+from condensegrpo.learner.dtypes import DtypeName
 from condensegrpo.samplers.vllm.engine import VllmEngine
 from condensegrpo.samplers.vllm.engine_queue import EngineQueue
 from condensegrpo.samplers.vllm.request import INSTALL, check_request

@@ -24,7 +24,7 @@ from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols import NamedTensors
 from condensegrpo.core.trajectory import Generation, SamplingParams
-from condensegrpo.samplers.dtypes import DTYPES, DtypeName
+from condensegrpo.learner.dtypes import DTYPES, DtypeName
 from condensegrpo.samplers.vllm.request import check_request
 from condensegrpo.samplers.vllm.weights import Expected
 from condensegrpo.samplers.vllm_server.guard import TOKEN_VARIABLE

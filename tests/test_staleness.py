@@ -7,7 +7,7 @@ from builders import turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from condensegrpo.algorithms.staleness import check_staleness, newest, staleness_of, weights_go
+from condensegrpo.algorithms.staleness import check_staleness, last_prefetched, sampler_gets_weights, staleness_of
 from condensegrpo.core.errors import RunError
 from condensegrpo.core.trajectory import Stop, Trajectory
 
@@ -17,10 +17,10 @@ def versions(staleness: int, steps: int) -> list[int]:
     found: dict[int, int] = {}
     version = 0
     for step in range(1, steps + 1):
-        if step not in found or weights_go(step - 1, staleness):
-            for batch in range(step, newest(step, staleness=staleness, steps=steps) + 1):
+        if step not in found or sampler_gets_weights(step - 1, staleness):
+            for batch in range(step, last_prefetched(step, staleness=staleness, steps=steps) + 1):
                 found.setdefault(batch, version)
-        if weights_go(step, staleness):
+        if sampler_gets_weights(step, staleness):
             version = step
     return [found[step] for step in range(1, steps + 1)]
 
