@@ -27,7 +27,8 @@ from condensegrpo.assembly import assemble
 from condensegrpo.attention.capture import attend
 from condensegrpo.attention.leave_one_out import losses
 from condensegrpo.attention.scorer import AttentionScorer
-from condensegrpo.config.schema import RunConfig, load_config
+from condensegrpo.config.load import load_config
+from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.messages import History, Unit
 from condensegrpo.core.protocols import Reading
 from condensegrpo.core.trajectory import Trajectory
@@ -139,7 +140,7 @@ def _cost(call: Callable[[], object], repeats: int) -> Cost:
 # --- oracle -----------------------------------------------------------------------------------------------------------
 
 
-WHOLE = ("condenser={name: full}", "rollout.max_context_tokens=1024", "rollout.answer_form=null")
+WHOLE = ("condenser={name: full}", "rollout.limits.max_context_tokens=1024", "rollout.answer_form=null")
 Found = dict[str, dict[str, list[float]]]  # scores of what, of which replies ─▶ problem ─▶ correlation of each turn
 
 
@@ -173,7 +174,7 @@ async def _played(config: RunConfig, model: str, problems: int, layers: Sequence
         on_finish=_unobserved,
     )
     played = [one for group in groups for one in group]
-    found = await compared(played, sampler, renderer, tokens=config.rollout.max_context_tokens, layers=layers)
+    found = await compared(played, sampler, renderer, tokens=config.rollout.limits.max_context_tokens, layers=layers)
     sampler.close()
     return found
 

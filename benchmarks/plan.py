@@ -26,7 +26,8 @@ from pathlib import Path
 
 import torch
 
-from condensegrpo.config.schema import RunConfig, validate, vary
+from condensegrpo.config.load import validate, vary
+from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.protocols import Sampler
 from condensegrpo.core.trajectory import SamplingParams, Segment
 from condensegrpo.planning.architecture import architecture
@@ -71,13 +72,13 @@ CASES = (
     _case("sampler, KL, 2 updates", "algorithm.kl.coefficient=0.1", "algorithm.updates_per_batch=2",
           "algorithm.importance.cap=2", "evaluate.problems=16"),
     _case("sampler, 64 requests", "evaluate.problems=64", "learner.tokens_per_micro_batch=456",
-          "rollout.max_output_tokens=8", num_key_value_heads=8),
+          "rollout.limits.max_output_tokens=8", num_key_value_heads=8),
     _case("grouped queries, wide MLP", *LEARNER_ONLY, kind="qwen2", hidden_size=1024, intermediate_size=4096,
           num_attention_heads=16, num_key_value_heads=2, num_hidden_layers=4, vocab_size=20_000),
     _case("LoRA, KL", *LEARNER_ONLY, "model.lora.rank=16", "algorithm.kl.coefficient=0.1"),
     _case("bfloat16, LoRA, ZeRO 2", *LEARNER_ONLY, "model.dtype=bfloat16", "model.lora.rank=16",
           "learner.zero_stage=2", kind="llama"),
-    _case("whole turns (gspo)", *LEARNER_ONLY, "algorithm.loss=gspo", "learner.tokens_per_micro_batch=512"),
+    _case("whole turns (gspo)", *LEARNER_ONLY, "algorithm.loss.name=gspo", "learner.tokens_per_micro_batch=512"),
 )  # fmt: skip
 
 
@@ -86,7 +87,7 @@ def configured(case: Case, model: Path) -> RunConfig:
     tree = {
         "model": {"path": str(model)},
         "task": {"name": "ledger"},
-        "rollout": {"max_turns": 1, "max_context_tokens": 448, "max_output_tokens": 64},
+        "rollout": {"limits": {"max_turns": 1, "max_context_tokens": 448, "max_output_tokens": 64}},
         "train": {"problems_per_step": 4, "samples_per_problem": 2, "steps": 2},
         "learner": {"tokens_per_micro_batch": 1024, "optimiser": {"lr": 1e-4}},
     }
@@ -167,7 +168,7 @@ def run(config: RunConfig, folder: Path) -> dict[str, float]:
             batches = against_copy(reference, device, batches, 1.0)
     if algorithm.importance.cap and algorithm.updates_per_batch > 1:
         measure_logprobs(learner, batches)
-    minimised = Objective(loss=PolicyLoss(algorithm.loss))
+    minimised = Objective(loss=PolicyLoss(algorithm.loss.name))
     objective = Tokenwise(minimised) if minimised.tokenwise else minimised
     for _ in range(2):
         optimizer_step(learner, batches, objective)
@@ -197,7 +198,7 @@ def _rows(config: RunConfig) -> int:
 
 
 def _row(config: RunConfig, vocabulary: int) -> Segment:
-    context, outputs = config.rollout.max_context_tokens, config.rollout.max_output_tokens
+    context, outputs = config.rollout.limits.max_context_tokens, config.rollout.limits.max_output_tokens
     length = context + outputs
     trained = (False,) * context + (True,) * outputs
     return Segment(
@@ -212,14 +213,18 @@ def _row(config: RunConfig, vocabulary: int) -> Segment:
 
 
 async def _sample(sampler: Sampler, config: RunConfig, vocabulary: int) -> None:
-    rollout = config.rollout
-    prompt = [place % vocabulary for place in range(rollout.max_context_tokens)]
+    limits = config.rollout.limits
+    prompt = [place % vocabulary for place in range(limits.max_context_tokens)]
     await asyncio.gather(
         *(
             sampler.sample(
                 prompt[: len(prompt) - (seed == 0)],  # one is shorter: real prompts are padded to the longest
                 SamplingParams(
-                    max_tokens=rollout.max_output_tokens, temperature=1.0, seed=seed, stop_ids=(), stop_strings=()
+                    max_tokens=limits.max_output_tokens,
+                    temperature=1.0,
+                    seed=seed,
+                    stop_ids=(),
+                    stop_strings=(),
                 ),
             )
             for seed in range(max(config.evaluate.problems, _rows(config)))
@@ -233,7 +238,7 @@ def child(case: Case, folder: Path) -> None:
 
     torch.set_num_threads(1)
     ranks.join()
-    few = ("rollout.max_context_tokens=12", "rollout.max_output_tokens=4", "evaluate.problems=4")
+    few = ("rollout.limits.max_context_tokens=12", "rollout.limits.max_output_tokens=4", "evaluate.problems=4")
     run(vary(configured(case, folder / "tiny"), few), folder / "first")
     peaks = run(configured(case, folder / "model"), folder / "second")
     if ranks.rank() == 0:

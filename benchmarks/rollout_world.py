@@ -17,10 +17,10 @@ from condensegrpo.core.protocols import Condenser, NamedTensors, Problem, Sample
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Trajectory
 from condensegrpo.learner.new_model import new_model, new_tokenizer, save_new
 from condensegrpo.learner.policy import load_tokenizer
-from condensegrpo.rollout.budget import Limits
 from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.group import named, rollout
 from condensegrpo.rollout.render import Renderer
+from condensegrpo.rollout.settings import Limits
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
 from condensegrpo.samplers.scripted import ScriptedSampler
 

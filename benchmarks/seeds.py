@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from condensegrpo.config.schema import find_config, load_config
+from condensegrpo.config.load import find_config, load_config
 from condensegrpo.storage.metrics import read_metrics
 
 # the bar that the quickstart sets itself: after training, at least 4 of 5 seeds

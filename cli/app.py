@@ -22,7 +22,7 @@ from condensegrpo.core.errors import CondenseError, ConfigError
 
 def _algorithms() -> str:
     """What the configuration chooses credit from."""
-    tables = (("algorithm.estimator", ESTIMATORS), ("algorithm.loss", LOSSES))
+    tables = (("algorithm.advantage.estimator", ESTIMATORS), ("algorithm.loss.name", LOSSES))
     lists = (f"[bold]{key}[/bold]: {', '.join(table)}" for key, table in tables)
     return "\n\n".join((*lists, "Formulas and when to use which: docs/reference/estimators.md"))
 

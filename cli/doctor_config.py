@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def config_findings(name: str, overrides: Sequence[str]) -> list[Finding]:
     """Check that a configuration is valid and that everything it names exists."""
-    from condensegrpo.config.schema import find_config, load_config
+    from condensegrpo.config.load import find_config, load_config
 
     try:
         config = load_config(find_config(name), overrides)
@@ -29,7 +29,7 @@ def config_findings(name: str, overrides: Sequence[str]) -> list[Finding]:
         _plugins(config),
         *model_findings(config),
         disk_finding(Path(config.runs_dir)),
-        *([sandbox_finding(config.sandbox.rung)] if config.sandbox.rung != "auto" else []),
+        *([sandbox_finding(config.sandbox.isolation)] if config.sandbox.isolation != "auto" else []),
     ]
 
 
@@ -47,7 +47,7 @@ def _plugins(config: "RunConfig") -> Finding:
         config.condenser.name,
         config.reward.name,
         config.sampler.name,
-        *map(_tool_name, config.rollout.tools),
+        *map(_tool_name, config.rollout.tools.use),
     )
     return ok("plug-ins", f"{', '.join(named)}: all load")
 

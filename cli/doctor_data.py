@@ -40,9 +40,9 @@ def _data_file(key: str, place: str) -> Finding:
 
 
 def _tools(config: "RunConfig") -> Iterator[Finding]:
-    for place, tool in enumerate(config.rollout.tools):
+    for place, tool in enumerate(config.rollout.tools.use):
         name, options = (tool, {}) if isinstance(tool, str) else (tool.name, tool.options)
-        yield from _files(f"rollout.tools.{place}.options", options)
+        yield from _files(f"rollout.tools.use.{place}.options", options)
         if name == LUCENE:
             yield from lucene_findings(shutil.which("java"), installed=find_spec("pyserini") is not None)
 

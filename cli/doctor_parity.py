@@ -33,7 +33,7 @@ def sampler_findings(name: str, config: str | None, overrides: list[str]) -> lis
 
 def _options(name: str, config: str | None, overrides: list[str]) -> Mapping[str, Any]:
     """The options of this sampler in a configuration; none if it names another sampler."""
-    from condensegrpo.config.schema import find_config, load_config
+    from condensegrpo.config.load import find_config, load_config
 
     if config is None:
         return {}

@@ -52,7 +52,7 @@ def evaluate(
     if compare is None and (budgets is not None or out is not None):
         raise ConfigError("reading the options: --budgets and --out belong to --compare, which names the condensers.")
     config, model = _policy(policy, arguments or [])
-    from condensegrpo.config.schema import vary
+    from condensegrpo.config.load import vary
 
     if samples is not None:
         config = vary(config, [f"evaluate.samples={samples}"])
@@ -82,7 +82,7 @@ def _create(save: Path) -> None:
 
 def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str]":
     """The configuration and the model folder that the arguments mean."""
-    from condensegrpo.config.schema import find_config, load_config
+    from condensegrpo.config.load import find_config, load_config, load_stored
     from condensegrpo.storage.run_folder import RunFolder
 
     names = [argument for argument in arguments if "=" not in argument]
@@ -94,7 +94,10 @@ def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str]":
         raise ConfigError(
             f"evaluating {policy}: it is no run's folder, so a CONFIG must say the task. Add one, such as gsm8k."
         )
-    config = load_config(find_config(names[0]) if names else Path(policy) / "config.yaml", overrides)
+    if names:
+        config = load_config(find_config(names[0]), overrides)
+    else:
+        config = load_stored(Path(policy) / "config.yaml", overrides)
     return config, _newest_model(RunFolder.open(Path(policy))) if is_run else policy
 
 
@@ -114,7 +117,7 @@ def _evaluate(config: "RunConfig", model: str, save: Path | None, *, quiet: bool
     from rich.console import Console
 
     from condensegrpo.cli.console import PhaseDisplay
-    from condensegrpo.config.schema import HELD_OUT
+    from condensegrpo.config.load import HELD_OUT
     from condensegrpo.storage.trajectories import write_trajectory
 
     with PhaseDisplay(Console(stderr=True, quiet=quiet)) as display:

@@ -234,10 +234,10 @@ def budget_of(step: InspectedStep) -> int:
     largest = max((one.trajectory.max_context_tokens for one in step.scored), default=0)
     if step.run is None or not RunFolder(step.run).config.is_file():
         return largest
-    from condensegrpo.config.schema import load_config  # imports pydantic: only when needed
+    from condensegrpo.config.load import load_stored  # imports pydantic: only when needed
 
     try:
-        return load_config(RunFolder(step.run).config).rollout.max_context_tokens
+        return load_stored(RunFolder(step.run).config).rollout.limits.max_context_tokens
     except ConfigError:  # of an older version, perhaps; the trajectories can be shown all the same
         return largest
 
@@ -354,10 +354,10 @@ def _tokenizer_files(step: InspectedStep) -> Iterator[Path]:
     run = RunFolder(step.run)
     yield from sorted(run.checkpoints.glob("*/model/tokenizer.json"), reverse=True)
     yield from sorted(run.path.glob("origin/*/tokenizer.json"))
-    from condensegrpo.config.schema import load_config  # imports pydantic: only when needed
+    from condensegrpo.config.load import load_stored  # imports pydantic: only when needed
 
     try:
-        path = load_config(run.config).model.path
+        path = load_stored(run.config).model.path
     except CondenseError:
         return
     if path is not None:

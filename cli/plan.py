@@ -39,7 +39,7 @@ def plan(
     """
     room = None if device_memory is None else _bytes(device_memory)
     from condensegrpo.cli.quiet import quiet_libraries
-    from condensegrpo.config.schema import find_config, load_config
+    from condensegrpo.config.load import find_config, load_config
 
     loaded = load_config(find_config(config), overrides or ())
     quiet_libraries()
@@ -141,7 +141,8 @@ def _advice(room: int, found: "tuple[Change, Plan] | None") -> str:
     if found is None:
         return (
             "nothing that was tried makes it fit: smaller micro-batches, bfloat16, ZeRO 3 on up to 64 devices (as far "
-            "as train.problems_per_step divides over them). Take a smaller model or lower rollout.max_context_tokens."
+            "as train.problems_per_step divides over them). Take a smaller model or lower "
+            "rollout.limits.max_context_tokens."
         )
     change, plan = found
     ranks = f" --ranks {change.ranks}" if "learner.zero_stage=3" in change.overrides else ""

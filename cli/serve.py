@@ -31,7 +31,7 @@ def serve(
 
     Example: condensegrpo serve gsm8k model.new=null model.path=Qwen/Qwen2.5-0.5B-Instruct --port 8001
     """
-    from condensegrpo.config.schema import find_config, load_config
+    from condensegrpo.config.load import find_config, load_config
 
     loaded = load_config(find_config(config), overrides or ())
     from condensegrpo.samplers.vllm_server.guard import TOKEN_VARIABLE
@@ -53,7 +53,7 @@ def serve(
 
 def _served(config: "RunConfig", model: str | None) -> "tuple[ServedModel, ServerSettings]":
     from condensegrpo.assembly.plugins import arguments
-    from condensegrpo.config.schema import longest_request
+    from condensegrpo.config.load import longest_request
     from condensegrpo.samplers.vllm_server.settings import ServedModel, ServerSettings
 
     supplied = {"model_path": model or _policy(config), "dtype": config.model.dtype}

@@ -38,7 +38,7 @@ def train(
     from rich.console import Console
 
     from condensegrpo.cli.console import PhaseDisplay
-    from condensegrpo.config.schema import dump_config
+    from condensegrpo.config.load import dump_config
 
     config = _configuration(arguments or [], resume)
     with PhaseDisplay(Console(stderr=True)) as display:
@@ -56,7 +56,7 @@ def train(
 
 
 def _configuration(arguments: list[str], resume: Path | None) -> "RunConfig":
-    from condensegrpo.config.schema import find_config, load_config
+    from condensegrpo.config.load import find_config, load_config
 
     names = [argument for argument in arguments if "=" not in argument]
     overrides = [argument for argument in arguments if "=" in argument]
@@ -71,7 +71,7 @@ def _configuration(arguments: list[str], resume: Path | None) -> "RunConfig":
 
 def _resumed(resume: Path, names: list[str], overrides: list[str]) -> "RunConfig":
     """The run's own configuration. What its past was made of cannot be changed."""
-    from condensegrpo.config.schema import load_config
+    from condensegrpo.config.load import load_stored
     from condensegrpo.storage.run_folder import RunFolder
 
     path = RunFolder.open(resume).config
@@ -79,7 +79,7 @@ def _resumed(resume: Path, names: list[str], overrides: list[str]) -> "RunConfig
         raise ConfigError(
             f"resuming {resume}: found the configuration {names[0]} as well; a run keeps its own. Leave it out."
         )
-    before, after = load_config(path), load_config(path, overrides)
+    before, after = load_stored(path), load_stored(path, overrides)
     for key, (was, is_now) in _differences(before.model_dump(mode="json"), after.model_dump(mode="json")).items():
         if key.partition(".")[0] in ("name", "runs_dir", "seed", "model", "task", "warm_start"):
             raise ConfigError(
@@ -113,7 +113,7 @@ def _describe(components: "Components") -> None:
 
 def _new_folder(config: "RunConfig") -> "RunFolder":
     """The run's folder, with its configuration; a name that is taken gets a number, so that no run is overwritten."""
-    from condensegrpo.config.schema import dump_config
+    from condensegrpo.config.load import dump_config
     from condensegrpo.storage.files import write_atomically
     from condensegrpo.storage.run_folder import RunFolder
 

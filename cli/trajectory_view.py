@@ -42,11 +42,11 @@ def _handled(one: Sibling) -> str:
     """What training made of it, where that is not what it makes of every trajectory; empty: it trains, or who knows."""
     match one.handling:
         case "mask":
-            return f"masked: its stop, {one.stop}, trains nothing and counts in no statistics (algorithm.on_stop)"
+            return f"masked: its stop, {one.stop}, trains nothing, counts in no statistics (algorithm.stops.handling)"
         case "drop":
             return "dropped: no trajectory of its group has an advantage (algorithm.resample_rounds)"
         case "penalise":
-            return f"penalised: its stop, {one.stop}, counts as wrong (algorithm.on_stop)"
+            return f"penalised: its stop, {one.stop}, counts as wrong (algorithm.stops.handling)"
     if one.advantages and not any(one.advantages):
         return "no signal: it has no advantage at any turn"
     return ""

@@ -52,7 +52,7 @@ class PolicySummary:
             raise ValueError(
                 f"behind system message and question a summary of {longest} tokens (max_tokens, or what a reply may "
                 f"have) makes {need} tokens, of {budget.tokens} that a condensed prompt may have, and asking for it "
-                f"{request}, of {most}. Raise rollout.max_context_tokens, lower max_tokens, or shorten the template"
+                f"{request}, of {most}. Raise rollout.limits.max_context_tokens, lower max_tokens, shorten the template"
             )
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:

@@ -55,7 +55,7 @@ class SummaryModel:
             always: summarise within the budget too, as soon as there is something new.
             template: a text file with ``$tokens`` and ``$kept``; None: ``summary.txt`` of the package.
             seconds: that one summary may take, waiting for its turn not counted; nobody waits longer than the engine
-                waits for a condenser (``rollout.turn_seconds``).
+                waits for a condenser (``rollout.limits.turn_seconds``).
             concurrency: requests to the endpoint at one time. A local model writes one at a time.
             key_variable: name of the environment variable that holds the endpoint's key; None: it needs none.
             device: of a local model.
@@ -79,7 +79,7 @@ class SummaryModel:
         if need > budget.tokens:
             raise ValueError(
                 f"behind system message and question an empty summary makes {need} tokens, of {budget.tokens} that a "
-                f"condensed prompt may have. Raise rollout.max_context_tokens to more than that"
+                f"condensed prompt may have. Raise rollout.limits.max_context_tokens to more than that"
             )
 
     def counts(self) -> Mapping[str, float]:

@@ -34,7 +34,7 @@ TINY = (
     "train.save_every=2",
     "evaluate.problems=8",
     "evaluate.variants={}",
-    "algorithm={estimator: grpo}",
+    "algorithm={advantage: {estimator: grpo}}",
     "reward={name: weighted_sum, options: {parts: [{name: correct, weight: 1}, {name: format, weight: 0.2}]}}",
 )
 

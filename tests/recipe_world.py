@@ -147,8 +147,8 @@ def recipe_overrides(name: str, folder: Path) -> list[str]:
         f"task.data={train}",
         f"task.eval_data={held_out}",
         "task.options.system=<tool> <code>",  # short: the tiny model has seen contexts of 400 tokens at most
-        "rollout.max_context_tokens=800",
-        "rollout.max_output_tokens=40",
+        "rollout.limits.max_context_tokens=800",
+        "rollout.limits.max_output_tokens=40",
         "learner.zero_stage=0",
         "learner.threads=1",
         "train.steps=2",
@@ -162,8 +162,8 @@ def recipe_overrides(name: str, folder: Path) -> list[str]:
         overrides.append("task.options.eval_share=0.5")
     if kind == "search":
         overrides += [
-            f"rollout.tools.0.options.corpus={write(folder / 'passages.jsonl', PASSAGES)}",
-            f"rollout.tools.0.options.cache={folder / 'cache'}",
+            f"rollout.tools.use.0.options.corpus={write(folder / 'passages.jsonl', PASSAGES)}",
+            f"rollout.tools.use.0.options.cache={folder / 'cache'}",
         ]
     return overrides
 

@@ -5,7 +5,7 @@ Every byte is a token of its own, and a few words have one as well: so any text 
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -14,9 +14,9 @@ from condensegrpo.condensers.full import Full
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Condenser, Environment, Problem, Sampler, Step, Tool
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.rollout.budget import Limits
-from condensegrpo.rollout.engine import CondenseWhen, Engine, Trigger
+from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.render import Renderer
+from condensegrpo.rollout.settings import Limits, Trigger
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
 from condensegrpo.samplers.scripted import ScriptedSampler
 
@@ -116,11 +116,12 @@ def engine(
     sampler: Sampler,
     *,
     condenser: Condenser | None = None,
-    condense_when: CondenseWhen = "every_turn",
+    condense_when: Literal["every_turn", "over_budget"] = "every_turn",
     trigger: Trigger | None = None,
     tools: Mapping[str, Tool] | None = None,
     template: str = CHATML,
     tool_seconds: float = 5.0,
+    max_tool_turns: int | None = None,
     **limits: Any,
 ) -> Engine:
     return Engine(
@@ -129,7 +130,7 @@ def engine(
         condenser=condenser if condenser is not None else Full(),
         condenser_name="chosen",
         trigger=trigger if trigger is not None else Trigger(when=condense_when),
-        toolbox=Toolbox(tools or {}, format=TOOL_FORMATS["tagged"], seconds=tool_seconds),
+        toolbox=Toolbox(tools or {}, format=TOOL_FORMATS["tagged"], seconds=tool_seconds, max_turns=max_tool_turns),
         limits=Limits(
             **{"max_turns": 8, "max_context_tokens": 1000, "max_output_tokens": 80, "turn_seconds": 5.0, **limits}
         ),

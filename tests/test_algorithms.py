@@ -18,7 +18,7 @@ from condensegrpo.algorithms import names
 from condensegrpo.algorithms.advantages import ESTIMATORS
 from condensegrpo.algorithms.losses import LOSSES
 from condensegrpo.assembly import assemble
-from condensegrpo.config.schema import load_config
+from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.observer import Observer, Silent
 from condensegrpo.core.trajectory import Stop
@@ -94,7 +94,7 @@ def assert_learned(lines: list[dict[str, float]]) -> None:
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_every_estimator_trains_the_quickstart(estimator: str, warm: str, tmp_path: Path) -> None:
     observer = Listening()
-    chosen = f"algorithm.estimator={estimator}"
+    chosen = f"algorithm.advantage.estimator={estimator}"
     lines = run(tmp_path / "run", *from_warm(warm), *COMPOSED, chosen, observer=observer)
     assert_learned(lines)
     assert all(line["turn_reward"] > 0 for line in lines)
@@ -115,28 +115,34 @@ def test_the_estimators_that_are_said_to_see_turn_rewards_do_and_no_other(estima
 
 def test_nothing_is_said_of_turn_rewards_where_no_turn_is_paid(warm: str, tmp_path: Path) -> None:
     observer = Listening()
-    run(tmp_path / "run", *from_warm(warm), "algorithm.estimator=grpo", "train.steps=1", observer=observer)
+    run(tmp_path / "run", *from_warm(warm), "algorithm.advantage.estimator=grpo", "train.steps=1", observer=observer)
     assert observer.said == []
 
 
 def test_efficient_says_at_the_start_what_it_will_not_look_at(tmp_path: Path) -> None:
     observer = Listening()
-    chosen = "algorithm={estimator: efficient, on_stop: {turn_limit: penalise}, stop_penalty: 3.0}"
+    chosen = "algorithm={stops: {handling: {turn_limit: penalise}, penalty: 3.0}}"
     run(tmp_path / "run", *COMPOSED, chosen, "warm_start.steps=0", "train.steps=0", observer=observer)
     reward, penalty = observer.said
     assert "the total of the reward weighted_sum is only logged" in reward
-    assert "algorithm.stop_penalty, which comes off the total reward, changes nothing" in penalty
+    assert "algorithm.stops.penalty, which comes off the total reward, changes nothing" in penalty
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_loss_trains_the_quickstart(loss: str, warm: str, tmp_path: Path) -> None:
-    lines = run(tmp_path / "run", *from_warm(warm), *COMPOSED, "algorithm.estimator=grpo", f"algorithm.loss={loss}")
+    lines = run(
+        tmp_path / "run",
+        *from_warm(warm),
+        *COMPOSED,
+        "algorithm.advantage.estimator=grpo",
+        f"algorithm.loss.name={loss}",
+    )
     assert_learned(lines)
     assert all(line["ratio"] == pytest.approx(1, abs=1e-3) for line in lines)  # one update a batch: on policy
 
 
 def test_several_updates_move_the_ratio_from_one(warm: str, tmp_path: Path) -> None:
-    chosen = "algorithm={estimator: grpo, updates_per_batch: 3}"
+    chosen = "algorithm={advantage: {estimator: grpo}, updates_per_batch: 3}"
     lines = run(tmp_path / "run", *from_warm(warm), *COMPOSED, chosen, "learner.optimiser.lr=0.002")
     assert_learned(lines)
     assert max(line["ratio_max"] for line in lines) > 1.01
@@ -144,7 +150,10 @@ def test_several_updates_move_the_ratio_from_one(warm: str, tmp_path: Path) -> N
 
 
 def test_importance_correction_and_whitening_train(warm: str, tmp_path: Path) -> None:
-    chosen = "algorithm={estimator: grpo, whiten: true, updates_per_batch: 2, importance: {cap: 2.0, level: turn}}"
+    chosen = (
+        "algorithm={advantage: {estimator: grpo, whiten: true}, updates_per_batch: 2, "
+        "importance: {cap: 2.0, level: turn}}"
+    )
     lines = run(tmp_path / "run", *from_warm(warm), *COMPOSED, chosen)
     assert_learned(lines)
     for line in lines:  # sampler and learner agree here
@@ -156,8 +165,10 @@ def test_importance_correction_and_whitening_train(warm: str, tmp_path: Path) ->
 def test_a_kl_term_keeps_the_policy_near_its_origin(warm: str, tmp_path: Path) -> None:
     """The reference is the policy before the first step and stays it; a heavy term holds the policy to it."""
     base = (*from_warm(warm), *COMPOSED, "train.steps=10", "learner.optimiser.betas=[0.5, 0.9]")
-    free = run(tmp_path / "free", *base, "algorithm={estimator: grpo, kl: {coefficient: 1.0e-9}}")
-    held = run(tmp_path / "held", *base, "algorithm={estimator: grpo, kl: {coefficient: 10.0, estimator: k2}}")
+    free = run(tmp_path / "free", *base, "algorithm={advantage: {estimator: grpo}, kl: {coefficient: 1.0e-9}}")
+    held = run(
+        tmp_path / "held", *base, "algorithm={advantage: {estimator: grpo}, kl: {coefficient: 10.0, estimator: k2}}"
+    )
     assert free[0]["kl"] == pytest.approx(0, abs=1e-6)
     assert held[9]["kl"] < free[9]["kl"] / 2
     assert all(line["rows"] >= line["trajectories"] for line in held)  # trl#7068: groups of equal reward train too
@@ -165,7 +176,7 @@ def test_a_kl_term_keeps_the_policy_near_its_origin(warm: str, tmp_path: Path) -
 
 def test_dynamic_sampling_drops_idle_groups_and_samples_new_ones(warm: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    lines = run(folder, *from_warm(warm), "algorithm={estimator: grpo, resample_rounds: 3}")
+    lines = run(folder, *from_warm(warm), "algorithm={advantage: {estimator: grpo}, resample_rounds: 3}")
     assert any(line["groups_dropped"] > 0 for line in lines)
     assert all(line["groups_of_equal_reward"] == 0 for line in lines)
     for step, line in enumerate(lines, start=1):
@@ -188,7 +199,7 @@ def test_dynamic_sampling_drops_idle_groups_and_samples_new_ones(warm: str, tmp_
 def test_broken_problems_among_those_sampled_anew_do_not_end_the_run(warm: str, tmp_path: Path) -> None:
     """A resample round may be a single problem: that all of a round failed says nothing of the run."""
     folder, observer = tmp_path / "run", Listening()
-    chosen = ("algorithm={estimator: grpo, resample_rounds: 2}", "train.steps=1")
+    chosen = ("algorithm={advantage: {estimator: grpo}, resample_rounds: 2}", "train.steps=1")
     ledger = Ledger(min_ops=2, max_ops=3).problems("train")
     sound = [ledger[index].id for index in indices(seed=0, step=0, count=8, size=len(ledger))]
     task = (
@@ -207,7 +218,8 @@ def test_broken_problems_among_those_sampled_anew_do_not_end_the_run(warm: str, 
 
 def test_a_masked_stop_trains_nothing_and_counts_nowhere(warm: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    chosen = "algorithm={estimator: grpo, on_stop: {format: mask, turn_limit: penalise, output_length: penalise}}"
+    handling = "{format: mask, turn_limit: penalise, output_length: penalise}"
+    chosen = f"algorithm={{advantage: {{estimator: grpo}}, stops: {{handling: {handling}}}}}"
     lines = run(folder, *from_warm(warm), *COMPOSED, chosen)
     assert any(line["masked"] > 0 for line in lines)
     assert all(line["masked"] == pytest.approx(line["stop/format"]) for line in lines)
@@ -238,13 +250,16 @@ def _parameters(function: Callable[..., object]) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("algorithm.estimator=gropo", r"algorithm.estimator: 'gropo' is unknown. Did you mean grpo\?"),
-        ("algorithm.loss=gsp", r"algorithm.loss: 'gsp' is unknown. Did you mean gspo\?"),
-        ("algorithm={estimator: ms_grpo, estimator_options: {coeff: 1}}", "ms_grpo has no option 'coeff'"),
-        ("algorithm={estimator: turn_discounted, estimator_options: {gamma: 2}}", "estimator_options: .*gamma"),
-        ("algorithm={loss: gspo, loss_options: {clip_low: -1}}", "loss_options: .*clip_low"),
+        (
+            "algorithm.advantage.estimator=gropo",
+            r"algorithm.advantage.estimator: 'gropo' is unknown. Did you mean grpo\?",
+        ),
+        ("algorithm.loss.name=gsp", r"algorithm.loss.name: 'gsp' is unknown. Did you mean gspo\?"),
+        ("algorithm={advantage: {estimator: ms_grpo, options: {coeff: 1}}}", "ms_grpo has no option 'coeff'"),
+        ("algorithm={advantage: {estimator: turn_discounted, options: {gamma: 2}}}", "advantage.options: .*gamma"),
+        ("algorithm={loss: {name: gspo, options: {clip_low: -1}}}", "loss.options: .*clip_low"),
         ("algorithm.importance.cap=0.5", "algorithm.importance: .*cap"),
-        ("algorithm={on_stop: {lost: mask}}", "on_stop"),
+        ("algorithm={stops: {handling: {lost: mask}}}", "algorithm.stops.handling.lost"),
         ("train.samples_per_problem=1", "samples_per_problem: found 1"),
     ],
 )

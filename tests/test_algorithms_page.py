@@ -13,7 +13,7 @@ import pytest
 from condensegrpo.algorithms.advantages import ESTIMATORS, whiten
 from condensegrpo.algorithms.losses import LOSSES, importance, token_weights
 from condensegrpo.assembly import assemble
-from condensegrpo.config.schema import load_config
+from condensegrpo.config.load import load_config
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "docs" / "scripts" / "algorithms.py"

@@ -10,7 +10,8 @@ from tiny import qwen3, tokenizer
 
 from condensegrpo.algorithms.objective import Tokenwise
 from condensegrpo.assembly import assemble, learning_signal
-from condensegrpo.config.schema import RunConfig, evaluations, find_config, load_config, shipped
+from condensegrpo.config.load import evaluations, find_config, load_config, shipped
+from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CondenseError, ConfigError
 from condensegrpo.core.protocols import Problem, RewardResult
 
@@ -38,7 +39,7 @@ def test_the_evaluations_of_the_quickstart_reach_beyond_what_it_trains_on() -> N
         problems = assemble.problems(assemble.check(varied).task, "eval")
         operations = {len(one.data["ops"]) for one in problems}
         assert operations == {int(variant.removeprefix("K="))}
-        assert varied.rollout.max_turns == operations.pop() + 2  # the first note, and the answer
+        assert varied.rollout.limits.max_turns == operations.pop() + 2  # the first note, and the answer
 
 
 @pytest.mark.parametrize(
@@ -46,34 +47,37 @@ def test_the_evaluations_of_the_quickstart_reach_beyond_what_it_trains_on() -> N
     [
         ("condenser.name=last_kk", "Did you mean 'last_k'"),
         ("condenser.options.keep_lst=3", "keep_last"),
-        ("algorithm.estimator=grop", "Did you mean grpo"),
-        ("algorithm.estimator_options.context_lo=3", "context_low"),
-        ("algorithm.loss=cliped", "Did you mean clipped"),
-        ("algorithm.loss_options.clip=3", "clip_low"),
-        ("rollout.tools=[calculater]", "Did you mean 'calculator'"),
+        ("algorithm.advantage.estimator=grop", "Did you mean grpo"),
+        ("algorithm.advantage.options.context_lo=3", "context_low"),
+        ("algorithm.loss.name=cliped", "Did you mean clipped"),
+        ("algorithm.loss.options.clip=3", "clip_low"),
+        ("rollout.tools.use=[calculater]", "Did you mean 'calculator'"),
         ("task.options.min_ops=9", "min_ops <= max_ops"),
         ("task.data=x.jsonl", "data"),
         ("train.samples_per_problem=1", "at least 2 trajectories"),
-        ("algorithm.estimator_options.context_low=60", "context_low"),
-        ("algorithm.loss_options.clip_low=abc", "checking algorithm.loss_options"),
+        ("algorithm.advantage.options.context_low=60", "context_low"),
+        ("algorithm.loss.options.clip_low=abc", "checking algorithm.loss.options"),
         ("task.options={min_ops: 1, max_ops: 1}", "only 9 exist"),
-        ("evaluate.variants={far: [rollout.max_turnz=20]}", "did you mean max_turns"),
+        ("evaluate.variants={far: [rollout.limits.max_turnz=20]}", "Did you mean 'max_turns'"),
         ("evaluate.variants={far: [task.options.min_opz=20]}", "min_opz"),
         ("sampler.name=transfomers", "Did you mean 'transformers'"),
         ("sampler.options.max_bach=2", "max_bach"),
         ("trackers=[{name: wandb}]", "project"),
         ("reward={name: weighted_sum, options: {parts: {name: correct}}}", "wanted a list of rewards"),
         (
-            "algorithm.estimator_options.coeficient=1",
+            "algorithm.advantage.options.coeficient=1",
             "no option 'coeficient'. Did you mean coefficient? It has: context_",
         ),
-        ("algorithm={loss: reinforce, loss_options: {clip: 1}}", "reinforce has no option 'clip'. It has: none."),
-        ("algorithm.estimator_options.coefficient=null", "the option coefficient of an estimator is None, wanted"),
-        ("algorithm.estimator_options.guard='0.2'", "the option guard of an estimator is '0.2', wanted a finite"),
-        ("algorithm.estimator_options.accuracy=batch", "the option accuracy of an estimator is 'batch'"),
-        ("algorithm.loss_options.clip_low='0.2'", "clip_low is '0.2', wanted a number in [0, 1]"),
-        ("algorithm.loss_options.dual_clip=many", "dual_clip is 'many', wanted a finite number above 1"),
-        ("algorithm.context_anchors=[48, 16]", "checking algorithm.context_anchors: found [48.0, 16.0]"),
+        ("algorithm={loss: {name: reinforce, options: {clip: 1}}}", "reinforce has no option 'clip'. It has: none."),
+        ("algorithm.advantage.options.coefficient=null", "the option coefficient of an estimator is None, wanted"),
+        ("algorithm.advantage.options.guard='0.2'", "the option guard of an estimator is '0.2', wanted a finite"),
+        ("algorithm.advantage.options.accuracy=batch", "the option accuracy of an estimator is 'batch'"),
+        ("algorithm.loss.options.clip_low='0.2'", "clip_low is '0.2', wanted a number in [0, 1]"),
+        ("algorithm.loss.options.dual_clip=many", "dual_clip is 'many', wanted a finite number above 1"),
+        (
+            "algorithm.advantage.context_anchors=[48, 16]",
+            "checking algorithm.advantage.context_anchors: found [48.0, 16.0]",
+        ),
         ("algorithm.importance.cap=0.5", "cap is 0.5, wanted a finite number >= 1, or none (0 in a configuration)"),
     ],
 )
@@ -85,17 +89,29 @@ def test_what_does_not_exist_or_fit_is_named(override: str, wanted: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("option", "source"),
+    [("tool_format: tagged", "rollout.tools.format"), ("keep_last: 3", "condenser.options.keep_last")],
+)
+def test_what_a_task_gets_from_the_rollout_is_no_option_of_it(option: str, source: str, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "1 and 1?", "answer": "1+1 = <<1+1=2>>2\\n#### 2"}\n')
+    data = [f"task.data={rows}", f"task.eval_data={rows}"]
+    with pytest.raises(ConfigError, match=rf"the task gets it from {source}, which is .* Remove task\.options"):
+        assemble.components(load_config(find_config("gsm8k"), [*data, f"task.options={{{option}}}"]))
+
+
+@pytest.mark.parametrize(
     ("chosen", "option"),
     [
-        ("estimator: efficient, estimator_options", "context_N"),
-        ("estimator: efficient, estimator_options", "truncated_N"),
-        ("estimator: gigpo, estimator_options", "state_NK"),
-        ("loss: gspo, loss_options", "turn_T"),
+        ("advantage: {estimator: efficient, options", "context_N"),
+        ("advantage: {estimator: efficient, options", "truncated_N"),
+        ("advantage: {estimator: gigpo, options", "state_NK"),
+        ("loss: {name: gspo, options", "turn_T"),
     ],
 )
 def test_what_the_engine_supplies_is_no_option(chosen: str, option: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        assemble.check(quickstart(f"algorithm={{{chosen}: {{{option}: 1}}}}"))
+        assemble.check(quickstart(f"algorithm={{{chosen}: {{{option}: 1}}}}}}"))
     told, _, known = str(caught.value).partition("It has: ")
     assert f"has no option {option!r}" in told
     assert known
@@ -122,7 +138,7 @@ def test_a_tool_in_a_file_gets_its_schema_from_its_signature(tmp_path: Path) -> 
         '    """Look a word up.\n\n    Args:\n        word: what to look up.\n    """\n'
         "    return word.upper()\n"
     )
-    components = assemble.check(quickstart(f"rollout.tools=['{path}:lookup']"))
+    components = assemble.check(quickstart(f"rollout.tools.use=['{path}:lookup']"))
     (schema,) = components.toolbox.schemas
     assert schema["function"]["name"] == "lookup"
     assert list(schema["function"]["parameters"]["properties"]) == ["word"]
@@ -139,7 +155,7 @@ def test_a_tool_with_options_is_a_class_whose_call_is_the_tool(tmp_path: Path) -
         "        return word.upper() * self.times\n"
     )
     components = assemble.check(
-        quickstart(f"rollout.tools=[calculator, {{name: '{path}:Shout', options: {{times: 2}}}}]")
+        quickstart(f"rollout.tools.use=[calculator, {{name: '{path}:Shout', options: {{times: 2}}}}]")
     )
     assert components.toolbox.names == ("calculator", "Shout")
     answers = asyncio.run(
@@ -159,12 +175,12 @@ def test_a_tool_with_options_is_a_class_whose_call_is_the_tool(tmp_path: Path) -
 )
 def test_options_that_a_tool_does_not_take_are_refused(tools: str, wanted: str) -> None:
     with pytest.raises(CondenseError, match=wanted):
-        assemble.check(quickstart(f"rollout.tools={tools}"))
+        assemble.check(quickstart(f"rollout.tools.use={tools}"))
 
 
 def test_the_code_format_runs_python_and_nothing_else() -> None:
-    with pytest.raises(ConfigError, match=r"found calculator, and rollout.tool_format=code runs the tool python"):
-        assemble.check(quickstart("rollout.tools=[calculator]", "rollout.tool_format=code"))
+    with pytest.raises(ConfigError, match=r"found calculator, and rollout.tools.format=code runs the tool python"):
+        assemble.check(quickstart("rollout.tools.use=[calculator]", "rollout.tools.format=code"))
 
 
 def test_a_plug_in_without_its_method_is_refused(tmp_path: Path) -> None:
@@ -180,7 +196,7 @@ def test_two_tools_of_one_name_are_refused(tmp_path: Path) -> None:
         'def calculator(expression: str) -> str:\n    """Add.\n\n    Args:\n        expression: it.\n    """\n'
     )
     with pytest.raises(ConfigError, match="two tools have one name"):
-        assemble.check(quickstart(f"rollout.tools=[calculator, '{path}:calculator']"))
+        assemble.check(quickstart(f"rollout.tools.use=[calculator, '{path}:calculator']"))
 
 
 def test_every_reward_by_name_can_be_built() -> None:
@@ -211,7 +227,7 @@ def test_a_weighted_sum_takes_rewards_by_name_and_from_files(tmp_path: Path) -> 
     ("text", "wanted"),
     [
         ("{name: corect}", "Did you mean 'correct'"),
-        ("{name: correct, wieght: 2}", "did you mean weight"),
+        ("{name: correct, wieght: 2}", "Did you mean 'weight'"),
         ("{name: correct, weight: -1}", "weight: found -1"),
         ("{weight: 1}", "name: missing"),
         (
@@ -228,7 +244,7 @@ def test_a_part_that_makes_no_sense_is_named(text: str, wanted: str) -> None:
 
 def test_the_anchors_of_the_default_estimator_follow_the_context_budget() -> None:
     """Budget 160: contexts of 10 tokens and fewer are as good as they get, those of 160 as bad."""
-    components = assemble.check(quickstart("algorithm={}", "rollout.max_context_tokens=160"))
+    components = assemble.check(quickstart("algorithm={}", "rollout.limits.max_context_tokens=160"))
     scores = learning_signal.TOY_SCORES._replace(
         correct_N=torch.tensor([1.0, 1.0, 1.0, 0.0]),
         total_N=torch.tensor([1.0, 1.0, 1.0, 0.0]),
@@ -248,14 +264,14 @@ def test_the_anchors_of_the_default_estimator_follow_the_context_budget() -> Non
 @pytest.mark.parametrize(
     ("overrides", "wanted"),
     [
-        (("algorithm.loss=clipped",), True),
-        (("algorithm.loss=gspo",), False),
+        (("algorithm.loss.name=clipped",), True),
+        (("algorithm.loss.name=gspo",), False),
         (("algorithm.importance={cap: 2, level: token}",), True),
         (("algorithm.importance={cap: 2, level: turn}",), False),
         (("algorithm.importance={cap: 2, level: turn}", "algorithm.updates_per_batch=2"), False),
         (("algorithm.importance={cap: 0, level: turn}",), True),
-        (("algorithm.loss=gspo", "algorithm.kl.coefficient=0.1"), False),
-        (("algorithm.loss=cispo", "algorithm.kl.coefficient=0.1"), True),
+        (("algorithm.loss.name=gspo", "algorithm.kl.coefficient=0.1"), False),
+        (("algorithm.loss.name=cispo", "algorithm.kl.coefficient=0.1"), True),
     ],
 )
 def test_objectives_that_look_at_whole_turns_are_never_taken_in_parts(overrides: tuple[str, ...], wanted: bool) -> None:

@@ -19,7 +19,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from condensegrpo.assembly import assemble
 from condensegrpo.attention.capture import SUPPORTED
-from condensegrpo.config.schema import find_config, load_config
+from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import Trajectory, Turn
 from condensegrpo.rollout.render import Renderer

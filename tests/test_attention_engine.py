@@ -16,7 +16,7 @@ from condensegrpo.assembly import assemble
 from condensegrpo.assembly.scorers import check_models, check_scorers, open_scorers, parted
 from condensegrpo.attention.leave_one_out import LeaveOneOut, losses
 from condensegrpo.condensers.attention import AttentionCondenser
-from condensegrpo.config.schema import load_config
+from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Reading, TokenAttention, UnitScorer

@@ -119,7 +119,7 @@ def test_work_that_ignores_its_cancellation_is_not_waited_for() -> None:
             await guarded(stubborn, who="it", stop=Stop.ENVIRONMENT_ERROR, seconds=0.05)
         return caught.value.detail, list(finished)
 
-    assert asyncio.run(run()) == ("it: nothing came back within 0.05 seconds (rollout.turn_seconds)", [])
+    assert asyncio.run(run()) == ("it: nothing came back within 0.05 seconds (rollout.limits.turn_seconds)", [])
 
 
 def test_what_abandoned_work_raises_later_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
@@ -224,7 +224,7 @@ FAULTS: Mapping[str, tuple[Callable[[], Awaitable[Step]], str]] = {
     "exit": (lambda: _raises(SystemExit(0)), "SystemExit: 0"),
     "sys.exit": (lambda: sys.exit(3), "SystemExit: 3"),
     "cancels": (lambda: _raises(asyncio.CancelledError()), "CancelledError: it cancelled itself"),
-    "swallows": (_swallows, "nothing came back within 0.3 seconds (rollout.turn_seconds)"),
+    "swallows": (_swallows, "nothing came back within 0.3 seconds (rollout.limits.turn_seconds)"),
     "synchronous": (lambda: Step(), "TypeError: object Step can't be used in 'await'"),  # type: ignore[arg-type, return-value]
 }
 

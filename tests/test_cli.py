@@ -78,13 +78,13 @@ def test_a_dry_run_prints_the_resolved_configuration_and_makes_nothing(tmp_path:
     began = time.monotonic()
     out = succeed("train", *TINY, f"runs_dir={tmp_path}", "--dry-run")
     assert "problems_per_step: 4" in out
-    assert "aggregation: trajectory_constant" in out  # a default, resolved
+    assert "mode: trajectory_constant" in out  # a default, resolved
     assert list(tmp_path.iterdir()) == []
     assert time.monotonic() - began < 60
 
 
 def test_a_mistyped_key_names_its_nearest_match() -> None:
-    assert "did you mean steps?" in refused("train", "configs/quickstart.yaml", "train.stps=3", "--dry-run")
+    assert "Did you mean 'steps'?" in refused("train", "configs/quickstart.yaml", "train.stps=3", "--dry-run")
 
 
 def test_a_mistyped_option_of_a_plug_in_lists_those_that_exist() -> None:
@@ -94,7 +94,7 @@ def test_a_mistyped_option_of_a_plug_in_lists_those_that_exist() -> None:
 
 
 def test_a_missing_configuration_names_the_shipped_ones() -> None:
-    assert "Did you mean quickstart" in refused("train", "quikstart")
+    assert "Did you mean 'quickstart'" in refused("train", "quikstart")
 
 
 def test_train_without_a_configuration_says_what_it_wants() -> None:
@@ -110,8 +110,8 @@ def test_evaluating_a_model_needs_to_know_the_task(tmp_path: Path) -> None:
 
 
 def test_a_budget_below_the_question_stops_the_run_before_the_warm_start(tmp_path: Path) -> None:
-    message = refused("train", *TINY, "rollout.max_context_tokens=8", f"runs_dir={tmp_path}")
-    assert "rollout.max_context_tokens" in message
+    message = refused("train", *TINY, "rollout.limits.max_context_tokens=8", f"runs_dir={tmp_path}")
+    assert "rollout.limits.max_context_tokens" in message
     assert not (tmp_path / "quickstart/origin/warm").exists()
 
 

@@ -8,7 +8,8 @@ from builders import condensation, scored, trajectory, turn
 from command import run, succeed
 
 from condensegrpo.cli.compare import parsed_budgets, parsed_condensers
-from condensegrpo.config.schema import RunConfig, validate
+from condensegrpo.config.load import validate
+from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.messages import Message
 from condensegrpo.evaluation.compare import contenders
@@ -62,7 +63,9 @@ def test_every_condenser_meets_every_budget_and_full_has_none() -> None:
 
 
 def test_the_configurations_own_condenser_has_its_options_and_its_budget() -> None:
-    own = config(condenser={"name": "last_k", "options": {"keep_last": 5}}, rollout={"max_context_tokens": 77})
+    own = config(
+        condenser={"name": "last_k", "options": {"keep_last": 5}}, rollout={"limits": {"max_context_tokens": 77}}
+    )
     assert contenders([("last_k", {})], [], own) == (
         Contender(condenser="last_k", options={"keep_last": 5}, budget=77),
     )
@@ -180,7 +183,7 @@ def test_the_command_compares_and_writes_table_json_and_picture(untrained: Path,
     [
         (["--budgets", "40"], "belong to --compare"),
         (["--compare", "trunkate"], "Did you mean 'truncate'"),
-        (["--compare", "truncate", "--budgets", "6"], "rollout.max_context_tokens"),
+        (["--compare", "truncate", "--budgets", "6"], "rollout.limits.max_context_tokens"),
     ],
 )
 def test_what_cannot_be_compared_is_said_before_anything_is_sampled(

@@ -11,23 +11,24 @@ from builders import scored
 from talk import END, Counting, agent, counting, engine, problem, said, shown, tokenizer
 
 from condensegrpo.algorithms import segments
-from condensegrpo.assembly.rollout_parts import confidence
+from condensegrpo.assembly.rollout_parts import check_confidence
 from condensegrpo.condensers.last_k import LastK
-from condensegrpo.config.schema import load_config, vary
+from condensegrpo.config.load import load_config, vary
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.protocols import Problem
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop, Trajectory
 from condensegrpo.metrics.trajectories import facts_of, summarise
 from condensegrpo.rewards.matches import Matcher
 from condensegrpo.rewards.verdict import judge
-from condensegrpo.rollout.engine import Confidence, Engine
+from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.episode import run_episode
 from condensegrpo.rollout.render import Renderer
+from condensegrpo.rollout.settings import Confidence
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.trajectories import read_trajectories, write_trajectory
 
 QUICKSTART = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
-ASKED = Confidence(threshold=0.5, before="<answer>", closing="</answer>", max_tokens=40)
+ASKED = Confidence(threshold=0.5, max_tokens=40)
 
 
 class Deciding:
@@ -127,7 +128,7 @@ def test_without_anything_to_close_it_an_answer_ends_with_the_reply() -> None:
     def reply(prompt_ids: tuple[int, ...]) -> list[int]:
         return said("42") if shown(prompt_ids).endswith("So: ") else said("hello")
 
-    one = played(ScriptedSampler(reply, logprob=0.0), Confidence(threshold=1.0, before="So: ", closing=""))
+    one = played(ScriptedSampler(reply, logprob=0.0), Confidence(threshold=1.0, form="So: {answer}"))
     assert (one.stop, one.answer, one.turns[-1].output_ids[-1]) == (Stop.CONFIDENT, "42", END)
 
 
@@ -169,10 +170,21 @@ def test_a_trajectory_with_drafts_is_stored_and_read_back(tmp_path: Path) -> Non
 
 def test_the_configuration_sets_it_and_is_checked() -> None:
     config = load_config(QUICKSTART, ["rollout.stop_when_confident={threshold: 0.8, form: 'It is {answer}.'}"])
-    found = confidence(vary(config, ["rollout.max_output_tokens=20"]), Renderer(tokenizer()))
-    assert found == Confidence(threshold=0.8, before="It is ", closing=".", after_turns=1, max_tokens=14)
-    with pytest.raises(ConfigError, match=r"has 6 tokens, and\s+rollout\.max_output_tokens=6 leaves no room"):
-        confidence(vary(config, ["rollout.max_output_tokens=6"]), Renderer(tokenizer()))
+    settings = config.rollout.stop_when_confident
+    assert settings == Confidence(threshold=0.8, form="It is {answer}.")
+    assert (settings.opening, settings.closing) == ("It is ", ".")
+    check_confidence(vary(config, ["rollout.limits.max_output_tokens=7"]), Renderer(tokenizer()))
+    with pytest.raises(ConfigError, match=r"has 6 tokens, and\s+rollout\.limits\.max_output_tokens=6 leaves no room"):
+        check_confidence(vary(config, ["rollout.limits.max_output_tokens=6"]), Renderer(tokenizer()))
     with pytest.raises(ConfigError, match="exactly once"):
         load_config(QUICKSTART, ["rollout.stop_when_confident={form: '<answer></answer>'}"])
-    assert confidence(load_config(QUICKSTART), Renderer(tokenizer())) is None
+    assert load_config(QUICKSTART).rollout.stop_when_confident is None
+
+
+def test_opening_and_draft_together_are_at_most_as_long_as_a_reply() -> None:
+    model = Deciding(0.9)
+    played(model, max_output_tokens=20)
+    opening = len(Renderer(tokenizer()).text_ids("<answer>"))
+    assert {params.max_tokens for _, params in model.drafts} == {20 - opening}
+    played(model, max_output_tokens=80)
+    assert model.drafts[-1][1].max_tokens == 40  # its own limit

@@ -3,19 +3,18 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import yaml
 
-from condensegrpo.config.schema import (
-    dump_config,
-    find_config,
-    load_config,
-    shipped,
-    vary,
-)
-from condensegrpo.config.yaml_tree import apply_overrides
+from condensegrpo.algorithms.settings import AdvantageSettings, StopSettings
+from condensegrpo.config.load import dump_config, evaluations, find_config, load_config, load_stored, shipped, vary
+from condensegrpo.config.renames import RENAMED
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.config.yaml_tree import apply_overrides, keys_of, sections_of
 from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.trajectory import Stop
 
 SMALL = "model: {new: {}}\ntask: {name: ledger}\n"
 
@@ -34,11 +33,11 @@ def refusal(path: Path, *overrides: str) -> str:
 
 
 def test_an_override_replaces_one_key_and_leaves_the_others(small: Path) -> None:
-    config = load_config(small, ["train.steps=7", "task.options.min_ops=4", "rollout.tools=[calculator]"])
+    config = load_config(small, ["train.steps=7", "task.options.min_ops=4", "rollout.tools.use=[calculator]"])
     assert config.train.steps == 7
     assert config.train.problems_per_step == 16
     assert config.task.options == {"min_ops": 4}
-    assert config.rollout.tools == ["calculator"]
+    assert config.rollout.tools.use == ["calculator"]
 
 
 @pytest.mark.parametrize("text", ["1e-3", "1.0e-3", "0.001", "1E-3"])
@@ -59,12 +58,19 @@ def test_apply_overrides_leaves_the_given_tree_alone() -> None:
 
 
 def test_an_unknown_key_names_its_nearest_match(small: Path) -> None:
-    assert "train.stps: unknown key; did you mean steps?" in refusal(small, "train.stps=3")
-    assert "model.new.hiden_size: unknown key; did you mean hidden_size?" in refusal(small, "model.new.hiden_size=3")
+    assert "train.stps: unknown key. Did you mean 'steps'?" in refusal(small, "train.stps=3")
+    assert "model.new.hiden_size: unknown key. Did you mean 'hidden_size'?" in refusal(small, "model.new.hiden_size=3")
+
+
+def test_an_unknown_key_of_a_dataclass_names_its_nearest_match(small: Path) -> None:
+    assert "rollout.limits.max_turn: unknown key. Did you mean 'max_turns'?" in refusal(
+        small, "rollout.limits.max_turn=3"
+    )
+    assert "Did you mean 'threshold'?" in refusal(small, "rollout.stop_when_confident={treshold: 0.5}")
 
 
 def test_an_unknown_key_like_no_other_lists_those_that_exist(small: Path) -> None:
-    assert "known here: name, options" in refusal(small, "condenser.name=full", "condenser.zzz=1")
+    assert "Known here: name, options" in refusal(small, "condenser.name=full", "condenser.zzz=1")
 
 
 def test_an_override_reaches_into_a_list(small: Path) -> None:
@@ -72,13 +78,13 @@ def test_an_override_reaches_into_a_list(small: Path) -> None:
         small, ["reward={name: sum, options: {parts: [{name: a}, {name: b}]}}", "reward.options.parts.1.weight=0.5"]
     )
     assert config.reward.options["parts"] == [{"name": "a"}, {"name": "b", "weight": 0.5}]
-    assert "no such entry" in refusal(small, "rollout.tools=[a]", "rollout.tools.3=b")
+    assert "no such entry" in refusal(small, "rollout.tools.use=[a]", "rollout.tools.use.3=b")
 
 
 @pytest.mark.parametrize("betas", ["[1.5,0.9]", "[0.9,1]", "[-0.1,0.9]"])
 def test_the_means_of_adamw_must_forget(small: Path, betas: str) -> None:
     """Torch refuses them too, with its own words and once the models are loaded."""
-    assert "wanted two numbers from 0 to below 1" in refusal(small, f"learner.optimiser.betas={betas}")
+    assert "learner.optimiser.betas." in refusal(small, f"learner.optimiser.betas={betas}")
 
 
 @pytest.mark.parametrize("value", [".inf", ".nan", "-.inf"])
@@ -138,11 +144,97 @@ def test_a_dumped_configuration_reads_back_equal(small: Path, tmp_path: Path) ->
     assert load_config(copy) == config
 
 
+def test_a_quoted_text_that_looks_like_a_number_stays_a_text(small: Path, tmp_path: Path) -> None:
+    config = load_config(small, ["task.options={id: '7e3', path: 1e-3, plain: 'x'}"])
+    assert config.task.options == {"id": "7e3", "path": 0.001, "plain": "x"}
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(dump_config(config))
+    assert load_config(copy) == config
+
+
+OLD = {  # one run under the key names of the first release
+    "name": "old",
+    "model": {"path": "some/model"},
+    "task": {"name": "gsm8k", "data": "a.jsonl", "options": {"tool_format": "tagged", "keep_last": 2, "system": "s"}},
+    "condenser": {"name": "last_k", "options": {"keep_last": 2}},
+    "rollout": {
+        "max_turns": 3,
+        "max_context_tokens": 99,
+        "condense": "over_budget",
+        "condense_share": 0.5,
+        "tools": ["calculator"],
+        "tool_format": "tagged",
+        "max_tool_turns": 1,
+    },
+    "algorithm": {
+        "estimator": "ms_grpo",
+        "estimator_options": {"coef": 0.5},
+        "loss": "gspo",
+        "loss_options": {},
+        "aggregation": "token_mean",
+        "on_stop": {"turn_limit": "mask"},
+        "stop_penalty": 2.0,
+        "kl": {"coefficient": 0.1},
+    },
+    "sandbox": {"rung": "landlock", "seconds": 3.0, "packages": []},
+    "evaluate": {"variants": {"far": ["task.data=b.jsonl", "rollout.max_turns=9", "algorithm={loss: clipped}"]}},
+}
+
+
+def test_the_configuration_of_an_old_run_is_converted(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(OLD))
+    config = load_stored(path, ["rollout.limits.max_output_tokens=7"])
+    assert (config.rollout.limits.max_turns, config.rollout.limits.max_output_tokens) == (3, 7)
+    assert (config.rollout.condense.when, config.rollout.condense.share) == ("over_budget", 0.5)
+    tools = config.rollout.tools
+    assert (tools.use, tools.format, tools.max_turns) == (["calculator"], "tagged", 1)
+    assert config.algorithm.advantage == AdvantageSettings(estimator="ms_grpo", options={"coef": 0.5})
+    assert (config.algorithm.loss.name, config.algorithm.aggregation.mode) == ("gspo", "token_mean")
+    assert config.algorithm.stops == StopSettings(handling={Stop.TURN_LIMIT: "mask"}, penalty=2.0)
+    assert (config.sandbox.isolation, config.sandbox.limits.seconds) == ("landlock", 3.0)
+    assert config.task.options == {"system": "s"}
+    far = evaluations(config)["far"]
+    assert (far.rollout.limits.max_turns, far.algorithm.loss.name) == (9, "clipped")
+    path.write_text(dump_config(config))
+    assert load_stored(path) == load_config(path) == config
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_an_old_key_is_refused_with_its_new_name(small: Path, old: str, new: str) -> None:
+    assert f"{old} is now {new}" in refusal(small, f"{old}=1")
+    small.write_text(yaml.safe_dump(apply_overrides(yaml.safe_load(SMALL), [f"{old}=1"])))
+    assert f"{old} is now {new}" in refusal(small)
+
+
+def test_an_old_key_inside_the_list_of_tools_is_refused_too(small: Path) -> None:
+    assert "rollout.tools.0 is now rollout.tools.use.0" in refusal(small, "rollout.tools.0.options.corpus=x")
+
+
+def test_every_new_name_is_a_key(small: Path) -> None:
+    tree = load_config(small).model_dump(mode="json")
+    for new in RENAMED.values():
+        section, group, *leaf = new.split(".")
+        assert group in tree[section], new
+        assert not leaf or leaf[0] in tree[section][group], new
+
+
+def test_no_section_has_more_than_eight_keys() -> None:
+    def check(section: type) -> None:
+        hints = {name: hint for name, hint in get_type_hints(section).items() if name in keys_of(section)}
+        own = [name for name in hints if not any(name in keys_of(base) for base in section.__bases__)]
+        assert len(own) <= 8, section
+        for inner in {each for hint in hints.values() for each in sections_of(hint)}:
+            check(inner)
+
+    check(RunConfig)
+
+
 def test_vary_changes_only_what_it_is_told(small: Path) -> None:
     config = load_config(small)
-    varied = vary(config, ["rollout.max_turns=50"])
-    assert varied.rollout.max_turns == 50
-    assert vary(varied, [f"rollout.max_turns={config.rollout.max_turns}"]) == config
+    varied = vary(config, ["rollout.limits.max_turns=50"])
+    assert varied.rollout.limits.max_turns == 50
+    assert vary(varied, [f"rollout.limits.max_turns={config.rollout.limits.max_turns}"]) == config
 
 
 def test_a_shipped_configuration_is_found_by_name_and_by_its_path_in_a_checkout(
@@ -154,7 +246,7 @@ def test_a_shipped_configuration_is_found_by_name_and_by_its_path_in_a_checkout(
 
 
 def test_a_missing_configuration_names_the_nearest_shipped_one() -> None:
-    with pytest.raises(ConfigError, match="Did you mean quickstart"):
+    with pytest.raises(ConfigError, match="Did you mean 'quickstart'"):
         find_config("configs/quikstart.yaml")
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from condensegrpo.config.checks import check_figures
-from condensegrpo.config.schema import RunConfig, find_config, load_config
+from condensegrpo.config.load import find_config, load_config
+from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 
 
@@ -20,26 +21,24 @@ def test_the_shipped_figures_fit() -> None:
     ("overrides", "wanted"),
     [
         (["train.samples_per_problem=1"], "at least 2 trajectories"),
-        (["algorithm.context_anchors=[48, 16]"], "algorithm.context_anchors: found [48.0, 16.0], wanted"),
-        (["algorithm.context_anchors=[0, 16]"], "the first above 0"),
-        (["algorithm.context_anchors=[16, 16]"], "the second above the first"),
+        (
+            ["algorithm.advantage.context_anchors=[48, 16]"],
+            "algorithm.advantage.context_anchors: found [48.0, 16.0], wanted",
+        ),
+        (["algorithm.advantage.context_anchors=[0, 16]"], "the first above 0"),
+        (["algorithm.advantage.context_anchors=[16, 16]"], "the second above the first"),
         (["learner.tokens_per_micro_batch=1119"], "raise it to at least 1120"),
         (["model.new.max_positions=1119"], "Raise it to at least 1120"),
-        (
-            ["rollout.tool_format=native"],
-            "task.options.tool_format: found 'tagged'",
-        ),
         (["sampler.options.max_model_len=1119"], "max_model_len: found 1119, and a context with its reply may have"),
         (["sampler.options.top_p=0.9"], "sampler.options.top_p: found 0.9. Where unlikely tokens are cut off, the"),
         (["sampler.options.top_k=20"], "every importance ratio is wrong. Leave it out; sharpen with rollout.temp"),
         (["sampler.options.min_p=0.1"], "sampler.options.min_p: found 0.1"),
         (["rollout.staleness=1"], "algorithm.importance.cap: found 0, no correction, and rollout.staleness is 1"),
-        (["condenser.options.keep_last=1"], "task.options.keep_last: found 3"),
-        (["rollout.condense_share=0.5"], "rollout.condense_share=0.5: rollout.condense is every_turn"),
-        (["rollout.condense_jitter=0.2"], "rollout.condense_jitter=0.2: rollout.condense is every_turn"),
+        (["rollout.condense.share=0.5"], "rollout.condense.share=0.5: rollout.condense.when is every_turn"),
+        (["rollout.condense.jitter=0.2"], "rollout.condense.jitter=0.2: rollout.condense.when is every_turn"),
         (
-            ["rollout.condense=over_budget", "rollout.condense_share=0.5", "rollout.condense_to=0.6"],
-            "rollout.condense_to: found 0.6, above rollout.condense_share=0.5",
+            ["rollout.condense.when=over_budget", "rollout.condense.share=0.5", "rollout.condense.to=0.6"],
+            "rollout.condense.to: found 0.6, above rollout.condense.share=0.5",
         ),
     ],
 )
@@ -67,17 +66,17 @@ RAW = ("grpo", "grpo_merged", "ms_grpo", "mt_grpo", "ms_po", "rloo", "reinforce"
 
 @pytest.mark.parametrize("estimator", RAW)
 def test_one_sample_a_problem_can_be_trained_on_where_the_estimator_has_raw(estimator: str) -> None:
-    one = (f"algorithm.estimator={estimator}", "train.samples_per_problem=1")
-    check_figures(gsm8k(*one, "algorithm.estimator_options={singleton: raw}"))
-    with pytest.raises(ConfigError, match=rf"the estimator {estimator} compares .* Raise it, or set algorithm\.est"):
+    one = (f"algorithm.advantage.estimator={estimator}", "train.samples_per_problem=1")
+    check_figures(gsm8k(*one, "algorithm.advantage.options={singleton: raw}"))
+    with pytest.raises(ConfigError, match=rf"the estimator {estimator} compares .* Raise it, or set algorithm\.adv"):
         check_figures(gsm8k(*one))
 
 
 @pytest.mark.parametrize("estimator", ["efficient", "gigpo"])
 def test_an_estimator_without_raw_is_not_told_to_set_it(estimator: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_figures(gsm8k(f"algorithm.estimator={estimator}", "train.samples_per_problem=1"))
+        check_figures(gsm8k(f"algorithm.advantage.estimator={estimator}", "train.samples_per_problem=1"))
     assert f"the estimator {estimator} compares at least 2 trajectories a problem" in str(caught.value)
-    assert f"Raise it, or choose one of {', '.join(RAW)} and set algorithm.estimator_options.singleton=raw" in str(
+    assert f"Raise it, or choose one of {', '.join(RAW)} and set algorithm.advantage.options.singleton=raw" in str(
         caught.value
     )

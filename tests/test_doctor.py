@@ -39,7 +39,8 @@ from condensegrpo.cli.doctor_sandbox import sandbox_finding
 from condensegrpo.cli.findings import Finding, Level, ok, problem, show, warning
 from condensegrpo.cli.plugins import described, docstring_in_source, plugins
 from condensegrpo.cli.theme import console
-from condensegrpo.config.schema import NewModel, RunConfig, load_config
+from condensegrpo.config.load import load_config
+from condensegrpo.config.schema import NewModel, RunConfig
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.plugins import KINDS, installed, load
 from condensegrpo.sandbox import probing
@@ -166,13 +167,13 @@ def test_a_sound_configuration_has_no_problem(tmp_path: Path) -> None:
 
 
 def test_a_mistyped_key_is_a_problem(tmp_path: Path) -> None:
-    findings = config_findings(config_with(tmp_path, CONFIG), ["rollout.max_turn=3"])
+    findings = config_findings(config_with(tmp_path, CONFIG), ["rollout.limits.max_turn=3"])
     assert levels(findings) == {"configuration": Level.PROBLEM}
-    assert "did you mean max_turns?" in findings[0].found
+    assert "Did you mean 'max_turns'?" in findings[0].found
 
 
 def test_a_plugin_that_is_not_there_is_a_problem(tmp_path: Path) -> None:
-    findings = config_findings(config_with(tmp_path, CONFIG), ["rollout.tools=[calculatr]"])
+    findings = config_findings(config_with(tmp_path, CONFIG), ["rollout.tools.use=[calculatr]"])
     assert levels(findings)["plug-ins"] is Level.PROBLEM
     assert "Did you mean 'calculator'?" in next(one.found for one in findings if one.area == "plug-ins")
 
@@ -281,14 +282,14 @@ def test_adapters_need_no_optimiser_state_of_the_base(tmp_path: Path) -> None:
 
 def test_what_tools_read_is_looked_for_and_java_only_for_lucene(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
-    tools = f"rollout.tools=[{{name: search, options: {{corpus: {corpus}}}}}]"
+    tools = f"rollout.tools.use=[{{name: search, options: {{corpus: {corpus}}}}}]"
     path = config_with(tmp_path, CONFIG)
-    assert levels(config_findings(path, [tools]))["rollout.tools.0.options.corpus"] is Level.PROBLEM
+    assert levels(config_findings(path, [tools]))["rollout.tools.use.0.options.corpus"] is Level.PROBLEM
     corpus.write_text('{"title": "a", "text": "b"}\n')
     found = levels(config_findings(path, [tools.replace("corpus:", f"cache: {tmp_path}/cache, corpus:")]))
-    assert found["rollout.tools.0.options.corpus"] is Level.OK
+    assert found["rollout.tools.use.0.options.corpus"] is Level.OK
     assert not {"Java", "pyserini"} & found.keys()
-    lucene = config_findings(path, [f"rollout.tools=[{{name: search_lucene, options: {{index: {tmp_path}}}}}]"])
+    lucene = config_findings(path, [f"rollout.tools.use=[{{name: search_lucene, options: {{index: {tmp_path}}}}}]"])
     assert {"Java", "pyserini"} <= levels(lucene).keys()
 
 
@@ -325,7 +326,7 @@ def test_no_isolation_is_a_warning() -> None:
 def test_the_doctor_probes_the_backend_of_a_configuration(tmp_path: Path) -> None:
     path = config_with(tmp_path, CONFIG)
     assert "sandbox" not in levels(config_findings(path, []))
-    assert levels(config_findings(path, ["sandbox.rung=none"]))["sandbox"] is Level.WARNING
+    assert levels(config_findings(path, ["sandbox.isolation=none"]))["sandbox"] is Level.WARNING
 
 
 # --- what is shown

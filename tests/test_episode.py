@@ -35,10 +35,12 @@ from condensegrpo.core.errors import ContextOverflow
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Budget, Condensed, NamedTensors, Step
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Span, SpanStatus, Stop, Trajectory
-from condensegrpo.rollout.budget import Limits, check_pinned
-from condensegrpo.rollout.episode import Engine, Trigger, run_episode
+from condensegrpo.rollout.budget import check_pinned
+from condensegrpo.rollout.engine import Engine
+from condensegrpo.rollout.episode import run_episode
 from condensegrpo.rollout.randomness import problem_draw, stream_seed
 from condensegrpo.rollout.render import Renderer
+from condensegrpo.rollout.settings import Limits, Trigger
 from condensegrpo.samplers.scripted import ScriptedSampler
 
 
@@ -409,14 +411,14 @@ def test_a_history_that_no_condenser_shortens_stops_with_the_numbers() -> None:
     assert trajectory.stop is Stop.CONTEXT_OVERFLOW
     assert 0 < len(trajectory.turns) < 6
     assert f"the prompt of turn {len(trajectory.turns)} needs" in trajectory.detail
-    assert "rollout.max_context_tokens" in trajectory.detail
+    assert "rollout.limits.max_context_tokens" in trajectory.detail
     assert trajectory.max_context_tokens <= 160
 
 
 def test_a_question_larger_than_the_budget_is_found_before_sampling() -> None:
     trajectory = play(engine(ScriptedSampler([]), max_context_tokens=100), question="x" * 200)
     assert (trajectory.stop, trajectory.turns) == (Stop.CONTEXT_OVERFLOW, ())
-    assert "Raise rollout.max_context_tokens to at least" in trajectory.detail
+    assert "Raise rollout.limits.max_context_tokens to at least" in trajectory.detail
 
 
 def test_check_pinned_names_the_key_and_both_numbers() -> None:
@@ -426,7 +428,7 @@ def test_check_pinned_names_the_key_and_both_numbers() -> None:
     exact = Limits(max_turns=1, max_context_tokens=tokens, max_output_tokens=1)
     check_pinned(renderer, pinned, exact)
     with pytest.raises(
-        ContextOverflow, match=f"need {tokens} tokens .* budget is {tokens - 1}. Raise rollout.max_cont"
+        ContextOverflow, match=f"need {tokens} tokens .* budget is {tokens - 1}. Raise rollout.limits.max_cont"
     ):
         check_pinned(renderer, pinned, replace(exact, max_context_tokens=tokens - 1))
 
@@ -456,7 +458,7 @@ def test_a_cut_reply_ends_the_episode_and_its_tokens_stay() -> None:
     assert trajectory.stop is Stop.OUTPUT_LENGTH
     assert trajectory.turns[1].output_ids == tuple(said("hello 1 2 3 4")[:4])
     assert (trajectory.turns[1].reply.content, trajectory.turns[1].observations) == ("hello 1 ", ())
-    assert "4 tokens (rollout.max_output_tokens)" in trajectory.detail
+    assert "4 tokens (rollout.limits.max_output_tokens)" in trajectory.detail
 
 
 def test_a_cut_answer_is_no_answer() -> None:
@@ -492,7 +494,7 @@ class Broken(Counting):
     [
         ("start", 0, "starting the environment: OSError: no such world"),
         ("step", 2, "the environment: KeyError: 'lost'"),
-        ("hang", 2, "the environment: nothing came back within 0.3 seconds (rollout.turn_seconds)"),
+        ("hang", 2, "the environment: nothing came back within 0.3 seconds (rollout.limits.turn_seconds)"),
     ],
 )
 def test_an_environment_that_fails_keeps_the_turns_sampled_before(where: str, turns: int, detail: str) -> None:
@@ -643,7 +645,7 @@ def test_a_call_beyond_the_tool_turns_ends_the_episode_unexecuted() -> None:
     parts = engine(ScriptedSampler([call, call, call]), tools={"count": count}, max_tool_turns=2)
     trajectory = play(parts)
     assert (trajectory.stop, len(trajectory.turns), len(ran)) == (Stop.TURN_LIMIT, 3, 2)
-    assert "rollout.max_tool_turns" in trajectory.detail
+    assert "rollout.tools.max_turns" in trajectory.detail
     assert trajectory.turns[2].observations == ()
     assert trajectory.turns[2].turn_rewards == {}  # an attempt that nobody answered is none
 

@@ -19,8 +19,9 @@ from condensegrpo.condensers.last_k import LastK
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import NamedTensors, Problem, Step
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop, Trajectory
-from condensegrpo.rollout.engine import Engine, Trigger
+from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.group import named, rollout
+from condensegrpo.rollout.settings import Trigger
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.samplers.transformers import TransformersSampler
 from condensegrpo.tasks.ledger import Ledger

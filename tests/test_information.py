@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from condensegrpo.assembly.plugins import build
 from condensegrpo.cli.app import app
 from condensegrpo.config.checks import check_figures
-from condensegrpo.config.schema import load_config
+from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.protocols import Problem
 from condensegrpo.core.trajectory import Trajectory

@@ -31,7 +31,7 @@ CONFIG = """
 name: demo
 model: {new: {}}
 task: {name: ledger}
-rollout: {max_context_tokens: 48}
+rollout: {limits: {max_context_tokens: 48}}
 """
 REPLIES = ["<note> 3 </note>", "<note> 5 </note>", "<note> 6 </note>", "<answer> 6 </answer>"]
 OPERATIONS = ["+2", "+1", "done report"]

@@ -17,7 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 from two_ranks import OPTIMISER, STEPS, loss, micro_batches
 
 from condensegrpo.algorithms.packing import collate
-from condensegrpo.config.schema import find_config, load_config
+from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.errors import CheckpointError, ConfigError
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner import checkpoint
@@ -31,8 +31,8 @@ from condensegrpo.learner.engine import (
 )
 from condensegrpo.learner.lora import adapted, add_adapters, base_only, dropping
 from condensegrpo.learner.policy import load_policy, save_policy
-from condensegrpo.learner.settings import ALL_LINEAR
-from condensegrpo.learner.targets import as_targets, check_targets, check_targets_of
+from condensegrpo.learner.settings import ALL_LINEAR, LoraSettings
+from condensegrpo.learner.targets import check_targets, check_targets_of
 from condensegrpo.learner.weights import gathered, save_adapter
 
 HERE = Path(__file__).parent
@@ -144,8 +144,8 @@ def test_a_target_that_is_no_layer_is_refused_with_those_that_are(target: str) -
 
 def test_targets_are_checked_from_the_configuration_alone(tmp_path: Path) -> None:
     qwen3().config.save_pretrained(tmp_path)  # a folder without weights
-    check_targets_of(str(tmp_path), as_targets(["q_proj", "layers.1.mlp.up_proj"]))
-    check_targets_of(str(tmp_path), as_targets("all-linear"))
+    check_targets_of(str(tmp_path), ("q_proj", "layers.1.mlp.up_proj"))
+    check_targets_of(str(tmp_path), "all-linear")
     with pytest.raises(ConfigError, match="names 'c_attn'"):
         check_targets_of(str(tmp_path), ("c_attn",))
 
@@ -393,7 +393,7 @@ def test_the_defaults_are_those_of_the_section_and_bad_values_are_refused() -> N
     lora = load_config(find_config("quickstart"), ["model.lora={}"]).model.lora
     assert lora is not None
     assert (lora.rank, lora.alpha, lora.dropout) == (16, 32.0, 0.0)
-    assert lora.targets == [f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")]
+    assert lora.targets == tuple(f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down"))
     assert load_config(find_config("quickstart")).model.lora is None
     for fault in ("dropout=1.0", "dropout=-0.1", "rank=0", "alpha=0", "targets=all"):
         with pytest.raises(ConfigError, match=r"model\.lora\."):
@@ -401,5 +401,11 @@ def test_the_defaults_are_those_of_the_section_and_bad_values_are_refused() -> N
 
 
 def test_the_words_all_linear_are_not_taken_for_letters() -> None:
-    assert as_targets("all-linear") == ALL_LINEAR
-    assert as_targets(["q_proj"]) == ("q_proj",)
+    targets = {
+        text: load_config(find_config("quickstart"), [f"model.lora.targets={text}"]).model.lora
+        for text in ("all-linear", "[q_proj]")
+    }
+    assert targets == {
+        "all-linear": LoraSettings(targets=ALL_LINEAR),
+        "[q_proj]": LoraSettings(targets=("q_proj",)),
+    }

@@ -11,9 +11,10 @@ from tiny import segment
 from torch import Tensor
 
 from condensegrpo.algorithms import names
-from condensegrpo.algorithms.losses import KL, LEVELS, LOSSES, Level
+from condensegrpo.algorithms.losses import KL, LEVELS, LOSSES
 from condensegrpo.algorithms.objective import Minimised, Objective, PolicyLoss, Share, Tokenwise, supervised
 from condensegrpo.algorithms.packing import PackedBatch, collate
+from condensegrpo.algorithms.settings import Level
 
 HALF, QUARTER = math.log(0.5), math.log(0.25)
 

@@ -9,7 +9,8 @@ from tiny import qwen3, rows
 from two_ranks import OPTIMISER, loss, micro_batches
 
 from condensegrpo.config.checks import check_figures
-from condensegrpo.config.schema import RunConfig, find_config, load_config
+from condensegrpo.config.load import find_config, load_config
+from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner import checkpoint
 from condensegrpo.learner.engine import (

@@ -14,7 +14,8 @@ from tiny import llama, qwen3
 from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel
 
 from condensegrpo.cli.plan import _bytes
-from condensegrpo.config.schema import Model, NewModel, RunConfig, find_config, load_config, shipped, validate, vary
+from condensegrpo.config.load import find_config, load_config, shipped, validate, vary
+from condensegrpo.config.schema import ModelSettings, NewModel, RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.lora import add_adapters
 from condensegrpo.learner.new_model import new_model, new_tokenizer
@@ -29,7 +30,7 @@ from condensegrpo.planning.remedies import Change, _halves, remedy
 TREE = {
     "model": {"new": {"vocab_size": 100, "hidden_size": 16, "layers": 2, "heads": 2, "ffn_size": 32}},
     "task": {"name": "ledger"},
-    "rollout": {"max_turns": 4, "max_context_tokens": 30, "max_output_tokens": 10},
+    "rollout": {"limits": {"max_turns": 4, "max_context_tokens": 30, "max_output_tokens": 10}},
     "train": {"problems_per_step": 2, "samples_per_problem": 3, "steps": 5},
     "learner": {"tokens_per_micro_batch": 200},
     "evaluate": {"problems": 7},
@@ -58,7 +59,7 @@ def part(found: Plan, name: str, what: str) -> int:
 def test_parameters_are_those_of_the_real_model(make: object, tmp_path: Path) -> None:
     model = make()  # type: ignore[operator]
     model.config.save_pretrained(tmp_path)  # config.json alone, no weights
-    found = architecture(Model(path=str(tmp_path)))
+    found = architecture(ModelSettings(path=str(tmp_path)))
     assert found.parameters == sum(tensor.numel() for tensor in model.parameters())
     assert found.decoder.tied == model.config.tie_word_embeddings
     assert found.known
@@ -79,7 +80,9 @@ def test_parameters_of_a_new_model_are_those_that_it_is_made_with() -> None:
     )
     new = NewModel(vocab_size=64, hidden_size=16, layers=2, heads=2, ffn_size=32)
     unused = (64 - len(tokenizer)) * 16  # words that the text turned out not to have
-    assert architecture(Model(new=new)).parameters == sum(tensor.numel() for tensor in made.parameters()) + unused
+    assert (
+        architecture(ModelSettings(new=new)).parameters == sum(tensor.numel() for tensor in made.parameters()) + unused
+    )
 
 
 def test_a_new_model_by_hand() -> None:
@@ -90,7 +93,7 @@ def test_a_new_model_by_hand() -> None:
 def test_other_architectures_are_counted_exactly_and_their_activations_flagged(tmp_path: Path) -> None:
     config = GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=50, n_positions=32)
     config.save_pretrained(tmp_path)
-    found = architecture(Model(path=str(tmp_path)))
+    found = architecture(ModelSettings(path=str(tmp_path)))
     assert found.parameters == sum(tensor.numel() for tensor in GPT2LMHeadModel(config).parameters())
     assert (found.decoder.hidden, found.decoder.layers, found.decoder.ffn) == (16, 2, 64)
     notes = planned("model.new=null", f"model.path={tmp_path}").notes
@@ -107,7 +110,7 @@ def test_a_model_of_a_hundred_billion_parameters_takes_neither_memory_nor_time(t
         num_key_value_heads=8,
         vocab_size=128256,
     ).save_pretrained(tmp_path)
-    found = architecture(Model(path=str(tmp_path)))
+    found = architecture(ModelSettings(path=str(tmp_path)))
     by_hand = 2 * 128256 * 12288 + 80 * (2 * 12288**2 + 2 * 12288 * 1024 + 3 * 12288 * 28672 + 2 * 12288) + 12288
     assert found.parameters == by_hand
 
@@ -118,12 +121,12 @@ def test_a_model_of_a_hundred_billion_parameters_takes_neither_memory_nor_time(t
 def test_a_config_that_is_no_language_model_s_is_a_configuration_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=r"model|config"):
-        architecture(Model(path=str(tmp_path)))
+        architecture(ModelSettings(path=str(tmp_path)))
 
 
 def test_a_folder_that_is_not_there_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no folder"):
-        architecture(Model(path=str(tmp_path / "none")))
+        architecture(ModelSettings(path=str(tmp_path / "none")))
 
 
 # --- tokens and batches
@@ -143,7 +146,7 @@ def test_tokens_by_hand() -> None:
 def test_the_largest_micro_batch_by_hand() -> None:
     """200 tokens in rows of 40, of which at most 39 can be trained: four turns of 10 that continue each other."""
     assert planned().batch == MicroBatch(tokens=200, length=40, trained=195)
-    assert planned("rollout.max_turns=1").batch == MicroBatch(tokens=200, length=40, trained=50)
+    assert planned("rollout.limits.max_turns=1").batch == MicroBatch(tokens=200, length=40, trained=50)
     assert planned("learner.tokens_per_micro_batch=5000").batch.tokens == 24 * 40  # there are no more
 
 
@@ -212,7 +215,11 @@ def test_zero_3_gathers_what_it_publishes() -> None:
 
 
 def test_short_branches_of_a_long_context_are_noted_for_what_they_gather() -> None:
-    long = ("rollout.max_context_tokens=4000", "rollout.max_output_tokens=8", "learner.tokens_per_micro_batch=16384")
+    long = (
+        "rollout.limits.max_context_tokens=4000",
+        "rollout.limits.max_output_tokens=8",
+        "learner.tokens_per_micro_batch=16384",
+    )
     wide = ("model.new.hidden_size=4096", "train.samples_per_problem=64")
     assert any("gathers" in note for note in planned(*long, *wide).notes)
     assert not any("gathers" in note for note in planned(*long, *wide, "model.attention=flash_attention_2").notes)
@@ -272,7 +279,7 @@ def test_what_is_not_counted_is_noted() -> None:
 # --- the head
 
 
-@pytest.mark.parametrize("whole", ["algorithm.loss=gspo", "algorithm.importance={cap: 2, level: turn}"])
+@pytest.mark.parametrize("whole", ["algorithm.loss.name=gspo", "algorithm.importance={cap: 2, level: turn}"])
 def test_objectives_of_whole_turns_take_chunks(whole: str) -> None:
     """195 trained tokens: chunks hold them all, three times 195·100; tiles of a GPU too, once, beside the gradient."""
 
@@ -304,11 +311,13 @@ def test_larger_budgets_never_take_less(stage: int, tokens: int, context: int, d
         varied = vary(CONFIG, [f"learner.zero_stage={stage}", f"model.dtype={dtype}", *overrides])
         return plan(varied, found, ranks=1, device="gpu").peak.bytes
 
-    smaller = peak(f"learner.tokens_per_micro_batch={tokens}", f"rollout.max_context_tokens={context}")
-    assert smaller <= peak(f"learner.tokens_per_micro_batch={2 * tokens}", f"rollout.max_context_tokens={context}")
+    smaller = peak(f"learner.tokens_per_micro_batch={tokens}", f"rollout.limits.max_context_tokens={context}")
+    assert smaller <= peak(
+        f"learner.tokens_per_micro_batch={2 * tokens}", f"rollout.limits.max_context_tokens={context}"
+    )
     assert smaller <= peak(
         f"learner.tokens_per_micro_batch={tokens}",
-        f"rollout.max_context_tokens={context}",
+        f"rollout.limits.max_context_tokens={context}",
         "algorithm.kl.coefficient=1",
     )
 
@@ -330,7 +339,7 @@ def test_the_mildest_change_that_fits_is_named() -> None:
 
 
 def test_a_sampler_that_takes_most_is_made_smaller() -> None:
-    overrides = ("evaluate.problems=256", "rollout.max_context_tokens=500", "learner.tokens_per_micro_batch=600")
+    overrides = ("evaluate.problems=256", "rollout.limits.max_context_tokens=500", "learner.tokens_per_micro_batch=600")
     before = planned(*overrides)
     assert before.peak.name == "rolling out"
     found = fitting(before.peak.bytes - 1, *overrides)

@@ -14,7 +14,8 @@ from metrics_page import missing, unexplained
 from runs import TWO_RANKS, assert_equal_runs, one_step, sampled, wait_for
 
 from condensegrpo.assembly import assemble
-from condensegrpo.config.schema import RunConfig, find_config, load_config
+from condensegrpo.config.load import find_config, load_config
+from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import RunError
 from condensegrpo.core.observer import Silent
 from condensegrpo.samplers.scripted import ScriptedSampler
@@ -30,7 +31,7 @@ from condensegrpo.training.train import batch_filter, batch_rollout
 ONE = (
     *TINY,
     "rollout.staleness=1",
-    "algorithm={estimator: grpo, importance: {cap: 2}}",
+    "algorithm={advantage: {estimator: grpo}, importance: {cap: 2}}",
     "sampler.name=tests/watching_sampler.py:WatchingSampler",
 )
 

@@ -1,5 +1,6 @@
 """The shipped recipes: each loads with its published figures, and trains two steps on a tiny model with small data."""
 
+import asyncio
 import re
 import subprocess
 import sys
@@ -7,10 +8,16 @@ from pathlib import Path
 
 import pytest
 from command import ENVIRONMENT, ROOT
+from recipe_world import recipe_overrides
+from talk import said, tokenizer
 
-from condensegrpo.assembly.assemble import check
+from condensegrpo.assembly.assemble import check, components, engine, problems
 from condensegrpo.assembly.learning_signal import advantage_estimator, objective
-from condensegrpo.config.schema import find_config, load_config, shipped
+from condensegrpo.config.load import find_config, load_config, shipped
+from condensegrpo.core.trajectory import Stop
+from condensegrpo.rollout.episode import run_episode
+from condensegrpo.rollout.render import Renderer
+from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.metrics import read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
 
@@ -89,13 +96,35 @@ def test_the_original_names_of_the_multi_turn_metrics_are_what_they_say(trained:
 
 def test_the_loss_of_tool_use_is_the_sum_over_a_trajectory_and_not_its_mean() -> None:
     algorithm = load_config(find_config("tool_use_gsm8k_lora")).algorithm
-    assert (algorithm.aggregation, algorithm.aggregation_tokens) == ("trajectory_constant", 1)
+    assert (algorithm.aggregation.mode, algorithm.aggregation.max_tokens) == ("trajectory_constant", 1)
 
 
 def test_search_takes_sixteen_questions_of_twenty_one_samples_an_update() -> None:
     config = load_config(find_config("search_mt_grpo"))
     assert config.train.problems_per_step * config.train.samples_per_problem == 84 * 4
     assert config.algorithm.updates_per_batch == 2
+
+
+def test_a_second_call_ends_a_trajectory_of_the_search_recipe_unexecuted(tmp_path: Path) -> None:
+    overrides = [each for each in recipe_overrides("search_grpo", tmp_path) if not each.startswith("rollout.limits.")]
+    config = load_config(find_config("search_grpo"), [*overrides, "rollout.limits.max_turns=3"])
+    parts = components(config)
+    call = said('<tool>{"name": "search", "args": {"query": "Paris"}}</tool>')
+    episode = run_episode(
+        problems(parts.task, "train")[0],
+        environment=parts.task.environment,
+        engine=engine(
+            config, parts, renderer=Renderer(tokenizer()), sampler=ScriptedSampler([call, call, call]), temperature=1.0
+        ),
+        group_id="g",
+        sample=0,
+        seed=lambda number: number,
+    )
+    trajectory = asyncio.run(episode)
+    assert (trajectory.stop, len(trajectory.turns)) == (Stop.TURN_LIMIT, 2)
+    assert "rollout.tools.max_turns" in trajectory.detail
+    assert "Paris is the capital" in trajectory.turns[0].observations[0].content
+    assert trajectory.turns[1].observations == ()
 
 
 def test_a_recipe_without_its_data_says_what_is_missing(tmp_path: Path) -> None:

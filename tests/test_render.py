@@ -480,7 +480,7 @@ def test_a_template_that_refuses_results_is_found_before_sampling() -> None:
     """Every trajectory that calls a tool would end as environment_error."""
     strict = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
     renderer = Renderer(tokenizer("bpe", strict + CHATML, "<|im_end|>"))
-    refusal = r"\(user, assistant, tool\): the chat template refuses them: no tools.*Set rollout.tool_format=tagged"
+    refusal = r"\(user, assistant, tool\): the chat template refuses them: no tools.*Set rollout.tools.format=tagged"
     with pytest.raises(ConfigError, match=refusal):
         renderer.check_roles([QUESTION], RESULT)
     renderer.check_roles([QUESTION], TAGGED_RESULT)
@@ -496,7 +496,7 @@ def test_roles_that_the_tagged_format_does_not_cure_are_not_sent_there() -> None
 
 def test_a_template_that_leaves_results_out_is_found_before_sampling() -> None:
     silent = CHATML.replace("{%- for m in messages %}", "{%- for m in messages if m.role != 'tool' %}")
-    with pytest.raises(ConfigError, match=r"leaves out messages of role 'tool'.*rollout.tool_format=tagged"):
+    with pytest.raises(ConfigError, match=r"leaves out messages of role 'tool'.*rollout.tools.format=tagged"):
         Renderer(tokenizer("bpe", silent, "<|im_end|>")).check_roles([QUESTION], RESULT)
 
 

@@ -7,7 +7,7 @@ import yaml
 from builders import trajectory, turn
 
 from condensegrpo.assembly import assemble
-from condensegrpo.config.schema import find_config, load_config
+from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.errors import ConfigError, PluginError
 from condensegrpo.core.protocols import GroupReward, Problem, RewardResult
 from condensegrpo.core.trajectory import Trajectory

@@ -6,12 +6,12 @@ from pathlib import Path
 from builders import trajectory, turn
 
 from condensegrpo.assembly.assemble import Components, components
-from condensegrpo.config.schema import evaluations, load_config
+from condensegrpo.config.load import evaluations, load_config
 from condensegrpo.core.protocols import Problem, RewardResult
 from condensegrpo.sandbox.limits import SandboxLimits
 
 CONFIG = "model: {path: nowhere}\ntask: {name: ledger}\n"
-RUNS_CODE = "rollout: {tools: [python], tool_format: code}\nreward: {name: correct, options: {match: tests}}\n"
+RUNS_CODE = "rollout: {tools: {use: [python], format: code}}\nreward: {name: correct, options: {match: tests}}\n"
 PRINT_MEMORY = "```python\nimport resource\nprint(resource.getrlimit(resource.RLIMIT_AS)[0] >> 20)\n```"
 NEEDS_200_MIB = "def size(n): return len(bytearray(n << 20)) >> 20"
 PROBLEM = Problem(id="p", question="?", data={"tests": ["assert size(200) == 200"], "entry": ["size"]})
@@ -35,9 +35,9 @@ def reward(built: Components) -> float:
 
 
 def test_a_configuration_sets_every_limit_of_its_sandbox(tmp_path: Path) -> None:
-    text = "sandbox: {seconds: 2.5, memory_mib: 128, processes: 3, disk_mib: 4, files: 9, output_bytes: 100}\n"
-    limits = SandboxLimits(seconds=2.5, memory_mib=128, processes=3, disk_mib=4, files=9, output_bytes=100)
-    assert built(tmp_path, text).sandbox.limits == limits
+    limits = "{seconds: 2.5, memory_mib: 128, processes: 3, disk_mib: 4, files: 9, output_bytes: 100}"
+    wanted = SandboxLimits(seconds=2.5, memory_mib=128, processes=3, disk_mib=4, files=9, output_bytes=100)
+    assert built(tmp_path, f"sandbox: {{limits: {limits}}}\n").sandbox.limits == wanted
 
 
 def test_the_defaults_of_the_configuration_are_those_of_the_sandbox(tmp_path: Path) -> None:
@@ -47,8 +47,8 @@ def test_the_defaults_of_the_configuration_are_those_of_the_sandbox(tmp_path: Pa
 def test_tools_and_rewards_keep_the_limits_of_their_own_configuration(tmp_path: Path) -> None:
     """An evaluation variant is built after the training configuration and before training calls its tools."""
     path = tmp_path / "demo.yaml"
-    variants = "evaluate: {variants: {small: ['sandbox.memory_mib=128']}}\n"
-    path.write_text(f"{CONFIG}{RUNS_CODE}{variants}sandbox: {{memory_mib: 384}}\n")
+    variants = "evaluate: {variants: {small: ['sandbox.limits.memory_mib=128']}}\n"
+    path.write_text(f"{CONFIG}{RUNS_CODE}{variants}sandbox: {{limits: {{memory_mib: 384}}}}\n")
     config = load_config(path)
     training, small = components(config), components(evaluations(config)["small"])
     assert [memory_of_the_tool(each) for each in (training, small, training)] == [384, 128, 384]

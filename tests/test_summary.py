@@ -31,9 +31,10 @@ from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import History, Message, Summary, Unit
 from condensegrpo.core.protocols import Budget, Condensed, Request, Step, Written
 from condensegrpo.core.trajectory import Finish, SamplingParams, SpanStatus, Stop, Trajectory
-from condensegrpo.rollout.engine import Engine, Trigger
+from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.episode import run_episode
 from condensegrpo.rollout.render import Renderer
+from condensegrpo.rollout.settings import Trigger
 from condensegrpo.samplers.scripted import ScriptedSampler
 
 ASK = "sum up"  # the whole template of most tests
@@ -483,7 +484,7 @@ def test_a_budget_too_small_to_ask_for_a_summary_is_found_before_anything_is_sam
     assert needed > asked
     condenser.check_room(pinned, Budget(tokens=needed, count=renderer.count))
     with pytest.raises(
-        ValueError, match=rf"makes {needed} tokens, of {needed - 1} .* Raise rollout.max_context_tokens"
+        ValueError, match=rf"makes {needed} tokens, of {needed - 1} .* Raise rollout.limits.max_context_tokens"
     ):
         condenser.check_room(pinned, Budget(tokens=needed - 1, count=renderer.count))
     with pytest.raises(ValueError, match=f"asking for it {asked}, of {asked - 1}"):

@@ -12,7 +12,7 @@ from command import ROOT, succeed
 from recipe_world import make_model
 
 from condensegrpo.assembly import assemble
-from condensegrpo.config.schema import load_config
+from condensegrpo.config.load import load_config
 from condensegrpo.core import plugins
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Problem
@@ -77,8 +77,8 @@ def test_the_example_trains(folder: Path) -> None:
     make_model(folder / "model", steps=20)
     small = (
         f"model.path={folder / 'model'}",
-        "rollout.max_output_tokens=24",
-        "rollout.max_context_tokens=1200",
+        "rollout.limits.max_output_tokens=24",
+        "rollout.limits.max_context_tokens=1200",
         "train.steps=2",
         "train.problems_per_step=2",
         "train.samples_per_problem=2",

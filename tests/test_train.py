@@ -260,7 +260,10 @@ def test_what_one_rank_samples_does_not_depend_on_how_many_there_are(finished: P
 
 def test_what_dynamic_sampling_adds_does_not_depend_on_the_number_of_ranks(finished: Path, tmp_path: Path) -> None:
     """Ranks agree on how many groups are missing over all of them, and every metric is that of all trajectories."""
-    algorithm = "algorithm={estimator: grpo, resample_rounds: 2, whiten: true, on_stop: {turn_limit: mask}}"
+    algorithm = (
+        "algorithm={advantage: {estimator: grpo, whiten: true}, resample_rounds: 2, "
+        "stops: {handling: {turn_limit: mask}}}"
+    )
     changes = ("reward={name: correct}", algorithm)  # hardly any answer is right yet
     one_step(finished, tmp_path / "one", *changes)
     one_step(finished, tmp_path / "two", *changes, launcher=TWO_RANKS)

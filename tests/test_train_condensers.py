@@ -17,7 +17,8 @@ from condensegrpo.assembly import assemble
 from condensegrpo.attention.scorer import AttentionScorer
 from condensegrpo.cli.app import app
 from condensegrpo.cli.quiet import quiet_libraries
-from condensegrpo.config.schema import RunConfig, find_config, load_config
+from condensegrpo.config.load import find_config, load_config
+from condensegrpo.config.schema import RunConfig
 from condensegrpo.core import plugins
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.messages import History, Unit
@@ -41,7 +42,7 @@ SMALL = (
     "train.save_every=0",
     "evaluate.problems=2",
     "evaluate.variants={}",
-    "algorithm={estimator: grpo}",
+    "algorithm={advantage: {estimator: grpo}}",
     "task.options={min_ops: 4, max_ops: 6}",
     "reward={name: weighted_sum, options: {parts: [{name: correct, weight: 1}, {name: format, weight: 0.2}]}}",
 )
@@ -101,9 +102,9 @@ def config(name: str, options: dict[str, Any], model: Path, runs: Path, *more: s
             f"model.path={model}",
             "warm_start.steps=0",
             "train.steps=3",
-            "rollout.max_context_tokens=80",
-            "rollout.condense=over_budget",
-            "rollout.condense_share=0.75",
+            "rollout.limits.max_context_tokens=80",
+            "rollout.condense.when=over_budget",
+            "rollout.condense.share=0.75",
             f"runs_dir={runs}",
             f"name=of-{name}",
             *more,
@@ -158,7 +159,9 @@ def test_the_share_of_the_weight_on_summaries_can_be_set_and_is_logged(
     model: Path, template: Path, tmp_path: Path
 ) -> None:
     options = options_of("summary", template)
-    folder = run(config("summary", options, model, tmp_path, "algorithm.summary_share=0.5", "train.steps=1"))
+    folder = run(
+        config("summary", options, model, tmp_path, "algorithm.aggregation.summary_share=0.5", "train.steps=1")
+    )
     (line,) = [line for line in read_metrics(folder.metrics) if "groups_dropped" in line]
     assert math.isclose(line["weight/summaries"], 0.5, rel_tol=1e-6)
 
@@ -166,7 +169,7 @@ def test_the_share_of_the_weight_on_summaries_can_be_set_and_is_logged(
 def test_a_budget_that_leaves_a_summary_no_room_stops_the_run_before_anything_is_sampled(
     model: Path, template: Path, tmp_path: Path
 ) -> None:
-    wrong = config("summary", options_of("summary", template), model, tmp_path, "rollout.max_context_tokens=30")
+    wrong = config("summary", options_of("summary", template), model, tmp_path, "rollout.limits.max_context_tokens=30")
     with pytest.raises(ConfigError, match="checking the room of the condenser summary: behind system message and"):
         run(wrong)
     assert not list((tmp_path / "of-summary" / "trajectories").glob("*"))
@@ -221,7 +224,7 @@ def test_a_run_measures_and_pays_what_contexts_know_and_the_commands_tell_it(mod
         model,
         tmp_path,
         "train.steps=1",
-        "algorithm={estimator: mt_grpo}",
+        "algorithm={advantage: {estimator: mt_grpo}}",
         "rollout.answer_form='<answer> {answer} </answer>'",
         f"reward={{name: weighted_sum, options: {{parts: {parts}}}}}",
     )

@@ -1,4 +1,4 @@
-"""The estimators and losses that ``algorithm.estimator`` and ``algorithm.loss`` select, and the traits of each.
+"""The estimators and losses for ``algorithm.advantage.estimator`` and ``algorithm.loss.name``, and the traits of each.
 
 Standard library only, so that ``--help`` lists them without importing torch. The functions of the same names are in
 ``advantages`` and ``losses``; a test compares the tables.

@@ -14,9 +14,10 @@ from typing import NamedTuple, Self
 from torch import Tensor
 
 from condensegrpo.algorithms import names
-from condensegrpo.algorithms.losses import KL, LOSSES, MAX_DIFFERENCE, Level, Mode, TokenLoss, importance, k3, nll
+from condensegrpo.algorithms.losses import KL, LOSSES, MAX_DIFFERENCE, TokenLoss, importance, k3, nll
 from condensegrpo.algorithms.losses.columns import difference
 from condensegrpo.algorithms.packing import PackedBatch
+from condensegrpo.algorithms.settings import Level, Mode
 
 
 class ObjectiveValue(NamedTuple):

@@ -5,7 +5,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,16 +18,9 @@ from condensegrpo.assembly.learning_signal import advantage_estimator, objective
 from condensegrpo.assembly.plugins import build
 from condensegrpo.assembly.scorers import check_models, check_scorers, names_of, open_scorers
 from condensegrpo.config.checks import check_figures
-from condensegrpo.config.schema import (
-    HELD_OUT,
-    Plugin,
-    RunConfig,
-    StagePlugin,
-    WeightedPlugin,
-    evaluations,
-    longest_request,
-)
-from condensegrpo.config.section import parse
+from condensegrpo.config.load import HELD_OUT, evaluations, longest_request
+from condensegrpo.config.schema import Plugin, RunConfig, StagePlugin, WeightedPlugin
+from condensegrpo.config.yaml_tree import parse
 from condensegrpo.core.errors import CondenseError, ConfigError, ContextOverflow
 from condensegrpo.core.messages import Message
 from condensegrpo.core.plugins import load
@@ -48,14 +41,13 @@ from condensegrpo.core.protocols import (
     TurnReward,
 )
 from condensegrpo.learner.policy import end_ids, load_tokenizer, positions
-from condensegrpo.learner.targets import as_targets, check_targets_of
+from condensegrpo.learner.targets import check_targets_of
 from condensegrpo.rollout.boundary import checked_messages
 from condensegrpo.rollout.budget import check_pinned
 from condensegrpo.rollout.codeformat import TOOL as CODE_TOOL
-from condensegrpo.rollout.episode import Engine
+from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
-from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.sandbox.sandbox import Sandbox
 
 P = TypeVar("P")
@@ -106,9 +98,10 @@ def components(config: RunConfig) -> Components:
         condenser=condenser(config.condenser),
         toolbox=Toolbox(
             _tools(config, sandbox),
-            format=TOOL_FORMATS[config.rollout.tool_format],
-            seconds=config.rollout.tool_seconds,
-            max_chars=config.rollout.tool_chars,
+            format=TOOL_FORMATS[config.rollout.tools.format],
+            seconds=config.rollout.tools.seconds,
+            max_chars=config.rollout.tools.max_chars,
+            max_turns=config.rollout.tools.max_turns,
         ),
         sandbox=sandbox,
         estimator=advantage_estimator(config),
@@ -156,7 +149,7 @@ def trackers(config: RunConfig) -> tuple[Tracker, ...]:
 
 def renderer(config: RunConfig, components: Components, source: str) -> Renderer:
     """The renderer for a model folder or Hub id, with the schemas of the tools if the chat template is to show them."""
-    native = config.rollout.tool_format == "native"
+    native = config.rollout.tools.format == "native"
     return Renderer(
         load_tokenizer(source),
         tools=components.toolbox.schemas if native else (),
@@ -177,12 +170,12 @@ def engine(
         scorers=open_scorers(
             names_of(components.condenser), sampler=sampler, renderer=renderer, dtype=config.model.dtype
         ),
-        trigger=rollout_parts.trigger(config),
+        trigger=config.rollout.condense,
         toolbox=components.toolbox,
-        limits=rollout_parts.limits(config),
+        limits=config.rollout.limits,
         temperature=temperature,
         probe=rollout_parts.probe(config, renderer, sampler),
-        confidence=rollout_parts.confidence(config, renderer),
+        confidence=config.rollout.stop_when_confident,
     )
 
 
@@ -195,23 +188,26 @@ def check_model(config: RunConfig, components: Components, source: str) -> None:
     """
     rendering = renderer(config, components, source)
     pinned = components.toolbox.introduced(_pinned(components.task, problems(components.task, "train")[0]))
-    check_models(names_of(components.condenser), source, pinned=pinned, tokens=config.rollout.max_context_tokens)
+    check_models(names_of(components.condenser), source, pinned=pinned, tokens=config.rollout.limits.max_context_tokens)
     try:
-        check_pinned(rendering, pinned, rollout_parts.limits(config))
+        check_pinned(rendering, pinned, config.rollout.limits)
     except ContextOverflow as error:
         raise ConfigError(str(error)) from error
     _check_condenser(config, components, rendering, pinned)
-    rollout_parts.confidence(config, rendering)
+    rollout_parts.check_confidence(config, rendering)
     if components.toolbox.names:
         rendering.check_roles(pinned, components.toolbox.format.result("call_0", components.toolbox.names[0], "0"))
-    longest, room = config.rollout.max_context_tokens + config.rollout.max_output_tokens, positions(source)
+    longest, room = (
+        config.rollout.limits.max_context_tokens + config.rollout.limits.max_output_tokens,
+        positions(source),
+    )
     if room is not None and longest > room:
         raise ConfigError(
-            f"checking rollout.max_context_tokens: with rollout.max_output_tokens it makes {longest} tokens, and the "
-            f"model has {room} positions. Lower one of them."
+            f"checking rollout.limits.max_context_tokens: with rollout.limits.max_output_tokens it makes {longest} "
+            f"tokens, and the model has {room} positions. Lower one of them."
         )
     if config.model.lora is not None:
-        check_targets_of(source, as_targets(config.model.lora.targets))
+        check_targets_of(source, config.model.lora.targets)
 
 
 def _pinned(task: Task, problem: Problem) -> tuple[Message, ...]:
@@ -244,12 +240,12 @@ def _check_condenser(config: RunConfig, components: Components, renderer: Render
     """Check that the condenser has the room that it needs; at the draw of the trigger that leaves it the least."""
     if not isinstance(components.condenser, ChecksRoom):
         return
-    most = config.rollout.max_context_tokens
+    most = config.rollout.limits.max_context_tokens
     room = Budget(
-        tokens=rollout_parts.trigger(config).room(most, draw=1.0),
+        tokens=config.rollout.condense.room(most, draw=1.0),
         count=renderer.count,
         request_tokens=most,
-        reply_tokens=config.rollout.max_output_tokens,
+        reply_tokens=config.rollout.limits.max_output_tokens,
     )
     try:
         components.condenser.check_room(pinned, room)
@@ -259,25 +255,31 @@ def _check_condenser(config: RunConfig, components: Components, renderer: Render
 
 def _sandbox(config: RunConfig) -> Sandbox:
     section = config.sandbox
-    limits = SandboxLimits(
-        seconds=section.seconds,
-        memory_mib=section.memory_mib,
-        processes=section.processes,
-        disk_mib=section.disk_mib,
-        files=section.files,
-        output_bytes=section.output_bytes,
+    return Sandbox(
+        isolation=section.isolation, limits=section.limits, parallel=section.parallel, packages=section.packages
     )
-    return Sandbox(isolation=section.rung, limits=limits, parallel=section.parallel, packages=section.packages)
 
 
 def _task(config: RunConfig) -> Task:
-    data = {
-        key: value
-        for key, value in (("data", config.task.data), ("eval_data", config.task.eval_data))
-        if value is not None
-    }
-    built: Task = build("tasks", config.task.name, {**data, **config.task.options})
+    given = {"data": config.task.data, "eval_data": config.task.eval_data}
+    options = {**{option: place for option, place in given.items() if place is not None}, **config.task.options}
+    supplied = dict[str, object]()
+    for option, source, value in _shared(config):
+        if option in options:
+            raise ConfigError(
+                f"checking task.options.{option}: found {options[option]!r}; the task gets it from {source}, which is "
+                f"{value!r}. Remove task.options.{option} and set {source}."
+            )
+        supplied[option] = value
+    built: Task = build("tasks", config.task.name, options, supplied)
     return built
+
+
+def _shared(config: RunConfig) -> Iterator[tuple[str, str, object]]:
+    """Options of a task that are settings of the rollout: the option, the key of the setting and its value."""
+    yield "tool_format", "rollout.tools.format", config.rollout.tools.format
+    if "keep_last" in config.condenser.options:
+        yield "keep_last", "condenser.options.keep_last", config.condenser.options["keep_last"]
 
 
 def condenser(plugin: Plugin) -> Condenser:
@@ -365,14 +367,16 @@ def _with_methods(plugin: P, name: str, *methods: str) -> P:
 
 def _tools(config: RunConfig, sandbox: Sandbox) -> dict[str, Tool]:
     """The tools by the names that the model calls them by."""
-    named = [tool if isinstance(tool, Plugin) else Plugin(name=tool) for tool in config.rollout.tools]
+    named = [tool if isinstance(tool, Plugin) else Plugin(name=tool) for tool in config.rollout.tools.use]
     tools = {plugin.name.rpartition(":")[2]: _tool(plugin, sandbox) for plugin in named}
     if len(tools) != len(named):
-        raise ConfigError(f"checking rollout.tools: two tools have one name in {[plugin.name for plugin in named]}.")
-    if config.rollout.tool_format == "code" and set(tools) != {CODE_TOOL}:
         raise ConfigError(
-            f"checking rollout.tools: found {', '.join(tools) or 'none'}, and rollout.tool_format=code runs the tool "
-            f"{CODE_TOOL} and no other. Set rollout.tools=[{CODE_TOOL}], or another format."
+            f"checking rollout.tools.use: two tools have one name in {[plugin.name for plugin in named]}."
+        )
+    if config.rollout.tools.format == "code" and set(tools) != {CODE_TOOL}:
+        raise ConfigError(
+            f"checking rollout.tools.use: found {', '.join(tools) or 'none'}, and rollout.tools.format=code runs the "
+            f"tool {CODE_TOOL} and no other. Set rollout.tools.use=[{CODE_TOOL}], or another format."
         )
     return tools
 

@@ -17,7 +17,7 @@ from condensegrpo.algorithms.credit import Estimator, Scores
 from condensegrpo.algorithms.losses import LOSSES
 from condensegrpo.algorithms.objective import Minimised, Objective, PolicyLoss, Tokenwise
 from condensegrpo.algorithms.packing import dummy
-from condensegrpo.config.schema import Algorithm, RunConfig
+from condensegrpo.config.schema import AlgorithmSettings, RunConfig
 from condensegrpo.core.errors import ConfigError
 
 # two trajectories of one turn and one token each, on which options are tried
@@ -43,22 +43,22 @@ def advantage_estimator(config: RunConfig) -> Estimator:
     Raises:
         ConfigError: the estimator is unknown, or refuses an option.
     """
-    algorithm = config.algorithm
-    _check_known("algorithm.estimator", ESTIMATORS, algorithm.estimator, algorithm.estimator_options)
-    estimator = Estimator(algorithm.estimator, _estimator_options(config))
-    _try_out("algorithm.estimator_options", partial(estimator, TOY_SCORES))
+    settings = config.algorithm.advantage
+    _check_known("algorithm.advantage.estimator", ESTIMATORS, settings.estimator, settings.options)
+    estimator = Estimator(settings.estimator, _estimator_options(config))
+    _try_out("algorithm.advantage.options", partial(estimator, TOY_SCORES))
     return estimator
 
 
-def objective(algorithm: Algorithm) -> Minimised:
+def objective(algorithm: AlgorithmSettings) -> Minimised:
     """What an optimiser step minimises: the loss, its importance correction and its KL term.
 
     Raises:
         ConfigError: the loss is unknown, or it or the importance correction refuses an option.
     """
-    _check_known("algorithm.loss", LOSSES, algorithm.loss, algorithm.loss_options)
-    loss = PolicyLoss(algorithm.loss, algorithm.loss_options)
-    _try_out("algorithm.loss_options", partial(loss, *TOY_TOKENS))
+    _check_known("algorithm.loss.name", LOSSES, algorithm.loss.name, algorithm.loss.options)
+    loss = PolicyLoss(algorithm.loss.name, algorithm.loss.options)
+    _try_out("algorithm.loss.options", partial(loss, *TOY_TOKENS))
     built = Objective(
         loss=loss,
         importance_cap=algorithm.importance.cap,
@@ -75,11 +75,11 @@ def objective(algorithm: Algorithm) -> Minimised:
 def _estimator_options(config: RunConfig) -> Mapping[str, object]:
     """The options of the estimator, with context anchors where it takes them."""
     algorithm = config.algorithm
-    if not names.ESTIMATORS[algorithm.estimator].context_anchors:
-        return algorithm.estimator_options
-    budget = config.rollout.max_context_tokens
-    low, high = algorithm.context_anchors or (budget / 16, float(budget))
-    return {"context_low": low, "context_high": high, **algorithm.estimator_options}
+    if not names.ESTIMATORS[algorithm.advantage.estimator].context_anchors:
+        return algorithm.advantage.options
+    budget = config.rollout.limits.max_context_tokens
+    low, high = algorithm.advantage.context_anchors or (budget / 16, float(budget))
+    return {"context_low": low, "context_high": high, **algorithm.advantage.options}
 
 
 def _try_out(key: str, call: Callable[[], object]) -> None:
@@ -104,7 +104,7 @@ def _check_known(
     for option in options:
         if option not in known:
             raise ConfigError(
-                f"checking {key}_options: {name} has no option {option!r}.{_hint(option, known)} "
+                f"checking {key.rpartition('.')[0]}.options: {name} has no option {option!r}.{_hint(option, known)} "
                 f"It has: {', '.join(known) or 'none'}."
             )
 

@@ -2,19 +2,16 @@
 
 import torch
 
-from condensegrpo.config.schema import Lora as LoraSection
-from condensegrpo.config.schema import Optimiser as OptimiserSection
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.learner.engine import DeepSpeedEngine, open_engine
 from condensegrpo.learner.lora import add_adapters
 from condensegrpo.learner.policy import load_policy
 from condensegrpo.learner.ranks import rank
 from condensegrpo.learner.settings import LoraSettings, OptimizerSettings
-from condensegrpo.learner.targets import as_targets
 
 
 def open_learner(
-    config: RunConfig, source: str, settings: OptimiserSection, *, lora: LoraSection | None, total_steps: int
+    config: RunConfig, source: str, optimizer: OptimizerSettings, *, lora: LoraSettings | None, total_steps: int
 ) -> DeepSpeedEngine:
     """The policy of a model folder under DeepSpeed, with an optimiser of these settings.
 
@@ -23,15 +20,12 @@ def open_learner(
     """
     policy = load_policy(source, dtype=config.model.dtype, attention=config.model.attention)
     if lora is not None:
-        adapters = LoraSettings(
-            rank=lora.rank, alpha=lora.alpha, dropout=lora.dropout, targets=as_targets(lora.targets)
-        )
-        policy = add_adapters(policy, adapters, base=source, seed=config.seed)
+        policy = add_adapters(policy, lora, base=source, seed=config.seed)
         torch.manual_seed(config.seed + rank())
     return open_engine(
         policy,
         zero_stage=config.learner.zero_stage,
-        optimizer=OptimizerSettings(**settings.model_dump()),
+        optimizer=optimizer,
         total_steps=total_steps,
         dtype=config.model.dtype,
         offload=config.learner.offload,

@@ -1,34 +1,10 @@
-"""The parts of the trajectory engine that a configuration sets by figures alone. Loads no plug-in."""
+"""The parts of the trajectory engine that a configuration sets by numbers alone. Loads no plug-in."""
 
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.protocols import Measures, Sampler
-from condensegrpo.rollout.budget import Limits
-from condensegrpo.rollout.engine import Confidence, Trigger
-from condensegrpo.rollout.information import PLACE, AnswerProbe
+from condensegrpo.rollout.information import AnswerProbe
 from condensegrpo.rollout.render import Renderer
-
-
-def trigger(config: RunConfig) -> Trigger:
-    """When the condenser is asked."""
-    rollout = config.rollout
-    return Trigger(
-        when=rollout.condense,
-        share=rollout.condense_share,
-        to=rollout.condense_to,
-        jitter=rollout.condense_jitter,
-    )
-
-
-def limits(config: RunConfig) -> Limits:
-    """What an episode may cost."""
-    rollout = config.rollout
-    return Limits(
-        max_turns=rollout.max_turns,
-        max_context_tokens=rollout.max_context_tokens,
-        max_output_tokens=rollout.max_output_tokens,
-        turn_seconds=rollout.turn_seconds,
-    )
 
 
 def probe(config: RunConfig, renderer: Renderer, sampler: Sampler) -> AnswerProbe | None:
@@ -65,26 +41,18 @@ def _cannot_measure(config: RunConfig) -> ConfigError:
     )
 
 
-def confidence(config: RunConfig, renderer: Renderer) -> Confidence | None:
-    """When a draft of the answer ends an episode, if that is asked for.
+def check_confidence(config: RunConfig, renderer: Renderer) -> None:
+    """Check that a draft of the answer has room for more than the text that opens it.
 
     Raises:
-        ConfigError: what opens an answer alone is as long as a reply may be.
+        ConfigError: the opening text alone is as long as a reply may be.
     """
-    given = config.rollout.stop_when_confident
-    if given is None:
-        return None
-    before, _, after = given.form.partition(PLACE)
-    opening, most = len(renderer.text_ids(before)), config.rollout.max_output_tokens
+    settings, most = config.rollout.stop_when_confident, config.rollout.limits.max_output_tokens
+    if settings is None:
+        return
+    opening = len(renderer.text_ids(settings.opening))
     if opening >= most:
         raise ConfigError(
-            f"checking rollout.stop_when_confident.form: what opens an answer, {before!r}, has {opening} tokens, and "
-            f"rollout.max_output_tokens={most} leaves no room for the answer. Raise it."
+            f"checking rollout.stop_when_confident.form: the text that opens an answer, {settings.opening!r}, has "
+            f"{opening} tokens, and rollout.limits.max_output_tokens={most} leaves no room for the answer. Raise it."
         )
-    return Confidence(
-        threshold=given.threshold,
-        before=before,
-        closing=after.strip(),
-        after_turns=given.after_turns,
-        max_tokens=min(given.max_tokens, most - opening),
-    )

@@ -88,7 +88,7 @@ def _check_frozen(name: str, path: str, pinned: Sequence[Message], tokens: int) 
     if room is not None and room < tokens:
         raise ConfigError(
             f"setting up the scorer {name!r} of the condenser: it has {room} positions, and prompts up to {tokens} "
-            f"tokens (rollout.max_context_tokens). Name a model with a longer context."
+            f"tokens (rollout.limits.max_context_tokens). Name a model with a longer context."
         )
 
 

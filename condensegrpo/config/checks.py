@@ -18,40 +18,39 @@ def check_figures(config: RunConfig) -> None:
     _check_lengths(config)
     _check_trigger(config)
     _check_offload(config)
-    _check_task(config)
     _check_staleness(config)
     _check_information(config)
     _check_whole_distribution(config)
 
 
 def _check_group(config: RunConfig) -> None:
-    algorithm = config.algorithm
-    raw = algorithm.estimator_options.get("singleton") == "raw"
+    settings = config.algorithm.advantage
+    raw = settings.options.get("singleton") == "raw"
     if config.train.samples_per_problem > 1 or not config.train.steps or raw:
         return
     able = [name for name, estimator in ESTIMATORS.items() if "singleton" in inspect.signature(estimator).parameters]
-    chosen = "" if algorithm.estimator in able else f"choose one of {', '.join(able)} and "
+    chosen = "" if settings.estimator in able else f"choose one of {', '.join(able)} and "
     raise ConfigError(
-        f"checking train.samples_per_problem: found 1; the estimator {algorithm.estimator} compares at least 2 "
-        f"trajectories a problem. Raise it, or {chosen}set algorithm.estimator_options.singleton=raw to train on the "
+        f"checking train.samples_per_problem: found 1; the estimator {settings.estimator} compares at least 2 "
+        f"trajectories a problem. Raise it, or {chosen}set algorithm.advantage.options.singleton=raw to train on the "
         f"reward itself."
     )
 
 
 def _check_anchors(config: RunConfig) -> None:
-    anchors = config.algorithm.context_anchors
+    anchors = config.algorithm.advantage.context_anchors
     if anchors is not None and not 0 < anchors[0] < anchors[1]:
         raise ConfigError(
-            f"checking algorithm.context_anchors: found {list(anchors)}, wanted two numbers of tokens, the first above "
-            f"0 and the second above the first: what costs nothing, and what costs all."
+            f"checking algorithm.advantage.context_anchors: found {list(anchors)}, wanted two numbers of "
+            f"tokens, the first above 0 and the second above the first: the context without cost, and with full cost."
         )
 
 
 def _check_lengths(config: RunConfig) -> None:
     """The longest row that a rollout can make is a full context and a full reply after it."""
     rollout = config.rollout
-    longest = rollout.max_context_tokens + rollout.max_output_tokens
-    made_of = f"rollout.max_context_tokens + rollout.max_output_tokens = {longest}"
+    longest = rollout.limits.max_context_tokens + rollout.limits.max_output_tokens
+    made_of = f"rollout.limits.max_context_tokens + rollout.limits.max_output_tokens = {longest}"
     room = config.learner.tokens_per_micro_batch
     if longest > room:
         raise ConfigError(
@@ -74,19 +73,19 @@ def _check_lengths(config: RunConfig) -> None:
 def _check_trigger(config: RunConfig) -> None:
     rollout = config.rollout
     figures = (
-        ("rollout.condense_share", rollout.condense_share, 1.0),
-        ("rollout.condense_jitter", rollout.condense_jitter, 0.0),
+        ("rollout.condense.share", rollout.condense.share, 1.0),
+        ("rollout.condense.jitter", rollout.condense.jitter, 0.0),
     )
     idle = [f"{key}={found}" for key, found, default in figures if found != default]
-    if rollout.condense == "every_turn" and idle:
+    if rollout.condense.when == "every_turn" and idle:
         raise ConfigError(
-            f"checking {' and '.join(idle)}: rollout.condense is every_turn, which asks the condenser whatever the "
-            f"length. Set rollout.condense=over_budget, or leave it out."
+            f"checking {' and '.join(idle)}: rollout.condense.when is every_turn, which condenses at any length. "
+            f"Set rollout.condense.when=over_budget, or remove the key."
         )
-    if rollout.condense_to is not None and rollout.condense_to > rollout.condense_share:
+    if rollout.condense.to is not None and rollout.condense.to > rollout.condense.share:
         raise ConfigError(
-            f"checking rollout.condense_to: found {rollout.condense_to}, above rollout.condense_share="
-            f"{rollout.condense_share}; a condensed prompt would be condensed again at once. Lower it."
+            f"checking rollout.condense.to: found {rollout.condense.to}, above rollout.condense.share="
+            f"{rollout.condense.share}; a condensed prompt would be condensed again at once. Lower it."
         )
 
 
@@ -103,21 +102,6 @@ def _check_offload(config: RunConfig) -> None:
             "checking learner.offload_reference: found true, and model.lora is set; the reference is then the "
             "learner's own base, and there is no copy to take out of the GPU. Set learner.offload_reference=false."
         )
-
-
-def _check_task(config: RunConfig) -> None:
-    """A task's option named as a key of the rollout must say the same: its demonstrations show that rollout."""
-    twins = (
-        ("tool_format", "rollout.tool_format", config.rollout.tool_format),
-        ("keep_last", "condenser.options.keep_last", config.condenser.options.get("keep_last")),
-    )
-    for option, key, value in twins:
-        found = config.task.options.get(option, value)
-        if found != value:
-            raise ConfigError(
-                f"checking task.options.{option}: found {found!r}, and {key} is {value!r}. The task's prompts and "
-                f"demonstrations must be those of the rollout: set both to one value."
-            )
 
 
 def _check_staleness(config: RunConfig) -> None:

@@ -1,16 +1,36 @@
-"""A YAML file and ``key=value`` overrides as one tree of plain values, not yet checked against anything."""
+"""YAML files and ``key=value`` overrides as one tree of plain values, and a tree as a checked section."""
 
+import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.suggestions import did_you_mean
+
+FLOAT = re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")  # YAML 1.1, and so PyYAML, reads 1e-3 as text
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """YAML in which a key that stands twice is an error: the first one would be dropped without a word."""
+class Section(BaseModel):
+    """The base of the sections that only the configuration knows: unknown keys are errors.
+
+    A frozen dataclass of the core that is a field of a section is validated in the same way, and the docstring below a
+    field is its description.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+S = TypeVar("S", bound=Section)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 1e-3 is a number and a repeated key is an error: PyYAML would drop the first one silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """A mapping whose keys are all different."""
@@ -21,10 +41,28 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes the text ``1e-3``, which ``_Loader`` would read as a number."""
+
+
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+.0123456789"))
+
+
+def load(text: str) -> Any:  # noqa: ANN401  a YAML tree
+    """The tree of a YAML text; raises ``yaml.YAMLError``."""
+    return yaml.load(text, Loader=_Loader)
+
+
+def dump(tree: Mapping[str, Any]) -> str:
+    """A tree as YAML; ``load`` reads it back to an equal tree."""
+    return yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The tree of a YAML file."""
     try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)  # a SafeLoader
+        tree = load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
             f"reading the configuration {path}: {error.strerror}. Give the path of a YAML file."
@@ -37,14 +75,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def apply_overrides(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A tree with dotted ``key=value`` overrides; missing branches are made, the given tree is left alone."""
-    result: dict[str, Any] = yaml.safe_load(yaml.safe_dump(dict(tree)))
+    """A copy of a tree with dotted ``key=value`` overrides; missing branches are created."""
+    result: dict[str, Any] = deepcopy(dict(tree))
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key:
             raise ConfigError(f"reading the override {override!r}: wanted key=value, such as train.steps=20.")
         try:
-            _put(result, key.split("."), yaml.safe_load(text))
+            _put(result, key.split("."), load(text))
         except yaml.YAMLError as error:
             raise ConfigError(f"reading the override {override!r}: the value is not YAML: {error}") from error
         except (IndexError, ValueError) as error:
@@ -53,7 +91,7 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
 
 
 def _put(tree: Any, path: Sequence[str], value: object) -> None:  # noqa: ANN401  a YAML tree
-    """Set the value at a path, making the mappings on the way; a number picks the entry of a list."""
+    """Set the value at a path and create the mappings on the way; a number is the index of an entry of a list."""
     first, *rest = path
     key: Any = int(first) if isinstance(tree, list) else first
     if not rest:
@@ -64,15 +102,47 @@ def _put(tree: Any, path: Sequence[str], value: object) -> None:  # noqa: ANN401
     _put(tree[key], rest, value)
 
 
-def numbers(tree: Any) -> Any:  # noqa: ANN401  a YAML tree
-    """YAML 1.1 reads ``1e-3`` as text; make it the number that its writer meant."""
-    if isinstance(tree, Mapping):
-        return {key: numbers(value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [numbers(value) for value in tree]
-    if isinstance(tree, str) and tree[:1] in "0123456789.-" and "e" in tree.lower():
-        try:
-            return float(tree)
-        except ValueError:
-            return tree
-    return tree
+def parse(kind: type[S], tree: object, *, source: str) -> S:
+    """The checked section of a tree.
+
+    Raises:
+        ConfigError: every fault on a line of its own: the key, the value found and the value wanted.
+    """
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        lines = "\n".join(f"  {_fault(kind, fault)}" for fault in error.errors())
+        raise ConfigError(f"reading {source}:\n{lines}") from error
+
+
+def _fault(kind: type[BaseModel], fault: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
+    place = [str(part) for part in fault["loc"]]
+    key = ".".join(place) or "(the whole)"
+    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        known = _keys_at(kind, place[:-1])
+        hint = did_you_mean(place[-1], known) or f"Known here: {', '.join(known)}"
+        return f"{key}: unknown key. {hint.strip()}"
+    if fault["type"] == "missing":
+        return f"{key}: missing"
+    return f"{key}: found {fault['input']!r}; {fault['msg'].removeprefix('Value error, ')}"
+
+
+def _keys_at(section: type, place: Sequence[str]) -> list[str]:
+    for part in place:
+        section = next(iter(sections_of(get_type_hints(section).get(part))), section)
+    return keys_of(section)
+
+
+def keys_of(section: type) -> list[str]:
+    """The keys of a section, inherited ones included; of any other class none."""
+    if is_dataclass(section):
+        return [field.name for field in fields(section)]
+    return list(section.model_fields) if issubclass(section, BaseModel) else []
+
+
+def sections_of(annotation: object) -> list[type]:
+    """The sections in the annotation of a field: of ``Limits | None`` it is ``Limits``."""
+    candidates = [annotation, *get_args(annotation)]
+    return [
+        kind for kind in candidates if isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, BaseModel))
+    ]

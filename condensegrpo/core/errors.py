@@ -71,7 +71,7 @@ class ContextOverflow(RolloutError):
         """The error for a prompt of ``tokens`` where ``budget`` were allowed."""
         return cls(
             f"the prompt of turn {turn} needs {tokens} tokens and the context budget is {budget}: raise "
-            f"rollout.max_context_tokens or choose a condenser that keeps less"
+            f"rollout.limits.max_context_tokens or choose a condenser that keeps less"
         )
 
 

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from condensegrpo.assembly import assemble
-from condensegrpo.config.schema import RunConfig, vary
+from condensegrpo.config.load import vary
+from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Sampler
@@ -23,7 +24,7 @@ def contenders(
     """Who takes part: every condenser under every budget, ``full`` once and without one.
 
     A condenser that is the configuration's own and is given no options has those of the configuration. Without budgets
-    there is one: ``rollout.max_context_tokens``.
+    there is one: ``rollout.limits.max_context_tokens``.
 
     Raises:
         ConfigError: one is named twice, or there is none.
@@ -33,7 +34,7 @@ def contenders(
     found = tuple(
         Contender(condenser=name, options=options, budget=budget)
         for name, options in filled
-        for budget in ((None,) if name == UNBOUNDED else budgets or (config.rollout.max_context_tokens,))
+        for budget in ((None,) if name == UNBOUNDED else budgets or (config.rollout.limits.max_context_tokens,))
     )
     names = [one.name for one in found]
     twice = [name for place, name in enumerate(names) if name in names[:place]]
@@ -46,7 +47,7 @@ def configured(config: RunConfig, contender: Contender, source: str) -> RunConfi
     """The configuration of one contender."""
     budget = _unbounded(config, source) if contender.budget is None else contender.budget
     plugin = {"name": contender.condenser, "options": dict(contender.options)}
-    return vary(config, [f"condenser={json.dumps(plugin)}", f"rollout.max_context_tokens={budget}"])
+    return vary(config, [f"condenser={json.dumps(plugin)}", f"rollout.limits.max_context_tokens={budget}"])
 
 
 def compare(
@@ -107,4 +108,4 @@ def _play(
 def _unbounded(config: RunConfig, source: str) -> int:
     """The largest context that model and micro-batches have room for beside a reply."""
     room = min(positions(source) or config.learner.tokens_per_micro_batch, config.learner.tokens_per_micro_batch)
-    return room - config.rollout.max_output_tokens
+    return room - config.rollout.limits.max_output_tokens

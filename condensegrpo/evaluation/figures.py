@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
-from condensegrpo.config.schema import HELD_OUT
+from condensegrpo.config.load import HELD_OUT
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.metrics.estimates import mean_interval_by_problem, pass_at_k
 from condensegrpo.metrics.information import mean_curve

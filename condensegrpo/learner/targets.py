@@ -1,7 +1,6 @@
 """Which layers adapters can stand beside. Without PEFT and DeepSpeed: it is checked before anything is loaded."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
@@ -11,11 +10,6 @@ from condensegrpo.learner.settings import ALL_LINEAR, Targets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-def as_targets(wanted: Sequence[str] | Literal["all-linear"]) -> Targets:
-    """Targets as a configuration gives them."""
-    return ALL_LINEAR if wanted == ALL_LINEAR else tuple(wanted)
 
 
 def check_targets(policy: "PreTrainedModel", targets: Targets) -> None:

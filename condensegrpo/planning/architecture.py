@@ -7,11 +7,12 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, Qwen3Config
 from transformers import __version__ as transformers_version
 
-from condensegrpo.config.schema import Lora, Model, NewModel
+from condensegrpo.config.schema import ModelSettings, NewModel
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.logprobs import why_no_trees
 from condensegrpo.learner.policy import configuration
-from condensegrpo.learner.targets import adapted_layers, as_targets
+from condensegrpo.learner.settings import LoraSettings
+from condensegrpo.learner.targets import adapted_layers
 from condensegrpo.planning.formulas import Decoder
 
 LAYERS_KNOWN = ("llama", "mistral", "qwen2", "qwen3")  # gated layers with RMS norms, as in ``memory.layer_bytes``
@@ -41,7 +42,7 @@ class Architecture:
         return self.kind in LAYERS_KNOWN
 
 
-def architecture(model: Model) -> Architecture:
+def architecture(model: ModelSettings) -> Architecture:
     """The policy of a run, from ``config.json`` or the keys of ``model.new``.
 
     Raises:
@@ -78,8 +79,8 @@ def architecture(model: Model) -> Architecture:
         ) from error
 
 
-def _adapters(empty: PreTrainedModel, lora: Lora) -> Adapters:
-    layers = adapted_layers(empty, as_targets(lora.targets))
+def _adapters(empty: PreTrainedModel, lora: LoraSettings) -> Adapters:
+    layers = adapted_layers(empty, lora.targets)
     return Adapters(
         parameters=lora.rank * sum(layer.in_features + layer.out_features for layer in layers),
         width=lora.rank * len(layers),

@@ -14,7 +14,8 @@ from math import ceil
 import torch
 
 from condensegrpo.algorithms import names
-from condensegrpo.config.schema import RunConfig, evaluations
+from condensegrpo.config.load import evaluations
+from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.dtypes import DTYPES
 from condensegrpo.learner.fused_head import tile_tokens
@@ -120,11 +121,11 @@ def plan(config: RunConfig, found: Architecture, *, ranks: int, device: Device) 
 
 def _tokens(config: RunConfig, ranks: int) -> Tokens:
     rollout, train = config.rollout, config.train
-    turns = train.problems_per_step * train.samples_per_problem * rollout.max_turns
+    turns = train.problems_per_step * train.samples_per_problem * rollout.limits.max_turns
     fitting = max(1, config.learner.tokens_per_micro_batch // _row(config))  # rows of a micro-batch
     return Tokens(
-        step=turns * (rollout.max_context_tokens + rollout.max_output_tokens),
-        trained=turns * rollout.max_output_tokens,
+        step=turns * (rollout.limits.max_context_tokens + rollout.limits.max_output_tokens),
+        trained=turns * rollout.limits.max_output_tokens,
         micro_batches=ceil(turns / ranks / fitting),
         optimiser_steps=train.steps * config.algorithm.updates_per_batch,
     )
@@ -132,16 +133,16 @@ def _tokens(config: RunConfig, ranks: int) -> Tokens:
 
 def _row(config: RunConfig) -> int:
     """Tokens of the longest row: the last context holds whatever the row began with."""
-    return config.rollout.max_context_tokens + config.rollout.max_output_tokens
+    return config.rollout.limits.max_context_tokens + config.rollout.limits.max_output_tokens
 
 
 def _largest_batch(config: RunConfig, ranks: int) -> MicroBatch:
     """A full micro-batch of the longest rows, or all rows of a rank if these are fewer tokens."""
     rollout, train = config.rollout, config.train
-    rows = train.problems_per_step // ranks * train.samples_per_problem * rollout.max_turns
+    rows = train.problems_per_step // ranks * train.samples_per_problem * rollout.limits.max_turns
     tokens = min(config.learner.tokens_per_micro_batch, rows * _row(config))
     length = min(_row(config), tokens)
-    outputs = min(length - 1, rollout.max_turns * rollout.max_output_tokens)
+    outputs = min(length - 1, rollout.limits.max_turns * rollout.limits.max_output_tokens)
     return MicroBatch(tokens=tokens, length=length, trained=ceil(tokens / length * outputs))
 
 
@@ -190,9 +191,9 @@ def _rolling_out(config: RunConfig, decoder: Decoder, requests: int) -> dict[str
     if config.sampler.name != COLOCATED:
         return {"sampled elsewhere": ()}
     element = _sampler_element(config)
-    varied = [one.rollout for one in evaluations(config).values()]
-    context = max(one.max_context_tokens for one in varied)
-    longest = max(one.max_context_tokens + one.max_output_tokens for one in varied)
+    limits = [varied.rollout.limits for varied in evaluations(config).values()]
+    context = max(each.max_context_tokens for each in limits)
+    longest = max(each.max_context_tokens + each.max_output_tokens for each in limits)
     prompts = formulas.cache_bytes(decoder, requests=requests, length=context, element=element)
     cache = formulas.cache_bytes(decoder, requests=requests, length=longest, element=element)
     return {
@@ -246,7 +247,8 @@ def _rows_alone(batch: MicroBatch) -> Gathered:
 def _head(config: RunConfig, found: Architecture, batch: MicroBatch, device: Device) -> Part:
     """The head takes one pass unless the objective looks at whole turns."""
     element, trained, algorithm = DTYPES[config.model.dtype].itemsize, found.adapters is None, config.algorithm
-    if names.LOSSES[algorithm.loss].whole_turns or (algorithm.importance.cap and algorithm.importance.level == "turn"):
+    corrects_turns = algorithm.importance.cap and algorithm.importance.level == "turn"
+    if names.LOSSES[algorithm.loss.name].whole_turns or corrects_turns:
         chunk = max(1, CHUNK_LOGITS // found.decoder.vocabulary)
         size = formulas.chunked_head_bytes(found.decoder, batch, chunk_tokens=chunk, element=element, trained=trained)
     else:
@@ -307,7 +309,7 @@ def _all_adapted(found: Architecture) -> bool:
 
 def _sharing(config: RunConfig, found: Architecture, batch: MicroBatch) -> int:
     """What a micro-batch keeps more where all samples of a problem continue one full context by full outputs."""
-    context, output = config.rollout.max_context_tokens, config.rollout.max_output_tokens
+    context, output = config.rollout.limits.max_context_tokens, config.rollout.limits.max_output_tokens
     samples = min(config.train.samples_per_problem, (batch.tokens - context) // output)
     if found.plain is not None or samples < 2:
         return 0

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from condensegrpo.config.schema import RunConfig, vary
+from condensegrpo.config.load import vary
+from condensegrpo.config.schema import RunConfig
 from condensegrpo.planning.plan import Plan, plan
 
 MOST_RANKS = 64
@@ -45,7 +46,7 @@ def _changes(config: RunConfig, planned: Plan) -> Iterator[Change]:
 
 def _smaller(config: RunConfig, planned: Plan) -> Sequence[tuple[str, ...]]:
     """Half, a quarter, … of what the largest phase works on at once; of both in the end. No row is ever split."""
-    row = config.rollout.max_context_tokens + config.rollout.max_output_tokens
+    row = config.rollout.limits.max_context_tokens + config.rollout.limits.max_output_tokens
     tokens = [f"learner.tokens_per_micro_batch={size}" for size in _halves(planned.batch.tokens, row)]
     requests = [f"sampler.options.max_batch={size}" for size in _halves(planned.requests, 1)]
     if config.sampler.name != "transformers":

@@ -35,7 +35,7 @@ async def guarded(
     try:
         await asyncio.wait({task}, timeout=seconds)  # not wait_for: that would wait for whoever ignores a cancellation
         if not task.done():
-            raise Ended(stop, f"{who}: nothing came back within {seconds:g} seconds (rollout.turn_seconds)")
+            raise Ended(stop, f"{who}: nothing came back within {seconds:g} seconds (rollout.limits.turn_seconds)")
         if task.cancelled():
             raise Ended(stop, f"{who}: CancelledError: it cancelled itself")
         return task.result()

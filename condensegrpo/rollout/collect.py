@@ -9,7 +9,7 @@ from typing import NamedTuple
 from condensegrpo.core.errors import RolloutError
 from condensegrpo.core.protocols import Environment, GroupReward, Problem, Reward
 from condensegrpo.core.trajectory import Score, ScoredTrajectory, Stop, Trajectory
-from condensegrpo.rollout.episode import Engine
+from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.group import rollout
 from condensegrpo.rollout.scoring import score, score_group
 

@@ -42,13 +42,13 @@ async def drafted(engine: Engine, prompt: Prompt, *, trajectory: str, seed: int,
     asked = engine.confidence
     if asked is None or replies < asked.after_turns:
         return None
-    opening = engine.renderer.text_ids(asked.before)
+    opening = engine.renderer.text_ids(asked.opening)
     sampled = await sample(
         engine,
         (*prompt.ids, *opening),
         trajectory=trajectory,
         seed=seed,
-        max_tokens=asked.max_tokens,
+        max_tokens=min(asked.max_tokens, engine.limits.max_output_tokens - len(opening)),
         stop_strings=(asked.closing,) if asked.closing else (),
     )
     answer = answer_of(sampled, asked.closing)
@@ -56,7 +56,7 @@ async def drafted(engine: Engine, prompt: Prompt, *, trajectory: str, seed: int,
     return Drafted(
         draft=Draft(text=sampled.text, tokens=len(sampled.generation.token_ids), probability=probability),
         answer=answer if probability >= asked.threshold else None,
-        turn=_turn(prompt, opening, asked.before, sampled),
+        turn=_turn(prompt, opening, asked.opening, sampled),
     )
 
 

@@ -26,12 +26,10 @@ from condensegrpo.core.trajectory import (
 )
 from condensegrpo.rollout.boundary import Ended, checked_messages, guarded
 from condensegrpo.rollout.confidence import Drafted, drafted
-from condensegrpo.rollout.engine import Engine, Trigger
+from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.prompt import Asked, Prompt, next_prompt
 from condensegrpo.rollout.sampling import Sampled, sample
 from condensegrpo.rollout.writing import Attempt, Writer, sorted_out
-
-__all__ = ["Engine", "Trigger", "run_episode"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +180,9 @@ async def _play(
             last = Asked(prompt=prompt, output_ids=sampled.generation.token_ids)
     except Ended as end:
         return _Ending(stop=end.stop, detail=end.detail)
-    return _Ending(stop=Stop.TURN_LIMIT, detail=f"no answer in {engine.limits.max_turns} replies (rollout.max_turns)")
+    return _Ending(
+        stop=Stop.TURN_LIMIT, detail=f"no answer in {engine.limits.max_turns} replies (rollout.limits.max_turns)"
+    )
 
 
 async def _prompted(
@@ -226,7 +226,7 @@ async def _known(engine: Engine, problem: Problem, prompt: Prompt) -> float | No
 
 def _may_call(engine: Engine, turns: Sequence[Turn]) -> bool:
     """Whether the tool calls of one more reply are run."""
-    most = engine.limits.max_tool_turns
+    most = engine.toolbox.max_turns
     return most is None or sum(turn.tool_attempts > 0 for turn in turns) < most
 
 
@@ -242,10 +242,10 @@ async def _react(engine: Engine, environment: Environment, sampled: Sampled, *, 
     """Let the tools or the environment answer a reply. What they raise is the reaction's ending: the turn stays."""
     reply = Message(role="assistant", content=sampled.text)
     if sampled.generation.finish is Finish.LENGTH:
-        detail = f"a reply was cut off at {len(sampled.generation.token_ids)} tokens (rollout.max_output_tokens)"
+        detail = f"a reply was cut off at {len(sampled.generation.token_ids)} tokens (rollout.limits.max_output_tokens)"
         return _Reaction(reply=reply, ending=_Ending(stop=Stop.OUTPUT_LENGTH, detail=detail))
     if not may_call and engine.toolbox.format.parse(sampled.text):
-        detail = f"a reply called a tool after {engine.limits.max_tool_turns} that had (rollout.max_tool_turns)"
+        detail = f"a reply called a tool after {engine.toolbox.max_turns} that had (rollout.tools.max_turns)"
         return _Reaction(reply=reply, ending=_Ending(stop=Stop.TURN_LIMIT, detail=detail))
     try:
         answers = await guarded(  # each call has the toolbox's own time limit

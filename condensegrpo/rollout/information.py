@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from condensegrpo.core.protocols import Measures, Problem
 from condensegrpo.rollout.render import Renderer
-
-PLACE = "{answer}"
+from condensegrpo.rollout.settings import PLACE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -177,7 +177,7 @@ class Renderer:
         """
         called = Message(role="assistant", content="calling")
         marker = next(self._template.unused((*pinned, called, result)))
-        cure = " Set rollout.tool_format=tagged: its results are user messages." if result.role == "tool" else ""
+        cure = " Set rollout.tools.format=tagged: its results are user messages." if result.role == "tool" else ""
         try:
             texts = {
                 self._template.render((*pinned, called, replace(result, content=content)), marker)

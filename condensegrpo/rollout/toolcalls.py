@@ -60,6 +60,7 @@ class Toolbox:
         format: ToolFormat,  # noqa: A002  the word that the configuration uses
         seconds: float,
         max_chars: int = 4000,
+        max_turns: int | None = None,
     ) -> None:
         """Tools by the name that the model calls them by.
 
@@ -67,7 +68,8 @@ class Toolbox:
             tools: typed functions with a Google docstring, synchronous or asynchronous.
             format: how calls are written.
             seconds: that one call may take.
-            max_chars: of a result that are shown; of a longer one the middle is left out.
+            max_chars: of a result that are shown; the middle of a longer one is left out.
+            max_turns: replies of one episode whose calls are run; None: all.
 
         Raises:
             PluginError: a tool has no type hints or no docstring to make a schema of.
@@ -75,6 +77,7 @@ class Toolbox:
         if seconds <= 0 or max_chars < 1:
             raise ValueError(f"a toolbox needs seconds > 0 and max_chars > 0, found {seconds} and {max_chars}")
         self.format = format
+        self.max_turns = max_turns
         self.schemas: tuple[dict[str, Any], ...] = tuple(_schema(name, tool) for name, tool in tools.items())
         self.names = tuple(tools)
         self._tools = dict(tools)

@@ -142,7 +142,7 @@ class TransformersSampler:
             raise SamplerError(
                 f"sampling a reply: a prompt of {length} tokens and max_tokens={params.max_tokens} make "
                 f"{length + params.max_tokens}, and {self._model_path} has {room} positions. Lower "
-                f"rollout.max_context_tokens or rollout.max_output_tokens, or take a model with a longer context."
+                f"rollout.limits.max_context_tokens or rollout.limits.max_output_tokens, or use a longer model."
             )
 
     def _draw(self, batch: Sequence[Waiting[_Request, Generation]]) -> tuple[Generation, ...]:

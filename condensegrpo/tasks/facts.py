@@ -9,8 +9,8 @@ One episode with 4 pages, 2 facts and 1 of them asked for (user and tool on the 
     p4 wind rain report       ─▶  <answer> red 7 </answer>
 
 Pages are read in order, and the answer counts only after the last one. A page that was read can be read again, which
-costs a turn: whoever has lost a fact to a condenser can fetch its page once more, if ``rollout.max_turns`` leaves room,
-and can otherwise only guess. The question names what will be asked, so that relevance is known from the beginning.
+costs a turn: a policy that lost a fact to a condenser can fetch its page again if ``rollout.limits.max_turns`` leaves
+room, and can otherwise only guess. The question names what will be asked, so that relevance is known at once.
 
 The demonstrations are on purpose imperfect: where a fact is out of sight half of them guess instead of reading again.
 """

@@ -81,7 +81,7 @@ class Gsm8k(QuestionTask):
         Args:
             data: training rows, see ``rows.read_rows``; ``openai/gsm8k:main`` on a machine with a hub.
             eval_data: held-out rows.
-            tool_format: how tools are called; that of ``rollout.tool_format``. The demonstrations call the calculator;
+            tool_format: how tools are called; that of ``rollout.tools.format``. The demonstrations call the calculator;
                 in the format ``code``, which does not, there are none.
             system: the system message, in place of one that explains the calculator; empty for none.
             answer_style: how an answer is read from a reply, see ``answers.read_answer``.

@@ -11,7 +11,7 @@ from torch import Tensor
 from condensegrpo.algorithms.advantages import Moments, moments, whiten
 from condensegrpo.algorithms.credit import Scores, condense_turns, scores_of, turn_counts, turn_tokens
 from condensegrpo.algorithms.losses import Totals, share_of_summaries, token_weights, totals, with_share
-from condensegrpo.algorithms.losses.weights import Aggregation
+from condensegrpo.algorithms.settings import Aggregation
 from condensegrpo.algorithms.staleness import staleness_of
 from condensegrpo.algorithms.turn_rewards import turn_sums
 from condensegrpo.core.protocols import Condenser, Counted

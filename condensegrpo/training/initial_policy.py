@@ -67,7 +67,7 @@ def first_policy(
         open_learner=partial(
             open_learner,
             config,
-            settings=settings.optimiser,
+            optimizer=settings.optimiser,
             lora=None if config.model.new else config.model.lora,  # beside random weights adapters learn very little
             total_steps=settings.steps,
         ),
@@ -76,7 +76,7 @@ def first_policy(
             lessons=lessons,
             open_sampler=partial(assemble.sampler, config),
             turns=settings.probe_turns,
-            max_output_tokens=config.rollout.max_output_tokens,
+            max_output_tokens=config.rollout.limits.max_output_tokens,
             temperature=config.rollout.temperature,
         ),
         observer=observer,

@@ -16,7 +16,8 @@ import torch
 from condensegrpo.algorithms.objective import Tokenwise, supervised
 from condensegrpo.assembly import assemble
 from condensegrpo.assembly.open_learner import open_learner
-from condensegrpo.config.schema import RunConfig, validate
+from condensegrpo.config.load import validate
+from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.protocols import Sampler
 from condensegrpo.core.trajectory import Generation, SamplingParams, Segment
 from condensegrpo.learner import ranks
@@ -76,7 +77,7 @@ def configuration(sampler: str, options: Mapping[str, Any]) -> RunConfig:
             "model": {"new": {"hidden_size": 64, "heads": 2, "ffn_size": 64, "max_positions": 512}},
             "task": {"name": "ledger"},
             "sampler": {"name": sampler, "options": dict(options)},
-            "rollout": {"max_context_tokens": LONGEST, "max_output_tokens": REPLY},
+            "rollout": {"limits": {"max_context_tokens": LONGEST, "max_output_tokens": REPLY}},
             "learner": {"optimiser": {"lr": 0.02}},
         },
         source="parity",

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from condensegrpo.config.schema import RunConfig, dump_config
+from condensegrpo.config.load import dump_config
+from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Sampler
 from condensegrpo.learner import checkpoint, ranks

@@ -16,7 +16,7 @@ from condensegrpo.core.protocols import Environment, GroupReward, Problem, Rewar
 from condensegrpo.core.trajectory import Handling, ScoredTrajectory, Stop
 from condensegrpo.learner import ranks
 from condensegrpo.rollout.collect import collect, failures_of, report_failures
-from condensegrpo.rollout.episode import Engine
+from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.group import named
 from condensegrpo.storage.trajectories import write_trajectory
 from condensegrpo.training.data_order import indices, spare_indices

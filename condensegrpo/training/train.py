@@ -18,7 +18,8 @@ from condensegrpo.algorithms.staleness import sampler_gets_weights
 from condensegrpo.assembly import assemble
 from condensegrpo.assembly.assemble import Components
 from condensegrpo.assembly.open_learner import open_learner
-from condensegrpo.config.schema import RunConfig, evaluations
+from condensegrpo.config.load import evaluations
+from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CondenseError, ConfigError, RunError
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Sampler, Sleeps, Tracker
@@ -29,7 +30,7 @@ from condensegrpo.learner.engine import DeepSpeedEngine, close_engine
 from condensegrpo.learner.policy import end_ids, load_tokenizer, save_policy
 from condensegrpo.learner.reference import Reference, against_base, against_copy, open_reference
 from condensegrpo.learner.weights import gathered, save_adapter
-from condensegrpo.rollout.episode import Engine
+from condensegrpo.rollout.engine import Engine
 from condensegrpo.storage.metrics import read_metrics
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import JsonlTracker
@@ -166,8 +167,8 @@ def batch_rollout(config: RunConfig, components: Components, engine: Engine, fol
 def batch_filter(config: RunConfig, components: Components) -> BatchFilter:
     """What decides which trajectories of a run train."""
     return BatchFilter(
-        on_stop=config.algorithm.on_stop,
-        stop_penalty=config.algorithm.stop_penalty,
+        on_stop=config.algorithm.stops.handling,
+        stop_penalty=config.algorithm.stops.penalty,
         estimator=components.estimator,
         resample_rounds=config.algorithm.resample_rounds,
     )
@@ -239,15 +240,15 @@ def _learn(run: _Run, step: int, batch: StepBatch) -> dict[str, float]:
         batch.kept,
         run.components.estimator,
         TokenWeighting(
-            mode=algorithm.aggregation,
-            max_tokens=algorithm.aggregation_tokens or rollout.max_turns * rollout.max_output_tokens,
-            summary_share=algorithm.summary_share,
+            mode=algorithm.aggregation.mode,
+            max_tokens=algorithm.aggregation.max_tokens or rollout.limits.max_turns * rollout.limits.max_output_tokens,
+            summary_share=algorithm.aggregation.summary_share,
         ),
-        on_stop=algorithm.on_stop,
-        stop_penalty=algorithm.stop_penalty,
-        whitened=algorithm.whiten,
+        on_stop=algorithm.stops.handling,
+        stop_penalty=algorithm.stops.penalty,
+        whitened=algorithm.advantage.whiten,
     )
-    record_credit(run.folder.credit(step), batch, credit, on_stop=algorithm.on_stop)
+    record_credit(run.folder.credit(step), batch, credit, on_stop=algorithm.stops.handling)
     rows = rows_of(batch.kept, credit.advantage_NK, credit.weight_NK, idle=run.reference is not None)
     run.observer.phase(f"step {step}: learning", None)
     statistics = update(
@@ -265,7 +266,7 @@ def _learn(run: _Run, step: int, batch: StepBatch) -> dict[str, float]:
         batch,
         credit,
         condenser=run.components.condenser,
-        on_stop=algorithm.on_stop,
+        on_stop=algorithm.stops.handling,
         outcome_N=run.components.estimator.outcome(credit.scores),
     )
     for name, value in metrics.items():
@@ -343,7 +344,7 @@ def _log(trackers: tuple[Tracker, ...], step: int, metrics: Mapping[str, float])
 
 def _ignored_settings(config: RunConfig) -> Iterator[str]:
     """Warnings of settings that the estimator does not use."""
-    name = config.algorithm.estimator
+    name = config.algorithm.advantage.estimator
     if names.ESTIMATORS[name].learns_from == "reward":
         return
     if config.reward.name != "correct":
@@ -351,16 +352,16 @@ def _ignored_settings(config: RunConfig) -> Iterator[str]:
             f"the estimator {name} learns from correctness and context tokens: the total of the reward "
             f"{config.reward.name} is only logged"
         )
-    if "penalise" in config.algorithm.on_stop.values():
+    if "penalise" in config.algorithm.stops.handling.values():
         yield (
-            f"the estimator {name} takes a penalised stop for a wrong answer and no more: algorithm.stop_penalty, "
+            f"the estimator {name} takes a penalised stop for a wrong answer and no more: algorithm.stops.penalty, "
             "which comes off the total reward, changes nothing"
         )
 
 
 def _warn_of_unused_turn_rewards(run: _Run, metrics: Mapping[str, float]) -> bool:
     """Warn that the turn rewards of a step were only logged; returns whether it did."""
-    name = run.config.algorithm.estimator
+    name = run.config.algorithm.advantage.estimator
     unused = "turn_reward" in metrics and not names.ESTIMATORS[name].sees_turn_rewards
     if unused:
         run.observer.say(

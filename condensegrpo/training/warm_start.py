@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from condensegrpo.algorithms.objective import Tokenwise, supervised
 from condensegrpo.algorithms.packing import PackedBatch
-from condensegrpo.config.schema import WarmStart
+from condensegrpo.config.schema import WarmStartSettings
 from condensegrpo.core.errors import Interrupted
 from condensegrpo.core.messages import Message
 from condensegrpo.core.observer import Observer
@@ -107,7 +107,7 @@ def warm_start(
     *,
     lessons: Lessons,
     open_learner: Callable[[str], DeepSpeedEngine],
-    settings: WarmStart,
+    settings: WarmStartSettings,
     probe: Probe,
     observer: Observer,
     stopping: Callable[[], bool],

@@ -87,7 +87,7 @@ def _of_dataclass(field: dataclasses.Field[Any], hint: object) -> tuple[object, 
     default = field.default
     if field.default_factory is not dataclasses.MISSING:
         default = field.default_factory()
-    metadata = list(getattr(hint, "__metadata__", ()))
+    metadata = [bound for part in (hint, *get_args(hint)) for bound in getattr(part, "__metadata__", ())]
     for given in (*metadata, default):
         if isinstance(given, FieldInfo):
             metadata += given.metadata
@@ -107,7 +107,9 @@ def sections(section: type, place: str = "") -> list[tuple[str, type]]:
 
 
 def _inside(annotation: object) -> list[Any]:
-    if get_origin(annotation) in (Annotated, Union) or type(annotation).__name__ == "UnionType":
+    if get_origin(annotation) is Annotated:
+        return _inside(get_args(annotation)[0])
+    if get_origin(annotation) is Union or type(annotation).__name__ == "UnionType":
         return [kind for part in get_args(annotation) for kind in _inside(part)]
     return [annotation]
 
@@ -124,7 +126,10 @@ def _plain(value: object) -> object:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", exclude_unset=True)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        changed = {
+            f.name: getattr(value, f.name) for f in dataclasses.fields(value) if getattr(value, f.name) != f.default
+        }
+        return {name: _plain(item) for name, item in changed.items() if item != {}}
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

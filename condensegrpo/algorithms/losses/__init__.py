@@ -18,8 +18,6 @@ from condensegrpo.algorithms.losses.importance import (
     LEVELS,
     MODES,
     ImportanceWeights,
-    Level,
-    Mode,
     importance,
     masked,
     token_ratio,
@@ -30,7 +28,6 @@ from condensegrpo.algorithms.losses.kl import KL, k1, k2, k3
 from condensegrpo.algorithms.losses.policy import LOSSES, TokenLoss, cispo, clipped, gspo, nll, reinforce
 from condensegrpo.algorithms.losses.weights import (
     WEIGHTS,
-    Aggregation,
     Totals,
     share_of_summaries,
     token_weights,
@@ -46,10 +43,7 @@ __all__ = [
     "MAX_LOG_RATIO",
     "MODES",
     "WEIGHTS",
-    "Aggregation",
     "ImportanceWeights",
-    "Level",
-    "Mode",
     "TokenLoss",
     "Totals",
     "cispo",

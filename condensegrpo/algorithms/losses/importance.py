@@ -13,15 +13,13 @@ given the sampler's, its ratio already holds the difference.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from condensegrpo.algorithms.losses.columns import bounded_exp, check_columns, check_turns, difference, turn_sum
-
-Level = Literal["token", "turn"]
-Mode = Literal["truncate", "mask"]
+from condensegrpo.algorithms.settings import Level, Mode
 
 
 class ImportanceWeights(NamedTuple):

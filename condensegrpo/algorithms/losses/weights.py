@@ -8,12 +8,12 @@ trajectories that carry no signal too. No weight depends on the rows or micro-ba
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-Aggregation = Literal["trajectory_constant", "trajectory_mean", "token_mean", "turn_mean"]
+from condensegrpo.algorithms.settings import Aggregation
 
 
 class Totals(NamedTuple):

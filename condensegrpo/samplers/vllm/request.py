@@ -37,6 +37,6 @@ def check_request(prompt_ids: Sequence[int], params: SamplingParams, *, room: in
         raise SamplerError(
             f"sampling a reply: a prompt of {length} tokens and max_tokens={params.max_tokens} make "
             f"{length + params.max_tokens}, and vLLM was set up for max_model_len={room}. Lower "
-            f"rollout.max_context_tokens or rollout.max_output_tokens, or raise sampler.options.max_model_len (of "
-            f"servers that run already: their --max-model-len)."
+            f"rollout.limits.max_context_tokens or rollout.limits.max_output_tokens, or raise "
+            f"sampler.options.max_model_len (of servers that run already: their --max-model-len)."
         )

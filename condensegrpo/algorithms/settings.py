@@ -1,0 +1,97 @@
+"""Settings of the algorithm, as the configuration holds them. Standard library and ``annotated_types`` only.
+
+The ranges are annotations: pydantic checks them when a configuration is read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Le
+
+from condensegrpo.core.trajectory import Handling, Stop
+
+Aggregation = Literal["trajectory_constant", "trajectory_mean", "token_mean", "turn_mean"]
+Level = Literal["token", "turn"]
+Mode = Literal["truncate", "mask"]
+
+FAILURES_MASKED: Mapping[Stop, Handling] = {  # failures that the policy did not cause
+    Stop.ENVIRONMENT_ERROR: "mask",
+    Stop.SAMPLER_ERROR: "mask",
+    Stop.ABORTED: "mask",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageSettings:
+    """The advantage of every turn."""
+
+    estimator: str = "efficient"
+    """One of condensegrpo.algorithms.advantages.ESTIMATORS."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the estimator."""
+    context_anchors: tuple[float, float] | None = None
+    """Context tokens with no cost and with full cost, for efficient; null: 1/16 and all of the context budget."""
+    whiten: bool = False
+    """Whether advantages get mean 0 and deviation 1 over all trained tokens of the batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSettings:
+    """The loss of a token."""
+
+    name: str = "clipped"
+    """One of condensegrpo.algorithms.losses.LOSSES."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregationSettings:
+    """The weight of a token in the optimiser step."""
+
+    mode: Aggregation = "trajectory_constant"
+    """One of condensegrpo.algorithms.losses.WEIGHTS."""
+    max_tokens: Annotated[int, Ge(1)] | None = None
+    """L of trajectory_constant; null: max_turns · max_output_tokens."""
+    summary_share: Annotated[float, Ge(0), Le(1)] | None = None
+    """Share of all token weight that the tokens of summaries get; null: the share that the mode gives them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KlSettings:
+    """A term that keeps the policy near the one that GRPO started from."""
+
+    coefficient: Annotated[float, Ge(0)] = 0.0
+    """Factor of the KL term of a token; 0: no term, and no reference model is loaded."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """One of condensegrpo.algorithms.losses.KL."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportanceSettings:
+    """Correction for sampler and learner computing different probabilities from the same weights."""
+
+    cap: Annotated[float, Ge(0)] = 0.0
+    """Bound of the weight, at least 1; 0: no correction, ratios are taken against the sampler."""
+    level: Level = "token"
+    """Whether the weight compares probabilities of tokens or of whole turns."""
+    mode: Mode = "truncate"
+    """truncate: min(weight, cap); mask: 0 outside 1/cap … cap."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopSettings:
+    """What training does with a trajectory, by its stop reason."""
+
+    handling: Mapping[Stop, Handling] = field(default_factory=dict)
+    """train (the default of a stop), mask (as if never sampled; the default of failures) or penalise (wrong)."""
+    penalty: Annotated[float, Ge(0)] = 1.0
+    """Subtracted from the total reward of a penalised trajectory; efficient learns from correctness and ignores it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "handling", {**FAILURES_MASKED, **self.handling})  # the only change of a frozen value
+
+    def of(self, stop: Stop) -> Handling:
+        """What training does with a trajectory that stopped like this."""
+        return self.handling.get(stop, "train")

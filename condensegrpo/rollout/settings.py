@@ -1,0 +1,104 @@
+"""Settings of an episode, as the configuration holds them. Standard library and ``annotated_types`` only.
+
+The ranges are annotations: pydantic checks them when a configuration is read.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+
+PLACE = "{answer}"  # where an answer stands in the text that opens and closes it
+
+ToolFormatName = Literal["native", "tagged", "code"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The limits of one episode. The limits of tool calls are in ``rollout.tools``."""
+
+    max_turns: Annotated[int, Ge(1)] = 8
+    """Replies of one trajectory; every reply counts."""
+    max_context_tokens: Annotated[int, Ge(8)] = 2048
+    """Largest prompt of a turn, chat template included."""
+    max_output_tokens: Annotated[int, Ge(1)] = 512
+    """Sampled tokens of one turn."""
+    turn_seconds: Annotated[float, Gt(0)] = 600.0
+    """Time limit of one reply (waiting for a batch included), of one environment step and of one condensation."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if not getattr(self, field.name) > 0:
+                raise ValueError(f"a limit must be positive: {field.name} is {getattr(self, field.name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trigger:
+    """When the condenser is called and how much it may leave, as shares of ``rollout.limits.max_context_tokens``."""
+
+    when: Literal["every_turn", "over_budget"] = "every_turn"
+    """Before every turn, or only when a prompt would exceed the share."""
+    share: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Share of max_context_tokens beyond which over_budget condenses."""
+    to: Annotated[float, Gt(0), Le(1)] | None = None
+    """Share of max_context_tokens that a condensed prompt may take, at most ``share``; null: all of ``share``."""
+    jitter: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Maximum random reduction of ``share``, drawn per problem: siblings condense at the same length."""
+
+    def at(self, budget: int, draw: float) -> int:
+        """The tokens beyond which a prompt is condensed.
+
+            floor(budget · share · (1 − jitter · draw))     1000 · 0.8 · (1 − 0.25 · 0.5) = 700
+
+        Args:
+            budget: ``max_context_tokens``.
+            draw: in [0, 1), of the problem: siblings share it, so that they condense at the same length.
+        """
+        return _floor(budget * self.share * (1 - self.jitter * draw))
+
+    def room(self, budget: int, draw: float) -> int:
+        """The tokens that a condensed prompt may have: never more than the trigger allows."""
+        at = self.at(budget, draw)
+        return at if self.to is None else min(at, _floor(budget * self.to))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confidence:
+    """When a draft of the answer ends an episode (stop: confident), see ``rollout/confidence.py``."""
+
+    threshold: Annotated[float, Gt(0), Le(1)] = 0.9
+    """Probability of the whole draft, its closing text included, from which on it is the answer."""
+    form: str = "<answer>{answer}</answer>"
+    """How an answer is written; the text before {answer} is given, the rest is sampled."""
+    after_turns: Annotated[int, Ge(0)] = 1
+    """Replies before the first draft."""
+    max_tokens: Annotated[int, Ge(1)] = 32
+    """Sampled tokens of a draft; with the opening text at most the length of a reply."""
+
+    def __post_init__(self) -> None:
+        check_form(self.form)
+
+    @property
+    def opening(self) -> str:
+        """The text that opens an answer."""
+        return self.form.partition(PLACE)[0]
+
+    @property
+    def closing(self) -> str:
+        """The text that closes an answer, without space around it; empty: the end of the reply."""
+        return self.form.partition(PLACE)[2].strip()
+
+
+def check_form(form: str) -> None:
+    """Check that ``{answer}`` is in the form of an answer exactly once.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if form.count(PLACE) != 1:
+        raise ValueError(f"found {form!r}, wanted {PLACE} in it exactly once, as in <answer>{PLACE}</answer>")
+
+
+def _floor(tokens: float) -> int:
+    """At least one token; a product that is a whole number up to rounding errors is that number."""
+    return max(int(tokens + 1e-6), 1)
