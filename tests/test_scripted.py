@@ -28,7 +28,7 @@ def test_replies_of_a_list_come_in_order() -> None:
 def test_a_list_that_has_come_to_its_end_is_an_error_that_says_so() -> None:
     sampler = ScriptedSampler([[7, 2]])
     ask(sampler, [1], FIVE)
-    with pytest.raises(SamplerError, match="prompt of 3 tokens: the script has come to its end"):
+    with pytest.raises(SamplerError, match="prompt of 3 tokens: the script has no further reply"):
         ask(sampler, [1, 2, 3], FIVE)
 
 

@@ -255,7 +255,7 @@ def test_a_request_beyond_the_models_positions_is_refused_with_the_numbers(qwen:
 
 
 @pytest.mark.parametrize(("prompt", "changes"), [([], {}), ([5], {"max_tokens": 0}), ([5], {"temperature": -1.0})])
-def test_senseless_requests_are_refused(qwen: TransformersSampler, prompt: list[int], changes: dict[str, Any]) -> None:
+def test_invalid_requests_are_refused(qwen: TransformersSampler, prompt: list[int], changes: dict[str, Any]) -> None:
     with pytest.raises(SamplerError, match="wanted at least one token"):
         alone(qwen, prompt, params(**changes))
 
@@ -279,7 +279,7 @@ def test_weights_that_are_not_numbers_are_an_error_not_a_reply(folders: dict[str
         alone(sampler, MIXED[0], params())
 
 
-def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_model_and_invalid_options_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(SamplerError, match="nothing-here"):
         TransformersSampler(str(tmp_path / "nothing-here"))
     for option, fault in (

@@ -1,4 +1,4 @@
-"""The vLLM sampler on a real engine: exact log-probabilities, new weights at once, no request that is lost or hangs."""
+"""The vLLM sampler on a real engine: exact log-probabilities, immediate weight updates, no lost or hanging request."""
 
 import asyncio
 import importlib
@@ -42,7 +42,7 @@ MIXED = (  # prompts of mixed lengths; the last is longer than the blocks of the
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A Qwen3 with tied embeddings whose folder would bend every distribution."""
+    """A Qwen3 with tied embeddings whose folder would change every distribution."""
     path = tmp_path_factory.mktemp("models") / "qwen3"
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -92,7 +92,7 @@ def policy(folder: str) -> PreTrainedModel:
 
 
 def test_the_engine_computes_with_the_threads_that_torch_was_given(folder: str) -> None:
-    """A process of its own, in which OpenMP would take two threads if it were not told."""
+    """A separate process, in which OpenMP would use two threads by default."""
     code = (
         "import asyncio, sys, torch\n"
         "torch.set_num_threads(1)\n"
@@ -129,7 +129,7 @@ def alone(sampler: "VllmSampler", prompt: Sequence[int], one: SamplingParams) ->
 
 
 def plain_logprobs(model: PreTrainedModel, prompt: Sequence[int], output: Sequence[int], temperature: float) -> Tensor:
-    """(A, V): one forward pass over prompt + output, without cache, padding or company."""
+    """(A, V): one forward pass over prompt + output, without cache, padding or batch."""
     with torch.no_grad():
         logits = model(torch.tensor([[*prompt, *output]]), use_cache=False).logits[0]
     return torch.log_softmax(logits[len(prompt) - 1 : -1] / (temperature or 1.0), dim=-1)
@@ -147,7 +147,7 @@ def send(sampler: "VllmSampler", model: PreTrainedModel, version: int) -> None:
 
 
 def shake(model: PreTrainedModel, seed: int) -> None:
-    """A change of the weights that no rounding can explain."""
+    """A change of the weights far beyond rounding."""
     noise = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for tensor in model.parameters():
@@ -169,7 +169,7 @@ def test_logprobs_are_those_of_a_plain_forward_at_the_same_temperature(
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_a_given_reply_is_as_probable_as_in_a_plain_forward(
+def test_measured_logprobs_are_those_of_a_plain_forward(
     sampler: "VllmSampler", policy: PreTrainedModel, cached: bool
 ) -> None:
     """At temperature 1, beside replies that are sampled, and though the prefix cache holds the prompt."""
@@ -189,12 +189,14 @@ def test_a_given_reply_is_as_probable_as_in_a_plain_forward(
 
 
 @pytest.mark.parametrize(("prompt", "output"), [([], [3]), ([3], []), ([3] * 300, [3] * 100)])
-def test_what_cannot_be_measured_is_refused(sampler: "VllmSampler", prompt: list[int], output: list[int]) -> None:
+def test_unmeasurable_prompts_and_outputs_are_refused(
+    sampler: "VllmSampler", prompt: list[int], output: list[int]
+) -> None:
     with pytest.raises(SamplerError, match=r"found a prompt of|vLLM was set up for max_model_len=400"):
         asyncio.run(sampler.measure(prompt, output))
 
 
-def test_tokens_are_drawn_from_the_distribution_that_is_told(sampler: "VllmSampler", policy: PreTrainedModel) -> None:
+def test_tokens_are_drawn_from_the_reported_distribution(sampler: "VllmSampler", policy: PreTrainedModel) -> None:
     count, temperature = 1500, 0.7
     drawn = Counter(
         reply.token_ids[0]
@@ -211,7 +213,7 @@ def test_tokens_are_drawn_from_the_distribution_that_is_told(sampler: "VllmSampl
     assert chi2 < freedom + 4 * math.sqrt(2 * freedom)
 
 
-def test_a_reply_is_the_same_alone_and_in_any_company(sampler: "VllmSampler") -> None:
+def test_a_reply_does_not_depend_on_its_batch(sampler: "VllmSampler") -> None:
     """Greedy, hot and cool ones in one batch, each with stops, length and stream of its own."""
     requests = [
         (
@@ -222,16 +224,14 @@ def test_a_reply_is_the_same_alone_and_in_any_company(sampler: "VllmSampler") ->
         )
         for seed, prompt in enumerate(MIXED * 2)
     ]
-    company = together(sampler, requests)
-    for (prompt, one), reply in zip(requests, company, strict=True):
+    batched = together(sampler, requests)
+    for (prompt, one), reply in zip(requests, batched, strict=True):
         single = alone(sampler, prompt, one)
         assert (single.token_ids, single.finish) == (reply.token_ids, reply.finish)
         assert reply.logprobs == pytest.approx(single.logprobs, abs=1e-4)
 
 
-def test_more_requests_than_the_cache_holds_wait_and_are_all_served(
-    sampler: "VllmSampler", policy: PreTrainedModel
-) -> None:
+def test_more_requests_than_fit_the_cache_are_all_served(sampler: "VllmSampler", policy: PreTrainedModel) -> None:
     """Requests are pushed out of the cache in the middle of their replies, and computed again."""
     requests = [(MIXED[4][seed:], params(seed=seed, max_tokens=90)) for seed in range(8)]
     for (prompt, _), reply in zip(requests, together(sampler, requests), strict=True):
@@ -239,7 +239,7 @@ def test_more_requests_than_the_cache_holds_wait_and_are_all_served(
         assert gap(policy, prompt, reply, 1.0) < 1e-4
 
 
-def test_a_replys_random_stream_is_its_own_and_leaves_that_of_torch_alone(sampler: "VllmSampler") -> None:
+def test_a_reply_has_its_own_random_stream_and_does_not_advance_torchs(sampler: "VllmSampler") -> None:
     torch.manual_seed(3)
     state = torch.get_rng_state()
     first, second, again = (alone(sampler, MIXED[0], params(seed=seed)) for seed in (1, 2, 1))
@@ -292,18 +292,18 @@ def test_a_prompt_and_reply_beyond_max_model_len_are_refused_with_the_numbers(sa
         ([], {}, "wanted at least one token"),
         ([5], {"max_tokens": 0}, "wanted at least one token"),
         ([5], {"temperature": -1.0}, "temperature of at least 0"),
-        ([5], {"temperature": 0.005}, r"vLLM takes 0 or 0\.01 to 2\.0"),
-        ([5], {"temperature": 3.0}, r"vLLM takes 0 or 0\.01 to 2\.0"),
+        ([5], {"temperature": 0.005}, r"vLLM supports 0 or 0\.01 to 2\.0"),
+        ([5], {"temperature": 3.0}, r"vLLM supports 0 or 0\.01 to 2\.0"),
     ],
 )
-def test_senseless_requests_are_refused(
+def test_invalid_requests_are_refused(
     sampler: "VllmSampler", prompt: list[int], changes: dict[str, Any], wanted: str
 ) -> None:
     with pytest.raises(SamplerError, match=wanted):
         alone(sampler, prompt, params(**changes))
 
 
-def test_a_request_that_vllm_refuses_costs_only_itself(sampler: "VllmSampler") -> None:
+def test_a_request_that_vllm_refuses_does_not_affect_the_others(sampler: "VllmSampler") -> None:
     async def with_one_bad_prompt() -> list[Generation | BaseException]:
         requests = (sampler.sample(prompt, params(seed=1)) for prompt in (MIXED[0], [VOCAB + 7], MIXED[1]))
         return await asyncio.gather(*requests, return_exceptions=True)
@@ -357,16 +357,16 @@ def test_heads_without_a_kernel_are_refused_before_the_first_step(folder: str, t
         build("samplers", "vllm", {"model_path": str(tmp_path)})
 
 
-def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(SamplerError, match="nothing-here"):
         build("samplers", "vllm", {"model_path": str(tmp_path / "nothing-here")})
 
 
-# --- requests that nobody waits for -----------------------------------------------------------------------------------
+# --- cancelled requests -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wait", [0.0, 0.03])  # before it enters the engine, and in the middle of its reply
-def test_a_cancelled_request_leaves_the_engine_and_harms_nobody(sampler: "VllmSampler", wait: float) -> None:
+def test_a_cancelled_request_leaves_the_engine_and_no_trace(sampler: "VllmSampler", wait: float) -> None:
     async def one_gives_up() -> tuple[Generation, bool, Generation]:
         staying = asyncio.create_task(sampler.sample(MIXED[0], params(seed=1, max_tokens=50)))
         leaving = asyncio.create_task(sampler.sample(MIXED[2], params(seed=2, max_tokens=300)))
@@ -392,7 +392,7 @@ def test_a_time_out_leaves_the_sampler_usable(sampler: "VllmSampler", policy: Pr
     send(sampler, policy, 0)  # nothing is left under way
 
 
-def test_an_event_loop_that_dies_with_requests_does_not_harm_the_next(
+def test_an_event_loop_that_ends_with_requests_does_not_affect_the_next(
     sampler: "VllmSampler", policy: PreTrainedModel
 ) -> None:
     async def leave_early() -> None:
@@ -505,6 +505,6 @@ def test_a_closed_sampler_says_so_leaves_torch_alone_and_closes_twice(sampler: "
     torch.set_num_threads(threads)
 
 
-def test_too_little_memory_for_one_request_is_refused_with_the_cure(folder: str) -> None:
+def test_too_little_memory_for_one_request_is_refused_with_the_option_to_change(folder: str) -> None:
     with pytest.raises(SamplerError, match=r"starting vLLM .*(?s:.*)sampler\.options\.kv_cache_gib"):
         build("samplers", "vllm", {"model_path": folder, "max_model_len": ROOM, "kv_cache_gib": 1e-5})

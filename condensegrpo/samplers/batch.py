@@ -1,7 +1,7 @@
 """Draws the replies of one batch with transformers' ``generate``: token ids in, token ids and log-probabilities out.
 
-Every row has its own temperature, stops, length and random stream, so a reply is the same alone and in any company (up
-to rounding: a padded row's logits differ in the last bits). Knows nothing of queues, loops or weights' versions.
+Every row has its own temperature, stops, length and random stream, so a reply does not depend on its batch (up to
+rounding: a padded row's logits differ in the last bits). Independent of queues, event loops and weight versions.
 
 Legend: _B rows of the batch, _P the longest prompt, _T sampled tokens, _V vocabulary, _S stop ids.
 """
@@ -19,7 +19,7 @@ from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 
 Decode = Callable[[list[list[int]]], list[str]]  # rows of token ids → their texts, special tokens included
-PAD = 0  # any id of the vocabulary: where prompts are padded is told by the mask alone, so pad == eos is no matter
+PAD = 0  # any id of the vocabulary: the mask alone says where prompts are padded, so pad == eos is harmless
 
 
 def draw(
@@ -35,7 +35,7 @@ def draw(
     Args:
         model: a causal language model in eval mode whose ``generation_config`` is blank.
         decode: only called if a row has stop strings.
-        abandoned: asked after every token; once true, rows that are not done end as ``Finish.ABORT``.
+        abandoned: called after every token; once true, unfinished rows end as ``Finish.ABORT``.
 
     Raises:
         SamplerError: the model's logits are not numbers.
@@ -50,7 +50,7 @@ def draw(
         ids_BP,
         attention_mask=mask_BP,
         generation_config=GenerationConfig(
-            max_new_tokens=max(one.max_tokens for one in params), do_sample=False, use_cache=True, pad_token_id=PAD
+            max_new_tokens=max(each.max_tokens for each in params), do_sample=False, use_cache=True, pad_token_id=PAD
         ),
         logits_processor=LogitsProcessorList([picker]),
         stopping_criteria=StoppingCriteriaList([stopper]),
@@ -63,19 +63,19 @@ class _Picker(LogitsProcessor):  # type: ignore[misc]  # transformers' classes a
 
     token = min {v : CDF_v > u·CDF_V},  CDF = cumulative sum of softmax(logits/T),  u from the row's own stream
 
-    This inverts the distribution function: one uniform a token, and no token of probability zero is ever drawn. The
+    This inverts the distribution function: one uniform per token, and no token of probability zero is ever drawn. The
     recorded log-probability is log_softmax(logits/T)[token] in fp32; greedy rows (T = 0) record the one at T = 1.
     """
 
     def __init__(self, params: Sequence[SamplingParams], device: torch.device) -> None:
-        steps = max(one.max_tokens for one in params)
+        steps = max(each.max_tokens for each in params)
         self._uniform_BT = torch.tensor(
-            [_uniforms(one.seed, one.max_tokens, steps) for one in params], dtype=torch.float64, device=device
+            [_uniforms(each.seed, each.max_tokens, steps) for each in params], dtype=torch.float64, device=device
         )
-        self._greedy_B1 = torch.tensor([[one.temperature == 0] for one in params], device=device)
-        self._temperature_B1 = torch.tensor([[one.temperature or 1.0] for one in params], device=device)
-        self.tokens: list[Tensor] = []  # one (B, 1) a step
-        self.logprobs: list[Tensor] = []  # one (B, 1) a step, nats
+        self._greedy_B1 = torch.tensor([[each.temperature == 0] for each in params], device=device)
+        self._temperature_B1 = torch.tensor([[each.temperature or 1.0] for each in params], device=device)
+        self.tokens: list[Tensor] = []  # (B, 1) per step
+        self.logprobs: list[Tensor] = []  # (B, 1) per step, nats
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """The logits of the next token (B, V): 0 for the token drawn and minus infinity for all others."""
@@ -95,7 +95,7 @@ class _Picker(LogitsProcessor):  # type: ignore[misc]  # transformers' classes a
 
 
 class _Stopper(StoppingCriteria):  # type: ignore[misc]  # transformers' classes are untyped
-    """Ends each row at its own stop id, stop string or length, and remembers where and why."""
+    """Ends each row at its own stop id, stop string or length, and records where and why."""
 
     def __init__(
         self,
@@ -106,12 +106,12 @@ class _Stopper(StoppingCriteria):  # type: ignore[misc]  # transformers' classes
         abandoned: Callable[[], bool],
         device: torch.device,
     ) -> None:
-        most = max(len(one.stop_ids) for one in params)
-        stop_ids = [list(one.stop_ids) + [-1] * (most - len(one.stop_ids)) for one in params]  # no token is -1
+        most = max(len(each.stop_ids) for each in params)
+        stop_ids = [list(each.stop_ids) + [-1] * (most - len(each.stop_ids)) for each in params]  # no token is -1
         self._stop_BS = torch.tensor(stop_ids, dtype=torch.long, device=device).reshape(len(params), most)
-        self._limit_B = torch.tensor([one.max_tokens for one in params], device=device)
-        self._strings = {row: one.stop_strings for row, one in enumerate(params) if one.stop_strings}
-        # a token is at least one byte of text, so this many of the last ones hold every stop string that they complete
+        self._limit_B = torch.tensor([each.max_tokens for each in params], device=device)
+        self._strings = {row: each.stop_strings for row, each in enumerate(params) if each.stop_strings}
+        # a token is at least one byte of text, so this many last tokens contain every stop string that they complete
         self._tail = max((len(text.encode()) for texts in self._strings.values() for text in texts), default=0)
         self._prompt_width = prompt_width
         self._decode = decode
@@ -145,9 +145,9 @@ class _Stopper(StoppingCriteria):  # type: ignore[misc]  # transformers' classes
 
 
 def _uniforms(seed: int, count: int, width: int) -> list[float]:
-    """``count`` numbers in [0, 1) from the stream of ``seed``, filled up to ``width``.
+    """``count`` numbers in [0, 1) from the stream of ``seed``, padded to ``width``.
 
-    ``random.Random`` keeps all bits of the seed (a torch generator keeps 32) and promises the same numbers for ever.
+    ``random.Random`` keeps all bits of the seed (a torch generator keeps 32) and its numbers never change.
     """
     stream = random.Random(seed)
     return [stream.random() for _ in range(count)] + [0.0] * (width - count)

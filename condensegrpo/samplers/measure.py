@@ -1,4 +1,4 @@
-"""How probable given replies are: one pass over prompts and replies, no token is drawn.
+"""The log-probabilities of given replies: one pass over prompts and replies, no token is drawn.
 
 Legend: _B rows of the batch, _L the longest row, _A the longest reply, _V vocabulary.
 """
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-PAD = 0  # any id of the vocabulary: where rows are padded is told by the mask alone
+PAD = 0  # any id of the vocabulary: the mask alone says where rows are padded
 
 
 @torch.no_grad()
@@ -18,7 +18,7 @@ def logprobs_of(
 ) -> list[tuple[float, ...]]:
     """log π(o_i | c, o_0 … o_(i−1)) of every reply token, in nats at temperature 1, computed in fp32.
 
-    Rows are filled up on the left, so that the replies end together and logits are computed for them alone.
+    Rows are padded on the left, so that all replies end at the last position and logits are computed for them alone.
 
     Args:
         pairs: (prompt ids, reply ids), neither empty.

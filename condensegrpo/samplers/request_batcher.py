@@ -1,7 +1,7 @@
-"""Requests that wait at the same time are answered as one batch, off the event loop, by one worker.
+"""Batches requests that wait at the same time and computes each batch in one worker thread, off the event loop.
 
-Knows nothing of models: what a batch is and how it is answered is the caller's. A request that comes while a batch is
-under way waits for the next one.
+Independent of models: the caller supplies the function that computes a batch. A request that arrives during a batch
+waits for the next batch.
 """
 
 import asyncio
@@ -14,20 +14,20 @@ from condensegrpo.core.errors import SamplerError
 
 Q = TypeVar("Q")
 R = TypeVar("R")
-SETTLE_SECONDS = 0.002  # a batch starts once no request has come for this long; a batch takes far longer than that
-SETTLE_ROUNDS = 64  # of the event loop, nor in so many: a busy machine must not decide who shares a batch
+SETTLE_SECONDS = 0.002  # a batch starts when no request arrived for this time; a batch takes far longer
+SETTLE_ROUNDS = 64  # and in this many rounds of the event loop: a busy machine must not change a batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting(Generic[Q, R]):
-    """A request with the reply that is owed to it."""
+    """A request and the future of its reply."""
 
     request: Q
     reply: asyncio.Future[R]
 
 
 class RequestBatcher(Generic[Q, R]):
-    """A queue. It serves one event loop at a time, and any number of them one after another."""
+    """A queue of requests. It serves one event loop at a time, and any number of them one after another."""
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class RequestBatcher(Generic[Q, R]):
         """Set the queue up.
 
         Args:
-            answer: called in the worker with a batch; gives one reply a request, in order. A request whose ``reply`` is
-                done was given up.
+            answer: called in the worker with a batch; returns one reply per request, in order. A request whose
+                ``reply`` is done was cancelled.
             worker: of one thread where ``answer`` cannot run twice at once; queues may share it.
-            most: requests of a batch.
-            doing: for errors: what the queue does with so many requests, such as ``generating {} replies``.
+            most: requests per batch.
+            doing: for error messages, with a place for the number of requests: ``generating {} replies``.
         """
         self._answer = answer
         self._worker = worker
@@ -54,9 +54,9 @@ class RequestBatcher(Generic[Q, R]):
         self._drain: asyncio.Task[None] | None = None
 
     async def ask(self, request: Q) -> R:
-        """The reply to a request, computed together with whatever else waits.
+        """The reply to a request, computed in one batch with the other waiting requests.
 
-        A caller that goes away (time-out, cancellation) harms nobody: its reply is thrown away.
+        Cancelling a caller affects no other request: its reply is discarded.
 
         Raises:
             SamplerError: ``answer`` failed.
@@ -69,7 +69,7 @@ class RequestBatcher(Generic[Q, R]):
         return await waiting.reply
 
     async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Answer batch after batch until nobody waits. Ends without an await after the last look at the queue."""
+        """Compute batch after batch until no request waits. There is no await between the last check and the return."""
         batch: list[Waiting[Q, R]] = []
         try:
             while self._waiting:
@@ -77,13 +77,13 @@ class RequestBatcher(Generic[Q, R]):
                 batch = self._take(loop)
                 if batch:
                     await self._reply(batch, loop)
-        except asyncio.CancelledError:  # with the whole loop: nobody must wait for a reply that will not come
+        except asyncio.CancelledError:  # the whole event loop ends: no caller may wait for a reply that cannot come
             for waiting in (*batch, *self._take(loop)):
                 waiting.reply.cancel()
             raise
 
     async def _settle(self) -> None:
-        """Wait until the queue stops growing, so that all that are ready share a batch."""
+        """Wait until the queue stops growing, so that all ready requests share a batch."""
         size = 0
         while size < len(self._waiting) < self._most:
             size = len(self._waiting)
@@ -92,25 +92,25 @@ class RequestBatcher(Generic[Q, R]):
                 await asyncio.sleep(0)
 
     def _take(self, loop: asyncio.AbstractEventLoop) -> list[Waiting[Q, R]]:
-        """The next batch: the oldest requests first, without those that were given up or belong to a loop that died."""
-        ready = [one for one in self._waiting if not one.reply.done() and one.reply.get_loop() is loop]
+        """The next batch: the oldest requests first, without cancelled ones and those of an event loop that ended."""
+        ready = [each for each in self._waiting if not each.reply.done() and each.reply.get_loop() is loop]
         self._waiting = ready[self._most :]
         return ready[: self._most]
 
     async def _reply(self, batch: Sequence[Waiting[Q, R]], loop: asyncio.AbstractEventLoop) -> None:
-        """Compute one batch off the loop and hand the replies out."""
+        """Compute one batch off the loop and deliver the replies."""
         try:
             replies = await loop.run_in_executor(self._worker, self._answer, batch)
-        except Exception as error:  # the boundary to the model: every request of the batch hears of it
+        except Exception as error:  # the boundary to the model: every request of the batch fails
             for waiting in batch:
                 if not waiting.reply.done():
-                    waiting.reply.set_exception(self._told(error, len(batch)))
+                    waiting.reply.set_exception(self._failure(error, len(batch)))
             return
         for waiting, reply in zip(batch, replies, strict=True):
             if not waiting.reply.done():
                 waiting.reply.set_result(reply)
 
-    def _told(self, error: Exception, count: int) -> SamplerError:
+    def _failure(self, error: Exception, count: int) -> SamplerError:
         if isinstance(error, SamplerError):
             return error
         return SamplerError(f"{self._doing.format(count)}: {type(error).__name__}: {error}")

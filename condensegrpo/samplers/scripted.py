@@ -1,4 +1,4 @@
-"""The public fake of a sampler: says what it is told, the same every time. Needs no torch and no model."""
+"""The deterministic fake of a sampler: scripted replies. Needs no torch and no model."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -16,8 +16,8 @@ class ScriptedSampler:
         ScriptedSampler([[5, 6, 2], [7, 2]])             # the first call gets 5 6 2, the second 7 2, the third an error
         ScriptedSampler(lambda prompt_ids: [len(prompt_ids), 2])
 
-    A reply is treated as a real sampler would treat it: it ends with the first stop id in it (which stays), and at
-    max_tokens, where it counts as cut off. Temperature, seed and stop strings do nothing.
+    As with a real sampler a reply ends with the first stop id in it, which is kept, or is cut off at max_tokens.
+    Temperature, seed and stop strings have no effect.
     """
 
     def __init__(
@@ -30,9 +30,9 @@ class ScriptedSampler:
         """Set the script.
 
         Args:
-            replies: token ids of each reply, or a function that gives them for a prompt. Errors pass.
+            replies: token ids of each reply, or a function of the prompt that returns them. Its errors are not caught.
             logprob: of every token, in nats, at most 0.
-            seconds: that a reply takes, or a function that gives them for a prompt.
+            seconds: duration of a reply, or a function of the prompt that returns it.
         """
         if logprob > 0:
             raise ValueError(f"a log-probability is at most 0, found logprob={logprob}")
@@ -48,7 +48,7 @@ class ScriptedSampler:
             SamplerError: the list has no further reply.
         """
         prompt = tuple(prompt_ids)
-        reply = tuple(self._agent(prompt))  # before the wait: replies of a list go out in the order of the calls
+        reply = tuple(self._agent(prompt))  # before the wait: replies of a list follow the order of the calls
         await asyncio.sleep(self._seconds(prompt) if callable(self._seconds) else self._seconds)
         stop = next((place for place, token in enumerate(reply) if token in params.stop_ids), None)
         output = reply[: params.max_tokens] if stop is None else reply[: min(stop + 1, params.max_tokens)]
@@ -60,7 +60,7 @@ class ScriptedSampler:
         )
 
     def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
-        """Look at every tensor, as a real sampler would, and take the version."""
+        """Iterate over all tensors, as a real sampler would, and record the version."""
         for _ in named_tensors:
             pass
         self._version = version
@@ -75,15 +75,15 @@ class ScriptedSampler:
 
 
 def _read_out(replies: Iterator[Sequence[int]]) -> Agent:
-    """An agent that gives one reply after another, whatever the prompt."""
+    """An agent that returns one reply after another, whatever the prompt."""
 
     def reply(prompt_ids: tuple[int, ...]) -> Sequence[int]:
-        found = next(replies, None)
-        if found is None:
+        following = next(replies, None)
+        if following is None:
             raise SamplerError(
-                f"sampling a reply to a prompt of {len(prompt_ids)} tokens: the script has come to its end. Give "
-                f"ScriptedSampler one reply for every call, or a function."
+                f"sampling a reply to a prompt of {len(prompt_ids)} tokens: the script has no further reply. Give "
+                f"ScriptedSampler one reply per call, or a function."
             )
-        return found
+        return following
 
     return reply

@@ -1,6 +1,6 @@
 """The sampler that needs nothing but transformers: requests that wait at the same time are generated as one batch.
 
-It holds its own copy of the model. Throughput is vLLM's business; this one runs everywhere and is exact.
+It holds its own copy of the model. It runs everywhere and is exact; for throughput use vLLM.
 """
 
 import threading
@@ -24,7 +24,7 @@ from condensegrpo.samplers.measure import cut, logprobs_of
 from condensegrpo.samplers.request_batcher import RequestBatcher, Waiting
 
 MAX_BATCH = 256  # requests generated at once
-MAX_TOKENS = 32768  # of prompts, filled up to the longest, that are read or measured at once
+MAX_TOKENS = 32768  # of prompts, padded to the longest, that are processed at once
 
 _Measured = tuple[tuple[int, ...], tuple[int, ...]]  # prompt and output ids
 
@@ -39,8 +39,8 @@ class TransformersSampler:
     """Samples with ``AutoModelForCausalLM`` and padded ``generate``.
 
     The model folder's own generation defaults (top-k, repetition penalty, …) are ignored: log-probabilities are those
-    of softmax(logits / temperature), and tokens are drawn from exactly that. One instance serves one event loop at a
-    time, and any number of them one after another.
+    of softmax(logits / temperature), the distribution that tokens are drawn from. One instance serves one event loop at
+    a time, and any number of them one after another.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class TransformersSampler:
         Args:
             model_path: a Hugging Face folder or Hub id.
             device: such as ``cpu`` or ``cuda:1``; by default the GPU if there is one.
-            max_batch: most requests that are generated at once; the others wait for the next batch.
+            max_batch: most requests that are generated at once; further ones wait for the next batch.
         """
         self._model_path = model_path
         self._model = _load(model_path, DTYPES[dtype], device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -75,9 +75,9 @@ class TransformersSampler:
         )
 
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
-        """One reply to one prompt, generated together with whatever else waits.
+        """One reply to one prompt, generated in one batch with the other waiting requests.
 
-        A caller that goes away (time-out, cancellation) harms nobody: its row is thrown away.
+        Cancelling a caller affects no other request: its row is discarded.
 
         Raises:
             SamplerError: the request cannot be met (the message has the numbers), or ``generate`` failed.
@@ -106,10 +106,10 @@ class TransformersSampler:
         return await self._attention.ask(reading)
 
     def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
-        """Copy the learner's weights by name, in place, one tensor at a time. Waits for a batch under way to end.
+        """Copy the learner's weights by name, in place, one tensor at a time. Waits for the current batch to end.
 
         Raises:
-            SamplerError: a name is unknown or missing, or a shape differs. What came before it has been copied.
+            SamplerError: a name is unknown or missing, or a shape differs. The tensors before it have been copied.
         """
         wanted: dict[str, Tensor] = self._model.state_dict()
         taken: set[str] = set()
@@ -127,7 +127,7 @@ class TransformersSampler:
         return self._version
 
     def close(self) -> None:
-        """Free the weights. Requests that come later fail."""
+        """Free the weights. Later requests fail."""
         self._worker.shutdown(wait=True, cancel_futures=True)
         self._model.to("meta")
 
@@ -169,17 +169,17 @@ class TransformersSampler:
             ]
 
     def _attend(self, batch: Sequence[Waiting[Reading, TokenAttention]]) -> list[TokenAttention]:
-        """In the worker thread. Readings of other layers than the first one's make batches of their own."""
+        """In the worker thread. Readings with the same layers share a batch."""
         from condensegrpo.attention.capture import attend
 
         readings = [waiting.request for waiting in batch]
         with self._weights:
             return [
-                found
-                for _, alike in groupby(readings, key=lambda one: one.layers)
-                for some in [list(alike)]
-                for part in cut([one.length for one in some], MAX_TOKENS)
-                for found in attend(self._model, some[part])
+                attention
+                for _, alike in groupby(readings, key=lambda reading: reading.layers)
+                for same in [list(alike)]
+                for part in cut([reading.length for reading in same], MAX_TOKENS)
+                for attention in attend(self._model, same[part])
             ]
 
     def _decode(self, rows: list[list[int]]) -> list[str]:
@@ -196,7 +196,7 @@ class TransformersSampler:
 
     @cached_property
     def _positions(self) -> int | None:
-        """Positions that the model was made for; None: it does not say."""
+        """Positions of the model; None: not in its configuration."""
         known: int | None = self._model.config.get_text_config().to_dict().get("max_position_embeddings")
         return known
 
@@ -211,7 +211,7 @@ def _load(path: str, dtype: torch.dtype, device: str) -> Any:  # noqa: ANN401  t
             f"loading the sampler's model from {path!r}: {error} Wanted a Hugging Face folder or Hub id of a causal "
             f"language model."
         ) from error
-    model.generation_config = GenerationConfig()  # the folder's defaults would bend the distribution unseen
+    model.generation_config = GenerationConfig()  # the folder's defaults would change the distribution
     return model.to(device).eval().requires_grad_(False)
 
 
@@ -229,7 +229,7 @@ def _check_tensor(name: str, tensor: Tensor, wanted: dict[str, Tensor]) -> None:
 
 
 def _check_complete(taken: set[str], wanted: dict[str, Tensor]) -> None:
-    """Every parameter was given, or is tied to one that was."""
+    """Every parameter was given, or is tied to a given one."""
     filled = {tensor.data_ptr() for name, tensor in wanted.items() if name in taken}
     missing = sorted(name for name, tensor in wanted.items() if tensor.data_ptr() not in filled)
     if missing:

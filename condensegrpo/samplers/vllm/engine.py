@@ -1,6 +1,6 @@
-"""vLLM's engine in this process, behind the few calls that the sampler needs. Nothing here waits or runs by itself.
+"""vLLM's engine in this process, reduced to the calls that the sampler needs. No threads and no event loop.
 
-vLLM is imported when an engine is made and not before: it takes seconds, and it may be missing.
+vLLM is imported when an engine is created: the import takes seconds, and vLLM may be missing.
 """
 
 import gc
@@ -21,17 +21,17 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # public,
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols import NamedTensors
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
-from condensegrpo.samplers.vllm.weights import Expected, repack_heads
+from condensegrpo.samplers.vllm.weights import ExpectedWeights, repack_heads
 
 GIB = 1 << 30
 MAX_RUNNING = 256  # requests in one step; the others wait inside the engine
 FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH}
-SETTINGS = {  # of the process, unless somebody set them
+SETTINGS = {  # environment variables, unless the user set them
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
-    "VLLM_NO_USAGE_STATS": "1",  # nothing is sent home
+    "VLLM_NO_USAGE_STATS": "1",  # no telemetry
 }
-_NOISE = (  # deprecations in torch that vLLM calls up on import and on its first model
+_NOISE = (  # deprecations in torch that vLLM triggers on import and on its first model
     (DeprecationWarning, r"`torch\.jit\.script_method` is deprecated"),
     (DeprecationWarning, r"`torch\.jit\.script` is deprecated"),
     (FutureWarning, r"`torch\.distributed\.\w+` is deprecated"),
@@ -39,10 +39,9 @@ _NOISE = (  # deprecations in torch that vLLM calls up on import and on its firs
 
 
 class VllmEngine:
-    """A model in vLLM: requests by id go in, each step may bring replies out.
+    """A model in vLLM: requests are added by id, and each step may complete some of them.
 
-    Calls must not overlap; which thread makes them is no matter. On closing, torch's process group is left to whoever
-    made it.
+    Calls must not overlap but may come from any thread. ``close`` leaves torch's process group to its creator.
     """
 
     def __init__(
@@ -61,18 +60,18 @@ class VllmEngine:
         Raises:
             SamplerError: vLLM cannot run this model with this memory.
         """
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the learner's tensors are handed over as they are
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the learner's tensors are passed without pickling
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
         self._closed = False
-        self._expected = Expected(model_path)
+        self._expected = ExpectedWeights(model_path)
         with _undisturbed():
             _join_alone()
             self._import()
             self._check_head_size()
-            _let_vllm_look_into_llvmlite()
+            _make_llvmlite_inspectable()
             try:
-                self._engine = self._made(
+                self._engine = self._create(
                     model=model_path,
                     dtype=dtype,
                     max_model_len=max_model_len,
@@ -85,12 +84,12 @@ class VllmEngine:
                 raise SamplerError(
                     f"starting vLLM with the model {model_path}: {type(error).__name__}: {error} For memory set "
                     f"sampler.options.kv_cache_gib or gpu_memory_utilization, or lower sampler.options.max_model_len; "
-                    f"a model that vLLM does not know runs with sampler.name=transformers."
+                    f"a model that vLLM does not support runs with sampler.name=transformers."
                 ) from error
         self.max_model_len: int = self._engine.model_config.max_model_len  # tokens of a prompt and its reply
 
     def add(self, name: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        """Take a request in. Whatever vLLM raises passes: it is about this request alone."""
+        """Add a request. Errors of vLLM are not caught: they concern this request alone."""
         stops = list(params.stop_strings)
         self._engine.add_request(
             name,
@@ -101,10 +100,10 @@ class VllmEngine:
                 seed=params.seed,
                 stop_token_ids=list(params.stop_ids),
                 stop=stops or None,
-                include_stop_str_in_output=True,  # the token that completes a stop string stays whole
-                skip_special_tokens=False,  # a stop string may hold one
+                include_stop_str_in_output=True,  # the token that completes a stop string is kept whole
+                skip_special_tokens=False,  # a stop string may contain one
                 detokenize=bool(stops),
-                ignore_eos=True,  # only what the request names ends it
+                ignore_eos=True,  # only the request's own stops end it
                 logprobs=0,  # of the sampled token alone
                 flat_logprobs=True,
                 output_kind=self._final,
@@ -112,9 +111,9 @@ class VllmEngine:
         )
 
     def add_reading(self, name: str, token_ids: Sequence[int]) -> None:
-        """Take a request in whose tokens are only read: ``step`` gives them all but the first, at temperature 1.
+        """Add a request for the log-probabilities of given tokens (all but the first), at temperature 1.
 
-        vLLM reads them from the first on, whatever its prefix cache holds, and cannot end without one token sampled.
+        vLLM computes them without its prefix cache, and samples one token behind them.
         """
         self._engine.add_request(
             name,
@@ -122,7 +121,7 @@ class VllmEngine:
             self._vllm.SamplingParams(
                 max_tokens=1,
                 temperature=0.0,
-                prompt_logprobs=0,  # of the tokens that are there alone
+                prompt_logprobs=0,  # of the given tokens alone
                 flat_logprobs=True,
                 detokenize=False,
                 ignore_eos=True,
@@ -131,29 +130,29 @@ class VllmEngine:
         )
 
     def abort(self, names: Sequence[str]) -> None:
-        """Take requests out; those that are done already are no matter."""
+        """Remove requests; those that are done are ignored."""
         if names:
             self._engine.abort_request(list(names))
 
     def step(self) -> dict[str, Generation | SamplerError]:
-        """Sample the next token of every running request; the replies and readings that are complete with it.
+        """Sample the next token of every running request; returns the requests that it completes.
 
-        vLLM on a CPU draws from torch's generator even where every request has its own: its state is put back, since
-        the learner's dropout draws from it as well.
+        On a CPU vLLM draws from torch's generator although every request has its own. Its state is restored, since the
+        learner's dropout draws from it too.
         """
         state = torch.get_rng_state()
         try:
             outputs = self._engine.step()
         finally:
             torch.set_rng_state(state)
-        return {output.request_id: _found(output) for output in outputs if output.finished}
+        return {output.request_id: _result(output) for output in outputs if output.finished}
 
     def load(self, named_tensors: NamedTensors) -> None:
         """Load weights under their Hugging Face names and drop every cached key and value.
 
         Raises:
-            SamplerError: a name is unknown or missing, or a shape differs; what fits was loaded all the same. Or
-                requests are under way.
+            SamplerError: a name is unknown or missing, or a shape differs (matching tensors were loaded); or requests
+                are in flight.
         """
         check = self._expected.check()
         tensors = ((name, tensor.detach().clone()) for name, tensor in named_tensors if check.takes(name, tensor))
@@ -162,8 +161,8 @@ class VllmEngine:
             self._engine.apply_model(repack_heads)
         if not self._engine.reset_prefix_cache():
             raise SamplerError(
-                "updating the sampler's weights: vLLM still holds keys and values of requests under way, which would "
-                "answer for the old weights. Await the requests first."
+                "updating the sampler's weights: vLLM still holds keys and values of requests under way, computed "
+                "with the old weights. Await the requests first."
             )
         check.complete()
 
@@ -172,11 +171,11 @@ class VllmEngine:
         self._engine.sleep(level=1)
 
     def wake(self) -> None:
-        """Bring the weights back."""
+        """Move the weights back to the GPU."""
         self._engine.wake_up()
 
     def close(self) -> None:
-        """Free what is held. May be called twice."""
+        """Free the engine. May be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -200,17 +199,17 @@ class VllmEngine:
         self._vllm.SamplingParams  # noqa: B018  vllm imports lazily: not in the first request
         self._final = RequestOutputKind.FINAL_ONLY
 
-    def _made(self, **options: object) -> Any:  # noqa: ANN401  vLLM's classes are untyped
+    def _create(self, **options: object) -> Any:  # noqa: ANN401  vLLM's classes are untyped
         on_gpu = torch.cuda.is_available()
         arguments = self._vllm.EngineArgs(
             **options,
             logprobs_mode="processed_logprobs",  # of the distribution sampled from: temperature applied
-            generation_config="vllm",  # the folder's defaults would bend the distribution unseen
+            generation_config="vllm",  # the folder's defaults would change the distribution
             enable_prefix_caching=True,
-            # on a CPU a seeded request whose prompt is cut over two steps ends the engine
+            # on a CPU a seeded request whose prompt is split over two steps crashes the engine
             enable_chunked_prefill=None if on_gpu else False,
             max_num_seqs=MAX_RUNNING,
-            # each rank has an engine of its own, on its own device, though they share a process group
+            # each rank has its own engine on its own device, although the ranks share a process group
             distributed_executor_backend="external_launcher" if distributed.get_world_size() > 1 else None,
             disable_log_stats=True,
             use_tqdm_on_load=False,
@@ -219,7 +218,7 @@ class VllmEngine:
         return self._vllm.LLMEngine.from_engine_args(arguments)
 
     def _check_head_size(self) -> None:
-        """vLLM notices an attention head that it has no kernel for in the first step only, and dies of it."""
+        """Refuse a head size without a kernel, which would crash vLLM only in the first step."""
         if torch.cuda.is_available() or self._expected.head_size is None:
             return
         from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
@@ -233,7 +232,7 @@ class VllmEngine:
             )
 
 
-def _found(output: Any) -> Generation | SamplerError:  # noqa: ANN401  vLLM's classes are untyped
+def _result(output: Any) -> Generation | SamplerError:  # noqa: ANN401  vLLM's classes are untyped
     if output.prompt_logprobs is not None:
         read = output.prompt_token_ids[1:]
         return _generation(read, output.prompt_logprobs.logprobs, Finish.STOP)
@@ -250,15 +249,15 @@ def _generation(token_ids: Sequence[int], logprobs: Sequence[float], finish: Fin
     return Generation(token_ids=tuple(token_ids), logprobs=tuple(logprobs), finish=finish)
 
 
-def _let_vllm_look_into_llvmlite() -> None:
-    """vLLM reads ``vars`` of all that any module holds; those of llvmlite's library, which numba loads, are no dict."""
+def _make_llvmlite_inspectable() -> None:
+    """Give llvmlite's library, which numba loads, a ``__dict__``: vLLM calls ``vars`` on the objects of all modules."""
     ffi = sys.modules.get("llvmlite.binding.ffi")
     if ffi is not None:
-        ffi.lib._fntab["__dict__"] = {}  # the library answers to any name with the function of that name
+        ffi.lib._fntab["__dict__"] = {}  # the library returns a function for any attribute name
 
 
 def _join_alone() -> None:
-    """Make a process group of one if there is none: vLLM would make its own and destroy it on closing."""
+    """Create a process group of one if there is none: vLLM would create its own and destroy it on closing."""
     if distributed.is_initialized():
         return
     if "RANK" in os.environ:
@@ -269,7 +268,7 @@ def _join_alone() -> None:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Let vLLM start, and put back what it changes for the whole process: random states and torch's threads."""
+    """Restore what vLLM changes in the process when it starts: random states and torch's number of threads."""
     states = random.getstate(), np.random.get_state()
     threads, setter = torch.get_num_threads(), torch.set_num_threads
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
@@ -279,7 +278,7 @@ def _undisturbed() -> Iterator[None]:
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
-            torch.set_num_threads = setter  # vLLM on a CPU replaces it by a function that only warns
+            torch.set_num_threads = setter  # on a CPU vLLM replaces it by a function that only warns
             torch.set_num_threads(threads)
 
 

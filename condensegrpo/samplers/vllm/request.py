@@ -1,4 +1,4 @@
-"""What vLLM takes, in this process or behind HTTP, and what to install for it."""
+"""The limits of a request to vLLM, in this process or over HTTP, and how to install vLLM."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ INSTALL = (
     "uninstall torchvision torchaudio torchcodec, which it brings built for CUDA. Or sample with "
     "sampler.name=transformers"
 )
-COOLEST, HOTTEST = 0.01, 2.0  # vLLM raises a temperature below to the first in silence, and refuses one above
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0  # vLLM silently raises lower ones above 0, and refuses higher ones
 
 
 def check_request(prompt_ids: Sequence[int], params: SamplingParams, *, room: int | None) -> None:
@@ -20,18 +20,18 @@ def check_request(prompt_ids: Sequence[int], params: SamplingParams, *, room: in
         room: tokens of a prompt and its reply (``max_model_len``); None: not known.
 
     Raises:
-        SamplerError: it cannot be met as it stands, with the numbers.
+        SamplerError: the request cannot be served; the message has the numbers.
     """
-    length, heat = len(prompt_ids), params.temperature
-    if not length or params.max_tokens < 1 or not heat >= 0:
+    length, temperature = len(prompt_ids), params.temperature
+    if not length or params.max_tokens < 1 or not temperature >= 0:
         raise SamplerError(
             f"sampling a reply: found a prompt of {length} tokens, max_tokens={params.max_tokens} and "
-            f"temperature={heat}; wanted at least one token of each and a temperature of at least 0."
+            f"temperature={temperature}; wanted at least one token of each and a temperature of at least 0."
         )
-    if 0 < heat < COOLEST or heat > HOTTEST:
+    if 0 < temperature < MIN_TEMPERATURE or temperature > MAX_TEMPERATURE:
         raise SamplerError(
-            f"sampling a reply: found temperature={heat}, and vLLM takes 0 or {COOLEST} to {HOTTEST}. Set "
-            f"rollout.temperature to one of these, or sampler.name=transformers, which takes all."
+            f"sampling a reply: found temperature={temperature}, and vLLM supports 0 or {MIN_TEMPERATURE} to "
+            f"{MAX_TEMPERATURE}. Set rollout.temperature to one of these, or sampler.name=transformers."
         )
     if room is not None and length + params.max_tokens > room:
         raise SamplerError(

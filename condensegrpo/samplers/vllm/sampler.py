@@ -19,8 +19,8 @@ class VllmSampler:
     """Samples with vLLM: continuous batching, a prefix cache, weights in milliseconds.
 
     The model folder's own generation defaults (top-k, repetition penalty, …) are ignored: log-probabilities are those
-    of softmax(logits / temperature), and tokens are drawn from exactly that. One instance serves one event loop at a
-    time, and any number of them one after another.
+    of softmax(logits / temperature), the distribution that tokens are drawn from. One instance serves one event loop at
+    a time, and any number of them one after another.
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class VllmSampler:
 
         Args:
             model_path: a Hugging Face folder or Hub id.
-            max_model_len: most tokens of a prompt and its reply; a run gives the largest that its rollouts can make.
+            max_model_len: most tokens of a prompt and its reply; by default the largest of the run's rollouts.
             kv_cache_gib: memory for keys and values; by default 1 on a CPU, and on a GPU what
                 ``gpu_memory_utilization`` leaves.
             gpu_memory_utilization: share of the GPU's memory for weights, keys and values of the sampler, in (0, 1].
-            enforce_eager: whether to do without compiled graphs; by default on a CPU only, where compiling takes long.
-            sleep: whether memory is given back while the learner works; by default on a GPU, impossible elsewhere.
+            enforce_eager: whether to run without compiled graphs; by default only on a CPU, where compilation is slow.
+            sleep: whether memory is freed while the learner works; by default on a GPU, impossible elsewhere.
         """
         self.check_options(sleep=sleep)
         on_gpu = torch.cuda.is_available()
@@ -71,12 +71,12 @@ class VllmSampler:
         if find_spec("vllm") is None:
             raise ValueError(f"vLLM is not installed. {INSTALL}")
         if sleep and not torch.cuda.is_available():
-            raise ValueError("sleep=True: vLLM gives memory back on a GPU only, and there is none; leave it out")
+            raise ValueError("sleep=True: vLLM frees memory on a GPU only, and there is none; remove the option")
 
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
-        """One reply to one prompt, in one batch with whatever else is under way.
+        """One reply to one prompt, batched with the other requests.
 
-        A caller that goes away (time-out, cancellation) harms nobody: its request is taken out of the engine.
+        Cancelling a caller affects no other request: its request is removed from the engine.
 
         Raises:
             SamplerError: the request cannot be met (the message has the numbers), or vLLM failed.
@@ -91,15 +91,15 @@ class VllmSampler:
             SamplerError: prompt or output are empty or too long together, or vLLM failed.
         """
         self._check(prompt_ids, SamplingParams(max_tokens=len(output_ids)))
-        read = (*prompt_ids, *output_ids)
-        self._check(read, SamplingParams(max_tokens=1))  # that vLLM samples behind them
-        return (await self._queue.ask(read, None)).logprobs[-len(output_ids) :]
+        tokens = (*prompt_ids, *output_ids)
+        self._check(tokens, SamplingParams(max_tokens=1))  # the token that vLLM samples behind them
+        return (await self._queue.ask(tokens, None)).logprobs[-len(output_ids) :]
 
     def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
         """Load the learner's weights by name, one tensor at a time, and drop all cached keys and values.
 
         Raises:
-            SamplerError: a name is unknown or missing, a shape differs, or requests are under way.
+            SamplerError: a name is unknown or missing, a shape differs, or requests are in flight.
         """
         self._queue.load(named_tensors, version)
         self._version = version

@@ -1,4 +1,4 @@
-"""What vLLM must be told about weights: which names and shapes belong to a model, and which copies follow an update."""
+"""Weights of a model by name and shape, checked before vLLM loads them, and copies that vLLM does not update."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,18 +11,18 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from condensegrpo.core.errors import SamplerError
 
 
-class Expected:
-    """The weights of a model folder by name, read off its configuration: no weight is loaded.
+class ExpectedWeights:
+    """Names and shapes of a model folder's weights, from its configuration: no weight is loaded.
 
-    vLLM renames and fuses weights (q, k and v are one to it), and a name that it misses it only logs. So names and
-    shapes are held against the model as transformers knows it, which is what the learner has.
+    vLLM renames and fuses weights (q, k and v are one tensor) and only logs a missing name. So names and shapes are
+    compared with those of the model in transformers, which is the learner's.
     """
 
     def __init__(self, model_path: str) -> None:
         """Read ``config.json``.
 
         Raises:
-            SamplerError: there is no such model.
+            SamplerError: the model cannot be read.
         """
         try:
             config = AutoConfig.from_pretrained(model_path)
@@ -37,17 +37,17 @@ class Expected:
         self._groups = _tied(model)
         self.head_size = _head_size(config)
 
-    def check(self) -> "Check":
-        """A fresh check of one update."""
-        return Check(shapes=self._shapes, groups=self._groups)
+    def check(self) -> "UpdateCheck":
+        """A new check of one update."""
+        return UpdateCheck(shapes=self._shapes, groups=self._groups)
 
 
 @dataclass(slots=True, kw_only=True)
-class Check:
-    """Looks at the tensors of an update as they pass and complains once all have: no reload may be left half done."""
+class UpdateCheck:
+    """Checks the tensors of an update one by one and raises after the last: a reload must not stop halfway."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    groups: tuple[frozenset[str], ...]  # names of one and the same weight
+    groups: tuple[frozenset[str], ...]  # names of the same weight
     taken: set[str] = field(default_factory=set)
     fault: str = ""  # the first
 
@@ -69,10 +69,10 @@ class Check:
         return True
 
     def complete(self) -> None:
-        """Every weight was given, under one of its names.
+        """Check that every weight was given, under one of its names.
 
         Raises:
-            SamplerError: one was not, or was refused. The sampler now holds old and new weights.
+            SamplerError: a weight is missing or was refused. The sampler now holds old and new weights.
         """
         missing = [min(group) for group in self.groups if not group & self.taken]
         if not self.fault and missing:
@@ -85,10 +85,10 @@ class Check:
 
 
 def repack_heads(model: nn.Module) -> None:
-    """Pack a tied LM head anew from the embedding that it is tied to.
+    """Repack a tied LM head from the embedding that it is tied to.
 
-    On a CPU vLLM multiplies by packed copies of its weights. Loading new ones packs them anew layer by layer, but a
-    head that owns no weight is passed over and goes on with the old ones: its logits are those of two policies.
+    On a CPU vLLM multiplies by packed copies of its weights. Loading new weights repacks them layer by layer but skips
+    a head without its own weight, which would keep the old ones: its logits would be those of two policies.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 

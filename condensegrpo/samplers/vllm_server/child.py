@@ -1,8 +1,8 @@
 """The program of a vLLM server: ``python -m condensegrpo.samplers.vllm_server.child [--watched] FLAGS``.
 
-It is vLLM's own server with vLLM's own flags. With ``--watched`` it ends, with all its processes, when standard input
-closes: the other end of that pipe is held by the run that started it, so that a run that is killed leaves nothing
-behind. Imports vLLM only in ``main``: vLLM starts its engine as a process of its own, which imports this file anew.
+It runs vLLM's own server with vLLM's own flags. With ``--watched`` it kills itself and all its processes when standard
+input closes: the run that started it holds the other end of that pipe, so that a killed run leaves no process behind.
+vLLM is imported in ``main`` only: its engine is a separate process, which imports this file again.
 """
 
 import os
@@ -12,7 +12,7 @@ import threading
 
 
 def main() -> None:
-    """Serve until told to stop."""
+    """Serve until a signal ends the process."""
     if "--watched" in sys.argv:
         sys.argv.remove("--watched")
         threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -24,7 +24,7 @@ def main() -> None:
 def _end_with_parent() -> None:
     while os.read(0, 4096):
         pass
-    os.killpg(0, signal.SIGKILL)  # the process group is ours: we were started as the leader of a session
+    os.killpg(0, signal.SIGKILL)  # the group of this server alone: it was started as the leader of a session
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""One vLLM server over HTTP: what is asked of it and what its answers mean. Token ids in, token ids out.
+"""The HTTP client of one vLLM server: requests and the parsing of replies. Token ids in, token ids out.
 
-Every call is bounded in time. A server that cannot be reached, or that fails, is ``ServerUnreachable`` and may be asked
-again; one that refuses (4xx) is a plain ``SamplerError``: the same question would get the same answer.
+Every call has a time limit. A server that cannot be reached or fails raises ``ServerUnreachable``, and the call may be
+retried; a refusal (4xx) raises ``SamplerError``: a retry would be refused too.
 """
 
 import json
@@ -15,21 +15,21 @@ from condensegrpo.core.errors import SamplerError, ServerUnreachable
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.samplers.vllm_server.guard import TOKEN_VARIABLE
 
-SHORT_SECONDS = 30.0  # for a question that the server answers at once
-IDLE_SECONDS = 2.0  # that a connection is kept for the next request; servers drop theirs after 5, and may just do so
+SHORT_SECONDS = 30.0  # time limit of calls that need no computation
+IDLE_SECONDS = 2.0  # that an idle connection is kept; servers drop theirs after 5, possibly during a request
 FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}
 
 
 class Description(NamedTuple):
-    """What a server says of itself."""
+    """A server's model and settings, as it reports them."""
 
-    shape: Mapping[str, str]  # see vllm_server_worker.shape_of
+    shape: Mapping[str, str]  # see worker.shape_of
     logprobs_mode: str
     max_model_len: int  # tokens of prompt and output together
     world_size: int  # processes, one a GPU
-    nccl: bool  # whether it takes weights over NCCL
+    nccl: bool  # whether it receives weights over NCCL
     head_size: int  # of the model's attention
-    head_sizes: Sequence[int] | None  # that its device has kernels for; None: not said
+    head_sizes: Sequence[int] | None  # that its device has kernels for; None: not reported
 
 
 class Reply(NamedTuple):
@@ -40,22 +40,22 @@ class Reply(NamedTuple):
 
 
 class ServerClient:
-    """The calls. To be used in one event loop; ``close`` in the same."""
+    """The calls of one server. Use it, and close it, in one event loop."""
 
     def __init__(self, url: str, token: str) -> None:
         self.url = url.rstrip("/")
         self._session = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {token}"},
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),  # 0: one a trajectory, if need be
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),  # 0: no limit
         )
 
     @property
     def host(self) -> str:
-        """The machine that it runs on, by name or address."""
+        """The server's host name or address."""
         return urlsplit(self.url).hostname or ""
 
     async def healthy(self) -> bool:
-        """Whether the server answers and its engine lives."""
+        """Whether the server answers and its engine runs."""
         try:
             async with self._session.get(f"{self.url}/health", timeout=_limit(SHORT_SECONDS)) as answer:
                 return answer.status == 200
@@ -63,26 +63,26 @@ class ServerClient:
             return False
 
     async def describe(self) -> Description:
-        """What is served, by the slowest of the server's workers' account: they all say the same."""
-        found = await self._rpc("condensegrpo_describe", seconds=SHORT_SECONDS)
-        return Description(**found["results"][0])
+        """The model and settings of the server; all its workers report the same."""
+        reply = await self._rpc("condensegrpo_describe", seconds=SHORT_SECONDS)
+        return Description(**reply["results"][0])
 
     async def weights_label(self) -> str:
-        """The label of the weights in use; ``default``: those that the server started with."""
+        """The label of the current weights; ``default``: those of the server's start."""
         return str((await self._call("GET", "/weight_info", None, SHORT_SECONDS))["weight_version"])
 
     async def load(self, folder: str, label: str, seconds: float) -> None:
-        """Take the weights of a folder that the server sees, and forget what was computed with the old ones."""
+        """Load the weights of a folder that the server can read, and drop all results of the old ones."""
         await self._rpc("condensegrpo_load", folder, seconds=seconds)
         await self.renew(label)
 
     async def renew(self, label: str) -> None:
-        """Drop the prefix cache, which holds keys and values of the old weights, and name the new weights.
+        """Drop the prefix cache, which holds keys and values of the old weights, and set the label of the new ones.
 
-        Requests that nobody waits for any more may still run: they must not keep the old blocks alive.
+        Abandoned requests may still run: they must not keep the old blocks alive.
         """
-        done = await self._call("POST", "/reset_prefix_cache?reset_running_requests=true", None, SHORT_SECONDS)
-        if not done.get("success"):
+        reset = await self._call("POST", "/reset_prefix_cache?reset_running_requests=true", None, SHORT_SECONDS)
+        if not reset.get("success"):
             raise SamplerError(f"updating the weights of {self.url}: its prefix cache could not be reset; see its log")
         await self._call("POST", "/update_weight_version", {"new_version": label}, SHORT_SECONDS)
 
@@ -92,17 +92,17 @@ class ServerClient:
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, seconds: float) -> Reply:
         """Sample one reply."""
-        found = await self._call("POST", "/inference/v1/generate", request_body(prompt_ids, params), seconds)
-        return reply_of(found)
+        body = request_body(prompt_ids, params)
+        return reply_of(await self._call("POST", "/inference/v1/generate", body, seconds))
 
     async def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         await self._session.close()
 
     async def _rpc(self, method: str, *arguments: str, seconds: float) -> dict[str, Any]:
         body = {"method": method, "args": arguments, "timeout": seconds}
         status, text = await self._exchange("POST", "/collective_rpc", body, seconds)
-        if status >= 500 and await self.healthy():  # it lives: its workers refused
+        if status >= 500 and await self.healthy():  # the server runs: its workers refused
             raise SamplerError(f"asking {self.url} for {method}: {_reason(text)}")
         return self._read("/collective_rpc", status, text)
 
@@ -123,10 +123,10 @@ class ServerClient:
         if status != 200:
             raise self._refusal(route, status, text)
         try:
-            found: dict[str, Any] = json.loads(text) if text else {}
+            parsed: dict[str, Any] = json.loads(text) if text else {}
         except ValueError as error:
             raise SamplerError(f"asking {self.url}{route}: found {text[:80]!r}, wanted JSON. Is it vLLM?") from error
-        return found
+        return parsed
 
     def _refusal(self, route: str, status: int, text: str) -> SamplerError:
         where = f"asking {self.url}{route}: "
@@ -147,8 +147,8 @@ class ServerClient:
 def request_body(prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
     """A request of vLLM's token-in, token-out route.
 
-    Only our stop ids end a reply (``ignore_eos``: the model folder's own end token may be another one), and the
-    log-probability of the sampled token is all that is asked for (``logprobs`` 0: no further candidates).
+    Only the request's stop ids end a reply (``ignore_eos``: the model folder's end token may differ), and only the
+    log-probability of the sampled token is returned (``logprobs`` 0: no further candidates).
     """
     sampling: dict[str, Any] = {
         "max_tokens": params.max_tokens,
@@ -169,14 +169,14 @@ def request_body(prompt_ids: Sequence[int], params: SamplingParams) -> dict[str,
     return {"token_ids": list(prompt_ids), "sampling_params": sampling}
 
 
-def reply_of(found: Mapping[str, Any]) -> Reply:
+def reply_of(body: Mapping[str, Any]) -> Reply:
     """The reply in an answer.
 
     Raises:
-        SamplerError: the answer is not what vLLM 0.32 gives; the message says what is missing.
+        SamplerError: the body is not vLLM 0.32's; the message says what is missing.
     """
     try:
-        choice = found["choices"][0]
+        choice = body["choices"][0]
         content = choice["logprobs"]["content"]
         generation = Generation(
             token_ids=tuple(choice["token_ids"]),
@@ -186,7 +186,7 @@ def reply_of(found: Mapping[str, Any]) -> Reply:
         labels = tuple(span["version"] for span in choice["weight_versions"] or ())
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise SamplerError(
-            f"reading a server's reply: {type(error).__name__}: {error}; wanted vLLM 0.32's answer to "
+            f"reading a server's reply: {type(error).__name__}: {error}; wanted vLLM 0.32's reply to "
             f"/inference/v1/generate"
         ) from error
     return Reply(generation=generation, labels=labels)
@@ -197,7 +197,7 @@ def _limit(seconds: float) -> aiohttp.ClientTimeout:
 
 
 def _reason(text: str) -> str:
-    """The message of vLLM's error, or what came instead."""
+    """The message of vLLM's error, or the whole text."""
     try:
         message = json.loads(text)["error"]["message"]
     except (ValueError, KeyError, TypeError):

@@ -1,7 +1,7 @@
-"""Keeps strangers out of a vLLM server: without the token a request gets nowhere but to ``/health``.
+"""Middleware of a vLLM server that requires the token on every route but ``/health``.
 
-vLLM's own check of its API key covers ``/v1`` and ``/inference`` only. The routes that change weights are outside of
-it, and they run methods by name. Standard library only; vLLM loads this by name (``--middleware``).
+vLLM's own check of its API key covers ``/v1`` and ``/inference`` only, not the routes that change weights and run
+methods by name. Standard library only; vLLM loads this by name (``--middleware``).
 """
 
 import hmac
@@ -9,7 +9,7 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-TOKEN_VARIABLE = "VLLM_API_KEY"  # where vLLM itself looks; never on a command line, which every user of a machine sees
+TOKEN_VARIABLE = "VLLM_API_KEY"  # vLLM's own variable; a command line would be visible to every user of the machine
 OPEN = ("/health", "/ping")
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -23,12 +23,12 @@ class RequireToken:
     def __init__(self, app: Application) -> None:
         token = os.environ.get(TOKEN_VARIABLE, "")
         if not token:
-            raise ValueError(f"guarding a vLLM server: {TOKEN_VARIABLE} is empty, wanted the token that it asks for")
+            raise ValueError(f"guarding a vLLM server: {TOKEN_VARIABLE} is empty, wanted the token of the server")
         self._app = app
         self._wanted = f"Bearer {token}".encode()
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        """Let a request through, or refuse it."""
+        """Forward a request with the token, and refuse any other."""
         if scope["type"] == "lifespan" or scope.get("path") in OPEN or self._has_token(scope):
             await self._app(scope, receive, send)
             return

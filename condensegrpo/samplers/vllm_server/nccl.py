@@ -1,9 +1,9 @@
-"""The learner's weights from GPU to GPU: one NCCL group of the learner and the workers of every server.
+"""Sends the learner's weights from GPU to GPU: one NCCL group of the learner and the workers of every server.
 
     learner, rank 0 ──broadcast──▶ workers of server 0, ranks 1 … w₀ ── of server 1, ranks w₀+1 … ── …
 
-What is sent next goes over HTTP: names, types and shapes of a part, while the part itself goes over NCCL. These are the
-routes of vLLM's native weight transfer.
+Names, types and shapes of each part go over HTTP while its tensors go over NCCL, by the routes of vLLM's native weight
+transfer.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from condensegrpo.samplers.vllm_server.process import LOOPBACK, free_port
 from condensegrpo.samplers.vllm_server.replica import Replica, WeightsLabel
 from condensegrpo.samplers.vllm_server.weights import shards
 
-PART_BYTES = 1 << 30  # sent at once: as much of the model as lies on the learner's GPU twice
-LOOK_SECONDS = 0.001  # between two looks at what a GPU has done
+PART_BYTES = 1 << 30  # sent at once: the extra memory on the learner's GPU
+POLL_SECONDS = 0.001  # between two checks of a GPU's progress
 
 
 class Member(NamedTuple):
@@ -38,7 +38,7 @@ class Wire(Protocol):
     """The learner's end of the group; vLLM's ``PyNcclCommunicator``."""
 
     def broadcast(self, tensor: Tensor, src: int) -> None:
-        """Send a tensor to all others, or begin to."""
+        """Start to send a tensor to all other ranks."""
 
     def destroy(self) -> None:
         """Leave the group."""
@@ -56,7 +56,7 @@ def join_nccl(meeting: Mapping[str, Any]) -> Wire:
 
 
 class NcclGroup:
-    """A group that was joined. A server that is started anew is in no group: make another one then."""
+    """A joined group. A restarted server is in no group: create another group then."""
 
     def __init__(
         self,
@@ -67,10 +67,10 @@ class NcclGroup:
         device: torch.device,
         join: Join = join_nccl,
     ) -> None:
-        """Meet with all workers.
+        """Join with all workers.
 
         Args:
-            loop: that the members' clients live in.
+            loop: of the members' clients.
             seconds: time limit of each call.
             device: the learner's, which tensors are sent from.
 
@@ -86,7 +86,7 @@ class NcclGroup:
             "master_port": free_port(),
             "world_size": 1 + sum(member.workers for member in members),
         }
-        self._on_all("shutdown_weight_transfer_engine")  # of a group that they were in before
+        self._on_all("shutdown_weight_transfer_engine")  # of an earlier group
         joining = loop.submit(self._all("init_weight_transfer_engine", list(_invitations(members, meeting))))
         try:
             self._wire = join(meeting)
@@ -99,11 +99,11 @@ class NcclGroup:
         joining.result(timeout=seconds)
 
     def send(self, named_tensors: Iterator[tuple[str, Tensor]], dtype: torch.dtype) -> None:
-        """Have every server take these weights, in the order in which they come.
+        """Send these weights to every server, in their order.
 
         Raises:
-            SamplerError: a server cannot be reached, refuses, or does not take them in time. It is then in the middle
-                of an update, and of no use before it is started anew.
+            SamplerError: a server cannot be reached, refuses, or exceeds its time limit. It is then in the middle of
+                an update and needs a restart.
         """
         self._on_all("start_weight_update")
         for part in shards(named_tensors, dtype, device=self._device, most=PART_BYTES):
@@ -117,7 +117,7 @@ class NcclGroup:
         self._on_all("finish_weight_update")
 
     def leave(self) -> None:
-        """Give the connection back."""
+        """Leave the group."""
         self._wire.destroy()
 
     def _on_all(self, step: str) -> None:
@@ -131,7 +131,7 @@ class NcclGroup:
         await asyncio.gather(*calls)
 
     def _until_sent(self) -> None:
-        """Wait until the GPU has sent what it was told to; a peer that died would keep it for ever."""
+        """Wait until the GPU has sent the tensors, for a bounded time: a dead peer would block it forever."""
         if self._device.type != "cuda":
             return
         sent = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch left it untyped
@@ -143,7 +143,7 @@ class NcclGroup:
                     f"sending weights over NCCL: not done within {self._seconds:g} seconds (server.start_seconds). A "
                     f"server has probably died: resume the run."
                 )
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
 
 class NcclPublisher:
@@ -155,13 +155,13 @@ class NcclPublisher:
         self._dtype = dtype
         self._join = join
         self._group: NcclGroup | None = None
-        self._lives: tuple[tuple[int, int], ...] = ()  # place and life of the servers in the group
+        self._lives: tuple[tuple[int, int], ...] = ()  # place and number of lives of the servers in the group
 
     def publish(self, pool: ReplicaPool, named_tensors: Iterator[tuple[str, Tensor]], label: str) -> WeightsLabel:
-        """Give every server that lives these weights.
+        """Send these weights to every running server.
 
         Raises:
-            SamplerError: none lives, one has no part in NCCL, or see ``NcclGroup``.
+            SamplerError: no server runs, one was started without NCCL, or see ``NcclGroup``.
         """
         living = self._loop.run(_living(pool.replicas))
         if not living:
@@ -173,7 +173,7 @@ class NcclPublisher:
         try:
             self._group.send(named_tensors, self._dtype)
         except BaseException:
-            self._group = None  # it is in the middle of an update, and its members will not come out of it
+            self._group = None  # its members are in the middle of an update that cannot be completed
             raise
         self._loop.run(_all_took(living, label))
         return WeightsLabel(label=label, folder=None)
@@ -191,7 +191,7 @@ class NcclPublisher:
 
 
 async def _living(replicas: Sequence[Replica]) -> list[Replica]:
-    """Those that were brought up and answer now."""
+    """The replicas that were brought up and answer now."""
     up = [replica for replica in replicas if replica.ready or replica.awaits_weights]
     answers = await asyncio.gather(*(replica.client.healthy() for replica in up))
     for replica, answers_now in zip(up, answers, strict=True):
@@ -205,17 +205,17 @@ async def _all_took(replicas: Sequence[Replica], label: str) -> None:
 
 
 def _member(replica: Replica) -> Member:
-    found = replica.description
-    if found is None or not found.nccl:
+    served = replica.description
+    if served is None or not served.nccl:
         raise SamplerError(
             f"sending weights to {replica.url} over NCCL: it was started without. Start it with the same "
-            f"server.weights=nccl (condensegrpo serve CONFIG), or leave that out here."
+            f"server.weights=nccl (condensegrpo serve CONFIG), or remove the option here."
         )
-    return Member(client=replica.client, workers=found.world_size)
+    return Member(client=replica.client, workers=served.world_size)
 
 
 def _invitations(members: Sequence[Member], meeting: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What each server is told of the group: its workers' ranks follow those of the servers before it."""
+    """The settings of the group for each server: its workers' ranks follow those of the servers before it."""
     first = 1
     for member in members:
         yield {"init_info": {**meeting, "rank_offset": first, "packed": False}}
@@ -231,7 +231,7 @@ def _described(part: Mapping[str, Tensor]) -> dict[str, list[Any]]:
 
 
 def _address(members: Sequence[Member]) -> str:
-    """Where servers reach this machine: the address that its packets to the first of them that is elsewhere carry."""
+    """This machine's address for the servers: the source address of packets to the first remote server."""
     for member in members:
         host = member.client.host
         if host in (LOOPBACK, "localhost", "::1"):

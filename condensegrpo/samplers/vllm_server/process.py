@@ -19,12 +19,12 @@ from condensegrpo.samplers.vllm.request import INSTALL
 from condensegrpo.samplers.vllm_server.guard import TOKEN_VARIABLE
 from condensegrpo.samplers.vllm_server.settings import ServedModel, ServerSettings
 
-NAME = "policy"  # what a server calls its model, wherever the weights came from
+NAME = "policy"  # of the model in the server's API
 LOOPBACK = "127.0.0.1"
 GIB = 1 << 30
 SHORTEST_BATCH = 8192  # tokens that the engine takes in one step, at least
-STOP_SECONDS = 15.0  # from the first request to end to the last word
-ERROR = re.compile(r"\b\w+(Error|Exception): ")  # with a message, as Python prints it
+STOP_SECONDS = 15.0  # between SIGTERM and SIGKILL
+ERROR = re.compile(r"\b\w+(Error|Exception): ")  # an exception with a message, as Python prints it
 LAST_LINES = 12  # of a log, in an error message
 
 
@@ -37,8 +37,8 @@ def check_installed() -> None:
 def command(model: ServedModel, settings: ServerSettings, *, host: str, port: int) -> list[str]:
     """The command line of a server.
 
-    Log-probabilities are those of the distribution sampled from, temperature included, and the model folder's own
-    generation defaults do not bend it. The token is no part of this: see ``environment``.
+    Log-probabilities are those of the distribution sampled from, temperature included, and the model folder's
+    generation defaults are ignored. The token is not part of it: see ``environment``.
     """
     return [
         sys.executable,
@@ -56,7 +56,7 @@ def command(model: ServedModel, settings: ServerSettings, *, host: str, port: in
 
 
 def environment(token: str, *, device: str | None = None) -> dict[str, str]:
-    """The variables of a server's process: the caller's, the token, and the routes that change weights switched on.
+    """The variables of a server's process: the caller's, the token, and the switch of the routes that change weights.
 
     Args:
         device: its ``CUDA_VISIBLE_DEVICES``.
@@ -66,8 +66,8 @@ def environment(token: str, *, device: str | None = None) -> dict[str, str]:
         own["CUDA_VISIBLE_DEVICES"] = device
     quiet = {
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # seconds; short ones end just when the next request sets out
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every replica binds its threads to the same cores
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # seconds; short ones may end a connection as a request starts
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise every replica binds its threads to the same cores
     }
     if not torch.cuda.is_available():
         quiet["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the worker runs in the engine's process: a third less to start
@@ -87,7 +87,7 @@ def _sizes(model: ServedModel, settings: ServerSettings) -> Iterator[str]:
     if gpu:
         yield from ("--gpu-memory-utilization", str(settings.gpu_memory_utilization))
         yield from ("--tensor-parallel-size", str(settings.tensor_parallel_size))
-    else:  # a seeded request that is prefilled in two steps ends vLLM 0.32's engine on a CPU
+    else:  # on a CPU a seeded request prefilled in two steps crashes the engine of vLLM 0.32
         longest = model.max_model_len or positions(model.path) or 0
         yield from ("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(longest, SHORTEST_BATCH)))
     if settings.weights == "nccl":
@@ -95,14 +95,14 @@ def _sizes(model: ServedModel, settings: ServerSettings) -> Iterator[str]:
 
 
 def positions(model_path: str) -> int | None:
-    """Positions that a model was made for; None: it does not say."""
+    """Positions of a model; None: not in its configuration."""
     config = AutoConfig.from_pretrained(model_path)
     known: int | None = config.get_text_config().to_dict().get("max_position_embeddings")
     return known
 
 
 def check_free(host: str, port: int) -> None:
-    """Raise ``SamplerError`` where a server cannot listen, before it spends its time on a model."""
+    """Raise ``SamplerError`` where a server cannot listen, before it loads a model."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -111,19 +111,19 @@ def check_free(host: str, port: int) -> None:
         except OSError as error:
             raise SamplerError(
                 f"starting a vLLM server: it cannot listen on {host}:{port}: {error.strerror}. Choose another --port, "
-                f"or end what listens there."
+                f"or end the process that listens on it."
             ) from error
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on. Somebody else may take it before it is used."""
+    """A free port of the loopback interface. Another process may take it before it is used."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
 
 
 class ServerProcess:
-    """One server of ours: it listens on the loopback interface and ends with us, whatever becomes of us."""
+    """A server that the sampler starts: it listens on the loopback interface and ends with the run in every case."""
 
     def __init__(
         self, model: ServedModel, settings: ServerSettings, *, token: str, log: Path, device: str | None = None
@@ -142,11 +142,11 @@ class ServerProcess:
 
     @property
     def process_id(self) -> int | None:
-        """Of its first process, which leads the group of all of them; None: never started."""
+        """Of its first process, the leader of their group; None: not running."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start it, anew if it ran before; it answers only some seconds later. Its standard input is our life line."""
+        """Start or restart it; it answers some seconds later. It ends when its standard input closes."""
         self.stop()
         self._port = free_port()
         line = command(self._model, self._settings, host=LOOPBACK, port=self._port)
@@ -158,12 +158,12 @@ class ServerProcess:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C in the run's terminal is the run's, and the group can be ended whole
+                start_new_session=True,  # Ctrl-C reaches the run alone, and the group can be killed
             )
 
     @property
     def running(self) -> bool:
-        """Whether its first process was started and has not ended."""
+        """Whether its first process runs."""
         return self._process is not None and self._process.poll() is None
 
     def check_alive(self) -> None:
@@ -177,13 +177,13 @@ class ServerProcess:
         )
 
     def last_words(self) -> str:
-        """The end of its log, and before it the first error in the log: the last is often only that there was one."""
+        """The first error in its log and the end of it: the last error often only reports that there was an error."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log.exists() else []
         first = [line for line in lines[:-LAST_LINES] if ERROR.search(line)][:1]
         return "\n".join([*first, *(["…"] if first else []), *lines[-LAST_LINES:]])
 
     def stop(self) -> None:
-        """End all its processes: asked at first, then made to. May be called twice."""
+        """End all its processes: SIGTERM first, then SIGKILL. May be called twice."""
         process, self._process = self._process, None
         if process is None:
             return

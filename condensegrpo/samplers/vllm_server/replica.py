@@ -1,4 +1,4 @@
-"""One of a sampler's servers, ours or somebody's: brought up, checked, given the weights, and brought up again."""
+"""One server of a sampler, started by it or not: bring it up, check it, update its weights, bring it up again."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -9,8 +9,8 @@ from condensegrpo.core.trajectory import SamplingParams
 from condensegrpo.samplers.vllm_server.client import Description, Reply, ServerClient
 from condensegrpo.samplers.vllm_server.process import ServerProcess
 
-POLL_SECONDS = 0.25  # between two looks at a server that starts
-PATIENCE = 4  # looks at a server of ours that runs and does not answer, before it is started anew
+POLL_SECONDS = 0.25  # between two health checks of a server that starts
+PATIENCE = 4  # health checks of a running server of the sampler that does not answer, before it is restarted
 STARTED_WITH = "default"  # vLLM's label for the weights that a server was started with
 
 
@@ -18,14 +18,14 @@ class WeightsLabel(NamedTuple):
     """The weights that every reply must come from."""
 
     label: str
-    folder: str | None  # that servers load them from; None: they have them from their start, or came over NCCL
+    folder: str | None  # that servers load them from; None: they started with them, or received them over NCCL
 
 
 class Replica:
-    """A server that is ``ready``, or is being brought up by one task that all who need it wait for.
+    """A server that is ``ready``, or is brought up by one task that all its callers await.
 
-    Lives in one event loop. A server that was replaced, by us or by whoever runs it, has other weights than those
-    wanted: it gets them before it is ready again, and every reply says which weights it was sampled with.
+    Use it in one event loop. A restarted server holds other weights than the current ones: it gets those before it is
+    ready again, and every reply has the label of the weights it was sampled with.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class Replica:
         self._shape = shape
         self._wanted = wanted
         self._start_seconds = start_seconds
-        self.place = place  # among the sampler's replicas; routes are made from it
+        self.place = place  # among the sampler's replicas; determines which trajectories it serves
         self._revival: asyncio.Task[None] | None = None
         self.ready = False
-        self.awaits_weights = False  # it lives, and holds other weights than those wanted, which only the learner has
-        self.starts = 0  # of a server of ours
-        self.lives = 0  # how often it was found alive after it was lost; its processes are others then
-        self.description: Description | None = None  # of the server, once it was ready
+        self.awaits_weights = False  # it runs with old weights, and only the learner has the current ones
+        self.starts = 0  # by the sampler
+        self.lives = 0  # how often it was brought up; its processes differ each time
+        self.description: Description | None = None  # of the server, known once it was brought up
 
     @property
     def url(self) -> str:
@@ -62,15 +62,15 @@ class Replica:
         return self._client
 
     def revive(self) -> "asyncio.Task[None]":
-        """Bring it up, if that is not under way. The task may be awaited by many: shield it."""
+        """Start to bring it up unless it is already being brought up. Callers share the task: shield it."""
         if self._revival is None or self._revival.done():
             self.ready = self.awaits_weights = False
             self._revival = asyncio.create_task(self._bring_up())
-            self._revival.add_done_callback(_heard)
+            self._revival.add_done_callback(_retrieve_exception)
         return self._revival
 
     def fail(self) -> None:
-        """It did not answer, or with the wrong weights: nobody may use it until it was brought up again."""
+        """Mark it as failed after no reply or one from wrong weights: it is unused until it is brought up again."""
         if self.ready or self.awaits_weights:
             self.revive()
 
@@ -83,7 +83,7 @@ class Replica:
             raise
 
     async def load(self, weights: WeightsLabel) -> None:
-        """Take new weights, if it is ready; marks it as failed where it cannot be reached."""
+        """Load new weights; marks it as failed where it cannot be reached."""
         try:
             await self._client.load(str(weights.folder), weights.label, self._start_seconds)
         except ServerUnreachable:
@@ -91,12 +91,12 @@ class Replica:
             raise
 
     async def took(self, label: str) -> None:
-        """It was given these weights over NCCL: what was computed with the old ones is forgotten, and it may serve."""
+        """Drop all results of the old weights after these arrived over NCCL; it is then ready."""
         await self._client.renew(label)
         self.awaits_weights, self.ready = False, True
 
     async def close(self) -> None:
-        """Leave it alone; end it if it is ours."""
+        """Close the connections, and end the server if the sampler started it."""
         if self._revival is not None:
             self._revival.cancel()
             await asyncio.gather(self._revival, return_exceptions=True)
@@ -105,7 +105,7 @@ class Replica:
             await asyncio.to_thread(self._child.stop)
 
     async def _bring_up(self) -> None:
-        if self._child is not None and not (self._child.running and await self._lives()):
+        if self._child is not None and not (self._child.running and await self._answers()):
             await asyncio.to_thread(self._child.start)
             self.starts += 1
             self._client.url = self._child.url
@@ -117,15 +117,15 @@ class Replica:
             if weights.folder is None:
                 self.awaits_weights = True
                 raise SamplerError(
-                    f"bringing up {self.url}: it does not hold the weights wanted ({weights.label}), and there is no "
-                    f"folder to give them from: it gets the next ones. Where servers may be lost, set "
+                    f"bringing up {self.url}: it does not hold the current weights ({weights.label}), and there is no "
+                    f"folder to load them from: it gets the next ones. Where servers may be lost, set "
                     f"server.weights=folder."
                 )
             await self._client.load(weights.folder, weights.label, self._start_seconds)
         self.ready = True
 
-    async def _lives(self) -> bool:
-        """Whether it answers at all. One connection that breaks is no reason to end a server."""
+    async def _answers(self) -> bool:
+        """Whether it answers within some attempts: a broken connection is no reason to end a server."""
         for _ in range(PATIENCE):
             if await self._client.healthy():
                 return True
@@ -145,28 +145,28 @@ class Replica:
                 )
             await asyncio.sleep(POLL_SECONDS)
 
-    def _check(self, found: Description) -> None:
-        """Refuse a server that serves another model or bends the distribution."""
+    def _check(self, served: Description) -> None:
+        """Refuse a server with another model or with log-probabilities of another distribution."""
         for key, value in self._shape.items():
-            if found.shape.get(key) != value:
+            if served.shape.get(key) != value:
                 raise SamplerError(
-                    f"checking the model at {self.url}: its {key} is {found.shape.get(key)}, this run's is {value}. "
+                    f"checking the model at {self.url}: its {key} is {served.shape.get(key)}, this run's is {value}. "
                     f"Start the server with this run's configuration: condensegrpo serve CONFIG."
                 )
-        if found.head_sizes is not None and found.head_size not in found.head_sizes:
+        if served.head_sizes is not None and served.head_size not in served.head_sizes:
             raise SamplerError(
-                f"checking the model at {self.url}: its attention heads have {found.head_size} dimensions, and vLLM on "
-                f"a CPU has kernels for {', '.join(map(str, found.head_sizes))}. A new model has hidden_size/heads of "
-                f"them: change model.new.heads, or set sampler.name=transformers."
+                f"checking the model at {self.url}: its attention heads have {served.head_size} dimensions, and vLLM "
+                f"on a CPU has kernels for {', '.join(map(str, served.head_sizes))}. A new model has "
+                f"hidden_size/heads of them: change model.new.heads, or set sampler.name=transformers."
             )
-        if "processed_logprobs" not in found.logprobs_mode:
+        if "processed_logprobs" not in served.logprobs_mode:
             raise SamplerError(
-                f"checking {self.url}: its log-probabilities are {found.logprobs_mode}, wanted processed_logprobs, "
+                f"checking {self.url}: its log-probabilities are {served.logprobs_mode}, wanted processed_logprobs, "
                 f"those of the distribution sampled from. Start it with condensegrpo serve."
             )
 
 
-def _heard(task: "asyncio.Task[None]") -> None:
-    """Take the exception of a revival that nobody waited for: asyncio would log it as lost."""
+def _retrieve_exception(task: "asyncio.Task[None]") -> None:
+    """Retrieve the exception of a task that no caller awaits: asyncio would log it otherwise."""
     if not task.cancelled():
         task.exception()

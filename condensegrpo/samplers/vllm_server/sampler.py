@@ -26,7 +26,7 @@ from condensegrpo.core.protocols import NamedTensors
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.dtypes import DTYPES, DtypeName
 from condensegrpo.samplers.vllm.request import check_request
-from condensegrpo.samplers.vllm.weights import Expected
+from condensegrpo.samplers.vllm.weights import ExpectedWeights
 from condensegrpo.samplers.vllm_server.guard import TOKEN_VARIABLE
 from condensegrpo.samplers.vllm_server.nccl import NcclPublisher
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
@@ -86,7 +86,7 @@ class VllmServerSampler:
         self._shared = bool(urls)
         self._home = Path(tempfile.mkdtemp(prefix="condensegrpo-servers-", dir=_memory()))
         self._remove = weakref.finalize(self, shutil.rmtree, self._home, ignore_errors=True)
-        self._expected = Expected(model_path)
+        self._expected = ExpectedWeights(model_path)
         self._loop = BackgroundLoop("vllm-servers")
         self._publisher: Publisher = (
             NcclPublisher(self._loop, seconds=server.start_seconds, dtype=DTYPES[dtype])

@@ -1,4 +1,4 @@
-"""The learner's weights on their way to servers: written as a folder of safetensors files that they load."""
+"""Checks the learner's weights and writes them as safetensors files, which servers load."""
 
 import shutil
 from collections.abc import Iterator
@@ -10,16 +10,16 @@ from torch import Tensor
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols import NamedTensors
-from condensegrpo.samplers.vllm.weights import Expected
+from condensegrpo.samplers.vllm.weights import ExpectedWeights
 
-SHARD_BYTES = 2 << 30  # of one file: as much of the model as lies in memory besides the learner's own
+SHARD_BYTES = 2 << 30  # of one file: the memory needed besides the learner's own
 
 
-def checked(named_tensors: NamedTensors, expected: Expected) -> Iterator[tuple[str, Tensor]]:
-    """The tensors as they come, each of the model and in its shape, and at the end all of them or an error.
+def checked(named_tensors: NamedTensors, expected: ExpectedWeights) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that match the model, and raise after the last one unless all of them did.
 
     Raises:
-        SamplerError: a name is unknown or missing, or a shape differs. Nothing was sent then.
+        SamplerError: a name is unknown or missing, or a shape differs.
     """
     check = expected.check()
     yield from ((name, tensor) for name, tensor in named_tensors if check.takes(name, tensor))
@@ -27,7 +27,7 @@ def checked(named_tensors: NamedTensors, expected: Expected) -> Iterator[tuple[s
 
 
 def write_weights(folder: Path, named_tensors: Iterator[tuple[str, Tensor]], dtype: torch.dtype) -> None:
-    """Write weights into a new folder, file by file; it is gone again if anything fails.
+    """Write weights into a new folder, file by file; the folder is removed if anything fails.
 
     Raises:
         SamplerError: the folder cannot be written (the message has the free space).
@@ -41,7 +41,7 @@ def write_weights(folder: Path, named_tensors: Iterator[tuple[str, Tensor]], dty
         free = shutil.disk_usage(folder.parent).free / 1e9 if folder.parent.is_dir() else 0.0
         raise SamplerError(
             f"writing weights for the servers into {folder}: {type(error).__name__}: {error}; {free:.2f} GB are free. "
-            f"Set sampler.options.weights_dir to a folder with room that the servers see."
+            f"Set sampler.options.weights_dir to a folder with enough space that the servers can read."
         ) from error
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -55,7 +55,7 @@ def shards(
     device: torch.device | str,
     most: int,
 ) -> Iterator[dict[str, Tensor]]:
-    """Copies of the tensors on a device, in order, as many at a time as make ``most`` bytes, and always one."""
+    """Copies of the tensors on a device, in order, in shards of at most ``most`` bytes or of one tensor."""
     shard: dict[str, Tensor] = {}
     size = 0
     for name, tensor in named_tensors:

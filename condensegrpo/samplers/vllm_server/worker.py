@@ -1,7 +1,7 @@
-"""What runs inside a vLLM server's workers: loads the learner's weights from a folder, says what model is served.
+"""Methods inside a vLLM server's workers: load the learner's weights from a folder, report the model.
 
-vLLM mixes ``ServedWeights`` into its worker class (``--worker-extension-cls``) and calls the methods by name, over its
-own route ``/collective_rpc``. Imports vLLM and torch late: the sampler reads ``shape_of`` from here without them.
+vLLM adds ``ServedWeights`` to its worker class (``--worker-extension-cls``) and calls the methods by name, over its
+route ``/collective_rpc``. vLLM and torch are imported lazily: the sampler uses ``shape_of`` without them.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,20 +12,20 @@ SHAPE_KEYS = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "n
 
 
 def shape_of(config: Any) -> dict[str, str]:  # noqa: ANN401  transformers' configurations are untyped
-    """What tells one model from another, read from a transformers configuration: the same on both ends of a wire."""
+    """The settings that identify a model, from a transformers configuration; learner and server compare them."""
     known = config.get_text_config().to_dict()
     return {key: str(known.get(key)) for key in SHAPE_KEYS}
 
 
 class ServedWeights:
-    """Methods of every worker of a server. The names are prefixed: they stand among vLLM's own."""
+    """Methods of every worker of a server. Their names are prefixed to differ from vLLM's own."""
 
     vllm_config: Any
     model_runner: Any
     reload_weights: Callable[..., None]  # vLLM's own
 
     def condensegrpo_describe(self) -> dict[str, Any]:
-        """What is served, and how."""
+        """The model and the settings of the server."""
         model = self.vllm_config.model_config
         return {
             "shape": shape_of(model.hf_config),
@@ -38,10 +38,10 @@ class ServedWeights:
         }
 
     def condensegrpo_load(self, folder: str) -> None:
-        """Take the weights in the safetensors files of a folder, in checkpoint form and all of them.
+        """Load all weights of a checkpoint from the safetensors files of a folder.
 
         Raises:
-            FileNotFoundError: this machine sees no such folder, or no safetensors file in it.
+            FileNotFoundError: this machine cannot read the folder, or it holds no safetensors file.
         """
         files = sorted(Path(folder).glob("*.safetensors"))
         if not files:
@@ -61,12 +61,12 @@ def _tensors(files: list[Path]) -> Iterator[tuple[str, Any]]:
 
     for path in files:
         with safe_open(str(path), framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118  no mapping
+            for name in opened.keys():  # noqa: SIM118  not a mapping
                 yield name, opened.get_tensor(name)
 
 
 def _head_sizes() -> list[int] | None:
-    """The sizes of attention heads that vLLM has kernels for; None: not said. It dies of others in its first step."""
+    """The head sizes that vLLM has kernels for; None: not known. Others crash it in its first step."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
