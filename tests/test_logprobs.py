@@ -244,7 +244,7 @@ def test_a_model_whose_decoder_cannot_be_told_from_it_is_refused_by_name() -> No
         num_local_experts=2,
         pad_token_id=0,
     )
-    with pytest.raises(LearnerError, match=r"Llama4ForCausalLM .* its decoder cannot be told from the whole model"):
+    with pytest.raises(LearnerError, match=r"Llama4ForCausalLM .* its decoder cannot be separated from the model"):
         TrainedLogprobs(Llama4ForCausalLM(config).eval())
 
 

@@ -3,7 +3,7 @@
     rows ─▶ blocks: rows that share a prefix ─▶ micro-batches of whole blocks ─▶ tensors
 
 A block is a prefix tree (``prefix_tree.py``), or a row alone. Blocks lie behind each other in one long row; positions
-start again at 0 in each. There is no padding, so that nothing has to be told from it by its id. What a token sees is
+start again at 0 in each. There is no padding, so that no token id has to mark it. What a token sees is
 said by the positions alone; a model that computes plain rows only gets blocks of a row each.
 
 What is shared is computed once, and nothing else about it changes: the columns of trained tokens have an entry for

@@ -1,4 +1,4 @@
-"""Checkpoints: all that a run needs to go on as if it had not stopped, published whole or not at all.
+"""Checkpoints: everything a run needs to continue bit-equal, published complete or not at all.
 
 checkpoints/
     latest                  the name of the newest complete checkpoint; written last
@@ -8,7 +8,7 @@ checkpoints/
         rng_rank_0.pt       states of the random number generators, a file per rank
         engine/             DeepSpeed's: weights that are trained, optimiser, schedule
         model/ adapter/     whatever ``extra`` writes, such as the Hugging Face folder
-    step_000150.tmp-4711/   what a killed process left; never read, removed by ``prune``
+    step_000150.tmp-4711/   left by a killed process; never read, removed by ``prune``
 
 Frozen weights, the base under adapters, are not saved again: the engine that loads a checkpoint has them already, and
 the manifest says whether they are the same.
@@ -69,7 +69,7 @@ def save(
     folder: Path,
     *,
     step: int,
-    state: Mapping[str, Any],
+    state: Mapping[str, object],
     extra: Callable[[Path], None] | None = None,
 ) -> Path:
     """Write the checkpoint of optimiser step ``step``; every rank must call it.
@@ -78,14 +78,14 @@ def save(
         engine: with weights, optimiser and schedule.
         folder: of all checkpoints of the run.
         step: optimiser steps taken; a checkpoint of the same step is replaced.
-        state: JSON, whatever the loop needs to go on; the first rank's is kept.
+        state: JSON, what the loop needs to continue; the first rank's is kept.
         extra: writes further files into the folder that it is given; called on every rank.
 
     Returns:
         The checkpoint's folder.
 
     Raises:
-        CheckpointError: it cannot be written; what was written is removed, and the last good one is untouched.
+        CheckpointError: it cannot be written; the unfinished checkpoint is removed, earlier ones are untouched.
     """
     target = folder / f"step_{step:06d}"
     with temporary_folder(_place_aside(target)) as temporary:
@@ -103,15 +103,15 @@ def save(
             publish(temporary, target)
             replace_text(folder / LATEST, target.name)
             sync(folder)
-    barrier()  # it is there
+    barrier()  # published
     return target
 
 
 def load(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
     """Restore weights, optimiser, schedule and random number generators; every rank must call it.
 
-    Of optimiser and schedule what they have come to: moments and steps taken. Learning rate, decay and betas stay those
-    that the engine was opened with, so that a resumed run may change them.
+    Of optimiser and schedule, the moments and the number of steps are restored. Learning rate, decay and betas stay
+    those that the engine was opened with, so that a resumed run may change them.
 
     Returns:
         The loop's own state, as it was given to ``save``.
@@ -126,7 +126,7 @@ def load(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"loading {checkpoint}: it was saved by {found[0]} ranks with ZeRO stage {found[1]}, and this run has "
             f"{wanted[0]} ranks with ZeRO stage {wanted[1]}. Resume with the former (torchrun "
-            f"--nproc_per_node {found[0]}, learner.zero_stage={found[1]}), or start anew from its exported model."
+            f"--nproc_per_node {found[0]}, learner.zero_stage={found[1]}), or start a new run from its exported model."
         )
     _check_policy(engine, checkpoint, manifest)
     schedule: LambdaLR = engine.lr_scheduler
@@ -152,16 +152,16 @@ def _check_policy(engine: DeepSpeedEngine, checkpoint: Path, manifest: Manifest)
     found = fingerprint(engine)
     if any_rank(rank() == 0 and found != manifest.policy):
         raise CheckpointError(
-            f"loading {checkpoint}: it is of another model than the one at hand: names or shapes of weights differ, or "
-            f"the values of those under adapters. Set model.path (and model.lora) to what the run was started with."
+            f"loading {checkpoint}: it belongs to another model: names or shapes of weights differ, or the values "
+            f"of frozen weights under adapters. Set model.path (and model.lora) to the values the run was started with."
         )
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest complete checkpoint, with every file there at its full size; None if none was ever published.
+    """The newest checkpoint, with every file present at its full size; None if none was ever published.
 
     Raises:
-        CheckpointError: the newest is damaged. It is not passed over in silence.
+        CheckpointError: the newest is damaged; it is never skipped silently.
     """
     checkpoint = _pointed_to(folder)
     if checkpoint is not None:
@@ -211,22 +211,22 @@ def prune(folder: Path, keep: int) -> None:
 
 
 def _place_aside(target: Path) -> Path:
-    """Where all ranks write what becomes ``target``: one name for all of them, and nothing there yet."""
+    """The path that all ranks write the checkpoint to before it is published: the same on every rank, still free."""
     if rank() == 0:
         remove_leftover(temporary_name(target, os.getpid()))
-    # Besides agreeing on the name, the ranks wait here for each other: nobody writes before the first has cleared.
+    # The ranks agree on the name and wait for each other: none writes before the first has removed the leftover.
     token = int(sum_over_ranks([os.getpid() if rank() == 0 else 0])[0])
     return temporary_name(target, token)
 
 
 def _pointed_to(folder: Path) -> Path | None:
-    """What ``latest`` names, there or not; None if nothing was ever published."""
+    """The path that ``latest`` names, whether it exists or not; None if nothing was ever published."""
     pointer = folder / LATEST
     return folder / pointer.read_text(encoding="utf-8").strip() if pointer.is_file() else None
 
 
 def _complete(checkpoint: Path) -> Manifest:
-    """The manifest, once every file is known to be there at its full size."""
+    """The manifest, after checking that every file is present at its full size."""
     try:
         manifest = Manifest(**json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Which policy an engine trains, in one number: what a checkpoint must find again in the engine that loads it."""
+"""A hash of the policy that an engine trains, by which a checkpoint recognises the engine that may load it."""
 
 import hashlib
 

@@ -75,8 +75,8 @@ class Tile(NamedTuple):
 def _tiles(hidden: Tensor, weight: Tensor, target: Tensor, temperature: float, tile: int) -> Iterator[Tile]:
     """The tokens ``tile`` at a time; an empty tile if there are none.
 
-    Dividing (t, V) numbers by n, or multiplying them by a slope, would be a walk through them each: that is left to
-    whoever multiplies them with something smaller.
+    Dividing (t, V) numbers by n, or multiplying them by a slope, would be another pass over them: the callers do so
+    where they multiply them with something smaller.
     """
     tokens = len(hidden)
     room = hidden.new_empty(min(tile, tokens), len(weight))
@@ -141,7 +141,7 @@ class _Known(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401  torch's own types do not know what it holds
+        ctx: Any,  # noqa: ANN401  its attributes are those that forward saves
         value: Tensor,
         hidden: Tensor,
         weight: Tensor,

@@ -167,14 +167,14 @@ def _decoder(policy: PreTrainedModel) -> nn.Module:
     """What comes before the LM head.
 
     Raises:
-        LearnerError: transformers cannot tell it from the whole model.
+        LearnerError: transformers cannot separate it from the whole model.
     """
     decoder: nn.Module = policy.get_decoder()
     if decoder is policy:
         raise LearnerError(
-            f"applying the LM head of {type(policy).__name__} to trained positions only: its decoder cannot be told "
-            f"from the whole model (get_decoder gives the model itself). Wanted is a model that has one, such as Qwen3 "
-            f"or Llama."
+            f"applying the LM head of {type(policy).__name__} to trained positions only: its decoder cannot be "
+            f"separated from the model (get_decoder returns the model itself). Use a model with a "
+            f"decoder of its own, such as Qwen3 or Llama."
         )
     return decoder
 

@@ -86,7 +86,7 @@ def merged(layer: nn.Module) -> Tensor:
 
 @contextmanager
 def dropping(module: nn.Module) -> Iterator[None]:
-    """The adapters' dropout is active; everything else stays in evaluation mode. Nothing happens without adapters.
+    """Activate the adapters' dropout; everything else stays in evaluation mode. Without adapters it changes nothing.
 
     Masks are drawn from torch's generator of the device, whose state checkpoints hold.
     """

@@ -1,4 +1,4 @@
-"""Rows to micro-batches over all ranks: whoever has more to compute than others gives some of it away."""
+"""Rows to micro-batches, balanced over all ranks: a rank with more to compute sends rows to the others."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Packed rows side by side, padded on the right, for models whose attention cannot be told which rows lie in a line.
+"""Packed rows as a padded batch, for models whose attention cannot separate packed rows.
 
     rows of 3 and 2 tokens, packed   a a a b b   ─▶   a a a
                                                       b b 0

@@ -16,7 +16,7 @@ whole rule, whatever the tree:  **a query of depth p sees the keys 0 … p of it
 has depth 3 and sees the tokens 1 2 3 5; the token 6 at place 5 has depth 1 and sees 1 6.
 
 Branches are cut into pieces of like size, which need no keys behind their own last token. Pieces of like size are
-computed together, with keys gathered by place and padding that nobody sees:
+computed together, with keys gathered by place and padding that no query sees:
 
     buckets of pieces (n, Q queries, K keys) ─▶ one scaled dot product attention each ─▶ outputs back to their places
 
@@ -42,7 +42,7 @@ from transformers.masking_utils import sdpa_mask
 from condensegrpo.core.errors import LearnerError
 
 TREE_ATTENTION = "sdpa_along_paths"  # what transformers calls this attention
-PIECE = 128  # queries of a piece at most: fewer spare more pairs that nobody needs, and gather more keys
+PIECE = 128  # most queries of a piece: fewer compute fewer unused pairs, and gather more keys
 QUERY_STEP, KEY_STEP = 32, 64  # pieces of a bucket differ by less; finer steps pad less and make more buckets
 
 
@@ -90,7 +90,7 @@ def paths(depth: Tensor) -> Paths:
     ]
     queries = torch.cat([queries.flatten() for queries, _ in there])
     outputs = torch.empty_like(depth)
-    outputs[queries] = torch.arange(len(queries), device=depth.device)  # of a place that is there twice, either
+    outputs[queries] = torch.arange(len(queries), device=depth.device)  # of a place that occurs twice, either one
     return Paths(
         buckets=tuple(_bucket(queries, keys, depth) for queries, keys in there),
         queries=queries,
@@ -144,7 +144,7 @@ def attention(
     value: Tensor,
     attention_mask: Tensor | None,
     paths: Paths | None = None,
-    **others: Any,  # noqa: ANN401  # whatever layers of one model or another pass on
+    **others: Any,  # noqa: ANN401  the layers of different models pass different options
 ) -> tuple[Tensor, None]:
     """What a decoder layer calls with queries (1, h, S, d), keys and values (1, g, S, d); the output is (1, S, h, d).
 

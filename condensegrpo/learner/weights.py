@@ -22,7 +22,7 @@ def gathered(engine: DeepSpeedEngine) -> Iterator[tuple[str, Tensor]]:
     A weight with two names (tied embeddings) comes once, under the first, which is the name that vLLM and
     transformers load.
 
-    An adapted layer comes as its one weight, base and adapter together, made anew and named as in a model without
+    An adapted layer comes as its one weight, base and adapter together, merged and named as in a model without
     adapters; the base keeps its bytes.
     """
     policy: PreTrainedModel = engine.module.policy

@@ -9,6 +9,9 @@ Arguments and suffixes as in ``condensegrpo.algorithms.advantages``. What it pro
     at most.
   * An all-correct group with equal contexts gives exactly 0.
   * Contexts and anchors in another unit change nothing.
+
+Example: outcomes [1, 1, 0, 0], contexts [100, 1000, 100, 100], anchors 100 and 1000, ``accuracy="none"``: u of the
+correct is 0 and 1, mean ½, std 0.71, E = ±0.71; λ·p·E = ±0.071, so A = [0.571, 0.429, −0.5, −0.5].
 """
 
 import torch
@@ -55,26 +58,22 @@ def efficient(
         r_i < 1 ⇒ A_i = A_acc;      A_acc > 0 ⇒ A_i ≥ κ·A_acc                           the guard
 
     with A_acc = N(r), or r − mean for ``accuracy="none"``. E is 0 in a group with fewer than two correct trajectories,
-    and for a trajectory that was truncated in an emergency. In an all-correct group A_acc = 0 and the guard does not
-    bite: there the shorter contexts win. A correct trajectory never falls below κ·A_acc for being long.
+    and for a trajectory that was truncated in an emergency. In an all-correct group A_acc = 0 and the guard has no
+    effect: shorter contexts win. Our own; the accuracy part is that of ``grpo``.
 
-    Our own; the accuracy part is that of ``grpo``.
+    Biased by: what ``grpo`` is; short contexts, on purpose, in proportion to the pass rate; the anchors, beyond which
+    contexts are equal; the clip and the guard, by which A need not sum to zero over a group.
 
-    Biased by: what ``grpo`` is; short contexts, on purpose and in proportion to the pass rate; the anchors, beyond
-    which contexts are equal; the clip and the guard, by which A need not sum to zero over a group.
-
-    Example: outcomes [1, 1, 0, 0], contexts [100, 1000, 100, 100], anchors 100 and 1000, ``accuracy="none"``: u of the
-    correct is 0 and 1, mean ½, std 0.71, E = ±0.71; λ·p·E = ±0.071, so A = [0.571, 0.429, −0.5, −0.5].
+    Example: at the top of the module.
 
     Args:
         outcome_N: r in [0, 1]; only r = 1 counts as correct.
         context_N: C, the largest context of any turn, in tokens.
-        context_low: C_lo in tokens, at which a context costs nothing; from the configuration, never from the group.
-        context_high: C_hi in tokens, at which it costs all.
+        context_low, context_high: C_lo and C_hi in tokens, with no cost and full cost; never taken from the group.
         coefficient: λ ≥ 0.
         guard: κ in [0, 1].
         min_pass_rate: p_min in [0, 1].
-        truncated_N: bool, trajectories that earn no E but count in its mean and std; None: there are none.
+        truncated_N: bool, trajectories that earn no E but count in its mean and std; None: no trajectory.
 
     Returns:
         float (N, K), constant over the turns of a trajectory.
@@ -86,23 +85,14 @@ def efficient(
     check_batch(outcome_N, turn_N, group_N, turns_N, result_turn_N)
     _check_unit_interval(outcome_N)
     _check_contexts(context_N, truncated_N, outcome_N)
-    check_choices(accuracy=accuracy)
-    check_option("eps", eps, low=0)
-    check_option("coefficient", coefficient, low=0)
-    check_option("guard", guard, low=0, high=1)
-    check_option("min_pass_rate", min_pass_rate, low=0, high=1)
+    _check_options(accuracy, eps=eps, coefficient=coefficient, guard=guard, min_pass_rate=min_pass_rate)
     reward_N = outcome_N.double()
-    accuracy_N = normalise(reward_N, group_N, scale=accuracy, eps=eps)
-    correct_N = reward_N == 1
+    accuracy_N, correct_N = normalise(reward_N, group_N, scale=accuracy, eps=eps), reward_N == 1
     cost_N = _context_cost(context_N, low=context_low, high=context_high)
-    saving_N = _saving(cost_N, correct_N, group_N)
-    if truncated_N is not None:
-        saving_N = saving_N.masked_fill(truncated_N, 0.0)
-    pass_rate_N = mean(correct_N.double(), group_N)
-    trust_N = torch.where(pass_rate_N >= min_pass_rate, pass_rate_N, 0.0)
-    advantage_N = accuracy_N + coefficient * trust_N * saving_N
-    guarded_N = torch.where(accuracy_N > 0, torch.maximum(advantage_N, guard * accuracy_N), advantage_N)
-    return over_turns(torch.where(correct_N, guarded_N, accuracy_N), turns_N, like=outcome_N)
+    saving_N = _saving(cost_N, correct_N, group_N, truncated_N)
+    advantage_N = accuracy_N + coefficient * _trust(correct_N, group_N, min_pass_rate) * saving_N
+    advantage_N = torch.where(accuracy_N > 0, torch.maximum(advantage_N, guard * accuracy_N), advantage_N)
+    return over_turns(torch.where(correct_N, advantage_N, accuracy_N), turns_N, like=outcome_N)
 
 
 def _context_cost(context_N: Tensor, *, low: float, high: float) -> Tensor:
@@ -114,13 +104,31 @@ def _context_cost(context_N: Tensor, *, low: float, high: float) -> Tensor:
     return (context_N.double().clamp(low, high) / low).log() / torch.tensor(high / low, dtype=torch.float64).log()
 
 
-def _saving(cost_N: Tensor, correct_N: Tensor, group_N: Tensor) -> Tensor:
-    """E_N: how much cheaper than its correct siblings a correct trajectory was, in their deviations; within [−1, 1]."""
+def _saving(cost_N: Tensor, correct_N: Tensor, group_N: Tensor, truncated_N: Tensor | None) -> Tensor:
+    """E_N: how much cheaper than its correct siblings a correct trajectory was, in their deviations; within [−1, 1].
+
+    0 for a truncated trajectory, which counts in the mean and the deviation of its siblings.
+    """
     index_N, _ = groups(group_N)
     correct_cost_N = cost_N[correct_N]
     index_C = index_N[correct_N]  # of the correct only, in the labels of all groups
     saving_C = (mean(correct_cost_N, index_C) - correct_cost_N) / std(correct_cost_N, index_C).clamp(min=0.1)
-    return torch.zeros_like(cost_N).masked_scatter(correct_N, saving_C.clamp(-1, 1))
+    saving_N = torch.zeros_like(cost_N).masked_scatter(correct_N, saving_C.clamp(-1, 1))
+    return saving_N if truncated_N is None else saving_N.masked_fill(truncated_N, 0.0)
+
+
+def _trust(correct_N: Tensor, group_N: Tensor, min_pass_rate: float) -> Tensor:
+    """g(p)_N: the share of correct trajectories of the group, 0 below ``min_pass_rate``."""
+    pass_rate_N = mean(correct_N.double(), group_N)
+    return torch.where(pass_rate_N >= min_pass_rate, pass_rate_N, 0.0)
+
+
+def _check_options(accuracy: Scale, *, eps: float, coefficient: float, guard: float, min_pass_rate: float) -> None:
+    check_choices(accuracy=accuracy)
+    check_option("eps", eps, low=0)
+    check_option("coefficient", coefficient, low=0)
+    check_option("guard", guard, low=0, high=1)
+    check_option("min_pass_rate", min_pass_rate, low=0, high=1)
 
 
 def _check_contexts(context_N: Tensor, truncated_N: Tensor | None, outcome_N: Tensor) -> None:

@@ -88,7 +88,7 @@ def over(value_N: Tensor, divisor_N: Tensor) -> Tensor:
 
 
 def check_batch(outcome_N: Tensor, turn_N: Tensor, group_N: Tensor, turns_N: Tensor, result_turn_N: Tensor) -> None:
-    """Refuse what no estimator can work on; the arguments are theirs.
+    """Check the arguments of an estimator.
 
     Raises:
         ValueError: shapes differ, a number of turns is negative, or a result turn is none of the trajectory's turns.
@@ -114,13 +114,13 @@ def check_batch(outcome_N: Tensor, turn_N: Tensor, group_N: Tensor, turns_N: Ten
 
 
 def check_rewards(name: str, reward_N: Tensor) -> None:
-    """Refuse a reward that is NaN, infinite, or so large that the statistics of its group could overflow."""
+    """Raise ScoreError for a reward that is NaN, infinite, or so large that its group's statistics could overflow."""
     bad = first(~reward_N.isfinite())
     if bad is not None:
         raise ScoreError(
             f"computing advantages: the {name} reward of {named(bad, reward_N)} "
-            f"is {reward_N[bad].item()}, wanted a finite number. One such value would poison its whole group: "
-            f"mend the reward function, or leave the trajectory out."
+            f"is {reward_N[bad].item()}, wanted a finite number. It would invalidate its whole group: fix "
+            f"the reward function, or leave the trajectory out."
         )
     bad = first(reward_N.double().abs() > MAX_REWARD)
     if bad is not None:
@@ -132,7 +132,7 @@ def check_rewards(name: str, reward_N: Tensor) -> None:
 
 
 def check_choices(*, scale: str = "std", accuracy: str = "std", singleton: str = "zero") -> None:
-    """Refuse a word that is none of the choices: a configuration's options are checked by nobody else."""
+    """Raise ValueError for an option that is none of its choices; configurations are not checked elsewhere."""
     scales, singletons = get_args(Scale), get_args(Singleton)
     given = (("scale", scale, scales), ("accuracy", accuracy, scales), ("singleton", singleton, singletons))
     for name, value, choices in given:
@@ -141,7 +141,7 @@ def check_choices(*, scale: str = "std", accuracy: str = "std", singleton: str =
 
 
 def check_option(name: str, value: object, *, low: float = -math.inf, high: float = math.inf) -> None:
-    """Refuse an option that is no number, NaN, infinite or outside [low, high]."""
+    """Raise ValueError for an option that is no number, NaN, infinite or outside [low, high]."""
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and low <= value <= high:
         return
     bounds = {(True, True): "", (False, True): f" of at least {low:g}", (False, False): f" in [{low:g}, {high:g}]"}
@@ -150,10 +150,10 @@ def check_option(name: str, value: object, *, low: float = -math.inf, high: floa
 
 
 def first(bad_N: Tensor) -> int | None:
-    """The first place where it is so; None: nowhere."""
+    """The first index where it is true; None: nowhere."""
     return next(iter(bad_N.nonzero().flatten().tolist()), None)
 
 
 def named(place: int, of_N: Tensor) -> str:
-    """A trajectory as error messages call it."""
+    """How error messages name a trajectory."""
     return f"trajectory {place} (of {len(of_N)}, counted from 0)"

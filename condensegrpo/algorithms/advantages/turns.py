@@ -1,4 +1,4 @@
-"""Estimators that tell the turns up to the first tool result from those after it. Torch only.
+"""Estimators that treat the turns up to the first tool result unlike the turns after it. Torch only.
 
 Arguments and suffixes as in ``condensegrpo.algorithms.advantages``, and
 

@@ -98,6 +98,6 @@ def _trained(advantage_NK: Tensor, tokens_NK: Tensor) -> tuple[Tensor, Tensor]:
     if bad is not None:
         raise ScoreError(
             f"whitening advantages: {named(bad, tokens_NK)} has the advantages {advantage_NK[bad].tolist()}, wanted "
-            f"finite numbers of magnitude {MAX_REWARD:g} at most. One such value would poison the whole batch."
+            f"finite numbers of magnitude {MAX_REWARD:g} at most. It would invalidate the whole batch."
         )
     return tokens_NK.double(), value_NK

@@ -54,7 +54,7 @@ def check_columns(doing: str, **columns: Tensor) -> None:
 
 
 def check_turns(doing: str, turn_T: Tensor) -> None:
-    """Raise ValueError unless turns are told apart by integers."""
+    """Raise ValueError unless turns are numbered by integers."""
     if turn_T.is_floating_point() or turn_T.is_complex() or turn_T.dtype == torch.bool:
         raise ValueError(
             f"{doing}: turn_T is of type {turn_T.dtype}, wanted an integer type: the number of the turn that each "
@@ -63,5 +63,5 @@ def check_turns(doing: str, turn_T: Tensor) -> None:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether an option is a number at all: nobody else checks those of a configuration."""
+    """Whether an option is a number; configurations are not checked elsewhere."""
     return isinstance(value, int | float) and not isinstance(value, bool)
