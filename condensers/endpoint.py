@@ -1,84 +1,94 @@
 """An OpenAI-compatible endpoint that writes summaries. Every way in which it can fail is one typed refusal."""
 
+import asyncio
 import json
 import os
-import time
-import urllib.error
-import urllib.request
-from http.client import HTTPException, HTTPResponse
 from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
+
+from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
 
 from condensegrpo.core.errors import SummaryRefused
 from condensegrpo.core.protocols import Written
 from condensegrpo.core.trajectory import Finish
 
-MOST_BYTES = 4_000_000  # of an answer; more is no summary
+MAX_BYTES = 4_000_000  # of an answer; more is no summary
 
 
 class Endpoint:
-    """``POST <url>/chat/completions`` with one user message. Blocking: called from threads."""
+    """``POST <url>/chat/completions`` with one user message."""
 
-    def __init__(self, url: str, model: str, *, key_variable: str | None, seconds: float) -> None:
-        """Where to ask.
+    def __init__(self, url: str, model: str, *, key_variable: str | None, seconds: float, concurrency: int) -> None:
+        """Set the address.
+
+        Args:
+            url: such as ``http://localhost:8000/v1``.
+            model: the model's name at the endpoint.
+            key_variable: name of the environment variable that holds the key; None: no key is sent.
+            seconds: time limit of one request; the wait for a free slot is not included.
+            concurrency: open requests at one time, in each event loop.
 
         Raises:
-            ValueError: the URL is not one of http or https, or the variable of the key is not set.
+            ValueError: the URL is not http or https, or the environment variable of the key is not set.
         """
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
-            raise ValueError(f"url must be one of an endpoint, such as http://localhost:8000/v1, found {url!r}")
+            raise ValueError(f"url is {url!r}, wanted the URL of an endpoint such as http://localhost:8000/v1")
         if key_variable is not None and not os.environ.get(key_variable):
             raise ValueError(f"the environment variable {key_variable} (key_variable) is not set")
         self._url = f"{url.rstrip('/')}/chat/completions"
         self._model = model
         self._key_variable = key_variable
         self._seconds = seconds
+        self._concurrency = concurrency
+        # a semaphore belongs to one event loop, and every step of a run has its own
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     def check(self) -> None:
-        """Nothing: an endpoint may start later than a run."""
+        """Check nothing: an endpoint may start later than the run."""
 
-    def write(self, text: str, max_tokens: int) -> Written:
-        """What the model says to a text.
+    async def write(self, text: str, max_tokens: int) -> Written:
+        """The model's reply to a text.
 
         Raises:
-            SummaryRefused: no answer in time, or one that is an error or none at all.
+            SummaryRefused: the endpoint did not answer in time, or answered with an error or without a text.
         """
+        slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._concurrency))
+        async with slots:
+            try:
+                return _written(await self._answer(text, max_tokens))
+            except TimeoutError as error:  # before ClientError: some of aiohttp's errors are both
+                raise SummaryRefused(f"the endpoint did not answer within {self._seconds:g} seconds") from error
+            except (ClientError, OSError) as error:
+                raise SummaryRefused(f"the endpoint cannot be reached: {error}") from error
+
+    async def _answer(self, text: str, max_tokens: int) -> bytes:
         body = {
             "model": self._model,
             "messages": [{"role": "user", "content": text}],
             "max_tokens": max_tokens,
             "temperature": 0,
         }
-        headers = {"Content-Type": "application/json"}
-        if self._key_variable is not None:
-            headers["Authorization"] = f"Bearer {os.environ[self._key_variable]}"
-        request = urllib.request.Request(self._url, json.dumps(body).encode(), headers)
-        deadline = time.monotonic() + self._seconds
-        try:
-            with urllib.request.urlopen(request, timeout=self._seconds) as answer:
-                return _read(_bytes(answer, deadline))
-        except urllib.error.HTTPError as error:
-            with error:
-                raise SummaryRefused(f"the endpoint answered HTTP {error.code} {error.reason}") from error
-        except TimeoutError as error:
-            raise SummaryRefused(f"the endpoint did not answer within {self._seconds:g} seconds") from error
-        except (OSError, HTTPException) as error:  # an URLError is an OSError
-            raise SummaryRefused(f"the endpoint cannot be reached: {error}") from error
+        headers = {} if self._key_variable is None else {"Authorization": f"Bearer {os.environ[self._key_variable]}"}
+        async with (
+            ClientSession(timeout=ClientTimeout(total=self._seconds), headers=headers, trust_env=True) as session,
+            session.post(self._url, json=body) as response,
+        ):
+            if not response.ok:
+                raise SummaryRefused(f"the endpoint answered HTTP {response.status} {response.reason}")
+            return await _read(response)
 
 
-def _bytes(answer: HTTPResponse, deadline: float) -> bytes:
-    """The whole answer, piece by piece as it comes: the time limit of the connection is that of each piece alone."""
-    found = bytearray()
-    while piece := answer.read1(65536):
-        found += piece
-        if len(found) > MOST_BYTES:
-            raise SummaryRefused(f"the endpoint answered more than {MOST_BYTES} bytes")
-        if time.monotonic() > deadline:
-            raise TimeoutError
-    return bytes(found)
+async def _read(response: ClientResponse) -> bytes:
+    answer = bytearray()
+    async for piece in response.content.iter_chunked(65536):
+        answer += piece
+        if len(answer) > MAX_BYTES:
+            raise SummaryRefused(f"the endpoint answered more than {MAX_BYTES} bytes")
+    return bytes(answer)
 
 
-def _read(answer: bytes) -> Written:
-    """The text of an answer; what has not the form of one is an error, whatever its status said."""
+def _written(answer: bytes) -> Written:
+    """The text of an answer; an answer that is no completion is an error, whatever its HTTP status."""
     try:
         choice = json.loads(answer)["choices"][0]
         text, finish = choice["message"]["content"], choice["finish_reason"]

@@ -1,6 +1,8 @@
 """A local Hugging Face model that writes summaries, greedily and one at a time."""
 
+import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -15,13 +17,14 @@ if TYPE_CHECKING:
 
 
 class LocalModel:
-    """Answers one user message with the model's chat template. Blocking: called from a thread."""
+    """Answers one user message with the model's chat template, in a thread of its own."""
 
     def __init__(self, model: str, *, device: str, seconds: float) -> None:
         """The folder or Hub id of a model; loaded when it is first asked."""
         self._model = model
         self._device = device
         self._seconds = seconds
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="summary_model")
 
     def check(self) -> None:
         """Check that the model is there. Loads no weights.
@@ -39,14 +42,15 @@ class LocalModel:
         if tokenizer.chat_template is None:
             raise ValueError(f"loading {self._model}, which is to write the summaries: it has no chat template")
 
-    def write(self, text: str, max_tokens: int) -> Written:
-        """What the model says to a text.
+    async def write(self, text: str, max_tokens: int) -> Written:
+        """The model's reply to a text.
 
         Raises:
             SummaryRefused: the model cannot be loaded, fails, or has no room for the text, or it was not done in time.
         """
         try:
-            return self._written(text, max_tokens)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._worker, self._written, text, max_tokens)
         except (OSError, ValueError, RuntimeError, TemplateError) as error:  # out of memory is a RuntimeError
             raise SummaryRefused(f"writing with {self._model}: {type(error).__name__}: {error}") from error
 

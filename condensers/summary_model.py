@@ -5,7 +5,6 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
 from annotated_types import Ge, Gt
@@ -65,10 +64,8 @@ class SummaryModel:
         self._writer: Endpoint | LocalModel = (
             LocalModel(model, device=device, seconds=seconds)
             if url is None
-            else Endpoint(url, model, key_variable=key_variable, seconds=seconds)
+            else Endpoint(url, model, key_variable=key_variable, seconds=seconds, concurrency=concurrency)
         )
-        # threads and not a semaphore, which would belong to one event loop: every step of a run has its own
-        self._pool = ThreadPoolExecutor(concurrency if url is not None else 1, thread_name_prefix="summary_model")
         self._known: OrderedDict[str, Written] = OrderedDict()
         self._counts = dict.fromkeys(COUNTS, 0.0)
 
@@ -108,7 +105,7 @@ class SummaryModel:
         """Ask, and give up before the engine does, for then the trajectory would be lost and not a summary."""
         started = time.monotonic()
         self._counts["calls"] += 1
-        work = asyncio.get_running_loop().run_in_executor(self._pool, self._writer.write, text, self._max_tokens)
+        work = self._writer.write(text, self._max_tokens)
         try:
             return await asyncio.wait_for(work, None if seconds is None else PATIENCE * seconds)
         except TimeoutError as error:
