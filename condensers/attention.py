@@ -1,4 +1,4 @@
-"""The condenser that keeps what is looked at: units ranked by score a token, under the budget.
+"""The condenser that keeps what the model attends to: units ranked by score per token, under the budget.
 
     units        0    1    2    3    4        4 is the newest
     tokens      30   90   20   60   25
@@ -6,8 +6,8 @@
     per token   .03  .007 .005 .015 –         rank 0 3 1 2
     room 140    keep 4 (25), 0 (30), 3 (60); 1 does not fit (90); 2 (20)      shown 0 2 3 4
 
-Scores are smoothed over the last turns, and a unit that was dropped returns only if it is clearly better. Both are told
-anew from the history every time: nothing is held from turn to turn, one condenser serves all episodes at once.
+Scores are smoothed over the last turns, and a unit that was dropped returns only if it is clearly better. Both are
+recomputed from the history at every call: a condenser keeps no state, and one serves all episodes at once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,9 +24,9 @@ from condensegrpo.core.protocols import Budget, Condensed, UnitScorer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCondenser:
-    """Keeps the newest unit and, of the others, those with the most score a token. Order is kept; units stay whole.
+    """Keeps the newest unit and the others with the highest scores per token. Order is kept; units stay whole.
 
-    A history within the budget is left as it is, and nothing is scored. What is dropped leaves nothing behind.
+    A history within the budget is returned unchanged and not scored. Dropped units leave no placeholder.
     """
 
     scorer: str = (
@@ -38,14 +38,14 @@ class AttentionCondenser:
 
     @property
     def scorers(self) -> tuple[str, ...]:
-        """The scorer that it asks its budget for."""
+        """The name of the scorer that it looks up in ``Budget.scorers``."""
         return (self.scorer,)
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
-        """The units that are shown. Costs one count a unit and log2 of the units more, and a reading a turn.
+        """The units to show. Costs one count per unit, log2 of the number of units more, and one reading per turn.
 
         Raises:
-            ValueError: the budget lends no such scorer, or what it gave are no scores.
+            ValueError: the budget has no such scorer, or its scores are invalid.
         """
         total = len(history.units)
         if total < 2 or fits(history.pinned, history.units, budget):
@@ -56,7 +56,7 @@ class AttentionCondenser:
         def fitting(kept: int) -> bool:
             return fits(history.pinned, [history.units[place] for place in sorted(ranked[:kept])], budget)
 
-        # tokens of units do not add up exactly: what was chosen by their sum is shown as far as it truly fits
+        # tokens of units do not add up exactly: of the chosen units, as many are shown as fit when counted together
         kept = most_that_fit(len(ranked), fitting, likely=len(ranked))
         shown = sorted(ranked[:kept])
         return Condensed(
@@ -66,7 +66,7 @@ class AttentionCondenser:
         )
 
     async def _ranked(self, history: History, budget: Budget, costs: Sequence[int]) -> list[int]:
-        """The units that are kept, the newest first and then the best, after the turns that are looked back on."""
+        """The kept units, the newest first and then the best, with the scores of earlier turns smoothed in."""
         room = budget.tokens - budget.count(history.pinned)
         total = len(history.units)
         ends = [end for end in range(max(total - self.lookback, 2), total + 1) if sum(costs[:end]) > room] or [total]
@@ -86,7 +86,7 @@ class AttentionCondenser:
 
 
 def choose(worth: Sequence[float], costs: Sequence[int], room: int) -> list[int]:
-    """The newest unit, then those of the greatest worth that still fit, of equal ones the newer.
+    """The newest unit, then the units of the greatest worth that still fit; at equal worth the newer unit.
 
     Worth 3 1 2 and the newest, costs 4 1 4 2, room 8 ─▶ 3 (2), 0 (4), 2 does not fit, 1 (1)
 
@@ -105,7 +105,7 @@ def choose(worth: Sequence[float], costs: Sequence[int], room: int) -> list[int]
 
 
 def _smoothed(scores: Sequence[float], before: Sequence[float], share: float) -> list[float]:
-    """share · the turn before + (1 − share) · now; a unit that was the newest then has no score from before."""
+    """share · previous score + (1 − share) · score; a unit without a previous score keeps its score."""
     return [
         share * before[place] + (1 - share) * score if place < len(before) else score
         for place, score in enumerate(scores)
@@ -113,22 +113,22 @@ def _smoothed(scores: Sequence[float], before: Sequence[float], share: float) ->
 
 
 async def _scores(budget: Budget, name: str, pasts: Sequence[History]) -> Sequence[Sequence[float]]:
-    """One row of scores a history, checked.
+    """One row of scores per history, validated.
 
     Raises:
-        ValueError: there is no such scorer, or a score is missing, negative or no number.
+        ValueError: the scorer is unknown, or a score is missing, negative or not finite.
     """
     scorer: UnitScorer | None = budget.scorers.get(name)
     if scorer is None:
         raise ValueError(
-            f"ranking {len(pasts[-1].units)} units: wanted the scorer {name!r}, and the budget lends "
+            f"ranking {len(pasts[-1].units)} units: wanted the scorer {name!r}, and the budget has "
             f"{', '.join(budget.scorers) or 'none'}"
         )
-    found = await scorer.score(pasts, budget.tokens)
-    for past, scores in zip(pasts, found, strict=True):
+    rows = await scorer.score(pasts, budget.tokens)
+    for past, scores in zip(pasts, rows, strict=True):
         if len(scores) != len(past.units) or not all(0 <= score < float("inf") for score in scores):
             raise ValueError(
-                f"the scorer {name!r} gave {list(scores)!r:.80} for {len(past.units)} units, wanted one number each, "
-                f"finite and not negative"
+                f"the scorer {name!r} returned {list(scores)!r:.80} for {len(past.units)} units, wanted one finite, "
+                f"non-negative number per unit"
             )
-    return found
+    return rows

@@ -1,4 +1,4 @@
-"""Fitting a budget by dropping the oldest units. A count renders whole messages, so there are few and small ones."""
+"""Fitting a budget by dropping the oldest units. A count renders whole messages, so counts are few and small."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -13,9 +13,9 @@ def fits(pinned: Sequence[Message], units: Sequence[Unit], budget: Budget) -> bo
 
 
 def newest_that_fit(pinned: Sequence[Message], units: Sequence[Unit], budget: Budget) -> tuple[Unit, ...]:
-    """The longest end of the units that is within the budget; the newest unit alone if even that is not.
+    """The most of the newest units that fit the budget; the newest unit alone if even it does not fit.
 
-    None of the counts renders more than twice that end, however long the history before it; see ``most_that_fit``.
+    No count renders more than twice those units, however long the history is; see ``most_that_fit``.
     """
     likely = _most_by_their_sum(pinned, units, budget)
     newest = most_that_fit(len(units), lambda most: fits(pinned, units[-most:], budget), likely)
@@ -32,7 +32,7 @@ def most_that_fit(total: int, fitting: Callable[[int], bool], likely: int = 1) -
         return total
     if 1 < likely <= total and fitting(likely) and (likely == total or not fitting(likely + 1)):
         return likely
-    low = 1  # of this many units it is known that they fit, or else they are the newest alone
+    low = 1  # so many units are known to fit, or it is the newest unit alone
     while low < total and fitting(min(2 * low, total)):
         low = min(2 * low, total)
     longer = range(low + 1, min(2 * low, total))

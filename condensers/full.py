@@ -1,4 +1,4 @@
-"""The condenser that does not condense: the baseline, whose trajectories merge into one segment."""
+"""The condenser that keeps everything: the baseline, whose trajectories merge into one segment."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from condensegrpo.core.protocols import Budget, Condensed
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """Keeps everything. A history over budget comes back whole, and the engine stops with ``context_overflow``."""
+    """Keeps everything. A history over budget is returned unchanged, and the engine stops with ``context_overflow``."""
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """All units, as they are."""

@@ -1,4 +1,4 @@
-"""What a summary is asked for with: a text file that anybody can replace."""
+"""The instruction that requests a summary: a text file, which an option can replace."""
 
 from dataclasses import dataclass
 from importlib.resources import files
@@ -10,16 +10,16 @@ FIELDS = {"tokens": "0", "kept": "0"}
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """A text in which ``$tokens`` and ``$kept`` stand for the length allowed and the units that stay."""
+    """A text in which ``$tokens`` and ``$kept`` are replaced by the maximum length and the number of kept units."""
 
     text: str
 
     @classmethod
     def read(cls, path: str | None) -> "Instruction":
-        """The text of a file; without one, that of the package: facts, done, pending, failed, next.
+        """The text of a file; by default that of the package, with the sections facts, done, pending, failed, next.
 
         Raises:
-            ValueError: there is no such file, or it has a field that nothing is known for.
+            ValueError: the file cannot be read, or it has a field other than ``$tokens`` and ``$kept``.
         """
         source = Path(path) if path else Path(str(files("condensegrpo.condensers"))) / "summary.txt"
         try:
@@ -35,5 +35,5 @@ class Instruction:
         return cls(text)
 
     def filled(self, *, tokens: int, kept: int) -> str:
-        """The text for a summary of at most so many tokens, with so many units that stay."""
+        """The text for a summary of at most so many tokens, with so many kept units."""
         return Template(self.text).substitute(tokens=tokens, kept=kept)

@@ -1,4 +1,4 @@
-"""The condenser that keeps the newest units, and if asked the first ones."""
+"""The condenser that keeps the newest units, and optionally the first."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from condensegrpo.core.protocols import Budget, Condensed
 class LastK:
     """Keeps the first ``keep_first`` and last ``keep_last`` units, then drops the oldest of those until the rest fits.
 
-    The newest kept unit is never dropped: if it does not fit alone it is returned alone, and the engine stops. What is
-    kept is verbatim, and nothing stands in for what is dropped: a placeholder would be a reply that nobody gave.
+    The newest kept unit is never dropped: if it does not fit by itself, it is returned and the engine stops. Kept units
+    are verbatim. Dropped units leave no placeholder, which would be a reply that the policy never gave.
     """
 
     keep_last: Annotated[int, Ge(0)] = 1  # 0 keeps none

@@ -20,7 +20,7 @@ class LocalModel:
     """Answers one user message with the model's chat template, in a thread of its own."""
 
     def __init__(self, model: str, *, device: str, seconds: float) -> None:
-        """The folder or Hub id of a model; loaded when it is first asked."""
+        """The folder or Hub id of a model; loaded at the first summary."""
         self._model = model
         self._device = device
         self._seconds = seconds
@@ -46,7 +46,7 @@ class LocalModel:
         """The model's reply to a text.
 
         Raises:
-            SummaryRefused: the model cannot be loaded, fails, or has no room for the text, or it was not done in time.
+            SummaryRefused: the model cannot be loaded, fails, has no room for the text, or does not finish in time.
         """
         try:
             loop = asyncio.get_running_loop()
@@ -70,12 +70,12 @@ class LocalModel:
         started = time.monotonic()
         with torch.inference_mode():
             output = model.generate(**prompt, do_sample=False, max_new_tokens=max_tokens, max_time=self._seconds)
-        said = output[0, length:].tolist()
-        if said and said[-1] in _ends(model):
-            return Written(text=tokenizer.decode(said[:-1], skip_special_tokens=False), finish=Finish.STOP)
+        reply_ids = output[0, length:].tolist()
+        if reply_ids and reply_ids[-1] in _ends(model):
+            return Written(text=tokenizer.decode(reply_ids[:-1], skip_special_tokens=False), finish=Finish.STOP)
         if time.monotonic() - started >= self._seconds:
-            raise SummaryRefused(f"{self._model} was not done within {self._seconds:g} seconds")
-        return Written(text=tokenizer.decode(said, skip_special_tokens=False), finish=Finish.LENGTH)
+            raise SummaryRefused(f"{self._model} did not finish within {self._seconds:g} seconds")
+        return Written(text=tokenizer.decode(reply_ids, skip_special_tokens=False), finish=Finish.LENGTH)
 
 
 @cache

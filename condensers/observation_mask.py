@@ -17,16 +17,16 @@ from condensegrpo.core.trajectory import Span, SpanStatus
 
 @dataclass(frozen=True, slots=True)
 class ObservationMask:
-    """Puts placeholders in the place of old tool results and observations; actions and thoughts stay.
+    """Replaces old tool results and observations by placeholders; actions and thoughts stay.
 
-    Results of the newest ``keep`` units stay verbatim. If that is over budget, results of kept units go too, the oldest
-    first and never the newest unit's; if that is not enough either, the oldest units are dropped whole.
+    Results of the newest ``keep`` units stay verbatim. If that is over budget, results of kept units are masked
+    too, the oldest first and never the newest unit's; if that is not enough either, the oldest units are dropped.
     """
 
     keep: Annotated[int, Ge(0)] = 3
     exclude_tools: Sequence[str] = ()  # results of these tools are never masked
-    only_tools: bool = False  # leave what the environment says, such as a user's further wishes, as it is
-    drop_oldest: bool = True  # False: only mask, for a pipeline in which a later stage makes the rest fit
+    only_tools: bool = False  # keep observations of the environment, such as further user messages
+    drop_oldest: bool = True  # False: only mask, for a pipeline whose later stage fits the budget
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """The units with their old results masked. Costs three counts for every result and log2 of the units more."""
@@ -47,7 +47,7 @@ class ObservationMask:
         return Condensed(units=units, spans=spans, reason=_reason(spans))
 
     def _masked(self, history: History, unit: Unit, count: Count) -> Unit:
-        results = (masked(history, unit, one, count) if self._may_go(one) else one for one in unit.results)
+        results = (masked(history, unit, result, count) if self._may_go(result) else result for result in unit.results)
         return replace(unit, results=tuple(results))
 
     def _may_go(self, result: Message) -> bool:
@@ -59,6 +59,6 @@ class ObservationMask:
 def _reason(spans: Sequence[Span]) -> str:
     masked_units = sum(span.status is SpanStatus.REWRITTEN for span in spans)
     dropped = sum(span.status is SpanStatus.DROPPED for span in spans)
-    told = [f"masked the results of {masked_units} of {len(spans)} units"] if masked_units else []
-    told += [f"dropped the {dropped} oldest"] if dropped else []
-    return ", ".join(told)
+    parts = [f"masked the results of {masked_units} of {len(spans)} units"] if masked_units else []
+    parts += [f"dropped the {dropped} oldest"] if dropped else []
+    return ", ".join(parts)

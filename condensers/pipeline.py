@@ -1,4 +1,4 @@
-"""The condenser that is made of others, one after another."""
+"""The condenser that runs other condensers in order."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from condensegrpo.core.protocols import Budget, ChecksRoom, Condensed, Counted, 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Runs its stages in order, each on what the last one left and only while that is over the stage's own trigger.
+    """Runs its stages in order, each on the result of the last and only if that exceeds the stage's own trigger.
 
-    With the trigger of 1 that stages have by themselves it stops as soon as a prompt is within the budget.
+    With the default trigger of 1 it stops as soon as the prompt is within the budget.
     """
 
     stages: Sequence[Stage]
@@ -22,11 +22,13 @@ class Pipeline:
             raise ValueError("a pipeline needs at least one stage: {name: observation_mask}, {name: last_k}")
         writing = [stage.name for stage in self.stages if _writes(stage)]
         if len(writing) > 1:
-            raise ValueError(f"one stage of a pipeline may ask the policy for text, found {', '.join(writing)}")
+            raise ValueError(
+                f"at most one stage of a pipeline may request text from the policy, found {', '.join(writing)}"
+            )
 
     @property
     def writes(self) -> int:
-        """Texts that the stage that asks the policy for some may ask for."""
+        """Texts that its stages may request from the policy in one call."""
         return sum(map(_writes, self.stages))
 
     def check_room(self, pinned: Sequence[Message], budget: Budget) -> None:
@@ -36,21 +38,21 @@ class Pipeline:
                 stage.condenser.check_room(pinned, budget)
 
     def counts(self) -> Mapping[str, float]:
-        """What its stages counted, under their names."""
+        """The counts of its stages, prefixed by their names."""
         counting = [(stage.name, stage.condenser) for stage in self.stages if isinstance(stage.condenser, Counted)]
-        return {f"{name}_{key}": value for name, one in counting for key, value in one.counts().items()}
+        return {f"{name}_{key}": value for name, condenser in counting for key, value in condenser.counts().items()}
 
     @property
     def scorers(self) -> Sequence[str]:
-        """Those of its stages."""
+        """The scorers of its stages."""
         return [
             name for stage in self.stages if isinstance(stage.condenser, RanksUnits) for name in stage.condenser.scorers
         ]
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
-        """What the last stage left, beginning with what the last summary left, if one of them summarises.
+        """The result of the last stage. The first starts from the units behind the last summary.
 
-        Costs one count for every stage and unit beside what the stages cost.
+        Costs one count per stage and per unit beside the costs of the stages.
         """
         units = history.current_units
         summary: Summary | None = None
@@ -60,19 +62,19 @@ class Pipeline:
         for stage in self.stages:
             if budget.count(flatten(history.pinned, units)) <= stage.over * budget.tokens:
                 continue
-            found = await stage.condenser.condense(History(pinned=history.pinned, units=units), budget, tools)
-            units = found.units
-            if found.summary is not None:
-                summary, written = found.summary, _writes(stage) > 0
-            rejected += found.rejected
-            reasons += [f"{stage.name}: {found.reason}"] if found.reason else []
+            condensed = await stage.condenser.condense(History(pinned=history.pinned, units=units), budget, tools)
+            units = condensed.units
+            if condensed.summary is not None:
+                summary, written = condensed.summary, _writes(stage) > 0
+            rejected += condensed.rejected
+            reasons += [f"{stage.name}: {condensed.reason}"] if condensed.reason else []
         if summary is not None and summary.unit not in units:
             rejected += ["a later stage left it out"] if written else []
             summary = None
-        stands = history if summary is None else history.with_summary(summary)
+        shown_history = history if summary is None else history.with_summary(summary)
         return Condensed(
             units=units,
-            spans=account(stands, units, budget.count),
+            spans=account(shown_history, units, budget.count),
             reason="; ".join(reasons),
             summary=summary,
             rejected=tuple(rejected),

@@ -1,4 +1,4 @@
-"""Placeholders: what stands for a text that was left out, and says how long it was."""
+"""Placeholders: they replace an omitted text and state its length."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The control that drops units at random: what a choice of units is worth shows against it."""
+"""The control that drops units at random: the baseline for condensers that choose units."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ class RandomDrop:
     seed: int = 0
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
-        """The units of the highest ranks that fit, in order. Costs one count for every unit and 2·log2 of them more."""
+        """The units of the highest ranks that fit, in order. Costs one count per unit and 2·log2 more."""
         question = _digest(history.pinned)
         ranked = sorted(history.units[:-1], key=lambda unit: self._rank(question, unit.turn), reverse=True)
 

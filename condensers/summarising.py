@@ -1,4 +1,4 @@
-"""What condensers that summarise share: what a summary is to stand for, when it can be used, and what if none can."""
+"""Shared by condensers that summarise: which units a summary replaces, when it is usable, and the fallback."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,21 +14,21 @@ from condensegrpo.core.trajectory import Finish
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryPlan:
-    """What a summary is to stand for."""
+    """The units that a summary replaces, and those that stay."""
 
     covered: tuple[Unit, ...]  # the oldest, an earlier summary among them
-    kept: tuple[Unit, ...]  # the newest, at least one: they stay as they are
+    kept: tuple[Unit, ...]  # the newest, at least one; they stay verbatim
 
     @property
     def view(self) -> tuple[Unit, ...]:
-        """All of it, as it stands now."""
+        """All units, in order."""
         return (*self.covered, *self.kept)
 
 
 def planned(history: History, budget: Budget, *, keep_last: int, room: int, always: bool) -> SummaryPlan | None:
     """What to summarise: all but the newest ``keep_last`` units, or fewer of those if they leave a summary no room.
 
-    None if what stands is within the budget, if there is nothing new to summarise, or if the newest unit alone is over.
+    None if the history is within the budget, if no unit is new, or if the newest unit by itself exceeds the budget.
 
     Args:
         room: tokens that a summary may have.
@@ -49,13 +49,13 @@ def usable(written: Written, plan: SummaryPlan, history: History, budget: Budget
     """The summary that a text is. Thinking before it is no part of it, and special tokens in it are text.
 
     Raises:
-        SummaryRefused: it was cut off, says nothing, is no shorter than what it stands for, or does not fit.
+        SummaryRefused: it was cut off, is empty, is not shorter than what it replaces, or does not fit.
     """
     if written.finish is not Finish.STOP:
         raise SummaryRefused("it was cut off by its length")
     text = written.text.rpartition("</think>")[2].strip()
     if not text or "<think>" in text:
-        raise SummaryRefused("it says nothing")
+        raise SummaryRefused("it is empty")
     before = budget.count(flatten(history.pinned, plan.view))
     covered = before - budget.count(flatten(history.pinned, plan.kept))
     summary = Summary(text=text, through=plan.covered[-1].turn, tokens=covered)
@@ -63,14 +63,14 @@ def usable(written: Written, plan: SummaryPlan, history: History, budget: Budget
     if after > budget.tokens:
         raise SummaryRefused(f"with it the prompt has {after} tokens, and {budget.tokens} are allowed")
     if after >= before:
-        raise SummaryRefused(f"it is no shorter than what it stands for: {after} tokens after, {before} before")
+        raise SummaryRefused(f"it is not shorter than what it replaces: {after} tokens after, {before} before")
     return summary
 
 
 def summarised(
     summary: Summary, plan: SummaryPlan, history: History, budget: Budget, rejected: Sequence[str]
 ) -> Condensed:
-    """A history under a new summary."""
+    """A history behind a new summary."""
     units = (summary.unit, *plan.kept)
     after = f" after {len(rejected)} that cannot be used" if rejected else ""
     return Condensed(
@@ -85,7 +85,7 @@ def summarised(
 async def without(
     history: History, budget: Budget, tools: Sequence[Mapping[str, object]], *, why: str, rejected: Sequence[str] = ()
 ) -> Condensed:
-    """A history without a new summary: as the last one left it if that fits, else with its old results masked."""
+    """A history without a new summary: unchanged if it fits, else with old results masked."""
     view = history.current_units
     if fits(history.pinned, view, budget):
         units, reason = view, ""

@@ -17,17 +17,17 @@ from condensegrpo.core.protocols import Budget, Condensed, Request
 
 @dataclass(frozen=True, slots=True)
 class PolicySummary:
-    """Keeps the newest units; for all before them stands a summary that the policy writes.
+    """Keeps the newest units and replaces all earlier units by a summary that the policy writes.
 
-    It is asked for at the end of the prompt that would have come next, so that system message and tools are those of a
-    normal turn. Where that has no room, old tool results are masked in the request, and if need be the units that stay
-    are left out of it. A text that cannot be used is rejected, trains nothing, and is asked for once more; then old
-    results are masked instead. The last summary stays until there is a new one, which is written with it in view.
+    The request follows the prompt that would have come next, so that system message and tools are those of a normal
+    turn. If it does not fit, old tool results are masked in it, and after that the kept units are left out of it. An
+    unusable text is rejected, trains nothing, and is requested once more; then old results are masked instead. The last
+    summary stays until a new one replaces it, which is written with the last one in view.
     """
 
     keep_last: Annotated[int, Ge(1)] = 1  # units that stay verbatim; fewer if they leave a summary no room
     max_tokens: Annotated[int, Ge(1)] = 256  # of a summary; never more than a reply may have
-    always: bool = False  # summarise within the budget too, as soon as there is something new
+    always: bool = False  # summarise within the budget too, whenever a unit is new
     attempts: Annotated[int, Ge(1)] = 2  # texts that the policy may write before old results are masked instead
     template: str | None = None  # a text file with $tokens and $kept; null: summary.txt of the package
     instruction: Instruction = field(init=False)
@@ -37,11 +37,11 @@ class PolicySummary:
 
     @property
     def writes(self) -> int:
-        """Texts that one call may ask for."""
+        """Texts that one call may request."""
         return self.attempts
 
     def check_room(self, pinned: Sequence[Message], budget: Budget) -> None:
-        """Refuse a budget in which a summary can never be asked for, or never be of full length."""
+        """Refuse a budget in which a summary can never be requested, or never have its full length."""
         reply, longest = Message(role="assistant", content=""), self._longest(budget)
         text = self.instruction.filled(tokens=longest, kept=self.keep_last)
         asked = (*pinned, *Unit(turn=0, reply=reply).with_instruction(text).messages)
@@ -56,7 +56,7 @@ class PolicySummary:
             )
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
-        """The newest units under a summary; as they stand if they are within the budget."""
+        """The newest units behind a summary; the units unchanged if they are within the budget."""
         room = self._longest(budget)
         plan = planned(history, budget, keep_last=self.keep_last, room=room, always=self.always)
         if plan is None or budget.write is None:
@@ -79,7 +79,7 @@ class PolicySummary:
     async def _request(
         self, plan: SummaryPlan, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]
     ) -> Request | None:
-        """What to show the policy: all, or all with old results masked, or that without the units that stay."""
+        """The request with all units, with old results masked, or without the kept units; None if none fits."""
         text = self.instruction.filled(tokens=self._longest(budget), kept=len(plan.kept))
         room = replace(budget, tokens=budget.request_tokens or budget.tokens)
         ample = replace(budget, tokens=2**62)  # masks, and drops nothing
@@ -94,5 +94,5 @@ class PolicySummary:
         return None
 
     def _longest(self, budget: Budget) -> int:
-        """Tokens that a summary may truly have: a longer one would be cut off, and so be none."""
+        """The longest usable summary in tokens: a longer text would be cut off and rejected."""
         return self.max_tokens if budget.reply_tokens is None else min(self.max_tokens, budget.reply_tokens)

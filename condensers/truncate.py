@@ -1,4 +1,4 @@
-"""The control that cuts the oldest units off and leaves no trace of them."""
+"""The control that drops the oldest units without a trace."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from condensegrpo.core.protocols import Budget, Condensed
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Drops the oldest units until the rest fits: what an agent without a condenser has to do.
+    """Drops the oldest units until the rest fits, as an agent without a condenser does.
 
-    Nothing stands in for what is dropped. The newest unit is never dropped: if it does not fit alone it is returned
-    alone, and the engine stops. ``last_k`` does the same to the units that it was told to keep.
+    Dropped units leave no placeholder. The newest unit is never dropped: if it does not fit by itself, it is returned
+    and the engine stops. ``last_k`` treats the units that it keeps in the same way.
     """
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:

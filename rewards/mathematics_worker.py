@@ -7,7 +7,6 @@ import json
 import resource
 import signal
 import sys
-from typing import Any
 
 from math_verify import parse, verify
 
@@ -42,11 +41,11 @@ def _equal(answer: str, truth: str) -> bool:
         return False
 
 
-def _parsed(text: str) -> list[Any]:
+def _parsed(text: str) -> list[object]:
     """The expressions that math-verify finds in a text; the whole text is one, unless it marks an expression."""
     bare = text.strip()
     marked = "\\boxed" in bare or "$" in bare or "\\(" in bare or "\\[" in bare
-    expressions: list[Any] = parse(
+    expressions: list[object] = parse(
         bare if marked else f"\\boxed{{{bare}}}", parsing_timeout=SECONDS, fallback_mode="no_fallback"
     )
     return expressions or list(parse(bare, parsing_timeout=SECONDS))

@@ -165,12 +165,12 @@ def test_nothing_is_held_from_one_episode_to_another() -> None:
 
 @pytest.mark.parametrize("scores", [[1.0], [float("nan")] * 4, [-1.0] * 4, [float("inf")] * 4])
 def test_scores_that_are_none_are_an_error_and_never_a_ranking(scores: list[float]) -> None:
-    with pytest.raises(ValueError, match=r"the scorer 'policy' gave .* for 4 units"):
+    with pytest.raises(ValueError, match=r"the scorer 'policy' returned .* for 4 units"):
         condense(AttentionCondenser(**NOW), same(4), 40, ByTurn({4: scores}))
 
 
 def test_a_budget_without_the_scorer_names_those_that_it_has() -> None:
-    with pytest.raises(ValueError, match=r"wanted the scorer 'some/model', and the budget lends policy"):
+    with pytest.raises(ValueError, match=r"wanted the scorer 'some/model', and the budget has policy"):
         condense(AttentionCondenser(scorer="some/model"), same(4), 40, ScriptedScorer(gold))
 
 

@@ -130,7 +130,7 @@ def kinds(text: str, reward: float, name: str, *, rejected: int = 0) -> ScoredTr
         replace(turn, kind="act" if letter == "a" else "condense") for turn, letter in zip(one.turns, text, strict=True)
     )
     texts = tuple(
-        Rejected(before=1, prompt_ids=(1,), output_ids=(60, 61), policy_version=0, text="no", reason="it says nothing")
+        Rejected(before=1, prompt_ids=(1,), output_ids=(60, 61), policy_version=0, text="no", reason="it is empty")
         for _ in range(rejected)
     )
     return scored(replace(one, turns=turns, rejected=texts), reward, correct=reward)

@@ -249,9 +249,9 @@ def test_thinking_before_a_summary_is_trained_and_not_shown(template: str) -> No
     ("bad", "reason"),
     [
         ("on " * 60, "it was cut off by its length"),
-        ("", "it says nothing"),
-        (" \n", "it says nothing"),
-        ("<think>well</think> ", "it says nothing"),
+        ("", "it is empty"),
+        (" \n", "it is empty"),
+        ("<think>well</think> ", "it is empty"),
     ],
 )
 def test_a_text_that_cannot_be_used_is_logged_and_asked_for_once_more(template: str, bad: str, reason: str) -> None:
@@ -278,11 +278,11 @@ def test_rejected_texts_train_nothing_and_then_old_results_are_masked(template: 
     )
     assert "c" not in kinds(trajectory)
     assert len(trajectory.rejected) >= 2
-    assert {one.reason for one in trajectory.rejected} == {"it says nothing"}
+    assert {one.reason for one in trajectory.rejected} == {"it is empty"}
     first = trajectory.rejected[0].before
     assert [one.before for one in trajectory.rejected[:2]] == [first, first]
     told = after_reason(trajectory, first)
-    assert told.startswith("no summary can be used: it says nothing; it says nothing; ")
+    assert told.startswith("no summary can be used: it is empty; it is empty; ")
     assert "dropped the" in told or "masked the results" in told
     outputs = [token for turn in trajectory.turns for token in turn.output_ids]
     trained = sum(sum(row.trained) for row in rows(trajectory))
@@ -301,7 +301,7 @@ def test_a_summary_no_shorter_than_what_it_stands_for_is_rejected(template: str)
         max_output_tokens=400,
     )
     reasons = {one.reason for one in trajectory.rejected}
-    assert any("it is no shorter than what it stands for" in reason for reason in reasons), reasons
+    assert any("it is not shorter than what it replaces" in reason for reason in reasons), reasons
 
 
 def test_attempts_are_capped_and_counted_for_each_turn(template: str) -> None:
@@ -494,7 +494,7 @@ def test_a_budget_too_small_to_ask_for_a_summary_is_found_before_anything_is_sam
 def test_in_a_pipeline_only_one_stage_may_ask_the_policy() -> None:
     stages = [{"name": "summary"}, {"name": "summary"}]
     with pytest.raises(
-        PluginError, match="one stage of a pipeline may ask the policy for text, found summary, summary"
+        PluginError, match="at most one stage of a pipeline may request text from the policy, found summary, summary"
     ):
         assemble.condenser(CondenserPlugin(name="pipeline", options={"stages": stages}))
 

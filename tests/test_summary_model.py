@@ -69,7 +69,7 @@ def build(options: dict[str, Any]) -> Any:
         (Behaviour(seconds=5), "the endpoint did not answer within 0.3 seconds"),
         (Behaviour(trickle=0.05), "the endpoint did not answer within 0.3 seconds"),
         (Behaviour(body=b""), "the endpoint answered no completion but ''"),
-        (Behaviour(body=completion("")), "it says nothing"),
+        (Behaviour(body=completion("")), "it is empty"),
         (Behaviour(body=completion(None)), "the endpoint answered no text"),
         (Behaviour(status=500, body=completion("facts: a=1")), "the endpoint answered HTTP 500"),
         (Behaviour(status=429, body=b"slow down"), "the endpoint answered HTTP 429"),
@@ -210,12 +210,12 @@ def test_a_local_model_that_ends_its_text_has_written_a_summary(folder: Path, tm
 
 
 def test_a_local_model_that_ends_its_text_at_once_has_said_nothing(folder: Path, tmp_path: Path) -> None:
-    assert "it says nothing" in condense(SummaryModel(variant(folder, tmp_path, eos_token_id=0), max_tokens=5)).reason
+    assert "it is empty" in condense(SummaryModel(variant(folder, tmp_path, eos_token_id=0), max_tokens=5)).reason
 
 
 def test_a_local_model_out_of_time_or_of_room_is_a_refusal(folder: Path) -> None:
     slow = condense(SummaryModel(str(folder), max_tokens=100, seconds=0.01))
-    assert "was not done within 0.01 seconds" in slow.reason
+    assert "did not finish within 0.01 seconds" in slow.reason
     long = history(*(answered(turn, "think " * 100, "o" * 60) for turn in range(6)))
     full = condense(SummaryModel(str(folder)), tokens=1500, past=long)
     assert "has room for 2048" in full.reason
@@ -255,7 +255,7 @@ def test_who_waits_for_a_turn_gives_up_before_the_engine_does() -> None:
         started = time.monotonic()
         found = asyncio.run(three())
         assert time.monotonic() - started < 3
-    assert all("its turn did not come, or end, in time" in one.reason for one in found)
+    assert all("it waited or ran too long" in one.reason for one in found)
     assert all(one.units and one.summary is None for one in found)
 
 

@@ -42,7 +42,7 @@ def load(kind: str, name: str) -> Any:  # noqa: ANN401  a plug-in is whatever it
         ) from error
 
 
-def _from_file(kind: str, name: str) -> Any:  # noqa: ANN401  see load
+def _from_file(kind: str, name: str) -> object:
     path_text, _, attribute = name.rpartition(":")
     path = Path(path_text).expanduser().resolve()
     if not path.is_file():

@@ -9,7 +9,7 @@ The rollout reads and writes the same two formats (``condensegrpo.rollout.toolca
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from condensegrpo.core.messages import Message
 
@@ -19,7 +19,7 @@ _TAGS = {"native": "tool_call", "tagged": "tool"}
 _ARGUMENTS = {"native": "arguments", "tagged": "args"}
 
 
-def call_text(tool_format: ToolFormat, name: str, arguments: Mapping[str, Any]) -> str:
+def call_text(tool_format: ToolFormat, name: str, arguments: Mapping[str, object]) -> str:
     """A call as the model is to write it."""
     tag = _TAGS[tool_format]
     call = json.dumps({"name": name, _ARGUMENTS[tool_format]: dict(arguments)}, ensure_ascii=False)
@@ -33,7 +33,7 @@ def result_message(tool_format: ToolFormat, name: str, call_id: str, text: str) 
     return Message(role="user", content=f"<result>{text}</result>", tool_call_id=call_id, name=name)
 
 
-def calls_in(tool_format: ToolFormat, text: str) -> tuple[tuple[str, Mapping[str, Any]] | None, ...]:
+def calls_in(tool_format: ToolFormat, text: str) -> tuple[tuple[str, Mapping[str, object]] | None, ...]:
     """Every call that a reply attempts: its name and arguments, or ``None`` for one that cannot be parsed."""
     tag = _TAGS[tool_format]
     pieces = text.split(f"<{tag}>")[1:]
@@ -41,7 +41,7 @@ def calls_in(tool_format: ToolFormat, text: str) -> tuple[tuple[str, Mapping[str
     return tuple(_parse(tool_format, body[1]) if body else None for body in bodies)
 
 
-def _parse(tool_format: ToolFormat, body: str) -> tuple[str, Mapping[str, Any]] | None:
+def _parse(tool_format: ToolFormat, body: str) -> tuple[str, Mapping[str, object]] | None:
     try:
         call = json.loads(body)
         name, arguments = call["name"], call[_ARGUMENTS[tool_format]]

@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,8 +44,8 @@ class CorpusIndex:
     def __init__(self, folder: Path) -> None:
         import bm25s  # here: it takes a second that a run without search need not wait for
 
-        self._scores: Any = bm25s.BM25.load(folder, mmap=True, show_progress=False, load_corpus=False)
-        self._tokenize: Any = bm25s.tokenize
+        self._scores = bm25s.BM25.load(folder, mmap=True, show_progress=False, load_corpus=False)
+        self._tokenize = bm25s.tokenize
         self._offsets: npt.NDArray[np.int64] = np.load(folder / "offsets.npy", mmap_mode="r")
         with (folder / "passages.jsonl").open("rb") as file:
             self._passages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
