@@ -1,6 +1,6 @@
 """The sides that the rollout benchmark compares, each in a process of its own; they take turns.
 
-A side loads once and then runs as often as it is told; it says how long each run took, by the clock and in CPU seconds.
+A side loads once and then runs on request; it reports the time of each run, by the clock and in CPU seconds.
 """
 
 import multiprocessing
@@ -44,7 +44,7 @@ class Setting:
 
 
 class Side:
-    """A process that runs one side when it is told."""
+    """A process that runs one side on request."""
 
     def __init__(self, start: Callable[[Setting], Run], setting: Setting) -> None:
         context = multiprocessing.get_context("spawn")
@@ -89,7 +89,7 @@ def _serve(pipe: Connection, start: Callable[[Setting], Run], setting: Setting) 
 
 
 def through_engine(setting: Setting, sampler_name: str) -> Run:
-    """The trajectory engine; a run gives its turns, wave by wave, if it is told to record."""
+    """The trajectory engine; a run returns its turns, wave by wave, if ``record`` is set."""
     options: dict[str, object] = {"model_path": str(setting.folder), "dtype": setting.dtype}
     if sampler_name == "vllm":
         options |= {"max_model_len": setting.longest, "kv_cache_gib": KV_GIB if not torch.cuda.is_available() else None}
@@ -160,7 +160,7 @@ def bare(setting: Setting) -> Run:
 
 
 def syncs(setting: Setting, sampler_name: str) -> Run:
-    """New weights for a sampler, as often as it is told."""
+    """New weights for a sampler, on request."""
     options: dict[str, object] = {"model_path": str(setting.folder), "dtype": setting.dtype}
     if sampler_name == "vllm":
         options |= {"max_model_len": setting.longest, "kv_cache_gib": KV_GIB if not torch.cuda.is_available() else None}

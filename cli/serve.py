@@ -21,13 +21,13 @@ def serve(
     model: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Serve this; by default model.path, or the policy of the run.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Interface to listen on; by default none that others reach.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Interface to listen on; by default loopback only.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command, start nothing.")] = False,
 ) -> None:
     """Serve a run's model with vLLM, for rollouts of this run here or on other machines. Ctrl-C ends it.
 
-    The token is taken from VLLM_API_KEY, or made and shown once; the run needs it in the same variable.
+    The token is read from VLLM_API_KEY, or created and printed once; the run needs it in the same variable.
 
     Example: condensegrpo serve gsm8k model.new=null model.path=Qwen/Qwen2.5-0.5B-Instruct --port 8001
     """
@@ -48,7 +48,7 @@ def serve(
         token = secrets.token_urlsafe(24)
         typer.echo(f"the token of this server; the run needs it:\nexport {TOKEN_VARIABLE}={token}", err=True)
     typer.echo(f"sampler.name=vllm_server sampler.options.urls=[http://{host}:{port}]", err=True)
-    os.execvpe(line[0], line, environment(token))  # the server takes our place: Ctrl-C is its own
+    os.execvpe(line[0], line, environment(token))  # the server replaces this process: Ctrl-C reaches it directly
 
 
 def _served(config: "RunConfig", model: str | None) -> "tuple[ServedModel, ServerSettings]":
@@ -69,7 +69,7 @@ def _served(config: "RunConfig", model: str | None) -> "tuple[ServedModel, Serve
 
 
 def _policy(config: "RunConfig") -> str:
-    """The model of a configuration; of a new one, what the run of this name has made of it."""
+    """The model of a configuration; for a new model the initial policy that the run of this name saved."""
     if config.model.path is not None:
         return config.model.path
     run = Path(config.runs_dir) / config.name

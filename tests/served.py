@@ -1,4 +1,4 @@
-"""A model that vLLM serves on a CPU, and what it must say: `from served import …`."""
+"""A model that vLLM serves on a CPU, and its exact log-probabilities: `from served import …`."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ LONG = tuple(token % VOCAB for token in range(3, 300))  # more than two blocks
 
 
 def save_model(path: Path, *, seed: int = 0, layers: int = 2) -> PreTrainedModel:
-    """A Qwen3 with tied embeddings whose folder would bend every distribution; the model as the learner has it."""
+    """A Qwen3 with tied embeddings whose folder would change every distribution; the learner's model."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=VOCAB,
@@ -46,7 +46,7 @@ def save_model(path: Path, *, seed: int = 0, layers: int = 2) -> PreTrainedModel
 
 
 def change(model: PreTrainedModel, *, seed: int) -> None:
-    """An update that nobody can overlook."""
+    """A large update of the weights."""
     generator = torch.Generator().manual_seed(seed)
     for tensor in model.parameters():
         tensor.add_(0.1 * torch.randn(tensor.shape, generator=generator))

@@ -1,4 +1,4 @@
-"""A server that answers as vLLM's does, by a script: for what a real one cannot be made to do in a test's time."""
+"""A scripted server with vLLM's routes, for behaviour that a real server cannot show within a test."""
 
 import asyncio
 from collections.abc import Iterator
@@ -22,13 +22,13 @@ TRANSFER = (
 
 @dataclass
 class StandIn:
-    """What a server does, and what was asked of it. May be changed while it serves."""
+    """The behaviour of a server and the requests it received. May be changed while it serves."""
 
     shape: dict[str, str]
     label: str = "default"
     healthy: bool = True
     statuses: list[int] = field(default_factory=list)  # of the next replies; then 200
-    seconds: float = 0.0  # that a reply takes
+    seconds: float = 0.0  # duration of a reply
     max_model_len: int = 64
     loaded: list[str] = field(default_factory=list)  # folders
     resets: int = 0  # of the prefix cache

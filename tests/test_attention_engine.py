@@ -147,7 +147,9 @@ def test_the_oracle_scores_what_the_output_loses_without_a_unit(sampler: Transfo
 # --- what is refused before anything is loaded ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "words"), [("policy", "what its model looks at"), ("leave_one_out", "how probable")])
+@pytest.mark.parametrize(
+    ("name", "words"), [("policy", "capture its model's attention"), ("leave_one_out", "measure the probability")]
+)
 def test_a_sampler_without_the_ability_is_refused_by_name(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=rf"the scorer '{name}' of the condenser: the sampler scripted .*{words}"):
         check_scorers([name], ScriptedSampler, "scripted")
@@ -209,7 +211,7 @@ def test_a_frozen_model_that_cannot_show_the_conversation_is_refused_before_anyt
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + CHATML
     (tmp_path / "chat_template.jinja").write_text(refusing)
-    with pytest.raises(ConfigError, match=r"the scorer '.*' of the condenser: .*no system role.* Name a model that"):
+    with pytest.raises(ConfigError, match=r"the scorer '.*' of the condenser: .*no system role.* Name a model whose"):
         check_models([str(tmp_path)], folder, pinned=PINNED, tokens=BUDGET)
 
 
@@ -244,7 +246,7 @@ def test_a_configuration_whose_sampler_cannot_serve_its_scorer_is_refused(tmp_pa
     attention = ["condenser={name: attention, options: {scorer: policy}}", "rollout.answer_form='{answer}'"]
     assemble.check(load_config(CONFIG, attention))
     for sampler_name in ("vllm", "vllm_server"):  # have no access to queries and keys
-        with pytest.raises(ConfigError, match=rf"the sampler {sampler_name} cannot say .* or name a frozen model"):
+        with pytest.raises(ConfigError, match=rf"the sampler {sampler_name} cannot .* or name a frozen model"):
             assemble.check(load_config(CONFIG, [*attention[:1], f"sampler.name={sampler_name}"]))
         oracle = "condenser={name: attention, options: {scorer: leave_one_out}}"
         measured = "rollout.answer_form='<answer>{answer}</answer>'"
@@ -253,11 +255,11 @@ def test_a_configuration_whose_sampler_cannot_serve_its_scorer_is_refused(tmp_pa
             if sampler_name == "vllm":
                 assemble.check(given)
             else:
-                with pytest.raises(ConfigError, match=r"cannot say how probable .* or vllm, "):
+                with pytest.raises(ConfigError, match=r"cannot measure the probability .* or vllm, "):
                     assemble.check(given)
         frozen = "condenser={name: attention, options: {scorer: some/model}}"
         assemble.check(load_config(CONFIG, [frozen, f"sampler.name={sampler_name}"]))
     staged = "condenser={name: pipeline, options: {stages: [{name: attention}, {name: last_k}]}}"
     for condenser in (*attention[:1], staged):
-        with pytest.raises(ConfigError, match=r"the sampler .*no_attention.py:NoAttention cannot say what its"):
+        with pytest.raises(ConfigError, match=r"the sampler .*no_attention.py:NoAttention cannot capture its"):
             assemble.check(load_config(CONFIG, [condenser, f"sampler.name={tmp_path / 'no_attention.py'}:NoAttention"]))

@@ -26,20 +26,20 @@ def sampler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TransformersSa
     one.close()
 
 
-def the_long_way(model: PreTrainedModel, prompt: tuple[int, ...], output: tuple[int, ...]) -> list[float]:
+def plain_logprobs(model: PreTrainedModel, prompt: tuple[int, ...], output: tuple[int, ...]) -> list[float]:
     with torch.no_grad():
         logp = model(torch.tensor([[*prompt, *output]]), use_cache=False).logits[0].log_softmax(dim=-1)
     return [float(logp[len(prompt) + place - 1, token]) for place, token in enumerate(output)]
 
 
 @pytest.mark.parametrize("make", [qwen3, llama])
-def test_a_reply_is_as_probable_as_a_plain_pass_says_whoever_is_beside_it(make: type) -> None:
+def test_logprobs_are_those_of_a_plain_pass_in_any_batch(make: type) -> None:
     model = make()
     for (prompt, output), found in zip(PAIRS, logprobs_of(model, PAIRS), strict=True):
-        assert found == pytest.approx(the_long_way(model, prompt, output), abs=1e-5)
+        assert found == pytest.approx(plain_logprobs(model, prompt, output), abs=1e-5)
 
 
-def test_what_was_sampled_measures_as_it_was_sampled(sampler: TransformersSampler) -> None:
+def test_a_sampled_reply_measures_as_its_own_logprobs(sampler: TransformersSampler) -> None:
     async def both() -> tuple[tuple[float, ...], tuple[float, ...]]:
         reply = await sampler.sample((3, 4, 5), SamplingParams(max_tokens=6, seed=1))
         return reply.logprobs, tuple(await sampler.measure((3, 4, 5), reply.token_ids))
@@ -48,7 +48,7 @@ def test_what_was_sampled_measures_as_it_was_sampled(sampler: TransformersSample
     assert measured == pytest.approx(sampled, abs=1e-5)
 
 
-def test_requests_of_all_kinds_at_the_same_time_are_all_answered(sampler: TransformersSampler) -> None:
+def test_concurrent_requests_of_all_kinds_are_served(sampler: TransformersSampler) -> None:
     async def everything() -> list[object]:
         return await asyncio.gather(
             *(sampler.measure(*pair) for pair in PAIRS),

@@ -1,4 +1,4 @@
-"""Nobody waits for a turn of another: a batch takes as long as its longest trajectory, whatever tools do meanwhile.
+"""No per-turn barrier: a batch takes as long as its longest trajectory, whatever tools do meanwhile.
 
 Latencies are simulated on a clock that jumps from timer to timer, so that walls are exact and no machine is too slow.
 """
@@ -25,7 +25,7 @@ NEVER = 1e6  # seconds; nothing in these tests takes as long
 
 
 class JumpingSelector(selectors.DefaultSelector):
-    """Never waits: where the loop would, its clock is put forward."""
+    """A selector that never waits: it advances the clock of its loop instead."""
 
     now = 0.0
 
@@ -37,7 +37,7 @@ class JumpingSelector(selectors.DefaultSelector):
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
-    """An event loop on which a second takes no time. Not for threads, which it does not wait for."""
+    """An event loop with simulated time. Not for threads, which it does not wait for."""
 
     def __init__(self) -> None:
         self._jumping = JumpingSelector()
@@ -67,7 +67,7 @@ def replies(prompt: str) -> str:
 
 
 def walls(questions: Sequence[str], *, sampling: float, limit: float = NEVER) -> tuple[list[Trajectory], float]:
-    """The trajectories of problems with these paces, and how long all of them took together."""
+    """The trajectories of problems with these paces, and the time of the whole batch."""
 
     async def run() -> tuple[list[Trajectory], float]:
         sampler = ScriptedSampler(lambda ids: said(replies(shown(ids))), seconds=sampling)
@@ -95,7 +95,7 @@ def test_a_batch_takes_as_long_as_its_longest_trajectory(paces: list[list[int]])
     assert wall == pytest.approx(longest, rel=1e-6)
 
 
-def test_with_a_barrier_a_turn_the_same_batch_would_take_far_longer() -> None:
+def test_with_a_barrier_per_turn_the_same_batch_would_take_far_longer() -> None:
     """Each of four trajectories is slow in another turn: a barrier would wait for every one of them."""
     paces = [[30 if turn == slow else 1 for turn in range(REPLIES)] for slow in range(REPLIES)]
     _, wall = walls([" ".join(map(str, pace)) for pace in paces], sampling=1.0)
@@ -104,7 +104,7 @@ def test_with_a_barrier_a_turn_the_same_batch_would_take_far_longer() -> None:
     assert wall == pytest.approx(37, rel=1e-6)
 
 
-def test_hung_and_crashed_siblings_cost_their_own_time_limit_and_nothing_else() -> None:
+def test_hung_and_crashed_siblings_cost_only_their_own_time_limit() -> None:
     found, wall = walls(["1 1 1 1", "1 hang 1 1", "crash 1 1 1", "2 2 2 2"], sampling=0.0, limit=100)
     assert [one.stop for one in found] == [
         Stop.ANSWERED,
@@ -143,7 +143,7 @@ def calls(name: str, prompt: str) -> str:
 MANY = 48  # more than the threads of asyncio's own pool: 32 at most
 
 
-def test_tools_that_block_run_in_a_thread_each_and_wait_for_no_pool() -> None:
+def test_each_blocking_tool_runs_in_its_own_thread() -> None:
     together = threading.Barrier(MANY)
 
     def meet() -> str:
@@ -156,7 +156,7 @@ def test_tools_that_block_run_in_a_thread_each_and_wait_for_no_pool() -> None:
     assert [one.answer for one in found] == ["met"] * MANY
 
 
-def test_hung_tools_leave_the_others_their_threads() -> None:
+def test_hung_tools_do_not_take_the_threads_of_others() -> None:
     """Pitfall 29: those that hang end at their limit, and a tool called afterwards still runs."""
     release = threading.Event()
 

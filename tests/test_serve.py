@@ -20,7 +20,7 @@ from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
 from condensegrpo.samplers.vllm_server.settings import ServerSettings
 
 
-def test_it_serves_the_model_of_a_configuration_on_loopback_with_room_for_its_rollouts() -> None:
+def test_the_command_serves_the_configurations_model_on_loopback_with_room_for_its_rollouts() -> None:
     done = run("serve", "quickstart", "model.new=null", "model.path=some/model", "evaluate.variants={}", "--dry-run")
     assert done.returncode == 0, done.stderr
     line = shlex.split(done.stdout)
@@ -30,7 +30,7 @@ def test_it_serves_the_model_of_a_configuration_on_loopback_with_room_for_its_ro
     assert values["--max-model-len"] == str(64 + 24)
 
 
-def test_a_policy_that_was_never_made_is_an_error_of_the_configuration(tmp_path: Path) -> None:
+def test_a_missing_policy_is_an_error_of_the_configuration(tmp_path: Path) -> None:
     done = run("serve", "quickstart", f"runs_dir={tmp_path}", "--dry-run")
     assert done.returncode == 2
     assert "there is none in" in done.stderr
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def server(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
-    """The command as a user starts it: the process, where it listens, and what it says."""
+    """The command as a user starts it: the process, its URL, and its output."""
     port, said = free_port(), list[str]()
     line = command(
         "serve",
@@ -90,6 +90,6 @@ def test_a_run_samples_from_it_with_its_token_and_ctrl_c_ends_it(
         assert gap(policy, (5, 6, 7), reply) < 1e-4
     finally:
         sampler.close()
-    assert process.poll() is None  # not ours to end
+    assert process.poll() is None  # the sampler must not end it
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 0

@@ -1,4 +1,4 @@
-"""The sampler over a real vLLM server of its own: exact before and after updates, and after the server was killed."""
+"""The sampler on a real vLLM server: exact before and after updates, and after the server was killed."""
 
 import asyncio
 import os
@@ -61,13 +61,13 @@ def test_logprobs_are_those_of_the_learner_whatever_the_folder_says(
     assert worst_gap(sampler, policy, temperature) < 1e-4
 
 
-def test_a_reply_does_not_depend_on_company(sampler: VllmServerSampler) -> None:
+def test_a_reply_does_not_depend_on_its_batch(sampler: VllmServerSampler) -> None:
     asked = [(prompt, params(seed=7)) for prompt in PROMPTS]
-    for one, in_company in zip(asked, together(sampler, asked), strict=True):
-        assert together(sampler, [one])[0].token_ids == in_company.token_ids
+    for one, batched in zip(asked, together(sampler, asked), strict=True):
+        assert together(sampler, [one])[0].token_ids == batched.token_ids
 
 
-def test_only_our_stop_ids_end_a_reply_and_they_stay(sampler: VllmServerSampler) -> None:
+def test_only_the_requests_stop_ids_end_a_reply_and_are_kept(sampler: VllmServerSampler) -> None:
     (free,) = together(sampler, [((5, 6, 7), params(seed=3, max_tokens=24))])
     assert (free.finish, len(free.token_ids)) == (Finish.LENGTH, 24)
     stop = free.token_ids[4]
@@ -76,7 +76,7 @@ def test_only_our_stop_ids_end_a_reply_and_they_stay(sampler: VllmServerSampler)
     assert stopped.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
 
 
-def test_the_token_that_completes_a_stop_string_stays(sampler: VllmServerSampler) -> None:
+def test_the_token_that_completes_a_stop_string_is_kept(sampler: VllmServerSampler) -> None:
     (free,) = together(sampler, [((5, 6, 7), params(seed=3))])
     text = f"w{free.token_ids[2]}w{free.token_ids[3]}"
     (stopped,) = together(sampler, [((5, 6, 7), params(seed=3, stop_strings=(text,)))])
@@ -85,7 +85,7 @@ def test_the_token_that_completes_a_stop_string_stays(sampler: VllmServerSampler
     assert f"w{stopped.token_ids[-2]}w{stopped.token_ids[-1]}" == text
 
 
-def test_after_an_update_every_logit_is_new_the_cached_prompt_s_too(
+def test_after_an_update_every_logit_is_new_cached_prompts_included(
     sampler: VllmServerSampler, policy: PreTrainedModel
 ) -> None:
     (before,) = together(sampler, [(LONG, params(temperature=0.0))])
@@ -97,7 +97,7 @@ def test_after_an_update_every_logit_is_new_the_cached_prompt_s_too(
     assert sampler.version == 1
 
 
-def test_a_run_goes_on_with_the_weights_of_now_after_its_server_was_killed(
+def test_after_its_server_was_killed_a_run_continues_with_the_current_weights(
     sampler: VllmServerSampler, policy: PreTrainedModel
 ) -> None:
     change(policy, seed=2)
@@ -121,7 +121,7 @@ def test_a_run_goes_on_with_the_weights_of_now_after_its_server_was_killed(
 # --- its processes ----------------------------------------------------------------------------------------------------
 
 
-def test_a_server_ends_when_its_run_is_gone() -> None:
+def test_a_server_ends_with_its_run() -> None:
     program = [sys.executable, "-m", "condensegrpo.samplers.vllm_server.child", "--watched", "--help"]
     with subprocess.Popen(
         program, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True

@@ -28,7 +28,7 @@ from condensegrpo.samplers.vllm_server.weights import write_weights
 
 
 def status(path: str, *headers: tuple[bytes, bytes], kind: str = "http") -> list[Any]:
-    """What a guarded application answers to a request."""
+    """The messages that a guarded application sends for a request."""
     sent: list[Any] = []
 
     async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -55,7 +55,7 @@ def test_no_route_but_health_answers_without_the_token(path: str, monkeypatch: p
     assert status("/health") == [200]
 
 
-def test_a_guard_without_a_token_lets_no_server_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guard_without_a_token_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     with pytest.raises(ValueError, match="VLLM_API_KEY is empty"):
         status("/health")
@@ -90,7 +90,7 @@ def test_on_a_cpu_prompts_are_prefilled_in_one_step() -> None:
     assert line[line.index("--max-num-batched-tokens") + 1] == "20000"
 
 
-def test_a_server_does_not_join_the_learner_s_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_does_not_join_the_learners_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
         monkeypatch.setenv(name, "1")
     inside = environment("t", device="2,3")
@@ -98,7 +98,7 @@ def test_a_server_does_not_join_the_learner_s_ranks(monkeypatch: pytest.MonkeyPa
     assert inside["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
-def test_a_port_in_use_is_said_before_a_model_is_loaded() -> None:
+def test_a_port_in_use_is_an_error_before_a_model_is_loaded() -> None:
     import socket
 
     with socket.socket() as taken:
@@ -108,7 +108,7 @@ def test_a_port_in_use_is_said_before_a_model_is_loaded() -> None:
             check_free("127.0.0.1", taken.getsockname()[1])
 
 
-def test_a_server_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_start_is_an_error_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "false")  # a program that ends at once, with code 1
     served = ServedModel(path="model", dtype="float32", max_model_len=8)
     child = ServerProcess(served, ServerSettings(), token="t", log=tmp_path / "log")
@@ -123,7 +123,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest
     child.stop()
 
 
-def test_the_cause_is_quoted_though_the_log_goes_on_long_after_it(tmp_path: Path) -> None:
+def test_the_first_error_is_quoted_from_a_long_log(tmp_path: Path) -> None:
     served = ServedModel(path="model", dtype="float32", max_model_len=8)
     child = ServerProcess(served, ServerSettings(), token="t", log=tmp_path / "log")
     lines = ["loading", "ERROR ValueError: No memory for the cache", *map(str, range(30)), "RuntimeError: see above"]
@@ -138,7 +138,7 @@ def test_the_cause_is_quoted_though_the_log_goes_on_long_after_it(tmp_path: Path
 # --- requests and replies ---------------------------------------------------------------------------------------------
 
 
-def test_a_request_asks_for_ids_and_lets_nothing_but_our_stops_end_it() -> None:
+def test_a_request_asks_for_ids_and_only_its_own_stops_end_it() -> None:
     body = request_body((3, 4), SamplingParams(max_tokens=9, temperature=0.7, seed=2**62, stop_ids=(2,)))
     assert body["token_ids"] == [3, 4]
     assert body["sampling_params"] == {

@@ -1,4 +1,4 @@
-"""Several servers behind one sampler: who is asked, what is tried again, and what is refused."""
+"""Several servers behind one sampler: routing, retries, weights and refusals."""
 
 import asyncio
 import time
@@ -86,7 +86,7 @@ def test_a_trajectory_stays_with_its_server_and_trajectories_spread(folder: str,
     assert not first[0] & first[1]
 
 
-def test_the_others_take_over_from_a_server_that_goes_and_keep_their_own(folder: str, shape: dict[str, str]) -> None:
+def test_other_servers_take_over_from_a_lost_one_and_keep_their_own(folder: str, shape: dict[str, str]) -> None:
     with ExitStack() as stack:
         staying = stack.enter_context(serving(StandIn(shape)))
         going = serving(StandIn(shape))
@@ -101,7 +101,7 @@ def test_the_others_take_over_from_a_server_that_goes_and_keep_their_own(folder:
     assert len(set(staying.prompts)) == 16
 
 
-def test_a_server_that_comes_back_gets_the_weights_before_it_serves(folder: str, shape: dict[str, str]) -> None:
+def test_a_restarted_server_gets_the_weights_before_it_serves(folder: str, shape: dict[str, str]) -> None:
     server = StandIn(shape)
     with ExitStack() as stack:
         first = serving(server)
@@ -117,10 +117,10 @@ def test_a_server_that_comes_back_gets_the_weights_before_it_serves(folder: str,
         assert new.loaded == server.loaded[-1:]
 
 
-# --- tried again, or not ----------------------------------------------------------------------------------------------
+# --- retries ----------------------------------------------------------------------------------------------
 
 
-def test_a_failing_server_is_asked_again_a_bounded_number_of_times(folder: str, shape: dict[str, str]) -> None:
+def test_requests_to_a_failing_server_are_retried_a_bounded_number_of_times(folder: str, shape: dict[str, str]) -> None:
     with serving(StandIn(shape, statuses=[500, 503])) as server, sampling(folder, server, retries=2) as sampler:
         assert ask(sampler) == Generation(token_ids=(7, 2), logprobs=(-0.5, -0.25), finish=Finish.STOP)
         server.statuses = [500] * 9
@@ -129,7 +129,7 @@ def test_a_failing_server_is_asked_again_a_bounded_number_of_times(folder: str, 
         assert len(server.prompts) == 6
 
 
-def test_a_refused_request_is_not_asked_again(folder: str, shape: dict[str, str]) -> None:
+def test_a_refused_request_is_not_retried(folder: str, shape: dict[str, str]) -> None:
     with serving(StandIn(shape, statuses=[400])) as server, sampling(folder, server) as sampler:
         with pytest.raises(SamplerError, match="400: a scripted failure"):
             ask(sampler)
@@ -159,7 +159,7 @@ def test_a_server_that_is_gone_for_good_is_an_error_in_a_bounded_time(folder: st
     assert sampler.version == 0
 
 
-def test_a_server_that_is_not_there_is_said_at_once(folder: str, shape: dict[str, str]) -> None:
+def test_an_unreachable_server_is_an_error_at_the_start(folder: str, shape: dict[str, str]) -> None:
     gone = StandIn(shape, url="http://127.0.0.1:9")
     with pytest.raises(SamplerError, match=r"waiting for http://127\.0\.0\.1:9: no sign of life within 0\.3 seconds"):
         sampling(folder, gone, seconds=0.3).__enter__()
@@ -182,13 +182,13 @@ def test_every_server_gets_every_update_and_drops_its_prefix_cache(folder: str, 
         assert not last.exists()  # of the past nothing is kept
 
 
-def test_a_server_of_another_run_gets_this_model_first(folder: str, shape: dict[str, str]) -> None:
+def test_a_server_with_another_runs_weights_gets_this_model_first(folder: str, shape: dict[str, str]) -> None:
     with serving(StandIn(shape, label="another run:57")) as server, sampling(folder, server) as sampler:
         assert server.loaded == [folder]
         ask(sampler)
 
 
-def test_a_reply_from_other_weights_is_never_handed_on(folder: str, shape: dict[str, str]) -> None:
+def test_a_reply_from_other_weights_is_never_returned(folder: str, shape: dict[str, str]) -> None:
     with serving(StandIn(shape)) as server, sampling(folder, server) as sampler:
         sampler.update_weights(MODEL.named_parameters(), 1)
         ours, server.label = server.label, "somebody else's"
@@ -198,7 +198,7 @@ def test_a_reply_from_other_weights_is_never_handed_on(folder: str, shape: dict[
         assert server.loaded[-1] == server.loaded[-2]
 
 
-def test_an_update_while_a_request_waits_is_an_error_of_ours(folder: str, shape: dict[str, str]) -> None:
+def test_an_update_during_a_request_is_an_error(folder: str, shape: dict[str, str]) -> None:
     with serving(StandIn(shape, seconds=0.5)) as server, sampling(folder, server) as sampler:
 
         async def update_in_between() -> Generation:
@@ -212,7 +212,7 @@ def test_an_update_while_a_request_waits_is_an_error_of_ours(folder: str, shape:
         assert sampler.version == 0
 
 
-def test_a_request_that_was_given_up_does_not_hold_an_update_up(folder: str, shape: dict[str, str]) -> None:
+def test_a_cancelled_request_does_not_block_an_update(folder: str, shape: dict[str, str]) -> None:
     with serving(StandIn(shape, seconds=30)) as server, sampling(folder, server) as sampler:
 
         async def give_up() -> None:
@@ -224,7 +224,7 @@ def test_a_request_that_was_given_up_does_not_hold_an_update_up(folder: str, sha
         assert sampler.version == 1
 
 
-def test_wrong_weights_are_refused_before_a_server_sees_them(folder: str, shape: dict[str, str]) -> None:
+def test_wrong_weights_are_refused_before_a_server_loads_them(folder: str, shape: dict[str, str]) -> None:
     with serving(StandIn(shape)) as server, sampling(folder, server) as sampler:
         loaded, named = list(server.loaded), dict(MODEL.named_parameters())
         name = "model.layers.0.mlp.up_proj.weight"
@@ -240,7 +240,7 @@ def test_wrong_weights_are_refused_before_a_server_sees_them(folder: str, shape:
         ask(sampler)
 
 
-def test_weights_that_cannot_be_written_are_an_error_that_says_where(
+def test_weights_that_cannot_be_written_are_an_error_with_the_folder(
     folder: str, shape: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "a file").write_text("")
@@ -264,13 +264,13 @@ def test_a_server_of_another_model_is_refused(folder: str, shape: dict[str, str]
         sampling(folder, server).__enter__()
 
 
-def test_a_wrong_token_is_said(folder: str, shape: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_token_is_an_error(folder: str, shape: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "another")
     with serving(StandIn(shape)) as server, pytest.raises(SamplerError, match=r"401, refused: no\. Set VLLM_API_KEY"):
         sampling(folder, server).__enter__()
 
 
-def test_a_prompt_that_does_not_fit_is_refused_here(folder: str, shape: dict[str, str]) -> None:
+def test_a_prompt_that_does_not_fit_is_refused_without_a_request(folder: str, shape: dict[str, str]) -> None:
     with serving(StandIn(shape, max_model_len=10)) as server, sampling(folder, server) as sampler:
         with pytest.raises(SamplerError, match=r"a prompt of 7 tokens and max_tokens=4 make 11, .* max_model_len=10"):
             ask(sampler, prompt=(3,) * 7)
@@ -279,7 +279,7 @@ def test_a_prompt_that_does_not_fit_is_refused_here(folder: str, shape: dict[str
 
 
 @pytest.mark.parametrize("heat", [0.005, 2.5, -1.0, float("nan")])
-def test_a_temperature_that_vllm_takes_for_another_is_refused_here(
+def test_a_temperature_that_vllm_would_change_is_refused_without_a_request(
     heat: float, folder: str, shape: dict[str, str]
 ) -> None:
     with serving(StandIn(shape)) as server, sampling(folder, server) as sampler:
@@ -288,7 +288,7 @@ def test_a_temperature_that_vllm_takes_for_another_is_refused_here(
         assert not server.prompts
 
 
-def test_a_closed_sampler_says_so_and_closes_twice(folder: str, shape: dict[str, str]) -> None:
+def test_a_closed_sampler_is_an_error_and_closes_twice(folder: str, shape: dict[str, str]) -> None:
     with serving(StandIn(shape)) as server:
         with sampling(folder, server) as sampler:
             pass

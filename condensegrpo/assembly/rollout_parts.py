@@ -36,7 +36,7 @@ def check_probe(config: RunConfig, sampler: object) -> None:
 
 def _cannot_measure(config: RunConfig) -> ConfigError:
     return ConfigError(
-        f"setting up rollout.answer_form: the sampler {config.sampler.name} cannot say how probable a given reply is. "
+        f"setting up rollout.answer_form: the sampler {config.sampler.name} cannot measure the probability of a reply. "
         f"Use sampler.name=transformers or vllm, or set rollout.answer_form=null."
     )
 

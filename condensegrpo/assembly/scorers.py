@@ -1,6 +1,6 @@
-"""Opens the scorers that a condenser asks for: the policy's attention, a frozen model's, or the oracle.
+"""Opens the scorers that a condenser requires: the policy's attention, a frozen model's, or the oracle.
 
-A name may say which layers are watched, counted from 0: ``policy@0`` or ``path/to/model@14,18``.
+A name may select the layers whose attention is captured, counted from 0: ``policy@0`` or ``path/to/model@14,18``.
 """
 
 import re
@@ -16,32 +16,32 @@ from condensegrpo.core.protocols import Attends, Condenser, Measures, RanksUnits
 from condensegrpo.learner.policy import configuration, end_ids, load_tokenizer, positions
 from condensegrpo.rollout.render import Renderer
 
-POLICY, ORACLE = "policy", "leave_one_out"  # every other one is the folder or Hub id of a frozen model
+POLICY, ORACLE = "policy", "leave_one_out"  # any other name is the folder or Hub id of a frozen model
 LAYERS = re.compile(r"(?P<model>.+)@(?P<layers>\d+(,\d+)*)")
-NEEDED: Mapping[str, type] = {POLICY: Attends, ORACLE: Measures}  # of the sampler
+NEEDED: Mapping[str, type] = {POLICY: Attends, ORACLE: Measures}  # the protocol that the sampler must have
 
 
 def names_of(condenser: Condenser) -> Sequence[str]:
-    """The scorers that a condenser asks for."""
+    """The scorers that a condenser requires."""
     return condenser.scorers if isinstance(condenser, RanksUnits) else ()
 
 
 def check_scorers(names: Sequence[str], sampler: object, sampler_name: str) -> None:
-    """Check that the sampler can do what the scorers need. Loads nothing.
+    """Check that the sampler has the protocols that the scorers need. Loads nothing.
 
     Args:
-        sampler: its class, or whatever makes one, which is then not looked into.
+        sampler: its class; any other factory is not checked.
 
     Raises:
-        ConfigError: it cannot; the message says what does without it.
+        ConfigError: a protocol is missing; the message names the alternatives.
     """
     for name in names:
         model, _ = parted(name)
         if model in NEEDED and isinstance(sampler, type) and not issubclass(sampler, NEEDED[model]):
-            lacking = "what its model looks at" if model == POLICY else "how probable a reply is"
+            lacking = "capture its model's attention" if model == POLICY else "measure the probability of a reply"
             able = "transformers" if model == POLICY else "transformers or vllm"
             raise ConfigError(
-                f"setting up the scorer {name!r} of the condenser: the sampler {sampler_name} cannot say {lacking}. "
+                f"setting up the scorer {name!r} of the condenser: the sampler {sampler_name} cannot {lacking}. "
                 f"Use sampler.name={able}, or name a frozen model: its folder or Hub id as the scorer."
             )
 
@@ -52,11 +52,11 @@ def check_models(names: Sequence[str], source: str, *, pinned: Sequence[Message]
     Args:
         source: the policy's folder or Hub id.
         pinned: system message and question of some problem.
-        tokens: most that are read at once.
+        tokens: of the longest prompt.
 
     Raises:
-        ConfigError: a model is not there, it is of a type that was never verified, or it has no such layer; or a
-            frozen one cannot show a conversation, or is too short for one.
+        ConfigError: a model is missing, its type was not verified, or it has no such layer; or a frozen model has no
+            chat template for a conversation, or too few positions.
     """
     from condensegrpo.attention.capture import check_layers, check_supported  # imports transformers
 
@@ -75,14 +75,14 @@ def check_models(names: Sequence[str], source: str, *, pinned: Sequence[Message]
 
 
 def _check_frozen(name: str, path: str, pinned: Sequence[Message], tokens: int) -> None:
-    """Check that a frozen model can be shown a conversation: its chat template is not the policy's."""
+    """Check that a frozen model's own chat template renders a conversation and that it has enough positions."""
     rendering = Renderer(load_tokenizer(path), stop_ids=end_ids(path))
-    said = (Message(role="assistant", content="so"), Message(role="user", content="and"))
+    turn = (Message(role="assistant", content="so"), Message(role="user", content="and"))
     try:
-        rendering.count((*pinned, *said))
+        rendering.count((*pinned, *turn))
     except RolloutError as error:
         raise ConfigError(
-            f"setting up the scorer {name!r} of the condenser: {error} Name a model that takes such a conversation."
+            f"setting up the scorer {name!r} of the condenser: {error} Name a model whose chat template renders it."
         ) from error
     room = positions(path)
     if room is not None and room < tokens:
@@ -93,9 +93,9 @@ def _check_frozen(name: str, path: str, pinned: Sequence[Message], tokens: int) 
 
 
 def parted(name: str) -> tuple[str, tuple[int, ...]]:
-    """What scores, and the layers that are watched; without any the scorer chooses: policy@0,1 ─▶ policy, (0, 1)."""
-    found = LAYERS.fullmatch(name)
-    return (found["model"], tuple(map(int, found["layers"].split(",")))) if found else (name, ())
+    """The model of a scorer and its layers; () means the default layers: policy@0,1 ─▶ policy, (0, 1)."""
+    match = LAYERS.fullmatch(name)
+    return (match["model"], tuple(map(int, match["layers"].split(",")))) if match else (name, ())
 
 
 def open_scorers(
@@ -109,7 +109,7 @@ def open_scorers(
         dtype: of frozen models.
 
     Raises:
-        ConfigError: the sampler cannot do what one needs, or a frozen model is not there.
+        ConfigError: the sampler lacks a protocol that a scorer needs, or a frozen model is missing.
     """
     check_scorers(names, type(sampler), type(sampler).__name__)
     return {name: _opened(name, sampler, renderer, dtype) for name in names}
