@@ -34,7 +34,7 @@ def test_every_metric_of_a_run_is_explained(finished: Path) -> None:
 
 
 def test_a_run_leaves_everything_that_its_folder_promises(finished: Path) -> None:
-    for name in ("config.yaml", "metrics.jsonl", "log.txt", "report.png", "report.html"):
+    for name in ("config.yaml", "environment.json", "metrics.jsonl", "log.txt", "report.png", "report.html"):
         assert (finished / name).stat().st_size > 0, name
     steps = [line for line in read_metrics(finished / "metrics.jsonl") if "loss" in line]
     assert [line["step"] for line in steps] == [1, 2, 3, 4]

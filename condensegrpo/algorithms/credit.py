@@ -13,8 +13,9 @@ from torch import Tensor
 from condensegrpo.algorithms import names
 from condensegrpo.algorithms.advantages import ESTIMATORS
 from condensegrpo.algorithms.segments import segments
+from condensegrpo.algorithms.settings import DEFAULT_STOPS, StopSettings
 from condensegrpo.algorithms.turn_rewards import turn_sums
-from condensegrpo.core.trajectory import Handling, ScoredTrajectory, Segment, Stop, Trajectory
+from condensegrpo.core.trajectory import ScoredTrajectory, Segment, Stop, Trajectory
 
 T = TypeVar("T")
 TRUNCATED = frozenset({Stop.OUTPUT_LENGTH, Stop.CONTEXT_OVERFLOW})  # stops because a token budget was used up
@@ -72,27 +73,25 @@ class Estimator:
 
 
 def split_masked(
-    scored: Sequence[ScoredTrajectory], on_stop: Mapping[Stop, Handling]
+    scored: Sequence[ScoredTrajectory], stops: StopSettings
 ) -> tuple[tuple[ScoredTrajectory, ...], tuple[ScoredTrajectory, ...]]:
     """The trajectories that train, and those whose stop is masked; the latter count nowhere, as if never sampled."""
-    masked = [on_stop.get(each.trajectory.stop) == "mask" for each in scored]
+    masked = [stops.of(each.trajectory.stop) == "mask" for each in scored]
     return (
         tuple(each for each, out in zip(scored, masked, strict=True) if not out),
         tuple(each for each, out in zip(scored, masked, strict=True) if out),
     )
 
 
-def scores_of(
-    scored: Sequence[ScoredTrajectory], *, on_stop: Mapping[Stop, Handling] | None = None, stop_penalty: float = 0.0
-) -> Scores:
+def scores_of(scored: Sequence[ScoredTrajectory], stops: StopSettings = DEFAULT_STOPS) -> Scores:
     """The columns of a batch, one entry per trajectory, in order.
 
-    A stop that ``on_stop`` penalises makes a trajectory incorrect and subtracts ``stop_penalty`` from its total.
+    A penalised stop makes a trajectory incorrect and subtracts ``stops.penalty`` from its total.
     """
     labels = _labels(each.trajectory.group_id for each in scored)
     sums = [turn_sums(each) for each in scored]
-    penalised = [(on_stop or {}).get(each.trajectory.stop) == "penalise" for each in scored]
-    total = [each.score.total - stop_penalty * bad for each, bad in zip(scored, penalised, strict=True)]
+    penalised = [stops.of(each.trajectory.stop) == "penalise" for each in scored]
+    total = [each.score.total - stops.penalty * bad for each, bad in zip(scored, penalised, strict=True)]
     correct = [each.score.correct * (not bad) for each, bad in zip(scored, penalised, strict=True)]
     return Scores(
         total_N=torch.tensor(total, dtype=torch.float64),

@@ -95,3 +95,6 @@ class StopSettings:
     def of(self, stop: Stop) -> Handling:
         """What training does with a trajectory that stopped like this."""
         return self.handling.get(stop, "train")
+
+
+DEFAULT_STOPS = StopSettings()

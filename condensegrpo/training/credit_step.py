@@ -1,7 +1,6 @@
 """The credit of one step: advantage and token weight of every turn, written for inspection and reduced to metrics."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Literal, NamedTuple, TypeVar
@@ -11,11 +10,11 @@ from torch import Tensor
 from condensegrpo.algorithms.advantages import Moments, moments, whiten
 from condensegrpo.algorithms.credit import Scores, condense_turns, scores_of, turn_counts, turn_tokens
 from condensegrpo.algorithms.losses import Totals, share_of_summaries, token_weights, totals, with_share
-from condensegrpo.algorithms.settings import Aggregation
+from condensegrpo.algorithms.settings import AggregationSettings, StopSettings
 from condensegrpo.algorithms.staleness import staleness_of
 from condensegrpo.algorithms.turn_rewards import turn_sums
 from condensegrpo.core.protocols import Condenser, Counted
-from condensegrpo.core.trajectory import Handling, ScoredTrajectory, Stop
+from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.learner import ranks
 from condensegrpo.metrics.credit import Credited, credit_metrics
 from condensegrpo.metrics.trajectories import facts_of, multi_turn, summarise
@@ -23,15 +22,6 @@ from condensegrpo.storage.credit import Credit, write_credit
 from condensegrpo.training.rollout_step import StepBatch
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenWeighting:
-    """How the tokens of a step are weighted."""
-
-    mode: Aggregation
-    max_tokens: int  # L of trajectory_constant
-    summary_share: float | None  # of all token weight, for the tokens of summaries; None: what the mode gives them
 
 
 class StepCredit(NamedTuple):
@@ -45,40 +35,40 @@ class StepCredit(NamedTuple):
 def give_credit(
     kept: Sequence[ScoredTrajectory],
     estimator: Callable[[Scores], Tensor],
-    weighting: TokenWeighting,
+    aggregation: AggregationSettings,
     *,
-    on_stop: Mapping[Stop, Handling],
-    stop_penalty: float,
+    stops: StopSettings,
     whitened: bool,
 ) -> StepCredit:
     """Give every turn an advantage and its tokens a weight; denominators count the trajectories of all ranks."""
-    scores = scores_of(kept, on_stop=on_stop, stop_penalty=stop_penalty)
+    scores = scores_of(kept, stops)
     tokens_NK = turn_tokens(kept)
     advantage_NK = estimator(scores)
     if whitened:
         everywhere = Moments(*ranks.sum_over_ranks(moments(advantage_NK, tokens_NK)))
         advantage_NK = whiten(advantage_NK, tokens_NK, moments=everywhere)
     weight_NK = token_weights(
-        weighting.mode,
+        aggregation.mode,
         tokens_NK,
         totals=Totals(*ranks.sum_over_ranks(totals(tokens_NK, turn_counts(kept)))),
-        max_tokens=weighting.max_tokens,
+        max_tokens=aggregation.max_tokens,
     )
-    if weighting.summary_share is not None:
+    share = aggregation.summary_share
+    if share is not None:
         condense_NK = condense_turns(kept)
         whole, summaries = ranks.sum_over_ranks(share_of_summaries(weight_NK, tokens_NK, condense_NK))
-        weight_NK = with_share(weight_NK, condense_NK, share=weighting.summary_share, whole=whole, summaries=summaries)
+        weight_NK = with_share(weight_NK, condense_NK, share=share, whole=whole, summaries=summaries)
     return StepCredit(scores, advantage_NK, weight_NK)
 
 
-def record_credit(path: Path, batch: StepBatch, credit: StepCredit, *, on_stop: Mapping[Stop, Handling]) -> None:
+def record_credit(path: Path, batch: StepBatch, credit: StepCredit, *, stops: StopSettings) -> None:
     """Write the credit of every trajectory of every rank; trajectories that do not train have zeros."""
     rows = [
         Credit(
             trajectory=one.trajectory.id,
             advantages=tuple(advantage_K[: len(one.trajectory.turns)]),
             weights=tuple(weight_K[: len(one.trajectory.turns)]),
-            handling=on_stop.get(one.trajectory.stop, "train"),
+            handling=stops.of(one.trajectory.stop),
         )
         for one, advantage_K, weight_K in zip(
             batch.kept, credit.advantage_NK.tolist(), credit.weight_NK.tolist(), strict=True
@@ -102,7 +92,7 @@ def step_metrics(
     credit: StepCredit,
     *,
     condenser: Condenser,
-    on_stop: Mapping[Stop, Handling],
+    stops: StopSettings,
     outcome_N: Tensor,
 ) -> dict[str, float]:
     """The metrics of the trajectories of all ranks and of their credit, each trajectory counted once.
@@ -111,7 +101,7 @@ def step_metrics(
         outcome_N: the outcome that the estimator compares within a group, of the trajectories that train.
     """
     facts = _over_ranks([facts_of(one, turn_reward=turn_sums(one).total) for one in batch.trajectories])
-    rows = [*_credited(batch.kept, credit, outcome_N, on_stop), *_without_credit(batch, on_stop)]
+    rows = [*_credited(batch.kept, credit, outcome_N, stops), *_without_credit(batch, stops)]
     ages = _over_ranks([staleness_of(one.trajectory, step) for one in batch.trajectories])
     return {
         **summarise(facts),
@@ -138,7 +128,7 @@ def _over_ranks(own: Sequence[T]) -> list[T]:
 
 
 def _credited(
-    kept: Sequence[ScoredTrajectory], credit: StepCredit, outcome_N: Tensor, on_stop: Mapping[Stop, Handling]
+    kept: Sequence[ScoredTrajectory], credit: StepCredit, outcome_N: Tensor, stops: StopSettings
 ) -> Iterator[Credited]:
     turn_weight_NK = credit.weight_NK * turn_tokens(kept)
     columns = (outcome_N, credit.scores.correct_N, credit.advantage_NK, turn_weight_NK)
@@ -154,12 +144,12 @@ def _credited(
             advantages=tuple(advantage_K[:turns]),
             turn_weights=tuple(weight_K[:turns]),
             condense=tuple(turn.kind == "condense" for turn in one.trajectory.turns),
-            handling=on_stop.get(one.trajectory.stop, "train"),
+            handling=stops.of(one.trajectory.stop),
             dropped=False,
         )
 
 
-def _without_credit(batch: StepBatch, on_stop: Mapping[Stop, Handling]) -> Iterator[Credited]:
+def _without_credit(batch: StepBatch, stops: StopSettings) -> Iterator[Credited]:
     """The masked and dropped trajectories."""
     for one, dropped in (*((one, False) for one in batch.masked), *((one, True) for one in batch.dropped)):
         zeros = (0.0,) * len(one.trajectory.turns)
@@ -170,6 +160,6 @@ def _without_credit(batch: StepBatch, on_stop: Mapping[Stop, Handling]) -> Itera
             tokens=one.trajectory.output_tokens,
             advantages=zeros,
             turn_weights=zeros,
-            handling=on_stop.get(one.trajectory.stop, "train"),
+            handling=stops.of(one.trajectory.stop),
             dropped=dropped,
         )

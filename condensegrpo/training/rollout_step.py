@@ -4,7 +4,7 @@
 ``complete_batch`` does, and runs in the thread of the loop.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -12,8 +12,9 @@ from typing import Self
 from torch import Tensor
 
 from condensegrpo.algorithms.credit import Scores, idle_groups, scores_of, split_masked
+from condensegrpo.algorithms.settings import StopSettings
 from condensegrpo.core.protocols import Environment, GroupReward, Problem, Reward
-from condensegrpo.core.trajectory import Handling, ScoredTrajectory, Stop
+from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.learner import ranks
 from condensegrpo.rollout.collect import collect, failures_of, report_failures
 from condensegrpo.rollout.engine import Engine
@@ -112,17 +113,16 @@ class BatchRollout:
 class BatchFilter:
     """Decides which trajectories of a step train."""
 
-    on_stop: Mapping[Stop, Handling]
-    stop_penalty: float
+    stops: StopSettings
     estimator: Callable[[Scores], Tensor]
     resample_rounds: int  # of dynamic sampling; 0: groups without an advantage stay and count
 
     def split(self, scored: Sequence[ScoredTrajectory]) -> StepBatch:
         """The batch of some trajectories, whole groups."""
-        kept, masked = split_masked(scored, self.on_stop)
+        kept, masked = split_masked(scored, self.stops)
         if self.resample_rounds == 0:
             return StepBatch(kept, masked, ())
-        scores = scores_of(kept, on_stop=self.on_stop, stop_penalty=self.stop_penalty)
+        scores = scores_of(kept, self.stops)
         idle = idle_groups(kept, self.estimator(scores))
         return StepBatch(
             kept=tuple(one for one in kept if one.trajectory.group_id not in idle),

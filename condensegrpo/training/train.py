@@ -8,7 +8,7 @@ Only this file sees all components of a run; every step takes the values that it
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -31,10 +31,11 @@ from condensegrpo.learner.policy import end_ids, load_tokenizer, save_policy
 from condensegrpo.learner.reference import Reference, against_base, against_copy, open_reference
 from condensegrpo.learner.weights import gathered, save_adapter
 from condensegrpo.rollout.engine import Engine
+from condensegrpo.storage.environment import write_environment
 from condensegrpo.storage.metrics import read_metrics
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import JsonlTracker
-from condensegrpo.training.credit_step import TokenWeighting, give_credit, record_credit, step_metrics
+from condensegrpo.training.credit_step import give_credit, record_credit, step_metrics
 from condensegrpo.training.initial_policy import base_policy, first_policy
 from condensegrpo.training.prefetch_files import write_batches
 from condensegrpo.training.prefetching import RolloutPrefetcher
@@ -78,6 +79,8 @@ def train(
     assemble.use_threads(config)
     ranks.join()
     _check_ranks(config)
+    if ranks.rank() == 0:
+        write_environment(folder.path)
     for warning in _ignored_settings(config):
         observer.say(warning)
     source = base_policy(config, components.task, folder)
@@ -167,8 +170,7 @@ def batch_rollout(config: RunConfig, components: Components, engine: Engine, fol
 def batch_filter(config: RunConfig, components: Components) -> BatchFilter:
     """What decides which trajectories of a run train."""
     return BatchFilter(
-        on_stop=config.algorithm.stops.handling,
-        stop_penalty=config.algorithm.stops.penalty,
+        stops=config.algorithm.stops,
         estimator=components.estimator,
         resample_rounds=config.algorithm.resample_rounds,
     )
@@ -236,19 +238,15 @@ def _step(run: _Run, step: int) -> dict[str, float]:
 def _learn(run: _Run, step: int, batch: StepBatch) -> dict[str, float]:
     """Give credit to a batch and take its optimiser steps; returns the metrics of both."""
     algorithm, rollout = run.config.algorithm, run.config.rollout
+    longest = algorithm.aggregation.max_tokens or rollout.limits.max_turns * rollout.limits.max_output_tokens
     credit = give_credit(
         batch.kept,
         run.components.estimator,
-        TokenWeighting(
-            mode=algorithm.aggregation.mode,
-            max_tokens=algorithm.aggregation.max_tokens or rollout.limits.max_turns * rollout.limits.max_output_tokens,
-            summary_share=algorithm.aggregation.summary_share,
-        ),
-        on_stop=algorithm.stops.handling,
-        stop_penalty=algorithm.stops.penalty,
+        replace(algorithm.aggregation, max_tokens=longest),
+        stops=algorithm.stops,
         whitened=algorithm.advantage.whiten,
     )
-    record_credit(run.folder.credit(step), batch, credit, on_stop=algorithm.stops.handling)
+    record_credit(run.folder.credit(step), batch, credit, stops=algorithm.stops)
     rows = rows_of(batch.kept, credit.advantage_NK, credit.weight_NK, idle=run.reference is not None)
     run.observer.phase(f"step {step}: learning", None)
     statistics = update(
@@ -266,7 +264,7 @@ def _learn(run: _Run, step: int, batch: StepBatch) -> dict[str, float]:
         batch,
         credit,
         condenser=run.components.condenser,
-        on_stop=algorithm.stops.handling,
+        stops=algorithm.stops,
         outcome_N=run.components.estimator.outcome(credit.scores),
     )
     for name, value in metrics.items():
