@@ -83,7 +83,7 @@ def cell_width(units: int) -> int:
 
 
 def strip(view: ContextView, units: int) -> Text:
-    """What a prompt shows of every unit before it, one cell each, and then where it stands itself.
+    """What a prompt shows of every unit before it, one cell each, then a mark for the turn itself.
 
     ``units`` is the number of columns of the whole strip; of more than fit, the newest are shown.
     """

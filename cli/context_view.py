@@ -1,4 +1,4 @@
-"""What the context of each turn is made of, in tokens, told from a stored trajectory alone (no tokenizer).
+"""What the context of each turn is made of, in tokens, computed from a stored trajectory without a tokenizer.
 
 Worked example, budget 64: pinned messages of 18 tokens, units of 13 and 12 (each a reply and what answered it).
 
@@ -23,7 +23,7 @@ class ContextView:
     tokens: int  # of the prompt
     pinned: int  # system message, question, examples
     kept: int  # earlier units, verbatim
-    rewritten: int  # what stands for units that were rewritten or dropped
+    rewritten: int  # text in place of units that were rewritten or dropped
     newest: int  # what answered the last reply
     saved: int  # tokens that the prompt would hold besides, had nothing ever been condensed
     free: int  # up to the budget

@@ -32,7 +32,7 @@ FIELDS = (
     "answer",
     "seconds",
 )
-LONGEST = 1000  # characters; nobody types more, and the parser recurses
+LONGEST = 1000  # characters, since the parser recurses
 
 
 def parse_where(text: str) -> Where:

@@ -28,14 +28,14 @@ def _of_score(one: ScoredTrajectory) -> Iterator[str]:
 
 def _of_groups(scored: Sequence[ScoredTrajectory]) -> Iterator[str]:
     problems: dict[str, str] = {}
-    seen: set[str] = set()
+    ids: set[str] = set()
     for one in scored:
         group, problem = one.trajectory.group_id, one.trajectory.problem_id
         if problems.setdefault(group, problem) != problem:
             yield f"group {group} holds problem {problems[group]} and, in {one.trajectory.id}, problem {problem}"
-        if one.trajectory.id in seen:
-            yield f"{one.trajectory.id} stands in the file twice"
-        seen.add(one.trajectory.id)
+        if one.trajectory.id in ids:
+            yield f"{one.trajectory.id} is in the file twice"
+        ids.add(one.trajectory.id)
 
 
 def _of_credit(step: InspectedStep) -> Iterator[str]:

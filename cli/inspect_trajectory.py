@@ -36,7 +36,7 @@ from condensegrpo.storage.files import write_atomically
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Everything that one call shows; ``--json`` prints it as it stands."""
+    """Everything that one call shows; ``--json`` prints it."""
 
     version: int
     file: str

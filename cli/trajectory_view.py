@@ -66,7 +66,7 @@ def overview(turns: Sequence[TurnView]) -> RenderableType:
     scale = max((abs(turn.advantage) for turn in turns if turn.advantage is not None), default=0.0)
     known = [turn.answer_logprob for turn in turns if turn.answer_logprob is not None]
     if known:
-        table.add_column("answer known, nats", no_wrap=True)
+        table.add_column("log-prob. of answer, nats", no_wrap=True)
     for turn in turns:
         table.add_row(
             str(turn.turn),
@@ -112,8 +112,8 @@ def _rows(turn: TurnView, scale: float, *, full: bool) -> Iterator[tuple[str, Te
     if turn.condensation is not None:
         yield "units", _spans(turn.condensation)
     for text in turn.rejected:
-        told = Text(f"{text.tokens} tokens, not used, since {one_line(text.reason, 90)}: ", theme.WARN)
-        yield "wrote", told.append(excerpt(text.text, characters=size), theme.DIM)
+        label = Text(f"{text.tokens} tokens, rejected: {one_line(text.reason, 90)}: ", theme.WARN)
+        yield "wrote", label.append(excerpt(text.text, characters=size), theme.DIM)
     yield from (_message("sees", message, size) for message in _shown(turn, full=full))
     if turn.draft is not None:
         yield "draft", _draft(turn.draft)
@@ -131,8 +131,8 @@ def _rows(turn: TurnView, scale: float, *, full: bool) -> Iterator[tuple[str, Te
 
 
 def _draft(draft: Draft) -> Text:
-    told = f"of probability {draft.probability:.3f}, {draft.tokens} tokens: "
-    return Text(told, theme.DIM).append(one_line(draft.text, 90))
+    label = f"of probability {draft.probability:.3f}, {draft.tokens} tokens: "
+    return Text(label, theme.DIM).append(one_line(draft.text, 90))
 
 
 def _shown(turn: TurnView, *, full: bool) -> tuple[Message, ...]:

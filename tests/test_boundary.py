@@ -119,7 +119,7 @@ def test_work_that_ignores_its_cancellation_is_not_waited_for() -> None:
             await guarded(stubborn, who="it", stop=Stop.ENVIRONMENT_ERROR, seconds=0.05)
         return caught.value.detail, list(finished)
 
-    assert asyncio.run(run()) == ("it: nothing came back within 0.05 seconds (rollout.limits.turn_seconds)", [])
+    assert asyncio.run(run()) == ("it: no result within 0.05 seconds (rollout.limits.turn_seconds)", [])
 
 
 def test_what_abandoned_work_raises_later_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
@@ -183,11 +183,11 @@ def test_a_list_of_messages_is_taken_as_a_tuple() -> None:
 @pytest.mark.parametrize(
     ("found", "complaint"),
     [
-        (None, r"start\(\) gave None, wanted a tuple of messages"),
-        ("hi", r"start\(\) gave 'h' among its messages"),
+        (None, r"start\(\) returned None, wanted a tuple of messages"),
+        ("hi", r"start\(\) returned 'h' among its messages"),
         ([{"role": "user", "content": "hi"}], "wanted a Message whose content is text"),
         ([Message(role="user", content=None)], "wanted a Message whose content is text"),  # type: ignore[arg-type]
-        ([Message(role="human", content="hi")], "role 'human', known are system, user, assistant, tool"),  # type: ignore[arg-type]
+        ([Message(role="human", content="hi")], "role 'human', known roles: system, user, assistant, tool"),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_no_message_is_refused(found: object, complaint: str) -> None:
@@ -216,7 +216,7 @@ async def _gives(step: Any) -> Step:
 
 
 FAULTS: Mapping[str, tuple[Callable[[], Awaitable[Step]], str]] = {
-    "none": (lambda: _gives(None), "TypeError: step() gave None, wanted a Step"),
+    "none": (lambda: _gives(None), "TypeError: step() returned None, wanted a Step"),
     "text": (lambda: _gives(Step(observations="seen")), "'s' among its messages"),  # type: ignore[arg-type]
     "number": (lambda: _gives(Step(done=True, answer=5)), "the answer 5, wanted text or None"),  # type: ignore[arg-type]
     "nan": (lambda: _gives(Step(turn_rewards={"r": math.nan})), "wanted finite numbers"),
@@ -224,7 +224,7 @@ FAULTS: Mapping[str, tuple[Callable[[], Awaitable[Step]], str]] = {
     "exit": (lambda: _raises(SystemExit(0)), "SystemExit: 0"),
     "sys.exit": (lambda: sys.exit(3), "SystemExit: 3"),
     "cancels": (lambda: _raises(asyncio.CancelledError()), "CancelledError: it cancelled itself"),
-    "swallows": (_swallows, "nothing came back within 0.3 seconds (rollout.limits.turn_seconds)"),
+    "swallows": (_swallows, "no result within 0.3 seconds (rollout.limits.turn_seconds)"),
     "synchronous": (lambda: Step(), "TypeError: object Step can't be used in 'await'"),  # type: ignore[arg-type, return-value]
 }
 
@@ -259,9 +259,9 @@ def test_turn_rewards_are_stored_as_plain_floats() -> None:
 @pytest.mark.parametrize(
     ("act", "complaint"),
     [
-        (lambda: _gives(None), "TypeError: start() gave None, wanted a tuple of messages"),
+        (lambda: _gives(None), "TypeError: start() returned None, wanted a tuple of messages"),
         (lambda: _raises(SystemExit(1)), "SystemExit: 1"),
-        (_swallows, "nothing came back within 0.3 seconds"),
+        (_swallows, "no result within 0.3 seconds"),
     ],
 )
 def test_an_environment_that_does_not_start_costs_its_own_episode(act: Callable[[], Any], complaint: str) -> None:
@@ -294,10 +294,10 @@ class FaultyCondenser:
 @pytest.mark.parametrize(
     ("act", "complaint"),
     [
-        (lambda: _gives(None), "TypeError: condense() gave None, wanted a Condensed"),
+        (lambda: _gives(None), "TypeError: condense() returned None, wanted a Condensed"),
         (lambda: _raises(SystemExit(0)), "SystemExit: 0"),
         (lambda: _raises(asyncio.CancelledError()), "CancelledError: it cancelled itself"),
-        (_swallows, "nothing came back within 0.3 seconds"),
+        (_swallows, "no result within 0.3 seconds"),
     ],
 )
 def test_a_faulty_condenser_costs_its_own_episodes(act: Callable[[], Any], complaint: str) -> None:
@@ -346,7 +346,7 @@ class Versionless(FaultySampler):
         ),
         (FaultySampler(lambda: _raises(SystemExit(0))), "SystemExit: 0"),
         (FaultySampler(lambda: _raises(asyncio.CancelledError())), "CancelledError: it cancelled itself"),
-        (FaultySampler(_swallows), "nothing came back within 0.3 seconds"),
+        (FaultySampler(_swallows), "no result within 0.3 seconds"),
         (Versionless(lambda: _gives(None)), "LookupError: no version"),
     ],
 )

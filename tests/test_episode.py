@@ -381,7 +381,7 @@ class Faulty:
     ("fault", "words"),
     [
         ("raises", "the condenser 'chosen': LookupError: no summary"),
-        ("hangs", "the condenser 'chosen': nothing came back within 0.3 seconds"),
+        ("hangs", "the condenser 'chosen': no result within 0.3 seconds"),
         ("forgets", r"account for the units of turns \[\], wanted each one once and in order: \[0\]"),
         ("lies", "the unit of turn 0 was kept, but it is not shown"),
         ("edits", "the unit of turn 0 was kept, but it is not shown"),
@@ -494,7 +494,7 @@ class Broken(Counting):
     [
         ("start", 0, "starting the environment: OSError: no such world"),
         ("step", 2, "the environment: KeyError: 'lost'"),
-        ("hang", 2, "the environment: nothing came back within 0.3 seconds (rollout.limits.turn_seconds)"),
+        ("hang", 2, "the environment: no result within 0.3 seconds (rollout.limits.turn_seconds)"),
     ],
 )
 def test_an_environment_that_fails_keeps_the_turns_sampled_before(where: str, turns: int, detail: str) -> None:
@@ -524,7 +524,7 @@ def test_a_dead_sampler_costs_its_time_limit() -> None:
     started = time.monotonic()
     trajectory = play(engine(ScriptedSampler([said("hello")], seconds=60.0), turn_seconds=0.3))
     assert trajectory.stop is Stop.SAMPLER_ERROR
-    assert "nothing came back within 0.3 seconds" in trajectory.detail
+    assert "no result within 0.3 seconds" in trajectory.detail
     assert time.monotonic() - started < 5
 
 

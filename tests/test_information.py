@@ -192,5 +192,5 @@ def test_the_inspector_shows_the_curve_and_says_what_was_lost(tmp_path: Path) ->
     write_trajectory(file, scored(replace(one, turns=turns), 0.0))
     result = CliRunner().invoke(app, ["inspect-trajectory", str(file)])
     assert result.exit_code == 0, result.output
-    assert "answer known" in result.output
+    assert "log-prob. of answer" in result.output
     assert "fell from −1.2 to −9.7 nats when turn 1 was dropped" in " ".join(result.output.split())

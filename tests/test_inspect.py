@@ -378,7 +378,7 @@ def test_a_condense_turn_is_told_as_one(tmp_path: Path) -> None:
     write_trajectory(tmp_path / "t.jsonl", scored(one, 1.0))
     text = inspect(tmp_path / "t.jsonl")
     assert "turn 1 condense" in text
-    assert "2 tokens, not used, since it was cut off by its length: so so" in text
+    assert "2 tokens, rejected: it was cut off by its length: so so" in text
     views = json.loads(inspect(tmp_path / "t.jsonl", "--json"))["turns"]
     assert [[each["text"] for each in view["rejected"]] for view in views] == [[], ["so so"], ["late"]]
     assert "condensed by summary   9 → 5 tokens" in text
@@ -476,7 +476,7 @@ def test_scores_groups_and_ids_that_do_not_fit_are_breaches(tmp_path: Path) -> N
         "b: the score counts 9 context tokens, its largest prompt has 2",
         "b: correct is 2.0, wanted a number from 0 to 1",
         "group p0 holds problem p0 and, in a, problem another",
-        "a stands in the file twice",
+        "a is in the file twice",
     )
 
 

@@ -162,7 +162,7 @@ def test_a_turn_reward_that_is_not_finite_names_trajectory_turn_and_value(value:
 
 @pytest.mark.parametrize("given", [(0.5,), (0.5, 0.5, 0.5)])
 def test_turn_rewards_come_one_a_turn(given: tuple[float, ...]) -> None:
-    wanted = f"p0/3 .* fixed: found {len(given)} turn rewards for 2 turns, wanted one a turn, or none"
+    wanted = f"p0/3 .* fixed: found {len(given)} turn rewards for 2 turns, wanted one for each turn or none"
     with pytest.raises(ScoreError, match=wanted):
         paying(RewardResult(total=1.0, turn_rewards=given))
 
@@ -221,7 +221,8 @@ def test_results_of_a_group_are_taken_as_those_of_one_trajectory() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_group_reward_gives_one_result_a_trajectory(count: int) -> None:
-    wanted = rf"scoring the 2 trajectories of group p0 with the reward Listed: found {count} results, wanted one a traj"
+    doing = "scoring the 2 trajectories of group p0 with the reward Listed"
+    wanted = rf"{doing}: found {count} results, wanted one for each traj"
     with pytest.raises(ScoreError, match=wanted):
         score_group(GROUP, PROBLEM, Listed([{"sum": 1.0}] * count))
 

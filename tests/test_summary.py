@@ -418,10 +418,10 @@ class Careless:
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("too often", "asks for a text once more than the 2 times that its writes allows"),
+        ("too often", "asks for more texts than the 2 that its property writes allows"),
         ("unused", "asked for 2 texts and rejected 0, wanted all rejected but the last, or all"),
-        ("hidden", "its summary of the turns up to 0 is not among the units that it shows"),
-        ("all", "its summary stands for all units, wanted the newest, of turn 1, to stay"),
+        ("hidden", "its summary of the turns up to 0 is not among its units"),
+        ("all", "its summary covers all units, wanted the newest unit, of turn 1, to stay"),
     ],
 )
 def test_a_condenser_that_gets_its_texts_wrong_ends_the_episode_and_they_train_nothing(fault: str, words: str) -> None:

@@ -1,4 +1,4 @@
-"""What became of every unit of a history: the account that each condensation owes. Standard library only."""
+"""Spans: what a condensation did with every unit of a history. Standard library only."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,10 @@ from condensegrpo.core.trajectory import Span, SpanStatus
 
 
 def account(history: History, shown: Sequence[Unit], count: Count) -> tuple[Span, ...]:
-    """One span for every unit, in order, told from the units that are shown in place of the history's.
+    """One span for every unit, in order, from the units that are shown in place of the history's.
 
-    A unit is kept if it is shown as it was, rewritten if another is shown in its place, and else dropped. If the
-    history's summary is shown, all units that it stands for are rewritten. A unit's tokens are those that it adds to
+    A unit is kept if it is shown unchanged, rewritten if another unit is shown in its place, and otherwise dropped. If
+    the history's summary is shown, all units that it covers are rewritten. A unit's tokens are those that it adds to
     the pinned messages alone, its share of the template included.
 
         units 0 1 2 3, shown 0 and 3 with its result masked     kept dropped dropped rewritten

@@ -50,7 +50,7 @@ class RolloutError(CondenseError):
 
 
 class PrefixBroken(RolloutError):
-    """A prompt does not begin with the tokens before it, and nobody declared a condensation."""
+    """A prompt does not begin with the last prompt and output, and no condensation was declared."""
 
     @classmethod
     def at(cls, *, turn: int, position: int, wanted: int, found: int | None) -> Self:
@@ -58,7 +58,7 @@ class PrefixBroken(RolloutError):
         held = "ends" if found is None else f"holds {found}"
         return cls(
             f"turn {turn} does not continue turn {turn - 1}: at token {position} the prompt {held}, the earlier turn "
-            f"held {wanted}, and no condensation was declared there. The text was probably tokenised anew; build the "
+            f"held {wanted}, and no condensation was declared there. The text was probably tokenised again; build the "
             f"prompt from token ids, or declare the rewrite in Turn.condensation."
         )
 

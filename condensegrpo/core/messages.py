@@ -1,4 +1,4 @@
-"""What is said in an episode: messages, units and the history they form. Standard library only."""
+"""Messages, units, and the history that they form in an episode. Standard library only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ class Message:
 
     role: Role
     content: str
-    tool_calls: tuple[ToolCall, ...] = ()  # parsed from content, for whoever runs or shows them
+    tool_calls: tuple[ToolCall, ...] = ()  # parsed from content
     tool_call_id: str | None = None  # of a tool result: the call that it answers
     name: str | None = None  # of a tool result: the tool
 
@@ -34,7 +34,7 @@ class Unit:
     turn: int  # index of the turn that sampled the reply; stays with the unit when others are dropped
     reply: Message
     results: tuple[Message, ...] = ()  # tool results and environment observations, in order
-    is_summary: bool = False  # it stands for all units up to its turn, see Summary.unit
+    is_summary: bool = False  # it replaces all units up to its turn, see Summary.unit
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -42,7 +42,7 @@ class Unit:
         return (self.reply, *self.results)
 
     def with_instruction(self, instruction: str) -> Self:
-        """This unit with an instruction after its results: at the end of what a user said last, or by itself.
+        """This unit with an instruction after its results: appended to a last user message, or as one of its own.
 
         Two user messages in a row are refused by some chat templates.
         """
@@ -55,11 +55,11 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A text that stands for the first units of a history."""
+    """A text that replaces the first units of a history."""
 
     text: str
-    through: int  # Unit.turn of the last unit that it stands for
-    tokens: int  # that it replaced, template included
+    through: int  # Unit.turn of the last unit that it replaces
+    tokens: int  # of the replaced units, template included
 
     @property
     def unit(self) -> Unit:
@@ -77,8 +77,8 @@ class Summary:
 class History:
     """An episode so far: the pinned messages, which no condenser changes, and the raw units after them.
 
-    The last summary is the only work of a condenser that one sees again. It stands for a fixed beginning of the units,
-    which stay here as they were.
+    The last summary is the only output of a condenser that the next call sees. The units that it replaces stay here
+    unchanged.
     """
 
     pinned: tuple[Message, ...]  # system message, question, examples
@@ -90,12 +90,12 @@ class History:
         return replace(self, units=(*self.units, unit))
 
     def with_summary(self, summary: Summary) -> Self:
-        """This history with a summary in the place of an older one."""
+        """This history with a new summary in place of the old one."""
         return replace(self, summary=summary)
 
     @property
     def current_units(self) -> tuple[Unit, ...]:
-        """The units as the last summary leaves them: it, and those after it."""
+        """The last summary and the units after it; all units if there is no summary."""
         if self.summary is None:
             return self.units
         return (self.summary.unit, *(unit for unit in self.units if unit.turn > self.summary.through))

@@ -1,4 +1,4 @@
-"""How a long job tells of itself: the loops call, the command line shows."""
+"""Progress of a long job: the loops report it, the command line shows it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -7,7 +7,7 @@ from condensegrpo.core.evaluation import Evaluation
 
 
 class Observer(Protocol):
-    """Is told what goes on. Nothing that it does changes the run."""
+    """Receives progress reports; must not change the run."""
 
     def phase(self, title: str, total: int | None) -> None:
         """A wait begins; ``total`` is the number of ``advance`` calls to come, None if unknown."""

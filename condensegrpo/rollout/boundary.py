@@ -1,4 +1,4 @@
-"""The line between the engine and what others wrote: past it, an exception, an exit or a hang ends one episode only."""
+"""The boundary between the engine and plug-ins: an exception, an exit or a hang in a plug-in ends one episode only."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Ended(Exception):
-    """The episode is over: no error, but the way out from wherever it fails. Never leaves ``run_episode``."""
+    """Ends the episode with a stop reason; raised anywhere inside ``run_episode`` and caught there."""
 
     def __init__(self, stop: Stop, detail: str) -> None:
         super().__init__(detail)
@@ -23,19 +23,18 @@ class Ended(Exception):
 async def guarded(
     work: Callable[[], Coroutine[Any, Any, T]], *, who: str, stop: Stop, seconds: float | None = None
 ) -> T:
-    """Run a plug-in's code: whatever it raises, and taking longer than ``seconds``, becomes ``Ended`` with its name.
+    """Run a plug-in's code: an exception or a timeout becomes ``Ended`` with the plug-in's name.
 
-    The work has a task of its own: if it catches the cancellation at its time limit it is left behind and not waited
-    for, and if it raises ``CancelledError`` or cancels its task, that ends the work and nobody else. A cancellation of
-    the episode cancels the work and passes through. ``ContextOverflow`` and ``SamplerError`` keep their meaning,
-    whoever raises them, and so does an ``Ended`` from further in.
+    The work runs in a task of its own: if it ignores its cancellation it is abandoned, and if it raises
+    ``CancelledError`` or cancels its task, only the work ends. A cancellation of the episode cancels the work and
+    propagates. ``ContextOverflow``, ``SamplerError`` and ``Ended`` keep their meaning.
     """
     task = asyncio.create_task(_translated(work, who, stop))
-    task.add_done_callback(_heard)
+    task.add_done_callback(_retrieve)
     try:
-        await asyncio.wait({task}, timeout=seconds)  # not wait_for: that would wait for whoever ignores a cancellation
+        await asyncio.wait({task}, timeout=seconds)  # not wait_for: that waits for a task that ignores its cancellation
         if not task.done():
-            raise Ended(stop, f"{who}: nothing came back within {seconds:g} seconds (rollout.limits.turn_seconds)")
+            raise Ended(stop, f"{who}: no result within {seconds:g} seconds (rollout.limits.turn_seconds)")
         if task.cancelled():
             raise Ended(stop, f"{who}: CancelledError: it cancelled itself")
         return task.result()
@@ -43,22 +42,24 @@ async def guarded(
         task.cancel()
 
 
-def checked_messages(found: object, place: str) -> tuple[Message, ...]:
-    """The messages that a plug-in gave.
+def checked_messages(value: object, place: str) -> tuple[Message, ...]:
+    """The messages that a plug-in returned.
 
     Raises:
-        TypeError: it gave something else.
+        TypeError: it returned something else.
     """
-    if not isinstance(found, Sequence):
-        raise TypeError(f"{place} gave {_short(found)}, wanted a tuple of messages")
-    for message in found:
+    if not isinstance(value, Sequence):
+        raise TypeError(f"{place} returned {_short(value)}, wanted a tuple of messages")
+    for message in value:
         if not isinstance(message, Message) or not isinstance(message.content, str):
             raise TypeError(
-                f"{place} gave {_short(message)} among its messages, wanted a Message whose content is text"
+                f"{place} returned {_short(message)} among its messages, wanted a Message whose content is text"
             )
         if message.role not in get_args(Role):
-            raise TypeError(f"{place} gave a message of role {message.role!r}, known are {', '.join(get_args(Role))}")
-    return tuple(found)
+            raise TypeError(
+                f"{place} returned a message of role {message.role!r}, known roles: {', '.join(get_args(Role))}"
+            )
+    return tuple(value)
 
 
 async def _translated(work: Callable[[], Coroutine[Any, Any, T]], who: str, stop: Stop) -> T:
@@ -69,14 +70,14 @@ async def _translated(work: Callable[[], Coroutine[Any, Any, T]], who: str, stop
         raise
     except ContextOverflow as error:
         raise Ended(Stop.CONTEXT_OVERFLOW, str(error)) from error
-    except SamplerError as error:  # of a sampler that a plug-in was lent
+    except SamplerError as error:  # of a sampler that the plug-in called
         raise Ended(Stop.SAMPLER_ERROR, f"{who}: {type(error).__name__}: {error}") from error
     except BaseException as error:  # the boundary to plug-ins; sys.exit() and a panic of Rust code are no Exception
         raise Ended(stop, f"{who}: {type(error).__name__}: {error}") from error
 
 
-def _heard(task: asyncio.Task[Any]) -> None:
-    """Take the exception of work that was left behind: asyncio would log it as lost."""
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    """Retrieve the exception of abandoned work, which asyncio would log as never retrieved."""
     if not task.cancelled():
         task.exception()
 

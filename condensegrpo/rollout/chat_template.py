@@ -57,7 +57,7 @@ class ChatTemplate:
             ) from error
 
     def _entry(self, message: Message, marker: str) -> dict[str, Any]:
-        """A message as chat templates want it. Calls that stand in the content already are not shown twice."""
+        """A message as chat templates take it. Calls that the content already contains are not shown twice."""
         entry: dict[str, Any] = {"role": message.role, "content": self._encoder.escape(message.content, marker)}
         if message.role == "tool":
             entry["name"] = self._encoder.escape(message.name or "", marker)

@@ -4,8 +4,8 @@
         ▲                                        └─ no ──▶ environment ─ done ──┼─▶ stop
         └──────────────────────────── observations ◀────────────────────────────┘
 
-A reply with at least one tool call, well formed or not, goes to the tools and to nobody else; every other reply goes to
-the environment, which alone can tell an answer. So an answer beside a tool call does not count.
+A reply with at least one tool call, well formed or not, goes to the tools only; every other reply goes to the
+environment, which alone recognises an answer. So an answer next to a tool call does not count.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ from condensegrpo.core.trajectory import (
 from condensegrpo.rollout.boundary import Ended, checked_messages, guarded
 from condensegrpo.rollout.confidence import Drafted, drafted
 from condensegrpo.rollout.engine import Engine
-from condensegrpo.rollout.prompt import Asked, Prompt, next_prompt
+from condensegrpo.rollout.prompt import Exchange, Prompt, next_prompt
 from condensegrpo.rollout.sampling import Sampled, sample
-from condensegrpo.rollout.writing import Attempt, Writer, sorted_out
+from condensegrpo.rollout.writing import Attempt, Writer, split_attempts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,28 +41,28 @@ class _Ending:
 
 @dataclass(slots=True, kw_only=True)
 class _Record:
-    """What was sampled so far: it stays if the episode fails or is aborted. The one value that grows."""
+    """The turns and texts sampled so far, which survive if the episode fails or is aborted."""
 
     trajectory: str  # its id
     seed: Callable[[int], int]
     turns: list[Turn] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
     seeds: int = 0  # drawn so far
-    drafts: int = 0  # likewise, for drafts of answers
+    drafts: int = 0  # seeds drawn for drafts of answers
 
     def next_seed(self) -> int:
-        """The seed of the next text of the episode, whatever becomes of it."""
+        """The seed of the next text of the episode, used or not."""
         self.seeds += 1
         return self.seed(self.seeds - 1)
 
     def draft_seed(self) -> int:
-        """The seed of the next draft: of a stream of its own, so that drafts change no other text."""
+        """The seed of the next draft, from a separate stream, so that drafts change no other text."""
         self.drafts += 1
         return self.seed(-self.drafts)
 
-    def wrote(self, attempts: Sequence[Attempt], reasons: Sequence[str]) -> None:
-        """Take what the policy wrote for a condenser."""
-        used, rejected = sorted_out(attempts, reasons, before=len(self.turns))
+    def add_texts(self, attempts: Sequence[Attempt], reasons: Sequence[str]) -> None:
+        """Record the texts that the policy wrote for a condenser."""
+        used, rejected = split_attempts(attempts, reasons, before=len(self.turns))
         if used is not None:
             self.turns.append(used.turn())
         self.rejected += rejected
@@ -70,7 +70,7 @@ class _Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reaction:
-    """What a reply led to."""
+    """The response of tools or environment to a reply."""
 
     reply: Message
     observations: tuple[Message, ...] = ()
@@ -94,15 +94,15 @@ async def run_episode(
     """Play one episode to its end.
 
     Args:
-        environment: makes the episode's own environment, as ``Task.environment`` does.
+        environment: makes the environment of this episode, as ``Task.environment`` does.
         sample: number of the episode in its group, from 0; the id of the trajectory is ``group_id-sample``.
         seed: n → seed of the random stream of the nth text of the episode. Condense turns and rejected texts count;
             without any, n is the turn. Below 0: of drafts, −1 the first.
-        draw: in [0, 1), of the problem and so the same for all siblings: where in the trigger's jitter they condense.
+        draw: in [0, 1), of the problem, equal for its trajectories: selects a point in the jitter of the trigger.
         abort: once set, the episode ends as ``aborted`` with the turns that it has.
 
     Returns:
-        The trajectory with every turn that was sampled, whatever happened after; see ``Stop`` for how it may end.
+        The trajectory with every sampled turn, also after a failure; see ``Stop`` for how it may end.
     """
     started = time.monotonic()
     record = _Record(trajectory=f"{group_id}-{sample}", seed=seed)
@@ -134,7 +134,7 @@ async def _unless_aborted(playing: asyncio.Task[_Ending], abort: asyncio.Event |
             return playing.result()
         return _Ending(stop=Stop.ABORTED, detail="the run was interrupted")
     finally:
-        playing.cancel()  # and not awaited: whatever is slow to give up must not hold up the others
+        playing.cancel()  # not awaited: a slow cancellation must not delay other episodes
         watching.cancel()
 
 
@@ -145,11 +145,11 @@ async def _play(
     draw: float,
     record: _Record,
 ) -> _Ending:
-    """The loop. Turns go into the record as they are sampled, so that a failure or an abort leaves them there."""
-    last: Asked | None = None
+    """The loop. Turns are recorded as they are sampled, so that a failure or an abort keeps them."""
+    last: Exchange | None = None
     try:
         episode, pinned = await guarded(
-            partial(_started, environment, problem),
+            partial(_start, environment, problem),
             who="starting the environment",
             stop=Stop.ENVIRONMENT_ERROR,
             seconds=engine.limits.turn_seconds,
@@ -157,10 +157,10 @@ async def _play(
         history = History(pinned=engine.toolbox.introduced(pinned))
         for _ in range(engine.limits.max_turns):
             prompt, history = await _prompted(engine, history, last, draw, record)
-            known = await _known(engine, problem, prompt)
-            draft = await _drafted(engine, prompt, record)
+            information = await _answer_information(engine, problem, prompt)
+            draft = await _draft(engine, prompt, record)
             if draft is not None and draft.answer is not None:
-                record.turns.append(replace(draft.turn, answer_logprob=known, draft=draft.draft))
+                record.turns.append(replace(draft.turn, answer_logprob=information, draft=draft.draft))
                 return _Ending(stop=Stop.CONFIDENT, answer=draft.answer)
             sampled = await sample(
                 engine,
@@ -173,11 +173,11 @@ async def _play(
             reaction = await _react(engine, episode, sampled, may_call=_may_call(engine, record.turns))
             number = len(record.turns)
             turn = _turn(prompt, sampled, reaction)
-            record.turns.append(replace(turn, answer_logprob=known, draft=None if draft is None else draft.draft))
+            record.turns.append(replace(turn, answer_logprob=information, draft=None if draft is None else draft.draft))
             if reaction.ending is not None:
                 return reaction.ending
             history = history.add(Unit(turn=number, reply=reaction.reply, results=reaction.observations))
-            last = Asked(prompt=prompt, output_ids=sampled.generation.token_ids)
+            last = Exchange(prompt=prompt, output_ids=sampled.generation.token_ids)
     except Ended as end:
         return _Ending(stop=end.stop, detail=end.detail)
     return _Ending(
@@ -186,34 +186,34 @@ async def _play(
 
 
 async def _prompted(
-    engine: Engine, history: History, last: Asked | None, draw: float, record: _Record
+    engine: Engine, history: History, last: Exchange | None, draw: float, record: _Record
 ) -> tuple[Prompt, History]:
-    """The next prompt, and the history under the summary that was written for it, if one was."""
+    """The next prompt, and the history with the summary that was written for it, if any."""
     writer = Writer(engine, record.trajectory, record.next_seed)
-    write = writer.bound(history, last) if last is not None else None
+    write = writer.write_function(history, last) if last is not None else None
     try:
-        found = await guarded(
-            partial(next_prompt, engine, history, last, draw=draw, write=write, writes=writer.most),
+        upcoming = await guarded(
+            partial(next_prompt, engine, history, last, draw=draw, write=write, writes=writer.max_texts),
             who="rendering the prompt",
             stop=Stop.ENVIRONMENT_ERROR,
         )
-        writer.check(found.rejected)
+        writer.check(upcoming.rejected)
     except Ended as end:
-        record.wrote(writer.attempts, [f"the episode ended: {end.detail}"] * len(writer.attempts))
+        record.add_texts(writer.attempts, [f"the episode ended: {end.detail}"] * len(writer.attempts))
         raise
-    record.wrote(writer.attempts, found.rejected)
-    return found.prompt, history if found.summary is None else history.with_summary(found.summary)
+    record.add_texts(writer.attempts, upcoming.rejected)
+    return upcoming.prompt, history if upcoming.summary is None else history.with_summary(upcoming.summary)
 
 
-async def _started(
+async def _start(
     environment: Callable[[Problem], Environment], problem: Problem
 ) -> tuple[Environment, tuple[Message, ...]]:
     episode = environment(problem)
     return episode, checked_messages(await episode.start(), "start()")
 
 
-async def _known(engine: Engine, problem: Problem, prompt: Prompt) -> float | None:
-    """What the prompt knows of the answer, if that is asked for."""
+async def _answer_information(engine: Engine, problem: Problem, prompt: Prompt) -> float | None:
+    """Log-probability of the ground truth after the prompt, if it is measured."""
     if engine.probe is None:
         return None
     return await guarded(
@@ -230,8 +230,8 @@ def _may_call(engine: Engine, turns: Sequence[Turn]) -> bool:
     return most is None or sum(turn.tool_attempts > 0 for turn in turns) < most
 
 
-async def _drafted(engine: Engine, prompt: Prompt, record: _Record) -> Drafted | None:
-    """The policy's answer to a prompt, if drafts are asked for."""
+async def _draft(engine: Engine, prompt: Prompt, record: _Record) -> Drafted | None:
+    """The policy's draft of an answer, if drafts are configured."""
     if engine.confidence is None:
         return None
     replies = sum(turn.kind == "act" for turn in record.turns)
@@ -239,7 +239,7 @@ async def _drafted(engine: Engine, prompt: Prompt, record: _Record) -> Drafted |
 
 
 async def _react(engine: Engine, environment: Environment, sampled: Sampled, *, may_call: bool) -> _Reaction:
-    """Let the tools or the environment answer a reply. What they raise is the reaction's ending: the turn stays."""
+    """Let the tools or the environment respond to a reply. If they raise, the episode ends and the turn stays."""
     reply = Message(role="assistant", content=sampled.text)
     if sampled.generation.finish is Finish.LENGTH:
         detail = f"a reply was cut off at {len(sampled.generation.token_ids)} tokens (rollout.limits.max_output_tokens)"
@@ -259,7 +259,7 @@ async def _react(engine: Engine, environment: Environment, sampled: Sampled, *, 
                 tool_successes=answers.succeeded,
             )
         step = await guarded(
-            partial(_stepped, environment, reply),
+            partial(_step, environment, reply),
             who="the environment",
             stop=Stop.ENVIRONMENT_ERROR,
             seconds=engine.limits.turn_seconds,
@@ -269,16 +269,16 @@ async def _react(engine: Engine, environment: Environment, sampled: Sampled, *, 
     return _Reaction(reply=reply, observations=step.observations, turn_rewards=step.turn_rewards, ending=_ending(step))
 
 
-async def _stepped(environment: Environment, reply: Message) -> Step:
-    """An environment's answer to a reply, checked: what is wrong in it would come up only where a file is written."""
+async def _step(environment: Environment, reply: Message) -> Step:
+    """The environment's response, checked here: a wrong type would otherwise fail later, when a file is written."""
     step = await environment.step(reply)
     if not isinstance(step, Step):
-        raise TypeError(f"step() gave {step!r:.80}, wanted a Step")
+        raise TypeError(f"step() returned {step!r:.80}, wanted a Step")
     if not isinstance(step.answer, str | None):
-        raise TypeError(f"step() gave the answer {step.answer!r:.80}, wanted text or None")
+        raise TypeError(f"step() returned the answer {step.answer!r:.80}, wanted text or None")
     rewards = {str(name): float(value) for name, value in step.turn_rewards.items()}
     if not all(map(math.isfinite, rewards.values())):
-        raise ValueError(f"step() gave the turn rewards {rewards}, wanted finite numbers")
+        raise ValueError(f"step() returned the turn rewards {rewards}, wanted finite numbers")
     return replace(step, observations=checked_messages(step.observations, "step()"), turn_rewards=rewards)
 
 

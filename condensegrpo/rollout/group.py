@@ -1,4 +1,4 @@
-"""Many episodes at once: one asyncio task a trajectory, one group a problem, and nobody waits for anybody's turn."""
+"""Many episodes at once: one asyncio task per trajectory, one group per problem, no per-turn barrier."""
 
 import asyncio
 from collections import Counter
@@ -25,15 +25,14 @@ async def rollout(
 ) -> tuple[tuple[Trajectory, ...], ...]:
     """``samples`` trajectories of every problem.
 
-    Group ``7-gsm8k-12`` of step 7 holds the trajectories ``7-gsm8k-12-0``, ``7-gsm8k-12-1``, …. An episode that
-    fails or hangs costs only itself.
+    Group ``7-gsm8k-12`` of step 7 holds the trajectories ``7-gsm8k-12-0``, ``7-gsm8k-12-1``, …. A failed or
+    hanging episode affects no other.
 
     Args:
         problems: by a name that is unique in the whole batch, see ``named``. The name is part of the ids of groups and
             trajectories and names the random streams, so it must not depend on which share of the batch this is.
-        on_finish: is awaited with each trajectory the moment it ends, in whatever order they do, while the others go
-            on; what it raises stops the rollout.
-        abort: once set, every episode that is under way ends as ``aborted``.
+        on_finish: awaited with each trajectory as soon as it ends, while others go on; an exception stops the rollout.
+        abort: once set, every unfinished episode ends as ``aborted``.
 
     Returns:
         One group a problem in the order of the problems, trajectories in the order of their sample number.
@@ -60,7 +59,7 @@ async def rollout(
     flat = [task for group in tasks for task in group]
     try:
         await asyncio.gather(*flat)
-    finally:  # if one raised or the rollout was cancelled, nothing may go on behind the caller's back
+    finally:  # after an exception or a cancellation no episode may go on
         for task in flat:
             task.cancel()
         await asyncio.gather(*flat, return_exceptions=True)
@@ -70,16 +69,16 @@ async def rollout(
 def named(problems: Sequence[Problem]) -> dict[str, Problem]:
     """The problems of a batch by unique names, in order: its id, and for an id that comes again ``id~2``, ``id~3``, ….
 
-    To be applied to the whole batch of a step, before ranks take their shares: then two occurrences of one problem have
-    random streams of their own, wherever they are sampled.
+    Apply it to the whole batch of a step, before ranks take their shares: then two occurrences of a problem have
+    different random streams on every rank.
 
         a b a  ─▶  a: a   b: b   a~2: a
     """
     names: dict[str, Problem] = {}
-    seen: Counter[str] = Counter()
+    occurrences: Counter[str] = Counter()
     for problem in problems:
-        seen[problem.id] += 1
-        name = problem.id if seen[problem.id] == 1 else f"{problem.id}~{seen[problem.id]}"
+        occurrences[problem.id] += 1
+        name = problem.id if occurrences[problem.id] == 1 else f"{problem.id}~{occurrences[problem.id]}"
         while name in names:  # the id of another problem
             name += "~"
         names[name] = problem

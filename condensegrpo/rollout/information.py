@@ -1,11 +1,11 @@
-"""What a context still knows of the answer: log π(ground truth | c_t), measured before every turn.
+"""How much information a context holds about the answer: log π(ground truth | c_t), measured before every turn.
 
 The ground truth is measured as the policy would write it: with the form ``<answer>{answer}</answer>``
 
     I_t = log π(answer </answer> | c_t, <answer>)      nats, at temperature 1
 
-so that neither the decision to answer now nor the opening tag counts. It is the sampler that measures, with the weights
-that the turn is sampled from. Nothing of it is shown to the policy or trained on.
+so that neither the decision to answer now nor the opening tag counts. The sampler measures it with the weights that the
+turn is sampled from. The policy does not see it, and it is not trained on.
 """
 
 import math
@@ -19,7 +19,7 @@ from condensegrpo.rollout.settings import PLACE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerProbe:
-    """Measures the ground truth behind a prompt."""
+    """Measures the log-probability of the ground truth after a prompt."""
 
     model: Measures
     renderer: Renderer

@@ -5,7 +5,7 @@
     turn 2   pinned [turn 0 …] u1                          u0 was dropped: rendered, Condensation(tokens 90 → 55)
     turn 3   pinned [turn 0 …] u1 u2                       nothing new was dropped: turn 2 continued by ids, undeclared
 
-No token that was sampled is ever tokenised anew and taken for a continuation: what does not continue is declared.
+Sampled tokens are never tokenised again to continue a prompt: a prompt that does not continue by ids is declared.
 """
 
 from collections.abc import Sequence
@@ -36,47 +36,47 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A prompt with the reply that it got."""
+class Exchange:
+    """A prompt and the reply to it."""
 
     prompt: Prompt
     output_ids: tuple[int, ...]  # (A,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Next:
-    """The prompt of the next turn, and what the condenser made of the texts that it asked for."""
+class NextPrompt:
+    """The prompt of the next turn, with the condenser's summary and rejections."""
 
     prompt: Prompt
-    summary: Summary | None = None  # a new one, under which the history stands from now on
+    summary: Summary | None = None  # a new one, which the history has from now on
     rejected: tuple[str, ...] = ()  # Condensed.rejected
 
 
 async def next_prompt(
-    engine: Engine, history: History, last: Asked | None, *, draw: float, write: Write | None = None, writes: int = 0
-) -> Next:
+    engine: Engine, history: History, last: Exchange | None, *, draw: float, write: Write | None = None, writes: int = 0
+) -> NextPrompt:
     """The prompt of the turn that follows ``history``, of at most ``max_context_tokens``.
 
     Args:
-        history: the raw units, whatever earlier turns were shown: of its own work a condenser sees the last summary
-            and nothing else.
+        history: the raw units, whatever earlier turns were shown: the only earlier output of a condenser in it is the
+            last summary.
         last: the act turn before; None in the first.
-        draw: in [0, 1), of the problem: where in the trigger's jitter it is condensed.
-        write: for a condenser that asks the policy for text.
-        writes: how often it may; each time adds ``turn_seconds`` to its time limit.
+        draw: in [0, 1), of the problem: selects a point in the jitter of the trigger.
+        write: samples a text for the condenser; None: it may not ask.
+        writes: how many texts it may ask for; each adds ``turn_seconds`` to its time limit.
 
     Raises:
-        ContextOverflow: neither the continuation nor what the condenser left fits.
-        Ended: the condenser failed or took too long, or the sampler did while it wrote.
+        ContextOverflow: neither the continued nor the condensed prompt fits.
+        Ended: the condenser, or the sampler while it wrote for the condenser, failed or took too long.
     """
     if last is None:
         check_pinned(engine.renderer, history.pinned, engine.limits)
-        return Next(prompt=Prompt(ids=tuple(engine.renderer.prompt(history.pinned)), context=history.pinned))
-    most, grown = engine.limits.max_context_tokens, None
+        return NextPrompt(prompt=Prompt(ids=tuple(engine.renderer.prompt(history.pinned)), context=history.pinned))
+    most, continued = engine.limits.max_context_tokens, None
     if engine.trigger.when == "over_budget":
-        grown = _grown(engine, history, last)
-        if len(grown.ids) <= engine.trigger.at(most, draw):
-            return Next(prompt=grown)
+        continued = _continued(engine, history, last)
+        if len(continued.ids) <= engine.trigger.at(most, draw):
+            return NextPrompt(prompt=continued)
     budget = Budget(
         tokens=engine.trigger.room(most, draw),
         count=engine.renderer.count,
@@ -88,24 +88,24 @@ async def next_prompt(
     )
     condensed = await _condense(engine, history, budget)
     if condensed.summary is None and tuple(condensed.units) == (*last.prompt.units, history.units[-1]):
-        grown = grown or _grown(engine, history, last)
-        if len(grown.ids) <= most:
-            return Next(prompt=grown, rejected=condensed.rejected)
+        continued = continued or _continued(engine, history, last)
+        if len(continued.ids) <= most:
+            return NextPrompt(prompt=continued, rejected=condensed.rejected)
     rewritten = _rewritten(engine, history, condensed)
-    return Next(prompt=rewritten, summary=condensed.summary, rejected=condensed.rejected)
+    return NextPrompt(prompt=rewritten, summary=condensed.summary, rejected=condensed.rejected)
 
 
-def asking(engine: Engine, history: History, last: Asked, request: Request) -> Prompt:
-    """The prompt of a condense turn: the last one continued by ids if all of it and the newest unit is to be shown.
+def request_prompt(engine: Engine, history: History, last: Exchange, request: Request) -> Prompt:
+    """The prompt of a condense turn: the last prompt continued by ids if the request shows it and the newest unit.
 
     Raises:
         ContextOverflow: it does not fit ``max_context_tokens``.
     """
     newest = history.units[-1]
     if tuple(request.units) == (*last.prompt.units, newest):
-        grown = _grown(engine, history, last, newest=newest.with_instruction(request.instruction))
-        if len(grown.ids) <= engine.limits.max_context_tokens:
-            return grown
+        continued = _continued(engine, history, last, newest=newest.with_instruction(request.instruction))
+        if len(continued.ids) <= engine.limits.max_context_tokens:
+            return continued
     *before, latest = request.units
     shown = Condensed(
         units=(*before, latest.with_instruction(request.instruction)),
@@ -115,9 +115,9 @@ def asking(engine: Engine, history: History, last: Asked, request: Request) -> P
     return _rewritten(engine, history, shown)
 
 
-def _grown(engine: Engine, history: History, last: Asked, *, newest: Unit | None = None) -> Prompt:
-    """All that was shown and the newest unit: by ids, or rendered and declared if the template rewrites replies."""
-    newest = newest or history.units[-1]  # or as it is told an instruction
+def _continued(engine: Engine, history: History, last: Exchange, *, newest: Unit | None = None) -> Prompt:
+    """The last prompt, its reply and the results: by ids, or rendered and declared if the template rewrites replies."""
+    newest = newest or history.units[-1]  # given: with an instruction
     units = (*last.prompt.units, newest)
     context = flatten(history.pinned, units)
     added = engine.renderer.continuation(last.prompt.context, newest.reply, newest.results, last.output_ids)
@@ -128,7 +128,7 @@ def _grown(engine: Engine, history: History, last: Asked, *, newest: Unit | None
     spans = _spans(engine, history, last.prompt.spans)
     declared = Condensation(
         condenser=CHAT_TEMPLATE,
-        reason="the chat template renders earlier replies otherwise than they were sampled (it strips their reasoning)",
+        reason="the chat template renders earlier replies differently from how they were sampled (strips reasoning)",
         tokens_before=len(continued),
         tokens_after=len(ids),
         spans=spans,
@@ -137,13 +137,13 @@ def _grown(engine: Engine, history: History, last: Asked, *, newest: Unit | None
 
 
 def _rewritten(engine: Engine, history: History, condensed: Condensed) -> Prompt:
-    """What the condenser left, rendered and declared."""
+    """The prompt of the units that the condenser returned, rendered and declared."""
     context = flatten(history.pinned, condensed.units)
     ids = tuple(engine.renderer.prompt(context))
     budget = engine.limits.max_context_tokens
     if len(ids) > budget:
         raise ContextOverflow.at(turn=len(history.units), tokens=len(ids), budget=budget)
-    # not count(history.messages): in every turn that would render everything said so far
+    # not count(history.messages): that would render the whole episode in every turn
     tokens_before = engine.renderer.count(history.pinned) + sum(span.tokens for span in condensed.spans)
     declared = Condensation(
         condenser=engine.condenser_name,
@@ -156,7 +156,7 @@ def _rewritten(engine: Engine, history: History, condensed: Condensed) -> Prompt
 
 
 async def _condense(engine: Engine, history: History, budget: Budget) -> Condensed:
-    """Ask the condenser, and hold it to its contract."""
+    """Call the condenser and check its answer."""
     return await guarded(
         partial(_accounted, engine, history, budget),
         who=f"the condenser {engine.condenser_name!r}",
@@ -169,29 +169,29 @@ async def _accounted(engine: Engine, history: History, budget: Budget) -> Conden
     with engine.stopwatch:
         condensed = await engine.condenser.condense(history, budget, engine.toolbox.schemas)
     if not isinstance(condensed, Condensed):
-        raise TypeError(f"condense() gave {condensed!r:.80}, wanted a Condensed")
+        raise TypeError(f"condense() returned {condensed!r:.80}, wanted a Condensed")
     _check_account(history.units, condensed)
     _check_summary(history.units, condensed)
     return condensed
 
 
 def _check_summary(units: Sequence[Unit], condensed: Condensed) -> None:
-    """A new summary is shown, and the newest unit is not part of it."""
+    """Check that a new summary is shown and does not cover the newest unit."""
     summary = condensed.summary
     if summary is None:
         return
     if summary.unit not in condensed.units:
-        raise ValueError(f"its summary of the turns up to {summary.through} is not among the units that it shows")
+        raise ValueError(f"its summary of the turns up to {summary.through} is not among its units")
     if summary.through >= units[-1].turn:
-        raise ValueError(f"its summary stands for all units, wanted the newest, of turn {units[-1].turn}, to stay")
+        raise ValueError(f"its summary covers all units, wanted the newest unit, of turn {units[-1].turn}, to stay")
 
 
 def _check_account(units: Sequence[Unit], condensed: Condensed) -> None:
-    """Every unit has one span, in order; what is shown are units of the history, in order; and the spans are true."""
-    wanted, found = [unit.turn for unit in units], [span.turn for span in condensed.spans]
-    if found != wanted:
+    """Check that each unit has one span, and that the shown units are of the history, in order, and match the spans."""
+    wanted, given = [unit.turn for unit in units], [span.turn for span in condensed.spans]
+    if given != wanted:
         raise ValueError(
-            f"its spans account for the units of turns {found}, wanted each one once and in order: {wanted}"
+            f"its spans account for the units of turns {given}, wanted each one once and in order: {wanted}"
         )
     shown = {unit.turn: unit for unit in condensed.units}
     if [unit.turn for unit in condensed.units] != [turn for turn in wanted if turn in shown]:
@@ -209,16 +209,16 @@ def _check_account(units: Sequence[Unit], condensed: Condensed) -> None:
 
 
 def _check_whole(shown: Unit, raw: Unit) -> None:
-    """A shown unit is a reply with its results: no tool result without the call that it answers.
+    """Check that a shown unit is a reply with its results: no tool result without its call.
 
-    A call that could not be read has a result all the same, and stands in the text of its reply alone.
+    A malformed call has a result too, but is in the text of its reply only.
     """
     if shown.reply.role != "assistant":
         raise ValueError(f"it shows the unit of turn {shown.turn} with a reply of role {shown.reply.role!r}")
-    answers = [one.tool_call_id for one in shown.results if one.tool_call_id is not None]
+    answers = [message.tool_call_id for message in shown.results if message.tool_call_id is not None]
     made = {call.id for call in shown.reply.tool_calls}
     if shown.reply == raw.reply:
-        made |= {one.tool_call_id for one in raw.results if one.tool_call_id is not None}
+        made |= {message.tool_call_id for message in raw.results if message.tool_call_id is not None}
     orphans = [call for call in answers if call not in made]
     if orphans:
         raise ValueError(
@@ -227,7 +227,7 @@ def _check_whole(shown: Unit, raw: Unit) -> None:
 
 
 def _spans(engine: Engine, history: History, known: Sequence[Span]) -> tuple[Span, ...]:
-    """One span for every unit: as the last condensation had it, and kept since."""
+    """One span for every unit: those of the last condensation; younger units were kept."""
     count = engine.renderer.count
     pinned = count(history.pinned)
     younger = history.units[len(known) :]

@@ -12,12 +12,12 @@ def stream_seed(run_seed: int, step: int, problem_id: str, sample: int, turn: in
 
     stream_seed(0, 7, "gsm8k-12", 3, 0)   # run 0, step 7, the fourth trajectory of the problem, first turn
     """
-    # the only free text stands last: no two names collide
+    # the only free text comes last, so that no two names collide
     return _bits(f"{run_seed}/{step}/{sample}/{turn}/{problem_id}")
 
 
 def problem_draw(run_seed: int, step: int, problem_id: str) -> float:
-    """A number in [0, 1) for all trajectories of a problem: what is drawn for it is the same to every sibling."""
+    """A number in [0, 1) that is equal for all trajectories of a problem."""
     return (_bits(f"{run_seed}/{step}/problem/{problem_id}") >> 10) / 2**53  # 53 bits, so that it never rounds to 1
 
 

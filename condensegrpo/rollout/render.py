@@ -4,8 +4,8 @@ A prompt is templated and tokenised once, at the start of a segment. From then o
 
     prompt_0 + output_0 + continuation_0 = prompt_1;   prompt_1 + output_1 + continuation_1 = prompt_2;   …
 
-so that sampled ids reach the learner byte-identical, however unusual their split of the text: there is no decode/encode
-round trip. Text is a view; only a prompt that a condenser rewrote is made from it anew.
+so that sampled ids reach the learner unchanged, however unusual their split of the text: there is no decode/encode
+round trip. Text is a view; only a prompt that a condenser rewrote is tokenised from text again.
 """
 
 import itertools
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Located(NamedTuple):
-    """A prompt, and where in it each message's content stands."""
+    """A prompt, and the position of each message's content in it."""
 
     ids: tuple[int, ...]  # (P,) ending in the generation prompt
     places: tuple[range, ...]  # one a message; everything else is the template's
@@ -35,7 +35,7 @@ class Located(NamedTuple):
 class Renderer:
     """Turns messages into prompts of one tokenizer and one chat template, with one set of tools.
 
-    The tools stand in every prompt of a run, those of condensers included, so that all share the same first ids.
+    The tools are in every prompt of a run, those of condensers included, so that all share the same first ids.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class Renderer:
             )
 
     def text(self, output_ids: Sequence[int]) -> str:
-        """What sampled ids (A,) say, without the stop id at their end. For reading, never to be tokenised."""
+        """The text of sampled ids (A,), without the stop id at their end. For reading, never to be tokenised."""
         stopped = bool(output_ids) and output_ids[-1] in self.stop_ids
         said = list(output_ids[:-1] if stopped else output_ids)
         return str(self._tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False))

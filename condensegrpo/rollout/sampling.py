@@ -1,4 +1,4 @@
-"""One reply of the policy: asked for with the limits of the engine, guarded against whatever the sampler does."""
+"""One reply of the policy, sampled within the limits of the engine; failures of the sampler end the episode."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from condensegrpo.rollout.engine import Engine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """What the policy said, by tokens and as text."""
+    """A reply of the policy, as tokens and as text."""
 
     generation: Generation
     text: str
-    version: int  # of the policy, when it was asked
+    version: int  # of the policy at the request
 
 
 async def sample(
@@ -30,12 +30,12 @@ async def sample(
     """Sample one reply.
 
     Args:
-        trajectory: id of the one that the reply belongs to.
+        trajectory: id of the trajectory that the reply belongs to.
         seed: of the reply's random stream.
-        stop_strings: that end it, beside the stop ids of the renderer.
+        stop_strings: end the reply, in addition to the stop ids of the renderer.
 
     Raises:
-        Ended: the sampler failed, took longer than ``turn_seconds`` or gave the reply up.
+        Ended: the sampler failed, took longer than ``turn_seconds`` or aborted the reply.
     """
     params = SamplingParams(
         max_tokens=max_tokens,
@@ -52,7 +52,7 @@ async def sample(
         seconds=engine.limits.turn_seconds,
     )
     if sampled.generation.finish is Finish.ABORT:
-        raise Ended(Stop.ABORTED, "the sampler gave the reply up")
+        raise Ended(Stop.ABORTED, "the sampler aborted the reply")
     return sampled
 
 
@@ -60,5 +60,5 @@ async def _sampled(engine: Engine, prompt_ids: Sequence[int], params: SamplingPa
     version = engine.sampler.version
     generation = await engine.sampler.sample(prompt_ids, params)
     if not isinstance(generation, Generation):
-        raise TypeError(f"sample() gave {generation!r:.80}, wanted a Generation")
+        raise TypeError(f"sample() returned {generation!r:.80}, wanted a Generation")
     return Sampled(generation=generation, text=engine.renderer.text(generation.token_ids), version=version)

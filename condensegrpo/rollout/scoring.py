@@ -12,15 +12,15 @@ from condensegrpo.core.trajectory import Score, Trajectory
 def score(trajectory: Trajectory, problem: Problem, reward: Reward) -> Score:
     """The score of a trajectory under a reward.
 
-    A reward that gives a mapping is the sum of it; its entries ``format`` and ``correct`` are then the judgements.
-    Where a reward does not judge, plain rules do: well formed is what stopped with an answer, right is a total of at
-    least 1.
+    The total of a reward that returns a mapping is its sum; its entries ``format`` and ``correct`` are the judgements.
+    If a reward does not judge, default rules apply: a trajectory that stopped with an answer is well formed, a total of
+    at least 1 is correct.
 
         {"correct": 1.0, "brevity": 0.2}   ─▶   total 1.2, correct 1.0, format_valid by the stop reason
 
     Raises:
         ScoreError: the reward raised; a total, a part, a judgement or a turn reward is not a finite number; or there
-            are turn rewards and not one a turn.
+            are turn rewards but not one for each turn.
     """
     try:
         result = RewardResult.of(reward(trajectory, problem))
@@ -30,12 +30,12 @@ def score(trajectory: Trajectory, problem: Problem, reward: Reward) -> Score:
 
 
 def score_group(trajectories: Sequence[Trajectory], problem: Problem, reward: GroupReward) -> tuple[Score, ...]:
-    """The scores of the trajectories of one group, in their order; what holds for ``score`` holds for each of them.
+    """The scores of the trajectories of one group, in their order, by the rules of ``score``.
 
     Raises:
-        ScoreError: as ``score``, or there is not one result a trajectory.
+        ScoreError: as ``score``, or there is not one result for each trajectory.
     """
-    group = ", ".join(dict.fromkeys(one.group_id for one in trajectories))
+    group = ", ".join(dict.fromkeys(trajectory.group_id for trajectory in trajectories))
     doing = f"scoring the {len(trajectories)} trajectories of group {group} with the reward {_name(reward)}"
     try:
         results = [RewardResult.of(given) for given in reward.score_group(trajectories, problem)]
@@ -43,36 +43,37 @@ def score_group(trajectories: Sequence[Trajectory], problem: Problem, reward: Gr
         raise ScoreError(f"{doing}: {type(error).__name__}: {error}") from error
     if len(results) != len(trajectories):
         raise ScoreError(
-            f"{doing}: found {len(results)} results, wanted one a trajectory in their order; correct the reward"
+            f"{doing}: found {len(results)} results, wanted one for each trajectory in their order; fix the reward"
         )
     return tuple(
-        _checked(result, one, _doing(one, problem, reward)) for result, one in zip(results, trajectories, strict=True)
+        _checked(result, trajectory, _doing(trajectory, problem, reward))
+        for result, trajectory in zip(results, trajectories, strict=True)
     )
 
 
 def _checked(result: RewardResult, trajectory: Trajectory, doing: str) -> Score:
-    """The score that a result makes, with plain rules where it does not judge."""
-    valid = trajectory.stop.gives_answer if result.format_valid is None else result.format_valid
-    right = float(result.total >= 1) if result.correct is None else result.correct
+    """The score of a result, with default rules where it does not judge."""
+    format_valid = trajectory.stop.gives_answer if result.format_valid is None else result.format_valid
+    correct = float(result.total >= 1) if result.correct is None else result.correct
     turns = {f"turn_rewards[{turn}]": value for turn, value in enumerate(result.turn_rewards)}
-    for name, value in {**result.components, "total": result.total, "correct": right, **turns}.items():
+    for name, value in {**result.components, "total": result.total, "correct": correct, **turns}.items():
         if not math.isfinite(value):
             raise ScoreError(
-                f"{doing}: {name} is {value}, wanted a finite number. One such value would spoil the advantages of the "
-                f"whole group; correct the reward"
+                f"{doing}: {name} is {value}, wanted a finite number. One such value would break the advantages of the "
+                f"whole group; fix the reward"
             )
-    if not 0 <= right <= 1:
-        raise ScoreError(f"{doing}: correct is {right}, wanted a value in [0, 1]; correct the reward")
+    if not 0 <= correct <= 1:
+        raise ScoreError(f"{doing}: correct is {correct}, wanted a value in [0, 1]; fix the reward")
     if len(result.turn_rewards) not in (0, len(trajectory.turns)):
         raise ScoreError(
-            f"{doing}: found {len(result.turn_rewards)} turn rewards for {len(trajectory.turns)} turns, wanted one a "
-            f"turn, or none at all; correct the reward"
+            f"{doing}: found {len(result.turn_rewards)} turn rewards for {len(trajectory.turns)} turns, wanted one "
+            f"for each turn or none; fix the reward"
         )
     return Score(
         total=result.total,
         components=result.components,
-        format_valid=valid,
-        correct=right,
+        format_valid=format_valid,
+        correct=correct,
         context_tokens=trajectory.max_context_tokens,
         turn_rewards=result.turn_rewards,
     )

@@ -84,23 +84,23 @@ class Toolbox:
         self._seconds = seconds
         self._max_chars = max_chars
 
-    def introduced(self, head: Sequence[Message]) -> tuple[Message, ...]:
-        """The head of a history, in which the system message tells of the tools if the chat template does not.
+    def introduced(self, pinned: Sequence[Message]) -> tuple[Message, ...]:
+        """The pinned messages with a system message that explains the tools, unless the chat template shows them.
 
             system  Be brief.   ─▶   system  Be brief.⏎⏎You can use tools. To call one, write <tool>…
 
-        A head without a system message gets one. If a system message shows how a call is opened, the task explains its
-        tools itself, and the head stays as it is.
+        Pinned messages without a system message get one. If a system message shows how a call is opened, the task
+        explains its tools itself, and the pinned messages stay unchanged.
         """
         instructions = self.format.instructions(self.schemas)
-        systems = [index for index, message in enumerate(head) if message.role == "system"]
-        if not instructions or any(self.format.opening in head[index].content for index in systems):
-            return tuple(head)
+        systems = [index for index, message in enumerate(pinned) if message.role == "system"]
+        if not instructions or any(self.format.opening in pinned[index].content for index in systems):
+            return tuple(pinned)
         if not systems:
-            return (Message(role="system", content=instructions), *head)
+            return (Message(role="system", content=instructions), *pinned)
         first = systems[0]
-        told = "\n\n".join(text for text in (head[first].content, instructions) if text)
-        return (*head[:first], replace(head[first], content=told), *head[first + 1 :])
+        content = "\n\n".join(text for text in (pinned[first].content, instructions) if text)
+        return (*pinned[:first], replace(pinned[first], content=content), *pinned[first + 1 :])
 
     async def answer(self, text: str) -> ToolAnswers:
         """Read the calls of a reply, run them, and give the messages that follow it. Never raises for what they do."""

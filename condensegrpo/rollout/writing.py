@@ -1,4 +1,4 @@
-"""Condense turns: the policy writes what a condenser asks for. What is used is a turn, what is rejected trains nothing.
+"""Condense turns: the policy writes a text for a condenser. A used text is a turn, a rejected text is not trained.
 
 turn 4   act        pinned u0 u1 u2 u3              → reply, which becomes u4
 turn 5   condense   pinned u0 u1 u2 u3 u4 "sum up"  → S      turn 4 continued by ids: same system prefix, same tools
@@ -14,7 +14,7 @@ from condensegrpo.core.protocols import Request, Write, Writes, Written
 from condensegrpo.core.trajectory import Rejected, Stop, Turn
 from condensegrpo.rollout.boundary import Ended
 from condensegrpo.rollout.engine import Engine
-from condensegrpo.rollout.prompt import Asked, Prompt, asking
+from condensegrpo.rollout.prompt import Exchange, Prompt, request_prompt
 from condensegrpo.rollout.sampling import Sampled, sample
 
 
@@ -26,7 +26,7 @@ class Attempt:
     sampled: Sampled
 
     def turn(self) -> Turn:
-        """The attempt as the turn that it is once it was used."""
+        """The turn of a used text."""
         generation = self.sampled.generation
         return Turn(
             prompt_ids=self.prompt.ids,
@@ -40,7 +40,7 @@ class Attempt:
         )
 
     def rejected(self, before: int, reason: str) -> Rejected:
-        """The attempt as what it is if it was not used."""
+        """The record of a text that was not used."""
         return Rejected(
             before=before,
             prompt_ids=self.prompt.ids,
@@ -52,25 +52,25 @@ class Attempt:
 
 
 class Writer:
-    """Samples condense turns for one call of a condenser, and remembers what was written."""
+    """Samples condense turns for one call of a condenser, and keeps the texts."""
 
     def __init__(self, engine: Engine, trajectory: str, seed: Callable[[], int]) -> None:
-        """Write with an engine, for the trajectory of this id; ``seed`` gives a new seed each time it is called."""
+        """``trajectory`` is the id of the trajectory, ``seed`` returns a new seed at each call."""
         self._engine = engine
         self._trajectory = trajectory
         self._seed = seed
-        self.most = engine.condenser.writes if isinstance(engine.condenser, Writes) else 0
+        self.max_texts = engine.condenser.writes if isinstance(engine.condenser, Writes) else 0
         self.attempts: list[Attempt] = []
 
-    def bound(self, history: History, last: Asked) -> Write | None:
-        """What the condenser may call; None if it never asks."""
-        return partial(self._write, history, last) if self.most else None
+    def write_function(self, history: History, last: Exchange) -> Write | None:
+        """The function that the condenser may call; None if it never asks for text."""
+        return partial(self._write, history, last) if self.max_texts else None
 
     def check(self, rejected: Sequence[str]) -> None:
-        """Check that of all that was written at most one text was not rejected.
+        """Check that at most one of the texts was not rejected.
 
         Raises:
-            Ended: the condenser left open which text it used.
+            Ended: it is not clear which text the condenser used.
         """
         if len(self.attempts) - len(rejected) not in (0, 1):
             raise Ended(
@@ -79,16 +79,16 @@ class Writer:
                 f"{len(rejected)}, wanted all rejected but the last, or all (Condensed.rejected)",
             )
 
-    async def _write(self, history: History, last: Asked, request: Request) -> Written:
-        """Sample what a request asks for.
+    async def _write(self, history: History, last: Exchange, request: Request) -> Written:
+        """Sample the text of a request.
 
         Raises:
-            RuntimeError: the condenser asks more often than it said (``Writes.writes``).
+            RuntimeError: the condenser asks more often than its ``Writes.writes``.
             ContextOverflow: the request does not fit the context budget.
         """
-        if len(self.attempts) == self.most:
-            raise RuntimeError(f"it asks for a text once more than the {self.most} times that its writes allows")
-        prompt = asking(self._engine, history, last, request)
+        if len(self.attempts) == self.max_texts:
+            raise RuntimeError(f"it asks for more texts than the {self.max_texts} that its property writes allows")
+        prompt = request_prompt(self._engine, history, last, request)
         room = self._engine.limits.max_output_tokens
         sampled = await sample(
             self._engine,
@@ -96,19 +96,19 @@ class Writer:
             trajectory=self._trajectory,
             seed=self._seed(),
             max_tokens=room if request.max_tokens is None else min(room, request.max_tokens),
-            stop_strings=(),  # those of tool calls would end a summary that quotes one
+            stop_strings=(),  # stop strings of tool calls would end a summary that quotes a call
         )
         self.attempts.append(Attempt(prompt=prompt, sampled=sampled))
         return Written(text=sampled.text, finish=sampled.generation.finish)
 
 
-def sorted_out(
+def split_attempts(
     attempts: Sequence[Attempt], reasons: Sequence[str], *, before: int
 ) -> tuple[Attempt | None, tuple[Rejected, ...]]:
-    """The attempt that was used, if any, and the others, of which the condenser rejected one for each of ``reasons``.
+    """The used attempt, if any, and the rejected ones, one for each of ``reasons``.
 
     Args:
-        before: index of the first turn to come.
+        before: index of the next turn.
     """
     used = attempts[len(reasons)] if len(attempts) > len(reasons) else None
     following = before + (used is not None)
