@@ -1,4 +1,4 @@
-"""The command ``condensegrpo``: registers the commands and ends them. Imports nothing heavy: --help answers at once."""
+"""The command ``condensegrpo``: registers the subcommands. Imports nothing heavy, so that --help is fast."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ from condensegrpo.core.errors import CondenseError, ConfigError
 
 
 def _algorithms() -> str:
-    """What the configuration chooses credit from."""
+    """The lists of estimators and losses below the help of ``train``."""
     tables = (("algorithm.advantage.estimator", ESTIMATORS), ("algorithm.loss.name", LOSSES))
     lists = (f"[bold]{key}[/bold]: {', '.join(table)}" for key, table in tables)
     return "\n\n".join((*lists, "Formulas and when to use which: docs/reference/estimators.md"))
@@ -38,7 +38,7 @@ app = typer.Typer(
 
 @app.callback()
 def _launched(local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True)] = None) -> None:
-    """Take the option that the deepspeed launcher gives to every process; LOCAL_RANK says the same."""
+    """Accept the option that the deepspeed launcher passes to every process; LOCAL_RANK has the same value."""
 
 
 app.command("train", epilog=_algorithms())(train)
@@ -53,7 +53,7 @@ app.command("plugins")(plugins)
 
 def main() -> None:
     """Run the command line. Exit code 2: the configuration is wrong; 1: the work failed; 130: interrupted."""
-    signal.signal(signal.SIGINT, _leave)  # train has a handler of its own
+    signal.signal(signal.SIGINT, _exit_immediately)  # train installs its own handler
     try:
         app()
     except CondenseError as error:
@@ -61,7 +61,7 @@ def main() -> None:
         sys.exit(2 if isinstance(error, ConfigError) else 1)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    """Without waiting for a sampler's thread, which an ordinary exit would do."""
+def _exit_immediately(number: int, frame: FrameType | None) -> None:
+    """Exit without waiting for a sampler's thread, as an ordinary exit would."""
     os.write(2, b"\ninterrupted\n")
     os._exit(130)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from condensegrpo.cli import theme
+from condensegrpo.cli.neutral import counted
 from condensegrpo.core.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -24,17 +25,17 @@ FILES = ("comparison.json", "comparison.png", "comparison.svg")
 
 
 def parsed_condensers(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """The condensers of ``--compare``: separated by commas, each with its ``key=value``s after it.
+    """Parse ``--compare``: condensers separated by commas, each followed by its ``key=value``s.
 
         "full, last_k keep_last=3, path/to/mine.py:Mine words=[a, b]"
 
     Raises:
-        ConfigError: it is not that.
+        ConfigError: the text has another form.
     """
     from condensegrpo.config.yaml_tree import apply_overrides
 
-    parts = [part.strip() for part in re.split(r",(?![^\[{]*[\]}])", text)]  # not within brackets
-    found = []
+    parts = [part.strip() for part in re.split(r",(?![^\[{]*[\]}])", text)]  # commas outside brackets
+    condensers = []
     for part in parts:
         name, _, rest = part.partition(" ")
         if not name or "=" in name:
@@ -42,15 +43,15 @@ def parsed_condensers(text: str) -> list[tuple[str, dict[str, Any]]]:
                 f"reading --compare {text!r}: found {part!r}, wanted a condenser's name with its options after it, "
                 f"such as 'full, last_k keep_last=3, random_drop'."
             )
-        found.append((name, apply_overrides({}, re.split(r"\s+(?=\w+=)", rest.strip()) if rest.strip() else [])))
-    return found
+        condensers.append((name, apply_overrides({}, re.split(r"\s+(?=\w+=)", rest.strip()) if rest.strip() else [])))
+    return condensers
 
 
 def parsed_budgets(text: str | None) -> list[int]:
-    """The budgets of ``--budgets``, such as ``64,96``.
+    """Parse ``--budgets``, such as ``64,96``.
 
     Raises:
-        ConfigError: it is not that.
+        ConfigError: the text has another form.
     """
     words = [] if text is None else [word.strip() for word in text.split(",")]
     if not all(re.fullmatch(r"[1-9]\d*", word) for word in words):
@@ -94,7 +95,7 @@ def compare(
 
 
 def _make(out: Path) -> None:
-    """Make the folder before anything is loaded."""
+    """Create the folder before anything is loaded."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -130,12 +131,13 @@ def _show(found: "Comparison", out: Path) -> None:
 
 
 def _figures_table(found: "Comparison") -> "Table":
-    """One line a contender, of at most 100 columns; turns, calls and more digits are in the JSON."""
+    """One line per contender, at most 100 columns; the JSON has turns, calls and more digits."""
     from rich import box
     from rich.table import Table
 
     table = Table(
-        title=f"{found.problems} held-out problems × {found.samples}, seed {found.seed}; means over trajectories",
+        title=f"{counted(found.problems, 'held-out problem', 'held-out problems')} × "
+        f"{counted(found.samples, 'sample', 'samples')}, seed {found.seed}; means over trajectories",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,
@@ -146,9 +148,9 @@ def _figures_table(found: "Comparison") -> "Table":
         "budget",
         "success [95 %]",
         "largest\ncontext",
-        "contexts\ntogether",
+        "sum of\ncontexts",
         "conden-\nsations",
-        "fetched\nagain",
+        "re-\nfetched",
         "seconds",
         "con-\ndensing",
     ):
@@ -171,8 +173,8 @@ def _figures_table(found: "Comparison") -> "Table":
 def _differences_table(found: "Comparison") -> "Table":
     from rich.table import Table
 
-    table = Table(title="differences in success, paired by problem, 95 % interval", title_justify="left")
-    for heading in ("budget", "condenser", "less"):
+    table = Table(title="differences in success, paired by problem", title_justify="left")
+    for heading in ("budget", "condenser", "minus"):
         table.add_column(heading)
     table.add_column("difference", justify="right")
     table.add_column("95 % interval", justify="right")

@@ -75,7 +75,7 @@ class PhaseDisplay:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the terminal as it was."""
+        """Stop the display."""
         self.progress.stop()
 
     def phase(self, title: str, total: int | None) -> None:
@@ -119,7 +119,7 @@ class TrainingConsole:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the terminal as it was."""
+        """Stop the display."""
         self._display.__exit__()
         self._file.close()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from condensegrpo.cli.neutral import counted
 from condensegrpo.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,16 +17,16 @@ if TYPE_CHECKING:
     from condensegrpo.core.evaluation import Evaluation
     from condensegrpo.storage.run_folder import RunFolder
 
-MOST_TURNS = 10  # shown of the curve of information; all of it is in --json
+MOST_TURNS = 10  # of the information by turn that the table shows; --json has all of it
 
 
 def evaluate(
-    policy: Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="A run's folder, a model folder or a Hub id.")],
+    policy: Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="A run folder, a model folder or a Hub id.")],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help="By default the run's own configuration."),
+        typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help="By default the configuration of the run."),
     ] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Trajectories a problem.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Trajectories per problem.")] = None,
     save: Annotated[Path | None, typer.Option(help="Also write the trajectories to this JSONL file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     compare: Annotated[
@@ -38,7 +39,8 @@ def evaluate(
         str | None, typer.Option(metavar="TOKENS", help="With --compare: largest contexts, such as 64,96.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="With --compare: folder of comparison.json, .png and .svg; ./compare.")
+        Path | None,
+        typer.Option(help="With --compare: folder for comparison.json, .png and .svg; by default ./compare."),
     ] = None,
 ) -> None:
     """Evaluate a policy on held-out problems: success with its 95 % interval, pass@k, context, turns, stop reasons.
@@ -50,7 +52,9 @@ def evaluate(
     Example: condensegrpo eval runs/memory --compare "full, truncate, random_drop, attention" --budgets 50,100
     """
     if compare is None and (budgets is not None or out is not None):
-        raise ConfigError("reading the options: --budgets and --out belong to --compare, which names the condensers.")
+        raise ConfigError(
+            "reading the options: found --budgets or --out without --compare. Add --compare with the condensers."
+        )
     config, model = _policy(policy, arguments or [])
     from condensegrpo.config.load import vary
 
@@ -71,7 +75,7 @@ def evaluate(
 
 
 def _create(save: Path) -> None:
-    """Make the file, so that a place that cannot be written, or is taken, is known before anything is loaded."""
+    """Create the file, so that an existing or unwritable one is refused before anything is loaded."""
     from condensegrpo.core.errors import RunError
 
     try:
@@ -81,7 +85,7 @@ def _create(save: Path) -> None:
 
 
 def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str]":
-    """The configuration and the model folder that the arguments mean."""
+    """The configuration and the model folder that the arguments name."""
     from condensegrpo.config.load import find_config, load_config, load_stored
     from condensegrpo.storage.run_folder import RunFolder
 
@@ -92,7 +96,7 @@ def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str]":
     is_run = (Path(policy) / "config.yaml").is_file()
     if not names and not is_run:
         raise ConfigError(
-            f"evaluating {policy}: it is no run's folder, so a CONFIG must say the task. Add one, such as gsm8k."
+            f"evaluating {policy}: it is not a run folder, so a CONFIG must say the task. Add one, such as gsm8k."
         )
     if names:
         config = load_config(find_config(names[0]), overrides)
@@ -108,7 +112,7 @@ def _newest_model(folder: "RunFolder") -> str:
     newest = checkpoint.latest(folder.checkpoints)
     if newest is None:
         raise RunError(
-            f"evaluating {folder.path}: it has no checkpoint yet. Wait for one, or go on with train --resume."
+            f"evaluating {folder.path}: it has no checkpoint yet. Wait for one, or continue with train --resume."
         )
     return str(newest / "model")
 
@@ -149,9 +153,11 @@ def _print(result: "Evaluation", model: str) -> None:
     from rich.table import Table
 
     table = Table(
-        title=f"{result.problems} held-out problems × {result.samples}, seed {result.seed}", title_justify="left"
+        title=f"{counted(result.problems, 'held-out problem', 'held-out problems')} × "
+        f"{counted(result.samples, 'sample', 'samples')}, seed {result.seed}",
+        title_justify="left",
     )
-    table.add_column("measure")
+    table.add_column("metric")
     table.add_column("value", justify="right")
     low, high = result.success_low, result.success_high
     bounds = "" if low is None or high is None else f"  95 % interval [{low:.3f}, {high:.3f}]"
@@ -160,25 +166,25 @@ def _print(result: "Evaluation", model: str) -> None:
         table.add_row(f"pass@{k}", f"{value:.3f}")
     rows = (
         ("reward", "reward"),
-        ("well-formed", "format_valid"),
+        ("valid format", "format_valid"),
         ("largest context, tokens", "context_tokens"),
         ("output, tokens", "output_tokens"),
         ("turns", "turns"),
         ("tool calls", "tool_calls"),
-        ("tool calls that worked", "tool_calls_valid"),
-        ("known of the answer at the end, nats", "answer_information"),
-        ("lost of it to condensation, nats", "answer_information_lost"),
+        ("successful tool calls", "tool_calls_valid"),
+        ("information about the answer at the end, nats", "answer_information"),
+        ("information lost to condensation, nats", "answer_information_lost"),
     )
     for label, key in rows:
         if key in result.metrics:
             table.add_row(label, f"{result.metrics[key]:.3f}")
     for key, value in result.metrics.items():
         if key.startswith("stop/") and value:
-            table.add_row(f"ended: {key.removeprefix('stop/')}", f"{value:.3f}")
+            table.add_row(f"stop: {key.removeprefix('stop/')}", f"{value:.3f}")
     if result.information:
         known = " ".join("–" if value is None else f"{value:.1f}" for value in result.information[:MOST_TURNS])
         more = " …" if len(result.information) > MOST_TURNS else ""
-        table.add_row("known of the answer by turn, nats", f"{known}{more}")
+        table.add_row("information about the answer by turn, nats", f"{known}{more}")
     table.add_row("seconds", f"{result.seconds:.1f}")
     console = Console()
     console.print(table)

@@ -8,10 +8,12 @@ import typer
 
 def export(
     source: Annotated[
-        Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run's folder, or a step_… folder in its checkpoints.")
+        Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run folder, or a step_… folder in its checkpoints.")
     ],
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="The folder to make.")],
-    step: Annotated[int | None, typer.Option(min=0, help="Of the run's checkpoints; by default the newest.")] = None,
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="The folder to create.")],
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Step of the run's checkpoint; by default the newest.")
+    ] = None,
     adapter: Annotated[
         bool, typer.Option("--adapter", help="The LoRA adapter alone, as a PEFT folder, not merged into its base.")
     ] = False,
@@ -22,6 +24,6 @@ def export(
     """
     from condensegrpo.learner.export import checkpoint_of, export
 
-    found = checkpoint_of(source, step)
-    export(found, target, "adapter" if adapter else "model")
-    typer.echo(f"{found} → {target}")
+    checkpoint = checkpoint_of(source, step)
+    export(checkpoint, target, "adapter" if adapter else "model")
+    typer.echo(f"{checkpoint} → {target}")

@@ -1,4 +1,4 @@
-"""``condensegrpo plan``: what a run will take of each device's memory, and how many tokens a step has."""
+"""``condensegrpo plan``: predicts the memory that a run needs on each device, and the tokens of a step."""
 
 import json
 import re
@@ -22,14 +22,19 @@ UNITS = {"": 1, "MB": 10**6, "GB": 10**9, "MIB": MIB, "GIB": GIB, "M": MIB, "G":
 
 
 def plan(
-    config: Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped one.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="On top of it.")] = None,
-    ranks: Annotated[int, typer.Option(min=1, help="Processes that learn together, one a device.")] = 1,
+    config: Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped configuration.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of its keys.")
+    ] = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Number of training processes, one per device.")] = 1,
     device: Annotated[
-        Literal["cpu", "gpu"] | None, typer.Option(help="What a rank runs on; by default what this machine has.")
+        Literal["cpu", "gpu"] | None, typer.Option(help="Device of each rank; by default what this machine has.")
     ] = None,
     device_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Of a GPU, such as 24GiB: does it fit? Exit code 1: no.")
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Memory of a GPU, such as 24GiB: check that the run fits. Exit code 1: it does not."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -91,7 +96,7 @@ def _show(config: "RunConfig", predicted: "Plan") -> None:
     largest = max(peak.parts, key=lambda part: part.bytes)
     console.print(
         f"\npeak      {_size(peak.bytes)} on each device, when {peak.name} ({peak.moment}); "
-        f"most of it: {largest.name}, {_size(largest.bytes)}"
+        f"largest part: {largest.name}, {_size(largest.bytes)}"
     )
     tokens, batch = predicted.tokens, predicted.batch
     console.print(
@@ -116,15 +121,15 @@ def _table(predicted: "Plan") -> "Table":
         head = Text(f"{phase.name}\n", theme.HEAD if phase is peak else theme.DIM)
         table.add_column(head.append(phase.moment, theme.DIM), justify="right")
     sizes = [_sizes(phase) for phase in predicted.phases]
-    for name in dict.fromkeys(name for one in sizes for name in one):
-        table.add_row(name, *(_size(one[name]) if name in one else "" for one in sizes))
+    for name in dict.fromkeys(name for parts in sizes for name in parts):
+        table.add_row(name, *(_size(parts[name]) if name in parts else "" for parts in sizes))
     totals = (Text(_size(phase.bytes), theme.HEAD if phase is peak else "bold") for phase in predicted.phases)
-    table.add_row(Text("together", "bold"), *totals)
+    table.add_row(Text("total", "bold"), *totals)
     return table
 
 
 def _sizes(phase: "Phase") -> dict[str, int]:
-    """The parts that take anything."""
+    """The parts that are not empty, in bytes."""
     return {part.name: part.bytes for part in phase.parts if part.bytes}
 
 
@@ -133,15 +138,15 @@ def _verdict(predicted: "Plan", room: int, found: "tuple[Change, Plan] | None") 
     if needed <= room:
         console.print(f"\nfits      {_size(needed)} of {_size(room)}", style=theme.GOOD)
         return
-    console.print(f"\ndoes not fit: {_size(needed)}, and there are {_size(room)}", style=theme.BAD)
+    console.print(f"\ndoes not fit: needs {_size(needed)}, available {_size(room)}", style=theme.BAD)
     console.print(f"→ {_advice(room, found)}", style=theme.BAD)
 
 
 def _advice(room: int, found: "tuple[Change, Plan] | None") -> str:
     if found is None:
         return (
-            "nothing that was tried makes it fit: smaller micro-batches, bfloat16, ZeRO 3 on up to 64 devices (as far "
-            "as train.problems_per_step divides over them). Take a smaller model or lower "
+            "does not fit with smaller micro-batches, bfloat16, or ZeRO 3 on up to 64 devices (numbers that divide "
+            "train.problems_per_step). Use a smaller model, or lower "
             "rollout.limits.max_context_tokens."
         )
     change, plan = found

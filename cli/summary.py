@@ -1,10 +1,12 @@
-"""What a finished run prints last: before and after, where things are, what to run next."""
+"""The closing summary of a run: metrics before and after, its files, and what to run next."""
 
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from condensegrpo.cli.neutral import counted
 
 if TYPE_CHECKING:
     from condensegrpo.storage.run_folder import RunFolder
@@ -13,8 +15,8 @@ MEASURES = (
     ("success", "success", "{:.3f}"),
     ("largest context, tokens", "context_tokens", "{:.1f}"),
     ("output, tokens", "output_tokens", "{:.1f}"),
-    ("well-formed", "format_valid", "{:.3f}"),
-    ("tool calls that worked", "tool_calls_valid", "{:.3f}"),
+    ("valid format", "format_valid", "{:.3f}"),
+    ("successful tool calls", "tool_calls_valid", "{:.3f}"),
 )
 
 
@@ -34,14 +36,15 @@ def print_summary(folder: "RunFolder") -> None:
 
 
 def _table(before: dict[str, float], after: dict[str, float]) -> Table:
-    title = f"held-out problems, before → after {after['step']:.0f} steps"
+    steps = counted(round(after["step"]), "step", "steps")
+    title = f"held-out problems, before → after {steps}"
     table = Table(title=title, title_justify="left")
     table.add_column("evaluation")
-    table.add_column("measure")
+    table.add_column("metric")
     table.add_column("before", justify="right")
     table.add_column("after", justify="right")
     for name, place in _places(after):
-        measured = [one for one in MEASURES if f"{place}/{one[1]}" in after]
+        measured = [measure for measure in MEASURES if f"{place}/{measure[1]}" in after]
         for row, (label, key, form) in enumerate(measured):
             cells = [
                 form.format(line[f"{place}/{key}"]) if f"{place}/{key}" in line else "–" for line in (before, after)

@@ -4,10 +4,11 @@ import os
 import signal
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from condensegrpo.cli.neutral import counted
 from condensegrpo.core.errors import CondenseError, ConfigError, Interrupted
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ def train(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[CONFIG] [KEY=VALUE]...", help="A YAML file (or the name of a shipped one) and overrides."
+            metavar="[CONFIG] [KEY=VALUE]...",
+            help="A YAML file or the name of a shipped configuration, then overrides of its keys.",
         ),
     ] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue the run in this folder.")] = None,
@@ -47,72 +49,47 @@ def train(
 
         components = assemble.check(config)
     if dry_run:
-        _describe(components)
+        _print_problems(components)
         typer.echo(dump_config(config), nl=False)
     elif int(os.environ.get("RANK", "0")) > 0:
-        _follow(config, components)
+        _train_as_other_rank(config, components)
     else:
-        _lead(config, components, resume)
+        _train_as_first_rank(config, components, resume)
 
 
 def _configuration(arguments: list[str], resume: Path | None) -> "RunConfig":
     from condensegrpo.config.load import find_config, load_config
+    from condensegrpo.config.resumed import resumed_config
+    from condensegrpo.storage.run_folder import RunFolder
 
     names = [argument for argument in arguments if "=" not in argument]
     overrides = [argument for argument in arguments if "=" in argument]
     if resume is not None:
-        return _resumed(resume, names, overrides)
+        if names:
+            raise ConfigError(
+                f"resuming {resume}: found the configuration {names[0]} as well, but a run keeps its own. Leave it out."
+            )
+        return resumed_config(RunFolder.open(resume).config, overrides)
     if len(names) != 1:
         raise ConfigError(
-            f"reading the arguments: wanted one CONFIG and KEY=VALUEs, found {len(names)} without '='{names or ''}."
+            f"reading the arguments: wanted one CONFIG and KEY=VALUEs, found {len(names)} arguments without '='"
+            f"{': ' + ', '.join(names) if names else ''}. Name one, such as quickstart or path/to/file.yaml."
         )
     return load_config(find_config(names[0]), overrides)
 
 
-def _resumed(resume: Path, names: list[str], overrides: list[str]) -> "RunConfig":
-    """The run's own configuration. What its past was made of cannot be changed."""
-    from condensegrpo.config.load import load_stored
-    from condensegrpo.storage.run_folder import RunFolder
-
-    path = RunFolder.open(resume).config
-    if names:
-        raise ConfigError(
-            f"resuming {resume}: found the configuration {names[0]} as well; a run keeps its own. Leave it out."
-        )
-    before, after = load_stored(path), load_stored(path, overrides)
-    for key, (was, is_now) in _differences(before.model_dump(mode="json"), after.model_dump(mode="json")).items():
-        if key.partition(".")[0] in ("name", "runs_dir", "seed", "model", "task", "warm_start"):
-            raise ConfigError(
-                f"resuming {resume}: {key} was changed from {was!r} to {is_now!r}. What the run has done so far hangs "
-                f"on it: leave it as it is, or start a new run."
-            )
-    return after
-
-
-def _differences(before: Any, after: Any, key: str = "") -> "dict[str, tuple[Any, Any]]":  # noqa: ANN401  YAML trees
-    """The leaves in which two trees differ, by their dotted keys.
-
-    {a: {b: 1, c: 2}} and {a: {b: 1, c: 3}}   ─▶   a.c: (2, 3)
-    """
-    if not (isinstance(before, dict) and isinstance(after, dict)):
-        return {} if before == after else {key: (before, after)}
-    return {
-        name: pair
-        for part in {**before, **after}
-        for name, pair in _differences(before.get(part), after.get(part), f"{key}.{part}" if key else part).items()
-    }
-
-
-def _describe(components: "Components") -> None:
+def _print_problems(components: "Components") -> None:
+    """The number of problems and the first one, as comments above the configuration."""
     from condensegrpo.assembly import assemble
 
     for split in SPLITS:
-        found = assemble.problems(components.task, split)
-        typer.echo(f"# {split}: {len(found)} problems, the first: {found[0].question[:80]!r}")
+        problems = assemble.problems(components.task, split)
+        count = counted(len(problems), "problem", "problems")
+        typer.echo(f"# {split}: {count}, the first: {problems[0].question[:80]!r}")
 
 
 def _new_folder(config: "RunConfig") -> "RunFolder":
-    """The run's folder, with its configuration; a name that is taken gets a number, so that no run is overwritten."""
+    """Create the run's folder and write its configuration; a name in use gets a number, so no run is overwritten."""
     from condensegrpo.config.load import dump_config
     from condensegrpo.storage.files import write_atomically
     from condensegrpo.storage.run_folder import RunFolder
@@ -126,8 +103,8 @@ def _new_folder(config: "RunConfig") -> "RunFolder":
     return folder
 
 
-def _lead(config: "RunConfig", components: "Components", resume: Path | None) -> None:
-    """Train as rank 0, which alone shows and writes."""
+def _train_as_first_rank(config: "RunConfig", components: "Components", resume: Path | None) -> None:
+    """Train as rank 0, which shows the progress and writes the files."""
     from condensegrpo.cli.summary import print_summary
     from condensegrpo.storage.run_folder import RunFolder
 
@@ -140,7 +117,7 @@ def _lead(config: "RunConfig", components: "Components", resume: Path | None) ->
             write_report(folder.path)
             print_summary(folder)
     if not finished:
-        typer.echo(f"stopped. To go on: condensegrpo train --resume {folder.path}")
+        typer.echo(f"stopped. To continue: condensegrpo train --resume {folder.path}")
         raise typer.Exit(130)
 
 
@@ -168,8 +145,8 @@ def _run(config: "RunConfig", components: "Components", folder: "RunFolder") -> 
             raise
 
 
-def _follow(config: "RunConfig", components: "Components") -> None:
-    """Train as another rank: rank 0 says in which folder."""
+def _train_as_other_rank(config: "RunConfig", components: "Components") -> None:
+    """Train as another rank, in the folder that rank 0 created."""
     from condensegrpo.cli.quiet import quiet_libraries
     from condensegrpo.core.observer import Silent
     from condensegrpo.learner import ranks
@@ -189,7 +166,7 @@ def _follow(config: "RunConfig", components: "Components") -> None:
 
 
 class StopRequest:
-    """Ctrl-C (or SIGTERM) once: finish the step and save. Twice: leave at once."""
+    """Ctrl-C (or SIGTERM) once: finish the step and save. Twice: exit immediately."""
 
     def __init__(self) -> None:
         self._asked = False
@@ -197,12 +174,12 @@ class StopRequest:
         signal.signal(signal.SIGTERM, self._handle)
 
     def requested(self) -> bool:
-        """Whether somebody asked to stop."""
+        """Whether a signal asked to stop."""
         return self._asked
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._asked:
-            os.write(2, b"\nleft at once; the last checkpoint is intact\n")
+            os.write(2, b"\nexited immediately; the last checkpoint is intact\n")
             os._exit(130)
         self._asked = True
-        os.write(2, b"\nfinishing the step and saving what can be saved; once more to leave at once\n")
+        os.write(2, b"\nfinishing the step and saving; press Ctrl-C again to exit immediately\n")

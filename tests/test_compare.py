@@ -161,7 +161,7 @@ def test_the_command_compares_and_writes_table_json_and_picture(untrained: Path,
         "eval", str(untrained), "--compare", "full, truncate, random_drop seed=1", "--budgets", "40,60",
         "--out", str(tmp_path / "out"), "--save", str(tmp_path / "all.jsonl"),
     )  # fmt: skip
-    assert "6 held-out problems × 1" in shown
+    assert "6 held-out problems × 1 sample" in shown
     assert "random_drop(seed=1)" in shown
     tables, _, _ = shown.partition("\nmodel ")
     assert max(len(line.rstrip()) for line in tables.splitlines()) <= 100
@@ -181,7 +181,7 @@ def test_the_command_compares_and_writes_table_json_and_picture(untrained: Path,
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--budgets", "40"], "belong to --compare"),
+        (["--budgets", "40"], "without --compare"),
         (["--compare", "trunkate"], "Did you mean 'truncate'"),
         (["--compare", "truncate", "--budgets", "6"], "rollout.limits.max_context_tokens"),
     ],
