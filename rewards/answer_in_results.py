@@ -7,7 +7,7 @@ from condensegrpo.rewards.tool_results import results_of
 
 
 class AnswerInResults:
-    """1 for the turn with the first tool result if any alias of the answer stands in it, in lower case: a turn reward.
+    """1 for the turn with the first tool result if it contains any alias of the answer, case ignored: a turn reward.
 
     results "Error: …" in turn 0, "… Paris …" in turn 2; answer Paris   ─▶   0, 0, 0
     """

@@ -15,7 +15,7 @@ class AnswerInformation:
         r_t = min(max(I_(t+1) − I_t, −bound), bound),   I_t = log π(ground truth | c_t) in nats
 
     The last turn has no context after it and gets 0. A turn whose context was not measured (one that writes a summary)
-    stands between two that were: it is the one before the next context, so the gain is its. Unbounded gains add up to
+    lies between two measured turns: it precedes the next context, so it gets the gain. Unbounded gains add up to
     I of the last context less I of the first, whatever happened between.
 
         I −9.0 −4.0 −4.5  ─▶  5.0 −0.5 0

@@ -1,4 +1,4 @@
-"""What the context of a trajectory is measured by, and what it costs: shared by the context-efficiency rewards."""
+"""How the context of a trajectory is measured and taxed: shared by the context-efficiency rewards."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Measure = Literal["max", "sum", "last"]
 def context_tokens(trajectory: Trajectory, measure: Measure) -> int:
     """C, the context tokens of a trajectory; 0 without turns.
 
-    ``max`` is what must fit into memory, ``sum`` what was read in all, ``last`` where the history ended up.
+    ``max`` must fit into memory, ``sum`` is the total that was read, ``last`` the final prompt.
 
         prompts of 10, 40 and 25 tokens   ─▶   max 40   sum 75   last 25
     """
@@ -26,7 +26,7 @@ def context_tokens(trajectory: Trajectory, measure: Measure) -> int:
 class ContextTax:
     """λ·u, the share of a reward that context takes; u = clip(ln(C/C_lo) / ln(C_hi/C_lo), 0, 1).
 
-    Free up to C_lo, dearest from C_hi on, and every doubling between them costs the same. With λ = 0.4, C_lo = 100 and
+    0 up to C_lo, λ from C_hi on, and the same increase for every doubling between them. With λ = 0.4, C_lo = 100 and
     C_hi = 400: 100 tokens take 0, 200 take 0.2, 400 and more take 0.4.
     """
 

@@ -16,7 +16,7 @@ class ExactMatch:
 
 
 class AnswerContains:
-    """1 if any alias stands in the answer in lower case, else 0. It does not say that the answer is right."""
+    """1 if the answer contains any alias, case ignored, else 0. It does not judge correctness."""
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""

@@ -1,4 +1,4 @@
-"""The reward ``inverse_max_context``: the smaller the largest context, the more a right answer is worth."""
+"""The reward ``inverse_max_context``: the reward of a right answer is inversely proportional to its largest context."""
 
 from condensegrpo.core.protocols import Problem, RewardResult
 from condensegrpo.core.trajectory import Trajectory

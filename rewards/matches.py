@@ -1,4 +1,4 @@
-"""How an answer is held against the ground truth: one function a match, by its name in the options of rewards."""
+"""How an answer is compared with the ground truth: one function per match, by its name in the options of rewards."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -61,7 +61,7 @@ class Matcher:
 
 
 def check_truth(problem: Problem, match: Match) -> None:
-    """Raise ValueError if the problem has nothing that this match could hold an answer against."""
+    """Raise ValueError if the problem has no ground truth for this match."""
     if match == "tests":
         if not problem.data.get("tests"):
             raise ValueError(
@@ -77,7 +77,7 @@ def check_truth(problem: Problem, match: Match) -> None:
 def number(text: str) -> float | None:
     """The value of a text that is one number after ``, $ %`` are removed; ``None`` if it is anything else.
 
-    White space may surround the number and never stands in it: "7 2" are two numbers.
+    White space may surround the number but not split it: "7 2" are two numbers.
 
     >>> number("$1,080"), number("3.14"), number("\u22125"), number("7 2"), number("12 apples")
     (1080.0, 3.14, -5.0, None, None)

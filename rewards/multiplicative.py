@@ -1,4 +1,4 @@
-"""The reward ``multiplicative``: a right answer loses a share of its worth to context."""
+"""The reward ``multiplicative``: a larger context takes a larger share of the reward of a right answer."""
 
 from typing import Annotated
 

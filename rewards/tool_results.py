@@ -1,4 +1,4 @@
-"""What tools answered in a turn, as the policy saw it, for rewards that look at it."""
+"""The tool results of a turn as the policy saw them, for rewards that read them."""
 
 import re
 from collections.abc import Iterable, Iterator

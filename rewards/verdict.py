@@ -29,12 +29,12 @@ def judge(
     min_last_reply_chars: int = 1,
     domain: Domain = "general",
 ) -> Judgement:
-    """Both judgements at once; ``matcher=None`` leaves the answer unread and calls nothing right.
+    """Both judgements at once; ``matcher=None`` skips the answer, and no answer is right.
 
-    An answer in a bad format is not held against the ground truth.
+    An answer in an invalid format is not compared with the ground truth.
 
     Raises:
-        ValueError: the answer is to be read and the problem has no ground truth.
+        ValueError: the answer is compared and the problem has no ground truth.
     """
     valid = format_valid(
         trajectory, min_reply_chars=min_reply_chars, min_last_reply_chars=min_last_reply_chars, domain=domain
@@ -71,7 +71,7 @@ def correct(trajectory: Trajectory, problem: Problem, matcher: Matcher) -> float
     """1.0 if the answer is right, 0.0 if it is wrong or missing; see ``Matcher``.
 
     Raises:
-        ValueError: the problem has no ground truth: nothing is ever guessed from the look of an answer.
+        ValueError: the problem has no ground truth: correctness is never guessed from the form of an answer.
     """
     matcher.check_truth(problem)
     return 0.0 if trajectory.answer is None else float(matcher.right(trajectory.answer, problem))

@@ -1,6 +1,6 @@
 """Reads the rows of a dataset: a local JSONL or Parquet file, a folder of them, or a Hub id.
 
-Everything that is wrong with a file is said in one sentence: which file, which line, what was found, what to do.
+Every error names the file and the line, what was found and what to do.
 """
 
 import gzip

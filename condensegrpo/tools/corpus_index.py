@@ -1,11 +1,11 @@
-"""A BM25 index of a corpus on disk: built once for a file as it stands, then memory-mapped by every process.
+"""A BM25 index of a corpus on disk: built once per version of the file, then memory-mapped by every process.
 
     <cache>/<key>/passages.jsonl   the passages, one JSON object a line
                   offsets.npy      where each line begins
                   *.index.*        bm25s's own files
 
-The key is made of the corpus file's path, size and time of change; an index is written aside and renamed, so that no
-process ever sees half of one.
+The key is made of the corpus file's path, size and time of change. An index is written to a temporary folder and then
+renamed, so that no process reads an incomplete index.
 """
 
 import hashlib
@@ -32,14 +32,14 @@ _STOPWORDS = "english"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
-    """A piece of text to be found."""
+    """A piece of text that a search returns."""
 
     title: str  # may be empty
     text: str
 
 
 class CorpusIndex:
-    """An index as it lies on disk. May be asked by several threads at once."""
+    """An index on disk. Safe for concurrent queries from several threads."""
 
     def __init__(self, folder: Path) -> None:
         import bm25s  # here: it takes a second that a run without search need not wait for
@@ -70,11 +70,11 @@ class CorpusIndex:
 
 
 def opened(corpus: str, cache: str | None = None) -> CorpusIndex:
-    """The index of a corpus, built if this machine has none of the file as it stands.
+    """The index of a corpus, built if this machine has none of this version of the file.
 
     Args:
         corpus: a JSONL file (also .gz). A row is a passage: ``text`` or ``contents``, and ``title`` if it has one; or
-            it is a question with its passages in ``ctxs``, as in NQ-open files. A passage that comes again counts once.
+            it is a question with its passages in ``ctxs``, as in NQ-open files. A repeated passage counts once.
         cache: folder of the indices.
 
     Raises:
@@ -137,7 +137,7 @@ def _publish(aside: Path, folder: Path) -> None:
 
 
 def _write_passages(corpus: Path, aside: Path) -> list[str]:
-    """Write the passages and where each begins; gives the texts to index."""
+    """Write the passages and their offsets; returns the texts to index."""
     texts: list[str] = []
     offsets = [0]
     seen: set[bytes] = set()

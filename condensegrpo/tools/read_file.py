@@ -20,8 +20,8 @@ class ReadFile:
         """Set the folder.
 
         Args:
-            folder: whose files may be read, so none that holds answers; None: a new one, empty, removed in the end.
-            max_bytes: of a file that are read; the rest is left out and said so.
+            folder: readable files, so it must not contain ground truth; None: a new empty folder, removed at exit.
+            max_bytes: maximum bytes read from a file; longer files are cut, with a note.
 
         Raises:
             ValueError: there is no such folder.
@@ -54,7 +54,7 @@ class ReadFile:
         return self._read(place)
 
     def _read(self, place: Path) -> str:
-        # resolved above; a link put there since is not followed, and a pipe put there since is not waited for
+        # resolved above; do not follow a link or wait for a pipe that was created since
         with os.fdopen(os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ValueError(f"{place.name!r} is no regular file")
