@@ -15,6 +15,8 @@ from condensegrpo.core.errors import SamplerError, ServerUnreachable
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.samplers.vllm_server.guard import TOKEN_VARIABLE
 
+Json = dict[str, Any]  # a parsed body
+Body = Mapping[str, object] | None  # of a request
 SHORT_SECONDS = 30.0  # time limit of calls that need no computation
 IDLE_SECONDS = 2.0  # that an idle connection is kept; servers drop theirs after 5, possibly during a request
 FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}
@@ -86,7 +88,7 @@ class ServerClient:
             raise SamplerError(f"updating the weights of {self.url}: its prefix cache could not be reset; see its log")
         await self._call("POST", "/update_weight_version", {"new_version": label}, SHORT_SECONDS)
 
-    async def transfer(self, step: str, body: Mapping[str, Any] | None, seconds: float) -> None:
+    async def transfer(self, step: str, body: Body, seconds: float) -> None:
         """One step of vLLM's native weight transfer: ``init_weight_transfer_engine``, ``start_weight_update``, …."""
         await self._call("POST", f"/{step}", body, seconds)
 
@@ -99,17 +101,17 @@ class ServerClient:
         """Close the connections."""
         await self._session.close()
 
-    async def _rpc(self, method: str, *arguments: str, seconds: float) -> dict[str, Any]:
+    async def _rpc(self, method: str, *arguments: str, seconds: float) -> Json:
         body = {"method": method, "args": arguments, "timeout": seconds}
         status, text = await self._exchange("POST", "/collective_rpc", body, seconds)
         if status >= 500 and await self.healthy():  # the server runs: its workers refused
             raise SamplerError(f"asking {self.url} for {method}: {_reason(text)}")
         return self._read("/collective_rpc", status, text)
 
-    async def _call(self, verb: str, route: str, body: Mapping[str, Any] | None, seconds: float) -> dict[str, Any]:
+    async def _call(self, verb: str, route: str, body: Body, seconds: float) -> Json:
         return self._read(route, *await self._exchange(verb, route, body, seconds))
 
-    async def _exchange(self, verb: str, route: str, body: Mapping[str, Any] | None, seconds: float) -> tuple[int, str]:
+    async def _exchange(self, verb: str, route: str, body: Body, seconds: float) -> tuple[int, str]:
         """Status and text of an answer."""
         try:
             async with self._session.request(verb, self.url + route, json=body, timeout=_limit(seconds)) as answer:
@@ -119,11 +121,11 @@ class ServerClient:
         except (aiohttp.ClientError, OSError) as error:
             raise ServerUnreachable(f"asking {self.url}{route}: {type(error).__name__}: {error}") from error
 
-    def _read(self, route: str, status: int, text: str) -> dict[str, Any]:
+    def _read(self, route: str, status: int, text: str) -> Json:
         if status != 200:
             raise self._refusal(route, status, text)
         try:
-            parsed: dict[str, Any] = json.loads(text) if text else {}
+            parsed: Json = json.loads(text) if text else {}
         except ValueError as error:
             raise SamplerError(f"asking {self.url}{route}: found {text[:80]!r}, wanted JSON. Is it vLLM?") from error
         return parsed
@@ -144,13 +146,13 @@ class ServerClient:
         return SamplerError(f"{where}{status}: {_reason(text)}")
 
 
-def request_body(prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
+def request_body(prompt_ids: Sequence[int], params: SamplingParams) -> Json:
     """A request of vLLM's token-in, token-out route.
 
     Only the request's stop ids end a reply (``ignore_eos``: the model folder's end token may differ), and only the
     log-probability of the sampled token is returned (``logprobs`` 0: no further candidates).
     """
-    sampling: dict[str, Any] = {
+    sampling: Json = {
         "max_tokens": params.max_tokens,
         "temperature": params.temperature,
         "seed": params.seed,
@@ -169,7 +171,7 @@ def request_body(prompt_ids: Sequence[int], params: SamplingParams) -> dict[str,
     return {"token_ids": list(prompt_ids), "sampling_params": sampling}
 
 
-def reply_of(body: Mapping[str, Any]) -> Reply:
+def reply_of(body: Json) -> Reply:
     """The reply in an answer.
 
     Raises:

@@ -12,9 +12,10 @@ from typing import Any
 TOKEN_VARIABLE = "VLLM_API_KEY"  # vLLM's own variable; a command line would be visible to every user of the machine
 OPEN = ("/health", "/ping")
 
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
-Application = Callable[[dict[str, Any], Receive, Send], Awaitable[None]]
+Event = dict[str, Any]  # a message or scope of ASGI
+Receive = Callable[[], Awaitable[Event]]
+Send = Callable[[Event], Awaitable[None]]
+Application = Callable[[Event, Receive, Send], Awaitable[None]]
 
 
 class RequireToken:
@@ -27,7 +28,7 @@ class RequireToken:
         self._app = app
         self._wanted = f"Bearer {token}".encode()
 
-    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
         """Forward a request with the token, and refuse any other."""
         if scope["type"] == "lifespan" or scope.get("path") in OPEN or self._has_token(scope):
             await self._app(scope, receive, send)
@@ -40,6 +41,6 @@ class RequireToken:
         await send({"type": "http.response.start", "status": 401, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    def _has_token(self, scope: dict[str, Any]) -> bool:
+    def _has_token(self, scope: Event) -> bool:
         given = next((value for name, value in scope.get("headers", ()) if name == b"authorization"), b"")
         return hmac.compare_digest(given, self._wanted)

@@ -44,10 +44,10 @@ class Wire(Protocol):
         """Leave the group."""
 
 
-Join = Callable[[Mapping[str, Any]], Wire]  # of a master's address and port and the number of all ranks; as rank 0
+Join = Callable[[Mapping[str, object]], Wire]  # of a master's address and port and the number of all ranks; as rank 0
 
 
-def join_nccl(meeting: Mapping[str, Any]) -> Wire:
+def join_nccl(meeting: Mapping[str, object]) -> Wire:
     """Join on the current GPU, as rank 0; waits for the others, five minutes at most."""
     from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
@@ -123,7 +123,7 @@ class NcclGroup:
     def _on_all(self, step: str) -> None:
         self._loop.run(self._all(step, [None] * len(self._members)))
 
-    async def _all(self, step: str, bodies: Sequence[Mapping[str, Any] | None]) -> None:
+    async def _all(self, step: str, bodies: Sequence[Mapping[str, object] | None]) -> None:
         calls: list[Coroutine[Any, Any, None]] = [
             member.client.transfer(step, body, self._seconds)
             for member, body in zip(self._members, bodies, strict=True)
@@ -214,7 +214,7 @@ def _member(replica: Replica) -> Member:
     return Member(client=replica.client, workers=served.world_size)
 
 
-def _invitations(members: Sequence[Member], meeting: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _invitations(members: Sequence[Member], meeting: Mapping[str, object]) -> Iterator[dict[str, object]]:
     """The settings of the group for each server: its workers' ranks follow those of the servers before it."""
     first = 1
     for member in members:
@@ -222,7 +222,7 @@ def _invitations(members: Sequence[Member], meeting: Mapping[str, Any]) -> Itera
         first += member.workers
 
 
-def _described(part: Mapping[str, Tensor]) -> dict[str, list[Any]]:
+def _described(part: Mapping[str, Tensor]) -> dict[str, object]:
     return {
         "names": list(part),
         "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in part.values()],
