@@ -1,15 +1,23 @@
-"""Paths and commands that README and docs name: the files exist, the keys are those of the schema."""
+"""Paths and configuration keys that README and docs name: the files exist, the keys are those of the schema."""
 
+import importlib.util
 import re
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+from condensegrpo.config.renames import RENAMED
+from condensegrpo.config.schema import RunConfig
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDERS = ("condensegrpo", "condensers", "rewards", "cli", "configs", "benchmarks", "docs", "tests")
 PATH = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./*-]*)`")
-HISTORY = ROOT / "docs" / "explanation" / "architecture.md"  # its last section names former modules
+KEY = re.compile(rf"(?<![\w./])((?:{'|'.join(sorted(RunConfig.model_fields))})(?:\.\w+)+)(?=[=`: ])")
+FREE = ("options", "variants", "handling", "template_options")  # mappings: any key below them
+FILES = ("py", "md", "yaml", "json", "jsonl", "txt")  # train.jsonl is no key of the section train
 
 
 def named(page: Path) -> set[str]:
@@ -41,3 +49,52 @@ def test_every_file_that_the_readme_links_exists() -> None:
     links = re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", readme)
     assert links
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+@cache
+def schema() -> ModuleType:
+    """The script that writes the page of all keys."""
+    spec = importlib.util.spec_from_file_location("configuration_page", ROOT / "docs" / "scripts" / "configuration.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def known_keys() -> frozenset[str]:
+    script = schema()
+    return frozenset(
+        f"{place}.{key.name}".lstrip(".")
+        for place, section, _ in script.sections(RunConfig)
+        for key in script.keys(section)
+    )
+
+
+def is_known(path: str) -> bool:
+    """Whether a dotted path is a key of the schema, or below one that holds a mapping or a list."""
+    parts = path.split(".")
+    for end in range(len(parts), 1, -1):
+        key = ".".join(parts[:end])
+        if key in known_keys():
+            return end == len(parts) or parts[end - 1] in FREE or parts[end].isdigit()
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_every_configuration_key_that_a_page_names_exists(page: Path) -> None:
+    paths = set(KEY.findall(page.read_text(encoding="utf-8")))
+    assert {path for path in paths if path.rpartition(".")[2] not in FILES and not is_known(path)} == set()
+
+
+def test_the_check_of_keys_knows_old_from_new() -> None:
+    assert is_known("rollout.limits.max_turns")
+    assert is_known("rollout.tools.use.0.options.corpus")
+    assert not is_known("rollout.max_turns")
+    assert not is_known("train.nothing")
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_the_changelog_has_every_renamed_key(old: str, new: str) -> None:
+    assert f"| `{old}` | `{new}` |" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ import dataclasses
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -96,13 +96,14 @@ def _of_dataclass(field: dataclasses.Field[Any], hint: object) -> tuple[object, 
     return (PydanticUndefined if default is dataclasses.MISSING else default), tuple(metadata)
 
 
-def sections(section: type, place: str = "") -> list[tuple[str, type]]:
-    """A section and those inside it, each with its dotted path."""
-    nested = [(place, section)]
+def sections(section: type, place: str = "", value: object = None) -> list[tuple[str, type, object]]:
+    """A section and those inside it, each with its dotted path and the value that it has by default, if any."""
+    nested = [(place, section, value)]
     for key in keys(section):
         for kind in _inside(key.annotation):
             if is_section(kind) and kind.__name__ != "Plugin":
-                nested += sections(kind, f"{place}.{key.name}".lstrip("."))
+                inner = key.default if isinstance(key.default, kind) else None
+                nested += sections(kind, f"{place}.{key.name}".lstrip("."), inner)
     return nested
 
 
@@ -114,12 +115,14 @@ def _inside(annotation: object) -> list[Any]:
     return [annotation]
 
 
-def default_of(key: Key) -> str:
-    """The default as YAML writes it."""
-    if key.default is PydanticUndefined:
+def default_of(key: Key, value: object) -> str:
+    """The default as YAML writes it, in a section with a default value of its own; empty for a section."""
+    default = getattr(value, key.name, key.default)
+    if default is PydanticUndefined:
         return "required"
-    text = f"`{_plain(key.default)}`"
-    return "" if text == "`{}`" and any(map(is_section, _inside(key.annotation))) else text  # the section says it
+    if is_section(type(default)):
+        return ""
+    return f"`{_plain(default)}`"
 
 
 def _plain(value: object) -> object:
@@ -149,8 +152,16 @@ def kind_of(annotation: object) -> str:
         return " or ".join(map(str, get_args(annotation)))
     if get_origin(annotation) is Union or type(annotation).__name__ == "UnionType":
         return " or ".join(map(kind_of, get_args(annotation)))
+    if get_origin(annotation) in (dict, Mapping):
+        return "mapping"
+    if get_origin(annotation) is tuple and Ellipsis not in get_args(annotation):
+        return f"[{', '.join(map(kind_of, get_args(annotation)))}]"
     if arguments := get_args(annotation):
-        outer = getattr(get_origin(annotation), "__name__", str(get_origin(annotation)))
+        outer = (
+            "list"
+            if get_origin(annotation) is tuple
+            else getattr(get_origin(annotation), "__name__", str(get_origin(annotation)))
+        )
         return f"{outer} of {', '.join(kind_of(item) for item in arguments if item is not Ellipsis)}"
     if annotation is type(None):
         return "null"
@@ -189,17 +200,17 @@ def _meaning_of(key: Key) -> str:
             about = (inspect.getdoc(kind) or "").partition("\n\n")[0]
     text = " ".join(about.split()).replace("``", "`").replace("|", "\\|")
     text = "`".join(part if place % 2 else part.replace("<", "&lt;") for place, part in enumerate(text.split("`")))
-    return f"{text} {', '.join(filter(None, map(range_of, key.bounds)))}".strip()
+    return f"{text} {', '.join(dict.fromkeys(filter(None, map(range_of, key.bounds))))}".strip()
 
 
 def main() -> None:
     """Print the page."""
     print(HEAD)
-    for place, section in sections(RunConfig):
+    for place, section, value in sections(RunConfig):
         print(f"## {place or 'Top level'}\n\n{inspect.getdoc(section)}\n".replace("``", "`"))
         print("| key | type | default | meaning |\n|---|---|---|---|")
         for key in keys(section):
-            print(f"| `{key.name}` | {_type_of(key, place)} | {default_of(key)} | {_meaning_of(key)} |")
+            print(f"| `{key.name}` | {_type_of(key, place)} | {default_of(key, value)} | {_meaning_of(key)} |")
         print()
 
 
