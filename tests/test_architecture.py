@@ -245,3 +245,13 @@ def test_the_core_loads_without_torch() -> None:
     names = ", ".join(module.removesuffix(".__init__") for module in in_folder("core"))
     program = f"import sys, {names}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60, cwd="/").returncode == 0
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    places: dict[str, list[str]] = {}
+    for top in ("condensegrpo", "condensers", "rewards", "cli"):
+        for file in sorted((Path(__file__).parent.parent / top).rglob("*.py")):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(f"{top}/{file.name}:{node.lineno}")
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
