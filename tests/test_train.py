@@ -102,7 +102,7 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(finished: Path, tm
 
 
 def test_ctrl_c_twice_leaves_at_once(tmp_path: Path) -> None:
-    long = ("warm_start.steps=1", "evaluate.problems=256", "evaluate.samples=400")  # an evaluation of minutes
+    long = ("warm_start.steps=1", "evaluate.problems=256", "evaluate.samples=100")  # an evaluation of minutes
     process = start("train", *TINY, *long, f"runs_dir={tmp_path}", "name=left")
     wait_for(tmp_path / "left/origin/warm", process)
     time.sleep(2.0)
@@ -300,7 +300,7 @@ def test_eval_does_not_add_to_a_file_that_is_there(finished: Path, tmp_path: Pat
 
 
 def test_ctrl_c_in_eval_leaves_at_once_and_says_so(finished: Path) -> None:
-    process = start("eval", str(finished), "evaluate.problems=256", "evaluate.samples=400")
+    process = start("eval", str(finished), "evaluate.problems=256", "evaluate.samples=100")
     time.sleep(5)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=10)
