@@ -165,7 +165,7 @@ async def _played(config: RunConfig, model: str, problems: int, layers: Sequence
     sampler = TransformersSampler(model)
     renderer = assemble.renderer(config, components, model)
     groups = await rollout(
-        {problem.id: problem for problem in assemble.problems(components.task, "eval")[:problems]},
+        {problem.id: problem for problem in components.problems("eval")[:problems]},
         samples=1,
         environment=components.task.environment,
         engine=assemble.engine(config, components, renderer=renderer, sampler=sampler, temperature=0.0),

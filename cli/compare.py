@@ -78,13 +78,11 @@ def compare(
 
         quiet_libraries()
         entrants = contenders(named, within, config)
-        check(config, entrants, model)
+        checked = check(config, entrants, model)
         assemble.use_threads(config)
         sampler = assemble.sampler(config, model)
         try:
-            found = run_comparison(
-                config, entrants, sampler=sampler, source=model, observer=display, on_scored=_saving(save)
-            )
+            found = run_comparison(checked, sampler=sampler, source=model, observer=display, on_scored=_saving(save))
         finally:
             sampler.close()
     _write(found, out)

@@ -131,14 +131,15 @@ def _evaluate(config: "RunConfig", model: str, save: Path | None, *, quiet: bool
         from condensegrpo.evaluation.evaluate import evaluate as run_evaluation
 
         quiet_libraries()
-        assemble.check_model(config, assemble.check(config), model)
+        components = assemble.check(config)
+        assemble.check_model(config, components, model)
         assemble.use_threads(config)
         sampler = assemble.sampler(config, model)
         on_scored: Callable[..., None] = partial(write_trajectory, save) if save else lambda one: None
         try:
             return run_evaluation(
                 HELD_OUT,
-                config,
+                components,
                 sampler=sampler,
                 source=model,
                 observer=display,

@@ -12,7 +12,7 @@ from condensegrpo.cli.neutral import counted
 from condensegrpo.core.errors import CondenseError, ConfigError, Interrupted
 
 if TYPE_CHECKING:
-    from condensegrpo.assembly.assemble import Components
+    from condensegrpo.assembly.components import Components
     from condensegrpo.config.schema import RunConfig
     from condensegrpo.core.protocols import Split
     from condensegrpo.storage.run_folder import RunFolder
@@ -80,10 +80,8 @@ def _configuration(arguments: list[str], resume: Path | None) -> "RunConfig":
 
 def _print_problems(components: "Components") -> None:
     """The number of problems and the first one, as comments above the configuration."""
-    from condensegrpo.assembly import assemble
-
     for split in SPLITS:
-        problems = assemble.problems(components.task, split)
+        problems = components.problems(split)
         count = counted(len(problems), "problem", "problems")
         typer.echo(f"# {split}: {count}, the first: {problems[0].question[:80]!r}")
 

@@ -26,17 +26,17 @@ WITHOUT_DATA = [name for name in shipped() if load_config(find_config(name)).tas
 @pytest.mark.parametrize("name", WITHOUT_DATA)
 def test_every_shipped_configuration_that_needs_no_data_can_be_built(name: str) -> None:
     components = assemble.check(load_config(find_config(name)))
-    train, held_out = (assemble.problems(components.task, split) for split in ("train", "eval"))
+    train, held_out = (components.problems(split) for split in ("train", "eval"))
     assert len(train) > len(held_out) == 256
 
 
 def test_the_evaluations_of_the_quickstart_reach_beyond_what_it_trains_on() -> None:
     config = quickstart()
-    longest = {len(one.data["ops"]) for one in assemble.problems(assemble.check(config).task, "train")[:200]}
+    longest = {len(one.data["ops"]) for one in assemble.check(config).problems("train")[:200]}
     assert longest == {3, 4, 5, 6}
     for variant in ("K=20", "K=50"):
         varied = evaluations(config)[variant]
-        problems = assemble.problems(assemble.check(varied).task, "eval")
+        problems = assemble.check(varied).problems("eval")
         operations = {len(one.data["ops"]) for one in problems}
         assert operations == {int(variant.removeprefix("K="))}
         assert varied.rollout.limits.max_turns == operations.pop() + 2  # the first note, and the answer
@@ -311,3 +311,44 @@ def test_a_task_that_fails_before_training_is_named(tmp_path: Path, where: str, 
     tokenizer().save_pretrained(model)
     with pytest.raises(ConfigError, match=wanted):
         assemble.check_model(config, assemble.components(config), str(model))
+
+
+COUNTING_TASK = """
+from pathlib import Path
+from condensegrpo.tasks.ledger import Ledger
+
+class Counting:
+    def __init__(self, *, log: str, min_ops: int = 3) -> None:
+        self._task, self._log = Ledger(min_ops=min_ops), Path(log)
+        self._note("built")
+
+    def problems(self, split):
+        self._note(split)
+        return self._task.problems(split)
+
+    def environment(self, problem):
+        return self._task.environment(problem)
+
+    def _note(self, text: str) -> None:
+        with self._log.open("a") as file:
+            file.write(text + "\\n")
+"""
+
+
+def test_a_task_is_built_and_read_once_for_training_and_its_evaluation(tmp_path: Path) -> None:
+    (tmp_path / "counting.py").write_text(COUNTING_TASK)
+    log = tmp_path / "log"
+    task = f"task={{name: '{tmp_path / 'counting.py'}:Counting', options: {{log: {log}}}}}"
+    variants = "evaluate.variants={short: [rollout.limits.max_turns=3], longer: [task.options.min_ops=4]}"
+    parts = assemble.check(quickstart(task, variants))
+    for each in (parts, *parts.evaluations.values()):
+        each.problems("eval")
+    assert sorted(log.read_text().split()) == ["built", "built", "eval", "eval", "train"]
+    short, longer = parts.evaluations["short"], parts.evaluations["longer"]
+    assert (short.task, short.reward, short.toolbox, short.sandbox) == (
+        parts.task, parts.reward, parts.toolbox, parts.sandbox,
+    )  # fmt: skip
+    assert short.config.rollout.limits.max_turns == 3
+    assert longer.task is not parts.task
+    assert longer.reward is parts.reward
+    assert short.condenser is not parts.condenser  # its counts are those of its own rollouts

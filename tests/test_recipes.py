@@ -11,7 +11,7 @@ from command import ENVIRONMENT, ROOT
 from recipe_world import recipe_overrides
 from talk import said, tokenizer
 
-from condensegrpo.assembly.assemble import check, components, engine, problems
+from condensegrpo.assembly.assemble import check, components, engine
 from condensegrpo.assembly.learning_signal import advantage_estimator, objective
 from condensegrpo.config.load import find_config, load_config, shipped
 from condensegrpo.core.trajectory import Stop
@@ -111,7 +111,7 @@ def test_a_second_call_ends_a_trajectory_of_the_search_recipe_unexecuted(tmp_pat
     parts = components(config)
     call = said('<tool>{"name": "search", "args": {"query": "Paris"}}</tool>')
     episode = run_episode(
-        problems(parts.task, "train")[0],
+        parts.problems("train")[0],
         environment=parts.task.environment,
         engine=engine(
             config, parts, renderer=Renderer(tokenizer()), sampler=ScriptedSampler([call, call, call]), temperature=1.0

@@ -7,6 +7,7 @@ import yaml
 from builders import trajectory, turn
 
 from condensegrpo.assembly import assemble
+from condensegrpo.assembly.components import Components
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.errors import ConfigError, PluginError
 from condensegrpo.core.protocols import GroupReward, Problem, RewardResult
@@ -56,7 +57,7 @@ def mine(tmp_path: Path) -> Path:
     return path
 
 
-def components(path: Path, reward: object) -> assemble.Components:
+def components(path: Path, reward: object) -> Components:
     """What a YAML file with this reward builds."""
     tree = yaml.safe_load(find_config("quickstart").read_text()) | {"reward": reward}
     (path / "mine.yaml").write_text(yaml.safe_dump(tree))

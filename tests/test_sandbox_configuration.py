@@ -5,7 +5,8 @@ from pathlib import Path
 
 from builders import trajectory, turn
 
-from condensegrpo.assembly.assemble import Components, components
+from condensegrpo.assembly.assemble import components
+from condensegrpo.assembly.components import Components
 from condensegrpo.config.load import evaluations, load_config
 from condensegrpo.core.protocols import Problem, RewardResult
 from condensegrpo.sandbox.limits import SandboxLimits

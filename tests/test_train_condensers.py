@@ -243,7 +243,7 @@ def test_a_run_measures_and_pays_what_contexts_know_and_the_commands_tell_it(mod
     probe = AnswerProbe(
         model=sampler, renderer=assemble.renderer(made, components, str(model)), form="<answer> {answer} </answer>"
     )
-    problems = {problem.id: problem for problem in assemble.problems(components.task, "train")}
+    problems = {problem.id: problem for problem in components.problems("train")}
     last = found[-1].trajectory
     (problem,) = [problem for name, problem in problems.items() if last.problem_id.endswith(name)]
     measured = asyncio.run(probe.measure(problem, last.turns[-1].prompt_ids))

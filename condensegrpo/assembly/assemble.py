@@ -5,20 +5,19 @@
 
 import asyncio
 import inspect
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 
-from condensegrpo.algorithms.credit import Estimator
-from condensegrpo.algorithms.objective import Minimised
 from condensegrpo.assembly import plugins, rollout_parts
+from condensegrpo.assembly.components import Components, Problems, message_of
 from condensegrpo.assembly.learning_signal import advantage_estimator, objective
 from condensegrpo.assembly.plugins import build
 from condensegrpo.assembly.scorers import check_models, check_scorers, names_of, open_scorers
 from condensegrpo.config.checks import check_figures
-from condensegrpo.config.load import HELD_OUT, evaluations, longest_request
+from condensegrpo.config.load import evaluations, longest_request
 from condensegrpo.config.schema import Plugin, RunConfig, StagePlugin, WeightedPlugin
 from condensegrpo.config.yaml_tree import parse
 from condensegrpo.core.errors import CondenseError, ConfigError, ContextOverflow
@@ -33,7 +32,6 @@ from condensegrpo.core.protocols import (
     Reward,
     RewardPart,
     Sampler,
-    Split,
     Stage,
     Task,
     Tool,
@@ -53,77 +51,78 @@ from condensegrpo.sandbox.sandbox import Sandbox
 P = TypeVar("P")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Components:
-    """What a run is made of, besides the model."""
-
-    task: Task
-    reward: Reward | GroupReward
-    condenser: Condenser
-    toolbox: Toolbox
-    sandbox: Sandbox  # given to the reward and the tools that run code; its process starts when one of them opens it
-    estimator: Estimator  # of the advantage of every turn, (N, K)
-    objective: Minimised
-
-
-def check(config: RunConfig) -> Components:
+def check(config: RunConfig, base: Components | None = None) -> Components:
     """Check what can be checked without a model, the evaluations included, and build every plug-in.
 
+    Args:
+        base: see ``components``.
+
     Raises:
-        ConfigError: a plug-in, an option, an estimator or a loss is unknown, or figures do not fit together.
+        ConfigError: a plug-in, an option, an estimator or a loss is unknown, or settings do not fit together.
         DataError: the data of a task is not what it should be.
     """
-    built = components(config)
+    built = components(config, base)
     for split in ("train", "eval"):
-        problems(built.task, split)
-    for name, varied in evaluations(config).items():
-        if name != HELD_OUT:
-            problems(components(varied).task, "eval")
+        built.problems(split)
+    named = {name: components(varied, built) for name, varied in evaluations(config).items()}
+    for each in named.values():
+        each.problems("eval")
     plugins.check("samplers", config.sampler.name, config.sampler.options, _for_sampler(config, ""))
     chosen = load("samplers", config.sampler.name)
     check_scorers(names_of(built.condenser), chosen, config.sampler.name)
     rollout_parts.check_probe(config, chosen)
     for tracker in config.trackers:
         plugins.check("trackers", tracker.name, tracker.options)
-    return built
+    return replace(built, evaluations=named)
 
 
-def components(config: RunConfig) -> Components:
-    """Build every plug-in of a configuration but the sampler and the trackers; raises as ``check`` does."""
+def components(config: RunConfig, base: Components | None = None) -> Components:
+    """Build every plug-in of a configuration but the sampler and the trackers; raises as ``check`` does.
+
+    Args:
+        base: of another configuration; a part of it whose settings are the same is shared. The condenser is not, since
+            its counts are those of the rollouts that it serves.
+    """
     check_figures(config)
-    sandbox = _sandbox(config)
+
+    def part(make: Callable[[], P], name: str, settings: Callable[[RunConfig], object]) -> P:
+        if base is None or settings(base.config) != settings(config):
+            return make()
+        shared: P = getattr(base, name)
+        return shared
+
+    sandbox = part(lambda: _sandbox(config), "sandbox", lambda of: of.sandbox)
+    task = part(
+        lambda: _with_methods(_task(config), config.task.name, "problems", "environment"),
+        "task",
+        lambda of: (of.task, tuple(_shared(of))),
+    )
     return Components(
-        task=_with_methods(_task(config), config.task.name, "problems", "environment"),
-        reward=_reward(config.reward, sandbox),
+        config=config,
+        task=task,
+        data=base.data if base is not None and base.task is task else Problems(task),
+        reward=part(lambda: _reward(config.reward, sandbox), "reward", lambda of: (of.reward, of.sandbox)),
         condenser=condenser(config.condenser),
-        toolbox=Toolbox(
-            _tools(config, sandbox),
-            format=TOOL_FORMATS[config.rollout.tools.format],
-            seconds=config.rollout.tools.seconds,
-            max_chars=config.rollout.tools.max_chars,
-            max_turns=config.rollout.tools.max_turns,
-        ),
+        toolbox=part(lambda: _toolbox(config, sandbox), "toolbox", lambda of: (of.rollout.tools, of.sandbox)),
         sandbox=sandbox,
-        estimator=advantage_estimator(config),
-        objective=objective(config.algorithm),
+        estimator=part(
+            lambda: advantage_estimator(config),
+            "estimator",
+            lambda of: (of.algorithm.advantage, of.rollout.limits.max_context_tokens),
+        ),
+        objective=part(lambda: objective(config.algorithm), "objective", lambda of: of.algorithm),
     )
 
 
-def problems(task: Task, split: Split) -> Sequence[Problem]:
-    """The problems of a split.
-
-    Raises:
-        ConfigError: there are none, the task cannot make as many as it was asked for, or it fails at it.
-    """
-    try:
-        found = task.problems(split)
-    except CondenseError:
-        raise
-    except Exception as error:  # the boundary to a task
-        raise ConfigError(f"making the {split} problems of the task: {_said(error)}") from error
-    if not len(found):
-        raise ConfigError(f"reading the {split} problems of the task: found none. Check task.data and task.eval_data.")
-    return found
+def _toolbox(config: RunConfig, sandbox: Sandbox) -> Toolbox:
+    tools = config.rollout.tools
+    return Toolbox(
+        _tools(config, sandbox),
+        format=TOOL_FORMATS[tools.format],
+        seconds=tools.seconds,
+        max_chars=tools.max_chars,
+        max_turns=tools.max_turns,
+    )
 
 
 def use_threads(config: RunConfig) -> None:
@@ -187,7 +186,7 @@ def check_model(config: RunConfig, components: Components, source: str) -> None:
             to change), the chat template knows no tool results, or the model has no layers for the adapters.
     """
     rendering = renderer(config, components, source)
-    pinned = components.toolbox.introduced(_pinned(components.task, problems(components.task, "train")[0]))
+    pinned = components.toolbox.introduced(_pinned(components.task, components.problems("train")[0]))
     check_models(names_of(components.condenser), source, pinned=pinned, tokens=config.rollout.limits.max_context_tokens)
     try:
         check_pinned(rendering, pinned, config.rollout.limits)
@@ -226,14 +225,9 @@ def _pinned(task: Task, problem: Problem) -> tuple[Message, ...]:
         raise
     except Exception as error:  # the boundary to a task
         raise ConfigError(
-            f"starting the problem {problem.id} of the task {type(task).__name__}: {_said(error)}. It would fail in "
-            f"every trajectory: mend the task, or its data."
+            f"starting the problem {problem.id} of the task {type(task).__name__}: {message_of(error)}. It would "
+            f"fail in every trajectory: fix the task or its data."
         ) from error
-
-
-def _said(error: Exception) -> str:
-    """What a plug-in's error says; a ``ValueError`` is how it speaks to users, others need their names."""
-    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
 
 
 def _check_condenser(config: RunConfig, components: Components, renderer: Renderer, pinned: Sequence[Message]) -> None:

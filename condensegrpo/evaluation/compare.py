@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from condensegrpo.assembly import assemble
+from condensegrpo.assembly.components import Components
 from condensegrpo.config.load import vary
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
@@ -50,9 +51,11 @@ def configured(config: RunConfig, contender: Contender, source: str) -> RunConfi
     return vary(config, [f"condenser={json.dumps(plugin)}", f"rollout.limits.max_context_tokens={budget}"])
 
 
+Entrant = tuple[Contender, Components]
+
+
 def compare(
-    config: RunConfig,
-    entrants: Sequence[Contender],
+    entrants: Sequence[Entrant],
     *,
     sampler: Sampler,
     source: str,
@@ -62,32 +65,37 @@ def compare(
     """Evaluate every contender, one after another, so that the seconds of one do not depend on another.
 
     Args:
-        entrants: as ``check`` has passed them.
+        entrants: as ``check`` returned them.
         source: the folder or Hub id of the policy.
         on_scored: sees every trajectory.
     """
-    return comparison(source, [_play(one, config, sampler, source, observer, on_scored) for one in entrants])
+    return comparison(source, [_play(entrant, sampler, source, observer, on_scored) for entrant in entrants])
 
 
-def check(config: RunConfig, entrants: Sequence[Contender], source: str) -> None:
-    """Check every contender's configuration against the policy, before any weights are loaded.
+def check(config: RunConfig, contenders: Sequence[Contender], source: str) -> tuple[Entrant, ...]:
+    """Build every contender's components and check them against the policy, before any weights are loaded.
 
     Raises:
         ConfigError: a condenser is unknown or refuses its options, or a budget does not fit question or model.
     """
-    for one in entrants:
-        varied = configured(config, one, source)
-        assemble.check_model(varied, assemble.check(varied), source)
+    entrants: list[Entrant] = []
+    base = assemble.check(config)
+    for contender in contenders:
+        varied = configured(config, contender, source)
+        parts = assemble.check(varied, base)
+        assemble.check_model(varied, parts, source)
+        entrants.append((contender, parts))
+    return tuple(entrants)
 
 
 def _play(
-    contender: Contender,
-    config: RunConfig,
+    entrant: Entrant,
     sampler: Sampler,
     source: str,
     observer: Observer,
     on_scored: Callable[[Contender, ScoredTrajectory], None],
 ) -> Played:
+    contender, parts = entrant
     outcomes: list[Outcome] = []
 
     def finished(one: ScoredTrajectory) -> None:
@@ -96,7 +104,7 @@ def _play(
 
     result = evaluate(
         contender.name,
-        configured(config, contender, source),
+        parts,
         sampler=sampler,
         source=source,
         observer=observer,

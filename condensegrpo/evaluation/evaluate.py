@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from condensegrpo.algorithms.turn_rewards import turn_sums
 from condensegrpo.assembly import assemble
-from condensegrpo.config.schema import RunConfig
+from condensegrpo.assembly.components import Components
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Sampler
@@ -22,14 +22,14 @@ EVALUATION_STEP = -1  # names the random streams of evaluations apart from those
 
 def evaluate(
     name: str,
-    config: RunConfig,
+    components: Components,
     *,
     sampler: Sampler,
     source: str,
     observer: Observer,
     on_scored: Callable[[ScoredTrajectory], None],
 ) -> Evaluation:
-    """Evaluate the sampler's policy on the held-out problems of a configuration; every rank takes its share of them.
+    """Evaluate the sampler's policy on the held-out problems of some components; every rank takes its share of them.
 
     The random streams depend on ``config.seed`` and the problems alone: the same policy gives the same figures.
 
@@ -37,8 +37,8 @@ def evaluate(
         source: the folder or Hub id whose tokenizer and chat template the policy has.
     """
     began = time.monotonic()
-    components = assemble.components(config)
-    chosen = named(assemble.problems(components.task, "eval")[: config.evaluate.problems])
+    config = components.config
+    chosen = named(components.problems("eval")[: config.evaluate.problems])
     mine = dict(list(chosen.items())[ranks.rank() :: ranks.world_size()])
     temperature = config.evaluate.temperature
     engine = assemble.engine(

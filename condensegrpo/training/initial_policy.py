@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from condensegrpo.assembly import assemble
-from condensegrpo.assembly.assemble import Components
+from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.open_learner import open_learner
 from condensegrpo.config.schema import NewModel, RunConfig
 from condensegrpo.core.errors import ConfigError

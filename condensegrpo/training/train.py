@@ -16,9 +16,8 @@ from condensegrpo.algorithms import names
 from condensegrpo.algorithms.credit import rows_of
 from condensegrpo.algorithms.staleness import sampler_gets_weights
 from condensegrpo.assembly import assemble
-from condensegrpo.assembly.assemble import Components
+from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.open_learner import open_learner
-from condensegrpo.config.load import evaluations
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CondenseError, ConfigError, RunError
 from condensegrpo.core.observer import Observer
@@ -156,7 +155,7 @@ def _opened(
 def batch_rollout(config: RunConfig, components: Components, engine: Engine, folder: RunFolder) -> BatchRollout:
     """The rollout of a run's batches."""
     return BatchRollout(
-        problems=assemble.problems(components.task, "train"),
+        problems=components.problems("train"),
         environment=components.task.environment,
         engine=engine,
         reward=components.reward,
@@ -286,19 +285,19 @@ def _send_weights(run: _Run, step: int) -> float:
 
 def _evaluate(run: _Run, step: int) -> None:
     """Evaluate on the held-out problems; before and after training on the variants too."""
-    wanted = evaluations(run.config)
+    wanted = run.components.evaluations
     if 0 < step < run.config.train.steps:
         wanted = dict(list(wanted.items())[:1])
     results = [
         evaluate(
             name,
-            config,
+            components,
             sampler=run.sampler,
             source=run.source,
             observer=run.observer,
             on_scored=lambda scored: None,
         )
-        for name, config in wanted.items()
+        for name, components in wanted.items()
     ]
     _log(run.trackers, step, {key: value for result in results for key, value in flat(result).items()})
     run.observer.evaluated(step, results)

@@ -1,0 +1,69 @@
+"""What a configuration builds, once: evaluations and variants share every part that their settings leave the same."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from condensegrpo.algorithms.credit import Estimator
+from condensegrpo.algorithms.objective import Minimised
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.errors import CondenseError, ConfigError
+from condensegrpo.core.protocols import Condenser, GroupReward, Problem, Reward, Split, Task
+from condensegrpo.rollout.toolcalls import Toolbox
+from condensegrpo.sandbox.sandbox import Sandbox
+
+
+class Problems:
+    """The problems of a task; every split is read once, when it is first needed."""
+
+    def __init__(self, task: Task) -> None:
+        """Read nothing yet."""
+        self._task = task
+        self._read: dict[Split, Sequence[Problem]] = {}
+
+    def of(self, split: Split) -> Sequence[Problem]:
+        """The problems of a split; raises as ``problems`` does."""
+        if split not in self._read:
+            self._read[split] = problems(self._task, split)
+        return self._read[split]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Components:
+    """The parts of a run besides the model, built by ``assemble.check``, or without its checks by ``components``."""
+
+    config: RunConfig
+    task: Task
+    data: Problems
+    reward: Reward | GroupReward
+    condenser: Condenser
+    toolbox: Toolbox
+    sandbox: Sandbox  # given to the reward and the tools that run code; its process starts when one of them opens it
+    estimator: Estimator  # of the advantage of every turn, (N, K)
+    objective: Minimised
+    evaluations: Mapping[str, "Components"] = field(default_factory=dict)  # by name, the held-out problems first
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """The problems of a split, read once; raises as ``problems`` does."""
+        return self.data.of(split)
+
+
+def problems(task: Task, split: Split) -> Sequence[Problem]:
+    """Read the problems of a split.
+
+    Raises:
+        ConfigError: the split is empty, too small for the configuration, or the task fails.
+    """
+    try:
+        found = task.problems(split)
+    except CondenseError:
+        raise
+    except Exception as error:  # the boundary to a task
+        raise ConfigError(f"making the {split} problems of the task: {message_of(error)}") from error
+    if not len(found):
+        raise ConfigError(f"reading the {split} problems of the task: found none. Check task.data and task.eval_data.")
+    return found
+
+
+def message_of(error: Exception) -> str:
+    """The message of a plug-in's error: that of a ``ValueError`` is for users, others need their type."""
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
