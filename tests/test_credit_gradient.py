@@ -17,9 +17,10 @@ from torch import Tensor
 
 from condensegrpo.algorithms.advantages import ESTIMATORS
 from condensegrpo.algorithms.credit import Estimator, rows_of, scores_of, turn_tokens
-from condensegrpo.algorithms.losses import LOSSES, WEIGHTS, Level, Mode, token_weights, totals
+from condensegrpo.algorithms.losses import LOSSES, WEIGHTS, token_weights, totals
 from condensegrpo.algorithms.objective import Minimised, Objective, PolicyLoss
 from condensegrpo.algorithms.packing import PackedBatch, blocks, collate, micro_batches, pack
+from condensegrpo.algorithms.settings import Level, Mode
 from condensegrpo.core.trajectory import ScoredTrajectory, Segment, Turn
 from condensegrpo.learner.logprobs import trained_logprobs
 

@@ -12,14 +12,13 @@ from condensegrpo.algorithms.losses import (
     LEVELS,
     MODES,
     ImportanceWeights,
-    Level,
-    Mode,
     importance,
     masked,
     token_ratio,
     truncated,
     turn_ratio,
 )
+from condensegrpo.algorithms.settings import Level, Mode
 
 # Turn 7 has two tokens, which the learner finds 4 times and half as likely; turn 2 has one, an eighth as likely.
 SAMPLER_T = torch.tensor([-2.0, -1.0, -1.0], dtype=torch.float64)

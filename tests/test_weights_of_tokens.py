@@ -11,13 +11,13 @@ from torch import Tensor
 from condensegrpo.algorithms.losses import (
     LOSSES,
     WEIGHTS,
-    Aggregation,
     Totals,
     share_of_summaries,
     token_weights,
     totals,
     with_share,
 )
+from condensegrpo.algorithms.settings import Aggregation
 
 # Two trajectories: one of two turns with 2 and 4 tokens, one of a single turn with 3.
 TOKENS_NK = torch.tensor([[2, 4], [3, 0]])
