@@ -1,0 +1,201 @@
+"""Every key of the schema, changed alone, changes something that the assembly builds. A key that nobody reads fails."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from types import FunctionType, MethodType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+from talk import tokenizer
+
+from condensegrpo.assembly import assemble
+from condensegrpo.config.load import validate, vary
+from condensegrpo.config.schema import Plugin, RunConfig
+from condensegrpo.config.yaml_tree import keys_of, sections_of
+from condensegrpo.rollout.render import Renderer
+
+ROOT = Path(__file__).resolve().parent.parent
+PLUGINS = """
+class Sampler:
+    version = 0
+    def __init__(self, model_path, dtype, max_model_len, **options):
+        self.settings = (model_path, dtype, max_model_len, options)
+    async def sample(self, prompt_ids, params): ...
+    async def measure(self, prompt_ids, output_ids): ...
+    async def attend(self, *given): ...
+class OtherSampler(Sampler): ...
+class Tracker:
+    def log(self, step, metrics): ...
+"""
+NOT_ASSEMBLED = {  # read from the configuration itself where they are used: there is no copy to lose
+    "name": "the run's folder",
+    "runs_dir": "the run's folder",
+    "seed": "the loop draws from it",
+    "model.path": "the model, opened when the run starts",
+    "model.new": "the model, made when the run starts",
+    "model.attention": "the learner, opened when the run starts",
+    "model.lora": "the learner, opened when the run starts",
+    "learner": "the learner, opened when the run starts",
+    "warm_start": "steps before the loop",
+    "train": "the loop",
+    "evaluate": "evaluations",
+    "rollout.temperature": "an argument of the engine: of training, or of the evaluation",
+    "rollout.staleness": "the prefetcher",
+    "rollout.template_options": "the renderer of a model's tokenizer",
+    "algorithm.advantage.whiten": "the credit step",
+    "algorithm.aggregation": "the credit step",
+    "algorithm.stops": "the credit step",
+    "algorithm.resample_rounds": "the rollout step",
+}
+OTHER: Mapping[str, str] = {  # values that no rule can find
+    "task.name": "jsonl",
+    "task.options": "{system: other}",
+    "condenser.name": "truncate",
+    "condenser.options": "{keep_last: 2}",
+    "reward.name": "inverse_max_context",
+    "reward.options": "{match: math}",
+    "sampler.options": "{other: 1}",
+    "rollout.tools.use": "[read_file]",
+    "rollout.tools.format": "native",
+    "rollout.condense.to": "0.3",
+    "rollout.answer_form": "'So: {answer}'",
+    "rollout.stop_when_confident.form": "'So: {answer}'",
+    "algorithm.advantage.estimator": "grpo",
+    "algorithm.advantage.options": "{coefficient: 0.1}",
+    "algorithm.advantage.context_anchors": "[3, 9]",
+    "algorithm.loss.name": "cispo",
+    "algorithm.loss.options": "{clip_low: 0.1}",
+    "algorithm.updates_per_batch": "2",
+    "sandbox.packages": "[/tmp]",
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    for number, name in enumerate(("a", "b", "c"), 1):
+        row = {"question": f"{number} and 1?", "answer": f"{number}+1 = <<{number}+1={number + 1}>>\n#### {number + 1}"}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "own.py").write_text(PLUGINS)
+    tree = {
+        "model": {"path": "nowhere"},
+        "task": {"name": "gsm8k", "data": str(tmp_path / "a.jsonl"), "eval_data": str(tmp_path / "b.jsonl")},
+        "condenser": {"name": "last_k", "options": {"keep_last": 1}},
+        "sampler": {"name": f"{tmp_path / 'own.py'}:Sampler"},
+        "rollout": {
+            "condense": {"when": "over_budget"},
+            "tools": {"use": ["calculator"], "format": "tagged"},
+            "answer_form": "{answer}",
+            "stop_when_confident": {},
+        },
+        "algorithm": {"importance": {"cap": 2.0}, "kl": {"coefficient": 0.1}},
+    }
+    return validate(tree, source="test")
+
+
+def leaves(section: type, place: str = "") -> Iterator[tuple[str, Any]]:
+    hints = get_type_hints(section, include_extras=True)
+    for name in keys_of(section):
+        key, inner = f"{place}{name}", sections_of(hints[name])
+        if (inner and not issubclass(inner[0], Plugin)) or (inner and name in ("condenser", "reward", "sampler")):
+            yield from leaves(inner[0], f"{key}.")
+        else:
+            yield key, hints[name]
+
+
+def allowed(key: str) -> bool:
+    return any(key == known or key.startswith(f"{known}.") for known in NOT_ASSEMBLED)
+
+
+def other(key: str, annotation: object, value: object, folder: Path) -> str:
+    """Another valid value of a key, as YAML."""
+    if key in OTHER:
+        return OTHER[key]
+    if key in ("task.data", "task.eval_data"):
+        return str(folder / "c.jsonl")
+    if key == "sampler.name":
+        return f"'{folder / 'own.py'}:OtherSampler'"
+    if key == "trackers":
+        return f"[{{name: '{folder / 'own.py'}:Tracker'}}]"
+    if get_origin(annotation) is Literal:
+        return next(str(choice) for choice in get_args(annotation) if choice != value)
+    if isinstance(value, bool):
+        return str(not value).lower()
+    if isinstance(value, int) or value is None:
+        return str((value or 0) + 1)
+    assert isinstance(value, float), key
+    return str(value + 1 if key == "algorithm.importance.cap" else value / 2 or 0.5)
+
+
+def described(value: object, depth: int = 0) -> object:
+    """Everything that a value holds, as plain values: equal exactly if nothing in it differs."""
+    if depth > 12 or isinstance(value, str | int | float | bool | bytes | Enum | type | Path) or value is None:
+        return value
+    deeper = partial(described, depth=depth + 1)
+    if isinstance(value, Mapping):
+        return {str(key): deeper(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [deeper(item) for item in value]
+    if isinstance(value, partial):
+        return [deeper(value.func), deeper(value.args), deeper(value.keywords)]
+    if isinstance(value, MethodType):
+        return [value.__func__.__qualname__, deeper(value.__self__)]
+    if isinstance(value, ThreadPoolExecutor):
+        return value._max_workers
+    if isinstance(value, FunctionType):
+        return value.__qualname__
+    if is_dataclass(value):
+        return [type(value).__name__, {each.name: deeper(getattr(value, each.name)) for each in fields(value)}]
+    if type(value).__module__.startswith("condensegrpo"):
+        return [type(value).__name__, deeper(vars(value) if hasattr(value, "__dict__") else {})]
+    return type(value).__name__
+
+
+def built(config: RunConfig) -> object:
+    """What the assembly makes of a configuration."""
+    parts = assemble.components(config)
+    sampler = assemble.sampler(config, "folder")
+    engine = assemble.engine(
+        config, parts, renderer=Renderer(tokenizer()), sampler=sampler, temperature=config.rollout.temperature
+    )
+    components = {each.name: getattr(parts, each.name) for each in fields(parts) if each.name != "config"}
+    played = {
+        each.name: getattr(engine, each.name) for each in fields(engine) if each.name not in ("renderer", "temperature")
+    }
+    return described([components, played, sampler, assemble.trackers(config), parts.problems("train")[0].question])
+
+
+def test_every_key_changes_something_that_is_built(config: RunConfig, tmp_path: Path) -> None:
+    before, without_effect = built(config), []
+    tree = config.model_dump()
+    assert built(config) == before
+    for key, annotation in leaves(RunConfig):
+        if allowed(key):
+            continue
+        value = tree
+        for part in key.split("."):
+            value = value[part]
+        change = f"{key}={other(key, annotation, value, tmp_path)}"
+        alone = ["condenser.options={}", change] if key == "condenser.name" else [change]
+        if built(vary(config, alone)) == before:
+            without_effect.append(change)
+    assert without_effect == []
+
+
+@pytest.mark.parametrize("key", NOT_ASSEMBLED)
+def test_a_key_that_is_not_assembled_exists_and_is_read_beside_the_schema(key: str) -> None:
+    inside = [leaf for leaf, _ in leaves(RunConfig) if leaf == key or leaf.startswith(f"{key}.")]
+    assert inside
+    source = "".join(
+        path.read_text(encoding="utf-8")
+        for folder in ("condensegrpo", "cli")
+        for path in (ROOT / folder).rglob("*.py")
+        if path.name not in ("schema.py", "renames.py")
+    )
+    unread = [leaf for leaf in inside if not re.search(rf"\.{leaf.rpartition('.')[2]}\b", source)]
+    assert unread == []
