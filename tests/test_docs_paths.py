@@ -2,12 +2,14 @@
 
 import importlib.util
 import re
+import shlex
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from condensegrpo.config.load import load_config
 from condensegrpo.config.renames import RENAMED
 from condensegrpo.config.schema import RunConfig
 
@@ -98,3 +100,31 @@ def test_the_check_of_keys_knows_old_from_new() -> None:
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
 def test_the_changelog_has_every_renamed_key(old: str, new: str) -> None:
     assert f"| `{old}` | `{new}` |" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The arguments of every `condensegrpo train`, `plan` or `doctor` of a shipped configuration."""
+    blocks = re.findall(r"^```(?:bash|sh)\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    found = []
+    for line in lines:
+        match = re.search(r"condensegrpo(?:\.cli)? (?:train|plan|doctor) (.*)", line.rstrip("&"))
+        words = shlex.split(match[1], comments=True) if match and "…" not in line else []
+        if words and (ROOT / "configs" / f"{Path(words[0]).stem}.yaml").exists():
+            found.append(words)
+    return found
+
+
+COMMANDS = [(page, words) for page in PAGES for words in commands(page)]
+
+
+@pytest.mark.parametrize(
+    ("page", "words"), COMMANDS, ids=[f"{page.stem}-{place}" for place, (page, _) in enumerate(COMMANDS)]
+)
+def test_the_configuration_of_every_command_is_valid(page: Path, words: list[str]) -> None:
+    given = [word for word in words[1:] if "=" in word and not word.startswith("--")]
+    load_config(ROOT / "configs" / f"{Path(words[0]).stem}.yaml", given)
+
+
+def test_there_are_commands_to_check() -> None:
+    assert len(COMMANDS) >= 40
