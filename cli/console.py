@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.text import Text
 
 from condensegrpo.cli.neutral import counted
+from condensegrpo.core.observer import Observer
 
 if TYPE_CHECKING:
     from condensegrpo.core.evaluation import Evaluation
@@ -52,7 +53,7 @@ STEP_WIDTH = 4  # characters of the step's number
 HEADING_EVERY = 20  # rows
 
 
-class PhaseDisplay:
+class PhaseDisplay(Observer):
     """Shows the current phase and its progress on a terminal; nothing elsewhere."""
 
     def __init__(self, console: Console) -> None:
@@ -89,18 +90,12 @@ class PhaseDisplay:
         if self._phase is not None:
             self.progress.update(self._phase, advance=1, note=note)
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Nothing: ``TrainingConsole`` prints the steps."""
-
-    def evaluated(self, step: int, evaluations: "Sequence[Evaluation]") -> None:
-        """Nothing: the command prints its own table."""
-
     def say(self, text: str) -> None:
         """Print a line above the display."""
         self.progress.console.print(Text(text))
 
 
-class TrainingConsole:
+class TrainingConsole(Observer):
     """Shows a training run on a terminal, or as plain lines where there is none."""
 
     def __init__(self, *, steps: int, log: Path, stream: TextIO | None = None) -> None:

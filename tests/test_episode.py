@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,13 +32,14 @@ from talk import (
 from condensegrpo.algorithms import segments
 from condensegrpo.condensers.full import Full
 from condensegrpo.condensers.last_k import LastK
-from condensegrpo.core.errors import ContextOverflow
+from condensegrpo.config.load import load_config
+from condensegrpo.core.errors import ConfigError, ContextOverflow
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Budget, Condensed, NamedTensors, Step
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Span, SpanStatus, Stop, Trajectory
-from condensegrpo.rollout.budget import check_pinned
 from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.episode import run_episode
+from condensegrpo.rollout.prompt import check_pinned
 from condensegrpo.rollout.randomness import problem_draw, stream_seed
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.rollout.settings import Limits, Trigger
@@ -434,10 +436,11 @@ def test_check_pinned_names_the_key_and_both_numbers() -> None:
 
 
 @pytest.mark.parametrize("key", ["max_turns", "max_context_tokens", "max_output_tokens", "turn_seconds"])
-def test_limits_are_positive(key: str) -> None:
-    figures = {"max_turns": 1, "max_context_tokens": 1, "max_output_tokens": 1, "turn_seconds": 1, key: 0}
-    with pytest.raises(ValueError, match=f"{key} is 0"):
-        Limits(**figures)
+def test_limits_are_positive(key: str, tmp_path: Path) -> None:
+    path = tmp_path / "demo.yaml"
+    path.write_text(f"model: {{path: nowhere}}\ntask: {{name: ledger}}\nrollout: {{limits: {{{key}: 0}}}}\n")
+    with pytest.raises(ConfigError, match=f"rollout.limits.{key}: found 0"):
+        load_config(path)
 
 
 # --- how an episode ends ----------------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ def test_turn_rewards_are_kept_beside_the_total_and_not_in_it() -> None:
 def test_a_turn_reward_that_is_not_finite_names_trajectory_turn_and_value(value: float) -> None:
     with pytest.raises(ScoreError, match=rf"trajectory p0/3 .* reward fixed: turn_rewards\[1\] is {value}"):
         paying(RewardResult(total=1.0, turn_rewards=(0.5, value)))
-    with pytest.raises(ValueError, match=rf"a score must be finite: turn_rewards\[0\] is {value}"):
+    with pytest.raises(ValueError, match=rf"turn_rewards\[0\] is {value}, wanted a finite number"):
         replace(paying({}), turn_rewards=(value,))
 
 

@@ -220,7 +220,7 @@ def at(line: object, *place: object, value: object) -> object:
         ),
         (lambda line: at(line, "trajectory", "turns", 0, "kind", value="nap"), "turns[0].kind: wanted one of"),
         (lambda line: at(line, "score", "components", value=[]), "score.components: wanted an object"),
-        (lambda line: at(line, "score", "total", value=float("nan")), "a score must be finite: total is nan"),
+        (lambda line: at(line, "score", "total", value=float("nan")), "total is nan, wanted a finite number"),
     ],
 )
 def test_a_bad_line_in_the_middle_names_file_line_and_place(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from condensegrpo.algorithms.turn_rewards import turn_sums
 from condensegrpo.assembly.plugins import build
-from condensegrpo.core.errors import ScoreError
+from condensegrpo.core.errors import PluginError, ScoreError
 from condensegrpo.core.protocols import Problem, Reward, RewardPart, RewardResult, TurnReward
 from condensegrpo.core.trajectory import ScoredTrajectory, Stop, Trajectory
 from condensegrpo.rewards.correct import Correct
@@ -104,8 +104,8 @@ def test_weights_must_be_finite_and_not_negative(weight: float) -> None:
     with pytest.raises(ValueError, match="the weight of 'correct' is"):
         part("correct", Correct(), weight)
     if weight is not True:
-        with pytest.raises(ValueError, match="weight="):
-            ToolCalls(weight=weight)
+        with pytest.raises(PluginError, match="'tool_calls': the option weight is"):
+            build("rewards", "tool_calls", {"weight": weight})
 
 
 @pytest.mark.parametrize(("names", "message"), [([], "a weighted sum of nothing"), (["correct"] * 2, "each name once")])

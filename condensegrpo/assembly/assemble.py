@@ -41,9 +41,9 @@ from condensegrpo.core.protocols import (
 from condensegrpo.learner.policy import end_ids, load_tokenizer, positions
 from condensegrpo.learner.targets import check_targets_of
 from condensegrpo.rollout.boundary import checked_messages
-from condensegrpo.rollout.budget import check_pinned
 from condensegrpo.rollout.codeformat import TOOL as CODE_TOOL
 from condensegrpo.rollout.engine import Engine
+from condensegrpo.rollout.prompt import check_pinned
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
 from condensegrpo.sandbox.sandbox import Sandbox

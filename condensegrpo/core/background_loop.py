@@ -4,8 +4,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 T = TypeVar("T")
 CLOSE_SECONDS = 60.0  # that ``close`` waits for the thread: a coroutine may block the loop for ever
@@ -41,13 +40,11 @@ class BackgroundLoop:
         """Itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Close."""
         self.close()
 
-    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+    def submit(self, work: Coroutine[object, object, T]) -> Future[T]:
         """Start ``work`` and return at once. Cancelling the future cancels the work.
 
         Raises:
@@ -58,7 +55,7 @@ class BackgroundLoop:
             raise RuntimeError(f"starting a coroutine: the background loop {self._thread.name!r} was closed")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, work: Coroutine[object, object, T]) -> T:
         """Wait for the result of ``work`` in a thread without an event loop. Ctrl-C cancels the work."""
         future = self.submit(work)
         try:
@@ -67,7 +64,7 @@ class BackgroundLoop:
             future.cancel()
             raise
 
-    async def call(self, work: Coroutine[Any, Any, T]) -> T:
+    async def call(self, work: Coroutine[object, object, T]) -> T:
         """Await the result of ``work`` from another event loop. Cancelling the caller cancels the work."""
         return await asyncio.wrap_future(self.submit(work))
 

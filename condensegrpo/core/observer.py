@@ -1,13 +1,12 @@
 """Progress of a long job: the loops report it, the command line shows it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from condensegrpo.core.evaluation import Evaluation
 
 
-class Observer(Protocol):
-    """Receives progress reports; must not change the run."""
+class Observer:
+    """Receives progress reports, which these methods ignore; must not change the run."""
 
     def phase(self, title: str, total: int | None) -> None:
         """A wait begins; ``total`` is the number of ``advance`` calls to come, None if unknown."""
@@ -25,20 +24,5 @@ class Observer(Protocol):
         """Something happened that a person should know."""
 
 
-class Silent:
+class Silent(Observer):
     """Shows nothing: for tests and for every rank but the first."""
-
-    def phase(self, title: str, total: int | None) -> None:
-        """Nothing."""
-
-    def advance(self, note: str = "") -> None:
-        """Nothing."""
-
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Nothing."""
-
-    def evaluated(self, step: int, evaluations: Sequence[Evaluation]) -> None:
-        """Nothing."""
-
-    def say(self, text: str) -> None:
-        """Nothing."""

@@ -15,9 +15,8 @@ from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Spa
 
 Split = Literal["train", "eval"]
 Count = Callable[[Sequence[Message]], int]  # tokens of these messages as a whole prompt, template and tools included
-NamedTensors = Iterable[
-    tuple[str, Any]
-]  # (name as in the model's state dict, torch.Tensor); Any keeps torch off this floor
+# (name as in the model's state dict, torch.Tensor): Any keeps torch out of this folder
+NamedTensors = Iterable[tuple[str, Any]]
 
 
 class Sampler(Protocol):
@@ -163,7 +162,7 @@ class Condensed:
 class Condenser(Protocol):
     """Rewrites a history into a shorter one: *how* to condense. Pinned messages stay, units are atomic."""
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """The units to show before the next turn, within ``budget``; the newest alone if even that does not fit."""
 
 
@@ -344,7 +343,7 @@ class RewardPart:
             )
 
 
-Tool = Callable[..., Any]  # a typed function with a docstring, sync or async; what it returns is shown as str(...)
+Tool = Callable[..., object]  # a typed function with a docstring, sync or async; what it returns is shown as str(...)
 
 
 class Tracker(Protocol):

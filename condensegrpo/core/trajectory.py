@@ -196,9 +196,9 @@ class Score:
 
     def __post_init__(self) -> None:
         turns = {f"turn_rewards[{turn}]": value for turn, value in enumerate(self.turn_rewards)}
-        for name, value in {"total": self.total, "correct": self.correct, **self.components, **turns}.items():
+        for name, value in {**self.components, "total": self.total, "correct": self.correct, **turns}.items():
             if not math.isfinite(value):
-                raise ValueError(f"a score must be finite: {name} is {value}")
+                raise ValueError(f"{name} is {value}, wanted a finite number")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,19 +17,13 @@ from functools import partial
 
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Environment, Problem, Step
-from condensegrpo.core.trajectory import (
-    Finish,
-    Rejected,
-    Stop,
-    Trajectory,
-    Turn,
-)
+from condensegrpo.core.trajectory import Finish, Rejected, Stop, Trajectory, Turn
 from condensegrpo.rollout.boundary import Ended, checked_messages, guarded
-from condensegrpo.rollout.confidence import Drafted, drafted
+from condensegrpo.rollout.confidence import drafted
 from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.prompt import Exchange, Prompt, next_prompt
 from condensegrpo.rollout.sampling import Sampled, sample
-from condensegrpo.rollout.writing import Attempt, Writer, split_attempts
+from condensegrpo.rollout.writing import Attempt, Writer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +55,20 @@ class _Record:
         return self.seed(-self.drafts)
 
     def add_texts(self, attempts: Sequence[Attempt], reasons: Sequence[str]) -> None:
-        """Record the texts that the policy wrote for a condenser."""
-        used, rejected = split_attempts(attempts, reasons, before=len(self.turns))
-        if used is not None:
-            self.turns.append(used.turn())
-        self.rejected += rejected
+        """Record the texts that the policy wrote for a condenser: one rejected for each reason, then the used one."""
+        used = attempts[len(reasons) :]
+        self.turns += [replace(text.sampled.turn(text.prompt), kind="condense") for text in used]
+        self.rejected += [
+            Rejected(
+                before=len(self.turns),
+                prompt_ids=text.prompt.ids,
+                output_ids=text.sampled.generation.token_ids,
+                policy_version=text.sampled.version,
+                text=text.sampled.text,
+                reason=reason,
+            )
+            for text, reason in zip(attempts, reasons, strict=False)
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +161,10 @@ async def _play(
         for _ in range(engine.limits.max_turns):
             prompt, history = await _prompted(engine, history, last, draw, record)
             information = await _answer_information(engine, problem, prompt)
-            draft = await _draft(engine, prompt, record)
+            replies = sum(turn.kind == "act" for turn in record.turns)
+            draft = await drafted(
+                engine, prompt, trajectory=record.trajectory, seed=record.draft_seed(), replies=replies
+            )
             if draft is not None and draft.answer is not None:
                 record.turns.append(replace(draft.turn, answer_logprob=information, draft=draft.draft))
                 return _Ending(stop=Stop.CONFIDENT, answer=draft.answer)
@@ -170,10 +176,20 @@ async def _play(
                 max_tokens=engine.limits.max_output_tokens,
                 stop_strings=engine.toolbox.format.stop_strings,
             )
-            reaction = await _react(engine, episode, sampled, may_call=_may_call(engine, record.turns))
+            reaction = await _react(engine, episode, sampled, record.turns)
             number = len(record.turns)
-            turn = _turn(prompt, sampled, reaction)
-            record.turns.append(replace(turn, answer_logprob=information, draft=None if draft is None else draft.draft))
+            record.turns.append(
+                replace(
+                    sampled.turn(prompt),
+                    reply=reaction.reply,
+                    observations=reaction.observations,
+                    turn_rewards=reaction.turn_rewards,
+                    tool_attempts=reaction.tool_attempts,
+                    tool_successes=reaction.tool_successes,
+                    answer_logprob=information,
+                    draft=None if draft is None else draft.draft,
+                )
+            )
             if reaction.ending is not None:
                 return reaction.ending
             history = history.add(Unit(turn=number, reply=reaction.reply, results=reaction.observations))
@@ -224,28 +240,19 @@ async def _answer_information(engine: Engine, problem: Problem, prompt: Prompt) 
     )
 
 
-def _may_call(engine: Engine, turns: Sequence[Turn]) -> bool:
-    """Whether the tool calls of one more reply are run."""
-    most = engine.toolbox.max_turns
-    return most is None or sum(turn.tool_attempts > 0 for turn in turns) < most
-
-
-async def _draft(engine: Engine, prompt: Prompt, record: _Record) -> Drafted | None:
-    """The policy's draft of an answer, if drafts are configured."""
-    if engine.confidence is None:
-        return None
-    replies = sum(turn.kind == "act" for turn in record.turns)
-    return await drafted(engine, prompt, trajectory=record.trajectory, seed=record.draft_seed(), replies=replies)
-
-
-async def _react(engine: Engine, environment: Environment, sampled: Sampled, *, may_call: bool) -> _Reaction:
+async def _react(engine: Engine, environment: Environment, sampled: Sampled, turns: Sequence[Turn]) -> _Reaction:
     """Let the tools or the environment respond to a reply. If they raise, the episode ends and the turn stays."""
     reply = Message(role="assistant", content=sampled.text)
     if sampled.generation.finish is Finish.LENGTH:
         detail = f"a reply was cut off at {len(sampled.generation.token_ids)} tokens (rollout.limits.max_output_tokens)"
         return _Reaction(reply=reply, ending=_Ending(stop=Stop.OUTPUT_LENGTH, detail=detail))
-    if not may_call and engine.toolbox.format.parse(sampled.text):
-        detail = f"a reply called a tool after {engine.toolbox.max_turns} that had (rollout.tools.max_turns)"
+    most = engine.toolbox.max_turns
+    if (
+        most is not None
+        and sum(turn.tool_attempts > 0 for turn in turns) >= most
+        and engine.toolbox.format.parse(sampled.text)
+    ):
+        detail = f"a reply called a tool after {most} that had (rollout.tools.max_turns)"
         return _Reaction(reply=reply, ending=_Ending(stop=Stop.TURN_LIMIT, detail=detail))
     try:
         answers = await guarded(  # each call has the toolbox's own time limit
@@ -288,19 +295,3 @@ def _ending(step: Step) -> _Ending | None:
     if step.answer is None:
         return _Ending(stop=Stop.FORMAT, detail="the environment could not read a reply and ended the episode")
     return _Ending(stop=Stop.ANSWERED, answer=step.answer)
-
-
-def _turn(prompt: Prompt, sampled: Sampled, reaction: _Reaction) -> Turn:
-    return Turn(
-        prompt_ids=prompt.ids,
-        output_ids=sampled.generation.token_ids,
-        logprobs=sampled.generation.logprobs,
-        policy_version=sampled.version,
-        condensation=prompt.condensation,
-        context=prompt.context,
-        reply=reaction.reply,
-        observations=reaction.observations,
-        turn_rewards=reaction.turn_rewards,
-        tool_attempts=reaction.tool_attempts,
-        tool_successes=reaction.tool_successes,
-    )

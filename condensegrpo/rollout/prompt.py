@@ -9,7 +9,7 @@ Sampled tokens are never tokenised again to continue a prompt: a prompt that doe
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from condensegrpo.core.account import account
@@ -18,8 +18,9 @@ from condensegrpo.core.messages import History, Message, Summary, Unit, flatten
 from condensegrpo.core.protocols import Budget, Condensed, Request, Write
 from condensegrpo.core.trajectory import Condensation, Span, SpanStatus, Stop
 from condensegrpo.rollout.boundary import guarded
-from condensegrpo.rollout.budget import check_pinned
 from condensegrpo.rollout.engine import Engine
+from condensegrpo.rollout.render import Renderer
+from condensegrpo.rollout.settings import Limits
 
 CHAT_TEMPLATE = "chat_template"  # the condenser's name where only the template rewrote something
 
@@ -50,6 +51,21 @@ class NextPrompt:
     prompt: Prompt
     summary: Summary | None = None  # a new one, which the history has from now on
     rejected: tuple[str, ...] = ()  # Condensed.rejected
+
+
+def check_pinned(renderer: Renderer, pinned: Sequence[Message], limits: Limits) -> None:
+    """Check that system message and question alone fit the context budget: no condenser may touch them.
+
+    Raises:
+        ContextOverflow: they do not fit, and nothing can be sampled.
+    """
+    tokens = renderer.count(pinned)
+    if tokens > limits.max_context_tokens:
+        raise ContextOverflow(
+            f"checking the question: system message and question need {tokens} tokens with the chat template, and the "
+            f"context budget is {limits.max_context_tokens}. Raise rollout.limits.max_context_tokens to at least "
+            f"{tokens} and leave room for the turns; a condenser never shortens the question."
+        )
 
 
 async def next_prompt(
@@ -228,11 +244,5 @@ def _check_whole(shown: Unit, raw: Unit) -> None:
 
 def _spans(engine: Engine, history: History, known: Sequence[Span]) -> tuple[Span, ...]:
     """One span for every unit: those of the last condensation; younger units were kept."""
-    count = engine.renderer.count
-    pinned = count(history.pinned)
-    younger = history.units[len(known) :]
-    tokens = [max(count(flatten(history.pinned, [unit])) - pinned, 0) for unit in younger]
-    kept = (
-        Span(turn=unit.turn, status=SpanStatus.KEPT, tokens=cost) for unit, cost in zip(younger, tokens, strict=True)
-    )
-    return (*known, *kept)
+    younger = replace(history, units=history.units[len(known) :])
+    return (*known, *account(younger, younger.units, engine.renderer.count))

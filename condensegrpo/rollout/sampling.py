@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop
+from condensegrpo.core.messages import Message
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop, Turn
 from condensegrpo.rollout.boundary import Ended, guarded
 from condensegrpo.rollout.engine import Engine
+from condensegrpo.rollout.prompt import Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +18,18 @@ class Sampled:
     generation: Generation
     text: str
     version: int  # of the policy at the request
+
+    def turn(self, prompt: Prompt) -> Turn:
+        """The turn of a prompt and this reply to it; ``dataclasses.replace`` adds what followed."""
+        return Turn(
+            prompt_ids=prompt.ids,
+            output_ids=self.generation.token_ids,
+            logprobs=self.generation.logprobs,
+            policy_version=self.version,
+            condensation=prompt.condensation,
+            context=prompt.context,
+            reply=Message(role="assistant", content=self.text),
+        )
 
 
 async def sample(

@@ -1,6 +1,5 @@
 """Applies a reward to finished trajectories."""
 
-import math
 from collections.abc import Sequence
 from types import FunctionType
 
@@ -55,13 +54,19 @@ def _checked(result: RewardResult, trajectory: Trajectory, doing: str) -> Score:
     """The score of a result, with default rules where it does not judge."""
     format_valid = trajectory.stop.gives_answer if result.format_valid is None else result.format_valid
     correct = float(result.total >= 1) if result.correct is None else result.correct
-    turns = {f"turn_rewards[{turn}]": value for turn, value in enumerate(result.turn_rewards)}
-    for name, value in {**result.components, "total": result.total, "correct": correct, **turns}.items():
-        if not math.isfinite(value):
-            raise ScoreError(
-                f"{doing}: {name} is {value}, wanted a finite number. One such value would break the advantages of the "
-                f"whole group; fix the reward"
-            )
+    try:
+        checked = Score(
+            total=result.total,
+            components=result.components,
+            format_valid=format_valid,
+            correct=correct,
+            context_tokens=trajectory.max_context_tokens,
+            turn_rewards=result.turn_rewards,
+        )
+    except ValueError as error:
+        raise ScoreError(
+            f"{doing}: {error}. One such value would break the advantages of the whole group; fix the reward"
+        ) from error
     if not 0 <= correct <= 1:
         raise ScoreError(f"{doing}: correct is {correct}, wanted a value in [0, 1]; fix the reward")
     if len(result.turn_rewards) not in (0, len(trajectory.turns)):
@@ -69,14 +74,7 @@ def _checked(result: RewardResult, trajectory: Trajectory, doing: str) -> Score:
             f"{doing}: found {len(result.turn_rewards)} turn rewards for {len(trajectory.turns)} turns, wanted one "
             f"for each turn or none; fix the reward"
         )
-    return Score(
-        total=result.total,
-        components=result.components,
-        format_valid=format_valid,
-        correct=correct,
-        context_tokens=trajectory.max_context_tokens,
-        turn_rewards=result.turn_rewards,
-    )
+    return checked
 
 
 def _doing(trajectory: Trajectory, problem: Problem, reward: Reward | GroupReward) -> str:

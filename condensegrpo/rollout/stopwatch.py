@@ -1,7 +1,6 @@
 """How long condensers are at work while many episodes go on at once. Standard library only."""
 
 import time
-from types import TracebackType
 
 
 class Stopwatch:
@@ -11,8 +10,8 @@ class Stopwatch:
         b  ──────████████──         inside from 6 to 14
            ══ 12 seconds ══
 
-    Whoever waits inside, such as for a batch that another episode joins, counts as at work: where a condenser's waiting
-    overlaps with sampling it is an upper bound of what it costs. To be used from one thread.
+    Waiting inside, such as for a batch that another episode joins, counts as work: where a condenser's wait overlaps
+    with sampling, the result is an upper bound of the condenser's cost. Use it from one thread.
     """
 
     def __init__(self) -> None:
@@ -21,15 +20,13 @@ class Stopwatch:
         self._since = 0.0
 
     def __enter__(self) -> None:
-        """One more is inside."""
+        """One more holder is inside."""
         if not self._inside:
             self._since = time.monotonic()
         self._inside += 1
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """One fewer is; its time counts whatever it raised."""
+    def __exit__(self, *exception: object) -> None:
+        """One holder fewer is inside; its time counts even if it raised."""
         self._inside -= 1
         if not self._inside:
             self.seconds += time.monotonic() - self._since

@@ -6,49 +6,23 @@ turn 6   act        pinned [S] u4                   → reply   declared condens
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
-from condensegrpo.core.messages import History, Message
+from condensegrpo.core.messages import History
 from condensegrpo.core.protocols import Request, Write, Writes, Written
-from condensegrpo.core.trajectory import Rejected, Stop, Turn
+from condensegrpo.core.trajectory import Stop
 from condensegrpo.rollout.boundary import Ended
 from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.prompt import Exchange, Prompt, request_prompt
 from condensegrpo.rollout.sampling import Sampled, sample
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class Attempt(NamedTuple):
     """A text that the policy wrote."""
 
     prompt: Prompt
     sampled: Sampled
-
-    def turn(self) -> Turn:
-        """The turn of a used text."""
-        generation = self.sampled.generation
-        return Turn(
-            prompt_ids=self.prompt.ids,
-            output_ids=generation.token_ids,
-            logprobs=generation.logprobs,
-            policy_version=self.sampled.version,
-            kind="condense",
-            condensation=self.prompt.condensation,
-            context=self.prompt.context,
-            reply=Message(role="assistant", content=self.sampled.text),
-        )
-
-    def rejected(self, before: int, reason: str) -> Rejected:
-        """The record of a text that was not used."""
-        return Rejected(
-            before=before,
-            prompt_ids=self.prompt.ids,
-            output_ids=self.sampled.generation.token_ids,
-            policy_version=self.sampled.version,
-            text=self.sampled.text,
-            reason=reason,
-        )
 
 
 class Writer:
@@ -100,17 +74,3 @@ class Writer:
         )
         self.attempts.append(Attempt(prompt=prompt, sampled=sampled))
         return Written(text=sampled.text, finish=sampled.generation.finish)
-
-
-def split_attempts(
-    attempts: Sequence[Attempt], reasons: Sequence[str], *, before: int
-) -> tuple[Attempt | None, tuple[Rejected, ...]]:
-    """The used attempt, if any, and the rejected ones, one for each of ``reasons``.
-
-    Args:
-        before: index of the next turn.
-    """
-    used = attempts[len(reasons)] if len(attempts) > len(reasons) else None
-    following = before + (used is not None)
-    others = zip(attempts, reasons, strict=False)
-    return used, tuple(attempt.rejected(following, reason) for attempt, reason in others)
