@@ -23,7 +23,8 @@ from ranks import interval, spearman
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from condensegrpo.assembly import assemble
+from condensegrpo.assembly.build import build_components
+from condensegrpo.assembly.runtime import renderer_for, trajectory_engine, use_threads
 from condensegrpo.attention.capture import attend
 from condensegrpo.attention.leave_one_out import losses
 from condensegrpo.attention.scorer import AttentionScorer
@@ -160,15 +161,15 @@ async def _unobserved(_: Trajectory) -> None:
 
 
 async def _played(config: RunConfig, model: str, problems: int, layers: Sequence[int]) -> Found:
-    assemble.use_threads(config)
-    components = assemble.components(config)
+    use_threads(config)
+    components = build_components(config)
     sampler = TransformersSampler(model)
-    renderer = assemble.renderer(config, components, model)
+    renderer = renderer_for(components, model)
     groups = await rollout(
         {problem.id: problem for problem in components.problems("eval")[:problems]},
         samples=1,
         environment=components.task.environment,
-        engine=assemble.engine(config, components, renderer=renderer, sampler=sampler, temperature=0.0),
+        engine=trajectory_engine(components, renderer=renderer, sampler=sampler, temperature=0.0),
         run_seed=0,
         step=-1,
         on_finish=_unobserved,

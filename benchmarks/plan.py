@@ -138,8 +138,8 @@ def run(config: RunConfig, folder: Path) -> dict[str, float]:
     """Load, sample, learn twice and publish as a training run does; the peak of each phase in bytes, of this rank."""
     from condensegrpo.algorithms.objective import Objective, PolicyLoss, Tokenwise
     from condensegrpo.algorithms.packing import collate, pack
-    from condensegrpo.assembly import assemble
     from condensegrpo.assembly.open_learner import open_learner
+    from condensegrpo.assembly.runtime import open_sampler
     from condensegrpo.learner import checkpoint
     from condensegrpo.learner.engine import close_engine, measure_logprobs, optimizer_step
     from condensegrpo.learner.new_model import new_tokenizer
@@ -149,7 +149,7 @@ def run(config: RunConfig, folder: Path) -> dict[str, float]:
 
     source, algorithm = str(config.model.path), config.algorithm
     meter = Meter()
-    sampler = assemble.sampler(config, source) if config.sampler.name == COLOCATED else None
+    sampler = open_sampler(config, source) if config.sampler.name == COLOCATED else None
     learner = open_learner(config, source, config.learner.optimiser, lora=config.model.lora, total_steps=2)
     meter.ends("loading")
     vocabulary = configuration(source).vocab_size

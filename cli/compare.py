@@ -71,7 +71,7 @@ def compare(
     _make(out)
     with PhaseDisplay(Console(stderr=True, quiet=quiet)) as display:
         display.phase("loading torch, transformers and the model", None)
-        from condensegrpo.assembly import assemble
+        from condensegrpo.assembly.runtime import open_sampler, use_threads
         from condensegrpo.cli.quiet import quiet_libraries
         from condensegrpo.evaluation.compare import check, contenders
         from condensegrpo.evaluation.compare import compare as run_comparison
@@ -79,8 +79,8 @@ def compare(
         quiet_libraries()
         entrants = contenders(named, within, config)
         checked = check(config, entrants, model)
-        assemble.use_threads(config)
-        sampler = assemble.sampler(config, model)
+        use_threads(config)
+        sampler = open_sampler(config, model)
         try:
             found = run_comparison(checked, sampler=sampler, source=model, observer=display, on_scored=_saving(save))
         finally:

@@ -34,10 +34,11 @@ def config_findings(name: str, overrides: Sequence[str]) -> list[Finding]:
 
 
 def _plugins(config: "RunConfig") -> Finding:
-    from condensegrpo.assembly.assemble import check
+
+    from condensegrpo.assembly.build import build
 
     try:
-        check(config)
+        build(config)
     except DataError as error:
         return problem("data", str(error), "correct the data, or give other files (docs/reference/tasks.md)")
     except CondenseError as error:

@@ -126,15 +126,17 @@ def _evaluate(config: "RunConfig", model: str, save: Path | None, *, quiet: bool
 
     with PhaseDisplay(Console(stderr=True, quiet=quiet)) as display:
         display.phase("loading torch, transformers and the model", None)
-        from condensegrpo.assembly import assemble
+        from condensegrpo.assembly.build import build
+        from condensegrpo.assembly.model_checks import check_model
+        from condensegrpo.assembly.runtime import open_sampler, use_threads
         from condensegrpo.cli.quiet import quiet_libraries
         from condensegrpo.evaluation.evaluate import evaluate as run_evaluation
 
         quiet_libraries()
-        components = assemble.check(config)
-        assemble.check_model(config, components, model)
-        assemble.use_threads(config)
-        sampler = assemble.sampler(config, model)
+        components = build(config)
+        check_model(components, model)
+        use_threads(config)
+        sampler = open_sampler(config, model)
         on_scored: Callable[..., None] = partial(write_trajectory, save) if save else lambda one: None
         try:
             return run_evaluation(

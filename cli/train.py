@@ -45,9 +45,9 @@ def train(
     config = _configuration(arguments or [], resume)
     with PhaseDisplay(Console(stderr=True)) as display:
         display.phase("checking the configuration", None)
-        from condensegrpo.assembly import assemble
+        from condensegrpo.assembly.build import build
 
-        components = assemble.check(config)
+        components = build(config)
     if dry_run:
         _print_problems(components)
         typer.echo(dump_config(config), nl=False)

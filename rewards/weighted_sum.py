@@ -9,7 +9,7 @@ from condensegrpo.core.trajectory import Trajectory
 class WeightedSum:
     """Σ weight · reward, outcome and turns apart. A component is what a part adds: its weight is in it.
 
-    In a configuration each part is a reward by name, with a weight beside it; ``assemble`` builds the parts.
+    In a configuration each part is a reward by name, with a weight beside it; ``assembly`` builds the parts.
 
         parts: [{name: correct, weight: 1.0, options: {match: number}}, {name: tool_execution, weight: 0.2}]
 

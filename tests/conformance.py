@@ -14,7 +14,7 @@ from typing import Any
 from answering import always
 from hypothesis import strategies as st
 
-from condensegrpo.assembly import assemble
+from condensegrpo.assembly.parts import build_condenser
 from condensegrpo.attention.scripted import ScriptedScorer
 from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core import plugins
@@ -54,7 +54,7 @@ class Case:
     def build(self) -> Condenser:
         """As a configuration builds it."""
         options = self.options() if callable(self.options) else self.options
-        return assemble.condenser(CondenserPlugin(name=self.name, options=options))
+        return build_condenser(CondenserPlugin(name=self.name, options=options))
 
     def __str__(self) -> str:
         return f"{self.name}-{'' if callable(self.options) else self.options}"

@@ -1,6 +1,6 @@
 """Every estimator, loss and option of ``algorithm`` trains the quickstart: real rollouts, real DeepSpeed, three steps.
 
-In this process, so that the libraries load once: ``assemble.check`` and ``train`` are what the command calls.
+In this process, so that the libraries load once: ``build`` and ``train`` are what the command calls.
 """
 
 import json
@@ -17,7 +17,7 @@ from estimating import estimate
 from condensegrpo.algorithms import names
 from condensegrpo.algorithms.advantages import ESTIMATORS
 from condensegrpo.algorithms.losses import LOSSES
-from condensegrpo.assembly import assemble
+from condensegrpo.assembly.build import build
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.observer import Observer, Silent
@@ -68,7 +68,7 @@ def run(folder: Path, *changes: str, observer: Observer | None = None) -> list[d
     """Train with some keys changed; the metrics of its steps."""
     config = load_config(ROOT / "configs" / "quickstart.yaml", [*SMALL, *changes])
     assert train(
-        config, assemble.check(config), RunFolder.create(folder), observer=observer or Silent(), stopping=lambda: False
+        config, build(config), RunFolder.create(folder), observer=observer or Silent(), stopping=lambda: False
     ), "all steps were taken"
     return [line for line in read_metrics(folder / "metrics.jsonl") if "rows" in line]
 
@@ -265,4 +265,4 @@ def _parameters(function: Callable[..., object]) -> dict[str, object]:
 )
 def test_a_wrong_algorithm_stops_before_a_model_is_loaded(change: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        assemble.check(load_config(ROOT / "configs" / "quickstart.yaml", [change]))
+        build(load_config(ROOT / "configs" / "quickstart.yaml", [change]))

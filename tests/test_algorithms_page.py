@@ -12,7 +12,7 @@ import pytest
 
 from condensegrpo.algorithms.advantages import ESTIMATORS, whiten
 from condensegrpo.algorithms.losses import LOSSES, importance, token_weights
-from condensegrpo.assembly import assemble
+from condensegrpo.assembly.build import build
 from condensegrpo.config.load import load_config
 
 ROOT = Path(__file__).parent.parent
@@ -103,7 +103,7 @@ def test_every_command_of_the_page_would_train() -> None:
     commands = re.findall(r"^condensegrpo train (\S+) (.*)$", PAGE, flags=re.MULTILINE)
     assert len(commands) == 2
     for file, changes in commands:
-        assemble.check(load_config(ROOT / file, shlex.split(changes)))
+        build(load_config(ROOT / file, shlex.split(changes)))
 
 
 def test_advantages_by_hand(printed: dict[str, str]) -> None:

@@ -42,7 +42,7 @@ FLOORS = {
 }
 PLUG_INS = {"condensers", "rewards", "tasks", "tools"}
 SANDBOX_USERS = {  # beside plug-ins
-    "condensegrpo.assembly.assemble",
+    "condensegrpo.assembly.parts",
     "condensegrpo.assembly.components",
     "condensegrpo.cli.doctor_sandbox",
     "condensegrpo.config.schema",  # the limits are a section

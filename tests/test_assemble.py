@@ -9,7 +9,9 @@ from builders import trajectory, turn
 from tiny import qwen3, tokenizer
 
 from condensegrpo.algorithms.objective import Tokenwise
-from condensegrpo.assembly import assemble, learning_signal
+from condensegrpo.assembly import learning_signal
+from condensegrpo.assembly.build import build, build_components
+from condensegrpo.assembly.model_checks import check_model
 from condensegrpo.config.load import evaluations, find_config, load_config, shipped
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CondenseError, ConfigError
@@ -25,18 +27,18 @@ WITHOUT_DATA = [name for name in shipped() if load_config(find_config(name)).tas
 
 @pytest.mark.parametrize("name", WITHOUT_DATA)
 def test_every_shipped_configuration_that_needs_no_data_can_be_built(name: str) -> None:
-    components = assemble.check(load_config(find_config(name)))
+    components = build(load_config(find_config(name)))
     train, held_out = (components.problems(split) for split in ("train", "eval"))
     assert len(train) > len(held_out) == 256
 
 
 def test_the_evaluations_of_the_quickstart_reach_beyond_what_it_trains_on() -> None:
     config = quickstart()
-    longest = {len(one.data["ops"]) for one in assemble.check(config).problems("train")[:200]}
+    longest = {len(one.data["ops"]) for one in build(config).problems("train")[:200]}
     assert longest == {3, 4, 5, 6}
     for variant in ("K=20", "K=50"):
         varied = evaluations(config)[variant]
-        problems = assemble.check(varied).problems("eval")
+        problems = build(varied).problems("eval")
         operations = {len(one.data["ops"]) for one in problems}
         assert operations == {int(variant.removeprefix("K="))}
         assert varied.rollout.limits.max_turns == operations.pop() + 2  # the first note, and the answer
@@ -83,7 +85,7 @@ def test_the_evaluations_of_the_quickstart_reach_beyond_what_it_trains_on() -> N
 )
 def test_what_does_not_exist_or_fit_is_named(override: str, wanted: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        assemble.check(quickstart(override))
+        build(quickstart(override))
     assert wanted in str(caught.value)
     assert ".." not in str(caught.value)
 
@@ -97,7 +99,7 @@ def test_what_a_task_gets_from_the_rollout_is_no_option_of_it(option: str, sourc
     rows.write_text('{"question": "1 and 1?", "answer": "1+1 = <<1+1=2>>2\\n#### 2"}\n')
     data = [f"task.data={rows}", f"task.eval_data={rows}"]
     with pytest.raises(ConfigError, match=rf"the task gets it from {source}, which is .* Remove task\.options"):
-        assemble.components(load_config(find_config("gsm8k"), [*data, f"task.options={{{option}}}"]))
+        build_components(load_config(find_config("gsm8k"), [*data, f"task.options={{{option}}}"]))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +113,7 @@ def test_what_a_task_gets_from_the_rollout_is_no_option_of_it(option: str, sourc
 )
 def test_what_the_engine_supplies_is_no_option(chosen: str, option: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        assemble.check(quickstart(f"algorithm={{{chosen}: {{{option}: 1}}}}}}"))
+        build(quickstart(f"algorithm={{{chosen}: {{{option}: 1}}}}}}"))
     told, _, known = str(caught.value).partition("It has: ")
     assert f"has no option {option!r}" in told
     assert known
@@ -127,7 +129,7 @@ def test_a_reward_in_a_file_is_found_by_its_path(tmp_path: Path) -> None:
         "    def __call__(self, trajectory, problem):\n"
         "        return {'brief': self.bonus / len(trajectory.turns)}\n"
     )
-    components = assemble.check(quickstart(f"reward={{name: '{path}:Brief', options: {{bonus: 3.0}}}}"))
+    components = build(quickstart(f"reward={{name: '{path}:Brief', options: {{bonus: 3.0}}}}"))
     assert type(components.reward).__name__ == "Brief"
 
 
@@ -138,7 +140,7 @@ def test_a_tool_in_a_file_gets_its_schema_from_its_signature(tmp_path: Path) -> 
         '    """Look a word up.\n\n    Args:\n        word: what to look up.\n    """\n'
         "    return word.upper()\n"
     )
-    components = assemble.check(quickstart(f"rollout.tools.use=['{path}:lookup']"))
+    components = build(quickstart(f"rollout.tools.use=['{path}:lookup']"))
     (schema,) = components.toolbox.schemas
     assert schema["function"]["name"] == "lookup"
     assert list(schema["function"]["parameters"]["properties"]) == ["word"]
@@ -154,9 +156,7 @@ def test_a_tool_with_options_is_a_class_whose_call_is_the_tool(tmp_path: Path) -
         '        """Shout a word.\n\n        Args:\n            word: what to shout.\n        """\n'
         "        return word.upper() * self.times\n"
     )
-    components = assemble.check(
-        quickstart(f"rollout.tools.use=[calculator, {{name: '{path}:Shout', options: {{times: 2}}}}]")
-    )
+    components = build(quickstart(f"rollout.tools.use=[calculator, {{name: '{path}:Shout', options: {{times: 2}}}}]"))
     assert components.toolbox.names == ("calculator", "Shout")
     answers = asyncio.run(
         components.toolbox.answer('<tool_call>{"name": "Shout", "arguments": {"word": "no"}}</tool_call>')
@@ -175,19 +175,19 @@ def test_a_tool_with_options_is_a_class_whose_call_is_the_tool(tmp_path: Path) -
 )
 def test_options_that_a_tool_does_not_take_are_refused(tools: str, wanted: str) -> None:
     with pytest.raises(CondenseError, match=wanted):
-        assemble.check(quickstart(f"rollout.tools.use={tools}"))
+        build(quickstart(f"rollout.tools.use={tools}"))
 
 
 def test_the_code_format_runs_python_and_nothing_else() -> None:
     with pytest.raises(ConfigError, match=r"found calculator, and rollout.tools.format=code runs the tool python"):
-        assemble.check(quickstart("rollout.tools.use=[calculator]", "rollout.tools.format=code"))
+        build(quickstart("rollout.tools.use=[calculator]", "rollout.tools.format=code"))
 
 
 def test_a_plug_in_without_its_method_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("class Forgetful:\n    def shorten(self, history): ...\n")
     with pytest.raises(ConfigError, match="Forgetful has no condense"):
-        assemble.check(quickstart(f"condenser={{name: '{path}:Forgetful'}}"))
+        build(quickstart(f"condenser={{name: '{path}:Forgetful'}}"))
 
 
 def test_two_tools_of_one_name_are_refused(tmp_path: Path) -> None:
@@ -196,12 +196,12 @@ def test_two_tools_of_one_name_are_refused(tmp_path: Path) -> None:
         'def calculator(expression: str) -> str:\n    """Add.\n\n    Args:\n        expression: it.\n    """\n'
     )
     with pytest.raises(ConfigError, match="two tools have one name"):
-        assemble.check(quickstart(f"rollout.tools.use=[calculator, '{path}:calculator']"))
+        build(quickstart(f"rollout.tools.use=[calculator, '{path}:calculator']"))
 
 
 def test_every_reward_by_name_can_be_built() -> None:
     for name in ("correct", "format", "inverse_max_context", "tool_calls"):
-        components = assemble.check(quickstart(f"reward={{name: {name}}}"))
+        components = build(quickstart(f"reward={{name: {name}}}"))
         assert callable(components.reward)
 
 
@@ -216,7 +216,7 @@ def test_a_weighted_sum_takes_rewards_by_name_and_from_files(tmp_path: Path) -> 
         "    def __call__(self, trajectory, problem):\n"
         "        return {'brief': 1 / len(trajectory.turns)}\n"
     )
-    reward = assemble.check(quickstart(parts(f"{{name: correct}}, {{name: '{path}:Brief', weight: 0.5}}"))).reward
+    reward = build(quickstart(parts(f"{{name: correct}}, {{name: '{path}:Brief', weight: 0.5}}"))).reward
     one = trajectory(turn([1], [2]), turn([1, 2], [3]), answer="7")
     result = reward(one, Problem(id="p", question="?", answer="7"))
     assert isinstance(result, RewardResult)
@@ -238,13 +238,13 @@ def test_a_weighted_sum_takes_rewards_by_name_and_from_files(tmp_path: Path) -> 
 )
 def test_a_part_that_makes_no_sense_is_named(text: str, wanted: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        assemble.check(quickstart(parts(text)))
+        build(quickstart(parts(text)))
     assert wanted in str(caught.value)
 
 
 def test_the_anchors_of_the_default_estimator_follow_the_context_budget() -> None:
     """Budget 160: contexts of 10 tokens and fewer are as good as they get, those of 160 as bad."""
-    components = assemble.check(quickstart("algorithm={}", "rollout.limits.max_context_tokens=160"))
+    components = build(quickstart("algorithm={}", "rollout.limits.max_context_tokens=160"))
     scores = learning_signal.TOY_SCORES._replace(
         correct_N=torch.tensor([1.0, 1.0, 1.0, 0.0]),
         total_N=torch.tensor([1.0, 1.0, 1.0, 0.0]),
@@ -275,7 +275,7 @@ def test_the_anchors_of_the_default_estimator_follow_the_context_budget() -> Non
     ],
 )
 def test_objectives_that_look_at_whole_turns_are_never_taken_in_parts(overrides: tuple[str, ...], wanted: bool) -> None:
-    assert isinstance(assemble.check(quickstart(*overrides)).objective, Tokenwise) == wanted
+    assert isinstance(build(quickstart(*overrides)).objective, Tokenwise) == wanted
 
 
 FAILING = """
@@ -300,7 +300,7 @@ class Task:
     [
         ("problems", "making the train problems of the task: KeyError: 'train'"),
         ("start", "starting the problem p1 of the task Task: ZeroDivisionError"),
-        ("nothing", "starting the problem p1 of the task Task: TypeError: .* gave 'n'"),
+        ("nothing", "starting the problem p1 of the task Task: TypeError: .* returned 'n'"),
     ],
 )
 def test_a_task_that_fails_before_training_is_named(tmp_path: Path, where: str, wanted: str) -> None:
@@ -310,7 +310,7 @@ def test_a_task_that_fails_before_training_is_named(tmp_path: Path, where: str, 
     qwen3().save_pretrained(model)
     tokenizer().save_pretrained(model)
     with pytest.raises(ConfigError, match=wanted):
-        assemble.check_model(config, assemble.components(config), str(model))
+        check_model(build_components(config), str(model))
 
 
 COUNTING_TASK = """
@@ -340,7 +340,7 @@ def test_a_task_is_built_and_read_once_for_training_and_its_evaluation(tmp_path:
     log = tmp_path / "log"
     task = f"task={{name: '{tmp_path / 'counting.py'}:Counting', options: {{log: {log}}}}}"
     variants = "evaluate.variants={short: [rollout.limits.max_turns=3], longer: [task.options.min_ops=4]}"
-    parts = assemble.check(quickstart(task, variants))
+    parts = build(quickstart(task, variants))
     for each in (parts, *parts.evaluations.values()):
         each.problems("eval")
     assert sorted(log.read_text().split()) == ["built", "built", "eval", "eval", "train"]

@@ -17,7 +17,7 @@ from ranks import interval, ranked, spearman
 from talk import END, said, tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from condensegrpo.assembly import assemble
+from condensegrpo.assembly.build import build
 from condensegrpo.attention.capture import SUPPORTED
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.messages import Message
@@ -146,4 +146,4 @@ def test_the_configuration_on_the_page_is_one_of_a_run() -> None:
         for section, keys in yaml.safe_load(block).items()
         for key, value in keys.items()
     ]
-    assemble.check(load_config(find_config("quickstart"), given))
+    build(load_config(find_config("quickstart"), given))

@@ -12,7 +12,7 @@ import torch
 from talk import CHATML, END, Counting, engine, problem, tokenizer
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
-from condensegrpo.assembly import assemble
+from condensegrpo.assembly.build import build
 from condensegrpo.assembly.scorers import check_models, check_scorers, open_scorers, parted
 from condensegrpo.attention.leave_one_out import LeaveOneOut, losses
 from condensegrpo.condensers.attention import AttentionCondenser
@@ -244,22 +244,22 @@ class NoAttention:
 def test_a_configuration_whose_sampler_cannot_serve_its_scorer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "no_attention.py").write_text(NO_ATTENTION)
     attention = ["condenser={name: attention, options: {scorer: policy}}", "rollout.answer_form='{answer}'"]
-    assemble.check(load_config(CONFIG, attention))
+    build(load_config(CONFIG, attention))
     for sampler_name in ("vllm", "vllm_server"):  # have no access to queries and keys
         with pytest.raises(ConfigError, match=rf"the sampler {sampler_name} cannot .* or name a frozen model"):
-            assemble.check(load_config(CONFIG, [*attention[:1], f"sampler.name={sampler_name}"]))
+            build(load_config(CONFIG, [*attention[:1], f"sampler.name={sampler_name}"]))
         oracle = "condenser={name: attention, options: {scorer: leave_one_out}}"
         measured = "rollout.answer_form='<answer>{answer}</answer>'"
         for asked in (oracle, measured):  # the engine in this process can measure
             given = load_config(CONFIG, ["condenser={name: full}", asked, f"sampler.name={sampler_name}"])
             if sampler_name == "vllm":
-                assemble.check(given)
+                build(given)
             else:
                 with pytest.raises(ConfigError, match=r"cannot measure the probability .* or vllm, "):
-                    assemble.check(given)
+                    build(given)
         frozen = "condenser={name: attention, options: {scorer: some/model}}"
-        assemble.check(load_config(CONFIG, [frozen, f"sampler.name={sampler_name}"]))
+        build(load_config(CONFIG, [frozen, f"sampler.name={sampler_name}"]))
     staged = "condenser={name: pipeline, options: {stages: [{name: attention}, {name: last_k}]}}"
     for condenser in (*attention[:1], staged):
         with pytest.raises(ConfigError, match=r"the sampler .*no_attention.py:NoAttention cannot capture its"):
-            assemble.check(load_config(CONFIG, [condenser, f"sampler.name={tmp_path / 'no_attention.py'}:NoAttention"]))
+            build(load_config(CONFIG, [condenser, f"sampler.name={tmp_path / 'no_attention.py'}:NoAttention"]))

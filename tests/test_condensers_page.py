@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from condensegrpo.assembly import assemble
+from condensegrpo.assembly.parts import build_condenser
 from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core import plugins
 
@@ -47,7 +47,7 @@ def test_the_configurations_on_the_page_can_be_built() -> None:
     found = [yaml.safe_load(block)["condenser"] for block in blocks("yaml")]
     assert [one["name"] for one in found] == ["summary_model", "pipeline"]
     for one in found:
-        assemble.condenser(CondenserPlugin.model_validate(one))
+        build_condenser(CondenserPlugin.model_validate(one))
 
 
 def test_the_condenser_of_twenty_lines_keeps_the_contract(tmp_path: Path) -> None:

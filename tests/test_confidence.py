@@ -11,7 +11,7 @@ from builders import scored
 from talk import END, Counting, agent, counting, engine, problem, said, shown, tokenizer
 
 from condensegrpo.algorithms import segments
-from condensegrpo.assembly.rollout_parts import check_confidence
+from condensegrpo.assembly.model_checks import check_confidence
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.config.load import load_config, vary
 from condensegrpo.core.errors import ConfigError

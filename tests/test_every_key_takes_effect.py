@@ -14,7 +14,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 from talk import tokenizer
 
-from condensegrpo.assembly import assemble
+from condensegrpo.assembly.build import build_components
+from condensegrpo.assembly.runtime import open_sampler, open_trackers, trajectory_engine
 from condensegrpo.config.load import validate, vary
 from condensegrpo.config.schema import Plugin, RunConfig
 from condensegrpo.config.yaml_tree import keys_of, sections_of
@@ -158,16 +159,16 @@ def described(value: object, depth: int = 0) -> object:
 
 def built(config: RunConfig) -> object:
     """What the assembly makes of a configuration."""
-    parts = assemble.components(config)
-    sampler = assemble.sampler(config, "folder")
-    engine = assemble.engine(
-        config, parts, renderer=Renderer(tokenizer()), sampler=sampler, temperature=config.rollout.temperature
+    parts = build_components(config)
+    sampler = open_sampler(config, "folder")
+    engine = trajectory_engine(
+        parts, renderer=Renderer(tokenizer()), sampler=sampler, temperature=config.rollout.temperature
     )
     components = {each.name: getattr(parts, each.name) for each in fields(parts) if each.name != "config"}
     played = {
         each.name: getattr(engine, each.name) for each in fields(engine) if each.name not in ("renderer", "temperature")
     }
-    return described([components, played, sampler, assemble.trackers(config), parts.problems("train")[0].question])
+    return described([components, played, sampler, open_trackers(config), parts.problems("train")[0].question])
 
 
 def test_every_key_changes_something_that_is_built(config: RunConfig, tmp_path: Path) -> None:

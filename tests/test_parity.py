@@ -96,4 +96,4 @@ def test_the_options_of_a_configuration_are_tried(tmp_path: Path) -> None:
     path.write_text("model: {new: {}}\ntask: {name: ledger}\nsampler: {options: {max_batch: 0}}\n")
     (finding,) = sampler_findings("transformers", str(path), [])
     assert finding.level is Level.PROBLEM
-    assert "max_batch=0" in finding.found
+    assert "the option max_batch is 0" in finding.found

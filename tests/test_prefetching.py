@@ -13,7 +13,8 @@ from command import TINY, start, succeed
 from metrics_page import missing, unexplained
 from runs import TWO_RANKS, assert_equal_runs, one_step, sampled, wait_for
 
-from condensegrpo.assembly import assemble
+from condensegrpo.assembly.build import build
+from condensegrpo.assembly.runtime import open_sampler, renderer_for, trajectory_engine
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import RunError
@@ -143,11 +144,10 @@ class Parts:
 def parts(finished: Path, tmp_path: Path) -> Iterator[Parts]:
     config = load_config(find_config("quickstart"), [*ONE[1:], f"rollout.staleness={STALENESS}"])
     folder, source = RunFolder.create(tmp_path / "run"), str(finished / "origin/warm")
-    components, sampler = assemble.check(config), assemble.sampler(config, source)
-    engine = assemble.engine(
-        config,
+    components, sampler = build(config), open_sampler(config, source)
+    engine = trajectory_engine(
         components,
-        renderer=assemble.renderer(config, components, source),
+        renderer=renderer_for(components, source),
         sampler=sampler,
         temperature=config.rollout.temperature,
     )

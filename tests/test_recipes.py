@@ -11,8 +11,9 @@ from command import ENVIRONMENT, ROOT
 from recipe_world import recipe_overrides
 from talk import said, tokenizer
 
-from condensegrpo.assembly.assemble import check, components, engine
+from condensegrpo.assembly.build import build, build_components
 from condensegrpo.assembly.learning_signal import advantage_estimator, objective
+from condensegrpo.assembly.runtime import trajectory_engine
 from condensegrpo.config.load import find_config, load_config, shipped
 from condensegrpo.core.trajectory import Stop
 from condensegrpo.rollout.episode import run_episode
@@ -108,13 +109,13 @@ def test_search_takes_sixteen_questions_of_twenty_one_samples_an_update() -> Non
 def test_a_second_call_ends_a_trajectory_of_the_search_recipe_unexecuted(tmp_path: Path) -> None:
     overrides = [each for each in recipe_overrides("search_grpo", tmp_path) if not each.startswith("rollout.limits.")]
     config = load_config(find_config("search_grpo"), [*overrides, "rollout.limits.max_turns=3"])
-    parts = components(config)
+    parts = build_components(config)
     call = said('<tool>{"name": "search", "args": {"query": "Paris"}}</tool>')
     episode = run_episode(
         parts.problems("train")[0],
         environment=parts.task.environment,
-        engine=engine(
-            config, parts, renderer=Renderer(tokenizer()), sampler=ScriptedSampler([call, call, call]), temperature=1.0
+        engine=trajectory_engine(
+            parts, renderer=Renderer(tokenizer()), sampler=ScriptedSampler([call, call, call]), temperature=1.0
         ),
         group_id="g",
         sample=0,
@@ -130,4 +131,4 @@ def test_a_second_call_ends_a_trajectory_of_the_search_recipe_unexecuted(tmp_pat
 def test_a_recipe_without_its_data_says_what_is_missing(tmp_path: Path) -> None:
     config = load_config(find_config("search_mt_grpo"), [f"task.data={tmp_path}/none.jsonl"])
     with pytest.raises(Exception, match="there is no such file"):
-        check(config)
+        build(config)

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from builders import trajectory, turn
 
-from condensegrpo.assembly import assemble
+from condensegrpo.assembly.build import build
 from condensegrpo.assembly.components import Components
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.errors import ConfigError, PluginError
@@ -61,7 +61,7 @@ def components(path: Path, reward: object) -> Components:
     """What a YAML file with this reward builds."""
     tree = yaml.safe_load(find_config("quickstart").read_text()) | {"reward": reward}
     (path / "mine.yaml").write_text(yaml.safe_dump(tree))
-    return assemble.check(load_config(path / "mine.yaml"))
+    return build(load_config(path / "mine.yaml"))
 
 
 def parts(*each: dict[str, object]) -> dict[str, object]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from builders import trajectory, turn
 
-from condensegrpo.assembly.assemble import components
+from condensegrpo.assembly.build import build_components
 from condensegrpo.assembly.components import Components
 from condensegrpo.config.load import evaluations, load_config
 from condensegrpo.core.protocols import Problem, RewardResult
@@ -21,7 +21,7 @@ PROBLEM = Problem(id="p", question="?", data={"tests": ["assert size(200) == 200
 def built(folder: Path, text: str) -> Components:
     path = folder / "demo.yaml"
     path.write_text(CONFIG + text)
-    return components(load_config(path))
+    return build_components(load_config(path))
 
 
 def memory_of_the_tool(built: Components) -> int:
@@ -51,6 +51,6 @@ def test_tools_and_rewards_keep_the_limits_of_their_own_configuration(tmp_path: 
     variants = "evaluate: {variants: {small: ['sandbox.limits.memory_mib=128']}}\n"
     path.write_text(f"{CONFIG}{RUNS_CODE}{variants}sandbox: {{limits: {{memory_mib: 384}}}}\n")
     config = load_config(path)
-    training, small = components(config), components(evaluations(config)["small"])
+    training, small = build_components(config), build_components(evaluations(config)["small"])
     assert [memory_of_the_tool(each) for each in (training, small, training)] == [384, 128, 384]
     assert [reward(each) for each in (training, small, training)] == [1.0, 0.0, 1.0]

@@ -15,7 +15,7 @@ from talk import engine, tokenizer
 from test_summary import OVER, kinds, play, talker
 
 from condensegrpo.algorithms import segments
-from condensegrpo.assembly import assemble
+from condensegrpo.assembly.parts import build_condenser
 from condensegrpo.condensers.summary_model import SummaryModel
 from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core.errors import PluginError
@@ -60,7 +60,7 @@ def test_a_key_comes_from_the_environment_and_from_nowhere_else(monkeypatch: pyt
 
 
 def build(options: dict[str, Any]) -> Any:
-    return assemble.condenser(CondenserPlugin(name="summary_model", options=options))
+    return build_condenser(CondenserPlugin(name="summary_model", options=options))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from builders import trajectory, turn
 from command import ROOT, succeed
 from recipe_world import make_model
 
-from condensegrpo.assembly import assemble
+from condensegrpo.assembly.build import build
 from condensegrpo.config.load import load_config
 from condensegrpo.core import plugins
 from condensegrpo.core.messages import Message
@@ -54,7 +54,7 @@ def test_the_task_the_tool_and_the_reward_are_one_file_of_forty_lines() -> None:
 
 def test_the_example_can_be_assembled_and_its_tool_called(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    components = assemble.check(load_config(Path("shop.yaml")))
+    components = build(load_config(Path("shop.yaml")))
     train, held_out = components.task.problems("train"), components.task.problems("eval")
     assert (len(train), len(held_out)) == (4 * 97 - 60, 60)
     assert not {one.question for one in train} & {one.question for one in held_out}

@@ -13,7 +13,8 @@ from conformance import NEVER_CUTS, OPTIONS
 from typer.testing import CliRunner
 
 from condensegrpo.algorithms import segments
-from condensegrpo.assembly import assemble
+from condensegrpo.assembly.build import build, build_components
+from condensegrpo.assembly.runtime import renderer_for
 from condensegrpo.attention.scorer import AttentionScorer
 from condensegrpo.cli.app import app
 from condensegrpo.cli.quiet import quiet_libraries
@@ -74,7 +75,7 @@ def run(config: RunConfig, observer: Observer | None = None) -> RunFolder:
     quiet_libraries()
     folder = RunFolder.create(Path(config.runs_dir) / config.name)
     with folder.locked():
-        assert train(config, assemble.check(config), folder, observer=observer or Silent(), stopping=lambda: False)
+        assert train(config, build(config), folder, observer=observer or Silent(), stopping=lambda: False)
     return folder
 
 
@@ -185,7 +186,7 @@ def condensations(one: Trajectory) -> Iterator[tuple[History, tuple[Any, ...]]]:
     units = [Unit(turn=number, reply=turn.reply, results=turn.observations) for number, turn in enumerate(one.turns)]
     for number, turn in enumerate(one.turns):
         if turn.condensation is not None:
-            yield History(head=one.turns[0].context, units=tuple(units[:number])), turn.condensation.spans
+            yield History(pinned=one.turns[0].context, units=tuple(units[:number])), turn.condensation.spans
 
 
 def test_the_policys_attention_is_that_of_the_weights_that_the_step_was_sampled_from(
@@ -196,8 +197,8 @@ def test_the_policys_attention_is_that_of_the_weights_that_the_step_was_sampled_
     folder = run(made)
     after_1 = TransformersSampler(str(folder.checkpoints / "step_000001" / "model"))
     before = TransformersSampler(str(model))
-    components = assemble.components(made)
-    renderer = assemble.renderer(made, components, str(model))
+    components = build_components(made)
+    renderer = renderer_for(components, str(model))
     budgets = {
         name: Budget(tokens=60, count=renderer.count, scorers={"policy": AttentionScorer(sampler, renderer)})
         for name, sampler in (("after 1", after_1), ("before", before))
@@ -239,9 +240,9 @@ def test_a_run_measures_and_pays_what_contexts_know_and_the_commands_tell_it(mod
     ends = [curve(one.trajectory)[-1] for one in found]
     assert line["answer_information"] == pytest.approx(sum(nats for nats in ends if nats is not None) / len(ends))
 
-    sampler, components = TransformersSampler(str(model)), assemble.components(made)
+    sampler, components = TransformersSampler(str(model)), build_components(made)
     probe = AnswerProbe(
-        model=sampler, renderer=assemble.renderer(made, components, str(model)), form="<answer> {answer} </answer>"
+        model=sampler, renderer=renderer_for(components, str(model)), form="<answer> {answer} </answer>"
     )
     problems = {problem.id: problem for problem in components.problems("train")}
     last = found[-1].trajectory

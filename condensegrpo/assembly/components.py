@@ -29,7 +29,7 @@ class Problems:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Components:
-    """The parts of a run besides the model, built by ``assemble.check``, or without its checks by ``components``."""
+    """The parts of a run besides the model, built by ``build``, or without its checks by ``build_components``."""
 
     config: RunConfig
     task: Task

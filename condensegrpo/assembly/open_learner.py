@@ -1,4 +1,4 @@
-"""Opens the learner of a configuration. Not in ``assemble``, which a dry run imports without DeepSpeed's seconds."""
+"""Opens the learner of a configuration. Apart from ``runtime``, since a dry run does not import DeepSpeed."""
 
 import torch
 

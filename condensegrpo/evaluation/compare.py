@@ -4,8 +4,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from condensegrpo.assembly import assemble
+from condensegrpo.assembly.build import build
 from condensegrpo.assembly.components import Components
+from condensegrpo.assembly.model_checks import check_model
 from condensegrpo.config.load import vary
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
@@ -79,11 +80,11 @@ def check(config: RunConfig, contenders: Sequence[Contender], source: str) -> tu
         ConfigError: a condenser is unknown or refuses its options, or a budget does not fit question or model.
     """
     entrants: list[Entrant] = []
-    base = assemble.check(config)
+    base = build(config)
     for contender in contenders:
         varied = configured(config, contender, source)
-        parts = assemble.check(varied, base)
-        assemble.check_model(varied, parts, source)
+        parts = build(varied, base)
+        check_model(parts, source)
         entrants.append((contender, parts))
     return tuple(entrants)
 

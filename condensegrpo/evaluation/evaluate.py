@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 
 from condensegrpo.algorithms.turn_rewards import turn_sums
-from condensegrpo.assembly import assemble
 from condensegrpo.assembly.components import Components
+from condensegrpo.assembly.runtime import renderer_for, trajectory_engine
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Sampler
@@ -41,10 +41,9 @@ def evaluate(
     chosen = named(components.problems("eval")[: config.evaluate.problems])
     mine = dict(list(chosen.items())[ranks.rank() :: ranks.world_size()])
     temperature = config.evaluate.temperature
-    engine = assemble.engine(
-        config,
+    engine = trajectory_engine(
         components,
-        renderer=assemble.renderer(config, components, source),
+        renderer=renderer_for(components, source),
         sampler=sampler,
         temperature=config.rollout.temperature if temperature is None else temperature,
     )

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from condensegrpo.assembly import assemble
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.open_learner import open_learner
+from condensegrpo.assembly.runtime import open_sampler, renderer_for
 from condensegrpo.config.schema import NewModel, RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observer
@@ -55,7 +55,7 @@ def first_policy(
         return str(warm)
     lessons = Lessons(
         task=_demonstrating(components.task, "warming up", "it has no demonstrations. Set warm_start.steps=0"),
-        renderer=assemble.renderer(config, components, source),
+        renderer=renderer_for(components, source),
         toolbox=components.toolbox,
         seed=config.seed,
         max_tokens=config.learner.tokens_per_micro_batch,
@@ -74,7 +74,7 @@ def first_policy(
         settings=settings,
         probe=Probe(
             lessons=lessons,
-            open_sampler=partial(assemble.sampler, config),
+            open_sampler=partial(open_sampler, config),
             turns=settings.probe_turns,
             max_output_tokens=config.rollout.limits.max_output_tokens,
             temperature=config.rollout.temperature,

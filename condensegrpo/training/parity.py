@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from condensegrpo.algorithms.objective import Tokenwise, supervised
-from condensegrpo.assembly import assemble
+from condensegrpo.assembly.build import build
 from condensegrpo.assembly.open_learner import open_learner
+from condensegrpo.assembly.runtime import open_sampler
 from condensegrpo.config.load import validate
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.protocols import Sampler
@@ -91,11 +92,11 @@ def trial(config: RunConfig, folder: RunFolder) -> Trial:
         CondenseError: sampler or learner cannot be set up, or fail.
     """
     ranks.join()  # before the sampler: both live in one process group
-    source = base_policy(config, assemble.check(config).task, folder)
+    source = base_policy(config, build(config).task, folder)
     learner = open_learner(config, source, config.learner.optimiser, lora=None, total_steps=1)
     sampler: Sampler | None = None
     try:
-        sampler = assemble.sampler(config, source)
+        sampler = open_sampler(config, source)
         prompts = _prompts(learner.module.policy.config.vocab_size)
         sampler.update_weights(gathered(learner), 0)
         before = _compared(learner, sampler, prompts)

@@ -15,9 +15,10 @@ from pathlib import Path
 from condensegrpo.algorithms import names
 from condensegrpo.algorithms.credit import rows_of
 from condensegrpo.algorithms.staleness import sampler_gets_weights
-from condensegrpo.assembly import assemble
 from condensegrpo.assembly.components import Components
+from condensegrpo.assembly.model_checks import check_model
 from condensegrpo.assembly.open_learner import open_learner
+from condensegrpo.assembly.runtime import open_sampler, open_trackers, renderer_for, trajectory_engine, use_threads
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CondenseError, ConfigError, RunError
 from condensegrpo.core.observer import Observer
@@ -65,7 +66,7 @@ def train(
     """Train in a run folder, from its newest checkpoint if it has one.
 
     Args:
-        components: what ``assemble.check`` built from the configuration.
+        components: what ``build`` built from the configuration.
         stopping: asked after every step; True saves a checkpoint and returns.
 
     Returns:
@@ -75,7 +76,7 @@ def train(
         ConfigError: before any model is trained, if the configuration cannot work with this model.
         Interrupted: stopped before there was anything to save.
     """
-    assemble.use_threads(config)
+    use_threads(config)
     ranks.join()
     _check_ranks(config)
     if ranks.rank() == 0:
@@ -83,7 +84,7 @@ def train(
     for warning in _ignored_settings(config):
         observer.say(warning)
     source = base_policy(config, components.task, folder)
-    assemble.check_model(config, components, source)
+    check_model(components, source)
     source = first_policy(config, components, folder, source, observer=observer, stopping=stopping)
     with _opened(config, components, folder, source, observer) as (run, done):
         if _evaluation_is_due(run, done):
@@ -102,7 +103,7 @@ def _opened(
     Yields the run and the number of steps already taken.
     """
     observer.phase("loading the policy", None)
-    sampler = assemble.sampler(config, source)
+    sampler = open_sampler(config, source)
     learner = open_learner(
         config,
         source,
@@ -112,14 +113,13 @@ def _opened(
     )
     if learner.module.without_trees:
         observer.say(f"prefixes that rows share are computed once for every row: {learner.module.without_trees}")
-    engine = assemble.engine(
-        config,
+    engine = trajectory_engine(
         components,
-        renderer=assemble.renderer(config, components, source),
+        renderer=renderer_for(components, source),
         sampler=sampler,
         temperature=config.rollout.temperature,
     )
-    trackers = (JsonlTracker(folder.metrics), *assemble.trackers(config)) if ranks.rank() == 0 else ()
+    trackers = (JsonlTracker(folder.metrics), *open_trackers(config)) if ranks.rank() == 0 else ()
     try:
         done, batches = resume(config, folder, sampler, learner, observer)
         with RolloutPrefetcher(

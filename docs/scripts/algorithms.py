@@ -29,7 +29,10 @@ from condensegrpo.algorithms.advantages import ESTIMATORS
 from condensegrpo.algorithms.losses import LOSSES
 
 COLUMNS = frozenset({"context_N", "truncated_N", "state_NK"})  # taken from the batch and not from a configuration
-ANCHORS = {"context_low": "1/16 of the budget", "context_high": "the budget"}  # as assemble.py fills them in
+ANCHORS = {
+    "context_low": "1/16 of the budget",
+    "context_high": "the budget",
+}  # see assembly/learning_signal.py
 
 
 def tables() -> dict[str, str]:

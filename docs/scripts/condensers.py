@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from condensegrpo.assembly import assemble
+from condensegrpo.assembly.parts import build_condenser
 from condensegrpo.attention.scripted import ScriptedScorer
 from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core.messages import History, Message, ToolCall, Unit, flatten
@@ -59,7 +59,7 @@ async def policy(request: Request) -> Written:
 
 def drawn(name: str, options: dict[str, object], tokens: int) -> str:
     """The example before and after a condenser, each unit beside what is shown of it."""
-    condenser = assemble.condenser(CondenserPlugin(name=name, options=options))
+    condenser = build_condenser(CondenserPlugin(name=name, options=options))
     scorer = ScriptedScorer(lambda unit: SCORES[unit.turn])
     budget = Budget(tokens=tokens, count=count, scorers={"policy": scorer}, write=policy, request_tokens=400)
     found = asyncio.run(condenser.condense(EXAMPLE, budget, ()))

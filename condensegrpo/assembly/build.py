@@ -1,0 +1,81 @@
+"""Builds and checks the components of a configuration, so that a wrong one stops before any model is loaded."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from condensegrpo.assembly import plugins, runtime
+from condensegrpo.assembly.components import Components, Problems
+from condensegrpo.assembly.learning_signal import advantage_estimator, objective
+from condensegrpo.assembly.parts import (
+    build_condenser,
+    build_reward,
+    build_sandbox,
+    build_task,
+    build_toolbox,
+    shared_options,
+)
+from condensegrpo.assembly.scorers import check_scorers, names_of
+from condensegrpo.config.checks import check_figures
+from condensegrpo.config.load import evaluations
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.plugins import load
+
+P = TypeVar("P")
+
+
+def build(config: RunConfig, base: Components | None = None) -> Components:
+    """Build the components of a configuration and of its evaluations, and check all that needs no model.
+
+    Args:
+        base: see ``build_components``.
+
+    Raises:
+        ConfigError: a plug-in, an option, an estimator or a loss is unknown, or settings do not fit together.
+        DataError: the data of a task is not what it should be.
+    """
+    built = build_components(config, base)
+    for split in ("train", "eval"):
+        built.problems(split)
+    named = {name: build_components(varied, built) for name, varied in evaluations(config).items()}
+    for each in named.values():
+        each.problems("eval")
+    runtime.check_sampler(config)
+    check_scorers(names_of(built.condenser), load("samplers", config.sampler.name), config.sampler.name)
+    for tracker in config.trackers:
+        plugins.check("trackers", tracker.name, tracker.options)
+    return replace(built, evaluations=named)
+
+
+def build_components(config: RunConfig, base: Components | None = None) -> Components:
+    """Build the components of a configuration without reading its data; raises as ``build`` does.
+
+    Args:
+        base: components of another configuration; parts whose settings are the same are shared. The condenser is not,
+            since its counts belong to the rollouts that it serves.
+    """
+    check_figures(config)
+
+    def part(make: Callable[[], P], name: str, settings: Callable[[RunConfig], object]) -> P:
+        if base is None or settings(base.config) != settings(config):
+            return make()
+        shared: P = getattr(base, name)
+        return shared
+
+    sandbox = part(lambda: build_sandbox(config), "sandbox", lambda of: of.sandbox)
+    task = part(lambda: build_task(config), "task", lambda of: (of.task, tuple(shared_options(of))))
+    return Components(
+        config=config,
+        task=task,
+        data=base.data if base is not None and base.task is task else Problems(task),
+        reward=part(lambda: build_reward(config.reward, sandbox), "reward", lambda of: (of.reward, of.sandbox)),
+        condenser=build_condenser(config.condenser),
+        toolbox=part(lambda: build_toolbox(config, sandbox), "toolbox", lambda of: (of.rollout.tools, of.sandbox)),
+        sandbox=sandbox,
+        estimator=part(
+            lambda: advantage_estimator(config),
+            "estimator",
+            lambda of: (of.algorithm.advantage, of.rollout.limits.max_context_tokens),
+        ),
+        objective=part(lambda: objective(config.algorithm), "objective", lambda of: of.algorithm),
+    )

@@ -1,0 +1,102 @@
+"""Checks of a configuration against the tokenizer, chat template and size of its model. Loads no weights."""
+
+import asyncio
+from collections.abc import Sequence
+
+from condensegrpo.assembly.components import Components, message_of
+from condensegrpo.assembly.runtime import renderer_for
+from condensegrpo.assembly.scorers import check_models, names_of
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.errors import CondenseError, ConfigError, ContextOverflow
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import Budget, ChecksRoom, Problem, Task
+from condensegrpo.learner.policy import positions
+from condensegrpo.learner.targets import check_targets_of
+from condensegrpo.rollout.boundary import checked_messages
+from condensegrpo.rollout.prompt import check_pinned
+from condensegrpo.rollout.render import Renderer
+
+
+def check_model(components: Components, source: str) -> None:
+    """Check what a configuration asks of its model's tokenizer, chat template and positions. Loads no weights.
+
+    Raises:
+        ConfigError: system message and question, or a context with its reply, are too long (the message says which key
+            to change), the chat template knows no tool results, or the model has no layers for the adapters.
+    """
+    config, rendering = components.config, renderer_for(components, source)
+    limits = config.rollout.limits
+    pinned = components.toolbox.introduced(_pinned(components.task, components.problems("train")[0]))
+    check_models(names_of(components.condenser), source, pinned=pinned, tokens=limits.max_context_tokens)
+    try:
+        check_pinned(rendering, pinned, limits)
+    except ContextOverflow as error:
+        raise ConfigError(str(error)) from error
+    _check_condenser(components, rendering, pinned)
+    check_confidence(config, rendering)
+    if components.toolbox.names:
+        rendering.check_roles(pinned, components.toolbox.format.result("call_0", components.toolbox.names[0], "0"))
+    longest, room = limits.max_context_tokens + limits.max_output_tokens, positions(source)
+    if room is not None and longest > room:
+        raise ConfigError(
+            f"checking rollout.limits.max_context_tokens: with rollout.limits.max_output_tokens it makes {longest} "
+            f"tokens, and the model has {room} positions. Lower one of them."
+        )
+    if config.model.lora is not None:
+        check_targets_of(source, config.model.lora.targets)
+
+
+def _pinned(task: Task, problem: Problem) -> tuple[Message, ...]:
+    """How an episode of the problem begins.
+
+    Raises:
+        ConfigError: the task fails at it, or gives something else.
+    """
+
+    async def begin() -> tuple[Message, ...]:
+        return checked_messages(await task.environment(problem).start(), f"{type(task).__name__}.environment.start")
+
+    try:
+        return asyncio.run(begin())
+    except CondenseError:
+        raise
+    except Exception as error:  # the boundary to a task
+        raise ConfigError(
+            f"starting the problem {problem.id} of the task {type(task).__name__}: {message_of(error)}. It would "
+            f"fail in every trajectory: fix the task or its data."
+        ) from error
+
+
+def _check_condenser(components: Components, renderer: Renderer, pinned: Sequence[Message]) -> None:
+    """Check that the condenser has the room that it needs; at the draw of the trigger that leaves it the least."""
+    if not isinstance(components.condenser, ChecksRoom):
+        return
+    config = components.config
+    most = config.rollout.limits.max_context_tokens
+    room = Budget(
+        tokens=config.rollout.condense.room(most, draw=1.0),
+        count=renderer.count,
+        request_tokens=most,
+        reply_tokens=config.rollout.limits.max_output_tokens,
+    )
+    try:
+        components.condenser.check_room(pinned, room)
+    except ValueError as error:
+        raise ConfigError(f"checking the room of the condenser {config.condenser.name}: {error}.") from error
+
+
+def check_confidence(config: RunConfig, renderer: Renderer) -> None:
+    """Check that a draft of the answer has room for more than the text that opens it.
+
+    Raises:
+        ConfigError: the opening text alone is as long as a reply may be.
+    """
+    settings, most = config.rollout.stop_when_confident, config.rollout.limits.max_output_tokens
+    if settings is None:
+        return
+    opening = len(renderer.text_ids(settings.opening))
+    if opening >= most:
+        raise ConfigError(
+            f"checking rollout.stop_when_confident.form: the text that opens an answer, {settings.opening!r}, has "
+            f"{opening} tokens, and rollout.limits.max_output_tokens={most} leaves no room for the answer. Raise it."
+        )

@@ -1,0 +1,174 @@
+"""Builds each plug-in that a configuration names: task, reward, condenser, tools, and the sandbox that they share."""
+
+import inspect
+from collections.abc import Iterator
+from typing import TypeVar
+
+from condensegrpo.assembly.plugins import build
+from condensegrpo.config.schema import Plugin, RunConfig, StagePlugin, WeightedPlugin
+from condensegrpo.config.yaml_tree import parse
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.plugins import load
+from condensegrpo.core.protocols import Condenser, GroupReward, Reward, RewardPart, Stage, Task, Tool, TurnReward
+from condensegrpo.rollout.codeformat import TOOL as CODE_TOOL
+from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
+from condensegrpo.sandbox.sandbox import Sandbox
+
+P = TypeVar("P")
+
+
+def build_task(config: RunConfig) -> Task:
+    """The task, with the options that it shares with the rollout."""
+    given = {"data": config.task.data, "eval_data": config.task.eval_data}
+    options = {**{option: place for option, place in given.items() if place is not None}, **config.task.options}
+    supplied = dict[str, object]()
+    for option, source, value in shared_options(config):
+        if option in options:
+            raise ConfigError(
+                f"checking task.options.{option}: found {options[option]!r}; the task gets it from {source}, which is "
+                f"{value!r}. Remove task.options.{option} and set {source}."
+            )
+        supplied[option] = value
+    built: Task = build("tasks", config.task.name, options, supplied)
+    return _with_methods(built, config.task.name, "problems", "environment")
+
+
+def shared_options(config: RunConfig) -> Iterator[tuple[str, str, object]]:
+    """Options of a task that are settings of the rollout: the option, the key of the setting and its value."""
+    yield "tool_format", "rollout.tools.format", config.rollout.tools.format
+    if "keep_last" in config.condenser.options:
+        yield "keep_last", "condenser.options.keep_last", config.condenser.options["keep_last"]
+
+
+def build_sandbox(config: RunConfig) -> Sandbox:
+    """The sandbox of the tools and the reward; its process starts with the first call."""
+    section = config.sandbox
+    return Sandbox(
+        isolation=section.isolation, limits=section.limits, parallel=section.parallel, packages=section.packages
+    )
+
+
+def build_reward(plugin: Plugin, sandbox: Sandbox) -> Reward | GroupReward:
+    """A reward. Where its options hold ``parts``, each of them is a reward by name with a weight beside it."""
+    options = dict(plugin.options)
+    if "parts" in options:
+        if not isinstance(options["parts"], list):
+            raise ConfigError(f"checking reward.options.parts: found {options['parts']!r}, wanted a list of rewards.")
+        options["parts"] = [
+            _part(parse(WeightedPlugin, part, source=f"reward.options.parts[{place}]"), sandbox)
+            for place, part in enumerate(options["parts"])
+        ]
+    built = _of_one_kind(build("rewards", plugin.name, options, {"sandbox": sandbox}), plugin.name)
+    if isinstance(built, TurnReward):
+        raise ConfigError(
+            f"setting up the reward {plugin.name}: it pays single turns and says nothing of the outcome. Make it a "
+            f"part of a weighted_sum beside one that does, such as correct: "
+            f"reward={{name: weighted_sum, options: {{parts: [{{name: correct}}, {{name: {plugin.name!r}}}]}}}}."
+        )
+    return built
+
+
+def _part(plugin: WeightedPlugin, sandbox: Sandbox) -> RewardPart:
+    if "parts" in plugin.options:
+        raise ConfigError(
+            f"setting up the part {plugin.name} of reward.options.parts: it has parts of its own, and a part is a "
+            f"single reward. List them beside the others, each with the product of the two weights."
+        )
+    built = _of_one_kind(build("rewards", plugin.name, plugin.options, {"sandbox": sandbox}), plugin.name)
+    if isinstance(built, GroupReward):
+        raise ConfigError(
+            f"setting up the part {plugin.name} of reward.options.parts: it scores a group as a whole, and a weighted "
+            f"sum scores one trajectory at a time. Use it alone: reward.name={plugin.name}."
+        )
+    return RewardPart(name=plugin.name.rpartition(":")[2], weight=plugin.weight, reward=built)
+
+
+def _of_one_kind(reward: Reward | GroupReward | TurnReward, name: str) -> Reward | GroupReward | TurnReward:
+    """The reward, if it is one for outcomes, one for groups or one for turns: with two of them, which is meant?"""
+    kinds = {
+        "__call__": callable(reward),
+        "score_group": isinstance(reward, GroupReward),
+        "turn_rewards": isinstance(reward, TurnReward),
+    }
+    present = [method for method, has in kinds.items() if has]
+    if len(present) != 1:
+        raise ConfigError(
+            f"setting up {name}: of {', '.join(kinds)} {type(reward).__name__} has {' and '.join(present) or 'none'}, "
+            f"wanted exactly one; see Reward, GroupReward and TurnReward in protocols.py."
+        )
+    return reward
+
+
+def build_condenser(plugin: Plugin) -> Condenser:
+    """A condenser. Where its options hold ``stages``, each of them is a condenser by name with a trigger beside it."""
+    options = dict(plugin.options)
+    if "stages" in options:
+        if not isinstance(options["stages"], list):
+            raise ConfigError(
+                f"checking the option stages of the condenser {plugin.name}: found {options['stages']!r}, wanted a "
+                f"list of condensers."
+            )
+        options["stages"] = tuple(
+            _stage(parse(StagePlugin, stage, source=f"stages[{place}] of the condenser {plugin.name}"))
+            for place, stage in enumerate(options["stages"])
+        )
+    built: Condenser = _with_methods(build("condensers", plugin.name, options), plugin.name, "condense")
+    return built
+
+
+def _stage(plugin: StagePlugin) -> Stage:
+    return Stage(name=plugin.name.rpartition(":")[2], condenser=build_condenser(plugin), over=plugin.over)
+
+
+def build_toolbox(config: RunConfig, sandbox: Sandbox) -> Toolbox:
+    """The tools and how the policy calls them."""
+    tools = config.rollout.tools
+    return Toolbox(
+        _tools(config, sandbox),
+        format=TOOL_FORMATS[tools.format],
+        seconds=tools.seconds,
+        max_chars=tools.max_chars,
+        max_turns=tools.max_turns,
+    )
+
+
+def _tools(config: RunConfig, sandbox: Sandbox) -> dict[str, Tool]:
+    """The tools by the names that the model calls them by."""
+    named = [tool if isinstance(tool, Plugin) else Plugin(name=tool) for tool in config.rollout.tools.use]
+    tools = {plugin.name.rpartition(":")[2]: _tool(plugin, sandbox) for plugin in named}
+    if len(tools) != len(named):
+        raise ConfigError(
+            f"checking rollout.tools.use: two tools have one name in {[plugin.name for plugin in named]}."
+        )
+    if config.rollout.tools.format == "code" and set(tools) != {CODE_TOOL}:
+        raise ConfigError(
+            f"checking rollout.tools.use: found {', '.join(tools) or 'none'}, and rollout.tools.format=code runs the "
+            f"tool {CODE_TOOL} and no other. Set rollout.tools.use=[{CODE_TOOL}], or another format."
+        )
+    return tools
+
+
+def _tool(plugin: Plugin, sandbox: Sandbox) -> Tool:
+    """A function is the tool; a class is built with its options, and its ``__call__`` is the tool."""
+    loaded = load("tools", plugin.name)
+    if inspect.isclass(loaded):
+        built = build("tools", plugin.name, plugin.options, {"sandbox": sandbox})
+        tool: Tool = _with_methods(built, plugin.name, "__call__").__call__
+        return tool
+    if plugin.options:
+        raise ConfigError(
+            f"setting up the tool {plugin.name} with {plugin.options}: it is a function and has no options. A tool "
+            f"with options is a class whose __call__ is the tool."
+        )
+    function: Tool = loaded
+    return function
+
+
+def _with_methods(plugin: P, name: str, *methods: str) -> P:
+    """The plug-in, if it has what its protocol asks for: a plug-in inherits nothing, so nothing else would notice."""
+    missing = [method for method in methods if not callable(getattr(plugin, method, None))]
+    if missing:
+        raise ConfigError(
+            f"setting up {name}: {type(plugin).__name__} has no {' and no '.join(missing)}; see protocols.py."
+        )
+    return plugin

@@ -1,0 +1,100 @@
+"""Opens what a run needs besides its components: sampler, trackers, renderer and trajectory engine."""
+
+import torch
+
+from condensegrpo.assembly import plugins
+from condensegrpo.assembly.components import Components
+from condensegrpo.assembly.scorers import names_of, open_scorers
+from condensegrpo.config.load import longest_request
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.plugins import load
+from condensegrpo.core.protocols import Measures, Sampler, Tracker
+from condensegrpo.learner.policy import end_ids, load_tokenizer
+from condensegrpo.rollout.engine import Engine
+from condensegrpo.rollout.information import AnswerProbe
+from condensegrpo.rollout.render import Renderer
+
+
+def use_threads(config: RunConfig) -> None:
+    """Give torch as many CPU threads as the configuration says."""
+    if config.learner.threads is not None:
+        torch.set_num_threads(config.learner.threads)
+
+
+def open_sampler(config: RunConfig, model_path: str) -> Sampler:
+    """The sampler, with the weights of a model folder."""
+    built: Sampler = plugins.build(
+        "samplers", config.sampler.name, config.sampler.options, _sampler_arguments(config, model_path)
+    )
+    return built
+
+
+def _sampler_arguments(config: RunConfig, model_path: str) -> dict[str, object]:
+    return {"model_path": model_path, "dtype": config.model.dtype, "max_model_len": longest_request(config)}
+
+
+def open_trackers(config: RunConfig) -> tuple[Tracker, ...]:
+    """The trackers beside ``metrics.jsonl``."""
+    return tuple(plugins.build("trackers", plugin.name, plugin.options) for plugin in config.trackers)
+
+
+def renderer_for(components: Components, source: str) -> Renderer:
+    """The renderer for a model folder or Hub id, with the schemas of the tools if the chat template is to show them."""
+    rollout = components.config.rollout
+    return Renderer(
+        load_tokenizer(source),
+        tools=components.toolbox.schemas if rollout.tools.format == "native" else (),
+        template_options=rollout.template_options,
+        stop_ids=end_ids(source),
+    )
+
+
+def trajectory_engine(components: Components, *, renderer: Renderer, sampler: Sampler, temperature: float) -> Engine:
+    """The trajectory engine.
+
+    Raises:
+        ConfigError: the sampler cannot measure or capture what the configuration asks for.
+    """
+    config, scorer_names = components.config, names_of(components.condenser)
+    return Engine(
+        sampler=sampler,
+        renderer=renderer,
+        condenser=components.condenser,
+        condenser_name=config.condenser.name,
+        scorers=open_scorers(scorer_names, sampler=sampler, renderer=renderer, dtype=config.model.dtype),
+        trigger=config.rollout.condense,
+        toolbox=components.toolbox,
+        limits=config.rollout.limits,
+        temperature=temperature,
+        probe=_answer_probe(config, renderer, sampler),
+        confidence=config.rollout.stop_when_confident,
+    )
+
+
+def check_sampler(config: RunConfig) -> None:
+    """Check the sampler's options, and that it can measure replies if the configuration asks for it. Loads no model.
+
+    Raises:
+        ConfigError: it refuses an option, or cannot measure.
+    """
+    plugins.check("samplers", config.sampler.name, config.sampler.options, _sampler_arguments(config, ""))
+    sampler = load("samplers", config.sampler.name)
+    if config.rollout.answer_form is not None and isinstance(sampler, type) and not issubclass(sampler, Measures):
+        raise _cannot_measure(config)
+
+
+def _answer_probe(config: RunConfig, renderer: Renderer, sampler: Sampler) -> AnswerProbe | None:
+    """Measures the ground truth after every prompt, if the configuration asks for it."""
+    if config.rollout.answer_form is None:
+        return None
+    if not isinstance(sampler, Measures):
+        raise _cannot_measure(config)
+    return AnswerProbe(model=sampler, renderer=renderer, form=config.rollout.answer_form)
+
+
+def _cannot_measure(config: RunConfig) -> ConfigError:
+    return ConfigError(
+        f"setting up rollout.answer_form: the sampler {config.sampler.name} cannot measure the probability of a reply. "
+        f"Use sampler.name=transformers or vllm, or set rollout.answer_form=null."
+    )
