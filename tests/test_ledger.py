@@ -12,7 +12,8 @@ from condensegrpo.assembly.plugins import build
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Demonstrates, Problem, Step
-from condensegrpo.tasks.ledger import EVAL_SHARE, OPERATIONS, Ledger
+from condensegrpo.tasks.drawn import EVAL_SHARE
+from condensegrpo.tasks.ledger import OPERATIONS, Ledger
 
 TWO_OPERATIONS = Problem(
     id="by hand", question="start 3 keep a note", answer="4", data={"start": 3, "ops": ["+2", "-1"]}

@@ -56,7 +56,7 @@ class AnswerEnvironment:
 
 
 def head(*, system: str, question: str) -> tuple[Message, ...]:
-    """What stands before every turn."""
+    """The pinned messages."""
     asked = Message(role="user", content=question)
     return (Message(role="system", content=system), asked) if system else (asked,)
 
@@ -67,7 +67,7 @@ def follow_ups_of(problem: Problem) -> tuple[str, ...]:
     Raises:
         ValueError: the column is no list of texts.
     """
-    found = problem.data.get(FOLLOW_UPS) or ()
-    if not isinstance(found, list | tuple) or not all(isinstance(one, str) for one in found):
-        raise ValueError(f"reading problem {problem.id}: its {FOLLOW_UPS} are {found!r:.80}, wanted a list of texts")
-    return tuple(found)
+    texts = problem.data.get(FOLLOW_UPS) or ()
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"reading problem {problem.id}: its {FOLLOW_UPS} are {texts!r:.80}, wanted a list of texts")
+    return tuple(texts)

@@ -12,31 +12,30 @@ Pages are read in order, and the answer counts only after the last one. A page t
 costs a turn: a policy that lost a fact to a condenser can fetch its page again if ``rollout.limits.max_turns`` leaves
 room, and can otherwise only guess. The question names what will be asked, so that relevance is known at once.
 
-The demonstrations are on purpose imperfect: where a fact is out of sight half of them guess instead of reading again.
+The demonstrations are on purpose imperfect: where the context lacks a fact, half of them guess it instead of reading again.
 """
 
-import hashlib
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal, overload
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Demonstration, Problem, Split, Step
+from condensegrpo.tasks.drawn import EVAL_SHARE, DrawnProblems, Tags, is_held_out
 
 KEYS = ("red", "blue", "green", "black", "white", "gold", "pink", "grey")  # asked for in this order
 NOISE = ("boat", "cave", "dust", "farm", "gate", "hill", "lake", "moon", "path", "rain", "road", "sand", "snow", "tree",
          "wall", "wind")  # fmt: skip
 REPORT = "report"  # ends every page from the last new one on: the answer is due
 NOT_YET = "not yet"  # what a page shows that is out of turn
-EVAL_SHARE = 8  # one problem in so many is kept for evaluation, by the hash of what it is
 SOME = 0.8  # share of the demonstrations with history="some" that show some pages and not all
-GUESSING = 0.5  # share of the demonstrations that guess where a fact is out of sight
+GUESSING = 0.5  # share of the demonstrations that guess where the context lacks a fact
 
-_TAG = re.compile(r"(</?(?:read|answer)>)")
+_TAGS = Tags(re.compile(r"(</?(?:read|answer)>)"))
 _PAGE = re.compile(r"p([1-9]\d{0,2})")
 
 
@@ -68,17 +67,17 @@ class FactsTask:
             ValueError: so many different evaluation problems were not found.
         """
         if split == "train":
-            return _TrainProblems(task=self)
+            return DrawnProblems(size=self.train_problems, draw=self._training_problem)
         rng = random.Random(f"facts eval {self.pages} {self.facts} {self.asked} {self.words} {self.early}")
-        found: dict[str, Problem] = {}
+        chosen: dict[str, Problem] = {}
         for _ in range(100 * EVAL_SHARE * self.eval_problems):
-            problem = self.draw(rng, f"eval-{len(found)}")
-            if _is_held_out(problem):
-                found.setdefault(_content(problem), problem)
-            if len(found) == self.eval_problems:
-                return list(found.values())
+            problem = self.draw(rng, f"eval-{len(chosen)}")
+            if is_held_out(_content(problem)):
+                chosen.setdefault(_content(problem), problem)
+            if len(chosen) == self.eval_problems:
+                return list(chosen.values())
         raise ValueError(
-            f"holding out {self.eval_problems} different problems of {self.pages} pages: found {len(found)}; lower "
+            f"holding out {self.eval_problems} different problems of {self.pages} pages: found {len(chosen)}; lower "
             f"eval_problems or raise pages"
         )
 
@@ -96,7 +95,7 @@ class FactsTask:
         return Problem(
             id=f"{label}:{'+'.join(asked)}",
             question=" ".join(asked),
-            answer=_told((key, facts[key]) for key in asked),
+            answer=_fact_words((key, facts[key]) for key in asked),
             data={"pages": [f"p{number} {' '.join(page)}" for number, page in enumerate(pages, start=1)]},
         )
 
@@ -121,10 +120,10 @@ class FactsTask:
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
         """Whether a reply follows from its context.
 
-        Before the report the next page is to be read. Then the answer is to be given where its facts are in sight, and
+        Before the report the next page is to be read. Then the answer is to be given where the context has its facts, and
         otherwise any page that is not.
         """
-        due, words = _due(context), _read(reply)
+        due, words = _due(context), _TAGS.words(reply)
         page = _page(words)
         if not due.report:
             return page == due.newest + 1
@@ -138,6 +137,13 @@ class FactsTask:
         yield " ".join(NOISE)
         yield from (_asks(number) for number in range(1, self.pages + 1))
         yield from (f"{_says(REPORT)} {NOT_YET}",)
+
+    def _training_problem(self, index: int) -> Problem:
+        rng = random.Random(f"facts train {self.seed} {index}")
+        while True:  # seven draws in eight are for training
+            problem = self.draw(rng, f"train-{index}")
+            if not is_held_out(_content(problem)):
+                return problem
 
     @property
     def _early_pages(self) -> int:
@@ -165,7 +171,7 @@ class FactsEnvironment:
 
     question: str
     pages: tuple[str, ...]
-    _seen: int = field(default=0, init=False)  # pages read so far, the same one counted once
+    _pages_read: int = field(default=0, init=False)  # pages read so far, the same one counted once
 
     async def start(self) -> tuple[Message, ...]:
         """The question."""
@@ -173,39 +179,14 @@ class FactsEnvironment:
 
     async def step(self, reply: Message) -> Step:
         """The page that was asked for; the end after anything else, with the answer if the pages were all read."""
-        words = _read(reply.content)
+        words = _TAGS.words(reply.content)
         page = _page(words)
         if page is None:
-            return Step(done=True, answer=_answer(words) if self._seen == len(self.pages) else None)
-        if page > min(self._seen + 1, len(self.pages)):
+            return Step(done=True, answer=_answer(words) if self._pages_read == len(self.pages) else None)
+        if page > min(self._pages_read + 1, len(self.pages)):
             return Step(observations=(_result(NOT_YET),))
-        self._seen = max(self._seen, page)
-        return Step(observations=(_result(_text(self.pages, page, last=self._seen == len(self.pages))),))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TrainProblems(Sequence[Problem]):
-    """Problems drawn by their index, none of them held out."""
-
-    task: FactsTask
-
-    def __len__(self) -> int:
-        return self.task.train_problems
-
-    @overload
-    def __getitem__(self, index: int) -> Problem: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Problem]: ...
-    def __getitem__(self, index: int | slice) -> Problem | Sequence[Problem]:
-        """The problem of an index, or a list for a slice."""
-        if isinstance(index, slice):
-            return [self[at] for at in range(*index.indices(len(self)))]
-        at = range(len(self))[index]
-        rng = random.Random(f"facts train {self.task.seed} {at}")
-        while True:  # seven draws in eight are for training
-            problem = self.task.draw(rng, f"train-{at}")
-            if not _is_held_out(problem):
-                return problem
+        self._pages_read = max(self._pages_read, page)
+        return Step(observations=(_result(_text(self.pages, page, last=self._pages_read == len(self.pages))),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,14 +195,14 @@ class _Due:
 
     report: bool  # whether the answer is due
     newest: int  # the page read last; 0: none
-    shown: frozenset[int]  # the pages in sight
-    known: Mapping[str, str | None]  # key asked for → its value, None where it is out of sight
+    shown: frozenset[int]  # the pages in the context
+    known: Mapping[str, str | None]  # key asked for → its value, None where the context lacks it
 
     @property
     def answer(self) -> str | None:
         """The answer, if it can be known."""
-        found = [(key, value) for key, value in self.known.items() if value is not None]
-        return _told(found) if len(found) == len(self.known) else None
+        facts = [(key, value) for key, value in self.known.items() if value is not None]
+        return _fact_words(facts) if len(facts) == len(self.known) else None
 
 
 def _due(context: Sequence[Message]) -> _Due:
@@ -245,7 +226,7 @@ def _demonstrated_reply(context: Sequence[Message], pages: int, rng: random.Rand
     if due.answer is not None:
         return _says(due.answer)
     if rng.random() < GUESSING:
-        return _says(_told([(key, value or str(rng.randrange(10))) for key, value in due.known.items()]))
+        return _says(_fact_words([(key, value or str(rng.randrange(10))) for key, value in due.known.items()]))
     return _asks(min(set(range(1, pages + 1)) - due.shown))
 
 
@@ -257,7 +238,7 @@ def _says(answer: str) -> str:
     return f"<answer> {answer} </answer>"
 
 
-def _told(facts: Iterable[tuple[str, str]]) -> str:
+def _fact_words(facts: Iterable[tuple[str, str]]) -> str:
     return " ".join(f"{key} {value}" for key, value in facts)
 
 
@@ -275,32 +256,15 @@ def _holds(problem: Problem, page: int) -> bool:
     return any(word.partition(":")[0] in asked for word in problem.data["pages"][page - 1].split()[1:])
 
 
-def _read(text: str) -> tuple[str, ...]:
-    return tuple(_TAG.sub(r" \1 ", text).split())
-
-
-def _inside(words: Sequence[str], tag: str) -> tuple[str, ...] | None:
-    """The words of a reply that is one opening tag, words without tags and the closing tag; ``None`` of any other."""
-    if len(words) < 3 or words[0] != f"<{tag}>" or words[-1] != f"</{tag}>":
-        return None
-    inside = tuple(words[1:-1])
-    return None if any(_TAG.fullmatch(word) for word in inside) else inside
-
-
 def _page(words: Sequence[str]) -> int | None:
-    inside = _inside(words, "read")
-    found = _PAGE.fullmatch(inside[0]) if inside is not None and len(inside) == 1 else None
-    return int(found[1]) if found else None
+    content = _TAGS.inside(words, "read")
+    number = _PAGE.fullmatch(content[0]) if content is not None and len(content) == 1 else None
+    return int(number[1]) if number else None
 
 
 def _answer(words: Sequence[str]) -> str | None:
-    inside = _inside(words, "answer")
-    return None if inside is None else " ".join(inside)
-
-
-def _is_held_out(problem: Problem) -> bool:
-    digest = hashlib.blake2b(_content(problem).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") % EVAL_SHARE == 0
+    content = _TAGS.inside(words, "answer")
+    return None if content is None else " ".join(content)
 
 
 def _content(problem: Problem) -> str:

@@ -20,7 +20,7 @@ def with_answers(source: str, splits: Splits) -> Splits:
     Raises:
         DataError: the file is missing or damaged, an id occurs twice, or a problem has no answer in it.
     """
-    truths = read_truths(source)
+    truths = _read_truths(source)
     missing = [problem.id for problem in (*splits.train, *splits.held_out) if problem.id not in truths]
     if missing:
         raise DataError(
@@ -28,20 +28,19 @@ def with_answers(source: str, splits: Splits) -> Splits:
             f"{missing[0]!r}. Its ids are like {next(iter(truths))!r}; map the column of ids in task.options.id"
         )
     train, held_out = (
-        tuple(_answered(problem, truths[problem.id]) for problem in problems)
+        tuple(answered(problem, truths[problem.id]) for problem in problems)
         for problems in (splits.train, splits.held_out)
     )
     return replace(splits, train=train, held_out=held_out)
 
 
-def read_truths(source: str) -> Mapping[str, object]:
-    """Ground truth by id; raises as ``with_answers`` does."""
+def _read_truths(source: str) -> Mapping[str, object]:
     path = Path(source).expanduser()
     if not path.is_file():
         raise DataError(f"reading the ground truth {source}: there is no such file (looked for {path.resolve()})")
-    whole = _whole_object(path)
-    if whole is not None:
-        return whole
+    by_id = _by_id(path)
+    if by_id is not None:
+        return by_id
     rows = read_file(path)
     require_columns(rows, ("id", "answer"), source=source)
     require_unique(rows, "id", source=source)
@@ -50,18 +49,19 @@ def read_truths(source: str) -> Mapping[str, object]:
     return {str(row["id"]): row["answer"] for row in rows}
 
 
-def _whole_object(path: Path) -> dict[str, object] | None:
+def _by_id(path: Path) -> dict[str, object] | None:
     """The file as one JSON object of id → answer; None if it is something else, such as JSON lines."""
     if path.suffix != ".json":
         return None
     try:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
-        return None  # JSON lines under this name are read as such, and faults are told there
+        return None  # JSON lines under this name are read as such, and faults are reported there
     return value if isinstance(value, dict) and value else None
 
 
-def _answered(problem: Problem, truth: object) -> Problem:
+def answered(problem: Problem, truth: object) -> Problem:
+    """The problem with its ground truth; the first of a list is the answer and all are its aliases."""
     aliases = [str(alias) for alias in truth] if isinstance(truth, list) else None
     first = next(iter(aliases), None) if aliases is not None else truth
     data = problem.data if aliases is None else {**problem.data, "aliases": aliases}

@@ -24,10 +24,10 @@ from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Demonstration, Problem
 from condensegrpo.storage.rows import read_rows, require_columns
 from condensegrpo.tasks.answer_environment import head
-from condensegrpo.tasks.answers import AnswerStyle, read_answer
+from condensegrpo.tasks.answers import AnswerStyle
 from condensegrpo.tasks.question_task import QuestionTask
 from condensegrpo.tasks.splits import split
-from condensegrpo.tasks.tool_text import ToolFormat, call_text, calls_in, result_message
+from condensegrpo.tasks.tool_text import ToolFormat, call_text, is_call_or_answer, result_message
 from condensegrpo.tools.calculator import calculator
 
 TOOL = "calculator"
@@ -62,42 +62,35 @@ class _Lesson:
     sums: tuple[_Sum, ...]
 
 
+@dataclass(kw_only=True, eq=False)
 class Gsm8k(QuestionTask):
-    """The task ``gsm8k``. Training questions that are in the evaluation data are left out; ``dropped`` counts them."""
+    """The task ``gsm8k``. Training questions that are in the evaluation data are left out; ``dropped`` counts them.
 
-    def __init__(
-        self,
-        *,
-        data: str,
-        eval_data: str,
-        tool_format: ToolFormat | Literal["code"] = "tagged",
-        system: str | None = None,
-        answer_style: AnswerStyle = "single",
-        keep_last: Annotated[int, Ge(0)] = 3,
-        max_examples: Annotated[int, Ge(1)] | None = None,
-    ) -> None:
-        """Read the data: rows with ``question`` and ``answer``.
+    Rows have ``question`` and ``answer``. The demonstrations call the calculator; the format ``code`` has none.
 
-        Args:
-            data: training rows, see ``rows.read_rows``; ``openai/gsm8k:main`` on a machine with a hub.
-            eval_data: held-out rows.
-            tool_format: how tools are called; that of ``rollout.tools.format``. The demonstrations call the calculator;
-                in the format ``code``, which does not, there are none.
-            system: the system message, in place of one that explains the calculator; empty for none.
-            answer_style: how an answer is read from a reply, see ``answers.read_answer``.
-            keep_last: turns that a demonstration's context shows, as the condenser ``last_k`` would.
-            max_examples: training rows to read, from the first.
+    Raises:
+        DataError: what ``rows.read_rows`` raises, a missing column, an answer without ``####``, or no problem left.
+    """
 
-        Raises:
-            DataError: what ``rows.read_rows`` raises, a missing column, an answer without ``####``, or no problem left.
-        """
-        self._demonstrates = tool_format != "code"
-        self._tool_format: ToolFormat = "tagged" if tool_format == "code" else tool_format
-        self._keep_last = keep_last
-        if system is None:
-            system = CODE_SYSTEM if tool_format == "code" else _system(tool_format)
-        splits = split(_problems(data, "train", limit=max_examples), _problems(eval_data, "test"), source=data)
-        super().__init__(splits, system=system, answer_style=answer_style)
+    data: str  # training rows, see ``rows.read_rows``; ``openai/gsm8k:main`` on a machine with a hub
+    eval_data: str  # held-out rows
+    tool_format: ToolFormat | Literal["code"] = "tagged"  # that of ``rollout.tools.format``
+    system: str | None = None  # the system message, in place of one that explains the tool; empty for none
+    answer_style: AnswerStyle = "single"  # how an answer is read from a reply, see ``answers.read_answer``
+    keep_last: Annotated[int, Ge(0)] = (
+        3  # turns that a demonstration's context shows, as the condenser ``last_k`` would
+    )
+    max_examples: Annotated[int, Ge(1)] | None = None  # training rows to read, from the first
+
+    def __post_init__(self) -> None:
+        if self.system is None:
+            self.system = CODE_SYSTEM if self.tool_format == "code" else _system(self.tool_format)
+        train = _problems(self.data, "train", limit=self.max_examples)
+        self._splits = split(train, _problems(self.eval_data, "test"), source=self.data)
+
+    @property
+    def _call_format(self) -> ToolFormat:
+        return "tagged" if self.tool_format == "code" else self.tool_format
 
     def demonstrations(self, seed: int) -> Iterator[Demonstration]:
         """One turn each of a random training problem that the calculator solves.
@@ -119,44 +112,38 @@ class Gsm8k(QuestionTask):
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
         """Whether a reply is well formed: one call of the calculator that can be parsed, or one answer."""
         del context  # the form does not depend on it
-        calls = calls_in(self._tool_format, reply)
-        if not calls:
-            return read_answer(reply) is not None
-        if len(calls) > 1 or calls[0] is None or "<answer>" in reply:
-            return False
-        name, arguments = calls[0]
-        return name == TOOL and set(arguments) == {"expression"} and isinstance(arguments["expression"], str)
+        return is_call_or_answer(self._call_format, reply, tool=TOOL, argument="expression")
 
     def corpus(self) -> Iterable[str]:
         """The system message, every training question, and every turn of every demonstration."""
-        yield self._system
+        yield self.system or ""
         yield from (problem.question for problem in self.problems("train"))
         for lesson in self._lessons():
-            turns = [self._unit(at, one) for at, one in enumerate(lesson.sums)]
+            turns = [self._unit(at, each) for at, each in enumerate(lesson.sums)]
             yield from (message.content for unit in turns for message in unit.messages)
             yield _final(lesson.problem)
 
     def _lessons(self) -> Iterator[_Lesson]:
         """The training problems whose answer is the result of the last sum of their worked answer."""
-        for problem in self.problems("train") if self._demonstrates else ():
+        for problem in self.problems("train") if self.tool_format != "code" else ():
             sums = _sums(problem.data["worked"])
             if sums and _agree(sums[-1].result, str(problem.answer)):
                 yield _Lesson(problem=problem, sums=sums)
 
     def _turn(self, lesson: _Lesson, turn: int) -> Demonstration:
-        units = tuple(self._unit(at, one) for at, one in enumerate(lesson.sums[:turn]))
-        shown = units[max(0, turn - self._keep_last) :]
-        context = History(pinned=head(system=self._system, question=lesson.problem.question), units=shown).messages
+        units = tuple(self._unit(at, each) for at, each in enumerate(lesson.sums[:turn]))
+        shown = units[max(0, turn - self.keep_last) :]
+        context = History(pinned=head(system=self.system or "", question=lesson.problem.question), units=shown).messages
         last = turn == len(lesson.sums)
         return Demonstration(context=context, reply=_final(lesson.problem) if last else self._reply(lesson.sums[turn]))
 
-    def _unit(self, turn: int, one: _Sum) -> Unit:
-        result = result_message(self._tool_format, TOOL, "call_0", one.result)
-        return Unit(turn=turn, reply=Message(role="assistant", content=self._reply(one)), results=(result,))
+    def _unit(self, turn: int, use: _Sum) -> Unit:
+        result = result_message(self._call_format, TOOL, "call_0", use.result)
+        return Unit(turn=turn, reply=Message(role="assistant", content=self._reply(use)), results=(result,))
 
-    def _reply(self, one: _Sum) -> str:
-        call = call_text(self._tool_format, TOOL, {"expression": one.expression})
-        return f"{one.thought} {call}".lstrip()
+    def _reply(self, use: _Sum) -> str:
+        call = call_text(self._call_format, TOOL, {"expression": use.expression})
+        return f"{use.thought} {call}".lstrip()
 
 
 def final_answer(worked: str) -> str | None:
@@ -181,7 +168,7 @@ def _system(tool_format: ToolFormat) -> str:
 def _problems(source: str, split: str, *, limit: int | None = None) -> tuple[Problem, ...]:
     rows = read_rows(source, split=split, limit=limit)
     require_columns(rows, ("question", "answer"), source=source)
-    found = []
+    problems = []
     for number, row in enumerate(rows):
         worked = str(row["answer"])
         answer = final_answer(worked)
@@ -190,12 +177,12 @@ def _problems(source: str, split: str, *, limit: int | None = None) -> tuple[Pro
                 f"reading {source}: the answer of row {number + 1} has no final line like '#### 72' (it ends in "
                 f"{worked[-40:]!r}). For answers of another form use the task jsonl"
             )
-        found.append(
+        problems.append(
             Problem(
                 id=f"{split}-{number}", question=str(row["question"]), answer=answer, data={**row, "worked": worked}
             )
         )
-    return tuple(found)
+    return tuple(problems)
 
 
 def _sums(worked: str) -> tuple[_Sum, ...]:

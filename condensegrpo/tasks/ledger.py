@@ -9,28 +9,27 @@ One episode with K = 2 operations (user messages on the left, replies on the rig
 
 Values count modulo 10. Under the condenser ``last_k(keep_last=1)`` a turn sees the question, its previous reply and the
 newest observation only, so a value that is in no note is lost. The demonstrations are on purpose imperfect (four in
-ten notes forget the value, three are long-winded): what is left to find is to note it always, and shortly.
+ten notes omit the value, three are verbose): training can still learn to note the value always, and in one word.
 """
 
-import hashlib
 import itertools
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, overload
+from typing import Annotated, Literal
 
 from annotated_types import Ge
 
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Demonstration, Problem, Split, Step
+from condensegrpo.tasks.drawn import DrawnProblems, Tags, is_held_out
 
 OPERATIONS = ("+1", "+2", "+3", "-1", "-2", "-3")
 REPORT = "done report"
-EVAL_SHARE = 8  # one problem in so many is kept for evaluation, by the hash of what it is
 FORGETFUL, VERBOSE, TERSE = 0.4, 0.3, 0.3  # shares of the demonstrated note styles
 
-_TAG = re.compile(r"(</?(?:note|answer)>)")
+_TAGS = Tags(re.compile(r"(</?(?:note|answer)>)"))
 _ENUMERABLE = 10**5  # problems of one length are listed up to here, and drawn beyond
 
 
@@ -56,7 +55,7 @@ class Ledger:
             ValueError: so many different evaluation problems do not exist.
         """
         if split == "train":
-            return _TrainProblems(size=self.train_problems, lengths=self._lengths, seed=self.seed)
+            return DrawnProblems(size=self.train_problems, draw=self._training_problem)
         shares = [len(range(at, self.eval_problems, len(self._lengths))) for at in range(len(self._lengths))]
         by_length = [_held_out(length, share) for length, share in zip(self._lengths, shares, strict=True)]
         rows = (row for rows in itertools.zip_longest(*by_length) for row in rows if row is not None)
@@ -86,10 +85,10 @@ class Ledger:
         """Whether a reply's value follows from its context; ``None`` for a well-formed note without a value.
 
         What follows is the value of the previous note, or the start value if that note holds none, changed by the
-        operation of the newest observation: what a context without more in it allows to know.
+        operation of the newest observation: all that the context determines.
         """
         due = _due(context)
-        words = _read(reply)
+        words = _TAGS.words(reply)
         if due.report:
             return _answer(words) == str(due.value)
         note = _note(words)
@@ -103,6 +102,15 @@ class Ledger:
         yield from (f"{_question(value)} {_terse(value)} {_reply('answer', str(value))}" for value in range(10))
         yield from (_verbose(0, operation, 0) for operation in OPERATIONS)
         yield from (_reply("note", "noted the op"), REPORT)
+
+    def _training_problem(self, index: int) -> Problem:
+        """Each length equally often on average."""
+        rng = random.Random(f"ledger train {self.seed} {index}")
+        length = rng.choice(self._lengths)
+        while True:  # seven draws in eight are for training
+            start, operations = _draw(rng, length)
+            if not is_held_out(_name(start, operations)):
+                return _problem(f"train-{index}", start, operations)
 
     @property
     def _lengths(self) -> range:
@@ -127,7 +135,7 @@ class LedgerEnvironment:
 
     async def step(self, reply: Message) -> Step:
         """The next operation after one note; the end after the answer that was asked for, or after anything else."""
-        words = _read(reply.content)
+        words = _TAGS.words(reply.content)
         if self._shown > len(self.operations):
             return Step(done=True, answer=_answer(words))
         if _note(words) is None:
@@ -135,34 +143,6 @@ class LedgerEnvironment:
         observation = (*self.operations, REPORT)[self._shown]
         self._shown += 1
         return Step(observations=(Message(role="user", content=observation),))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TrainProblems(Sequence[Problem]):
-    """Problems drawn by their index, each length equally often on average, none of them held out."""
-
-    size: int
-    lengths: range
-    seed: int
-
-    def __len__(self) -> int:
-        return self.size
-
-    @overload
-    def __getitem__(self, index: int) -> Problem: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Problem]: ...
-    def __getitem__(self, index: int | slice) -> Problem | Sequence[Problem]:
-        """The problem of an index, or a list for a slice."""
-        if isinstance(index, slice):
-            return [self[at] for at in range(*index.indices(self.size))]
-        at = range(self.size)[index]
-        rng = random.Random(f"ledger train {self.seed} {at}")
-        length = rng.choice(self.lengths)
-        while True:  # seven draws in eight are for training
-            start, operations = _draw(rng, length)
-            if not _is_held_out(start, operations):
-                return _problem(f"train-{at}", start, operations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +159,7 @@ def _due(context: Sequence[Message]) -> _Due:
     """What follows from a context: the latest reply's value (else the start value) and the newest observation."""
     start = next(int(word) for word in context[0].content.split() if word.isdigit())
     replies = [message for message in context if message.role == "assistant"]
-    noted = _value(_read(replies[-1].content)) if replies else None
+    noted = _value(_TAGS.words(replies[-1].content)) if replies else None
     before = start if noted is None else noted
     newest = context[-1].content.strip()
     operation = newest if newest in OPERATIONS else None
@@ -221,25 +201,13 @@ def _apply(value: int, operation: str) -> int:
     return (value + int(operation)) % 10
 
 
-def _read(text: str) -> tuple[str, ...]:
-    return tuple(_TAG.sub(r" \1 ", text).split())
-
-
-def _inside(words: Sequence[str], tag: str) -> tuple[str, ...] | None:
-    """The words of a reply that is one opening tag, words without tags and the closing tag; ``None`` of any other."""
-    if len(words) < 3 or words[0] != f"<{tag}>" or words[-1] != f"</{tag}>":
-        return None
-    inside = tuple(words[1:-1])
-    return None if any(_TAG.fullmatch(word) for word in inside) else inside
-
-
 def _note(words: Sequence[str]) -> tuple[str, ...] | None:
-    return _inside(words, "note")
+    return _TAGS.inside(words, "note")
 
 
 def _answer(words: Sequence[str]) -> str | None:
-    inside = _inside(words, "answer")
-    return inside[0] if inside is not None and len(inside) == 1 and inside[0] in "0123456789" else None
+    content = _TAGS.inside(words, "answer")
+    return content[0] if content is not None and len(content) == 1 and content[0] in "0123456789" else None
 
 
 def _value(words: Sequence[str]) -> int | None:
@@ -252,29 +220,24 @@ def _draw(rng: random.Random, length: int) -> tuple[int, tuple[str, ...]]:
     return rng.randrange(10), tuple(rng.choices(OPERATIONS, k=length))
 
 
-def _is_held_out(start: int, operations: Sequence[str]) -> bool:
-    digest = hashlib.blake2b(_name(start, operations).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") % EVAL_SHARE == 0
-
-
 def _held_out(length: int, count: int) -> list[tuple[int, tuple[str, ...]]]:
     """``count`` different held-out problems of one length, always the same ones."""
     rng = random.Random(f"ledger eval {length}")
     if 10 * len(OPERATIONS) ** length <= _ENUMERABLE:
         rows = list(itertools.product(range(10), itertools.product(OPERATIONS, repeat=length)))
-        rows = [row for row in rows if _is_held_out(*row)]
+        rows = [row for row in rows if is_held_out(_name(*row))]
         if len(rows) < count:
             raise ValueError(
                 f"holding out {count} different problems of {length} operations: only {len(rows)} exist; "
                 f"lower eval_problems or raise min_ops"
             )
         return rng.sample(rows, count)
-    found: dict[tuple[int, tuple[str, ...]], None] = {}  # more than 10,000 exist
-    while len(found) < count:
+    chosen: dict[tuple[int, tuple[str, ...]], None] = {}  # more than 10,000 exist
+    while len(chosen) < count:
         row = _draw(rng, length)
-        if _is_held_out(*row):
-            found[row] = None
-    return list(found)
+        if is_held_out(_name(*row)):
+            chosen[row] = None
+    return list(chosen)
 
 
 def _name(start: int, operations: Sequence[str]) -> str:

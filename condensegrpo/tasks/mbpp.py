@@ -7,7 +7,7 @@ question names the function under test, which the description alone does not.
 import ast
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from annotated_types import Ge
@@ -27,51 +27,61 @@ TRAIN, VALIDATION, TEST = range(601, 975), range(511, 601), range(11, 511)
 TESTS, SETUP, ENTRY = "tests", "test_setup", "entry"  # in Problem.data
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reading:
-    """How rows become problems."""
-
-    shown_tests: int
-    challenge: bool
-    source: str
-
-
+@dataclass(kw_only=True, eq=False)
 class Mbpp(QuestionTask):
-    """The task ``mbpp``. Training descriptions that are in the evaluation data too are left out."""
+    """The task ``mbpp``. Training descriptions that are in the evaluation data too are left out.
 
-    def __init__(
-        self,
-        *,
-        data: str,
-        eval_data: str | None = None,
-        eval_split: Literal["test", "validation"] = "test",
-        system: str = SYSTEM,
-        answer_style: AnswerStyle = "reply",
-        shown_tests: Annotated[int, Ge(0)] = 1,
-        challenge: bool = False,
-    ) -> None:
-        """Read the data: rows with ``task_id``, ``text`` (or ``prompt``), ``code`` and ``test_list``.
+    Rows have ``task_id``, ``text`` (or ``prompt``), ``code`` and ``test_list``.
 
-        Args:
-            data: one file of all tasks, which is split by ``task_id``; or training rows, if there is ``eval_data``.
-            eval_data: held-out rows.
-            eval_split: which of the usual splits is held out; of a Hub dataset or a folder, the one that is read.
-            system: the system message; empty for none.
-            answer_style: how an answer is read from a reply, see ``answers.read_answer``.
-            shown_tests: asserts that the question shows; all of them judge.
-            challenge: whether the rows' ``challenge_test_list`` judges too.
+    Raises:
+        DataError: what ``rows.read_rows`` raises, a missing column, or no problem in a split.
+    """
 
-        Raises:
-            DataError: what ``rows.read_rows`` raises, a missing column, or no problem in a split.
-        """
-        reading = _Reading(shown_tests=shown_tests, challenge=challenge, source=data)
-        train = _problems(read_rows(data, split="train"), reading)
-        if eval_data is None:
-            held_out = _of(train, TEST if eval_split == "test" else VALIDATION, data)
-            train = _of(train, TRAIN, data)
+    data: str  # one file of all tasks, which is split by ``task_id``; or training rows, if there is ``eval_data``
+    eval_data: str | None = None  # held-out rows
+    eval_split: Literal["test", "validation"] = "test"  # held out; of a Hub dataset or a folder, the one that is read
+    system: str = SYSTEM  # the system message; empty for none
+    answer_style: AnswerStyle = "reply"  # how an answer is read from a reply, see ``answers.read_answer``
+    shown_tests: Annotated[int, Ge(0)] = 1  # asserts that the question shows; all of them judge
+    challenge: bool = False  # whether the rows' ``challenge_test_list`` judges too
+
+    def __post_init__(self) -> None:
+        train = self._read(read_rows(self.data, split="train"), self.data)
+        if self.eval_data is None:
+            held_out = _of(train, TEST if self.eval_split == "test" else VALIDATION, self.data)
+            train = _of(train, TRAIN, self.data)
         else:
-            held_out = _problems(read_rows(eval_data, split=eval_split), replace(reading, source=eval_data))
-        super().__init__(split(train, held_out, source=data), system=system, answer_style=answer_style)
+            held_out = self._read(read_rows(self.eval_data, split=self.eval_split), self.eval_data)
+        self._splits = split(train, held_out, source=self.data)
+
+    def _read(self, rows: Sequence[Row], source: str) -> tuple[Problem, ...]:
+        require_columns(rows, ("task_id", "code", "test_list"), source=source)
+        require_unique(rows, "task_id", source=source)
+        return tuple(self._problem(row, number, source) for number, row in enumerate(rows, start=1))
+
+    def _problem(self, row: Row, number: int, source: str) -> Problem:
+        text, shown = row.get("text", row.get("prompt")), list(row["test_list"] or ())
+        tests = shown + list((row.get("challenge_test_list") or ()) if self.challenge else ())
+        if not isinstance(text, str) or not tests:
+            raise DataError(
+                f"reading the dataset {source}: row {number} lacks a description ('text' or 'prompt') or tests "
+                f"('test_list'). It has: {', '.join(map(repr, row))}"
+            )
+        setup = "\n".join([*(row.get("test_imports") or ()), row.get("test_setup_code") or ""]).strip()
+        try:
+            names = entry_points(row["code"], [*tests, setup])
+        except (SyntaxError, ValueError, TypeError) as error:
+            raise DataError(
+                f"reading the dataset {source}: row {number}, task_id {row['task_id']}: its code or a test is no "
+                f"Python ({error})"
+            ) from error
+        data = {"task_id": row["task_id"], "code": row["code"], TESTS: tests, SETUP: setup, ENTRY: list(names)}
+        return Problem(
+            id=f"mbpp-{row['task_id']}",
+            question=_question(text, names, shown[: self.shown_tests]),
+            answer=row["code"],
+            data={**data, "follow_ups": row.get("follow_ups")},
+        )
 
 
 def entry_points(code: str, tests: Sequence[str]) -> tuple[str, ...]:
@@ -89,44 +99,13 @@ def entry_points(code: str, tests: Sequence[str]) -> tuple[str, ...]:
 
 
 def _of(problems: Sequence[Problem], numbers: range, source: str) -> tuple[Problem, ...]:
-    found = tuple(problem for problem in problems if problem.data["task_id"] in numbers)
-    if not found:
+    chosen = tuple(problem for problem in problems if problem.data["task_id"] in numbers)
+    if not chosen:
         raise DataError(
             f"splitting {source}: no task_id is among {numbers.start} to {numbers.stop - 1}. Give eval_data, then "
             f"nothing is split"
         )
-    return found
-
-
-def _problems(rows: Sequence[Row], reading: _Reading) -> tuple[Problem, ...]:
-    require_columns(rows, ("task_id", "code", "test_list"), source=reading.source)
-    require_unique(rows, "task_id", source=reading.source)
-    return tuple(_problem(row, number, reading) for number, row in enumerate(rows, start=1))
-
-
-def _problem(row: Row, number: int, reading: _Reading) -> Problem:
-    text, shown = row.get("text", row.get("prompt")), list(row["test_list"] or ())
-    tests = shown + list((row.get("challenge_test_list") or ()) if reading.challenge else ())
-    if not isinstance(text, str) or not tests:
-        raise DataError(
-            f"reading the dataset {reading.source}: row {number} lacks a description ('text' or 'prompt') or tests "
-            f"('test_list'). It has: {', '.join(map(repr, row))}"
-        )
-    setup = "\n".join([*(row.get("test_imports") or ()), row.get("test_setup_code") or ""]).strip()
-    try:
-        names = entry_points(row["code"], [*tests, setup])
-    except (SyntaxError, ValueError, TypeError) as error:
-        raise DataError(
-            f"reading the dataset {reading.source}: row {number}, task_id {row['task_id']}: its code or a test is no "
-            f"Python ({error})"
-        ) from error
-    data = {"task_id": row["task_id"], "code": row["code"], TESTS: tests, SETUP: setup, ENTRY: list(names)}
-    return Problem(
-        id=f"mbpp-{row['task_id']}",
-        question=_question(text, names, shown[: reading.shown_tests]),
-        answer=row["code"],
-        data={**data, "follow_ups": row.get("follow_ups")},
-    )
+    return chosen
 
 
 def _question(text: str, names: Sequence[str], shown: Sequence[str]) -> str:

@@ -9,13 +9,12 @@ from condensegrpo.tasks.splits import Splits
 
 
 class QuestionTask:
-    """Questions of two splits, each asked by an ``AnswerEnvironment``."""
+    """Questions of two splits, each asked by an ``AnswerEnvironment``. Subclasses read the splits."""
 
-    def __init__(self, splits: Splits, *, system: str, answer_style: AnswerStyle, reminder: str = "") -> None:
-        self._splits = splits
-        self._system = system
-        self._answer_style: AnswerStyle = answer_style
-        self._reminder = reminder
+    system: str | None
+    answer_style: AnswerStyle
+    reminder: str = ""
+    _splits: Splits
 
     @property
     def dropped(self) -> int:
@@ -30,8 +29,8 @@ class QuestionTask:
         """A fresh episode."""
         return AnswerEnvironment(
             question=problem.question,
-            system=self._system,
-            answer_style=self._answer_style,
+            system=self.system or "",
+            answer_style=self.answer_style,
             follow_ups=follow_ups_of(problem),
-            reminder=self._reminder,
+            reminder=self.reminder,
         )

@@ -4,7 +4,9 @@ TriviaQA   {"question": …, "question_id": …, "answer": {"value": "Paris", "a
 NQ-open    {"question": …, "answer" or "answers": ["Paris", "City of Light"]}
 """
 
+import random
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Lt
@@ -13,90 +15,125 @@ from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Demonstration, Problem
 from condensegrpo.storage.rows import Row, read_rows, require_columns
-from condensegrpo.tasks import search_lessons
+from condensegrpo.tasks.answer_environment import head
 from condensegrpo.tasks.answers import AnswerStyle
 from condensegrpo.tasks.question_task import QuestionTask
 from condensegrpo.tasks.splits import SHARE, split
+from condensegrpo.tasks.tool_text import call_text, is_call_or_answer, result_message
 
 SYSTEM = (
     "Answer the question. In every turn think in <reasoning>...</reasoning> first. Then either search with "
     '<tool>{"name": "search", "args": {"query": "..."}}</tool>, whose result comes back in <result>...</result>, or '
     "give the answer, a name or a few words, in <answer>...</answer>."
 )
+TOOL = "search"
 REMINDER = "Write <reasoning>...</reasoning> and then one <tool>...</tool> or <answer>...</answer>."
 
 
+@dataclass(kw_only=True, eq=False)
 class SearchQa(QuestionTask):
     """The task ``search_qa``. Rows with a passage in ``ctxs`` (NQ-open files) demonstrate too, in the tagged format.
 
     A reply without a call and without an answer gets a reminder and counts as a turn. Without ``eval_data`` a share of
     the questions is held out by their hash. Training questions that are in the evaluation data too are left out;
     ``dropped`` counts them.
+
+    Raises:
+        DataError: what ``rows.read_rows`` raises, a row of another schema, or no problem left.
     """
 
-    def __init__(
-        self,
-        *,
-        data: str,
-        eval_data: str | None = None,
-        eval_split: str = "validation",
-        system: str = SYSTEM,
-        reminder: str = REMINDER,
-        answer_style: AnswerStyle = "last",
-        eval_share: Annotated[float, Gt(0), Lt(1)] = SHARE,
-        max_examples: Annotated[int, Ge(1)] | None = None,
-        passage_chars: Annotated[int, Ge(1)] = 600,
-    ) -> None:
-        """Read the data.
+    data: str  # training rows, see ``rows.read_rows``; ``mandarjoshi/trivia_qa:rc.wikipedia`` on a machine with a hub
+    eval_data: str | None = None  # held-out rows
+    eval_split: str = "validation"  # of a Hub dataset or a folder, the split that ``eval_data`` reads
+    system: str = SYSTEM  # the system message; empty for none
+    reminder: str = REMINDER  # what the user says to a reply without call and answer; empty: the episode is over
+    answer_style: AnswerStyle = "last"  # how an answer is read from a reply, see ``answers.read_answer``
+    eval_share: Annotated[float, Gt(0), Lt(1)] = SHARE  # of the questions, held out if there is no ``eval_data``
+    max_examples: Annotated[int, Ge(1)] | None = None  # training rows to read, from the first
+    passage_chars: Annotated[int, Ge(1)] = (
+        600  # of a passage that demonstrations show; as the tool's option of that name
+    )
 
-        Args:
-            data: training rows, see ``rows.read_rows``; ``mandarjoshi/trivia_qa:rc.wikipedia`` on a machine with a hub.
-            eval_data: held-out rows.
-            eval_split: of a Hub dataset or a folder, the split that ``eval_data`` reads.
-            system: the system message; empty for none.
-            reminder: what the user says to a reply without call and answer; empty: the episode is over.
-            answer_style: how an answer is read from a reply, see ``answers.read_answer``.
-            eval_share: of the questions, held out if there is no ``eval_data``.
-            max_examples: training rows to read, from the first.
-            passage_chars: of a passage that demonstrations show; as the tool's option of that name.
-
-        Raises:
-            DataError: what ``rows.read_rows`` raises, a row of another schema, or no problem left.
-        """
-        rows = read_rows(data, split="train", limit=max_examples)
-        train = _problems(rows, split="train", source=data)
+    def __post_init__(self) -> None:
+        rows = read_rows(self.data, split="train", limit=self.max_examples)
+        train = _problems(rows, split="train", source=self.data)
         held_out = None
-        if eval_data is not None:
-            held_out = _problems(read_rows(eval_data, split=eval_split), split="eval", source=eval_data)
-        splits = split(train, held_out, source=data, share=eval_share)
-        super().__init__(splits, system=system, answer_style=answer_style, reminder=reminder)
-        passages = {problem.id: search_lessons.passage_of(row) for problem, row in zip(train, rows, strict=True)}
-        self._lessons = search_lessons.lessons(splits.train, passages, characters=passage_chars)
+        if self.eval_data is not None:
+            held_out = _problems(read_rows(self.eval_data, split=self.eval_split), split="eval", source=self.eval_data)
+        self._splits = split(train, held_out, source=self.data, share=self.eval_share)
+        rows_by_id = {problem.id: row for problem, row in zip(train, rows, strict=True)}
+        lessons = (_lesson(each, rows_by_id[each.id], characters=self.passage_chars) for each in self._splits.train)
+        self._lessons = [lesson for lesson in lessons if lesson is not None]
 
     def demonstrations(self, seed: int) -> Iterator[Demonstration]:
         """One turn each of a random training question: the search, or the answer after it.
 
         Raises:
-            DataError: no training row has a passage that its answer stands in.
+            DataError: no training row has a passage that contains its answer.
         """
         if not self._lessons:
             raise DataError(
                 "making demonstrations: no training row has a passage in 'ctxs' whose beginning holds an answer. Use "
                 "a file of NQ-open with passages, raise task.options.passage_chars, or set warm_start.steps=0"
             )
-        return search_lessons.demonstrations(self._lessons, system=self._system, seed=seed)
+        return self._turns(random.Random(f"search_qa demonstrations {seed}"))
+
+    def _turns(self, rng: random.Random) -> Iterator[Demonstration]:
+        while True:
+            lesson = rng.choice(self._lessons)
+            asked = head(system=self.system, question=lesson.problem.question)
+            search = _search(lesson.problem.question)
+            if rng.random() < 0.5:
+                yield Demonstration(context=asked, reply=search)
+            else:
+                result = result_message("tagged", TOOL, "call_0", lesson.result)
+                context = (*asked, Message(role="assistant", content=search), result)
+                yield Demonstration(context=context, reply=_answer(lesson.answer))
 
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
         """Whether a reply is well formed: one search that can be parsed, or one answer."""
         del context  # the form does not depend on it
-        return search_lessons.sound(reply)
+        return is_call_or_answer("tagged", reply, tool=TOOL, argument="query")
 
     def corpus(self) -> Iterable[str]:
         """The system message, every training question, and every turn of every demonstration."""
-        yield self._system
+        yield self.system
         yield from (problem.question for problem in self.problems("train"))
-        for one in self._lessons:
-            yield from (search_lessons.seek(one.problem.question), one.result, search_lessons.tell(one.answer))
+        for lesson in self._lessons:
+            yield from (_search(lesson.problem.question), lesson.result, _answer(lesson.answer))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lesson:
+    """A question with a passage that contains its answer."""
+
+    problem: Problem
+    result: str  # what a search would show
+    answer: str  # the alias that the passage contains
+
+
+def _lesson(problem: Problem, row: Row, *, characters: int) -> _Lesson | None:
+    """The lesson of a problem; None if no alias is in the first so many characters of the row's first passage."""
+    passages = row.get("ctxs")
+    first = passages[0] if isinstance(passages, list) and passages else None
+    text = first.get("text") if isinstance(first, dict) else None
+    if not isinstance(first, dict) or not isinstance(text, str):
+        return None
+    text = text[:characters]
+    answer = next((alias for alias in problem.data["aliases"] if alias.lower() in text.lower()), None)
+    if answer is None:
+        return None
+    return _Lesson(problem=problem, result=f"[1] {first.get('title') or ''}\n{text}".strip(), answer=answer)
+
+
+def _search(question: str) -> str:
+    """A reply that searches."""
+    return f"<reasoning>I look it up.</reasoning>\n{call_text('tagged', TOOL, {'query': question})}"
+
+
+def _answer(answer: str) -> str:
+    """A reply that answers."""
+    return f"<reasoning>The passage says it.</reasoning>\n<answer>{answer}</answer>"
 
 
 def _problems(rows: Sequence[Row], *, split: str, source: str) -> tuple[Problem, ...]:

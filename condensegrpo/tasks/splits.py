@@ -29,7 +29,9 @@ def split(train: Sequence[Problem], held_out: Sequence[Problem] | None, *, sourc
     Raises:
         DataError: no training problem is left.
     """
-    chosen = [one for one in train if is_held_out(one.question, share=share)] if held_out is None else held_out
+    chosen = (
+        [problem for problem in train if is_held_out(problem.question, share=share)] if held_out is None else held_out
+    )
     kept = without(train, chosen)
     if not kept:
         raise DataError(

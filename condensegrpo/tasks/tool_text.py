@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from condensegrpo.core.messages import Message
+from condensegrpo.tasks.answers import read_answer
 
 ToolFormat = Literal["native", "tagged"]
 
@@ -39,6 +40,17 @@ def calls_in(tool_format: ToolFormat, text: str) -> tuple[tuple[str, Mapping[str
     pieces = text.split(f"<{tag}>")[1:]
     bodies = [re.fullmatch(rf"(.*?)</{tag}>.*", piece, re.DOTALL) for piece in pieces]
     return tuple(_parse(tool_format, body[1]) if body else None for body in bodies)
+
+
+def is_call_or_answer(tool_format: ToolFormat, reply: str, *, tool: str, argument: str) -> bool:
+    """Whether a reply is well formed: one call of the tool with that one argument, a text, or one answer."""
+    calls = calls_in(tool_format, reply)
+    if not calls:
+        return read_answer(reply) is not None
+    if len(calls) > 1 or calls[0] is None or "<answer>" in reply:
+        return False
+    name, arguments = calls[0]
+    return name == tool and set(arguments) == {argument} and isinstance(arguments[argument], str)
 
 
 def _parse(tool_format: ToolFormat, body: str) -> tuple[str, Mapping[str, object]] | None:
