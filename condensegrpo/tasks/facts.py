@@ -120,8 +120,8 @@ class FactsTask:
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
         """Whether a reply follows from its context.
 
-        Before the report the next page is to be read. Then the answer is to be given where the context has its facts, and
-        otherwise any page that is not.
+        Before the report the next page is to be read. Then the answer is to be given where the context has its facts,
+        and otherwise any page to be read that the context lacks.
         """
         due, words = _due(context), _TAGS.words(reply)
         page = _page(words)
