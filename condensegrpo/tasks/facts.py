@@ -12,7 +12,7 @@ Pages are read in order, and the answer counts only after the last one. A page t
 costs a turn: a policy that lost a fact to a condenser can fetch its page again if ``rollout.limits.max_turns`` leaves
 room, and can otherwise only guess. The question names what will be asked, so that relevance is known at once.
 
-The demonstrations are on purpose imperfect: where the context lacks a fact, half of them guess it instead of reading again.
+The demonstrations are imperfect on purpose: where the context lacks a fact, half of them guess it.
 """
 
 import random
