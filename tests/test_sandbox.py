@@ -136,13 +136,15 @@ def test_output_before_the_time_limit_is_kept(sandbox: Sandbox) -> None:
 
 def test_long_output_keeps_its_beginning_and_end(sandbox: Sandbox) -> None:
     limits = SandboxLimits(seconds=5, memory_mib=256, output_bytes=20)
-    result = asyncio.run(sandbox.run_python("print('a' * 10 + 'x' * 1000 + 'b' * 9)", limits=limits))
+    with Sandbox(isolation=sandbox.open(), limits=limits) as other:
+        result = other.run_python_now("print('a' * 10 + 'x' * 1000 + 'b' * 9)")
     assert result.stdout == "aaaaaaaaaa\n[… 1000 bytes omitted …]\nbbbbbbbbb\n"
 
 
 def test_a_report_larger_than_the_buffer_of_a_socket_arrives(sandbox: Sandbox) -> None:
     limits = SandboxLimits(seconds=5, memory_mib=256, output_bytes=8 * MIB)
-    result = asyncio.run(sandbox.run_python("print('x' * 3_000_000)", limits=limits))
+    with Sandbox(isolation=sandbox.open(), limits=limits) as other:
+        result = other.run_python_now("print('x' * 3_000_000)")
     assert (result.outcome, len(result.stdout)) == (CallOutcome.FINISHED, 3_000_001), result.detail
 
 

@@ -48,9 +48,10 @@ def test_code_without_tests_does_not_pass(sandbox: Sandbox) -> None:
     assert not grade_now(sandbox, "", []).all_passed
 
 
-def test_tests_before_an_infinite_loop_keep_their_verdict(sandbox: Sandbox) -> None:
+def test_tests_before_an_infinite_loop_keep_their_verdict() -> None:
     code = "def add(a, b):\n  while a == [1]: pass\n  return a + b"
-    result = grade_now(sandbox, code, TESTS, limits=SandboxLimits(seconds=1.5, memory_mib=256))
+    with Sandbox(limits=SandboxLimits(seconds=1.5, memory_mib=256)) as short:
+        result = grade_now(short, code, TESTS)
     assert result.passed == (True, False, False)
     assert result.reasons[1] == "not judged: the tests ended with the outcome timeout"
 

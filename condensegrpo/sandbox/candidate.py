@@ -27,21 +27,15 @@ OPERATIONS: dict[str, Callable[..., object]] = {
 _MUTABLE = (list, dict, set, bytearray)
 
 
-class _Held:
+class _Held(list[object]):
     """Objects by the handles under which the judge knows them."""
 
-    def __init__(self) -> None:
-        self._objects: list[object] = []
-
     def hold(self, value: object) -> int:
-        for number, known in enumerate(self._objects):
+        for number, known in enumerate(self):
             if known is value:
                 return number
-        self._objects.append(value)
-        return len(self._objects) - 1
-
-    def find(self, number: int) -> object:
-        return self._objects[number]
+        self.append(value)
+        return len(self) - 1
 
 
 def serve(code: str, channel: int) -> int:
@@ -65,8 +59,8 @@ def _answer(request: Mapping[str, Any], names: Mapping[str, object], held: _Held
                 return {"error": ["NameError", f"name {request['name']!r} is not defined"]}
             return {"value": values.encode(names[request["name"]], held.hold)}
         before = request["arguments"]
-        arguments: list[Any] = [values.decode(argument, held.find) for argument in before]
-        options = {name: values.decode(value, held.find) for name, value in request["options"].items()}
+        arguments: list[Any] = [values.decode(argument, held.__getitem__) for argument in before]
+        options = {name: values.decode(value, held.__getitem__) for name, value in request["options"].items()}
         function = OPERATIONS.get(request["function"]) or arguments.pop(0)
         value = values.encode(function(*arguments, **options), held.hold)
         after = before[len(before) - len(arguments) :]

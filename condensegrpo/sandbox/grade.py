@@ -10,9 +10,10 @@ import json
 import secrets
 import socket
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from condensegrpo.sandbox.limits import SandboxLimits
+from condensegrpo.sandbox.process import python_request
 from condensegrpo.sandbox.result import CallOutcome, CallResult
 from condensegrpo.sandbox.sandbox import CallGroup, Sandbox, Work
 
@@ -35,13 +36,7 @@ class CodeVerdict:
 
 
 async def grade(
-    sandbox: Sandbox,
-    code: str,
-    tests: Sequence[str],
-    *,
-    setup: str = "",
-    entry: Sequence[str] = (),
-    limits: SandboxLimits | None = None,
+    sandbox: Sandbox, code: str, tests: Sequence[str], *, setup: str = "", entry: Sequence[str] = ()
 ) -> CodeVerdict:
     """Grade code by tests, each a piece of Python such as ``assert add(1, 2) == 3``.
 
@@ -58,42 +53,24 @@ async def grade(
     Raises:
         SandboxError: see ``Sandbox.open``.
     """
-    return await sandbox.work(_work(code, tests, setup, entry, limits or sandbox.limits))
+    return await sandbox.work(_work(code, tests, setup, entry, sandbox.limits))
 
 
 def grade_now(
-    sandbox: Sandbox,
-    code: str,
-    tests: Sequence[str],
-    *,
-    setup: str = "",
-    entry: Sequence[str] = (),
-    limits: SandboxLimits | None = None,
+    sandbox: Sandbox, code: str, tests: Sequence[str], *, setup: str = "", entry: Sequence[str] = ()
 ) -> CodeVerdict:
     """``grade`` for callers without an event loop, such as a reward: it blocks."""
-    return sandbox.work_now(_work(code, tests, setup, entry, limits or sandbox.limits))
+    return sandbox.work_now(_work(code, tests, setup, entry, sandbox.limits))
 
 
 def _work(
     code: str, tests: Sequence[str], setup: str, entry: Sequence[str], limits: SandboxLimits
 ) -> Work[CodeVerdict]:
     nonce = secrets.token_hex(16)
-    common = {"stdin": "", "files": {}}
-    candidate = {
-        **common,
-        "kind": "candidate",
-        "code": code,
-        "limits": asdict(replace(limits, seconds=limits.seconds + GRACE)),
-    }
-    tester = {
-        **common,
-        "kind": "judge",
-        "tests": list(tests),
-        "setup": setup,
-        "entry": list(entry),
-        "nonce": nonce,
-        "limits": asdict(limits),
-    }
+    longer = replace(limits, seconds=limits.seconds + GRACE)
+    candidate = {**python_request(code, longer), "kind": "candidate"}
+    asserts = {"kind": "judge", "tests": list(tests), "setup": setup, "entry": list(entry), "nonce": nonce}
+    tester = {**python_request("", limits), **asserts}
 
     def work(group: CallGroup) -> CodeVerdict:
         ours, theirs = socket.socketpair()

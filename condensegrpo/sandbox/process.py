@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from condensegrpo.core.errors import SandboxError
 from condensegrpo.sandbox import wire
@@ -24,6 +23,8 @@ from condensegrpo.sandbox.result import CallOutcome, CallResult
 
 START_SECONDS = 30.0
 END_SECONDS = 5.0
+NO_FILES: Mapping[str, str] = {}
+Request = Mapping[str, object]  # what a supervisor reads, as JSON
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from condensegrpo.sandbox.server import main; main({control})"
 
@@ -34,7 +35,7 @@ class Call:
     def __init__(self, end: socket.socket) -> None:
         self._end = end
 
-    def ask(self, request: Mapping[str, Any]) -> None:
+    def ask(self, request: Request) -> None:
         """Send the request. If the server has ended, ``result`` reports it."""
         with suppress(wire.ConnectionLost):
             wire.send(self._end.fileno(), request)
@@ -60,6 +61,11 @@ class Call:
         """End the call. May be called from another thread, and twice."""
         with suppress(OSError):  # it has ended
             self._end.shutdown(socket.SHUT_RDWR)
+
+
+def python_request(code: str, limits: SandboxLimits, stdin: str = "", files: Mapping[str, str] = NO_FILES) -> Request:
+    """The request of a call that runs Python source."""
+    return {"kind": "python", "code": code, "stdin": stdin, "files": dict(files), "limits": asdict(limits)}
 
 
 class Server:
@@ -113,7 +119,7 @@ class Server:
     def run(self, code: str, limits: SandboxLimits) -> CallResult:
         """Run Python source and wait for the result."""
         call = self.call()
-        call.ask({"kind": "python", "code": code, "stdin": "", "files": {}, "limits": asdict(limits)})
+        call.ask(python_request(code, limits))
         return call.result()
 
     def alive(self) -> bool:

@@ -14,14 +14,14 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
-from typing import Any, Self, TypeVar
+from dataclasses import replace
+from typing import Self, TypeVar
 
 from condensegrpo.core.errors import SandboxError
 from condensegrpo.sandbox import probing
 from condensegrpo.sandbox.isolation import Isolation
 from condensegrpo.sandbox.limits import SandboxLimits
-from condensegrpo.sandbox.process import Call, Server
+from condensegrpo.sandbox.process import Call, Server, python_request
 from condensegrpo.sandbox.result import CallResult
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class CallGroup:
         self._lock = threading.Lock()
         self._cancelled = False
 
-    def call(self, request: Mapping[str, Any], channel: socket.socket | None = None) -> Call:
+    def call(self, request: Mapping[str, object], channel: socket.socket | None = None) -> Call:
         """Start a call, optionally with a channel that it shares with another call."""
         call = self._sandbox.running().call(channel)
         with self._lock:
@@ -77,7 +77,7 @@ class Sandbox:
 
         Args:
             isolation: ``auto`` (the strongest backend that works), or one of ``Isolation``; ``none`` confines nothing.
-            limits: for calls that do not pass their own.
+            limits: of every call; ``run_python`` may replace the time limit.
             parallel: calls at a time; by default two per core.
             packages: folders with importable Python packages, besides the standard library.
         """
@@ -98,13 +98,7 @@ class Sandbox:
         return self.running().isolation
 
     async def run_python(
-        self,
-        code: str,
-        *,
-        stdin: str = "",
-        files: Mapping[str, str] | None = None,
-        seconds: float | None = None,
-        limits: SandboxLimits | None = None,
+        self, code: str, *, stdin: str = "", files: Mapping[str, str] | None = None, seconds: float | None = None
     ) -> CallResult:
         """Run Python source as ``__main__`` in a folder with these files.
 
@@ -112,27 +106,18 @@ class Sandbox:
             code: any text; a syntax error is reported as by the interpreter.
             stdin: text of its standard input.
             files: text by path relative to the folder.
-            seconds: replaces the time limit.
-            limits: replace the sandbox's.
+            seconds: replaces the time limit of the sandbox.
 
         Raises:
             SandboxError: see ``open``.
         """
-        request = {"kind": "python", "code": code, "stdin": stdin, "files": dict(files or {})}
-        return await self.work(self._single(request, limits, seconds))
+        return await self.work(self._python(code, stdin, files, seconds))
 
     def run_python_now(
-        self,
-        code: str,
-        *,
-        stdin: str = "",
-        files: Mapping[str, str] | None = None,
-        seconds: float | None = None,
-        limits: SandboxLimits | None = None,
+        self, code: str, *, stdin: str = "", files: Mapping[str, str] | None = None, seconds: float | None = None
     ) -> CallResult:
         """``run_python`` for callers without an event loop: it blocks."""
-        request = {"kind": "python", "code": code, "stdin": stdin, "files": dict(files or {})}
-        return self.work_now(self._single(request, limits, seconds))
+        return self.work_now(self._python(code, stdin, files, seconds))
 
     async def work(self, work: Work[T]) -> T:
         """Run a function in the pool. If the awaiting task is cancelled, its calls end."""
@@ -182,11 +167,12 @@ class Sandbox:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _single(
-        self, request: Mapping[str, Any], limits: SandboxLimits | None, seconds: float | None
+    def _python(
+        self, code: str, stdin: str, files: Mapping[str, str] | None, seconds: float | None
     ) -> Work[CallResult]:
-        applied = asdict(limits or self.limits) | ({} if seconds is None else {"seconds": seconds})
-        return lambda group: group.call({**request, "limits": applied}).result()
+        limits = self.limits if seconds is None else replace(self.limits, seconds=seconds)
+        request = python_request(code, limits, stdin, files or {})
+        return lambda group: group.call(request).result()
 
 
 def _close_in(owner: int, server: Server) -> None:

@@ -17,20 +17,9 @@ from condensegrpo.sandbox.supervisor import remove
 
 # imported before the first call, so that calls start faster
 _WARM = (
-    *(
-        "abc",
-        "ast",
-        "bisect",
-        "collections",
-        "copy",
-        "dataclasses",
-        "datetime",
-        "decimal",
-        "enum",
-        "fractions",
-        "functools",
-    ),
-    *("heapq", "itertools", "json", "math", "operator", "random", "re", "statistics", "string", "traceback", "typing"),
+    *("abc", "ast", "bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions"),
+    *("functools", "heapq", "itertools", "json", "math", "operator", "random", "re", "statistics", "string"),
+    *("traceback", "typing"),
 )
 
 
