@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar, get_args
+from typing import TypeVar, get_args
 
 from condensegrpo.core.errors import ContextOverflow, SamplerError
 from condensegrpo.core.messages import Message, Role
@@ -21,7 +21,7 @@ class Ended(Exception):
 
 
 async def guarded(
-    work: Callable[[], Coroutine[Any, Any, T]], *, who: str, stop: Stop, seconds: float | None = None
+    work: Callable[[], Coroutine[object, object, T]], *, who: str, stop: Stop, seconds: float | None = None
 ) -> T:
     """Run a plug-in's code: an exception or a timeout becomes ``Ended`` with the plug-in's name.
 
@@ -62,7 +62,7 @@ def checked_messages(value: object, place: str) -> tuple[Message, ...]:
     return tuple(value)
 
 
-async def _translated(work: Callable[[], Coroutine[Any, Any, T]], who: str, stop: Stop) -> T:
+async def _translated(work: Callable[[], Coroutine[object, object, T]], who: str, stop: Stop) -> T:
     """Run the work. Inside the task, since asyncio passes a ``SystemExit`` that leaves one on to the whole process."""
     try:
         return await work()
@@ -76,7 +76,7 @@ async def _translated(work: Callable[[], Coroutine[Any, Any, T]], who: str, stop
         raise Ended(stop, f"{who}: {type(error).__name__}: {error}") from error
 
 
-def _retrieve(task: asyncio.Task[Any]) -> None:
+def _retrieve(task: asyncio.Task[object]) -> None:
     """Retrieve the exception of abandoned work, which asyncio would log as never retrieved."""
     if not task.cancelled():
         task.exception()

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
 
@@ -23,8 +23,8 @@ class ChatTemplate:
         tokenizer: "PreTrainedTokenizerFast",
         encoder: TextEncoder,
         *,
-        tools: Sequence[Mapping[str, Any]],
-        options: Mapping[str, Any],
+        tools: Sequence[Mapping[str, object]],
+        options: Mapping[str, object],
     ) -> None:
         """``tools`` are schemas that the template shows, ``options`` are further variables of the template."""
         self._tokenizer = tokenizer
@@ -56,9 +56,9 @@ class ChatTemplate:
                 f"condenser, task or tool format that keeps to the order of roles that it wants."
             ) from error
 
-    def _entry(self, message: Message, marker: str) -> dict[str, Any]:
+    def _entry(self, message: Message, marker: str) -> dict[str, object]:
         """A message as chat templates take it. Calls that the content already contains are not shown twice."""
-        entry: dict[str, Any] = {"role": message.role, "content": self._encoder.escape(message.content, marker)}
+        entry: dict[str, object] = {"role": message.role, "content": self._encoder.escape(message.content, marker)}
         if message.role == "tool":
             entry["name"] = self._encoder.escape(message.name or "", marker)
             entry["tool_call_id"] = message.tool_call_id or ""
@@ -71,7 +71,7 @@ class ChatTemplate:
             ]
         return entry
 
-    def _escaped(self, value: Any, marker: str) -> Any:  # noqa: ANN401  JSON is anything
+    def _escaped(self, value: object, marker: str) -> object:
         if isinstance(value, str):
             return self._encoder.escape(value, marker)
         if isinstance(value, dict):
@@ -89,7 +89,7 @@ def _texts(message: Message) -> Iterator[str]:
         yield call.arguments
 
 
-def _function(call: ToolCall) -> dict[str, Any]:
+def _function(call: ToolCall) -> dict[str, object]:
     """A call as templates take it: its arguments as an object, or as text where they are none."""
     try:
         return {"name": call.name, "arguments": parsed_arguments(call.arguments)}

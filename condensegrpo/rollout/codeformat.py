@@ -9,15 +9,14 @@ An answer ends the episode: code in a reply that holds ``<answer>…</answer>`` 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from condensegrpo.core.messages import Message, ToolCall
-from condensegrpo.rollout.toolformats import MAX_CALLS, TOO_MANY, Malformed, call_id_of, end_of_thinking
+from condensegrpo.rollout.toolformats import Malformed, parsed_calls
 
 TOOL = "python"  # the one tool that this format calls
 
 _FENCE = "```"
-_MARKS = re.compile(r"<code>|<python>|^[ \t]*```(?:python|py)[ \t\r]*$|<answer>|<think>|</think>", re.MULTILINE)
+_OPENING = r"<code>|<python>|^[ \t]*```(?:python|py)[ \t\r]*$"
 _FENCED = re.compile(r"\s*```(?:python|py)?[ \t\r]*\n(.*?)\s*```\s*", re.DOTALL)  # a fence inside of tags
 _CLOSED_FENCE = re.compile(r"^[ \t]*```", re.MULTILINE)
 
@@ -30,34 +29,13 @@ class Code:
 
     def parse(self, text: str) -> tuple[ToolCall | Malformed, ...]:
         """All pieces of code of a reply in order; none if the reply gives an answer."""
-        found: list[ToolCall | Malformed] = []
-        position, thought = 0, False
-        while mark := _MARKS.search(text, position):
-            position = mark.end()
-            match mark[0]:
-                case "<think>":
-                    thought = True
-                    position = end_of_thinking(text, position)
-                case "</think>":
-                    if not thought:  # the template's generation prompt opened it: all before was thinking
-                        found.clear()
-                    thought = True
-                case "<answer>":
-                    if "</answer>" in text[position:]:
-                        return ()
-                case opening if len(found) < MAX_CALLS:
-                    call, position = _read(text, position, opening, call_id_of(len(found)))
-                    found.append(call)
-                case _:
-                    found.append(Malformed(reason=TOO_MANY))
-                    break
-        return tuple(found)
+        return parsed_calls(text, _OPENING, _read, none_beside_answer=True)
 
     def result(self, call_id: str, name: str, text: str) -> Message:
         """A user message with the output in ``<output>`` tags."""
         return Message(role="user", content=f"<output>{text}</output>", tool_call_id=call_id, name=name or None)
 
-    def instructions(self, schemas: Sequence[Mapping[str, Any]]) -> str:
+    def instructions(self, schemas: Sequence[Mapping[str, object]]) -> str:
         """How to have code run; nothing without tools."""
         if not schemas:
             return ""

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.messages import Message
@@ -42,8 +42,8 @@ class Renderer:
         self,
         tokenizer: "PreTrainedTokenizerFast",
         *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        template_options: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, object]] = (),
+        template_options: Mapping[str, object] | None = None,
         stop_ids: Sequence[int] = (),
     ) -> None:
         """What to render with.

@@ -6,21 +6,20 @@ nesting included, is a ``ValueError`` of one line. Standard library only.
 
 import json
 import re
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
 
 
-def loads(text: str) -> Any:  # noqa: ANN401  JSON is anything
+def loads(text: str) -> object:
     """The value of a JSON text.
 
     Raises:
         ValueError: it is not JSON; the message is one line and says where.
     """
-    try:
-        return _DECODER.decode(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(_where(error, 0)) from error
-    except RecursionError:
-        raise ValueError("the JSON is nested too deeply") from None
+    with _faults_in_one_line(0):
+        value: object = _DECODER.decode(text)
+        return value
 
 
 def members(text: str, start: int) -> tuple[dict[str, str], int]:
@@ -31,12 +30,8 @@ def members(text: str, start: int) -> tuple[dict[str, str], int]:
     Raises:
         ValueError: no whole object stands there; the message is one line and counts characters from ``start``.
     """
-    try:
+    with _faults_in_one_line(start):
         return _members(text, start)
-    except json.JSONDecodeError as error:
-        raise ValueError(_where(error, start)) from error
-    except RecursionError:
-        raise ValueError("the JSON is nested too deeply") from None
 
 
 def after_space(text: str, position: int) -> int:
@@ -46,20 +41,20 @@ def after_space(text: str, position: int) -> int:
 
 
 def _members(text: str, start: int) -> tuple[dict[str, str], int]:
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     position = after_space(text, _after(text, "{", start))
     if text.startswith("}", position):
-        return found, position + 1
+        return values, position + 1
     while True:
         key, position = _DECODER.raw_decode(text, position)
-        if not isinstance(key, str) or key in found:
+        if not isinstance(key, str) or key in values:
             raise ValueError(f"a key of the JSON object is no string or stands twice: {str(key)[:40]!r}")
         begin = after_space(text, _after(text, ":", position))
         _, position = _DECODER.raw_decode(text, begin)
-        found[key] = text[begin:position]
+        values[key] = text[begin:position]
         position = after_space(text, position)
         if text.startswith("}", position):
-            return found, position + 1
+            return values, position + 1
         position = after_space(text, _after(text, ",", position))
 
 
@@ -70,15 +65,22 @@ def _after(text: str, sign: str, position: int) -> int:
     return position + 1
 
 
-def _where(error: json.JSONDecodeError, start: int) -> str:
-    return f"the JSON breaks off or is wrong at its character {max(error.pos - start, 0)} ({error.msg})"
+@contextmanager
+def _faults_in_one_line(start: int) -> Iterator[None]:
+    try:
+        yield
+    except json.JSONDecodeError as error:
+        place = max(error.pos - start, 0)
+        raise ValueError(f"the JSON breaks off or is wrong at its character {place} ({error.msg})") from error
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
         raise ValueError("a JSON object holds a key twice")
-    return found
+    return members
 
 
 def _no_constant(word: str) -> NoReturn:

@@ -78,7 +78,7 @@ class Toolbox:
             raise ValueError(f"a toolbox needs seconds > 0 and max_chars > 0, found {seconds} and {max_chars}")
         self.format = format
         self.max_turns = max_turns
-        self.schemas: tuple[dict[str, Any], ...] = tuple(_schema(name, tool) for name, tool in tools.items())
+        self.schemas: tuple[dict[str, object], ...] = tuple(_schema(name, tool) for name, tool in tools.items())
         self.names = tuple(tools)
         self._tools = dict(tools)
         self._seconds = seconds
@@ -136,7 +136,7 @@ class Toolbox:
             return _failed(f"{attempt.name}: {error}. It is called as {attempt.name}{signature}")
         return await self._limited(attempt.name, tool, arguments)
 
-    async def _limited(self, name: str, tool: Tool, arguments: Mapping[str, Any]) -> "_Outcome":
+    async def _limited(self, name: str, tool: Tool, arguments: Mapping[str, object]) -> "_Outcome":
         run = _awaited if inspect.iscoroutinefunction(tool) else _threaded
         task = asyncio.ensure_future(run(name, partial(tool, **arguments)))
         try:
@@ -173,7 +173,7 @@ async def _awaited(name: str, call: Callable[[], Any]) -> _Outcome:
         return _raised(name, error)
 
 
-async def _threaded(name: str, call: Callable[[], Any]) -> _Outcome:
+async def _threaded(name: str, call: Callable[[], object]) -> _Outcome:
     """Run a call in a thread that does not keep the process alive (those of ``asyncio.to_thread`` do)."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[_Outcome] = loop.create_future()
@@ -194,7 +194,7 @@ async def _threaded(name: str, call: Callable[[], Any]) -> _Outcome:
     return await future
 
 
-def _schema(name: str, tool: Tool) -> dict[str, Any]:
+def _schema(name: str, tool: Tool) -> dict[str, object]:
     from transformers.utils import get_json_schema  # takes a second to import
 
     try:

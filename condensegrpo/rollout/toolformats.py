@@ -6,7 +6,7 @@ inside ``<think>…</think>`` do not count.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +15,6 @@ from condensegrpo.rollout import strictjson
 
 MAX_CALLS = 32  # read from one reply; a model in a loop writes thousands
 MAX_NAME = 64  # characters of a tool's name
-TOO_MANY = f"a reply may hold {MAX_CALLS} tool calls, the rest was not run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,44 +41,78 @@ class ToolFormat(Protocol):
     def result(self, call_id: str, name: str, text: str) -> Message:
         """The message that shows a result; ``name`` is empty when the call could not be read."""
 
-    def instructions(self, schemas: Sequence[Mapping[str, Any]]) -> str:
+    def instructions(self, schemas: Sequence[Mapping[str, object]]) -> str:
         """What the system message must tell the model; empty where the chat template does so itself."""
 
 
-class Native:
-    """The format of Hermes, Qwen and most chat templates: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``."""
+class _JsonCalls:
+    """Calls as JSON between two tags: an object with a name and, under another key, the arguments."""
 
-    opening: str = "<tool_call>"
-    stop_strings: tuple[str, ...] = ()
+    opening: str
+    closing: str
+    arguments: str  # the key of the arguments
 
     def parse(self, text: str) -> tuple[ToolCall | Malformed, ...]:
-        """All calls of a reply; there may be several in a row."""
-        return _parse(text, _Markup(opening=self.opening, closing="</tool_call>", arguments="arguments"))
+        """All calls of a reply in order."""
+        return parsed_calls(text, re.escape(self.opening), self._read)
+
+    def _read(self, text: str, start: int, opening: str, call_id: str) -> tuple[ToolCall | Malformed, int]:
+        try:
+            members, end = strictjson.members(text, strictjson.after_space(text, start))
+        except ValueError as error:
+            return self._malformed(f"a tool call cannot be read: {error}"), start
+        end = strictjson.after_space(text, end)
+        if not text.startswith(self.closing, end):
+            return self._malformed(f"{self.closing} is missing after a tool call"), end
+        try:
+            return self._call(members, call_id), end + len(self.closing)
+        except ValueError as error:
+            return self._malformed(f"a tool call cannot be understood: {error}"), end + len(self.closing)
+
+    def _call(self, members: Mapping[str, str], call_id: str) -> ToolCall:
+        missing = [key for key in ("name", self.arguments) if key not in members]
+        if missing:
+            keys = ", ".join(map(quoted, members)) or "none"
+            raise ValueError(f"it lacks the key {missing[0]!r}, its keys are: {cut(keys)}")
+        name = strictjson.loads(members["name"])
+        if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= MAX_NAME:
+            raise ValueError(
+                f"its name is no word of 1 to {MAX_NAME} printable characters but {quoted(members['name'])}"
+            )
+        parsed_arguments(members[self.arguments])
+        return ToolCall(id=call_id, name=name, arguments=members[self.arguments])
+
+    def _malformed(self, reason: str) -> Malformed:
+        form = f'{self.opening}{{"name": "…", "{self.arguments}": {{…}}}}{self.closing}'
+        return Malformed(reason=f"{reason}; a call is written {form}")
+
+
+class Native(_JsonCalls):
+    """The format of Hermes, Qwen and most chat templates: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``."""
+
+    opening, closing, arguments = "<tool_call>", "</tool_call>", "arguments"
+    stop_strings: tuple[str, ...] = ()
 
     def result(self, call_id: str, name: str, text: str) -> Message:
         """A message of role ``tool``."""
         return Message(role="tool", content=text, tool_call_id=call_id, name=name or None)
 
-    def instructions(self, schemas: Sequence[Mapping[str, Any]]) -> str:
+    def instructions(self, schemas: Sequence[Mapping[str, object]]) -> str:
         """Nothing: the chat template shows the schemas."""
         return ""
 
 
-class Tagged:
+class Tagged(_JsonCalls):
     """A format for models without a tool template: ``<tool>{"name": …, "args": {…}}</tool>``, results by the user."""
 
-    opening: str = "<tool>"
+    opening, closing, arguments = "<tool>", "</tool>", "args"
     stop_strings: tuple[str, ...] = ("</tool>",)
-
-    def parse(self, text: str) -> tuple[ToolCall | Malformed, ...]:
-        """All calls of a reply; the stop string lets there be one."""
-        return _parse(text, _Markup(opening=self.opening, closing="</tool>", arguments="args"))
 
     def result(self, call_id: str, name: str, text: str) -> Message:
         """A user message with the result in ``<result>`` tags."""
         return Message(role="user", content=f"<result>{text}</result>", tool_call_id=call_id, name=name or None)
 
-    def instructions(self, schemas: Sequence[Mapping[str, Any]]) -> str:
+    def instructions(self, schemas: Sequence[Mapping[str, object]]) -> str:
         """The tools by schema, and how to call one; nothing without tools."""
         if not schemas:
             return ""
@@ -90,7 +123,52 @@ class Tagged:
         )
 
 
-def parsed_arguments(raw: str) -> dict[str, Any]:
+def parsed_calls(
+    text: str,
+    opening: str,
+    read: Callable[[str, int, str, str], tuple[ToolCall | Malformed, int]],
+    *,
+    none_beside_answer: bool = False,
+) -> tuple[ToolCall | Malformed, ...]:
+    """All calls of a text outside of its thinking, at most ``MAX_CALLS`` and one fault for the rest.
+
+    A ``</think>`` that nothing opened ends the thinking that a template's generation prompt opened: calls before it do
+    not count.
+
+    Args:
+        opening: regular expression of what opens a call.
+        read: the call after an opening, and the position behind it; called with the text, the position behind the
+            opening, the opening and the id of the call.
+        none_beside_answer: a reply with ``<answer>…</answer>`` outside of its calls has none.
+    """
+    answer = "|<answer>" if none_beside_answer else ""
+    marks = re.compile(f"{opening}|<think>|</think>{answer}", re.MULTILINE)
+    calls: list[ToolCall | Malformed] = []
+    thought = False
+    position = 0
+    while mark := marks.search(text, position):
+        position = mark.end()
+        if mark[0] == "<think>":
+            thought = True
+            end = text.find("</think>", position)
+            position = len(text) if end < 0 else end + len("</think>")
+        elif mark[0] == "</think>":
+            if not thought:
+                calls.clear()
+            thought = True
+        elif mark[0] == "<answer>":
+            if "</answer>" in text[position:]:
+                return ()
+        elif len(calls) == MAX_CALLS:
+            calls.append(Malformed(reason=f"a reply may hold {MAX_CALLS} tool calls, the rest was not run"))
+            break
+        else:
+            call, position = read(text, position, mark[0], call_id_of(len(calls)))
+            calls.append(call)
+    return tuple(calls)
+
+
+def parsed_arguments(raw: str) -> dict[str, object]:
     """The arguments of a call, from the JSON that the model wrote: an object, or an object inside a JSON string.
 
     Raises:
@@ -108,77 +186,6 @@ def _described(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A schema without its wrapper and its return type."""
     function: Mapping[str, Any] = schema["function"]
     return {key: function[key] for key in ("name", "description", "parameters")}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Markup:
-    opening: str
-    closing: str
-    arguments: str  # the key of the arguments
-
-    def fault(self, reason: str) -> Malformed:
-        return Malformed(
-            reason=f'{reason}; a call is written {self.opening}{{"name": "…", "{self.arguments}": {{…}}}}{self.closing}'
-        )
-
-
-def _parse(text: str, markup: _Markup) -> tuple[ToolCall | Malformed, ...]:
-    """All calls of a text that stand outside of its thinking.
-
-    A ``</think>`` that nothing opened ends the thinking that a template's generation prompt opened: all before it goes.
-    """
-    marks = re.compile("|".join(map(re.escape, (markup.opening, "<think>", "</think>"))))
-    found: list[ToolCall | Malformed] = []
-    thought = False
-    position = 0
-    while mark := marks.search(text, position):
-        position = mark.end()
-        if mark[0] == markup.opening:
-            if len(found) == MAX_CALLS:
-                found.append(Malformed(reason=TOO_MANY))
-                break
-            call, position = _read(text, position, call_id_of(len(found)), markup)
-            found.append(call)
-        elif mark[0] == "<think>":
-            thought = True
-            position = end_of_thinking(text, position)
-        elif not thought:
-            thought = True
-            found.clear()
-    return tuple(found)
-
-
-def end_of_thinking(text: str, position: int) -> int:
-    """Where the thinking that was opened before ``position`` ends; the end of the text if it is never closed."""
-    end = text.find("</think>", position)
-    return len(text) if end < 0 else end + len("</think>")
-
-
-def _read(text: str, start: int, call_id: str, markup: _Markup) -> tuple[ToolCall | Malformed, int]:
-    """The call whose opening tag ends at ``start``, and where to read on."""
-    try:
-        members, end = strictjson.members(text, strictjson.after_space(text, start))
-    except ValueError as error:
-        return markup.fault(f"a tool call cannot be read: {error}"), start
-    end = strictjson.after_space(text, end)
-    if not text.startswith(markup.closing, end):
-        return markup.fault(f"{markup.closing} is missing after a tool call"), end
-    try:
-        return _call(members, call_id, markup), end + len(markup.closing)
-    except ValueError as error:
-        return markup.fault(f"a tool call cannot be understood: {error}"), end + len(markup.closing)
-
-
-def _call(members: Mapping[str, str], call_id: str, markup: _Markup) -> ToolCall:
-    missing = [key for key in ("name", markup.arguments) if key not in members]
-    if missing:
-        found = ", ".join(map(quoted, members)) or "none"
-        raise ValueError(f"it lacks the key {missing[0]!r}, its keys are: {cut(found)}")
-    name = strictjson.loads(members["name"])
-    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= MAX_NAME:
-        raise ValueError(f"its name is no word of 1 to {MAX_NAME} printable characters but {quoted(members['name'])}")
-    parsed_arguments(members[markup.arguments])
-    return ToolCall(id=call_id, name=name, arguments=members[markup.arguments])
 
 
 def call_id_of(index: int) -> str:
