@@ -3,10 +3,11 @@
 import json
 import re
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -18,13 +19,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from condensegrpo.config.schema import RunConfig
-    from condensegrpo.evaluation.comparison import Comparison, Contender
+    from condensegrpo.core.trajectory import ScoredTrajectory
+    from condensegrpo.evaluation.comparison import Comparison
     from condensegrpo.metrics.estimates import Interval
 
 FILES = ("comparison.json", "comparison.png", "comparison.svg")
 
 
-def parsed_condensers(text: str) -> list[tuple[str, dict[str, Any]]]:
+def parsed_condensers(text: str) -> list[tuple[str, dict[str, object]]]:
     """Parse ``--compare``: condensers separated by commas, each followed by its ``key=value``s.
 
         "full, last_k keep_last=3, path/to/mine.py:Mine words=[a, b]"
@@ -34,9 +36,8 @@ def parsed_condensers(text: str) -> list[tuple[str, dict[str, Any]]]:
     """
     from condensegrpo.config.yaml_tree import apply_overrides
 
-    parts = [part.strip() for part in re.split(r",(?![^\[{]*[\]}])", text)]  # commas outside brackets
     condensers = []
-    for part in parts:
+    for part in map(str.strip, re.split(r",(?![^\[{]*[\]}])", text)):  # commas outside brackets
         name, _, rest = part.partition(" ")
         if not name or "=" in name:
             raise ConfigError(
@@ -67,75 +68,54 @@ def compare(
 
     from condensegrpo.cli.console import PhaseDisplay
 
-    named, within = parsed_condensers(condensers), parsed_budgets(budgets)
-    _make(out)
+    named, limits = parsed_condensers(condensers), parsed_budgets(budgets)
+    try:
+        out.mkdir(parents=True, exist_ok=True)  # before anything is loaded
+    except OSError as error:
+        raise RunError(f"creating {out} for the comparison: {error.strerror}. Give another --out.") from error
     with PhaseDisplay(Console(stderr=True, quiet=quiet)) as display:
         display.phase("loading torch, transformers and the model", None)
         from condensegrpo.assembly.runtime import open_sampler, use_threads
         from condensegrpo.cli.quiet import quiet_libraries
         from condensegrpo.evaluation.compare import check, contenders
         from condensegrpo.evaluation.compare import compare as run_comparison
+        from condensegrpo.reporting.comparison_plot import plot
+        from condensegrpo.storage.files import write_atomically
 
         quiet_libraries()
-        entrants = contenders(named, within, config)
-        checked = check(config, entrants, model)
+        entrants = check(config, contenders(named, limits, config), model)
         use_threads(config)
-        sampler = open_sampler(config, model)
-        try:
-            found = run_comparison(checked, sampler=sampler, source=model, observer=display, on_scored=_saving(save))
-        finally:
-            sampler.close()
-    _write(found, out)
+        with closing(open_sampler(config, model)) as sampler:
+            result = run_comparison(
+                entrants, sampler=sampler, source=model, observer=display, on_scored=trajectory_writer(save)
+            )
+    text = json.dumps(asdict(result), indent=2)
+    write_atomically(out / FILES[0], f"{text}\n")
+    plot(result, out / Path(FILES[1]).stem)
     if quiet:
-        typer.echo(_as_json(found))
+        typer.echo(text)
         return
-    _show(found, out)
+    console = theme.console()
+    console.print(_figures_table(result))
+    console.print(_differences_table(result))
+    console.print(f"model   {result.model}\nfolder  {out}: {', '.join(FILES)}")
 
 
-def _make(out: Path) -> None:
-    """Create the folder before anything is loaded."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"creating {out} for the comparison: {error.strerror}. Give another --out.") from error
-
-
-def _saving(save: Path | None) -> "Callable[[Contender, Any], None]":
+def trajectory_writer(file: Path | None) -> "Callable[[ScoredTrajectory], None]":
+    """A function that appends each trajectory to ``file``; without a file it does nothing."""
     from condensegrpo.storage.trajectories import write_trajectory
 
-    if save is None:
-        return lambda contender, one: None
-    write: Callable[..., None] = partial(write_trajectory, save)
-    return lambda contender, one: write(one)
+    return partial(write_trajectory, file) if file is not None else lambda _: None
 
 
-def _as_json(found: "Comparison") -> str:
-    return json.dumps(asdict(found), indent=2)
-
-
-def _write(found: "Comparison", out: Path) -> None:
-    from condensegrpo.reporting.comparison_plot import plot
-    from condensegrpo.storage.files import write_atomically
-
-    write_atomically(out / FILES[0], _as_json(found) + "\n")
-    plot(found, out / Path(FILES[1]).stem)
-
-
-def _show(found: "Comparison", out: Path) -> None:
-    console = theme.console()
-    console.print(_figures_table(found))
-    console.print(_differences_table(found))
-    console.print(f"model   {found.model}\nfolder  {out}: {', '.join(FILES)}")
-
-
-def _figures_table(found: "Comparison") -> "Table":
+def _figures_table(result: "Comparison") -> "Table":
     """One line per contender, at most 100 columns; the JSON has turns, calls and more digits."""
     from rich import box
     from rich.table import Table
 
     table = Table(
-        title=f"{counted(found.problems, 'held-out problem', 'held-out problems')} × "
-        f"{counted(found.samples, 'sample', 'samples')}, seed {found.seed}; means over trajectories",
+        title=f"{counted(result.problems, 'held-out problem', 'held-out problems')} × "
+        f"{counted(result.samples, 'sample', 'samples')}, seed {result.seed}; means over trajectories",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,
@@ -153,22 +133,22 @@ def _figures_table(found: "Comparison") -> "Table":
         "con-\ndensing",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
-    for one in found.figures:
+    for figures in result.figures:
         table.add_row(
-            one.contender.label,
-            "–" if one.contender.budget is None else str(one.contender.budget),
-            f"{one.success.mean:.3f} {_bounds(one.success, '{:.3f}')}",
-            f"{one.peak_tokens:.1f}",
-            f"{one.summed_tokens:.0f}",
-            f"{one.condensations:.1f}",
-            f"{one.refetch_rate:.1%}",
-            f"{one.seconds:.1f}",
-            f"{one.condensing:.1%}",
+            figures.contender.label,
+            "–" if figures.contender.budget is None else str(figures.contender.budget),
+            f"{figures.success.mean:.3f} {_bounds(figures.success, '{:.3f}')}",
+            f"{figures.peak_tokens:.1f}",
+            f"{figures.summed_tokens:.0f}",
+            f"{figures.condensations:.1f}",
+            f"{figures.refetch_rate:.1%}",
+            f"{figures.seconds:.1f}",
+            f"{figures.condensing:.1%}",
         )
     return table
 
 
-def _differences_table(found: "Comparison") -> "Table":
+def _differences_table(result: "Comparison") -> "Table":
     from rich.table import Table
 
     table = Table(title="differences in success, paired by problem", title_justify="left")
@@ -176,14 +156,14 @@ def _differences_table(found: "Comparison") -> "Table":
         table.add_column(heading)
     table.add_column("difference", justify="right")
     table.add_column("95 % interval", justify="right")
-    for one in found.differences:
-        within = "–" if one.budget is None else str(one.budget)
-        bounds = _bounds(one.success, "{:+.3f}")
-        table.add_row(within, one.ours, one.theirs, f"{one.success.mean:+.3f}", bounds)
+    for difference in result.differences:
+        budget = "–" if difference.budget is None else str(difference.budget)
+        bounds = _bounds(difference.success, "{:+.3f}")
+        table.add_row(budget, difference.ours, difference.theirs, f"{difference.success.mean:+.3f}", bounds)
     return table
 
 
-def _bounds(found: "Interval", form: str) -> str:
-    if found.low is None or found.high is None:
+def _bounds(interval: "Interval", form: str) -> str:
+    if interval.low is None or interval.high is None:
         return "–"
-    return f"[{form.format(found.low)}, {form.format(found.high)}]"
+    return f"[{form.format(interval.low)}, {form.format(interval.high)}]"

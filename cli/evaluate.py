@@ -1,21 +1,21 @@
 """``condensegrpo eval``."""
 
 import json
-from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from condensegrpo.cli.compare import compare as run_comparison
+from condensegrpo.cli.compare import trajectory_writer
 from condensegrpo.cli.neutral import counted
-from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
     from condensegrpo.core.evaluation import Evaluation
-    from condensegrpo.storage.run_folder import RunFolder
 
 MOST_TURNS = 10  # of the information by turn that the table shows; --json has all of it
 
@@ -61,10 +61,11 @@ def evaluate(
     if samples is not None:
         config = vary(config, [f"evaluate.samples={samples}"])
     if save is not None:
-        _create(save)
+        try:
+            save.touch(exist_ok=False)  # an existing or unwritable file is refused before anything is loaded
+        except OSError as error:
+            raise RunError(f"creating {save} for the trajectories: {error.strerror}. Give another file.") from error
     if compare is not None:
-        from condensegrpo.cli.compare import compare as run_comparison
-
         run_comparison(config, model, compare, budgets, out or Path("compare"), save=save, quiet=as_json)
         return
     result = _evaluate(config, model, save, quiet=as_json)
@@ -72,16 +73,6 @@ def evaluate(
         typer.echo(json.dumps(asdict(result), indent=2))
         return
     _print(result, model)
-
-
-def _create(save: Path) -> None:
-    """Create the file, so that an existing or unwritable one is refused before anything is loaded."""
-    from condensegrpo.core.errors import RunError
-
-    try:
-        save.touch(exist_ok=False)
-    except OSError as error:
-        raise RunError(f"creating {save} for the trajectories: {error.strerror}. Give another file.") from error
 
 
 def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str]":
@@ -102,19 +93,14 @@ def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str]":
         config = load_config(find_config(names[0]), overrides)
     else:
         config = load_stored(Path(policy) / "config.yaml", overrides)
-    return config, _newest_model(RunFolder.open(Path(policy))) if is_run else policy
-
-
-def _newest_model(folder: "RunFolder") -> str:
-    from condensegrpo.core.errors import RunError
+    if not is_run:
+        return config, policy
     from condensegrpo.learner import checkpoint
 
-    newest = checkpoint.latest(folder.checkpoints)
+    newest = checkpoint.latest(RunFolder.open(Path(policy)).checkpoints)
     if newest is None:
-        raise RunError(
-            f"evaluating {folder.path}: it has no checkpoint yet. Wait for one, or continue with train --resume."
-        )
-    return str(newest / "model")
+        raise RunError(f"evaluating {policy}: it has no checkpoint yet. Wait for one, or continue with train --resume.")
+    return config, str(newest / "model")
 
 
 def _evaluate(config: "RunConfig", model: str, save: Path | None, *, quiet: bool) -> "Evaluation":
@@ -122,7 +108,6 @@ def _evaluate(config: "RunConfig", model: str, save: Path | None, *, quiet: bool
 
     from condensegrpo.cli.console import PhaseDisplay
     from condensegrpo.config.load import HELD_OUT
-    from condensegrpo.storage.trajectories import write_trajectory
 
     with PhaseDisplay(Console(stderr=True, quiet=quiet)) as display:
         display.phase("loading torch, transformers and the model", None)
@@ -136,19 +121,15 @@ def _evaluate(config: "RunConfig", model: str, save: Path | None, *, quiet: bool
         components = build(config)
         check_model(components, model)
         use_threads(config)
-        sampler = open_sampler(config, model)
-        on_scored: Callable[..., None] = partial(write_trajectory, save) if save else lambda one: None
-        try:
+        with closing(open_sampler(config, model)) as sampler:
             return run_evaluation(
                 HELD_OUT,
                 components,
                 sampler=sampler,
                 source=model,
                 observer=display,
-                on_scored=on_scored,
+                on_scored=trajectory_writer(save),
             )
-        finally:
-            sampler.close()
 
 
 def _print(result: "Evaluation", model: str) -> None:

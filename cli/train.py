@@ -14,6 +14,7 @@ from condensegrpo.core.errors import CondenseError, ConfigError, Interrupted
 if TYPE_CHECKING:
     from condensegrpo.assembly.components import Components
     from condensegrpo.config.schema import RunConfig
+    from condensegrpo.core.observer import Observer
     from condensegrpo.core.protocols import Split
     from condensegrpo.storage.run_folder import RunFolder
 
@@ -52,7 +53,11 @@ def train(
         _print_problems(components)
         typer.echo(dump_config(config), nl=False)
     elif int(os.environ.get("RANK", "0")) > 0:
-        _train_as_other_rank(config, components)
+        from condensegrpo.core.observer import Silent
+        from condensegrpo.storage.run_folder import RunFolder
+
+        if not _run(config, components, RunFolder(Path()), Silent()):
+            raise typer.Exit(130)
     else:
         _train_as_first_rank(config, components, resume)
 
@@ -103,12 +108,20 @@ def _new_folder(config: "RunConfig") -> "RunFolder":
 
 def _train_as_first_rank(config: "RunConfig", components: "Components", resume: Path | None) -> None:
     """Train as rank 0, which shows the progress and writes the files."""
+    from condensegrpo.cli.console import TrainingConsole
     from condensegrpo.cli.summary import print_summary
     from condensegrpo.storage.run_folder import RunFolder
 
     folder = RunFolder.open(resume) if resume else _new_folder(config)
     with folder.locked():
-        finished = _run(config, components, folder)
+        with TrainingConsole(steps=config.train.steps, log=folder.log) as console:
+            console.say(f"run folder {folder.path}")
+            console.phase("loading DeepSpeed", None)
+            try:
+                finished = _run(config, components, folder, console)
+            except CondenseError as error:
+                console.record(f"error: {error}")
+                raise
         if finished:
             from condensegrpo.reporting.run_report import write_report
 
@@ -119,48 +132,21 @@ def _train_as_first_rank(config: "RunConfig", components: "Components", resume: 
         raise typer.Exit(130)
 
 
-def _run(config: "RunConfig", components: "Components", folder: "RunFolder") -> bool:
-    from condensegrpo.cli.console import TrainingConsole
-
+def _run(config: "RunConfig", components: "Components", folder: "RunFolder", observer: "Observer") -> bool:
+    """Train as this rank, in the folder of rank 0. False: stopped before the last step."""
     stop = StopRequest()
-    with TrainingConsole(steps=config.train.steps, log=folder.log) as console:
-        console.say(f"run folder {folder.path}")
-        console.phase("loading DeepSpeed", None)
-        from condensegrpo.cli.quiet import quiet_libraries
-        from condensegrpo.learner import ranks
-        from condensegrpo.training.train import train as run_training
-
-        quiet_libraries()
-        ranks.join()
-        ranks.from_first(folder)
-        try:
-            return run_training(config, components, folder, observer=console, stopping=stop.requested)
-        except Interrupted as reason:
-            console.say(str(reason))
-            return False
-        except CondenseError as error:
-            console.record(f"error: {error}")
-            raise
-
-
-def _train_as_other_rank(config: "RunConfig", components: "Components") -> None:
-    """Train as another rank, in the folder that rank 0 created."""
     from condensegrpo.cli.quiet import quiet_libraries
-    from condensegrpo.core.observer import Silent
     from condensegrpo.learner import ranks
-    from condensegrpo.storage.run_folder import RunFolder
     from condensegrpo.training.train import train as run_training
 
     quiet_libraries()
-    stop = StopRequest()
     ranks.join()
-    folder = ranks.from_first(RunFolder(Path()))
+    folder = ranks.from_first(folder)
     try:
-        finished = run_training(config, components, folder, observer=Silent(), stopping=stop.requested)
-    except Interrupted:
-        finished = False
-    if not finished:
-        raise typer.Exit(130)
+        return run_training(config, components, folder, observer=observer, stopping=stop.requested)
+    except Interrupted as reason:
+        observer.say(str(reason))
+        return False
 
 
 class StopRequest:

@@ -1,6 +1,7 @@
 """Condensers compared: who takes part, what is counted, and the command as a user runs it."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ from condensegrpo.config.load import validate
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.messages import Message
+from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.evaluation.compare import contenders
-from condensegrpo.evaluation.comparison import Contender, Outcome, Played, comparison, outcome_of
+from condensegrpo.evaluation.comparison import Contender, Figures, Played, comparison, played
 from condensegrpo.evaluation.figures import evaluation
+from condensegrpo.metrics.estimates import Interval
 from condensegrpo.metrics.trajectories import facts_of
 from condensegrpo.reporting.comparison_plot import plot
 
@@ -80,7 +83,7 @@ def test_a_contender_that_is_named_twice_is_refused() -> None:
 # --- what is counted ------------------------------------------------------------------------------------------------
 
 
-def test_an_outcome_counts_contexts_condensations_and_refetches() -> None:
+def test_figures_count_contexts_condensations_and_refetches() -> None:
     question, page = Message(role="user", content="q"), Message(role="tool", content="red 7", tool_call_id="read")
     dropped = condensation("d", [5], before=9, after=4)
     one = trajectory(
@@ -88,33 +91,48 @@ def test_an_outcome_counts_contexts_condensations_and_refetches() -> None:
         turn([1] * 9, [2], context=(question, page), reply="read p2", observations=[page]),
         turn([1] * 6, [2], context=(question,), reply="read p1", observations=[page], condensation=dropped),
     )
-    assert outcome_of(scored(one, 1.0)) == Outcome(
-        problem_id="p0", correct=1.0, peak_tokens=9, summed_tokens=19, turns=3, condensations=1, calls=3, refetches=1
+    entry = entrant("d", [scored(one, 1.0)])
+    assert entry.correct == {"p0": [1.0]}
+    assert entry.figures == Figures(
+        contender=Contender(condenser="d", options={}, budget=64),
+        success=Interval(1.0, None, None),
+        peak_tokens=9,
+        summed_tokens=19,
+        turns=3,
+        condensations=1,
+        refetches=1,
+        refetch_rate=1 / 3,
+        seconds=20.0,
+        condensing=0.05,
     )
 
 
-def played(name: str, right: dict[str, list[float]], *, budget: int | None = 64) -> Played:
+def entrant(name: str, trajectories: Sequence[ScoredTrajectory], *, budget: int | None = 64) -> Played:
+    facts = [facts_of(each, turn_reward=0.0) for each in trajectories]
+    return played(
+        Contender(condenser=name, options={}, budget=budget),
+        trajectories,
+        evaluation(name, facts, seed=3, seconds=20.0, condensing=1.0),
+    )
+
+
+def rated(name: str, right: dict[str, list[float]], *, budget: int | None = 64) -> Played:
     every = [
         scored(trajectory(turn([1] * 10, [2]), id=f"{problem}/{at}", group=problem), value, correct=value)
         for problem, values in right.items()
         for at, value in enumerate(values)
     ]
-    facts = [facts_of(one, turn_reward=0.0) for one in every]
-    return Played(
-        contender=Contender(condenser=name, options={}, budget=budget),
-        outcomes=tuple(map(outcome_of, every)),
-        evaluation=evaluation(name, facts, seed=3, seconds=20.0, condensing=1.0),
-    )
+    return entrant(name, every, budget=budget)
 
 
 def test_figures_and_paired_differences_of_equal_budgets() -> None:
     found = comparison(
         "m",
         [
-            played("full", {"a": [1, 1], "b": [1, 1]}, budget=None),
-            played("x", {"a": [1, 0], "b": [0, 0]}),
-            played("y", {"a": [1, 1], "b": [1, 0]}),
-            played("y", {"a": [0, 0], "b": [0, 0]}, budget=32),
+            rated("full", {"a": [1, 1], "b": [1, 1]}, budget=None),
+            rated("x", {"a": [1, 0], "b": [0, 0]}),
+            rated("y", {"a": [1, 1], "b": [1, 0]}),
+            rated("y", {"a": [0, 0], "b": [0, 0]}, budget=32),
         ],
     )
     assert (found.problems, found.samples, found.seed) == (2, 2, 3)
@@ -130,11 +148,11 @@ def test_figures_and_paired_differences_of_equal_budgets() -> None:
 
 def test_contenders_that_met_other_problems_are_not_compared() -> None:
     with pytest.raises(ValueError, match="2 problems are on one side only"):
-        comparison("m", [played("x", {"a": [1.0]}), played("y", {"b": [1.0]})])
+        comparison("m", [rated("x", {"a": [1.0]}), rated("y", {"b": [1.0]})])
 
 
 def test_the_picture_is_written_as_png_and_svg(tmp_path: Path) -> None:
-    found = comparison("m", [played("x", {"a": [1.0], "b": [0.0]}), played("one problem", {"a": [1.0], "b": [1.0]})])
+    found = comparison("m", [rated("x", {"a": [1.0], "b": [0.0]}), rated("one problem", {"a": [1.0], "b": [1.0]})])
     png, svg = plot(found, tmp_path / "comparison")
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "one problem" in svg.read_text(encoding="utf-8")

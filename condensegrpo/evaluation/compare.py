@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.components import Components
@@ -13,7 +12,7 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Sampler
 from condensegrpo.core.trajectory import ScoredTrajectory
-from condensegrpo.evaluation.comparison import Comparison, Contender, Outcome, Played, comparison, outcome_of
+from condensegrpo.evaluation.comparison import Comparison, Contender, Played, comparison, played
 from condensegrpo.evaluation.evaluate import evaluate
 from condensegrpo.learner.policy import positions
 
@@ -21,7 +20,7 @@ UNBOUNDED = "full"  # the condenser that drops nothing: it is compared once, and
 
 
 def contenders(
-    condensers: Sequence[tuple[str, Mapping[str, Any]]], budgets: Sequence[int], config: RunConfig
+    condensers: Sequence[tuple[str, Mapping[str, object]]], budgets: Sequence[int], config: RunConfig
 ) -> tuple[Contender, ...]:
     """Who takes part: every condenser under every budget, ``full`` once and without one.
 
@@ -33,21 +32,24 @@ def contenders(
     """
     own = config.condenser
     filled = [(name, options or (dict(own.options) if name == own.name else {})) for name, options in condensers]
-    found = tuple(
+    entered = tuple(
         Contender(condenser=name, options=options, budget=budget)
         for name, options in filled
         for budget in ((None,) if name == UNBOUNDED else budgets or (config.rollout.limits.max_context_tokens,))
     )
-    names = [one.name for one in found]
+    names = [contender.name for contender in entered]
     twice = [name for place, name in enumerate(names) if name in names[:place]]
-    if twice or not found:
+    if twice or not entered:
         raise ConfigError(f"comparing condensers: {f'{twice[0]} is named twice' if twice else 'none is named'}.")
-    return found
+    return entered
 
 
 def configured(config: RunConfig, contender: Contender, source: str) -> RunConfig:
-    """The configuration of one contender."""
-    budget = _unbounded(config, source) if contender.budget is None else contender.budget
+    """The configuration of one contender; without a budget the context is as large as model and micro-batches allow."""
+    budget = contender.budget
+    if budget is None:
+        largest = config.learner.tokens_per_micro_batch
+        budget = min(positions(source) or largest, largest) - config.rollout.limits.max_output_tokens
     plugin = {"name": contender.condenser, "options": dict(contender.options)}
     return vary(config, [f"condenser={json.dumps(plugin)}", f"rollout.limits.max_context_tokens={budget}"])
 
@@ -61,16 +63,29 @@ def compare(
     sampler: Sampler,
     source: str,
     observer: Observer,
-    on_scored: Callable[[Contender, ScoredTrajectory], None],
+    on_scored: Callable[[ScoredTrajectory], None],
 ) -> Comparison:
     """Evaluate every contender, one after another, so that the seconds of one do not depend on another.
 
     Args:
         entrants: as ``check`` returned them.
         source: the folder or Hub id of the policy.
-        on_scored: sees every trajectory.
+        on_scored: is called with every trajectory.
     """
-    return comparison(source, [_play(entrant, sampler, source, observer, on_scored) for entrant in entrants])
+
+    def play(contender: Contender, components: Components) -> Played:
+        scored: list[ScoredTrajectory] = []
+
+        def finished(trajectory: ScoredTrajectory) -> None:
+            scored.append(trajectory)
+            on_scored(trajectory)
+
+        result = evaluate(
+            contender.name, components, sampler=sampler, source=source, observer=observer, on_scored=finished
+        )
+        return played(contender, scored, result)
+
+    return comparison(source, [play(*entrant) for entrant in entrants])
 
 
 def check(config: RunConfig, contenders: Sequence[Contender], source: str) -> tuple[Entrant, ...]:
@@ -83,38 +98,7 @@ def check(config: RunConfig, contenders: Sequence[Contender], source: str) -> tu
     base = build(config)
     for contender in contenders:
         varied = configured(config, contender, source)
-        parts = build(varied, base)
-        check_model(parts, source)
-        entrants.append((contender, parts))
+        components = build(varied, base)
+        check_model(components, source)
+        entrants.append((contender, components))
     return tuple(entrants)
-
-
-def _play(
-    entrant: Entrant,
-    sampler: Sampler,
-    source: str,
-    observer: Observer,
-    on_scored: Callable[[Contender, ScoredTrajectory], None],
-) -> Played:
-    contender, parts = entrant
-    outcomes: list[Outcome] = []
-
-    def finished(one: ScoredTrajectory) -> None:
-        outcomes.append(outcome_of(one))
-        on_scored(contender, one)
-
-    result = evaluate(
-        contender.name,
-        parts,
-        sampler=sampler,
-        source=source,
-        observer=observer,
-        on_scored=finished,
-    )
-    return Played(contender=contender, outcomes=tuple(outcomes), evaluation=result)
-
-
-def _unbounded(config: RunConfig, source: str) -> int:
-    """The largest context that model and micro-batches have room for beside a reply."""
-    room = min(positions(source) or config.learner.tokens_per_micro_batch, config.learner.tokens_per_micro_batch)
-    return room - config.rollout.limits.max_output_tokens

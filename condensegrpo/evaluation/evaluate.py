@@ -1,4 +1,4 @@
-"""Evaluation: sample held-out problems with a policy and count what comes of it."""
+"""Evaluation: sample held-out problems with a policy and compute the figures."""
 
 import asyncio
 import time
@@ -39,7 +39,7 @@ def evaluate(
     began = time.monotonic()
     config = components.config
     chosen = named(components.problems("eval")[: config.evaluate.problems])
-    mine = dict(list(chosen.items())[ranks.rank() :: ranks.world_size()])
+    own = dict(list(chosen.items())[ranks.rank() :: ranks.world_size()])
     temperature = config.evaluate.temperature
     engine = trajectory_engine(
         components,
@@ -47,15 +47,15 @@ def evaluate(
         sampler=sampler,
         temperature=config.rollout.temperature if temperature is None else temperature,
     )
-    observer.phase(f"evaluating {name}", len(mine) * config.evaluate.samples)
+    observer.phase(f"evaluating {name}", len(own) * config.evaluate.samples)
 
-    def finished(one: ScoredTrajectory) -> None:
+    def finished(trajectory: ScoredTrajectory) -> None:
         observer.advance()
-        on_scored(one)
+        on_scored(trajectory)
 
     scored = asyncio.run(
         collect(
-            mine,
+            own,
             samples=config.evaluate.samples,
             environment=components.task.environment,
             engine=engine,
@@ -66,7 +66,7 @@ def evaluate(
         )
     )
     report_failures(ranks.gather(failures_of(scored)), observer.say)
-    facts = [facts_of(one, turn_reward=turn_sums(one).total) for one in scored]
-    everybody = [one for share in ranks.gather(facts) for one in share]
+    own_facts = [facts_of(trajectory, turn_reward=turn_sums(trajectory).total) for trajectory in scored]
+    facts = [trajectory for share in ranks.gather(own_facts) for trajectory in share]
     seconds = time.monotonic() - began
-    return evaluation(name, everybody, seed=config.seed, seconds=seconds, condensing=engine.stopwatch.seconds)
+    return evaluation(name, facts, seed=config.seed, seconds=seconds, condensing=engine.stopwatch.seconds)

@@ -19,8 +19,8 @@ def evaluation(
     Raises:
         ValueError: nothing was sampled, or problems have different numbers of trajectories.
     """
-    correct = [one.correct for one in facts]
-    owners = [one.problem_id for one in facts]
+    correct = [trajectory.correct for trajectory in facts]
+    owners = [trajectory.problem_id for trajectory in facts]
     counts = Counter(owners)
     if len(set(counts.values())) != 1:
         raise ValueError(f"evaluating {name!r}: wanted equally many trajectories of each problem, found {dict(counts)}")
@@ -29,6 +29,7 @@ def evaluation(
     for owner, value in zip(owners, correct, strict=True):
         solved[owner] += int(value >= 1)
     mean, low, high = mean_interval_by_problem(correct, owners)
+    information = mean_curve([trajectory.information for trajectory in facts])
     return Evaluation(
         name=name,
         problems=len(solved),
@@ -38,18 +39,14 @@ def evaluation(
         success_low=None if low is None else max(low, 0.0),
         success_high=None if high is None else min(high, 1.0),
         pass_at={
-            k: fmean(pass_at_k(successes, samples, k) for successes in solved.values()) for k in _powers_up_to(samples)
+            k: fmean(pass_at_k(successes, samples, k) for successes in solved.values())
+            for k in (1 << power for power in range(samples.bit_length()))
         },
         metrics=summarise(facts),
-        information=_information(facts),
+        information=information if any(value is not None for value in information) else (),
         seconds=seconds,
         condensing=condensing,
     )
-
-
-def _information(facts: Sequence[TrajectoryFacts]) -> tuple[float | None, ...]:
-    mean = mean_curve([one.information for one in facts])
-    return mean if any(value is not None for value in mean) else ()
 
 
 def flat(result: Evaluation) -> dict[str, float]:
@@ -62,7 +59,3 @@ def flat(result: Evaluation) -> dict[str, float]:
         f"{place}/success": result.success,
         f"{place}/seconds": result.seconds,
     }
-
-
-def _powers_up_to(samples: int) -> list[int]:
-    return [1 << power for power in range(samples.bit_length())]
