@@ -1,4 +1,4 @@
-"""The console of a run: a live progress display below, one line a step above it, and all of it in log.txt.
+"""The console of a run: a live progress display below, one line a step above it, and all of it with times in log.txt.
 
 A terminal shows as many columns as fit; log.txt and pipes get all of them. The headings are
 explained in docs/reference/metrics.md.
@@ -6,6 +6,7 @@ explained in docs/reference/metrics.md.
 
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self, TextIO
 
@@ -95,82 +96,65 @@ class PhaseDisplay(Observer):
         self.progress.console.print(Text(text))
 
 
-class TrainingConsole(Observer):
-    """Shows a training run on a terminal, or as plain lines where there is none."""
+class TrainingConsole(PhaseDisplay):
+    """Shows a training run on a terminal, or as plain lines where there is none, and writes it to log.txt."""
 
     def __init__(self, *, steps: int, log: Path, stream: TextIO | None = None) -> None:
         self._console = Console(file=stream or sys.stdout, highlight=False, soft_wrap=True)
-        self._file = log.open("a", encoding="utf-8")
-        self._log = Console(file=self._file, highlight=False, soft_wrap=True, width=160)
-        self._display = PhaseDisplay(self._console)
+        super().__init__(self._console)
+        self._log = log.open("a", encoding="utf-8", buffering=1)
         self._steps = steps
         self._training: TaskID | None = None
         self._rows = 0
         self._shown: tuple[Column, ...] = ()
 
-    def __enter__(self) -> Self:
-        """Start the display."""
-        self._display.__enter__()
-        return self
-
     def __exit__(self, *_: object) -> None:
         """Stop the display."""
-        self._display.__exit__()
-        self._file.close()
+        super().__exit__()
+        self._log.close()
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, style: str = "") -> None:
         """Print a line and log it."""
-        self._print(Text(text))
+        self._console.print(Text(text, style))
+        self.record(text)
 
     def record(self, text: str) -> None:
-        """Write a line to log.txt alone."""
-        self._log.print(Text(text))
-        self._file.flush()
+        """Write to log.txt alone, with the local time before every line."""
+        time = datetime.now().astimezone().isoformat(" ", "seconds")
+        self._log.writelines(f"{time}  {line}\n" for line in Text(text).plain.split("\n"))
 
     def phase(self, title: str, total: int | None) -> None:
         """Start a phase. Without a terminal, a phase outside the steps prints a line."""
-        self._display.phase(title, total)
+        super().phase(title, total)
         if not self._console.is_terminal and not title.startswith("step "):
-            self._print(Text(f"{title} …"))
-
-    def advance(self, note: str = "") -> None:
-        """Count one part of the phase as done."""
-        self._display.advance(note)
+            self.say(f"{title} …")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print a row of the table."""
-        progress = self._display.progress
         if self._training is None:
-            self._training = progress.add_task("[bold]training", total=self._steps, note="")
-        progress.update(self._training, completed=step)
+            self._training = self.progress.add_task("[bold]training", total=self._steps, note="")
+        self.progress.update(self._training, completed=step)
         shown = fitting(self._console.width) if self._console.is_terminal else COLUMNS
         due = self._rows % HEADING_EVERY == 0
-        for target, columns, heading in (
-            (self._console, shown, due or shown != self._shown),
-            (self._log, COLUMNS, due),
-        ):
-            if heading:
-                target.print(Text(headings(columns), style="bold"))
-            target.print(Text(row(step, metrics, columns)))
+        if due or shown != self._shown:
+            self._console.print(Text(headings(shown), style="bold"))
+        if due:
+            self.record(headings(COLUMNS))
+        self._console.print(Text(row(step, metrics, shown)))
+        self.record(row(step, metrics, COLUMNS))
         self._shown = shown
         self._rows += 1
-        self._file.flush()
 
     def evaluated(self, step: int, evaluations: "Sequence[Evaluation]") -> None:
         """Print a line for each evaluation."""
         for result in evaluations:
             bounds = "" if result.success_low is None else f" [{result.success_low:.3f}, {result.success_high:.3f}]"
-            line = (
+            self.say(
                 f"after {counted(step, 'step', 'steps')}, {result.name}: success {result.success:.3f}{bounds}, "
                 f"largest context {result.metrics['context_tokens']:.1f} tokens, {result.metrics['turns']:.1f} turns; "
-                f"{counted(result.problems, 'problem', 'problems')}, {result.seconds:.1f} s"
+                f"{counted(result.problems, 'problem', 'problems')}, {result.seconds:.1f} s",
+                style="cyan",
             )
-            self._print(Text(line, style="cyan"))
-
-    def _print(self, line: Text) -> None:
-        self._console.print(line)
-        self._log.print(line)
-        self._file.flush()
 
 
 def fitting(width: int) -> tuple[Column, ...]:

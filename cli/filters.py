@@ -1,4 +1,4 @@
-"""``--where`` and ``--sort``: a tiny language over the figures of a trajectory. Parsed and checked, never evaluated.
+"""``--where`` and ``--sort``: a small language over the figures of a trajectory. Parsed and checked; no ``eval``.
 
 score == 0 and turns > 3          not correct or stop in ('format', 'aborted')          -1 < advantage < 0
 """
@@ -7,6 +7,7 @@ import ast
 import difflib
 import operator
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 from condensegrpo.core.errors import ConfigError
@@ -14,9 +15,10 @@ from condensegrpo.core.errors import ConfigError
 Value = str | float | bool | None
 Fields = Mapping[str, Value]
 Where = Callable[[Fields], bool]
-Term = Callable[[Fields], Value | tuple[Value, ...]]
+Term = Callable[[Fields], object]  # a value of Value, or a tuple of them
+Comparison = Callable[[object, object], bool]
 
-# what can be asked for; inspection.Sibling.fields gives a value to each
+# the names in a condition: properties of inspection.Sibling
 FIELDS = (
     "id",
     "group",
@@ -36,10 +38,10 @@ LONGEST = 1000  # characters, since the parser recurses
 
 
 def parse_where(text: str) -> Where:
-    """The filter that a ``--where`` means. What is not known (None) is neither less nor greater than anything.
+    """The filter of a ``--where``. An unknown value (None) is neither less nor greater than any other.
 
     Raises:
-        ConfigError: not of this language, or an unknown field (with its nearest match). The filter itself raises it
+        ConfigError: a syntax error, or an unknown field (with its nearest match). The filter itself raises it
             when it compares text with a number.
     """
     try:
@@ -59,15 +61,14 @@ def parse_where(text: str) -> Where:
     return where
 
 
-def parse_sort(text: str) -> tuple[str, bool]:
-    """The field of a ``--sort`` and whether the largest comes first: ``-context`` is ("context", True)."""
-    name = text.removeprefix("-")
+def sort_key(text: str) -> Callable[[Fields], tuple[bool, float, str]]:
+    """The key of a ``--sort``: numbers by size, the largest first after a "-"; text by letters; unknown values last.
+
+    Raises:
+        ConfigError: there is no such field.
+    """
+    name, descending = text.removeprefix("-"), text.startswith("-")
     _known(name, f"--sort {text!r}")
-    return name, text.startswith("-")
-
-
-def sort_key(name: str, descending: bool) -> Callable[[Fields], tuple[bool, float, str]]:
-    """A key that orders by a field: numbers by size, text by letters (always ascending), what is not known last."""
 
     def key(fields: Fields) -> tuple[bool, float, str]:
         value = fields[name]
@@ -80,71 +81,43 @@ def sort_key(name: str, descending: bool) -> Callable[[Fields], tuple[bool, floa
 
 
 def _term(node: ast.expr, text: str) -> Term:
-    """One node as a function of the fields; the only nodes there are."""
+    """A syntax node as a function of the fields; nodes outside the language are refused."""
     match node:
-        case ast.BoolOp(op=ast.And(), values=values):
-            return _all([_term(value, text) for value in values])
-        case ast.BoolOp(op=ast.Or(), values=values):
-            return _any([_term(value, text) for value in values])
+        case ast.BoolOp(op=op, values=values):
+            parts, join = [_term(value, text) for value in values], all if isinstance(op, ast.And) else any
+            return lambda fields: join(part(fields) for part in parts)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             inner = _term(operand, text)
             return lambda fields: not inner(fields)
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
             return lambda _: -number
         case ast.Compare(left=left, ops=ops, comparators=rights):
-            return _chain([_term(side, text) for side in (left, *rights)], [_comparison(op, text) for op in ops])
+            sides, comparisons = [_term(side, text) for side in (left, *rights)], [_comparison(op, text) for op in ops]
+            return lambda fields: all(
+                compare(*pair)
+                for compare, pair in zip(comparisons, pairwise([side(fields) for side in sides]), strict=True)
+            )
         case ast.Name(id=name):
             _known(name, f"--where {text!r}")
             return lambda fields: fields[name]
         case ast.Constant(value=str() | int() | float() | None as value):
             return lambda _: value
         case ast.Tuple(elts=items) | ast.List(elts=items):
+            if any(isinstance(item, ast.Tuple | ast.List) for item in items):
+                raise _refusal(text, "a list may not hold a list")
             terms = [_term(item, text) for item in items]
-            return lambda fields: tuple(_single(term(fields), text) for term in terms)
-    raise _refusal(text, f"{ast.unparse(node)!r} is more than it can say")
+            return lambda fields: tuple(term(fields) for term in terms)
+    raise _refusal(text, f"{ast.unparse(node)!r} is not part of this language")
 
 
-def _all(terms: list[Term]) -> Term:
-    return lambda fields: all(term(fields) for term in terms)
+def _comparison(op: ast.cmpop, text: str) -> Comparison:
+    if type(op) not in COMPARISONS:
+        raise _refusal(text, "it can compare with == != < <= > >= in and not in")
+    return COMPARISONS[type(op)]
 
 
-def _any(terms: list[Term]) -> Term:
-    return lambda fields: any(term(fields) for term in terms)
-
-
-def _chain(sides: list[Term], comparisons: list[Callable[[Any, Any], bool]]) -> Term:
-    """``a < b < c``, with every side worked out once."""
-
-    def holds(fields: Fields) -> bool:
-        values = [side(fields) for side in sides]
-        return all(compare(left, right) for compare, left, right in zip(comparisons, values, values[1:], strict=False))
-
-    return holds
-
-
-def _comparison(op: ast.cmpop, text: str) -> Callable[[Any, Any], bool]:
-    match op:
-        case ast.Eq():
-            return lambda left, right: bool(left == right)
-        case ast.NotEq():
-            return lambda left, right: bool(left != right)
-        case ast.In():
-            return _contained
-        case ast.NotIn():
-            return lambda left, right: not _contained(left, right)
-        case ast.Lt():
-            return _ordered(operator.lt)
-        case ast.LtE():
-            return _ordered(operator.le)
-        case ast.Gt():
-            return _ordered(operator.gt)
-        case ast.GtE():
-            return _ordered(operator.ge)
-    raise _refusal(text, "it can compare with == != < <= > >= in and not in")
-
-
-def _ordered(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-    """What is not known is neither less nor greater."""
+def _ordered(compare: Callable[[Any, Any], bool]) -> Comparison:
+    """The comparison, False for unknown values."""
     return lambda left, right: left is not None and right is not None and compare(left, right)
 
 
@@ -158,10 +131,16 @@ def _contained(left: object, right: object) -> bool:
     raise TypeError(f"'in' wants a list or text, found {right!r}")
 
 
-def _single(value: object, text: str) -> Value:
-    if isinstance(value, str | int | float) or value is None:
-        return value
-    raise _refusal(text, "a list may not hold a list")
+COMPARISONS: Mapping[type[ast.cmpop], Comparison] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.In: _contained,
+    ast.NotIn: lambda left, right: not _contained(left, right),
+    ast.Lt: _ordered(operator.lt),
+    ast.LtE: _ordered(operator.le),
+    ast.Gt: _ordered(operator.gt),
+    ast.GtE: _ordered(operator.ge),
+}
 
 
 def _known(name: str, asked: str) -> None:

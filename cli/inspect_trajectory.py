@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from condensegrpo.cli import theme
-from condensegrpo.cli.filters import parse_sort, parse_where, sort_key
+from condensegrpo.cli.filters import parse_where, sort_key
 from condensegrpo.cli.inspect_tables import group_table, match_table, sibling_table
 from condensegrpo.cli.inspection import (
     Group,
@@ -119,8 +119,7 @@ def select(
     if not found:
         raise DataError(_none_left(every, group=group, trajectory=trajectory, where=where))
     if sort:
-        name, descending = parse_sort(sort)
-        key = sort_key(name, descending)
+        key = sort_key(sort)
         return tuple(sorted(found, key=lambda one: key(one.fields)))
     if not (group or trajectory or where):
         together = groups(found)

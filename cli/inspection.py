@@ -4,10 +4,11 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from condensegrpo.cli.context_view import ContextView, context_views
-from condensegrpo.cli.filters import Fields
+from condensegrpo.cli.filters import FIELDS, Fields
 from condensegrpo.core.errors import CondenseError, ConfigError, DataError, RunError
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.trajectory import Condensation, Draft, ScoredTrajectory, Trajectory, Turn
@@ -58,22 +59,8 @@ class Sibling:
 
     @property
     def fields(self) -> Fields:
-        """What ``--where`` and ``--sort`` can ask for (``filters.FIELDS``)."""
-        return {
-            "id": self.id,
-            "group": self.group,
-            "problem": self.problem,
-            "score": self.score,
-            "correct": self.correct,
-            "format": self.format,
-            "advantage": self.advantage,
-            "turns": self.turns,
-            "context": self.context,
-            "output": self.output,
-            "stop": self.stop,
-            "answer": self.answer,
-            "seconds": self.seconds,
-        }
+        """The values of ``filters.FIELDS``, for ``--where`` and ``--sort``."""
+        return dict(zip(FIELDS, attrgetter(*FIELDS)(self), strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

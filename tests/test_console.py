@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import termios
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,11 @@ IMPORTANT = [  # at 80 columns
     "success", "reward", "context tokens", "turns", "no signal", "no grad", "correct adv<0", "grad norm",
     "step seconds",
 ]  # fmt: skip
+
+
+def logged(file: Path) -> list[str]:
+    """The lines of a log without their times."""
+    return [line.split("  ", 1)[1] for line in file.read_text().splitlines()]
 
 
 def shown(width: int) -> list[str]:
@@ -91,12 +97,24 @@ def test_a_pipe_and_the_log_get_all_columns(tmp_path: Path) -> None:
     with TrainingConsole(steps=30, log=tmp_path / "log.txt", stream=pipe) as console:
         for step in range(1, HEADING_EVERY + 2):
             console.step(step, METRICS)
-    log = (tmp_path / "log.txt").read_text()
-    assert log == pipe.getvalue()
-    lines = log.splitlines()
+    lines = logged(tmp_path / "log.txt")
+    assert lines == pipe.getvalue().splitlines()
     assert len(lines) == HEADING_EVERY + 5  # headings of two lines at the top, and again after so many rows
     assert lines[:2] == lines[HEADING_EVERY + 2 :][:2] == headings(COLUMNS).splitlines()
     assert lines[-1] == row(HEADING_EVERY + 1, METRICS, COLUMNS)
+
+
+def test_every_line_of_the_log_begins_with_its_time(tmp_path: Path) -> None:
+    before = datetime.now().astimezone().replace(microsecond=0)
+    with TrainingConsole(steps=30, log=tmp_path / "log.txt", stream=io.StringIO()) as console:
+        console.say("run folder runs/x")
+        console.phase("loading DeepSpeed", None)
+        console.step(1, METRICS)
+        console.record("error: two\nlines")
+    times, texts = zip(*(line.split("  ", 1) for line in (tmp_path / "log.txt").read_text().splitlines()), strict=True)
+    assert texts[:2] == ("run folder runs/x", "loading DeepSpeed …")
+    assert texts[2:] == (*headings(COLUMNS).splitlines(), row(1, METRICS, COLUMNS), "error: two", "lines")
+    assert all(before <= datetime.fromisoformat(time) <= datetime.now().astimezone() for time in times)
 
 
 def test_the_page_explains_every_heading() -> None:
@@ -150,4 +168,4 @@ def test_a_terminal_shows_what_fits_it_and_new_headings_when_it_changes(tmp_path
         *([] if before == after else headings(after).splitlines()),
         row(3, METRICS, after),
     ]
-    assert (tmp_path / "log.txt").read_text().splitlines()[:2] == headings(COLUMNS).splitlines()
+    assert logged(tmp_path / "log.txt")[:2] == headings(COLUMNS).splitlines()

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.cli.filters import FIELDS, Fields, Value, parse_sort, parse_where, sort_key
+from condensegrpo.cli.filters import FIELDS, Fields, Value, parse_where, sort_key
 from condensegrpo.core.errors import ConfigError
 
 
@@ -90,7 +90,7 @@ def test_a_mistyped_field_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"unknown field 'socre'; did you mean score\?"):
         parse_where("socre == 0")
     with pytest.raises(ConfigError, match="unknown field 'zzz'; there are id, group"):
-        parse_sort("-zzz")
+        sort_key("-zzz")
 
 
 @pytest.mark.parametrize("text", ["stop > 3", "turns < 'a'", "turns in 5"])
@@ -116,7 +116,7 @@ def test_sorting_puts_the_largest_first_on_request_and_unknown_last() -> None:
     rows = [fields(id="a", context=3), fields(id="b", context=None), fields(id="c", context=9)]
 
     def order(text: str) -> list[Value]:
-        key = sort_key(*parse_sort(text))
+        key = sort_key(text)
         return [row["id"] for row in sorted(rows, key=lambda row: key(row))]
 
     assert order("context") == ["a", "c", "b"]
