@@ -31,7 +31,11 @@ def train(
     ] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue the run in this folder.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, print the resolved configuration, load no model.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Check everything, print the resolved configuration and the origin of each value, load no model.",
+        ),
     ] = False,
 ) -> None:
     """Train a policy: warm start, then GRPO on condensed multi-turn trajectories.
@@ -41,9 +45,11 @@ def train(
     from rich.console import Console
 
     from condensegrpo.cli.console import PhaseDisplay
-    from condensegrpo.config.load import dump_config
+    from condensegrpo.config.load import dump_with_origins, load_config
+    from condensegrpo.config.resumed import resumed_config
 
-    config = _configuration(arguments or [], resume)
+    path, overrides = _source(arguments or [], resume)
+    config = resumed_config(path, overrides) if resume else load_config(path, overrides)
     with PhaseDisplay(Console(stderr=True)) as display:
         display.phase("checking the configuration", None)
         from condensegrpo.assembly.build import build
@@ -51,7 +57,7 @@ def train(
         components = build(config)
     if dry_run:
         _print_problems(components)
-        typer.echo(dump_config(config), nl=False)
+        typer.echo(dump_with_origins(config, path, overrides, stored=resume is not None), nl=False)
     elif int(os.environ.get("RANK", "0")) > 0:
         from condensegrpo.core.observer import Silent
         from condensegrpo.storage.run_folder import RunFolder
@@ -62,9 +68,9 @@ def train(
         _train_as_first_rank(config, components, resume)
 
 
-def _configuration(arguments: list[str], resume: Path | None) -> "RunConfig":
-    from condensegrpo.config.load import find_config, load_config
-    from condensegrpo.config.resumed import resumed_config
+def _source(arguments: list[str], resume: Path | None) -> tuple[Path, list[str]]:
+    """The YAML file and the overrides that give the configuration."""
+    from condensegrpo.config.load import find_config
     from condensegrpo.storage.run_folder import RunFolder
 
     names = [argument for argument in arguments if "=" not in argument]
@@ -74,13 +80,13 @@ def _configuration(arguments: list[str], resume: Path | None) -> "RunConfig":
             raise ConfigError(
                 f"resuming {resume}: found the configuration {names[0]} as well, but a run keeps its own. Leave it out."
             )
-        return resumed_config(RunFolder.open(resume).config, overrides)
+        return RunFolder.open(resume).config, overrides
     if len(names) != 1:
         raise ConfigError(
             f"reading the arguments: wanted one CONFIG and KEY=VALUEs, found {len(names)} arguments without '='"
             f"{': ' + ', '.join(names) if names else ''}. Name one, such as quickstart or path/to/file.yaml."
         )
-    return load_config(find_config(names[0]), overrides)
+    return find_config(names[0]), overrides
 
 
 def _print_problems(components: "Components") -> None:

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from condensegrpo.algorithms.settings import AdvantageSettings, StopSettings
+from condensegrpo.config.extends import layered
 from condensegrpo.config.load import dump_config, evaluations, find_config, load_config, load_stored, shipped, vary
 from condensegrpo.config.renames import RENAMED
 from condensegrpo.config.schema import RunConfig
@@ -258,7 +259,9 @@ def test_every_shipped_configuration_loads(name: str) -> None:
 def test_shipped_configurations_are_not_tabs_and_anchors_but_plain_yaml() -> None:
     for name in shipped():
         tree = yaml.safe_load(find_config(name).read_text(encoding="utf-8"))
-        assert set(tree) >= {"name", "model", "task"}
+        assert tree["name"] == name
+        assert "extends" in tree or set(tree) >= {"model", "task"}
+        assert set(layered(find_config(name))) >= {"name", "model", "task"}
 
 
 def test_the_page_of_all_keys_is_up_to_date() -> None:

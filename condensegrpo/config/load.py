@@ -1,30 +1,36 @@
 """From a YAML file and ``key=value`` overrides to a configuration, and back to YAML."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from condensegrpo.config.extends import layered, plain, shipped_file, shipped_files, sourced
+from condensegrpo.config.extends import origins as origins_of
 from condensegrpo.config.renames import converted, refuse_renamed
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.config.yaml_tree import apply_overrides, dump, parse, read_yaml
+from condensegrpo.config.yaml_tree import Place, apply_overrides, dump, dump_commented, parse, read_yaml
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.suggestions import did_you_mean
 
 HELD_OUT = "held-out"  # the evaluation on a configuration's own problems
+OVERRIDE = "override"  # the origin of a value that an override set
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """The configuration of a YAML file with ``key=value`` overrides on top.
+    """The configuration of a YAML file and the files that it extends, with ``key=value`` overrides on top.
 
     A value is read as YAML: ``train.steps=20``, ``rollout.tools.use=[calculator]``, ``model.new=null``.
 
     Raises:
-        ConfigError: no such file, not YAML, an unknown key (with its nearest match), a wrong type or range.
+        ConfigError: no such file, not YAML, a cycle of ``extends``, an unknown key (with its nearest match), a wrong
+            type or range.
     """
-    tree = read_yaml(path)
-    refuse_renamed(tree, f"the configuration {path}")
-    return validate(apply_overrides(tree, overrides), source=str(path))
+    return validate(plain(_with_origins(layered(path), overrides)), source=str(path))
+
+
+def _with_origins(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    return apply_overrides(tree, overrides, wrap=lambda value: sourced(value, OVERRIDE))
 
 
 def load_stored(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -53,11 +59,25 @@ def dump_config(config: RunConfig) -> str:
     return dump(config.model_dump(mode="json"))
 
 
+def dump_with_origins(config: RunConfig, path: Path, overrides: Sequence[str] = (), *, stored: bool = False) -> str:
+    """``dump_config`` with the origin of every value as a comment: a file, an override, or the default.
+
+    ``path`` and ``overrides`` are those that gave the configuration; ``stored``: by ``load_stored``.
+    """
+    tree = sourced(converted(read_yaml(path)), str(path)) if stored else layered(path)
+    origins = dict(origins_of(_with_origins(tree, overrides)))
+    names = Counter(Path(origin).name for origin in set(origins.values()))
+
+    def comment(place: Place) -> str:
+        origin = origins.get(place, "default")
+        return name if names[name := Path(origin).name] <= 1 else origin  # the path where two files share a name
+
+    return dump_commented(config.model_dump(mode="json"), comment)
+
+
 def shipped() -> tuple[str, ...]:
-    """The names of the configurations in the package, without ``.yaml``."""
-    return tuple(
-        sorted(entry.name[:-5] for entry in files("condensegrpo.configs").iterdir() if entry.name.endswith(".yaml"))
-    )
+    """The names of the configurations in the package, without ``.yaml`` and without those that are only extended."""
+    return tuple(path.stem for path in shipped_files() if not path.stem.endswith("_base"))
 
 
 def find_config(name: str) -> Path:
@@ -68,12 +88,11 @@ def find_config(name: str) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    stem = path.name.removesuffix(".yaml")  # a name may hold a dot of its own: qwen3_0.6b
-    inside = Path(str(files("condensegrpo.configs"))) / f"{stem}.yaml"
-    if path.parent in (Path(), Path("configs")) and inside.is_file():
+    if path.parent in (Path(), Path("configs")) and (inside := shipped_file(path.name)):
         return inside
     raise ConfigError(
-        f"reading the configuration {name}: there is no such file. {did_you_mean(stem, shipped())}"
+        f"reading the configuration {name}: there is no such file. "
+        f"{did_you_mean(path.name.removesuffix('.yaml'), shipped())}"
         f"Shipped: {', '.join(shipped())}."
     )
 

@@ -1,7 +1,7 @@
 """YAML files and ``key=value`` overrides as one tree of plain values, and a tree as a checked section."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -14,6 +14,8 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.suggestions import did_you_mean
 
 FLOAT = re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")  # YAML 1.1, and so PyYAML, reads 1e-3 as text
+EXTENDS = "extends"  # the key of a YAML file that names the files below it
+WIDTH = 60  # columns of commented YAML before its comments
 
 
 class Section(BaseModel):
@@ -27,6 +29,7 @@ class Section(BaseModel):
 
 
 S = TypeVar("S", bound=Section)
+Place = tuple[str, ...]  # the keys from the top of a tree to a value; of an entry of a list, its index
 
 
 class _Loader(yaml.SafeLoader):
@@ -59,6 +62,30 @@ def dump(tree: Mapping[str, Any]) -> str:
     return yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
+def dump_commented(tree: Mapping[str, Any], comment: Callable[[Place], str]) -> str:
+    """A tree as YAML with a comment behind every leaf; ``load`` reads it back to an equal tree."""
+    text = yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDTH)
+    ends = list(_ends(yaml.compose(text, Loader=_Loader)))
+    column = max((mark.column for _, mark in ends if mark.column <= WIDTH), default=0)
+    parts, position = [], 0
+    for place, mark in ends:
+        parts.append(f"{text[position : mark.index]}{' ' * (column - mark.column)}  # {comment(place)}")
+        position = mark.index
+    return "".join([*parts, text[position:]])
+
+
+def _ends(node: yaml.Node, place: Place = ()) -> Iterator[tuple[Place, yaml.Mark]]:
+    """The place of every leaf and where its text ends."""
+    if node.value and isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield from _ends(value, (*place, key.value))
+    elif node.value and isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield from _ends(value, (*place, str(index)))
+    else:
+        yield place, node.end_mark
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The tree of a YAML file."""
     try:
@@ -74,18 +101,25 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return tree
 
 
-def apply_overrides(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A copy of a tree with dotted ``key=value`` overrides; missing branches are created."""
+def apply_overrides(
+    tree: Mapping[str, Any], overrides: Sequence[str], *, wrap: Callable[[object], object] = lambda value: value
+) -> dict[str, Any]:
+    """A copy of a tree with dotted ``key=value`` overrides, each value wrapped; missing branches are created."""
     result: dict[str, Any] = deepcopy(dict(tree))
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key:
             raise ConfigError(f"reading the override {override!r}: wanted key=value, such as train.steps=20.")
+        if key.partition(".")[0] == EXTENDS:
+            raise ConfigError(
+                f"reading the override {override!r}: {EXTENDS} is a key of YAML files only. Name that file as the "
+                f"CONFIG, or write '{EXTENDS}: {text}' into a file of your own."
+            )
         try:
-            _put(result, key.split("."), load(text))
+            _put(result, key.split("."), wrap(load(text)))
         except yaml.YAMLError as error:
             raise ConfigError(f"reading the override {override!r}: the value is not YAML: {error}") from error
-        except (IndexError, ValueError) as error:
+        except (IndexError, TypeError, ValueError) as error:
             raise ConfigError(f"reading the override {override!r}: no such entry of a list: {error}") from error
     return result
 

@@ -1,0 +1,141 @@
+"""``extends``: YAML files on top of each other as one tree in which every value names its origin.
+
+extends: search_base          a path relative to this file, or the name of a shipped configuration; or a list,
+train: {steps: 10}            of which later files win. Mappings are merged, lists and scalars replaced.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from condensegrpo.algorithms.settings import AdvantageSettings, LossSettings
+from condensegrpo.config.renames import refuse_renamed
+from condensegrpo.config.schema import CondenserPlugin, RewardPlugin, SamplerPlugin
+from condensegrpo.config.yaml_tree import EXTENDS, Place, read_yaml
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.suggestions import did_you_mean
+
+Tree = dict[str, Any]
+
+PLUGINS: Mapping[Place, tuple[str, str | None]] = {  # sections with options: the key of the plug-in, its default
+    ("task",): ("name", None),
+    ("condenser",): ("name", CondenserPlugin().name),
+    ("reward",): ("name", RewardPlugin().name),
+    ("sampler",): ("name", SamplerPlugin().name),
+    ("algorithm", "advantage"): ("estimator", AdvantageSettings().estimator),
+    ("algorithm", "loss"): ("name", LossSettings().name),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sourced:
+    """A leaf of a tree: a scalar, or an empty mapping or list."""
+
+    value: object
+    origin: str  # the path of a file, or "override"
+
+
+def sourced(tree: object, origin: str) -> Any:  # noqa: ANN401  a YAML tree
+    """A tree whose leaves name their origin."""
+    if tree and isinstance(tree, dict):
+        return {key: sourced(value, origin) for key, value in tree.items()}
+    if tree and isinstance(tree, list):
+        return [sourced(value, origin) for value in tree]
+    return Sourced(tree, origin)
+
+
+def plain(tree: object) -> Any:  # noqa: ANN401  a YAML tree
+    """The tree without origins."""
+    if isinstance(tree, dict):
+        return {key: plain(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [plain(value) for value in tree]
+    return tree.value if isinstance(tree, Sourced) else tree
+
+
+def origins(tree: object, place: Place = ()) -> Iterator[tuple[Place, str]]:
+    """The place and the origin of every leaf."""
+    if isinstance(tree, Sourced):
+        yield place, tree.origin
+    elif isinstance(tree, dict | list):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from origins(value, (*place, str(key)))
+
+
+def layered(path: Path, extended_by: tuple[Path, ...] = ()) -> Tree:
+    """The tree of a file on top of the files that it extends, with origins.
+
+    Raises:
+        ConfigError: a file is missing or not YAML, has an old key, or extends itself.
+    """
+    chain = (*extended_by, path)
+    if path.resolve() in [each.resolve() for each in extended_by]:
+        raise ConfigError(
+            f"reading the configuration {chain[0]}: {EXTENDS} makes a cycle: {' → '.join(map(str, chain))}. "
+            "Remove it from one of these files."
+        )
+    tree = read_yaml(path)
+    refuse_renamed(tree, f"the configuration {path}")
+    result: Tree = {}
+    for name in _names(path, tree.pop(EXTENDS, [])):
+        result = merged(result, layered(_base(path, name), chain))
+    return merged(result, {key: sourced(value, str(path)) for key, value in tree.items()})
+
+
+def merged(base: Tree, child: Tree, place: Place = ()) -> Tree:
+    """A tree with origins on top of another: mappings are merged, lists and scalars replaced.
+
+    Where the child names another plug-in, the options of the base's plug-in are dropped.
+    """
+    result = dict(base)
+    for key, value in child.items():
+        old, below = base.get(key), (*place, str(key))
+        if isinstance(old, dict) and isinstance(value, dict):
+            result[key] = merged(_without_other_options(old, value, below), value, below)
+        elif not (isinstance(old, dict) and plain(value) == {}):
+            result[key] = value
+    return result
+
+
+def _without_other_options(base: Tree, child: Tree, place: Place) -> Tree:
+    if place not in PLUGINS:
+        return base
+    key, default = PLUGINS[place]
+    name = plain(base.get(key, default))
+    same = name is None or plain(child.get(key, name)) == name
+    return base if same else {entry: value for entry, value in base.items() if entry != "options"}
+
+
+def _names(path: Path, value: object) -> list[str]:
+    names = value if isinstance(value, list) else [value]
+    if not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"reading the configuration {path}: {EXTENDS} is {value!r}, wanted the name of a file or a list of names."
+        )
+    return names
+
+
+def _base(path: Path, name: str) -> Path:
+    base = path.parent / name
+    if base.is_file():
+        return base
+    if shipped := shipped_file(name):
+        return shipped
+    known = [entry.stem for entry in shipped_files()]
+    raise ConfigError(
+        f"reading the configuration {path}: it extends {name}, but there is no file {base} and no shipped "
+        f"configuration of this name. {did_you_mean(name, known)}Shipped: {', '.join(known)}."
+    )
+
+
+def shipped_files() -> list[Path]:
+    """The configurations in the package, those that others extend included."""
+    return sorted(Path(str(files("condensegrpo.configs"))).glob("*.yaml"))
+
+
+def shipped_file(name: str) -> Path | None:
+    """The shipped configuration of a name, with or without ``.yaml``."""
+    stem = name.removesuffix(".yaml")  # a name may hold a dot of its own: qwen3_0.6b
+    return next((path for path in shipped_files() if path.stem == stem), None)
