@@ -4,13 +4,13 @@ score == 0 and turns > 3          not correct or stop in ('format', 'aborted')  
 """
 
 import ast
-import difflib
 import operator
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
 from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.suggestions import did_you_mean
 
 Value = str | float | bool | None
 Fields = Mapping[str, Value]
@@ -145,9 +145,8 @@ COMPARISONS: Mapping[type[ast.cmpop], Comparison] = {
 
 def _known(name: str, asked: str) -> None:
     if name not in FIELDS:
-        near = difflib.get_close_matches(name, FIELDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(FIELDS)}."
-        raise ConfigError(f"reading {asked}: unknown field {name!r}; {hint}")
+        hint = did_you_mean(name, FIELDS).strip() or f"Fields: {', '.join(FIELDS)}."
+        raise ConfigError(f"reading {asked}: unknown field {name!r}. {hint}")
 
 
 def _refusal(text: str, reason: str) -> ConfigError:

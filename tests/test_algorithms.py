@@ -252,9 +252,9 @@ def _parameters(function: Callable[..., object]) -> dict[str, object]:
     [
         (
             "algorithm.advantage.estimator=gropo",
-            r"algorithm.advantage.estimator: 'gropo' is unknown. Did you mean grpo\?",
+            r"algorithm.advantage.estimator: 'gropo' is unknown. Did you mean 'grpo'\?",
         ),
-        ("algorithm.loss.name=gsp", r"algorithm.loss.name: 'gsp' is unknown. Did you mean gspo\?"),
+        ("algorithm.loss.name=gsp", r"algorithm.loss.name: 'gsp' is unknown. Did you mean 'gspo'\?"),
         ("algorithm={advantage: {estimator: ms_grpo, options: {coeff: 1}}}", "ms_grpo has no option 'coeff'"),
         ("algorithm={advantage: {estimator: turn_discounted, options: {gamma: 2}}}", "advantage.options: .*gamma"),
         ("algorithm={loss: {name: gspo, options: {clip_low: -1}}}", "loss.options: .*clip_low"),

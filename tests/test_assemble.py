@@ -49,9 +49,9 @@ def test_the_evaluations_of_the_quickstart_reach_beyond_what_it_trains_on() -> N
     [
         ("condenser.name=last_kk", "Did you mean 'last_k'"),
         ("condenser.options.keep_lst=3", "keep_last"),
-        ("algorithm.advantage.estimator=grop", "Did you mean grpo"),
+        ("algorithm.advantage.estimator=grop", "Did you mean 'grpo'"),
         ("algorithm.advantage.options.context_lo=3", "context_low"),
-        ("algorithm.loss.name=cliped", "Did you mean clipped"),
+        ("algorithm.loss.name=cliped", "Did you mean 'clipped'"),
         ("algorithm.loss.options.clip=3", "clip_low"),
         ("rollout.tools.use=[calculater]", "Did you mean 'calculator'"),
         ("task.options.min_ops=9", "min_ops <= max_ops"),
@@ -68,7 +68,7 @@ def test_the_evaluations_of_the_quickstart_reach_beyond_what_it_trains_on() -> N
         ("reward={name: weighted_sum, options: {parts: {name: correct}}}", "wanted a list of rewards"),
         (
             "algorithm.advantage.options.coeficient=1",
-            "no option 'coeficient'. Did you mean coefficient? It has: context_",
+            "no option 'coeficient'. Did you mean 'coefficient'? It has: context_",
         ),
         ("algorithm={loss: {name: reinforce, options: {clip: 1}}}", "reinforce has no option 'clip'. It has: none."),
         ("algorithm.advantage.options.coefficient=null", "the option coefficient of an estimator is None, wanted"),

@@ -87,9 +87,9 @@ def test_anything_beyond_comparing_is_refused(text: str) -> None:
 
 
 def test_a_mistyped_field_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"unknown field 'socre'; did you mean score\?"):
+    with pytest.raises(ConfigError, match=r"unknown field 'socre'\. Did you mean 'score'\?"):
         parse_where("socre == 0")
-    with pytest.raises(ConfigError, match="unknown field 'zzz'; there are id, group"):
+    with pytest.raises(ConfigError, match=r"unknown field 'zzz'\. Fields: id, group"):
         sort_key("-zzz")
 
 

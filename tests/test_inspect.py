@@ -515,8 +515,8 @@ def test_a_breach_ends_with_exit_code_1(demo: Path) -> None:
         (["--group", "p3"], DataError, "looking for group 'p3': there are p2, p10."),
         (["--trajectory", "x"], DataError, "looking for trajectory 'x': there are p2/0, p2/1"),
         (["--where", "score > 9"], DataError, "none of 4 is left"),
-        (["--where", "socre > 9"], ConfigError, "did you mean score?"),
-        (["--sort", "-contxt"], ConfigError, "did you mean context?"),
+        (["--where", "socre > 9"], ConfigError, "Did you mean 'score'?"),
+        (["--sort", "-contxt"], ConfigError, "Did you mean 'context'?"),
         (["--turn", "9"], DataError, "it has 4 turns, counted from 0"),
     ],
 )

@@ -4,9 +4,8 @@ Estimators and losses are tables of the package, not plug-ins. Every choice is t
 is loaded.
 """
 
-import difflib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -19,6 +18,7 @@ from condensegrpo.algorithms.objective import Minimised, Objective, PolicyLoss, 
 from condensegrpo.algorithms.packing import dummy
 from condensegrpo.config.schema import AlgorithmSettings, RunConfig
 from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.suggestions import did_you_mean
 
 # two trajectories of one turn and one token each, on which options are tried
 TOY_SCORES = Scores(
@@ -95,7 +95,7 @@ def _check_known(
 ) -> None:
     """Check that a table has a function of this name, and the function these options."""
     if name not in table:
-        raise ConfigError(f"checking {key}: {name!r} is unknown.{_hint(name, table)} Known: {', '.join(table)}.")
+        raise ConfigError(f"checking {key}: {name!r} is unknown. {did_you_mean(name, table)}Known: {', '.join(table)}.")
     known = [
         parameter.name
         for parameter in inspect.signature(table[name]).parameters.values()
@@ -104,11 +104,6 @@ def _check_known(
     for option in options:
         if option not in known:
             raise ConfigError(
-                f"checking {key.rpartition('.')[0]}.options: {name} has no option {option!r}.{_hint(option, known)} "
-                f"It has: {', '.join(known) or 'none'}."
+                f"checking {key.rpartition('.')[0]}.options: {name} has no option {option!r}. "
+                f"{did_you_mean(option, known)}It has: {', '.join(known) or 'none'}."
             )
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f" Did you mean {near[0]}?" if near else ""

@@ -114,7 +114,7 @@ def _names(path: Path, value: object) -> list[str]:
         raise ConfigError(
             f"reading the configuration {path}: {EXTENDS} is {value!r}, wanted the name of a file or a list of names."
         )
-    return names
+    return [str(name) for name in names]
 
 
 def _base(path: Path, name: str) -> Path:

@@ -65,7 +65,8 @@ def dump(tree: Mapping[str, Any]) -> str:
 def dump_commented(tree: Mapping[str, Any], comment: Callable[[Place], str]) -> str:
     """A tree as YAML with a comment behind every leaf; ``load`` reads it back to an equal tree."""
     text = yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDTH)
-    ends = list(_ends(yaml.compose(text, Loader=_Loader)))
+    root = yaml.compose(text, Loader=_Loader)
+    ends = list(_ends(root)) if root else []
     column = max((mark.column for _, mark in ends if mark.column <= WIDTH), default=0)
     parts, position = [], 0
     for place, mark in ends:
