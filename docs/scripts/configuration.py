@@ -28,6 +28,39 @@ HEAD = """\
 A YAML file holds what an experiment changes. `key=value` arguments change it further (`train.steps=20`,
 `rollout.tools.use=[calculator]`, `model.new=null`). Every other key has the default below. Unknown keys are errors.
 `condensegrpo train CONFIG --dry-run` validates the whole and prints the resolved configuration.
+
+## Extend another file
+
+`extends`, at the top level of a file, names the files that it changes:
+
+```yaml
+extends: search_base       # or a list; later files win
+name: my_search
+model:
+  path: path/to/a/model
+rollout:
+  limits: {max_turns: 4}   # the other limits stay
+```
+
+* A name is a path relative to the file that holds it, or else a shipped configuration, with or without `.yaml`. The shipped
+  `*_base` configurations lack a model or a task: they are made to be extended and do not run by themselves.
+* Mappings are merged, lists and scalars are replaced, and `null` is a value: `model: {new: null, path: …}` replaces a new
+  model by one from a folder.
+* Where a file names another task, condenser, reward, sampler, estimator or loss than the file it extends, the options of the
+  former are dropped.
+* Files may extend each other over several levels. A cycle or a missing file is an error that names the files.
+* `key=value` arguments come last. `extends=…` is no argument, and the `config.yaml` of a run holds the resolved values only.
+
+`--dry-run` prints where each value came from. The output is YAML and loads to the same configuration:
+
+```yaml
+rollout:
+  limits:
+    max_turns: 4                   # my_search.yaml
+    max_context_tokens: 2048       # search_base.yaml
+    max_output_tokens: 256         # override
+    turn_seconds: 600.0            # default
+```
 """
 
 
