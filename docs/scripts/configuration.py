@@ -42,14 +42,15 @@ rollout:
   limits: {max_turns: 4}   # the other limits stay
 ```
 
-* A name is a path relative to the file that holds it, or else a shipped configuration, with or without `.yaml`. The shipped
-  `*_base` configurations lack a model or a task: they are made to be extended and do not run by themselves.
-* Mappings are merged, lists and scalars are replaced, and `null` is a value: `model: {new: null, path: …}` replaces a new
-  model by one from a folder.
-* Where a file names another task, condenser, reward, sampler, estimator or loss than the file it extends, the options of the
-  former are dropped.
+* A name is a path relative to the file that holds it, or else a shipped configuration, with or without `.yaml`. The
+  shipped `*_base` configurations lack a model or a task: they are made to be extended and do not run by themselves.
+* Mappings are merged, lists and scalars are replaced, and `null` is a value: `model: {new: null, path: …}` replaces a
+  new model by one from a folder.
+* Where a file names another task, condenser, reward, sampler, estimator or loss than the file it extends, the options
+  of the extended file are dropped.
 * Files may extend each other over several levels. A cycle or a missing file is an error that names the files.
-* `key=value` arguments come last. `extends=…` is no argument, and the `config.yaml` of a run holds the resolved values only.
+* `key=value` arguments come last. `extends=…` is not accepted as an argument. The `config.yaml` of a run holds the
+  resolved values only.
 
 `--dry-run` prints where each value came from. The output is YAML and loads to the same configuration:
 
