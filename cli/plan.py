@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from condensegrpo.config.schema import RunConfig
     from condensegrpo.planning.plan import Phase, Plan
-    from condensegrpo.planning.remedies import Change
+    from condensegrpo.planning.remedies import Overrides
 
 GIB, MIB = 1 << 30, 1 << 20
 UNITS = {"": 1, "MB": 10**6, "GB": 10**9, "MIB": MIB, "GIB": GIB, "M": MIB, "G": GIB}
@@ -133,7 +133,7 @@ def _sizes(phase: "Phase") -> dict[str, int]:
     return {part.name: part.bytes for part in phase.parts if part.bytes}
 
 
-def _verdict(predicted: "Plan", room: int, found: "tuple[Change, Plan] | None") -> None:
+def _verdict(predicted: "Plan", room: int, found: "tuple[Overrides, Plan] | None") -> None:
     console, needed = theme.console(), predicted.peak.bytes
     if needed <= room:
         console.print(f"\nfits      {_size(needed)} of {_size(room)}", style=theme.GOOD)
@@ -142,19 +142,19 @@ def _verdict(predicted: "Plan", room: int, found: "tuple[Change, Plan] | None") 
     console.print(f"→ {_advice(room, found)}", style=theme.BAD)
 
 
-def _advice(room: int, found: "tuple[Change, Plan] | None") -> str:
+def _advice(room: int, found: "tuple[Overrides, Plan] | None") -> str:
     if found is None:
         return (
             "does not fit with smaller micro-batches, bfloat16, or ZeRO 3 on up to 64 devices (numbers that divide "
             "train.problems_per_step). Use a smaller model, or lower "
             "rollout.limits.max_context_tokens."
         )
-    change, plan = found
-    ranks = f" --ranks {change.ranks}" if "learner.zero_stage=3" in change.overrides else ""
-    return f"{' '.join(change.overrides)}{ranks} would fit, with {_size(plan.peak.bytes)}"
+    overrides, changed = found
+    ranks = f" --ranks {changed.ranks}" if "learner.zero_stage=3" in overrides else ""
+    return f"{' '.join(overrides)}{ranks} would fit, with {_size(changed.peak.bytes)}"
 
 
-def _as_json(predicted: "Plan", room: int | None, found: "tuple[Change, Plan] | None") -> dict[str, Any]:
+def _as_json(predicted: "Plan", room: int | None, found: "tuple[Overrides, Plan] | None") -> dict[str, Any]:
     architecture = predicted.architecture
     return {
         "version": 1,
@@ -172,5 +172,5 @@ def _as_json(predicted: "Plan", room: int | None, found: "tuple[Change, Plan] | 
         "notes": predicted.notes,
         "device_memory": room,
         "fits": room is None or predicted.peak.bytes <= room,
-        "remedy": None if found is None else asdict(found[0]),
+        "remedy": None if found is None else {"overrides": found[0], "ranks": found[1].ranks},
     }

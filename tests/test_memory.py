@@ -19,6 +19,7 @@ from condensegrpo.learner.lora import add_adapters
 from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.learner.tree_attention import Paths, paths, use_tree_attention
 from condensegrpo.planning.formulas import (
+    Branch,
     Decoder,
     Gathered,
     MicroBatch,
@@ -31,6 +32,7 @@ from condensegrpo.planning.formulas import (
     eager_bytes,
     embedding_backward_bytes,
     ends_bytes,
+    gathered,
     head_bytes,
     layer_backward_bytes,
     layer_bytes,
@@ -39,7 +41,6 @@ from condensegrpo.planning.formulas import (
     paths_bytes,
     prefill_bytes,
 )
-from condensegrpo.planning.path_sizes import Branch, gathered
 
 SIZES = {
     "vocab_size": 64,

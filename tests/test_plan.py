@@ -24,7 +24,7 @@ from condensegrpo.learner.targets import adapted_layers
 from condensegrpo.planning.architecture import architecture
 from condensegrpo.planning.formulas import MicroBatch
 from condensegrpo.planning.plan import Phase, Plan, _head, plan
-from condensegrpo.planning.remedies import Change, _halves, remedy
+from condensegrpo.planning.remedies import Overrides, _halves, remedy
 
 # 2 problems × 3 samples × 4 turns of at most 30 + 10 tokens: 24 rows of 40 tokens
 TREE = {
@@ -325,7 +325,7 @@ def test_larger_budgets_never_take_less(stage: int, tokens: int, context: int, d
 # --- what to change
 
 
-def fitting(room: int, *overrides: str) -> tuple[Change, Plan] | None:
+def fitting(room: int, *overrides: str) -> tuple[Overrides, Plan] | None:
     config = vary(CONFIG, overrides)
     return remedy(config, planned(*overrides), room)
 
@@ -334,7 +334,7 @@ def test_the_mildest_change_that_fits_is_named() -> None:
     found = fitting(planned().peak.bytes - 1)
     assert found is not None
     change, after = found
-    assert change.overrides == ("learner.tokens_per_micro_batch=100",)
+    assert change == ("learner.tokens_per_micro_batch=100",)
     assert after.peak.bytes < planned().peak.bytes
 
 
@@ -344,7 +344,7 @@ def test_a_sampler_that_takes_most_is_made_smaller() -> None:
     assert before.peak.name == "rolling out"
     found = fitting(before.peak.bytes - 1, *overrides)
     assert found is not None
-    assert found[0].overrides == ("sampler.options.max_batch=128",)
+    assert found[0] == ("sampler.options.max_batch=128",)
 
 
 def test_a_change_that_is_named_fits() -> None:

@@ -1,4 +1,4 @@
-"""Credit diagnostics: who gets the weight of a batch, and how much of it can teach anything. Pure functions.
+"""Credit diagnostics: which trajectories have the weight of a batch, and which have a gradient. Pure functions.
 
 Ranks exchange a small ``Credited`` of every trajectory; the figures are those of all ranks together. Every key
 is explained in docs/reference/metrics.md.
@@ -15,15 +15,15 @@ from condensegrpo.core.trajectory import Handling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credited:
-    """What one trajectory of a batch was credited with."""
+    """The advantages and weights of one trajectory of a batch."""
 
     group_id: str  # unique among the groups of a step
-    outcome: float  # the number that the estimator got: total reward, or correctness
-    correct: float  # in [0, 1], as the estimator sees it: 0 where the stop is penalised; 1 is correct
+    outcome: float  # the estimator's input: total reward, or correctness
+    correct: float  # in [0, 1]; 0 if the stop is penalised, 1 is correct
     tokens: int  # sampled ones, of all turns
     advantages: tuple[float, ...]  # (K,) of every turn
     turn_weights: tuple[float, ...]  # (K,) Σ over the turn's tokens of their weight in the optimiser step
-    handling: Handling  # by its stop; what is masked counts nowhere in training
+    handling: Handling  # by its stop; masked trajectories do not train
     dropped: bool  # its group was dropped by dynamic sampling
     condense: tuple[bool, ...] = ()  # (K,) whether the turn wrote a summary; (): none did
 
@@ -41,31 +41,15 @@ class Credited:
 
     @property
     def pull(self) -> float:
-        """Σ_t |A_t|·w_t: how strongly it moves the policy, up or down, if every token's gradient were of one length."""
+        """Σ_t |A_t|·w_t: its part in the update, if the gradients of all tokens had one length."""
         return math.fsum(abs(a) * weight for a, weight in zip(self.advantages, self.turn_weights, strict=True))
 
 
 def credit_metrics(rows: Sequence[Credited]) -> dict[str, float]:
     """The diagnostics of an optimiser step, as shares in [0, 1]; a share of nothing is 0.
 
-    Dynamic sampling leaves *kept* groups: those with no dropped trajectory. Of their trajectories the masked ones are
-    set aside and the others *learn*; advantages and weights of the rest are not looked at.
-
-        groups_dropped                    dropped groups, of all groups sampled
-        groups_of_equal_reward            groups whose outcomes are all equal, groups of one included, of the kept
-                                          groups in which any trajectory learns; only of those that learn
-        groups_without_advantage          groups in which no trajectory that learns has an advantage at any turn, of the
-                                          same groups
-        masked, penalised                 trajectories so handled, of those in kept groups
-        masked_tokens                     sampled tokens of the masked, of those in kept groups
-        trajectories_without_advantage    trajectories whose every turn has advantage 0, of those that learn
-        correct_with_negative_advantage   trajectories whose advantages sum to less than 0, of the correct that learn
-        weight/correct                    token weight on correct trajectories, of that of all that learn
-        weight/turns_1, _2, _3_4, _5_8 …  token weight on trajectories of so many turns; only ranges that occur
-        weight/gini                       ``gini`` of the token weights of those that learn and sampled anything
-        pull/correct                      Σ|A|·weight on correct trajectories, of that of all that learn
-        weight/summaries, pull/summaries  token weight, and Σ|A|·weight, on condense turns, of that on all turns of all
-                                          that learn; only if one of those has such a turn
+    docs/reference/metrics.md defines every share. A *kept* group has no dropped trajectory, and the trajectories of
+    kept groups that are not masked *learn*. Advantages and weights of all others are ignored.
 
     Worked example: two groups, every trajectory one turn of weight ¼, the outcomes 1, 0 | 1, 1 and the advantages
     ½, −½ | 0, 0. Half of the groups are equal and half without advantage, half of the trajectories have no advantage;
@@ -77,7 +61,10 @@ def credit_metrics(rows: Sequence[Credited]) -> dict[str, float]:
     masked = [row for row in kept if row.handling == "mask"]
     learn = [row for row in kept if row.handling != "mask"]
     correct = [row for row in learn if row.correct >= 1]
-    groups = _by_group(learn)
+    by_group: dict[str, list[Credited]] = defaultdict(list)
+    for row in learn:
+        by_group[row.group_id].append(row)
+    groups = by_group.values()
     return {
         "groups_of_equal_reward": _share(_equal([row.outcome for row in group]) for group in groups),
         "groups_without_advantage": _share(not any(any(row.advantages) for row in group) for group in groups),
@@ -108,9 +95,9 @@ def gini(values: Sequence[float]) -> float:
         ValueError: a value is negative or not finite.
     """
     largest = max(values, default=0.0)
-    strange = [value for value in values if not 0 <= value < math.inf]
-    if strange:
-        raise ValueError(f"a Gini coefficient needs finite values of at least 0, found {strange[0]}")
+    invalid = [value for value in values if not 0 <= value < math.inf]
+    if invalid:
+        raise ValueError(f"a Gini coefficient needs finite values of at least 0, found {invalid[0]}")
     if largest == 0:
         return 0.0
     scaled = sorted(value / largest for value in values)  # sums of the largest and of the smallest floats stay exact
@@ -123,23 +110,16 @@ def _summaries(learn: Sequence[Credited]) -> dict[str, float]:
     if not any(any(row.condense) for row in learn):
         return {}
     turns = [
-        (weight, abs(advantage) * weight, wrote)
+        (weight, abs(advantage) * weight, is_summary)
         for row in learn
-        for weight, advantage, wrote in zip(
+        for weight, advantage, is_summary in zip(
             row.turn_weights, row.advantages, row.condense or [False] * len(row.advantages), strict=True
         )
     ]
     return {
-        "weight/summaries": _part((weight for weight, _, wrote in turns if wrote), (weight for weight, _, _ in turns)),
-        "pull/summaries": _part((pull for _, pull, wrote in turns if wrote), (pull for _, pull, _ in turns)),
+        f"{name}/summaries": _part((turn[column] for turn in turns if turn[2]), (turn[column] for turn in turns))
+        for column, name in enumerate(("weight", "pull"))
     }
-
-
-def _by_group(learn: Sequence[Credited]) -> list[list[Credited]]:
-    found: dict[str, list[Credited]] = defaultdict(list)
-    for row in learn:
-        found[row.group_id].append(row)
-    return list(found.values())
 
 
 def _equal(values: Sequence[float]) -> bool:
@@ -163,11 +143,11 @@ def _turns(power: int) -> str:
 
 
 def _share(flags: Iterable[bool]) -> float:
-    found = list(flags)
-    return sum(found) / len(found) if found else 0.0
+    listed = list(flags)
+    return sum(listed) / len(listed) if listed else 0.0
 
 
-def _part(some: Iterable[float], every: Iterable[float]) -> float:
-    """What some amounts are of all; exact sums, so that the order changes nothing."""
-    whole = math.fsum(every)
-    return math.fsum(some) / whole if whole else 0.0
+def _part(amounts: Iterable[float], every: Iterable[float]) -> float:
+    """Σ amounts / Σ every; the sums are exact, so the order does not matter."""
+    total = math.fsum(every)
+    return math.fsum(amounts) / total if total else 0.0

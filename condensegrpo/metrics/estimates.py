@@ -18,7 +18,7 @@ Values = Mapping[str, Sequence[float]]  # problem → the values of its samples,
 
 
 class Interval(NamedTuple):
-    """A mean with its 95 % confidence interval; the bounds are None where the data cannot tell."""
+    """A mean with its 95 % confidence interval; the bounds are None with a single problem."""
 
     mean: float
     low: float | None
@@ -82,9 +82,11 @@ def bootstrap_interval(values: Values, *, seed: int = 0, resamples: int = RESAMP
     mean = float(total_G.sum() / size_G.sum())
     if len(values) == 1:
         return Interval(mean, None, None)
-    drawn_RG = _draws(len(values), seed, resamples)
+    generator = torch.Generator().manual_seed(seed)
+    drawn_RG = torch.randint(len(values), (resamples, len(values)), generator=generator)
     means_R = total_G[drawn_RG].sum(1) / size_G[drawn_RG].sum(1)
-    return Interval(mean, *_quantiles(means_R))
+    low, high = torch.quantile(means_R, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return Interval(mean, low, high)
 
 
 def paired_difference(ours: Values, theirs: Values, *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
@@ -100,7 +102,7 @@ def paired_difference(ours: Values, theirs: Values, *, seed: int = 0, resamples:
             f"comparing by problem: {len(ours.keys() ^ theirs.keys())} problems are on one side only; both sides need "
             f"the same problems"
         )
-    means = {problem: _mean(ours[problem]) - _mean(theirs[problem]) for problem in sorted(ours)}
+    means = {problem: statistics.fmean(ours[problem]) - statistics.fmean(theirs[problem]) for problem in sorted(ours)}
     return bootstrap_interval({problem: [value] for problem, value in means.items()}, seed=seed, resamples=resamples)
 
 
@@ -132,17 +134,3 @@ def _sums(values: Values) -> tuple[torch.Tensor, torch.Tensor]:
     ordered = [values[problem] for problem in sorted(values)]
     total_G = torch.tensor([sum(samples) for samples in ordered], dtype=torch.float64)
     return total_G, torch.tensor([len(samples) for samples in ordered], dtype=torch.float64)
-
-
-def _draws(problems: int, seed: int, resamples: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(problems, (resamples, problems), generator=generator)
-
-
-def _quantiles(means_R: torch.Tensor) -> tuple[float, float]:
-    low, high = torch.quantile(means_R, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return low, high
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -1,4 +1,4 @@
-"""What contexts knew of the answer, turn by turn: curves and losses. Pure functions; standard library only.
+"""Information of contexts about the answer, turn by turn: curves and losses. Pure functions; standard library only.
 
 Legend: I_t = log π(ground truth | c_t) in nats, see rollout/information.py; None where it was not measured.
 """
@@ -13,12 +13,12 @@ from condensegrpo.core.trajectory import SpanStatus, Trajectory
 
 
 class InformationChange(NamedTuple):
-    """What became of the information about the answer at a condensation."""
+    """The information about the answer before and after a condensation."""
 
     turn: int  # whose context was condensed
     before: float  # I of the last context that was measured
     after: float  # I of this one
-    dropped: tuple[int, ...]  # turns that this context shows no more, or rewritten, and the one before did
+    dropped: tuple[int, ...]  # turns that the context before showed verbatim and this one does not
 
 
 def curve(trajectory: Trajectory) -> tuple[float | None, ...]:
@@ -27,20 +27,15 @@ def curve(trajectory: Trajectory) -> tuple[float | None, ...]:
 
 
 def changes(trajectory: Trajectory) -> tuple[InformationChange, ...]:
-    """Every condensed context that was measured, as was one before it."""
+    """Every measured condensed context after another measured context."""
     return tuple(_changes(trajectory))
 
 
 def lost(trajectory: Trajectory) -> float | None:
-    """Nats that condensations cost, gains left out: Σ max(before − after, 0). None: nothing was measured."""
+    """Nats lost by condensations, gains excluded: Σ max(before − after, 0). None: nothing was measured."""
     if all(value is None for value in curve(trajectory)):
         return None
     return math.fsum(max(change.before - change.after, 0.0) for change in changes(trajectory))
-
-
-def last(trajectory: Trajectory) -> float | None:
-    """I of the last context that was measured; None: there is none."""
-    return next((value for value in reversed(curve(trajectory)) if value is not None), None)
 
 
 def mean_curve(curves: Sequence[Sequence[float | None]]) -> tuple[float | None, ...]:
@@ -54,13 +49,13 @@ def mean_curve(curves: Sequence[Sequence[float | None]]) -> tuple[float | None, 
 
 def description(change: InformationChange) -> str:
     """One sentence, such as: information about the answer fell from −1.2 to −9.7 nats when turn 3 was dropped."""
-    moved = "fell" if change.after < change.before else "rose"
-    what = f"turn {change.turn} was condensed"
+    direction = "fell" if change.after < change.before else "rose"
+    cause = f"turn {change.turn} was condensed"
     if change.dropped:
         numbers = ", ".join(map(str, change.dropped))
-        what = f"turn {numbers} was dropped" if len(change.dropped) == 1 else f"turns {numbers} were dropped"
+        cause = f"turn {numbers} was dropped" if len(change.dropped) == 1 else f"turns {numbers} were dropped"
     return (
-        f"information about the answer {moved} from {change.before:.1f} to {change.after:.1f} nats when {what}"
+        f"information about the answer {direction} from {change.before:.1f} to {change.after:.1f} nats when {cause}"
     ).replace("-", "−")
 
 

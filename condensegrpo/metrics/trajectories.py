@@ -1,4 +1,4 @@
-"""Metrics: what training and evaluation report about trajectories, each counted once and never by rows. Pure functions.
+"""Metrics of training and evaluation: every trajectory counts once, whatever its number of rows. Pure functions.
 
 Ranks exchange a small ``TrajectoryFacts`` of every trajectory and summarise those of all ranks: a mean of the ranks'
 means would be wrong where only some trajectories have a value. docs/reference/metrics.md explains every key.
@@ -15,7 +15,7 @@ from condensegrpo.metrics.information import curve, lost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryFacts:
-    """What metrics need of one scored trajectory: some hundred bytes when pickled, whatever its length."""
+    """The part of a scored trajectory that metrics need: some hundred bytes when pickled, whatever its length."""
 
     problem_id: str
     group_id: str
@@ -48,65 +48,60 @@ def facts_of(scored: ScoredTrajectory, *, turn_reward: float) -> TrajectoryFacts
     Args:
         turn_reward: R^T, of ``algorithms.turn_rewards.turn_sums``.
     """
-    one, score = scored.trajectory, scored.score
-    drafts = [turn.draft for turn in one.turns if turn.draft is not None]
+    trajectory, score = scored.trajectory, scored.score
+    drafts = [turn.draft for turn in trajectory.turns if turn.draft is not None]
     return TrajectoryFacts(
-        problem_id=one.problem_id,
-        group_id=one.group_id,
+        problem_id=trajectory.problem_id,
+        group_id=trajectory.group_id,
         total=score.total,
         correct=score.correct,
         format_valid=score.format_valid,
         components=dict(score.components),
         turn_reward=turn_reward,
         context_tokens=score.context_tokens,
-        turns=one.replies,
-        summaries=len(one.turns) - one.replies,
-        rejected=len(one.rejected),
-        rejected_tokens=sum(len(text.output_ids) for text in one.rejected),
-        output_tokens=one.output_tokens,
-        condensations=sum(turn.condensation is not None for turn in one.turns),
-        tool_attempts=sum(turn.tool_attempts for turn in one.turns),
-        tool_successes=sum(turn.tool_successes for turn in one.turns),
-        stop=one.stop,
-        seconds=one.seconds,
+        turns=trajectory.replies,
+        summaries=len(trajectory.turns) - trajectory.replies,
+        rejected=len(trajectory.rejected),
+        rejected_tokens=sum(len(text.output_ids) for text in trajectory.rejected),
+        output_tokens=trajectory.output_tokens,
+        condensations=sum(turn.condensation is not None for turn in trajectory.turns),
+        tool_attempts=sum(turn.tool_attempts for turn in trajectory.turns),
+        tool_successes=sum(turn.tool_successes for turn in trajectory.turns),
+        stop=trajectory.stop,
+        seconds=trajectory.seconds,
         drafts=len(drafts),
-        draft_tokens=sum(draft.tokens for draft in (drafts[:-1] if one.stop is Stop.CONFIDENT else drafts)),
+        draft_tokens=sum(draft.tokens for draft in (drafts[:-1] if trajectory.stop is Stop.CONFIDENT else drafts)),
         confidence=drafts[-1].probability if drafts else None,
-        information=curve(one),
-        information_lost=lost(one),
+        information=curve(trajectory),
+        information_lost=lost(trajectory),
     )
 
 
 def summarise(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
-    """The metrics of some trajectories, each counted once whatever its number of turns, in any order.
+    """The metrics of trajectories in any order, each counted once whatever its number of turns.
 
-    Means over trajectories: ``success``, ``reward``, ``format_valid``, ``context_tokens`` (the largest context of a
-    trajectory), ``turns``, ``output_tokens``, ``condensations`` (declared ones), ``seconds/trajectory``,
-    ``reward/<component>`` (over those that have the component), ``stop/<reason>`` (every reason, as a share). Also
-    ``context_tokens_max``, the largest of all, and ``trajectories``, their number. If any turn earned something:
-    ``turn_reward``, the mean of R^T. If any tool was called: ``tool_calls``, the mean number of calls, and
-    ``tool_calls_valid``, the share of all calls that a tool answered without an error. If the policy wrote a summary:
-    ``summaries`` that were used, ``summaries_rejected`` and ``summary_tokens_rejected``, means over trajectories. If
-    what contexts know of the answer was measured: ``answer_information``, the mean of the last context's, and
-    ``answer_information_lost``, what condensations cost. If answers were drafted: ``drafts`` and ``draft_tokens`` (of
-    those that were not taken), means over trajectories, and ``confidence``, the mean probability of the last one. Of
-    none: ``trajectories`` alone.
+    docs/reference/metrics.md defines every key. Without trajectories the result is ``trajectories`` aleach.
     """
     if not facts:
         return {"trajectories": 0.0}
+    turn_rewards = [each.turn_reward for each in facts]
     return {
         "trajectories": float(len(facts)),
-        "success": _mean(one.correct for one in facts),
-        "reward": _mean(one.total for one in facts),
-        "format_valid": _mean(one.format_valid for one in facts),
-        "context_tokens": _mean(one.context_tokens for one in facts),
-        "context_tokens_max": float(max(one.context_tokens for one in facts)),
-        "turns": _mean(one.turns for one in facts),
-        "output_tokens": _mean(one.output_tokens for one in facts),
-        "condensations": _mean(one.condensations for one in facts),
-        "seconds/trajectory": _mean(one.seconds for one in facts),
-        **{f"stop/{stop.value}": _mean(one.stop is stop for one in facts) for stop in Stop},
-        **_turn_rewards(facts),
+        "success": _mean(each.correct for each in facts),
+        "reward": _mean(each.total for each in facts),
+        "format_valid": _mean(each.format_valid for each in facts),
+        "context_tokens": _mean(each.context_tokens for each in facts),
+        "context_tokens_max": float(max(each.context_tokens for each in facts)),
+        "turns": _mean(each.turns for each in facts),
+        "output_tokens": _mean(each.output_tokens for each in facts),
+        "condensations": _mean(each.condensations for each in facts),
+        "seconds/trajectory": _mean(each.seconds for each in facts),
+        **{f"stop/{stop.value}": _mean(each.stop is stop for each in facts) for stop in Stop},
+        **(
+            {"turn_reward": _mean(each.turn_reward for each in facts)}
+            if any(each.turn_reward for each in facts)
+            else {}
+        ),
         **_tool_calls(facts),
         **_information(facts),
         **_summaries(facts),
@@ -116,65 +111,57 @@ def summarise(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
 
 
 def multi_turn(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
-    """What runs of multi-turn GRPO are compared by, under the names that MT-GRPO gave it; 0 where there is nothing.
-
-    ``train/turn_reward`` is the mean of R^T, ``train/num_valid_actions`` the mean number of tool calls that a tool
-    answered without an error, ``train/accuracy`` the mean correctness.
-    """
+    """The metrics under the names of MT-GRPO (docs/reference/metrics.md); 0 without trajectories."""
     return {
-        "train/turn_reward": _mean(one.turn_reward for one in facts) if facts else 0.0,
-        "train/num_valid_actions": _mean(one.tool_successes for one in facts) if facts else 0.0,
-        "train/accuracy": _mean(one.correct for one in facts) if facts else 0.0,
+        "train/turn_reward": _mean(each.turn_reward for each in facts) if facts else 0.0,
+        "train/num_valid_actions": _mean(each.tool_successes for each in facts) if facts else 0.0,
+        "train/accuracy": _mean(each.correct for each in facts) if facts else 0.0,
     }
 
 
-def _turn_rewards(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
-    return {"turn_reward": _mean(one.turn_reward for one in facts)} if any(one.turn_reward for one in facts) else {}
-
-
 def _tool_calls(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
-    attempts = sum(one.tool_attempts for one in facts)
-    successes = sum(one.tool_successes for one in facts)
+    attempts = sum(each.tool_attempts for each in facts)
+    successes = sum(each.tool_successes for each in facts)
     if not attempts:
         return {}
     return {"tool_calls": attempts / len(facts), "tool_calls_valid": successes / attempts}
 
 
 def _information(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
-    last = [known[-1] for one in facts if (known := [value for value in one.information if value is not None])]
-    lost = [one.information_lost for one in facts if one.information_lost is not None]
+    last = [known[-1] for each in facts if (known := [value for value in each.information if value is not None])]
+    lost = [each.information_lost for each in facts if each.information_lost is not None]
     if not last:
         return {}
     return {"answer_information": _mean(last), "answer_information_lost": _mean(lost)}
 
 
 def _summaries(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
-    if not any(one.summaries or one.rejected for one in facts):
+    if not any(each.summaries or each.rejected for each in facts):
         return {}
     return {
-        "summaries": _mean(one.summaries for one in facts),
-        "summaries_rejected": _mean(one.rejected for one in facts),
-        "summary_tokens_rejected": _mean(one.rejected_tokens for one in facts),
+        "summaries": _mean(each.summaries for each in facts),
+        "summaries_rejected": _mean(each.rejected for each in facts),
+        "summary_tokens_rejected": _mean(each.rejected_tokens for each in facts),
     }
 
 
 def _drafts(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
-    last = [one.confidence for one in facts if one.confidence is not None]
+    last = [each.confidence for each in facts if each.confidence is not None]
     if not last:
         return {}
     return {
-        "drafts": _mean(one.drafts for one in facts),
-        "draft_tokens": _mean(one.draft_tokens for one in facts),
+        "drafts": _mean(each.drafts for each in facts),
+        "draft_tokens": _mean(each.draft_tokens for each in facts),
         "confidence": _mean(last),
     }
 
 
 def _component_means(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
     values: dict[str, list[float]] = defaultdict(list)
-    for one in facts:
-        for name, value in one.components.items():
+    for each in facts:
+        for name, value in each.components.items():
             values[name].append(value)
-    return {f"reward/{name}": _mean(found) for name, found in sorted(values.items())}
+    return {f"reward/{name}": _mean(parts) for name, parts in sorted(values.items())}
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -8,8 +8,13 @@ K = kv heads · head size, F width of the MLP, V vocabulary, P trainable paramet
 (4 in float32, 2 in bfloat16).
 """
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
+
+from condensegrpo.learner.tree_attention import KEY_STEP, PIECE, QUERY_STEP
 
 FLOAT = 4  # bytes of fp32: master weights, moments, norms, log-probabilities
 BOOL, INDEX = 1, 8  # of a mask's element, of a token id
@@ -81,6 +86,37 @@ class Gathered(NamedTuple):
     queries: int  # Σ n·Q
     keys: int  # Σ n·K
     pairs: int  # Σ n·Q·K
+
+
+class Branch(NamedTuple):
+    """Tokens that continue each other."""
+
+    above: int  # tokens of its path before it
+    length: int
+
+
+def gathered(branches: Iterable[Branch]) -> Gathered:
+    """What attention along tree paths works on, padding included, from the lengths of branches.
+
+    As in ``learner/tree_attention.py``: branches are cut into pieces, pieces of similar size form a bucket, and each
+    bucket is padded to its largest piece.
+
+    Example: a row of 200 tokens is two pieces of 100 queries with 100 and 200 keys, each in a bucket of its own: 200
+    queries, 300 keys, 100·100 + 100·200 pairs.
+    """
+    alike: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for branch in branches:
+        parts = -(-branch.length // PIECE)
+        cuts = [branch.length * part // parts for part in range(parts + 1)]
+        for first, last in pairwise(cuts):
+            queries, keys = last - first, branch.above + last
+            alike[(queries - 1) // QUERY_STEP, (keys - 1) // KEY_STEP].append((queries, keys))
+    sizes = [(len(group), max(size[0] for size in group), max(size[1] for size in group)) for group in alike.values()]
+    return Gathered(
+        queries=sum(n * queries for n, queries, _ in sizes),
+        keys=sum(n * keys for n, _, keys in sizes),
+        pairs=sum(n * queries * keys for n, queries, keys in sizes),
+    )
 
 
 # --- activations

@@ -13,7 +13,8 @@ from math import ceil
 
 import torch
 
-from condensegrpo.algorithms import names
+from condensegrpo.algorithms.objective import Tokenwise
+from condensegrpo.assembly.learning_signal import objective
 from condensegrpo.config.load import evaluations
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
@@ -22,12 +23,12 @@ from condensegrpo.learner.fused_head import tile_tokens
 from condensegrpo.learner.head import CHUNK_LOGITS
 from condensegrpo.planning import formulas, zero
 from condensegrpo.planning.architecture import Architecture
-from condensegrpo.planning.formulas import Decoder, Gathered, MicroBatch, Part, Weights
-from condensegrpo.planning.path_sizes import Branch, gathered
+from condensegrpo.planning.formulas import Branch, Decoder, Gathered, MicroBatch, Part, Weights, gathered
 from condensegrpo.planning.zero import Device, Held
 from condensegrpo.samplers.transformers import MAX_BATCH
 
 SHARING_NOTED = 1 << 28  # bytes
+LINEAR_LAYERS = 7  # of a gated decoder layer
 COLOCATED = "transformers"  # the sampler that shares the learner's process and device
 
 
@@ -100,8 +101,10 @@ def plan(config: RunConfig, found: Architecture, *, ranks: int, device: Device) 
         several=tokens.micro_batches > 1,
     )
     decoder, resident = found.decoder, _resident(config, weights)
+    # AdamW makes its moments in the first step
+    opening = (*(part for part in learner.always if part.name != zero.MOMENTS), *learner.opening)
     phases = (
-        Phase(name="loading", moment="DeepSpeed opens", parts=(*resident[:1], *_opening(learner))),
+        Phase(name="loading", moment="DeepSpeed opens", parts=(*resident[:1], *opening)),
         _largest("rolling out", _rolling_out(config, decoder, requests), (*resident, *learner.always)),
         _largest("learning", _learning(config, found, batch, learner, device), (*resident, *learner.always)),
         _largest("publishing", _publishing(config, weights, found, ranks, device), (*resident, *learner.always)),
@@ -182,11 +185,6 @@ def _sampler_element(config: RunConfig) -> int:
     return DTYPES.get(dtype, DTYPES[config.model.dtype]).itemsize
 
 
-def _opening(learner: Held) -> tuple[Part, ...]:
-    """AdamW makes its moments in the first step."""
-    return tuple(part for part in learner.always if part.name != zero.MOMENTS) + learner.opening
-
-
 def _rolling_out(config: RunConfig, decoder: Decoder, requests: int) -> dict[str, tuple[Part, ...]]:
     if config.sampler.name != COLOCATED:
         return {"sampled elsewhere": ()}
@@ -246,14 +244,13 @@ def _rows_alone(batch: MicroBatch) -> Gathered:
 
 def _head(config: RunConfig, found: Architecture, batch: MicroBatch, device: Device) -> Part:
     """The head takes one pass unless the objective looks at whole turns."""
-    element, trained, algorithm = DTYPES[config.model.dtype].itemsize, found.adapters is None, config.algorithm
-    corrects_turns = algorithm.importance.cap and algorithm.importance.level == "turn"
-    if names.LOSSES[algorithm.loss.name].whole_turns or corrects_turns:
-        chunk = max(1, CHUNK_LOGITS // found.decoder.vocabulary)
-        size = formulas.chunked_head_bytes(found.decoder, batch, chunk_tokens=chunk, element=element, trained=trained)
-    else:
+    element, trained = DTYPES[config.model.dtype].itemsize, found.adapters is None
+    if isinstance(objective(config.algorithm), Tokenwise):
         tile = tile_tokens(torch.device("cpu" if device == "cpu" else "cuda"))
         size = formulas.head_bytes(found.decoder, batch, tile=tile, element=element, trained=trained)
+    else:
+        chunk = max(1, CHUNK_LOGITS // found.decoder.vocabulary)
+        size = formulas.chunked_head_bytes(found.decoder, batch, chunk_tokens=chunk, element=element, trained=trained)
     return Part("LM head", size)
 
 
@@ -285,7 +282,7 @@ def _notes(config: RunConfig, found: Architecture, batch: MicroBatch) -> list[st
             f"a row may have {_row(config)} tokens, and is refused if it does: learner.tokens_per_micro_batch is "
             f"{config.learner.tokens_per_micro_batch}"
         )
-    if found.adapters is not None and not _all_adapted(found):
+    if found.adapters is not None and found.adapters.layers != LINEAR_LAYERS * found.decoder.layers:
         notes.append("activations are counted as if every linear layer had an adapter")
     if config.model.lora is not None and config.warm_start.steps:
         notes.append("not counted: the warm start, which trains all weights")
@@ -302,11 +299,6 @@ def _notes(config: RunConfig, found: Architecture, batch: MicroBatch) -> list[st
     return notes
 
 
-def _all_adapted(found: Architecture) -> bool:
-    """Whether there are as many adapters as a gated layer has linear layers, seven."""
-    return found.adapters is not None and found.adapters.layers == 7 * found.decoder.layers
-
-
 def _sharing(config: RunConfig, found: Architecture, batch: MicroBatch) -> int:
     """What a micro-batch keeps more where all samples of a problem continue one full context by full outputs."""
     context, output = config.rollout.limits.max_context_tokens, config.rollout.limits.max_output_tokens
@@ -317,5 +309,5 @@ def _sharing(config: RunConfig, found: Architecture, batch: MicroBatch) -> int:
     tokens = context + samples * output
     shared = Gathered(*(ceil(batch.tokens * size / tokens) for size in tree))
     element = DTYPES[config.model.dtype].itemsize
-    of_tree, alone = (formulas.paths_bytes(found.decoder, batch, one, element) for one in (shared, _rows_alone(batch)))
-    return of_tree - alone
+    alone = formulas.paths_bytes(found.decoder, batch, _rows_alone(batch), element)
+    return formulas.paths_bytes(found.decoder, batch, shared, element) - alone
