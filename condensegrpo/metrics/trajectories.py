@@ -80,7 +80,7 @@ def facts_of(scored: ScoredTrajectory, *, turn_reward: float) -> TrajectoryFacts
 def summarise(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
     """The metrics of trajectories in any order, each counted once whatever its number of turns.
 
-    docs/reference/metrics.md defines every key. Without trajectories the result is ``trajectories`` aleach.
+    docs/reference/metrics.md defines every key. Without trajectories the result is ``trajectories`` alone.
     """
     if not facts:
         return {"trajectories": 0.0}
@@ -97,11 +97,7 @@ def summarise(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
         "condensations": _mean(each.condensations for each in facts),
         "seconds/trajectory": _mean(each.seconds for each in facts),
         **{f"stop/{stop.value}": _mean(each.stop is stop for each in facts) for stop in Stop},
-        **(
-            {"turn_reward": _mean(each.turn_reward for each in facts)}
-            if any(each.turn_reward for each in facts)
-            else {}
-        ),
+        **({"turn_reward": _mean(turn_rewards)} if any(turn_rewards) else {}),
         **_tool_calls(facts),
         **_information(facts),
         **_summaries(facts),
