@@ -1,6 +1,7 @@
 """An OpenAI-compatible endpoint that writes summaries. Every way in which it can fail is one typed refusal."""
 
 import asyncio
+import io
 import json
 import os
 from urllib.parse import urlsplit
@@ -68,10 +69,13 @@ class Endpoint:
             "max_tokens": max_tokens,
             "temperature": 0,
         }
-        headers = {} if self._key_variable is None else {"Authorization": f"Bearer {os.environ[self._key_variable]}"}
+        headers = {"Content-Type": "application/json"}
+        if self._key_variable is not None:
+            headers["Authorization"] = f"Bearer {os.environ[self._key_variable]}"
+        content = io.BytesIO(json.dumps(body).encode())  # sent in pieces; aiohttp warns of large bodies in one
         async with (
             ClientSession(timeout=ClientTimeout(total=self._seconds), headers=headers, trust_env=True) as session,
-            session.post(self._url, json=body) as response,
+            session.post(self._url, data=content) as response,
         ):
             if not response.ok:
                 raise SummaryRefused(f"the endpoint answered HTTP {response.status} {response.reason}")
@@ -79,12 +83,11 @@ class Endpoint:
 
 
 async def _read(response: ClientResponse) -> bytes:
-    answer = bytearray()
-    async for piece in response.content.iter_chunked(65536):
-        answer += piece
-        if len(answer) > MAX_BYTES:
-            raise SummaryRefused(f"the endpoint answered more than {MAX_BYTES} bytes")
-    return bytes(answer)
+    try:
+        await response.content.readexactly(MAX_BYTES + 1)
+    except asyncio.IncompleteReadError as answer:
+        return answer.partial
+    raise SummaryRefused(f"the endpoint answered more than {MAX_BYTES} bytes")
 
 
 def _written(answer: bytes) -> Written:

@@ -49,6 +49,18 @@ def test_another_model_writes_the_summary_from_the_conversation_so_far() -> None
     assert behaviour.keys == [None]
 
 
+def test_a_conversation_of_megabytes_is_sent_without_a_warning() -> None:
+    behaviour = Behaviour()
+    with endpoint(behaviour) as url:
+        found = condense(
+            SummaryModel("small", url),
+            past=history(*(answered(turn, "t", "o" * 10**6) for turn in (0, 1, 2))),
+            tokens=2 * 10**6,
+        )
+    assert found.summary is not None, found.reason
+    assert len(behaviour.asked[0]["messages"][0]["content"]) > 2 * 10**6
+
+
 def test_a_key_comes_from_the_environment_and_from_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
     behaviour = Behaviour()
     with endpoint(behaviour) as url:
