@@ -17,7 +17,7 @@ from typing import Annotated
 from annotated_types import Ge, Lt
 
 from condensegrpo.condensers.fit import fits, most_that_fit
-from condensegrpo.condensers.spans import spans
+from condensegrpo.core.account import account
 from condensegrpo.core.messages import History
 from condensegrpo.core.protocols import Budget, Condensed, UnitScorer
 
@@ -49,19 +49,19 @@ class AttentionCondenser:
         """
         total = len(history.units)
         if total < 2 or fits(history.pinned, history.units, budget):
-            return Condensed(units=history.units, spans=spans(history, range(total), budget.count))
-        account = spans(history, (), budget.count)
-        ranked = await self._ranked(history, budget, [max(span.tokens, 1) for span in account])
+            return Condensed(units=history.units, spans=account(history, history.units, budget.count))
+        costs = [max(span.tokens, 1) for span in account(history, (), budget.count)]
+        ranked = await self._ranked(history, budget, costs)
 
         def fitting(kept: int) -> bool:
             return fits(history.pinned, [history.units[place] for place in sorted(ranked[:kept])], budget)
 
         # tokens of units do not add up exactly: of the chosen units, as many are shown as fit when counted together
         kept = most_that_fit(len(ranked), fitting, likely=len(ranked))
-        shown = sorted(ranked[:kept])
+        shown = tuple(history.units[place] for place in sorted(ranked[:kept]))
         return Condensed(
-            units=tuple(history.units[place] for place in shown),
-            spans=spans(history, shown, budget.count),
+            units=shown,
+            spans=account(history, shown, budget.count),
             reason=f"kept {len(shown)} of {total} units by the attention of {self.scorer}",
         )
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from condensegrpo.condensers.spans import spans
+from condensegrpo.core.account import account
 from condensegrpo.core.messages import History
 from condensegrpo.core.protocols import Budget, Condensed
 
@@ -13,5 +13,5 @@ class Full:
     """Keeps everything. A history over budget is returned unchanged, and the engine stops with ``context_overflow``."""
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
-        """All units, as they are."""
-        return Condensed(units=history.units, spans=spans(history, range(len(history.units)), budget.count))
+        """All units, unchanged."""
+        return Condensed(units=history.units, spans=account(history, history.units, budget.count))

@@ -29,15 +29,10 @@ class LastK:
         first, last = range(min(self.keep_first, total)), range(max(total - self.keep_last, 0), total)
         wanted = [history.units[position] for position in sorted({*first, *last})]
         kept = newest_that_fit(history.pinned, wanted, budget)
+        dropped = len(wanted) - len(kept)
+        fitted = f", without the {dropped} oldest of them to fit {budget.tokens} tokens" if dropped else ""
         return Condensed(
             units=kept,
             spans=account(history, kept, budget.count),
-            reason=_reason(total, len(wanted), len(wanted) - len(kept), budget.tokens),
+            reason="" if len(kept) == total else f"kept {len(wanted)} of {total} units{fitted}",
         )
-
-
-def _reason(total: int, wanted: int, dropped: int, tokens: int) -> str:
-    if wanted - dropped == total:
-        return ""
-    fitted = f", without the {dropped} oldest of them to fit {tokens} tokens" if dropped else ""
-    return f"kept {wanted} of {total} units{fitted}"

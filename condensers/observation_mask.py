@@ -33,7 +33,6 @@ class ObservationMask:
         total = len(history.units)
         wanted = max(total - self.keep, 0)
         most = max(total - 1, wanted)
-
         masks = [self._masked(history, unit, budget.count) for unit in history.units[:most]]
 
         def shown(oldest: int) -> tuple[Unit, ...]:

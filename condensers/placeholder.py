@@ -6,12 +6,7 @@ from dataclasses import replace
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Count
 
-PATTERN = re.compile(r"\[turn [0-9]+, [a-z ]+ omitted: [0-9]+ tokens\]")
-
-
-def is_placeholder(text: str) -> bool:
-    """Whether a text is a placeholder and nothing else."""
-    return PATTERN.fullmatch(text) is not None
+PLACEHOLDER = re.compile(r"\[turn [0-9]+, [a-z ]+ omitted: [0-9]+ tokens\]")
 
 
 def masked(history: History, unit: Unit, message: Message, count: Count) -> Message:
@@ -22,7 +17,7 @@ def masked(history: History, unit: Unit, message: Message, count: Count) -> Mess
     The tokens are those that the message adds to pinned messages and reply, its share of the template included. A
     message that is no longer than its placeholder is returned unchanged, and so is that of a summary.
     """
-    if unit.is_summary or is_placeholder(message.content):
+    if unit.is_summary or PLACEHOLDER.fullmatch(message.content):
         return message
     before = (*history.pinned, unit.reply)
     reply = count(before)

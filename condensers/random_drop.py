@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from condensegrpo.condensers.fit import fits, most_that_fit
-from condensegrpo.condensers.spans import account
+from condensegrpo.core.account import account
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Budget, Condensed
 

@@ -1,7 +1,10 @@
-"""Shared by condensers that summarise: which units a summary replaces, when it is usable, and the fallback."""
+"""Shared by condensers that summarise: the instruction, the units to replace, usable summaries, and the fallback."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from string import Template
 
 from condensegrpo.condensers.fit import fits, newest_that_fit
 from condensegrpo.condensers.observation_mask import ObservationMask
@@ -10,6 +13,28 @@ from condensegrpo.core.errors import SummaryRefused
 from condensegrpo.core.messages import History, Summary, Unit, flatten
 from condensegrpo.core.protocols import Budget, Condensed, Written
 from condensegrpo.core.trajectory import Finish
+
+
+def read_instruction(path: str | None) -> Template:
+    """The text of a file; by default that of the package, with the sections facts, done, pending, failed, next.
+
+    Its fields are ``$tokens``, the maximum length of a summary, and ``$kept``, the number of kept units.
+
+    Raises:
+        ValueError: the file cannot be read, or it has a field other than ``$tokens`` and ``$kept``.
+    """
+    source = Path(path) if path else Path(str(files("condensegrpo.condensers"))) / "summary.txt"
+    try:
+        instruction = Template(source.read_text(encoding="utf-8").strip())
+    except OSError as error:
+        raise ValueError(f"reading the template {source}: {error.strerror}") from error
+    try:
+        instruction.substitute(tokens=0, kept=0)
+    except (KeyError, ValueError) as error:
+        raise ValueError(
+            f"reading the template {source}: {error}; its fields are $tokens and $kept, and a dollar is $$"
+        ) from error
+    return instruction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +71,7 @@ def planned(history: History, budget: Budget, *, keep_last: int, room: int, alwa
 
 
 def usable(written: Written, plan: SummaryPlan, history: History, budget: Budget) -> Summary:
-    """The summary that a text is. Thinking before it is no part of it, and special tokens in it are text.
+    """The summary in a text, without the thinking before it. Special tokens in it are text.
 
     Raises:
         SummaryRefused: it was cut off, is empty, is not shorter than what it replaces, or does not fit.
@@ -70,7 +95,7 @@ def usable(written: Written, plan: SummaryPlan, history: History, budget: Budget
 def summarised(
     summary: Summary, plan: SummaryPlan, history: History, budget: Budget, rejected: Sequence[str]
 ) -> Condensed:
-    """A history behind a new summary."""
+    """A history whose oldest units are replaced by a new summary."""
     units = (summary.unit, *plan.kept)
     after = f" after {len(rejected)} that cannot be used" if rejected else ""
     return Condensed(
@@ -90,8 +115,8 @@ async def without(
     if fits(history.pinned, view, budget):
         units, reason = view, ""
     else:
-        found = await ObservationMask(keep=1).condense(History(pinned=history.pinned, units=view), budget, tools)
-        units, reason = found.units, found.reason
+        masked = await ObservationMask(keep=1).condense(History(pinned=history.pinned, units=view), budget, tools)
+        units, reason = masked.units, masked.reason
     return Condensed(
         units=units,
         spans=account(history, units, budget.count),

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from string import Template
 from typing import Annotated
 
 from annotated_types import Ge
 
 from condensegrpo.condensers.fit import fits
-from condensegrpo.condensers.instruction import Instruction
 from condensegrpo.condensers.observation_mask import ObservationMask
-from condensegrpo.condensers.summarising import SummaryPlan, planned, summarised, usable, without
+from condensegrpo.condensers.summarising import SummaryPlan, planned, read_instruction, summarised, usable, without
 from condensegrpo.core.errors import SummaryRefused
 from condensegrpo.core.messages import History, Message, Summary, Unit
 from condensegrpo.core.protocols import Budget, Condensed, Request
@@ -30,10 +30,10 @@ class PolicySummary:
     always: bool = False  # summarise within the budget too, whenever a unit is new
     attempts: Annotated[int, Ge(1)] = 2  # texts that the policy may write before old results are masked instead
     template: str | None = None  # a text file with $tokens and $kept; null: summary.txt of the package
-    instruction: Instruction = field(init=False)
+    instruction: Template = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "instruction", Instruction.read(self.template))  # frozen, and read only once
+        object.__setattr__(self, "instruction", read_instruction(self.template))  # frozen, and read only once
 
     @property
     def writes(self) -> int:
@@ -43,7 +43,7 @@ class PolicySummary:
     def check_room(self, pinned: Sequence[Message], budget: Budget) -> None:
         """Refuse a budget in which a summary can never be requested, or never have its full length."""
         reply, longest = Message(role="assistant", content=""), self._longest(budget)
-        text = self.instruction.filled(tokens=longest, kept=self.keep_last)
+        text = self.instruction.substitute(tokens=longest, kept=self.keep_last)
         asked = (*pinned, *Unit(turn=0, reply=reply).with_instruction(text).messages)
         shown = (*pinned, *Summary(text="", through=0, tokens=0).unit.messages)
         need, request = budget.count(shown) + longest, budget.count(asked)
@@ -80,7 +80,7 @@ class PolicySummary:
         self, plan: SummaryPlan, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]
     ) -> Request | None:
         """The request with all units, with old results masked, or without the kept units; None if none fits."""
-        text = self.instruction.filled(tokens=self._longest(budget), kept=len(plan.kept))
+        text = self.instruction.substitute(tokens=self._longest(budget), kept=len(plan.kept))
         room = replace(budget, tokens=budget.request_tokens or budget.tokens)
         ample = replace(budget, tokens=2**62)  # masks, and drops nothing
         for units, keep in ((plan.view, None), (plan.view, 1), (plan.covered, 0)):

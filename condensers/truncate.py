@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from condensegrpo.condensers.fit import newest_that_fit
-from condensegrpo.condensers.spans import account
+from condensegrpo.core.account import account
 from condensegrpo.core.messages import History
 from condensegrpo.core.protocols import Budget, Condensed
 

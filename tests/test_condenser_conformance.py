@@ -188,7 +188,7 @@ def test_a_condenser_is_asked_once_a_turn_and_ends(case: Case) -> None:
 
 OWN = """
 from dataclasses import replace
-from condensegrpo.condensers.spans import account
+from condensegrpo.core.account import account
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Condensed
 

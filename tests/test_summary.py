@@ -450,7 +450,7 @@ def test_a_condenser_that_never_asks_gets_nothing_to_ask_with() -> None:
 
 def test_the_template_of_the_package_asks_for_structure() -> None:
     """OpenHands #10508, #11910: task lists lost, old instructions carried out again."""
-    text = PolicySummary().instruction.filled(tokens=77, kept=2)
+    text = PolicySummary().instruction.substitute(tokens=77, kept=2)
     assert "77 tokens" in text
     assert "last 2 steps" in text
     for heading in ("Facts:", "Done:", "Pending:", "Failed:", "Next:"):
