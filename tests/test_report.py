@@ -7,14 +7,14 @@ from metrics_page import explained
 
 from condensegrpo.core.errors import RunError
 from condensegrpo.reporting.run_report import SHARES, Series, series, smoothed, variants, write_report
-from condensegrpo.storage.metrics import append_metrics
+from condensegrpo.storage.trackers import JsonlTracker
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def run_with(tmp_path: Path, *lines: dict[str, float]) -> Path:
     for line in lines:
-        append_metrics(tmp_path / "metrics.jsonl", int(line["step"]), {k: v for k, v in line.items() if k != "step"})
+        JsonlTracker(tmp_path / "metrics.jsonl").log(int(line["step"]), {k: v for k, v in line.items() if k != "step"})
     return tmp_path
 
 

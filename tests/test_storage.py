@@ -19,8 +19,9 @@ from condensegrpo.core.trajectory import Condensation, Score, ScoredTrajectory, 
 from condensegrpo.storage.codec import decode, dump_line
 from condensegrpo.storage.credit import Credit, read_credit, write_credit
 from condensegrpo.storage.files import append_line
-from condensegrpo.storage.metrics import append_metrics, read_metrics
+from condensegrpo.storage.metrics import read_metrics
 from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trackers import JsonlTracker
 from condensegrpo.storage.trajectories import read_trajectories, write_trajectory
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=12)  # every code point, lone surrogates included
@@ -355,8 +356,8 @@ def test_damaged_credit_names_file_and_line(tmp_path: Path) -> None:
 
 def test_metrics_read_back_without_a_cut_off_last_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    append_metrics(path, 1, {"success": 0.25})
-    append_metrics(path, 2, {"success": 0.5, "eval/success": 0.75})
+    JsonlTracker(path).log(1, {"success": 0.25})
+    JsonlTracker(path).log(2, {"success": 0.5, "eval/success": 0.75})
     with path.open("a") as file:
         file.write('{"step": 3, "succ')
     assert read_metrics(path) == ({"step": 1, "success": 0.25}, {"step": 2, "success": 0.5, "eval/success": 0.75})
@@ -378,15 +379,15 @@ def test_truncating_forgets_what_lies_after_the_resumed_step(tmp_path: Path) -> 
     for step in (9, 10, 11, 12):
         write_trajectory(run.trajectories(step), example())
         write_credit(run.credit(step), [])
-        append_metrics(run.metrics, step, {"loss": float(step)})
-    append_metrics(run.metrics, 10, {"eval/success": 0.5})
+        JsonlTracker(run.metrics).log(step, {"loss": float(step)})
+    JsonlTracker(run.metrics).log(10, {"eval/success": 0.5})
     with run.metrics.open("a") as file:
         file.write('{"step": 13, ')
     run.truncate_after(10)
     assert run.steps() == (9, 10)
     assert sorted(file.name for file in run.credit_folder.iterdir()) == ["step_000009.jsonl", "step_000010.jsonl"]
     assert [line["step"] for line in read_metrics(run.metrics)] == [9, 10, 10]
-    append_metrics(run.metrics, 11, {"loss": 1.0})
+    JsonlTracker(run.metrics).log(11, {"loss": 1.0})
     assert read_metrics(run.metrics)[-1] == {"step": 11, "loss": 1.0}
 
 
@@ -470,7 +471,7 @@ def test_a_full_disk_says_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.symlink_to("/dev/full")
     with pytest.raises(RunError, match=r"metrics\.jsonl: No space left on device\. Free some space .* --resume"):
-        append_metrics(path, 1, {"loss": 1.0})
+        JsonlTracker(path).log(1, {"loss": 1.0})
 
 
 def test_a_line_that_does_not_fit_leaves_the_lines_before_it_whole(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ A field that is absent takes its default if it has one, so a later version may a
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -41,8 +41,9 @@ def _plain(value: object) -> dict[str, object]:
 
 def _decode(kind: Any, value: object, place: str) -> object:  # noqa: ANN401  a type or a typing construct
     origin = get_origin(kind)
-    if origin in (Union, UnionType):
-        return _optional(kind, value, place)
+    if origin in (Union, UnionType):  # X | None, the one union that the data has
+        inner = next(part for part in get_args(kind) if part is not NoneType)
+        return None if value is None else _decode(inner, value, place)
     if origin is Literal:
         return _member(get_args(kind), value, place)
     if origin is tuple:
@@ -53,12 +54,11 @@ def _decode(kind: Any, value: object, place: str) -> object:  # noqa: ANN401  a 
         return _record(cast(type, kind), value, place)
     if issubclass(kind, StrEnum):
         return kind(_member(tuple(kind), value, place))
-    return _scalar(kind, value, place)
-
-
-def _optional(kind: Any, value: object, place: str) -> object:  # noqa: ANN401  X | None
-    inner = next(part for part in get_args(kind) if part is not NoneType)
-    return None if value is None else _decode(inner, value, place)
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise _fault(place, _WORDS[kind], value)
+    return value
 
 
 def _items(kind: Any, value: object, place: str) -> tuple[object, ...]:  # noqa: ANN401  as _decode
@@ -92,14 +92,6 @@ def _record(kind: type[T], value: object, place: str) -> T:
         raise ValueError(f"{_named(place)}: {error}") from error
 
 
-def _scalar(kind: type, value: object, place: str) -> object:
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind:
-        raise _fault(place, _WORDS[kind], value)
-    return value
-
-
 def _member(members: tuple[str, ...], value: object, place: str) -> str:
     if not isinstance(value, str) or value not in members:
         raise _fault(place, f"one of {', '.join(members)}", value)
@@ -110,12 +102,8 @@ def _member(members: tuple[str, ...], value: object, place: str) -> str:
 def _decoders(kind: Any) -> dict[str, tuple[Callable[[object, str], object], bool]]:  # noqa: ANN401  a dataclass
     """The decoder of each field, and whether the field must be there."""
     hints = get_type_hints(kind)
-
-    def decoder(field: Field[Any]) -> Callable[[object, str], object]:
-        return lambda value, place: _decode(hints[field.name], value, place)
-
     return {
-        field.name: (decoder(field), field.default is MISSING and field.default_factory is MISSING)
+        field.name: (partial(_decode, hints[field.name]), field.default is MISSING and field.default_factory is MISSING)
         for field in fields(kind)
     }
 

@@ -15,18 +15,16 @@ PACKAGES = ("condensegrpo", "torch", "transformers", "deepspeed", "peft", "vllm"
 
 
 def write_environment(folder: Path) -> None:
-    """Write ``environment.json`` into a folder: versions, command line, git revision and hardware.
+    """Write ``environment.json``: versions, command line, git revision of the working directory, and hardware.
+
+    A value that is not known, or the version of a package that is not installed, is null.
 
     Raises:
         RunError: the disk is full or the file cannot be written.
     """
-    write_atomically(folder / "environment.json", json.dumps(environment(), indent=2) + "\n")
-
-
-def environment() -> dict[str, object]:
-    """Versions, command line, git revision of the working directory, and hardware; None: not known or not installed."""
     revision = _output("git", "rev-parse", "HEAD")
-    return {
+    gpus = _output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+    environment = {
         "command": shlex.join(sys.argv),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
@@ -36,10 +34,9 @@ def environment() -> dict[str, object]:
         "processor": _processor(),
         "cpus": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "gpus": (_output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader") or "")
-        .strip()
-        .splitlines(),
+        "gpus": gpus.splitlines() if gpus else [],
     }
+    write_atomically(folder / "environment.json", json.dumps(environment, indent=2) + "\n")
 
 
 def _version(package: str) -> str | None:

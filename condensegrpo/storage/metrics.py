@@ -4,17 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from condensegrpo.core.errors import DataError
-from condensegrpo.storage.codec import decode, dump_line
-from condensegrpo.storage.files import append_line, read_lines
-
-
-def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
-    """Append one line of metrics.
-
-    Raises:
-        RunError: the disk is full or the file cannot be written.
-    """
-    append_line(path, dump_line({"step": step, **metrics}))
+from condensegrpo.storage.codec import decode
+from condensegrpo.storage.files import read_lines
 
 
 def read_metrics(path: Path) -> tuple[dict[str, float], ...]:

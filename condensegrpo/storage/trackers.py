@@ -6,7 +6,8 @@ from pathlib import Path
 from types import ModuleType
 
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.storage.metrics import append_metrics
+from condensegrpo.storage.codec import dump_line
+from condensegrpo.storage.files import append_line
 
 
 class JsonlTracker:
@@ -21,7 +22,7 @@ class JsonlTracker:
         Raises:
             RunError: the disk is full or the file cannot be written.
         """
-        append_metrics(self._path, step, metrics)
+        append_line(self._path, dump_line({"step": step, **metrics}))
 
     def close(self) -> None:
         """Nothing is held between calls."""

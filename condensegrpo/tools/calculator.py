@@ -34,9 +34,8 @@ def calculator(expression: str) -> str:
     if len(expression) > MAX_CHARS:
         raise ValueError(f"the expression has {len(expression)} characters, at most {MAX_CHARS} are allowed")
     if not _ALLOWED.fullmatch(expression):
-        strange = sorted(set(_ALLOWED.sub("", expression)))
-        found = f"found {', '.join(map(repr, strange))}" if strange else "found nothing"
-        raise ValueError(f"an expression holds digits and + - * / % . ( ) only, {found}")
+        refused = ", ".join(map(repr, sorted(set(_ALLOWED.sub("", expression)))))
+        raise ValueError(f"an expression holds digits and + - * / % . ( ) only, found {refused or 'nothing'}")
     source = _PERCENT.sub(r"(\1/100)", _THOUSANDS.sub("", expression)).strip()
     try:
         tree = ast.parse(source, mode="eval")

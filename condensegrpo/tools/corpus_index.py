@@ -123,30 +123,26 @@ def _build(corpus: Path, folder: Path) -> None:
         index = bm25s.BM25()
         index.index(words, show_progress=False)
         index.save(aside, show_progress=False)
-        _publish(aside, folder)
+        try:
+            aside.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was first, and its index is as good
+                raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def _publish(aside: Path, folder: Path) -> None:
-    try:
-        aside.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # else another process was first, and its index is as good
-            raise
 
 
 def _write_passages(corpus: Path, aside: Path) -> list[str]:
     """Write the passages and their offsets; returns the texts to index."""
     texts: list[str] = []
     offsets = [0]
-    seen: set[bytes] = set()
+    digests: set[bytes] = set()
     with (aside / "passages.jsonl").open("wb") as file:
         for passage in _passages(corpus):
             line = json.dumps([passage.title, passage.text], ensure_ascii=False).encode("utf-8", "replace") + b"\n"
             digest = hashlib.blake2b(line, digest_size=16).digest()
-            if digest not in seen:
-                seen.add(digest)
+            if digest not in digests:
+                digests.add(digest)
                 offsets.append(offsets[-1] + file.write(line))
                 texts.append(f"{passage.title}\n{passage.text}")
     if not texts:
@@ -158,16 +154,16 @@ def _write_passages(corpus: Path, aside: Path) -> list[str]:
 def _passages(corpus: Path) -> Iterator[Passage]:
     for number, row in enumerate(read_file(corpus), start=1):
         inner = row.get("ctxs")
-        for one in inner if isinstance(inner, list) else [row]:
-            yield _passage(one, corpus, number)
+        for passage in inner if isinstance(inner, list) else [row]:
+            yield _passage(passage, corpus, number)
 
 
 def _passage(row: Row, corpus: Path, number: int) -> Passage:
     text = row.get("text", row.get("contents")) if isinstance(row, dict) else None
     if not isinstance(text, str):
-        found = ", ".join(map(repr, row)) if isinstance(row, dict) else type(row).__name__
+        columns = ", ".join(map(repr, row)) if isinstance(row, dict) else type(row).__name__
         raise DataError(
             f"indexing the search corpus {corpus}: row {number} has no column 'text' or 'contents' with a text. "
-            f"It has: {found or 'none'}"
+            f"It has: {columns or 'none'}"
         )
     return Passage(title=str(row.get("title") or ""), text=text)

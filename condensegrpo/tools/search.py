@@ -4,7 +4,7 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from condensegrpo.tools.corpus_index import CorpusIndex, opened
+from condensegrpo.tools.corpus_index import opened
 
 MAX_QUERY = 1000  # characters of a query that are read
 
@@ -31,7 +31,7 @@ class Search:
         Raises:
             DataError: the corpus is missing, empty or damaged.
         """
-        self._index: CorpusIndex = opened(corpus, cache)
+        self._index = opened(corpus, cache)
         self._passages = passages
         self._passage_chars = passage_chars
 
@@ -44,10 +44,10 @@ class Search:
         Returns:
             The passages with their titles, best first.
         """
-        found = self._index.best(query[:MAX_QUERY], self._passages)
-        if not found:
+        passages = self._index.best(query[:MAX_QUERY], self._passages)
+        if not passages:
             return f"No passage holds a word of {query[:80]!r}."
         return "\n\n".join(
             f"[{rank}] {passage.title}\n{passage.text[: self._passage_chars]}".strip()
-            for rank, passage in enumerate(found, start=1)
+            for rank, passage in enumerate(passages, start=1)
         )

@@ -1,6 +1,7 @@
 """The search tool over a Lucene index, by pyserini (needs Java); ``search`` needs neither."""
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 from annotated_types import Ge
@@ -51,8 +52,6 @@ def _searcher(index: str) -> Any:  # noqa: ANN401  pyserini has no types
             f"pyserini cannot be loaded ({type(error).__name__}: {error}). Install it with pip install pyserini and a "
             f"Java of version 21, or use the tool search, which needs neither"
         ) from error
-    from pathlib import Path
-
     return LuceneSearcher(index) if Path(index).is_dir() else LuceneSearcher.from_prebuilt_index(index)
 
 
