@@ -17,6 +17,7 @@ from condensegrpo.core.protocols import Condenser, NamedTensors, Problem, Sample
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Trajectory
 from condensegrpo.learner.new_model import new_model, new_tokenizer, save_new
 from condensegrpo.learner.policy import load_tokenizer
+from condensegrpo.learner.settings import NewModel
 from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.group import named, rollout
 from condensegrpo.rollout.render import Renderer
@@ -118,17 +119,15 @@ class SetLengths:
 def make_model(folder: Path, size: Size) -> None:
     """Write a Qwen3 with random weights and a tokenizer of one token a word."""
     tokenizer = new_tokenizer([" ".join(WORDS)], kind="words", vocab_size=len(WORDS) + 16)
-    model = new_model(
-        tokenizer,
+    new = NewModel(
         hidden_size=size.hidden,
         layers=size.layers,
         heads=size.heads,
-        kv_heads=size.heads,
         ffn_size=4 * size.hidden,
         initializer_range=0.02,
-        max_position_embeddings=size.positions,
-        seed=0,
+        max_positions=size.positions,
     )
+    model = new_model(tokenizer, new, seed=0)
     save_new(folder, tokenizer, model)
 
 

@@ -12,7 +12,8 @@ from condensegrpo.cli.findings import Finding, ok, problem, warning
 from condensegrpo.storage.placeholder import placeholder_in
 
 if TYPE_CHECKING:
-    from condensegrpo.config.schema import NewModel, RunConfig
+    from condensegrpo.config.schema import RunConfig
+    from condensegrpo.learner.settings import NewModel
 
 TRAINED_BYTES = 16  # per trained weight in the learner: fp32 weight and gradient, two Adam moments
 BYTES = {"float32": 4, "bfloat16": 2}  # per weight in the sampler, and per frozen weight in the learner

@@ -2,7 +2,7 @@
 
 from condensegrpo.core.protocols import Problem
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.rewards.matches import check_truth
+from condensegrpo.rewards.matches import folded_aliases
 from condensegrpo.rewards.tool_results import results_of
 
 
@@ -18,8 +18,7 @@ class AnswerInResults:
         Raises:
             ValueError: the problem has no ground truth.
         """
-        check_truth(problem, "alias")
-        aliases = _aliases(problem)
+        aliases = folded_aliases(problem)
         paid_K = [0.0] * len(trajectory.turns)
         for at, turn in enumerate(trajectory.turns):
             results = results_of(turn)
@@ -27,8 +26,3 @@ class AnswerInResults:
                 paid_K[at] = float(any(alias in results[0].lower() for alias in aliases))
                 break
         return tuple(paid_K)
-
-
-def _aliases(problem: Problem) -> tuple[str, ...]:
-    named = (problem.answer or "", *map(str, problem.data.get("aliases", ())))
-    return tuple(alias.lower().strip() for alias in named if alias.strip())

@@ -23,7 +23,8 @@ class LinearPassRate:
     Thinking" (https://arxiv.org/abs/2506.05256), which subtracts β·tokens·p of the reply from the reward.
 
     With λ = 0.4, C_lo = 100, C_hi = 400 and a context of 400 tokens a right answer gives 0.6 where all are right and
-    0.9 where a quarter is. Whoever failed or gave no answer counts as wrong in p. A group of one has p = r.
+    0.9 where a quarter is. A trajectory that failed or has no answer counts as wrong in p. A group of one
+    has p = r.
     """
 
     def __init__(

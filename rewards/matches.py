@@ -57,21 +57,16 @@ class Matcher:
 
     def check_truth(self, problem: Problem) -> None:
         """Raise ValueError if the problem has no ground truth for this method."""
-        check_truth(problem, self._match)
-
-
-def check_truth(problem: Problem, match: Match) -> None:
-    """Raise ValueError if the problem has no ground truth for this match."""
-    if match == "tests":
-        if not problem.data.get("tests"):
-            raise ValueError(
-                f"judging problem {problem.id}: it has no tests, so no code can be called right. Use the task mbpp, or "
-                f"give its data a list 'tests'"
-            )
-    elif match in ("number", "last_number"):
-        _wanted(problem)
-    else:
-        _truths(problem, match)
+        if self._match == "tests":
+            if not problem.data.get("tests"):
+                raise ValueError(
+                    f"judging problem {problem.id}: it has no tests, so no code can be called right. Use the task "
+                    f"mbpp, or give its data a list 'tests'"
+                )
+        elif self._match in ("number", "last_number"):
+            _wanted(problem)
+        else:
+            _truths(problem, self._match)
 
 
 def number(text: str) -> float | None:
@@ -92,47 +87,24 @@ def last_number(text: str) -> float | None:
     >>> last_number("48 and 24 make $1,072.50."), last_number("about 3.14"), last_number("no number")
     (1072.5, 3.14, None)
     """
-    found = _NUMBERS.findall(text.replace(_MINUS, "-"))
-    return number(found[-1]) if found else None
-
-
-def _same_text(answer: str, problem: Problem) -> bool:
-    return _fold(answer) == _fold(_truths(problem, "exact")[0])
-
-
-def _same_alias(answer: str, problem: Problem) -> bool:
-    return _fold(answer) in {_fold(truth) for truth in _truths(problem, "alias")}
-
-
-def _holds_alias(answer: str, problem: Problem) -> bool:
-    said = _fold(answer)
-    return any(_fold(truth) in said for truth in _truths(problem, "contains") if truth.strip())
-
-
-def _same_number(answer: str, problem: Problem) -> bool:
-    return _near(number(answer), _wanted(problem))
-
-
-def _same_last_number(answer: str, problem: Problem) -> bool:
-    return _near(last_number(answer), _wanted(problem))
-
-
-def _same_value(answer: str, problem: Problem) -> bool:
-    return equal(answer, _truths(problem, "math")[0])
+    numbers = _NUMBERS.findall(text.replace(_MINUS, "-"))
+    return number(numbers[-1]) if numbers else None
 
 
 _RIGHT: Mapping[Match, Callable[[str, Problem], bool]] = {
-    "exact": _same_text,
-    "number": _same_number,
-    "last_number": _same_last_number,
-    "alias": _same_alias,
-    "contains": _holds_alias,
-    "math": _same_value,
+    "exact": lambda answer, problem: _fold(answer) == _fold(_truths(problem, "exact")[0]),
+    "number": lambda answer, problem: _near(number(answer), _wanted(problem)),
+    "last_number": lambda answer, problem: _near(last_number(answer), _wanted(problem)),
+    "alias": lambda answer, problem: _fold(answer) in {_fold(truth) for truth in _truths(problem, "alias")},
+    "contains": lambda answer, problem: any(
+        _fold(truth) in _fold(answer) for truth in _truths(problem, "contains") if truth.strip()
+    ),
+    "math": lambda answer, problem: equal(answer, _truths(problem, "math")[0]),
 }
 
 
-def _near(found: float | None, wanted: float) -> bool:
-    return found is not None and abs(found - wanted) < _TOLERANCE
+def _near(value: float | None, wanted: float) -> bool:
+    return value is not None and abs(value - wanted) < _TOLERANCE
 
 
 def _wanted(problem: Problem) -> float:
@@ -153,6 +125,15 @@ def _truths(problem: Problem, match: Match) -> tuple[str, ...]:
             f"Give it an answer (the task's answer column), or use a reward that needs none"
         )
     return (*answer, *aliases)
+
+
+def folded_aliases(problem: Problem) -> frozenset[str]:
+    """The forms of the ground truth in lower case, without white space around them.
+
+    Raises:
+        ValueError: there is none.
+    """
+    return frozenset(alias.lower().strip() for alias in _truths(problem, "alias") if alias.strip())
 
 
 def _fold(text: str) -> str:

@@ -70,4 +70,6 @@ def _weighted(part: RewardPart, trajectory: Trajectory, problem: Problem) -> Rew
 
 def _check_turns(part: RewardPart, paid_K: Sequence[float], turns: int) -> None:
     if len(paid_K) != turns:
-        raise ValueError(f"the part {part.name} gave {len(paid_K)} turn rewards for {turns} turns, wanted one a turn")
+        raise ValueError(
+            f"the part {part.name} returned {len(paid_K)} turn rewards for {turns} turns, wanted one per turn"
+        )

@@ -40,9 +40,10 @@ from condensegrpo.cli.findings import Finding, Level, ok, problem, show, warning
 from condensegrpo.cli.plugins import described, docstring_in_source, plugins
 from condensegrpo.cli.theme import console
 from condensegrpo.config.load import load_config
-from condensegrpo.config.schema import NewModel, RunConfig
+from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.plugins import KINDS, installed, load
+from condensegrpo.learner.settings import NewModel
 from condensegrpo.sandbox import probing
 
 CONFIG = """

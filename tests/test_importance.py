@@ -53,7 +53,7 @@ def test_the_tables_name_levels_and_modes() -> None:
 
 
 def test_ratios_of_tokens_and_of_turns() -> None:
-    assert token_ratio(LEARNER_T, SAMPLER_T).tolist() == pytest.approx([4, 1 / 8, 1 / 2])
+    assert token_ratio(LEARNER_T, SAMPLER_T, TURN_T).tolist() == pytest.approx([4, 1 / 8, 1 / 2])
     assert turn_ratio(LEARNER_T, SAMPLER_T, TURN_T).tolist() == pytest.approx([2, 1 / 8, 2])
 
 
@@ -122,7 +122,7 @@ def test_nothing_carries_a_gradient() -> None:
     for level in ("token", "turn"):
         found = importance(learner_T, SAMPLER_T, TURN_T, cap=3.0, level=level, mode="truncate")
         assert not any(part.requires_grad for part in found)
-    assert not token_ratio(learner_T, SAMPLER_T).requires_grad
+    assert not token_ratio(learner_T, SAMPLER_T, TURN_T).requires_grad
     assert not turn_ratio(learner_T, SAMPLER_T, TURN_T).requires_grad
 
 
@@ -131,7 +131,9 @@ def test_a_turn_ratio_is_not_bounded_token_by_token() -> None:
     sampler_T = torch.tensor([-26.0, -1.0], dtype=torch.float64)
     learner_T = torch.tensor([-1.0, -25.0], dtype=torch.float64)
     assert turn_ratio(learner_T, sampler_T, torch.tensor([0, 0])).tolist() == pytest.approx([math.e, math.e])
-    assert token_ratio(learner_T, sampler_T).tolist() == pytest.approx([math.exp(20), math.exp(-20)])
+    assert token_ratio(learner_T, sampler_T, torch.tensor([0, 0])).tolist() == pytest.approx(
+        [math.exp(20), math.exp(-20)]
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -140,7 +142,8 @@ def test_probabilities_of_zero_make_no_nan(dtype: torch.dtype) -> None:
     learner_T = torch.tensor([-1, -math.inf, -math.inf, -1e4, 0], dtype=dtype)
     sampler_T = torch.tensor([-math.inf, -1, -math.inf, 0, -1e4], dtype=dtype)
     largest, smallest = math.exp(20), math.exp(-20)
-    assert token_ratio(learner_T, sampler_T).tolist() == pytest.approx([largest, smallest, 1, smallest, largest])
+    ratio_T = token_ratio(learner_T, sampler_T, torch.arange(5))
+    assert ratio_T.tolist() == pytest.approx([largest, smallest, 1, smallest, largest])
     found = importance(learner_T, sampler_T, torch.arange(5), cap=2.0, level="turn", mode="truncate")
     assert found.weight_T.tolist() == pytest.approx([2, smallest, 1, smallest, 2])
     found = importance(learner_T, sampler_T, torch.arange(5), cap=2.0, level="turn", mode="mask")

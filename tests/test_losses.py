@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from condensegrpo.algorithms.losses import LOSSES, TokenLoss, cispo, clipped, gspo, nll, reinforce
+from condensegrpo.algorithms.losses import LOSSES, TokenLoss, cispo, clipped, gspo, reinforce
 
 
 def one_token(ratio: float, advantage: float, **bounds: float) -> tuple[float, float, bool, bool]:
@@ -80,7 +80,6 @@ def test_statistics_carry_no_gradient_and_a_weight_of_zero_silences_a_token() ->
 def test_no_tokens_have_no_loss() -> None:
     empty_T = torch.zeros(0, requires_grad=True)
     assert clipped(empty_T, torch.zeros(0), torch.zeros(0)).loss_T.sum().item() == 0
-    assert nll(empty_T).loss_T.sum().item() == 0
 
 
 @settings(deadline=None, max_examples=100)
@@ -95,18 +94,6 @@ def test_clipping_never_lowers_the_loss(logp: float, old: float, advantage: floa
     assert found >= plain - 1e-9 * abs(plain)
     assert dual <= found
     assert math.isfinite(dual)
-
-
-def test_the_supervised_loss_is_the_negative_log_probability() -> None:
-    logp_T = torch.tensor([-0.5, -2.0], requires_grad=True)
-    found = nll(logp_T)
-    found.loss_T.sum().backward()
-    assert found.loss_T.tolist() == [0.5, 2.0]
-    assert found.ratio_T.tolist() == [1, 1]
-    assert not found.low_T.any()
-    assert not found.high_T.any()
-    assert logp_T.grad is not None
-    assert logp_T.grad.tolist() == [-1, -1]
 
 
 def test_the_table_names_the_losses_of_the_configuration() -> None:

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.learner.new_model import new_model, new_tokenizer, save_new
+from condensegrpo.learner.settings import NewModel
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.tasks.ledger import Ledger
 
@@ -28,17 +29,7 @@ def bpe() -> PreTrainedTokenizerFast:
 
 
 def quickstart_model(tokenizer: PreTrainedTokenizerFast, *, seed: int = 0) -> Qwen3ForCausalLM:
-    return new_model(
-        tokenizer,
-        hidden_size=64,
-        layers=2,
-        heads=4,
-        kv_heads=4,
-        ffn_size=256,
-        initializer_range=0.15,
-        max_position_embeddings=512,
-        seed=seed,
-    )
+    return new_model(tokenizer, NewModel(max_positions=512), seed=seed)
 
 
 def tokens(tokenizer: PreTrainedTokenizerFast, text: str) -> list[str]:
@@ -215,12 +206,9 @@ def test_weights_depend_on_the_seed_alone_and_leave_the_random_state_as_it_was(w
     assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
 
 
-def test_heads_that_do_not_divide_are_refused(words: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(ValueError, match=r"3 heads .* hidden_size=64"):
-        new_model(
-            words, hidden_size=64, layers=1, heads=3, kv_heads=3, ffn_size=8, initializer_range=0.1,
-            max_position_embeddings=8, seed=0,
-        )  # fmt: skip
+def test_heads_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"hidden_size=64 .* heads=3"):
+        NewModel(hidden_size=64, heads=3)
 
 
 @pytest.mark.parametrize("kind", ["words", "bpe"])

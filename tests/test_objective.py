@@ -129,7 +129,12 @@ def test_a_token_of_probability_zero_does_not_make_the_entropy_infinite() -> Non
 
 
 def test_supervised_raises_every_token() -> None:
-    assert supervised(torch.tensor([HALF, QUARTER]), two_tokens()).loss_T.tolist() == pytest.approx([-HALF, -QUARTER])
+    logp_T = torch.tensor([HALF, QUARTER], requires_grad=True)
+    loss_T = supervised(logp_T, two_tokens()).loss_T
+    loss_T.sum().backward()
+    assert loss_T.tolist() == pytest.approx([-HALF, -QUARTER])
+    assert logp_T.grad is not None
+    assert logp_T.grad.tolist() == [-1, -1]
 
 
 def put_together(loss: str, level: Level) -> dict[str, Objective]:

@@ -15,11 +15,11 @@ from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel
 
 from condensegrpo.cli.plan import _bytes
 from condensegrpo.config.load import find_config, load_config, shipped, validate, vary
-from condensegrpo.config.schema import ModelSettings, NewModel, RunConfig
+from condensegrpo.config.schema import ModelSettings, RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.lora import add_adapters
 from condensegrpo.learner.new_model import new_model, new_tokenizer
-from condensegrpo.learner.settings import LoraSettings
+from condensegrpo.learner.settings import LoraSettings, NewModel
 from condensegrpo.learner.targets import adapted_layers
 from condensegrpo.planning.architecture import architecture
 from condensegrpo.planning.formulas import MicroBatch
@@ -67,18 +67,8 @@ def test_parameters_are_those_of_the_real_model(make: object, tmp_path: Path) ->
 
 def test_parameters_of_a_new_model_are_those_that_it_is_made_with() -> None:
     tokenizer = new_tokenizer(["a b c"], kind="words", vocab_size=64)
-    made = new_model(
-        tokenizer,
-        hidden_size=16,
-        layers=2,
-        heads=2,
-        kv_heads=2,
-        ffn_size=32,
-        initializer_range=0.1,
-        max_position_embeddings=64,
-        seed=0,
-    )
     new = NewModel(vocab_size=64, hidden_size=16, layers=2, heads=2, ffn_size=32)
+    made = new_model(tokenizer, new, seed=0)
     unused = (64 - len(tokenizer)) * 16  # words that the text turned out not to have
     assert (
         architecture(ModelSettings(new=new)).parameters == sum(tensor.numel() for tensor in made.parameters()) + unused

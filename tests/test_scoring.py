@@ -8,7 +8,7 @@ from builders import scored, trajectory, turn, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.algorithms.turn_rewards import TurnSums, turn_sums
+from condensegrpo.algorithms.credit import TurnSums, turn_sums
 from condensegrpo.core.errors import ScoreError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Problem, RewardResult

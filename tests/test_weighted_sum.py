@@ -8,7 +8,7 @@ from builders import scored, trajectory, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.algorithms.turn_rewards import turn_sums
+from condensegrpo.algorithms.credit import turn_sums
 from condensegrpo.assembly.plugins import build
 from condensegrpo.core.errors import PluginError, ScoreError
 from condensegrpo.core.protocols import Problem, Reward, RewardPart, RewardResult, TurnReward
@@ -197,7 +197,7 @@ def test_a_trajectory_without_turns_gets_nothing_from_a_turn_reward() -> None:
 @pytest.mark.parametrize("values", [(), (1.0,), (1.0, 1.0, 1.0)])
 def test_a_turn_reward_that_is_not_one_a_turn_names_its_part(values: tuple[float, ...]) -> None:
     reward = WeightedSum(parts=[part("correct", Correct()), part("steps", Paying(*values))])
-    wanted = rf"p0/0 .* the part steps gave {len(values)} turn rewards for 2 turns, wanted one a turn"
+    wanted = rf"p0/0 .* the part steps returned {len(values)} turn rewards for 2 turns, wanted one per turn"
     with pytest.raises(ScoreError, match=wanted):
         score(answered("7", contexts=(3, 3)), SEVEN, reward)
 

@@ -3,6 +3,7 @@
 scored trajectories ─▶ Scores ─▶ Estimator: advantage of every turn ─▶ rows, with the weight of every turn's tokens
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
@@ -14,7 +15,6 @@ from condensegrpo.algorithms import names
 from condensegrpo.algorithms.advantages import ESTIMATORS
 from condensegrpo.algorithms.segments import segments
 from condensegrpo.algorithms.settings import DEFAULT_STOPS, StopSettings
-from condensegrpo.algorithms.turn_rewards import turn_sums
 from condensegrpo.core.trajectory import ScoredTrajectory, Segment, Stop, Trajectory
 
 T = TypeVar("T")
@@ -70,6 +70,30 @@ class Estimator:
     def outcome(self, scores: Scores) -> Tensor:
         """The outcome that it compares within a group, float (N,): the correctness or the total reward."""
         return scores.correct_N if self.traits.learns_from == "correctness" else scores.total_N
+
+
+class TurnSums(NamedTuple):
+    """What the turns of a trajectory earned on the way."""
+
+    total: float  # R^T: what environment and reward functions pay single turns
+    result_turn: int  # index among the act turns of the first whose observation carried a tool result; −1: none
+
+
+def turn_sums(scored: ScoredTrajectory) -> TurnSums:
+    """The turn rewards of a trajectory, summed, and where its first tool result came.
+
+    R^T = Σ Score.turn_rewards + Σ Turn.turn_rewards. An error that answers a tool call is a result
+    too: the policy saw what came of its call.
+
+        turn 0: hint 0.5; the score pays 0.2 and 0   ─▶   R^T = 0.7
+    """
+    turns = scored.trajectory.turns
+    rewards = [value for turn in turns for value in turn.turn_rewards.values()]
+    acts = (turn for turn in turns if turn.kind == "act")
+    answered = (
+        at for at, turn in enumerate(acts) if any(message.tool_call_id is not None for message in turn.observations)
+    )
+    return TurnSums(total=math.fsum([*rewards, *scored.score.turn_rewards]), result_turn=next(answered, -1))
 
 
 def split_masked(

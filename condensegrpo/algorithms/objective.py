@@ -14,7 +14,7 @@ from typing import NamedTuple, Self
 from torch import Tensor
 
 from condensegrpo.algorithms import names
-from condensegrpo.algorithms.losses import KL, LOSSES, MAX_DIFFERENCE, TokenLoss, importance, k3, nll
+from condensegrpo.algorithms.losses import KL, LOSSES, MAX_DIFFERENCE, TokenLoss, importance, k3
 from condensegrpo.algorithms.losses.columns import difference
 from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.algorithms.settings import Level, Mode
@@ -62,8 +62,8 @@ class Share:
 
     def __call__(self, logp_T: Tensor) -> Summed:
         """Σ w·l over the trained tokens."""
-        found = self.objective(logp_T, self.batch)
-        return Summed(loss=(self.batch.weights * found.loss_T).sum(), statistics=dict(found.statistics))
+        value = self.objective(logp_T, self.batch)
+        return Summed(loss=(self.batch.weights * value.loss_T).sum(), statistics=dict(value.statistics))
 
     @property
     def divisible(self) -> bool:
@@ -78,8 +78,8 @@ class Share:
 
 
 def supervised(logp_T: Tensor, batch: PackedBatch) -> ObjectiveValue:
-    """−logp: every trained token is right."""
-    return ObjectiveValue(loss_T=nll(logp_T).loss_T, statistics={})
+    """−logp, for supervised steps: every trained token is right."""
+    return ObjectiveValue(loss_T=-logp_T, statistics={})
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from condensegrpo.algorithms.settings import (
     StopSettings,
 )
 from condensegrpo.config.yaml_tree import Section
-from condensegrpo.learner.settings import Dtype, LoraSettings, Offload, OptimizerSettings
+from condensegrpo.learner.settings import Dtype, LoraSettings, NewModel, Offload, OptimizerSettings
 from condensegrpo.rollout.settings import Confidence, Limits, ToolFormatName, Trigger, check_form
 from condensegrpo.sandbox.limits import SandboxLimits
 
@@ -61,28 +61,6 @@ class WeightedPlugin(Plugin):
     """A reward in a weighted sum."""
 
     weight: float = Field(default=1.0, ge=0)
-
-
-class NewModel(Section):
-    """A Qwen3 model made on the spot, with a tokenizer built from the task's own text."""
-
-    tokenizer: Literal["words", "bpe"] = "words"
-    vocab_size: int = Field(default=2048, ge=64)
-    """Of a bpe tokenizer; the most that a words tokenizer may need."""
-    hidden_size: int = Field(default=64, ge=8)
-    layers: int = Field(default=2, ge=1)
-    heads: int = Field(default=4, ge=1)
-    ffn_size: int = Field(default=256, ge=8)
-    initializer_range: float = Field(default=0.15, gt=0)
-    """Standard deviation of the initial weights."""
-    max_positions: int = Field(default=4096, ge=64)
-    """Longest context in tokens."""
-
-    @model_validator(mode="after")
-    def _heads_divide(self) -> "NewModel":
-        if self.hidden_size % self.heads:
-            raise ValueError(f"hidden_size={self.hidden_size} is no multiple of heads={self.heads}")
-        return self
 
 
 class ModelSettings(Section):

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from condensegrpo.algorithms.turn_rewards import turn_sums
+from condensegrpo.algorithms.credit import turn_sums
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.runtime import renderer_for, trajectory_engine
 from condensegrpo.core.evaluation import Evaluation

@@ -9,6 +9,8 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from condensegrpo.learner.settings import NewModel
+
 BEGIN, END, PAD, UNKNOWN = "<|im_start|>", "<|im_end|>", "<|pad|>", "[UNK]"
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -68,46 +70,35 @@ def new_tokenizer(corpus: Iterable[str], *, kind: Literal["words", "bpe"], vocab
     )
 
 
-def new_model(
-    tokenizer: PreTrainedTokenizerFast,
-    *,
-    hidden_size: int,
-    layers: int,
-    heads: int,
-    kv_heads: int,
-    ffn_size: int,
-    initializer_range: float,
-    max_position_embeddings: int,
-    seed: int,
-) -> Qwen3ForCausalLM:
+def new_model(tokenizer: PreTrainedTokenizerFast, new: NewModel, *, seed: int) -> Qwen3ForCausalLM:
     """A Qwen3 of this size in fp32 with tied embeddings and random weights that depend on ``seed`` and nothing else.
 
-    The random state of torch is left as it was found.
+    Its vocabulary is the tokenizer's. The random state of torch is left as it was found.
     """
-    if hidden_size % heads or heads % kv_heads:
-        raise ValueError(
-            f"a model of {heads} heads ({kv_heads} for keys and values) and hidden_size={hidden_size}: heads must "
-            f"divide hidden_size and kv_heads must divide heads"
-        )
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden_size,
-        intermediate_size=ffn_size,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=hidden_size // heads,
-        max_position_embeddings=max_position_embeddings,
-        initializer_range=initializer_range,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype=torch.float32,
-    )
+    config = new_config(new, vocab_size=len(tokenizer))
+    config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return Qwen3ForCausalLM(config).to(torch.float32)
+
+
+def new_config(new: NewModel, *, vocab_size: int) -> Qwen3Config:
+    """The configuration of a new model, without the ids of its tokenizer's special tokens."""
+    return Qwen3Config(
+        vocab_size=vocab_size,
+        hidden_size=new.hidden_size,
+        intermediate_size=new.ffn_size,
+        num_hidden_layers=new.layers,
+        num_attention_heads=new.heads,
+        num_key_value_heads=new.heads,
+        head_dim=new.hidden_size // new.heads,
+        max_position_embeddings=new.max_positions,
+        initializer_range=new.initializer_range,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+        dtype=torch.float32,
+    )
 
 
 def save_new(folder: Path, tokenizer: PreTrainedTokenizerFast, model: Qwen3ForCausalLM) -> None:

@@ -49,3 +49,24 @@ class OptimizerSettings:
     """Optimiser steps over which the learning rate rises linearly to its peak."""
     schedule: Literal["constant", "cosine"] = "constant"
     """Learning rate after the warm-up; cosine falls to 0 at the last step of training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewModel:
+    """A Qwen3 model made on the spot, with a tokenizer built from the task's own text."""
+
+    tokenizer: Literal["words", "bpe"] = "words"
+    vocab_size: Annotated[int, Ge(64)] = 2048
+    """Of a bpe tokenizer; the most that a words tokenizer may need."""
+    hidden_size: Annotated[int, Ge(8)] = 64
+    layers: Annotated[int, Ge(1)] = 2
+    heads: Annotated[int, Ge(1)] = 4
+    ffn_size: Annotated[int, Ge(8)] = 256
+    initializer_range: Annotated[float, Gt(0)] = 0.15
+    """Standard deviation of the initial weights."""
+    max_positions: Annotated[int, Ge(64)] = 4096
+    """Longest context in tokens."""
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.heads:
+            raise ValueError(f"hidden_size={self.hidden_size} is no multiple of heads={self.heads}")

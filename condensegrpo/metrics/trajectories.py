@@ -46,7 +46,7 @@ def facts_of(scored: ScoredTrajectory, *, turn_reward: float) -> TrajectoryFacts
     """The facts of a scored trajectory.
 
     Args:
-        turn_reward: R^T, of ``algorithms.turn_rewards.turn_sums``.
+        turn_reward: R^T, of ``algorithms.credit.turn_sums``.
     """
     trajectory, score = scored.trajectory, scored.score
     drafts = [turn.draft for turn in trajectory.turns if turn.draft is not None]

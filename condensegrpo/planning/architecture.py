@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, Qwen3Config
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers import __version__ as transformers_version
 
-from condensegrpo.config.schema import ModelSettings, NewModel
+from condensegrpo.config.schema import ModelSettings
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.logprobs import why_no_trees
+from condensegrpo.learner.new_model import new_config
 from condensegrpo.learner.policy import configuration
 from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.learner.targets import adapted_layers
@@ -48,7 +49,11 @@ def architecture(model: ModelSettings) -> Architecture:
     Raises:
         ConfigError: there is no such model, or it is no causal language model that transformers knows.
     """
-    config = _new(model.new) if model.new is not None else configuration(str(model.path))
+    config = (
+        new_config(model.new, vocab_size=model.new.vocab_size)
+        if model.new is not None
+        else configuration(str(model.path))
+    )
     text = config.get_text_config()
     try:
         with torch.device("meta"):
@@ -92,17 +97,3 @@ def _number(text: PretrainedConfig, name: str) -> int | None:
     """A size that not every configuration has; some have it without a value."""
     found: int | None = getattr(text, name, None)
     return found
-
-
-def _new(new: NewModel) -> Qwen3Config:
-    """The configuration of ``learner/new_model.py``, with all the vocabulary that it may have."""
-    return Qwen3Config(
-        vocab_size=new.vocab_size,
-        hidden_size=new.hidden_size,
-        intermediate_size=new.ffn_size,
-        num_hidden_layers=new.layers,
-        num_attention_heads=new.heads,
-        num_key_value_heads=new.heads,
-        head_dim=new.hidden_size // new.heads,
-        tie_word_embeddings=True,
-    )

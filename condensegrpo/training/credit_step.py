@@ -8,11 +8,10 @@ from typing import Literal, NamedTuple, TypeVar
 from torch import Tensor
 
 from condensegrpo.algorithms.advantages import Moments, moments, whiten
-from condensegrpo.algorithms.credit import Scores, condense_turns, scores_of, turn_counts, turn_tokens
+from condensegrpo.algorithms.credit import Scores, condense_turns, scores_of, turn_counts, turn_sums, turn_tokens
 from condensegrpo.algorithms.losses import Totals, share_of_summaries, token_weights, totals, with_share
 from condensegrpo.algorithms.settings import AggregationSettings, StopSettings
 from condensegrpo.algorithms.staleness import staleness_of
-from condensegrpo.algorithms.turn_rewards import turn_sums
 from condensegrpo.core.protocols import Condenser, Counted
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.learner import ranks

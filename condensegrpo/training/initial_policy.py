@@ -7,12 +7,13 @@ from pathlib import Path
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.open_learner import open_learner
 from condensegrpo.assembly.runtime import open_sampler, renderer_for
-from condensegrpo.config.schema import NewModel, RunConfig
+from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Demonstrates, Task
 from condensegrpo.learner import ranks
 from condensegrpo.learner.new_model import new_model, new_tokenizer, save_new
+from condensegrpo.learner.settings import NewModel
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.warm_start import Lessons, Probe, warm_start
 
@@ -93,17 +94,7 @@ def _demonstrating(task: Task, doing: str, why_not: str) -> Demonstrates:
 
 def _make(new: NewModel, task: Demonstrates, made: Path, *, seed: int) -> None:
     tokenizer = new_tokenizer(task.corpus(), kind=new.tokenizer, vocab_size=new.vocab_size)
-    model = new_model(
-        tokenizer,
-        hidden_size=new.hidden_size,
-        layers=new.layers,
-        heads=new.heads,
-        kv_heads=new.heads,
-        ffn_size=new.ffn_size,
-        initializer_range=new.initializer_range,
-        max_position_embeddings=new.max_positions,
-        seed=seed,
-    )
+    model = new_model(tokenizer, new, seed=seed)
     aside = made.with_name(".new")
     save_new(aside, tokenizer, model)
     aside.rename(made)

@@ -17,8 +17,8 @@ the trajectories of a group, each counted once however many turns or rows it mad
 
 Equal values give exactly 0, whatever ε; values of a group within 1e-12 of its largest magnitude are equal. A group of
 one gives 0 (``singleton="zero"``) or x itself (``"raw"``). Nothing here ever returns NaN or an infinity: a reward that
-is not finite or beyond ±1e100, or an advantage beyond single precision, is a ``ScoreError`` that names the trajectory,
-and what cannot be an option is a ``ValueError`` that says what could.
+is not finite or beyond ±1e100, or an advantage beyond single precision, is a ``ScoreError`` that names the trajectory.
+An option or a result turn out of range is a ``ValueError`` that says what is allowed.
 
     outcome.py    one scalar for all turns: grpo, grpo_merged, rloo, reinforce; and turn_discounted
     turns.py      turns before and after the first tool result: ms_grpo, mt_grpo, ms_po

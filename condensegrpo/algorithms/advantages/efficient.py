@@ -14,14 +14,17 @@ Example: outcomes [1, 1, 0, 0], contexts [100, 1000, 100, 100], anchors 100 and 
 correct is 0 and 1, mean ½, std 0.71, E = ±0.71; λ·p·E = ±0.071, so A = [0.571, 0.429, −0.5, −0.5].
 """
 
+from typing import get_args
+
 import torch
 from torch import Tensor
 
 from condensegrpo.algorithms.advantages.groups import (
     Scale,
     check_batch,
-    check_choices,
+    check_choice,
     check_option,
+    check_options,
     first,
     groups,
     mean,
@@ -85,7 +88,11 @@ def efficient(
     check_batch(outcome_N, turn_N, group_N, turns_N, result_turn_N)
     _check_unit_interval(outcome_N)
     _check_contexts(context_N, truncated_N, outcome_N)
-    _check_options(accuracy, eps=eps, coefficient=coefficient, guard=guard, min_pass_rate=min_pass_rate)
+    check_choice("accuracy", accuracy, get_args(Scale))
+    check_options(eps=eps)
+    check_option("coefficient", coefficient, low=0)
+    check_option("guard", guard, low=0, high=1)
+    check_option("min_pass_rate", min_pass_rate, low=0, high=1)
     reward_N = outcome_N.double()
     accuracy_N, correct_N = normalise(reward_N, group_N, scale=accuracy, eps=eps), reward_N == 1
     cost_N = _context_cost(context_N, low=context_low, high=context_high)
@@ -121,14 +128,6 @@ def _trust(correct_N: Tensor, group_N: Tensor, min_pass_rate: float) -> Tensor:
     """g(p)_N: the share of correct trajectories of the group, 0 below ``min_pass_rate``."""
     pass_rate_N = mean(correct_N.double(), group_N)
     return torch.where(pass_rate_N >= min_pass_rate, pass_rate_N, 0.0)
-
-
-def _check_options(accuracy: Scale, *, eps: float, coefficient: float, guard: float, min_pass_rate: float) -> None:
-    check_choices(accuracy=accuracy)
-    check_option("eps", eps, low=0)
-    check_option("coefficient", coefficient, low=0)
-    check_option("guard", guard, low=0, high=1)
-    check_option("min_pass_rate", min_pass_rate, low=0, high=1)
 
 
 def _check_contexts(context_N: Tensor, truncated_N: Tensor | None, outcome_N: Tensor) -> None:

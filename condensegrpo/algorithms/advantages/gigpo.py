@@ -22,8 +22,7 @@ from torch import Tensor
 from condensegrpo.algorithms.advantages.groups import (
     Scale,
     check_batch,
-    check_choices,
-    check_option,
+    check_options,
     first,
     groups,
     mean,
@@ -82,14 +81,10 @@ def gigpo(
         float (N, K). S sums to zero over the first visits of a state, not over all turns.
 
     Raises:
-        ScoreError: a reward is NaN, infinite or beyond ±1e100.
-        ValueError: an option, a result turn or a state is out of range.
+        ValueError: also for a state that is out of range.
     """
     check_batch(outcome_N, turn_N, group_N, turns_N, result_turn_N)
-    check_choices(scale=scale)
-    check_option("eps", eps, low=0)
-    check_option("coef", coef)
-    check_option("gamma", gamma, low=0, high=1)
+    check_options(scale=scale, eps=eps, coef=coef, gamma=gamma)
     _check_states(state_NK, turns_N)
     reward_N = outcome_N.double()
     return_NK = discounts(turns_N, gamma) * reward_N[:, None]

@@ -4,6 +4,7 @@ Suffixes as in ``condensegrpo.algorithms.advantages``.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
@@ -14,11 +15,7 @@ from condensegrpo.core.errors import ScoreError
 Scale = Literal["std", "none"]
 Singleton = Literal["zero", "raw"]
 
-MAX_REWARD = (
-    1e100  # magnitude of a reward; the square of a difference of two, summed over a group, stays far from 1e308
-)
-
-
+MAX_REWARD = 1e100  # magnitude of a reward: squared differences, summed over a group, stay far from 1e308
 ROUNDING = 1e-12  # of a group's largest magnitude; values that spread no further are equal, 0.1 + 0.2 and 0.3 for one
 
 
@@ -131,13 +128,21 @@ def check_rewards(name: str, reward_N: Tensor) -> None:
         )
 
 
-def check_choices(*, scale: str = "std", accuracy: str = "std", singleton: str = "zero") -> None:
+def check_options(
+    *, scale: str = "std", singleton: str = "zero", eps: float = 0.0, coef: float = 0.0, gamma: float = 0.0
+) -> None:
+    """Raise ValueError for an option of several estimators that is out of range: ε ≥ 0, γ in [0, 1]."""
+    check_choice("scale", scale, get_args(Scale))
+    check_choice("singleton", singleton, get_args(Singleton))
+    check_option("eps", eps, low=0)
+    check_option("coef", coef)
+    check_option("gamma", gamma, low=0, high=1)
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
     """Raise ValueError for an option that is none of its choices; configurations are not checked elsewhere."""
-    scales, singletons = get_args(Scale), get_args(Singleton)
-    given = (("scale", scale, scales), ("accuracy", accuracy, scales), ("singleton", singleton, singletons))
-    for name, value, choices in given:
-        if value not in choices:
-            raise ValueError(f"the option {name} of an estimator is {value!r}, wanted one of {', '.join(choices)}")
+    if value not in choices:
+        raise ValueError(f"the option {name} of an estimator is {value!r}, wanted one of {', '.join(choices)}")
 
 
 def check_option(name: str, value: object, *, low: float = -math.inf, high: float = math.inf) -> None:

@@ -10,8 +10,8 @@ from condensegrpo.algorithms.advantages.groups import (
     Scale,
     Singleton,
     check_batch,
-    check_choices,
     check_option,
+    check_options,
     normalise,
     sizes,
     std,
@@ -47,12 +47,10 @@ def grpo(
         float (N, K), constant over the turns of a trajectory, summing to zero over a group's trajectories.
 
     Raises:
-        ScoreError: a reward is NaN, infinite or beyond ±1e100.
-        ValueError: an option or a result turn is out of range.
+        ScoreError, ValueError: as every estimator, see ``condensegrpo.algorithms.advantages``.
     """
     check_batch(outcome_N, turn_N, group_N, turns_N, result_turn_N)
-    check_choices(scale=scale, singleton=singleton)
-    check_option("eps", eps, low=0)
+    check_options(scale=scale, singleton=singleton, eps=eps)
     advantage_N = normalise(outcome_N.double(), group_N, scale=scale, eps=eps, singleton=singleton)
     return over_turns(advantage_N, turns_N, like=outcome_N)
 
@@ -84,12 +82,10 @@ def grpo_merged(
         float (N, K), constant over the turns of a trajectory, summing to zero over a group's trajectories.
 
     Raises:
-        ScoreError: a reward is NaN, infinite or beyond ±1e100.
-        ValueError: an option or a result turn is out of range.
+        ScoreError, ValueError: as every estimator, see ``condensegrpo.algorithms.advantages``.
     """
     check_batch(outcome_N, turn_N, group_N, turns_N, result_turn_N)
-    check_choices(scale=scale, singleton=singleton)
-    check_option("eps", eps, low=0)
+    check_options(scale=scale, singleton=singleton, eps=eps)
     merged_N = turn_N.double() + outcome_N.double()
     advantage_N = normalise(merged_N, group_N, scale=scale, eps=eps, singleton=singleton)
     return over_turns(advantage_N, turns_N, like=outcome_N)
@@ -120,11 +116,10 @@ def rloo(
         float (N, K), constant over the turns of a trajectory, summing to zero over a group's trajectories.
 
     Raises:
-        ScoreError: a reward is NaN, infinite or beyond ±1e100.
-        ValueError: an option or a result turn is out of range.
+        ScoreError, ValueError: as every estimator, see ``condensegrpo.algorithms.advantages``.
     """
     check_batch(outcome_N, turn_N, group_N, turns_N, result_turn_N)
-    check_choices(singleton=singleton)
+    check_options(singleton=singleton)
     size_N = sizes(group_N).double()
     factor_N = size_N / (size_N - 1).clamp(min=1)  # n/(n − 1); 1 for a group of one, whose "raw" it must leave alone
     centred_N = normalise(outcome_N.double(), group_N, scale="none", eps=0.0, singleton=singleton)
@@ -164,12 +159,10 @@ def reinforce(
         float (N, K), constant over the turns of a trajectory, summing to zero over a group's trajectories.
 
     Raises:
-        ScoreError: a reward is NaN, infinite or beyond ±1e100, even though the clamp would hide it.
-        ValueError: an option or a result turn is out of range.
+        ScoreError: also for a reward that the clamp would hide.
     """
     check_batch(outcome_N, turn_N, group_N, turns_N, result_turn_N)
-    check_choices(singleton=singleton)
-    check_option("eps", eps, low=0)
+    check_options(singleton=singleton, eps=eps)
     check_option("clamp", clamp, low=0)
     if clamp == 0:
         raise ValueError("the option clamp of an estimator is 0, wanted a number above it: all rewards would be equal")
@@ -210,12 +203,9 @@ def turn_discounted(
         float (N, K). It sums to zero over a group's trajectories at their last turns, not in any one column.
 
     Raises:
-        ScoreError: a reward is NaN, infinite or beyond ±1e100.
-        ValueError: an option or a result turn is out of range.
+        ScoreError, ValueError: as every estimator, see ``condensegrpo.algorithms.advantages``.
     """
     check_batch(outcome_N, turn_N, group_N, turns_N, result_turn_N)
-    check_choices(scale=scale, singleton=singleton)
-    check_option("eps", eps, low=0)
-    check_option("gamma", gamma, low=0, high=1)
+    check_options(scale=scale, singleton=singleton, eps=eps, gamma=gamma)
     advantage_N = normalise(outcome_N.double(), group_N, scale=scale, eps=eps, singleton=singleton)
     return finished(discounts(turns_N, gamma) * advantage_N[:, None], turns_N, like=outcome_N)

@@ -23,8 +23,8 @@ from condensegrpo.algorithms.advantages.groups import (
     Scale,
     Singleton,
     check_batch,
-    check_choices,
     check_option,
+    check_options,
     normalise,
 )
 from condensegrpo.algorithms.advantages.table import before_result, finished
@@ -61,11 +61,10 @@ def ms_grpo(
         float (N, K), of two values at most in each trajectory.
 
     Raises:
-        ScoreError: a reward is NaN, infinite or beyond ±1e100.
-        ValueError: an option or a result turn is out of range.
+        ScoreError, ValueError: as every estimator, see ``condensegrpo.algorithms.advantages``.
     """
     check_batch(outcome_N, turn_N, group_N, turns_N, result_turn_N)
-    _check_options(coef=coef, scale=scale, singleton=singleton, eps=eps)
+    check_options(coef=coef, scale=scale, singleton=singleton, eps=eps)
     outcome_part_N = normalise(outcome_N.double(), group_N, scale=scale, singleton=singleton, eps=eps)
     turn_part_N = coef * normalise(turn_N.double(), group_N, scale=scale, singleton=singleton, eps=eps)
     turn_part_NK = torch.where(before_result(turns_N, result_turn_N), turn_part_N[:, None], 0.0)
@@ -103,11 +102,10 @@ def mt_grpo(
         float (N, K), of two values at most in each trajectory.
 
     Raises:
-        ScoreError: a reward is NaN, infinite or beyond ±1e100.
-        ValueError: an option or a result turn is out of range.
+        ScoreError, ValueError: as every estimator, see ``condensegrpo.algorithms.advantages``.
     """
     check_batch(outcome_N, turn_N, group_N, turns_N, result_turn_N)
-    _check_options(coef=coef, scale=scale, singleton=singleton, eps=eps)
+    check_options(coef=coef, scale=scale, singleton=singleton, eps=eps)
     reward_N, turn_reward_N = outcome_N.double(), turn_N.double()
     outcome_part_N = normalise(reward_N, group_N, scale=scale, singleton=singleton, eps=eps)
     turn_part_N = coef * normalise(turn_reward_N, group_N, scale=scale, singleton=singleton, eps=eps)
@@ -149,20 +147,13 @@ def ms_po(
         float (N, K), of two values at most in each trajectory.
 
     Raises:
-        ScoreError: a reward is NaN, infinite or beyond ±1e100.
-        ValueError: an option or a result turn is out of range.
+        ScoreError, ValueError: as every estimator, see ``condensegrpo.algorithms.advantages``.
     """
     check_batch(outcome_N, turn_N, group_N, turns_N, result_turn_N)
-    _check_options(scale=scale, singleton=singleton, eps=eps)
+    check_options(scale=scale, singleton=singleton, eps=eps)
     check_option("gamma", gamma, low=0)
     reward_N = outcome_N.double()
     both_N = normalise(turn_N.double() + gamma * reward_N, group_N, scale=scale, singleton=singleton, eps=eps)
     outcome_part_N = normalise(reward_N, group_N, scale=scale, singleton=singleton, eps=eps)
     after_NK = (result_turn_N[:, None] >= 0) & ~before_result(turns_N, result_turn_N)
     return finished(torch.where(after_NK, outcome_part_N[:, None], both_N[:, None]), turns_N, like=outcome_N)
-
-
-def _check_options(*, scale: Scale, singleton: Singleton, eps: float, coef: float = 0.0) -> None:
-    check_choices(scale=scale, singleton=singleton)
-    check_option("eps", eps, low=0)
-    check_option("coef", coef)

@@ -2,7 +2,7 @@
 
 Legend of the suffixes: ``_T`` trained tokens, ``_N`` trajectories, ``_K`` turns.
 
-    policy.py      l, the loss of a token: clipped, gspo, cispo, reinforce, and nll for supervised steps
+    policy.py      l, the loss of a token: clipped, gspo, cispo, reinforce
     importance.py  c, what the token's loss is multiplied by where the sampler's distribution is not the learner's
     kl.py          k, the distance to a reference model: k1, k2, k3
     weights.py     w, the weight of the token in the optimiser step
@@ -25,7 +25,7 @@ from condensegrpo.algorithms.losses.importance import (
     turn_ratio,
 )
 from condensegrpo.algorithms.losses.kl import KL, k1, k2, k3
-from condensegrpo.algorithms.losses.policy import LOSSES, TokenLoss, cispo, clipped, gspo, nll, reinforce
+from condensegrpo.algorithms.losses.policy import LOSSES, TokenLoss, cispo, clipped, gspo, reinforce
 from condensegrpo.algorithms.losses.weights import (
     WEIGHTS,
     Totals,
@@ -54,7 +54,6 @@ __all__ = [
     "k2",
     "k3",
     "masked",
-    "nll",
     "reinforce",
     "share_of_summaries",
     "token_ratio",

@@ -81,8 +81,9 @@ def importance(
     return ImportanceWeights(weight_T=weight_T, ratio_T=ratio_T, bounded_T=weight_T != ratio_T)
 
 
-def token_ratio(learner_T: Tensor, sampler_T: Tensor) -> Tensor:
+def token_ratio(learner_T: Tensor, sampler_T: Tensor, turn_T: Tensor) -> Tensor:
     """exp(clip(learner − sampler, ±20)), each token by itself; 1 where both give it probability 0."""
+    del turn_T
     return bounded_exp(difference(learner_T.detach(), sampler_T))
 
 
@@ -101,9 +102,5 @@ def masked(ratio_T: Tensor, cap: float) -> Tensor:
     return torch.where((ratio_T >= 1 / cap) & (ratio_T <= cap), ratio_T, 0.0)
 
 
-def _of_token(learner_T: Tensor, sampler_T: Tensor, turn_T: Tensor) -> Tensor:
-    return token_ratio(learner_T, sampler_T)
-
-
-LEVELS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"token": _of_token, "turn": turn_ratio}
+LEVELS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"token": token_ratio, "turn": turn_ratio}
 MODES: Mapping[str, Callable[[Tensor, float], Tensor]] = {"truncate": truncated, "mask": masked}

@@ -2,9 +2,15 @@
 
 Legend of the suffixes: ``_T`` trained tokens.
 
-All columns are (T,), of trained tokens only, and T may be 0. ``logp_T`` carries the gradient, the others none. What a
-token's loss weighs is not decided here (``weights.py``). A token that the learner gives probability 0 (logp = −inf) has
-no gradient under any loss of ``LOSSES``; one that only the sampler did has the largest ratio.
+All columns are (T,), of trained tokens only, and T may be 0:
+
+    logp_T       float, nats, log-probability of the token under the weights that learn; carries the gradient
+    old_T        float, nats, under the weights it was sampled from; no gradient
+    advantage_T  float, of the token's turn; no gradient
+
+Columns of different shapes and bounds out of range raise ValueError. The weight of a token's loss is computed in
+``weights.py``. A token of probability 0 for the learner (logp = −inf) has no gradient under any loss of ``LOSSES``; one
+of probability 0 for the sampler alone has the largest ratio.
 """
 
 import math
@@ -51,15 +57,9 @@ def clipped(
     A token sampled under the very weights that learn has ρ = 1 and the gradient −A·∇logp.
 
     Args:
-        logp_T: float, nats, log-probability of the token under the weights that learn; carries the gradient.
-        old_T: float, nats, under the weights it was sampled from; no gradient.
-        advantage_T: float, of the token's turn; no gradient.
         clip_low: in [0, 1]; the ratio's lower bound is 1 − clip_low, for A < 0.
         clip_high: at least 0; the ratio's upper bound is 1 + clip_high, for A > 0.
         dual_clip: c > 1, the ratio's upper bound for A < 0; None: no such bound.
-
-    Raises:
-        ValueError: the columns differ in shape, or a bound is out of its range.
     """
     check_columns("computing the loss clipped", logp_T=logp_T, old_T=old_T, advantage_T=advantage_T)
     _check_bounds("clipped", clip_low, clip_high)
@@ -69,12 +69,12 @@ def clipped(
             f"a configuration) for no such bound."
         )
     ratio_T = bounded_exp(difference(logp_T, old_T))
-    found = _surrogate(ratio_T, advantage_T, clip_low, clip_high)
+    loss = _surrogate(ratio_T, advantage_T, clip_low, clip_high)
     if dual_clip is None:
-        return found
-    loss_T = torch.where(advantage_T < 0, torch.minimum(found.loss_T, -dual_clip * advantage_T), found.loss_T)
-    high_T = found.high_T | ((advantage_T < 0) & (found.ratio_T > dual_clip))
-    return found._replace(loss_T=loss_T, high_T=high_T)
+        return loss
+    loss_T = torch.where(advantage_T < 0, torch.minimum(loss.loss_T, -dual_clip * advantage_T), loss.loss_T)
+    high_T = loss.high_T | ((advantage_T < 0) & (loss.ratio_T > dual_clip))
+    return loss._replace(loss_T=loss_T, high_T=high_T)
 
 
 def gspo(
@@ -102,16 +102,13 @@ def gspo(
     is −2 and, for w = 1, the gradient of either logp is −2.
 
     Args:
-        logp_T: float, nats, log-probability of the token under the weights that learn; carries the gradient.
-        old_T: float, nats, under the weights it was sampled from; no gradient.
-        advantage_T: float, of the token's turn; no gradient.
         turn_T: int, the token's turn: any labels, one for all tokens of a turn and no two turns the same. All tokens of
             a turn must be in the micro-batch.
         clip_low: in [0, 1]; the turn ratio's lower bound is 1 − clip_low, for A < 0.
         clip_high: at least 0; the turn ratio's upper bound is 1 + clip_high, for A > 0.
 
     Raises:
-        ValueError: the columns differ in shape, turns are not integers, or a bound is out of its range.
+        ValueError: also for turns that are not integers.
     """
     doing = "computing the loss gspo"
     check_columns(doing, logp_T=logp_T, old_T=old_T, advantage_T=advantage_T, turn_T=turn_T)
@@ -137,14 +134,8 @@ def cispo(
     Example: logp = ln ½ with ρ = 8 and A = 1 has the factor 5: loss 5·ln 2 = 3.47, gradient −5.
 
     Args:
-        logp_T: float, nats, log-probability of the token under the weights that learn; carries the gradient.
-        old_T: float, nats, under the weights it was sampled from; no gradient.
-        advantage_T: float, of the token's turn; no gradient.
         clip_low: in [0, 1]; the factor's lower bound is 1 − clip_low; 1: none.
         clip_high: at least 0; the factor's upper bound is 1 + clip_high.
-
-    Raises:
-        ValueError: the columns differ in shape, or a bound is out of its range.
     """
     check_columns("computing the loss cispo", logp_T=logp_T, old_T=old_T, advantage_T=advantage_T)
     _check_bounds("cispo", clip_low, clip_high)
@@ -162,14 +153,6 @@ def reinforce(logp_T: Tensor, old_T: Tensor, advantage_T: Tensor) -> TokenLoss:
     """REINFORCE: l = −A·logp, the policy gradient for tokens sampled under the weights that learn.
 
     Nothing is bounded and nothing corrects for weights that have moved on since; the ratio is only reported.
-
-    Args:
-        logp_T: float, nats, log-probability of the token under the weights that learn; carries the gradient.
-        old_T: float, nats, under the weights it was sampled from; no gradient.
-        advantage_T: float, of the token's turn; no gradient.
-
-    Raises:
-        ValueError: the columns differ in shape.
     """
     check_columns("computing the loss reinforce", logp_T=logp_T, old_T=old_T, advantage_T=advantage_T)
     never_T = torch.zeros_like(logp_T, dtype=torch.bool)
@@ -179,16 +162,6 @@ def reinforce(logp_T: Tensor, old_T: Tensor, advantage_T: Tensor) -> TokenLoss:
         low_T=never_T,
         high_T=never_T,
     )
-
-
-def nll(logp_T: Tensor) -> TokenLoss:
-    """l = −logp, for supervised steps: the token is right and there is no distribution that it was sampled from.
-
-    Args:
-        logp_T: float, nats, under the weights that learn; carries the gradient.
-    """
-    never_T = torch.zeros_like(logp_T, dtype=torch.bool)
-    return TokenLoss(loss_T=-logp_T, ratio_T=torch.ones_like(logp_T).detach(), low_T=never_T, high_T=never_T)
 
 
 LOSSES: Mapping[str, Callable[..., TokenLoss]] = {
