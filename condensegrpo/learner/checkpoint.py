@@ -39,8 +39,8 @@ from condensegrpo.learner.atomic_folder import (
 )
 from condensegrpo.learner.deepspeed_import import without_deprecations, without_output
 from condensegrpo.learner.engine import DeepSpeedEngine
-from condensegrpo.learner.fingerprint import fingerprint
 from condensegrpo.learner.ranks import any_rank, barrier, rank, sum_over_ranks, world_size
+from condensegrpo.learner.weights import fingerprint
 from condensegrpo.storage.files import replace_text
 
 FORMAT = 2

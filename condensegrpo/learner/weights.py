@@ -1,10 +1,12 @@
-"""The learner's weights under their Hugging Face names, for samplers and for export."""
+"""The learner's weights under their Hugging Face names, for samplers and export, and a hash that identifies them."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from pathlib import Path
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -12,6 +14,8 @@ from transformers import PreTrainedModel
 from condensegrpo.learner.deepspeed_import import DeepSpeedEngine, deepspeed, without_deprecations
 from condensegrpo.learner.lora import ADAPTER, adapted, base_name, merged
 from condensegrpo.learner.ranks import rank
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers as wide as a number, in bytes
 
 
 def gathered(engine: DeepSpeedEngine) -> Iterator[tuple[str, Tensor]]:
@@ -73,3 +77,29 @@ def save_adapter(folder: Path, engine: DeepSpeedEngine) -> None:
         folder.mkdir()
         save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         config.save_pretrained(str(folder))
+
+
+@torch.no_grad()
+def fingerprint(engine: DeepSpeedEngine) -> str:
+    """A hash of the names and shapes of all weights, and of the values of those that are frozen.
+
+    Every rank must call it, and the first one's is the answer: under ZeRO 3 weights are gathered, a module at a time.
+    Without frozen weights nothing is gathered or read.
+    """
+    digest = hashlib.sha256()
+    policy = engine.module.policy
+    for name, part in policy.named_modules():
+        own = dict(part.named_parameters(recurse=False))
+        frozen = [tensor for tensor in own.values() if not tensor.requires_grad]
+        with whole(engine, frozen):
+            for label, tensor in own.items():
+                shape = tuple(tensor.ds_shape) if engine.zero_optimization_stage() == 3 else tuple(tensor.shape)
+                digest.update(f"{name}.{label} {shape}\n".encode())
+                if not tensor.requires_grad and rank() == 0:
+                    digest.update(str(_checksum(tensor)).encode())
+    return digest.hexdigest()
+
+
+def _checksum(tensor: Tensor) -> int:
+    """The sum of the tensor's bits, read as whole numbers: exact, and the same on any device and in any order."""
+    return int(tensor.view(_WORDS[tensor.element_size()]).sum(dtype=torch.int64))

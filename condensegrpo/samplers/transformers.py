@@ -22,6 +22,7 @@ from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.dtypes import DTYPES, DtypeName
 from condensegrpo.samplers.measure import cut, logprobs_of
 from condensegrpo.samplers.request_batcher import RequestBatcher, Waiting
+from condensegrpo.samplers.update_check import UpdateCheck
 
 MAX_BATCH = 256  # requests generated at once
 MAX_TOKENS = 32768  # of prompts, padded to the longest, that are processed at once
@@ -109,16 +110,15 @@ class TransformersSampler:
         """Copy the learner's weights by name, in place, one tensor at a time. Waits for the current batch to end.
 
         Raises:
-            SamplerError: a name is unknown or missing, or a shape differs. The tensors before it have been copied.
+            SamplerError: a name is unknown or missing, or a shape differs. Matching tensors have been copied.
         """
-        wanted: dict[str, Tensor] = self._model.state_dict()
-        taken: set[str] = set()
+        own: dict[str, Tensor] = self._model.state_dict()
+        check = UpdateCheck.of(self._model)
         with self._weights, torch.no_grad():
             for name, tensor in named_tensors:
-                _check_tensor(name, tensor, wanted)
-                wanted[name].copy_(tensor)
-                taken.add(name)
-        _check_complete(taken, dict(self._model.named_parameters(remove_duplicate=False)))
+                if check.takes(name, tensor):
+                    own[name].copy_(tensor)
+        check.complete()
         self._version = version
 
     @property
@@ -213,27 +213,3 @@ def _load(path: str, dtype: torch.dtype, device: str) -> Any:  # noqa: ANN401  t
         ) from error
     model.generation_config = GenerationConfig()  # the folder's defaults would change the distribution
     return model.to(device).eval().requires_grad_(False)
-
-
-def _check_tensor(name: str, tensor: Tensor, wanted: dict[str, Tensor]) -> None:
-    if name not in wanted:
-        raise SamplerError(
-            f"updating the sampler's weights: {name!r} is no weight of its model, which has {len(wanted)} from "
-            f"{min(wanted)!r} to {max(wanted)!r}. Learner and sampler must load the same architecture."
-        )
-    if tensor.shape != wanted[name].shape:
-        raise SamplerError(
-            f"updating the sampler's weights: {name!r} has the shape {tuple(tensor.shape)}, the sampler's model wants "
-            f"{tuple(wanted[name].shape)}. Gather sharded weights before handing them over."
-        )
-
-
-def _check_complete(taken: set[str], wanted: dict[str, Tensor]) -> None:
-    """Every parameter was given, or is tied to a given one."""
-    filled = {tensor.data_ptr() for name, tensor in wanted.items() if name in taken}
-    missing = sorted(name for name, tensor in wanted.items() if tensor.data_ptr() not in filled)
-    if missing:
-        raise SamplerError(
-            f"updating the sampler's weights: {len(missing)} of {len(wanted)} were not given, the first is "
-            f"{missing[0]!r}. The sampler now holds old and new weights: hand over all of them."
-        )

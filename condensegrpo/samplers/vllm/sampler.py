@@ -81,7 +81,7 @@ class VllmSampler:
         Raises:
             SamplerError: the request cannot be met (the message has the numbers), or vLLM failed.
         """
-        self._check(prompt_ids, params)
+        check_request(prompt_ids, params, room=self._room)
         return await self._queue.ask(prompt_ids, params)
 
     async def measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
@@ -90,9 +90,9 @@ class VllmSampler:
         Raises:
             SamplerError: prompt or output are empty or too long together, or vLLM failed.
         """
-        self._check(prompt_ids, SamplingParams(max_tokens=len(output_ids)))
+        check_request(prompt_ids, SamplingParams(max_tokens=len(output_ids)), room=self._room)
         tokens = (*prompt_ids, *output_ids)
-        self._check(tokens, SamplingParams(max_tokens=1))  # the token that vLLM samples behind them
+        check_request(tokens, SamplingParams(max_tokens=1), room=self._room)  # the token that vLLM samples behind them
         return (await self._queue.ask(tokens, None)).logprobs[-len(output_ids) :]
 
     def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
@@ -117,6 +117,3 @@ class VllmSampler:
     def close(self) -> None:
         """Free engine and memory. Later requests fail."""
         self._queue.close()
-
-    def _check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        check_request(prompt_ids, params, room=self._room)

@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig
 
 from condensegrpo.core.errors import SamplerError
+from condensegrpo.learner.policy import positions
 from condensegrpo.samplers.vllm.request import INSTALL
 from condensegrpo.samplers.vllm_server.guard import TOKEN_VARIABLE
 from condensegrpo.samplers.vllm_server.settings import ServedModel, ServerSettings
@@ -92,13 +92,6 @@ def _sizes(model: ServedModel, settings: ServerSettings) -> Iterator[str]:
         yield from ("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(longest, SHORTEST_BATCH)))
     if settings.weights == "nccl":
         yield from ("--weight-transfer-config", '{"backend": "nccl"}')
-
-
-def positions(model_path: str) -> int | None:
-    """Positions of a model; None: not in its configuration."""
-    config = AutoConfig.from_pretrained(model_path)
-    known: int | None = config.get_text_config().to_dict().get("max_position_embeddings")
-    return known
 
 
 def check_free(host: str, port: int) -> None:

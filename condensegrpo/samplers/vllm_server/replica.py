@@ -38,7 +38,7 @@ class Replica:
         wanted: Callable[[], WeightsLabel],
         start_seconds: float,
     ) -> None:
-        self._client = client
+        self.client = client
         self._child = child
         self._shape = shape
         self._wanted = wanted
@@ -54,12 +54,7 @@ class Replica:
     @property
     def url(self) -> str:
         """Where it listens."""
-        return self._client.url
-
-    @property
-    def client(self) -> ServerClient:
-        """Its calls."""
-        return self._client
+        return self.client.url
 
     def revive(self) -> "asyncio.Task[None]":
         """Start to bring it up unless it is already being brought up. Callers share the task: shield it."""
@@ -77,7 +72,7 @@ class Replica:
     async def generate(self, prompt_ids: tuple[int, ...], params: SamplingParams, seconds: float) -> Reply:
         """Sample one reply; marks the replica as failed where it cannot be reached."""
         try:
-            return await self._client.generate(prompt_ids, params, seconds)
+            return await self.client.generate(prompt_ids, params, seconds)
         except ServerUnreachable:
             self.fail()
             raise
@@ -85,14 +80,14 @@ class Replica:
     async def load(self, weights: WeightsLabel) -> None:
         """Load new weights; marks it as failed where it cannot be reached."""
         try:
-            await self._client.load(str(weights.folder), weights.label, self._start_seconds)
+            await self.client.load(str(weights.folder), weights.label, self._start_seconds)
         except ServerUnreachable:
             self.fail()
             raise
 
     async def took(self, label: str) -> None:
         """Drop all results of the old weights after these arrived over NCCL; it is then ready."""
-        await self._client.renew(label)
+        await self.client.renew(label)
         self.awaits_weights, self.ready = False, True
 
     async def close(self) -> None:
@@ -100,7 +95,7 @@ class Replica:
         if self._revival is not None:
             self._revival.cancel()
             await asyncio.gather(self._revival, return_exceptions=True)
-        await self._client.close()
+        await self.client.close()
         if self._child is not None:
             await asyncio.to_thread(self._child.stop)
 
@@ -108,12 +103,12 @@ class Replica:
         if self._child is not None and not (self._child.running and await self._answers()):
             await asyncio.to_thread(self._child.start)
             self.starts += 1
-            self._client.url = self._child.url
+            self.client.url = self._child.url
         await self._until_healthy()
-        self.description = await self._client.describe()
+        self.description = await self.client.describe()
         self._check(self.description)
         self.lives += 1
-        while await self._client.weights_label() != (weights := self._wanted()).label:
+        while await self.client.weights_label() != (weights := self._wanted()).label:
             if weights.folder is None:
                 self.awaits_weights = True
                 raise SamplerError(
@@ -121,20 +116,20 @@ class Replica:
                     f"folder to load them from: it gets the next ones. Where servers may be lost, set "
                     f"server.weights=folder."
                 )
-            await self._client.load(weights.folder, weights.label, self._start_seconds)
+            await self.client.load(weights.folder, weights.label, self._start_seconds)
         self.ready = True
 
     async def _answers(self) -> bool:
         """Whether it answers within some attempts: a broken connection is no reason to end a server."""
         for _ in range(PATIENCE):
-            if await self._client.healthy():
+            if await self.client.healthy():
                 return True
             await asyncio.sleep(POLL_SECONDS)
         return False
 
     async def _until_healthy(self) -> None:
         deadline = asyncio.get_running_loop().time() + self._start_seconds
-        while not await self._client.healthy():
+        while not await self.client.healthy():
             if self._child is not None:
                 self._child.check_alive()
             if asyncio.get_running_loop().time() > deadline:

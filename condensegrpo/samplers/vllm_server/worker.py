@@ -6,12 +6,16 @@ route ``/collective_rpc``. vLLM and torch are imported lazily: the sampler uses 
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PretrainedConfig
 
 SHAPE_KEYS = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 
 
-def shape_of(config: Any) -> dict[str, str]:  # noqa: ANN401  transformers' configurations are untyped
+def shape_of(config: "PretrainedConfig") -> dict[str, str]:
     """The settings that identify a model, from a transformers configuration; learner and server compare them."""
     known = config.get_text_config().to_dict()
     return {key: str(known.get(key)) for key in SHAPE_KEYS}
@@ -20,11 +24,11 @@ def shape_of(config: Any) -> dict[str, str]:  # noqa: ANN401  transformers' conf
 class ServedWeights:
     """Methods of every worker of a server. Their names are prefixed to differ from vLLM's own."""
 
-    vllm_config: Any
-    model_runner: Any
+    vllm_config: Any  # vLLM's, untyped
+    model_runner: Any  # likewise
     reload_weights: Callable[..., None]  # vLLM's own
 
-    def condensegrpo_describe(self) -> dict[str, Any]:
+    def condensegrpo_describe(self) -> dict[str, object]:
         """The model and the settings of the server."""
         model = self.vllm_config.model_config
         return {
@@ -55,7 +59,7 @@ class ServedWeights:
         repack_heads(self.model_runner.get_model())
 
 
-def _tensors(files: list[Path]) -> Iterator[tuple[str, Any]]:
+def _tensors(files: list[Path]) -> Iterator[tuple[str, "Tensor"]]:
     """Every tensor of some safetensors files, one at a time."""
     from safetensors import safe_open
 

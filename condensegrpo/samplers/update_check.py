@@ -1,0 +1,62 @@
+"""Checks the names and shapes of the weights that a sampler is given."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+from torch import Tensor, nn
+
+from condensegrpo.core.errors import SamplerError
+
+
+@dataclass(slots=True, kw_only=True)
+class UpdateCheck:
+    """Checks the tensors of an update one by one and raises after the last: a reload must not stop halfway."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    groups: tuple[frozenset[str], ...]  # names of the same weight: several where it is tied
+    taken: set[str] = field(default_factory=set)
+    fault: str = ""  # the first
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Self:
+        """The check of one update of a model in transformers."""
+        names: dict[int, set[str]] = {}
+        for name, tensor in model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(tensor), set()).add(name)
+        return cls(
+            shapes={name: tuple(tensor.shape) for name, tensor in model.state_dict().items()},
+            groups=tuple(frozenset(group) for group in names.values()),
+        )
+
+    def takes(self, name: str, tensor: Tensor) -> bool:
+        """Whether a tensor can be loaded."""
+        if name not in self.shapes:
+            self.fault = self.fault or (
+                f"{name!r} is no weight of its model, which has {len(self.shapes)} from {min(self.shapes)!r} to "
+                f"{max(self.shapes)!r}. Learner and sampler must load the same architecture."
+            )
+            return False
+        if tuple(tensor.shape) != self.shapes[name]:
+            self.fault = self.fault or (
+                f"{name!r} has the shape {tuple(tensor.shape)}, the sampler's model wants {self.shapes[name]}. Gather "
+                f"sharded weights before handing them over."
+            )
+            return False
+        self.taken.add(name)
+        return True
+
+    def complete(self) -> None:
+        """Check that every weight was given, under one of its names.
+
+        Raises:
+            SamplerError: a weight is missing or was refused. The sampler now holds old and new weights.
+        """
+        missing = [min(group) for group in self.groups if not group & self.taken]
+        if not self.fault and missing:
+            self.fault = (
+                f"{len(missing)} of {len(self.groups)} were not given, the first is {min(missing)!r}. The sampler now "
+                f"holds old and new weights: hand over all of them."
+            )
+        if self.fault:
+            raise SamplerError(f"updating the sampler's weights: {self.fault}")
