@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from condensegrpo.algorithms.losses import (
+from condensegrpo.algorithms.losses.importance import (
     LEVELS,
     MODES,
     ImportanceWeights,

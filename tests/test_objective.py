@@ -11,7 +11,8 @@ from tiny import segment
 from torch import Tensor
 
 from condensegrpo.algorithms import names
-from condensegrpo.algorithms.losses import KL, LEVELS, LOSSES
+from condensegrpo.algorithms.losses import KL, LOSSES
+from condensegrpo.algorithms.losses.importance import LEVELS
 from condensegrpo.algorithms.objective import Minimised, Objective, PolicyLoss, Share, Tokenwise, supervised
 from condensegrpo.algorithms.packing import PackedBatch, collate
 from condensegrpo.algorithms.settings import Level

@@ -20,8 +20,7 @@ and in memory. Layers with a window or a soft cap compute their trunk in chunks 
 Legend: B readings, L places of the longest, W most queries of one reading, h query heads, g key heads, d their size.
 """
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -110,7 +109,9 @@ def attend(model: PreTrainedModel, readings: Sequence[Reading]) -> tuple[TokenAt
     layers = frozenset(readings[0].layers or default_layers(config.num_hidden_layers))
     check_layers(layers, config.num_hidden_layers)
     capture = Capture(layout=lay_out(readings, device=model.device), layers=layers)
-    with _captured(model):
+    implementation = model.config._attn_implementation
+    model.set_attn_implementation(NAME)
+    try:
         model.base_model(
             input_ids=capture.layout.ids,
             position_ids=capture.layout.position,
@@ -119,6 +120,8 @@ def attend(model: PreTrainedModel, readings: Sequence[Reading]) -> tuple[TokenAt
             use_cache=False,
             capture=capture,
         )
+    finally:
+        model.set_attn_implementation(implementation)
     mean_B2L = torch.stack(capture.attention).mean(dim=0).cpu()
     return tuple(
         TokenAttention(
@@ -140,11 +143,14 @@ def lay_out(readings: Sequence[Reading], *, device: torch.device | str = "cpu") 
     places = [
         [*reading.asked, *range(len(reading.trunk_ids), len(row))] for reading, row in zip(readings, rows, strict=True)
     ]
+    sizes = [(len(each.trunk_ids), len(each.question_ids), len(each.blank_ids)) for each in readings]
+    positions = [[*range(trunk + question), *range(trunk, trunk + blank)] for trunk, question, blank in sizes]
+    branches = [[TRUNK] * trunk + [QUERY] * question + [BLANK] * blank for trunk, question, blank in sizes]
     weights = [_padded(column, 0.0) for column in zip(*map(_weights, readings), strict=True)]
     return Layout(
         ids=_padded(rows, 0).to(device),
-        position=_padded([_positions(reading) for reading in readings], 0).to(device),
-        branch=_padded([_branches(reading) for reading in readings], PADDING).to(device),
+        position=_padded(positions, 0).to(device),
+        branch=_padded(branches, PADDING).to(device),
         place=_padded(places, None).to(device),
         weight=torch.stack(weights, dim=-1).to(device),
     )
@@ -157,15 +163,6 @@ def _padded(rows: Sequence[Sequence[float]], padding: float | None) -> Tensor:
     return torch.tensor([[*row, *[end] * (longest - len(row))] for row, end in zip(rows, ends, strict=True)])
 
 
-def _positions(reading: Reading) -> list[int]:
-    trunk = len(reading.trunk_ids)
-    return [*range(trunk + len(reading.question_ids)), *range(trunk, trunk + len(reading.blank_ids))]
-
-
-def _branches(reading: Reading) -> list[int]:
-    return [TRUNK] * len(reading.trunk_ids) + [QUERY] * len(reading.question_ids) + [BLANK] * len(reading.blank_ids)
-
-
 def _weights(reading: Reading) -> tuple[list[float], list[float]]:
     """The weight of each query in the attention of the question, and in that of the blank."""
     asked, question, blank = len(reading.asked), len(reading.question_ids), len(reading.blank_ids)
@@ -174,16 +171,6 @@ def _weights(reading: Reading) -> tuple[list[float], list[float]]:
         [0.5 / asked for _ in reading.asked] + [share / question] * question + [0.0] * blank,
         [0.0] * (asked + question) + [1 / blank] * blank,
     )
-
-
-@contextmanager
-def _captured(model: PreTrainedModel) -> Iterator[None]:
-    before = model.config._attn_implementation
-    model.set_attn_implementation(NAME)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 def attention(

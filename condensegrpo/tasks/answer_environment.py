@@ -1,7 +1,7 @@
 """The environment of question-answering tasks: think, call tools if there are any, answer."""
 
-from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Problem, Step
@@ -10,48 +10,33 @@ from condensegrpo.tasks.answers import AnswerStyle, read_answer
 FOLLOW_UPS = "follow_ups"  # column of what the user asks after the first answer
 
 
+@dataclass(slots=True, kw_only=True)
 class AnswerEnvironment:
     """One question. Replies that call tools do not come here.
 
-    Any other reply ends the episode, with or without an answer; unless the user has more to ask, which an answer calls
-    forth, or there is a reminder, which a reply without an answer gets back. The last answer is the episode's.
+    Any other reply ends the episode, with or without an answer, unless a follow-up question is left after an answer, or
+    a reminder is set and the reply has no answer. The last answer is the episode's.
     """
 
-    def __init__(
-        self,
-        *,
-        question: str,
-        system: str,
-        answer_style: AnswerStyle = "single",
-        follow_ups: Sequence[str] = (),
-        reminder: str = "",
-    ) -> None:
-        """Pose a question.
-
-        Args:
-            question: the first user message.
-            system: the system message; empty for none.
-            answer_style: how answers are read, see ``answers.read_answer``.
-            follow_ups: further user messages, each after the answer to the one before it.
-            reminder: what the user says to a reply without an answer; empty: the episode is over.
-        """
-        self._question = question
-        self._system = system
-        self._answer_style: AnswerStyle = answer_style
-        self._follow_ups = deque(follow_ups)
-        self._reminder = reminder
+    question: str  # the first user message
+    system: str  # the system message; empty for none
+    answer_style: AnswerStyle = "single"  # how answers are read, see ``answers.read_answer``
+    follow_ups: Sequence[str] = ()  # further user messages, each after the answer to the one before it
+    reminder: str = ""  # what the user says to a reply without an answer; empty: the episode is over
+    _followed_up: int = field(default=0, init=False)  # messages of ``follow_ups`` that were sent
 
     async def start(self) -> tuple[Message, ...]:
         """The system message, if there is one, and the question."""
-        return head(system=self._system, question=self._question)
+        return head(system=self.system, question=self.question)
 
     async def step(self, reply: Message) -> Step:
         """What the user says to a reply, or the end: its answer, or none, which is a format error."""
-        answer = read_answer(reply.content, self._answer_style)
-        if answer is None and self._reminder:
-            return Step(observations=(Message(role="user", content=self._reminder),))
-        if answer is not None and self._follow_ups:
-            return Step(observations=(Message(role="user", content=self._follow_ups.popleft()),))
+        answer = read_answer(reply.content, self.answer_style)
+        if answer is None and self.reminder:
+            return Step(observations=(Message(role="user", content=self.reminder),))
+        if answer is not None and self._followed_up < len(self.follow_ups):
+            self._followed_up += 1
+            return Step(observations=(Message(role="user", content=self.follow_ups[self._followed_up - 1]),))
         return Step(done=True, answer=answer)
 
 

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from condensegrpo.algorithms.advantages.efficient import efficient
 from condensegrpo.algorithms.advantages.gigpo import gigpo
-from condensegrpo.algorithms.advantages.groups import MAX_REWARD, Scale, Singleton
+from condensegrpo.algorithms.advantages.groups import MAX_REWARD
 from condensegrpo.algorithms.advantages.outcome import grpo, grpo_merged, reinforce, rloo, turn_discounted
 from condensegrpo.algorithms.advantages.turns import ms_grpo, ms_po, mt_grpo
 from condensegrpo.algorithms.advantages.whiten import Moments, moments, whiten
@@ -42,8 +42,6 @@ __all__ = [
     "ESTIMATORS",
     "MAX_REWARD",
     "Moments",
-    "Scale",
-    "Singleton",
     "efficient",
     "gigpo",
     "grpo",

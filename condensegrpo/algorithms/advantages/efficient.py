@@ -97,7 +97,9 @@ def efficient(
     accuracy_N, correct_N = normalise(reward_N, group_N, scale=accuracy, eps=eps), reward_N == 1
     cost_N = _context_cost(context_N, low=context_low, high=context_high)
     saving_N = _saving(cost_N, correct_N, group_N, truncated_N)
-    advantage_N = accuracy_N + coefficient * _trust(correct_N, group_N, min_pass_rate) * saving_N
+    pass_rate_N = mean(correct_N.double(), group_N)
+    trust_N = torch.where(pass_rate_N >= min_pass_rate, pass_rate_N, 0.0)  # g(p)
+    advantage_N = accuracy_N + coefficient * trust_N * saving_N
     advantage_N = torch.where(accuracy_N > 0, torch.maximum(advantage_N, guard * accuracy_N), advantage_N)
     return over_turns(torch.where(correct_N, advantage_N, accuracy_N), turns_N, like=outcome_N)
 
@@ -122,12 +124,6 @@ def _saving(cost_N: Tensor, correct_N: Tensor, group_N: Tensor, truncated_N: Ten
     saving_C = (mean(correct_cost_N, index_C) - correct_cost_N) / std(correct_cost_N, index_C).clamp(min=0.1)
     saving_N = torch.zeros_like(cost_N).masked_scatter(correct_N, saving_C.clamp(-1, 1))
     return saving_N if truncated_N is None else saving_N.masked_fill(truncated_N, 0.0)
-
-
-def _trust(correct_N: Tensor, group_N: Tensor, min_pass_rate: float) -> Tensor:
-    """g(p)_N: the share of correct trajectories of the group, 0 below ``min_pass_rate``."""
-    pass_rate_N = mean(correct_N.double(), group_N)
-    return torch.where(pass_rate_N >= min_pass_rate, pass_rate_N, 0.0)
 
 
 def _check_contexts(context_N: Tensor, truncated_N: Tensor | None, outcome_N: Tensor) -> None:

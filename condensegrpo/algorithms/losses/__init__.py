@@ -13,17 +13,8 @@ weight is fixed before the first micro-batch from totals over the whole step, so
 of its own: the gradient is the same however the rows are packed, ordered or shared out.
 """
 
-from condensegrpo.algorithms.losses.columns import MAX_DIFFERENCE, MAX_LOG_RATIO
-from condensegrpo.algorithms.losses.importance import (
-    LEVELS,
-    MODES,
-    ImportanceWeights,
-    importance,
-    masked,
-    token_ratio,
-    truncated,
-    turn_ratio,
-)
+from condensegrpo.algorithms.losses.columns import MAX_DIFFERENCE
+from condensegrpo.algorithms.losses.importance import importance
 from condensegrpo.algorithms.losses.kl import KL, k1, k2, k3
 from condensegrpo.algorithms.losses.policy import LOSSES, TokenLoss, cispo, clipped, gspo, reinforce
 from condensegrpo.algorithms.losses.weights import (
@@ -37,13 +28,9 @@ from condensegrpo.algorithms.losses.weights import (
 
 __all__ = [
     "KL",
-    "LEVELS",
     "LOSSES",
     "MAX_DIFFERENCE",
-    "MAX_LOG_RATIO",
-    "MODES",
     "WEIGHTS",
-    "ImportanceWeights",
     "TokenLoss",
     "Totals",
     "cispo",
@@ -53,13 +40,9 @@ __all__ = [
     "k1",
     "k2",
     "k3",
-    "masked",
     "reinforce",
     "share_of_summaries",
-    "token_ratio",
     "token_weights",
     "totals",
-    "truncated",
-    "turn_ratio",
     "with_share",
 ]
