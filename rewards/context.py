@@ -2,9 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le
 
 from condensegrpo.core.trajectory import Trajectory
+from condensegrpo.rewards.matches import Match, Matcher
+from condensegrpo.sandbox.sandbox import Sandbox
 
 Measure = Literal["max", "sum", "last"]
 
@@ -22,18 +26,20 @@ def context_tokens(trajectory: Trajectory, measure: Measure) -> int:
     return sum(prompts_K) if measure == "sum" else max(prompts_K)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextTax:
-    """λ·u, the share of a reward that context takes; u = clip(ln(C/C_lo) / ln(C_hi/C_lo), 0, 1).
+@dataclass(kw_only=True, eq=False)
+class TaxedReward:
+    """Options of the rewards that tax the context by λ·u; u = clip(ln(C/C_lo) / ln(C_hi/C_lo), 0, 1).
 
     0 up to C_lo, λ from C_hi on, and the same increase for every doubling between them. With λ = 0.4, C_lo = 100 and
     C_hi = 400: 100 tokens take 0, 200 take 0.2, 400 and more take 0.4.
     """
 
-    measure: Measure
-    context_low: float  # C_lo, tokens
-    context_high: float  # C_hi, tokens
-    coefficient: float  # λ in [0, 1]
+    context_low: Annotated[float, Gt(0)]  # C_lo, tokens
+    context_high: Annotated[float, Gt(0)]  # C_hi, tokens
+    coefficient: Annotated[float, Ge(0), Le(1)] = 0.2  # λ
+    measure: Measure = "max"
+    match: Match = "exact"
+    sandbox: Sandbox | None = None
 
     def __post_init__(self) -> None:
         if not self.context_low < self.context_high:
@@ -41,9 +47,10 @@ class ContextTax:
                 f"context_low={self.context_low} and context_high={self.context_high}: wanted context_low < "
                 f"context_high"
             )
+        self._matcher = Matcher(self.match, self.sandbox)
 
-    def of(self, trajectory: Trajectory) -> float:
-        """The tax of one trajectory, in [0, λ]."""
+    def tax(self, trajectory: Trajectory) -> float:
+        """The share of the reward that the context of a trajectory takes, in [0, λ]."""
         context = max(context_tokens(trajectory, self.measure), 1)
         clipped = min(max(context, self.context_low), self.context_high)
         return self.coefficient * math.log(clipped / self.context_low) / math.log(self.context_high / self.context_low)

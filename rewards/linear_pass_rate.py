@@ -2,23 +2,18 @@
 
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Annotated
-
-from annotated_types import Ge, Gt, Le
 
 from condensegrpo.core.protocols import Problem, RewardResult
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.rewards.context import ContextTax, Measure
-from condensegrpo.rewards.matches import Match, Matcher
+from condensegrpo.rewards.context import TaxedReward
 from condensegrpo.rewards.verdict import judge
-from condensegrpo.sandbox.sandbox import Sandbox
 
 
-class LinearPassRate:
+class LinearPassRate(TaxedReward):
     """r·(1 − λ·p·u), with p the share of the group that is right: a group reward.
 
     r is 1 for a right answer in a well-formed trajectory, else 0; u is the logarithm of the context between two anchors
-    (see ``ContextTax``). A question that one of four solves pays a quarter of the tax that one pays that all solve. So
+    (see ``TaxedReward``). A question that one of four solves pays a quarter of the tax that one pays that all solve. So
     hard questions may take the context they need. The idea is that of the adaptive length penalty of "Just Enough
     Thinking" (https://arxiv.org/abs/2506.05256), which subtracts β·tokens·p of the reply from the reward.
 
@@ -27,28 +22,13 @@ class LinearPassRate:
     has p = r.
     """
 
-    def __init__(
-        self,
-        *,
-        context_low: Annotated[float, Gt(0)],
-        context_high: Annotated[float, Gt(0)],
-        coefficient: Annotated[float, Ge(0), Le(1)] = 0.2,
-        measure: Measure = "max",
-        match: Match = "exact",
-        sandbox: Sandbox | None = None,
-    ) -> None:
-        self._tax = ContextTax(
-            measure=measure, context_low=context_low, context_high=context_high, coefficient=coefficient
-        )
-        self._matcher = Matcher(match, sandbox)
-
     def score_group(self, trajectories: Sequence[Trajectory], problem: Problem) -> list[RewardResult]:
         """The reward of every trajectory of a group."""
         verdicts = [judge(trajectory, problem, self._matcher) for trajectory in trajectories]
         pass_rate = fmean(verdict.correct for verdict in verdicts)
         results = []
         for trajectory, (valid, right) in zip(trajectories, verdicts, strict=True):
-            total = right * (1 - pass_rate * self._tax.of(trajectory))
+            total = right * (1 - pass_rate * self.tax(trajectory))
             results.append(
                 RewardResult(total=total, components={"linear_pass_rate": total}, format_valid=valid, correct=right)
             )

@@ -1,11 +1,12 @@
-"""The environment of question-answering tasks: think, call tools if there are any, answer."""
+"""Question-answering tasks: two splits without a common question, and the environment that poses a question."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Problem, Step
+from condensegrpo.core.protocols import Problem, Split, Step
 from condensegrpo.tasks.answers import AnswerStyle, read_answer
+from condensegrpo.tasks.splits import Splits
 
 FOLLOW_UPS = "follow_ups"  # column of what the user asks after the first answer
 
@@ -46,7 +47,35 @@ def head(*, system: str, question: str) -> tuple[Message, ...]:
     return (Message(role="system", content=system), asked) if system else (asked,)
 
 
-def follow_ups_of(problem: Problem) -> tuple[str, ...]:
+class QuestionTask:
+    """Questions of two splits, each asked by an ``AnswerEnvironment``. Subclasses read the splits."""
+
+    system: str | None
+    answer_style: AnswerStyle
+    reminder: str = ""
+    _splits: Splits
+
+    @property
+    def dropped(self) -> int:
+        """Training questions that are left out because the evaluation data has them too."""
+        return self._splits.dropped
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """The problems of a split, in the order of the file."""
+        return self._splits.train if split == "train" else self._splits.held_out
+
+    def environment(self, problem: Problem) -> AnswerEnvironment:
+        """A fresh episode."""
+        return AnswerEnvironment(
+            question=problem.question,
+            system=self.system or "",
+            answer_style=self.answer_style,
+            follow_ups=_follow_ups_of(problem),
+            reminder=self.reminder,
+        )
+
+
+def _follow_ups_of(problem: Problem) -> tuple[str, ...]:
     """The further questions of a problem, from its column ``follow_ups``.
 
     Raises:

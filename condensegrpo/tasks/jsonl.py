@@ -8,9 +8,9 @@ from annotated_types import Ge, Gt, Lt
 
 from condensegrpo.core.protocols import Problem
 from condensegrpo.storage.rows import Row, read_rows, require_columns, require_unique
+from condensegrpo.tasks.answer_environment import QuestionTask
 from condensegrpo.tasks.answers import AnswerStyle
 from condensegrpo.tasks.ground_truth import answered, with_answers
-from condensegrpo.tasks.question_task import QuestionTask
 from condensegrpo.tasks.splits import SHARE, split
 
 SYSTEM = "Answer the question. Think first, then end with <answer>your answer</answer>."

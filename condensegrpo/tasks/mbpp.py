@@ -15,8 +15,8 @@ from annotated_types import Ge
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.protocols import Problem
 from condensegrpo.storage.rows import Row, read_rows, require_columns, require_unique
+from condensegrpo.tasks.answer_environment import QuestionTask
 from condensegrpo.tasks.answers import AnswerStyle
-from condensegrpo.tasks.question_task import QuestionTask
 from condensegrpo.tasks.splits import split
 
 SYSTEM = (

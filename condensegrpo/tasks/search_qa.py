@@ -15,9 +15,8 @@ from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Demonstration, Problem
 from condensegrpo.storage.rows import Row, read_rows, require_columns
-from condensegrpo.tasks.answer_environment import head
+from condensegrpo.tasks.answer_environment import QuestionTask, head
 from condensegrpo.tasks.answers import AnswerStyle
-from condensegrpo.tasks.question_task import QuestionTask
 from condensegrpo.tasks.splits import SHARE, split
 from condensegrpo.tasks.tool_text import call_text, is_call_or_answer, result_message
 

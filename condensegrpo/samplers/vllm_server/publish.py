@@ -4,7 +4,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, distributed
@@ -17,20 +17,6 @@ from condensegrpo.samplers.vllm_server.replica import WeightsLabel
 from condensegrpo.samplers.vllm_server.weights import write_weights
 
 T = TypeVar("T")
-
-
-class Publisher(Protocol):
-    """A way to hand weights to the servers of a pool."""
-
-    def publish(self, pool: ReplicaPool, named_tensors: Iterator[tuple[str, Tensor]], label: str) -> WeightsLabel:
-        """Hand weights over and return what the servers hold.
-
-        Raises:
-            SamplerError: a server refused them, or none took them.
-        """
-
-    def close(self) -> None:
-        """Free what is held. May be called twice."""
 
 
 class FolderPublisher:

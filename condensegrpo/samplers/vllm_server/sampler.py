@@ -33,7 +33,6 @@ from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.process import ServerProcess, check_installed
 from condensegrpo.samplers.vllm_server.publish import (
     FolderPublisher,
-    Publisher,
     from_first_rank,
     publish_on_first_rank,
     ranks,
@@ -88,7 +87,7 @@ class VllmServerSampler:
         self._remove = weakref.finalize(self, shutil.rmtree, self._home, ignore_errors=True)
         self._expected = ExpectedWeights(model_path)
         self._loop = BackgroundLoop("vllm-servers")
-        self._publisher: Publisher = (
+        self._publisher = (
             NcclPublisher(self._loop, seconds=server.start_seconds, dtype=DTYPES[dtype])
             if server.weights == "nccl"
             else FolderPublisher(self._loop, Path(weights_dir) if weights_dir else self._home, DTYPES[dtype])
