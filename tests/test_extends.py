@@ -91,7 +91,7 @@ def test_a_shipped_configuration_is_extended_by_name(tmp_path: Path, name: str) 
     )
 
 
-def test_a_file_beside_comes_before_a_shipped_one_of_the_same_name(tmp_path: Path) -> None:
+def test_a_file_in_the_same_folder_takes_precedence_over_a_shipped_one(tmp_path: Path) -> None:
     write(tmp_path, "search_base", BASE)
     assert load_config(write(tmp_path, "child", "extends: search_base.yaml\n")).task.name == "ledger"
 
@@ -155,7 +155,7 @@ def test_overrides_come_on_top_and_cannot_extend(folder: Path) -> None:
     assert "extends is a key of YAML files only" in refusal(child, "extends=other.yaml")
 
 
-def test_an_override_inside_a_name_is_refused(folder: Path) -> None:
+def test_an_override_inside_a_string_is_refused(folder: Path) -> None:
     assert "no such entry of a list" in refusal(folder / "base.yaml", "rollout.tools.use.0.options.seconds=3")
 
 
@@ -163,24 +163,26 @@ def test_the_origin_of_every_value(folder: Path) -> None:
     child = write(
         folder, "child", "extends: base.yaml\nseed: 1\ntask: {options: {max_ops: 9}}\nmodel: {new: {layers: 1}}\n"
     )
-    found = origins(child, "learner.optimiser.betas.1=0.7", "train.steps=3", "rollout.template_options={}")
-    assert {value: found[value] for value in ("seed: 1", "max_ops: 9", "layers: 1")} == dict.fromkeys(
+    comments = origins(child, "learner.optimiser.betas.1=0.7", "train.steps=3", "rollout.template_options={}")
+    assert {value: comments[value] for value in ("seed: 1", "max_ops: 9", "layers: 1")} == dict.fromkeys(
         ("seed: 1", "max_ops: 9", "layers: 1"), "child.yaml"
     )
-    assert {found[value] for value in ("min_ops: 3", "heads: 4", "- calculator", "lr: 0.1", "- 0.8")} == {"base.yaml"}
-    assert {found[value] for value in ("- 0.7", "steps: 3", "template_options: {}")} == {"override"}
-    assert {found[value] for value in ("name: run", "trackers: []", "path: null")} == {"default"}
+    assert {comments[value] for value in ("min_ops: 3", "heads: 4", "- calculator", "lr: 0.1", "- 0.8")} == {
+        "base.yaml"
+    }
+    assert {comments[value] for value in ("- 0.7", "steps: 3", "template_options: {}")} == {"override"}
+    assert {comments[value] for value in ("name: run", "trackers: []", "path: null")} == {"default"}
 
 
 def test_a_replaced_section_has_no_origins_of_the_old_one(folder: Path) -> None:
-    found = origins(folder / "base.yaml", "learner.optimiser={lr: 0.5}")
-    assert (found["lr: 0.5"], found["- 0.9"], found["- 0.95"]) == ("override", "default", "default")
+    comments = origins(folder / "base.yaml", "learner.optimiser={lr: 0.5}")
+    assert (comments["lr: 0.5"], comments["- 0.9"], comments["- 0.95"]) == ("override", "default", "default")
 
 
-def test_files_of_one_name_are_told_apart_by_their_paths(folder: Path) -> None:
+def test_files_of_the_same_name_are_printed_with_their_paths(folder: Path) -> None:
     child = write(folder, "mine/base", "extends: ../base.yaml\nseed: 1\n")
-    found = origins(child)
-    assert (found["seed: 1"], found["min_ops: 3"]) == (str(child), str(folder / "mine" / "../base.yaml"))
+    comments = origins(child)
+    assert (comments["seed: 1"], comments["min_ops: 3"]) == (str(child), str(folder / "mine" / "../base.yaml"))
 
 
 def test_the_printed_configuration_is_an_equal_one_in_100_columns(folder: Path) -> None:

@@ -70,7 +70,8 @@ def dump_with_origins(config: RunConfig, path: Path, overrides: Sequence[str] = 
 
     def comment(place: Place) -> str:
         origin = origins.get(place, "default")
-        return name if names[name := Path(origin).name] <= 1 else origin  # the path where two files share a name
+        name = Path(origin).name
+        return origin if names[name] > 1 else name  # the whole path where two files have the same name
 
     return dump_commented(config.model_dump(mode="json"), comment)
 
