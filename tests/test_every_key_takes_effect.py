@@ -13,13 +13,13 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 from talk import tokenizer
+from tiny import qwen3
 
 from condensegrpo.assembly.build import build_components
-from condensegrpo.assembly.runtime import open_sampler, open_trackers, trajectory_engine
+from condensegrpo.assembly.runtime import open_sampler, open_trackers, renderer_for, trajectory_engine
 from condensegrpo.config.load import validate, vary
 from condensegrpo.config.schema import Plugin, RunConfig
 from condensegrpo.config.yaml_tree import keys_of, sections_of
-from condensegrpo.rollout.render import Renderer
 
 ROOT = Path(__file__).resolve().parent.parent
 PLUGINS = """
@@ -46,15 +46,14 @@ NOT_ASSEMBLED = {  # read from the configuration itself where they are used: the
     "warm_start": "steps before the loop",
     "train": "the loop",
     "evaluate": "evaluations",
-    "rollout.temperature": "an argument of the engine: of training, or of the evaluation",
     "rollout.staleness": "the prefetcher",
-    "rollout.template_options": "the renderer of a model's tokenizer",
     "algorithm.advantage.whiten": "the credit step",
     "algorithm.aggregation": "the credit step",
     "algorithm.stops": "the credit step",
     "algorithm.resample_rounds": "the rollout step",
 }
 OTHER: Mapping[str, str] = {  # values that no rule can find
+    "rollout.template_options": "{enable_thinking: true}",
     "task.name": "jsonl",
     "task.options": "{system: other}",
     "condenser.name": "truncate",
@@ -83,8 +82,10 @@ def config(tmp_path: Path) -> RunConfig:
         row = {"question": f"{number} and 1?", "answer": f"{number}+1 = <<{number}+1={number + 1}>>\n#### {number + 1}"}
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
     (tmp_path / "own.py").write_text(PLUGINS)
+    qwen3().save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
     tree = {
-        "model": {"path": "nowhere"},
+        "model": {"path": str(tmp_path / "model")},
         "task": {"name": "gsm8k", "data": str(tmp_path / "a.jsonl"), "eval_data": str(tmp_path / "b.jsonl")},
         "condenser": {"name": "last_k", "options": {"keep_last": 1}},
         "sampler": {"name": f"{tmp_path / 'own.py'}:Sampler"},
@@ -160,15 +161,11 @@ def described(value: object, depth: int = 0) -> object:
 def built(config: RunConfig) -> object:
     """What the assembly makes of a configuration."""
     parts = build_components(config)
-    sampler = open_sampler(config, "folder")
-    engine = trajectory_engine(
-        parts, renderer=Renderer(tokenizer()), sampler=sampler, temperature=config.rollout.temperature
-    )
+    sampler, renderer = open_sampler(config, "folder"), renderer_for(parts, str(config.model.path))
+    engine = trajectory_engine(parts, renderer=renderer, sampler=sampler, temperature=config.rollout.temperature)
     components = {each.name: getattr(parts, each.name) for each in fields(parts) if each.name != "config"}
-    played = {
-        each.name: getattr(engine, each.name) for each in fields(engine) if each.name not in ("renderer", "temperature")
-    }
-    return described([components, played, sampler, open_trackers(config), parts.problems("train")[0].question])
+    rollout = {each.name: getattr(engine, each.name) for each in fields(engine)}
+    return described([components, rollout, sampler, open_trackers(config), parts.problems("train")[0].question])
 
 
 def test_every_key_changes_something_that_is_built(config: RunConfig, tmp_path: Path) -> None:
@@ -186,6 +183,39 @@ def test_every_key_changes_something_that_is_built(config: RunConfig, tmp_path: 
         if built(vary(config, alone)) == before:
             without_effect.append(change)
     assert without_effect == []
+
+
+@pytest.mark.parametrize("change", ["condenser.options={keep_last: 2}", "rollout.tools.format=native"])
+def test_a_setting_that_a_task_shares_with_the_rollout_reaches_the_task(tmp_path: Path, change: str) -> None:
+    """The condenser and the tools differ as well, so that the test of all keys would not miss the task's argument."""
+    (tmp_path / "own.py").write_text(
+        "class Task:\n"
+        "    def __init__(self, keep_last, tool_format): self.settings = (keep_last, tool_format)\n"
+        "    def problems(self, split): ...\n"
+        "    def environment(self, problem): ...\n"
+    )
+    tree = {
+        "model": {"path": "nowhere"},
+        "task": {"name": f"{tmp_path / 'own.py'}:Task"},
+        "condenser": {"name": "last_k", "options": {"keep_last": 1}},
+        "rollout": {"tools": {"use": ["calculator"], "format": "tagged"}},
+    }
+    config = validate(tree, source="test")
+    before, after = (described(build_components(each).task) for each in (config, vary(config, [change])))
+    assert before != after
+
+
+def test_the_schemas_of_native_tools_reach_the_chat_template(config: RunConfig) -> None:
+    native = build_components(vary(config, ["rollout.tools.format=native"]))
+    tagged, source = build_components(config), str(config.model.path)
+    assert described(renderer_for(native, source)) != described(renderer_for(tagged, source))
+
+
+def test_the_scorers_that_a_condenser_names_reach_the_engine(config: RunConfig) -> None:
+    scorer = str(config.model.path)
+    attention = build_components(vary(config, [f"condenser={{name: attention, options: {{scorer: '{scorer}'}}}}"]))
+    sampler, renderer = open_sampler(config, "folder"), renderer_for(attention, scorer)
+    assert [*trajectory_engine(attention, renderer=renderer, sampler=sampler, temperature=1.0).scorers] == [scorer]
 
 
 @pytest.mark.parametrize("key", NOT_ASSEMBLED)
