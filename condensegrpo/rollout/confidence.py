@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 
 from condensegrpo.core.trajectory import Draft, Finish, Turn
 from condensegrpo.rollout.engine import Engine
-from condensegrpo.rollout.prompt import Prompt
-from condensegrpo.rollout.sampling import Sampled, sample
+from condensegrpo.rollout.sampling import Prompt, Sampled, sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,7 @@ async def drafted(engine: Engine, prompt: Prompt, *, trajectory: str, seed: int,
     opened = replace(prompt, ids=(*prompt.ids, *opening), condensation=declared)
     sampled = await sample(
         engine,
-        opened.ids,
+        opened,
         trajectory=trajectory,
         seed=seed,
         max_tokens=min(asked.max_tokens, engine.limits.max_output_tokens - len(opening)),
@@ -56,7 +55,7 @@ async def drafted(engine: Engine, prompt: Prompt, *, trajectory: str, seed: int,
     )
     answer = answer_of(sampled, asked.closing)
     probability = math.exp(math.fsum(sampled.generation.logprobs))
-    turn = sampled.turn(opened)
+    turn = sampled.turn()
     return Drafted(
         draft=Draft(text=sampled.text, tokens=len(sampled.generation.token_ids), probability=probability),
         answer=answer if probability >= asked.threshold else None,

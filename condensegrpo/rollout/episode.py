@@ -21,9 +21,9 @@ from condensegrpo.core.trajectory import Finish, Rejected, Stop, Trajectory, Tur
 from condensegrpo.rollout.boundary import Ended, checked_messages, guarded
 from condensegrpo.rollout.confidence import drafted
 from condensegrpo.rollout.engine import Engine
-from condensegrpo.rollout.prompt import Exchange, Prompt, next_prompt
-from condensegrpo.rollout.sampling import Sampled, sample
-from condensegrpo.rollout.writing import Attempt, Writer
+from condensegrpo.rollout.prompt import next_prompt
+from condensegrpo.rollout.sampling import Prompt, Sampled, sample
+from condensegrpo.rollout.writing import Writer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,17 +54,17 @@ class _Record:
         self.drafts += 1
         return self.seed(-self.drafts)
 
-    def add_texts(self, attempts: Sequence[Attempt], reasons: Sequence[str]) -> None:
+    def add_texts(self, attempts: Sequence[Sampled], reasons: Sequence[str]) -> None:
         """Record the texts that the policy wrote for a condenser: one rejected for each reason, then the used one."""
         used = attempts[len(reasons) :]
-        self.turns += [replace(text.sampled.turn(text.prompt), kind="condense") for text in used]
+        self.turns += [replace(text.turn(), kind="condense") for text in used]
         self.rejected += [
             Rejected(
                 before=len(self.turns),
                 prompt_ids=text.prompt.ids,
-                output_ids=text.sampled.generation.token_ids,
-                policy_version=text.sampled.version,
-                text=text.sampled.text,
+                output_ids=text.generation.token_ids,
+                policy_version=text.version,
+                text=text.text,
                 reason=reason,
             )
             for text, reason in zip(attempts, reasons, strict=False)
@@ -149,7 +149,7 @@ async def _play(
     record: _Record,
 ) -> _Ending:
     """The loop. Turns are recorded as they are sampled, so that a failure or an abort keeps them."""
-    last: Exchange | None = None
+    last: Sampled | None = None
     try:
         episode, pinned = await guarded(
             partial(_start, environment, problem),
@@ -170,7 +170,7 @@ async def _play(
                 return _Ending(stop=Stop.CONFIDENT, answer=draft.answer)
             sampled = await sample(
                 engine,
-                prompt.ids,
+                prompt,
                 trajectory=record.trajectory,
                 seed=record.next_seed(),
                 max_tokens=engine.limits.max_output_tokens,
@@ -180,7 +180,7 @@ async def _play(
             number = len(record.turns)
             record.turns.append(
                 replace(
-                    sampled.turn(prompt),
+                    sampled.turn(),
                     reply=reaction.reply,
                     observations=reaction.observations,
                     turn_rewards=reaction.turn_rewards,
@@ -193,7 +193,7 @@ async def _play(
             if reaction.ending is not None:
                 return reaction.ending
             history = history.add(Unit(turn=number, reply=reaction.reply, results=reaction.observations))
-            last = Exchange(prompt=prompt, output_ids=sampled.generation.token_ids)
+            last = sampled
     except Ended as end:
         return _Ending(stop=end.stop, detail=end.detail)
     return _Ending(
@@ -202,7 +202,7 @@ async def _play(
 
 
 async def _prompted(
-    engine: Engine, history: History, last: Exchange | None, draw: float, record: _Record
+    engine: Engine, history: History, last: Sampled | None, draw: float, record: _Record
 ) -> tuple[Prompt, History]:
     """The next prompt, and the history with the summary that was written for it, if any."""
     writer = Writer(engine, record.trajectory, record.next_seed)

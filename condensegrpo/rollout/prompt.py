@@ -20,28 +20,10 @@ from condensegrpo.core.trajectory import Condensation, Span, SpanStatus, Stop
 from condensegrpo.rollout.boundary import guarded
 from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.render import Renderer
+from condensegrpo.rollout.sampling import Prompt, Sampled
 from condensegrpo.rollout.settings import Limits
 
 CHAT_TEMPLATE = "chat_template"  # the condenser's name where only the template rewrote something
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """What the policy is shown."""
-
-    ids: tuple[int, ...]  # (P,)
-    context: tuple[Message, ...]  # what ids render: the pinned messages and the messages of the units
-    units: tuple[Unit, ...] = ()  # shown after the pinned messages; a condenser may have rewritten them
-    spans: tuple[Span, ...] = ()  # of the last condensation; units younger than that are shown whole
-    condensation: Condensation | None = None  # None: ids continue the last prompt and output
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """A prompt and the reply to it."""
-
-    prompt: Prompt
-    output_ids: tuple[int, ...]  # (A,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,14 +51,14 @@ def check_pinned(renderer: Renderer, pinned: Sequence[Message], limits: Limits) 
 
 
 async def next_prompt(
-    engine: Engine, history: History, last: Exchange | None, *, draw: float, write: Write | None = None, writes: int = 0
+    engine: Engine, history: History, last: Sampled | None, *, draw: float, write: Write | None = None, writes: int = 0
 ) -> NextPrompt:
     """The prompt of the turn that follows ``history``, of at most ``max_context_tokens``.
 
     Args:
         history: the raw units, whatever earlier turns were shown: the only earlier output of a condenser in it is the
             last summary.
-        last: the act turn before; None in the first.
+        last: the last act turn; None before the first.
         draw: in [0, 1), of the problem: selects a point in the jitter of the trigger.
         write: samples a text for the condenser; None: it may not ask.
         writes: how many texts it may ask for; each adds ``turn_seconds`` to its time limit.
@@ -87,7 +69,7 @@ async def next_prompt(
     """
     if last is None:
         check_pinned(engine.renderer, history.pinned, engine.limits)
-        return NextPrompt(prompt=Prompt(ids=tuple(engine.renderer.prompt(history.pinned)), context=history.pinned))
+        return NextPrompt(prompt=Prompt(ids=engine.renderer.prompt(history.pinned), context=history.pinned))
     most, continued = engine.limits.max_context_tokens, None
     if engine.trigger.when == "over_budget":
         continued = _continued(engine, history, last)
@@ -111,7 +93,7 @@ async def next_prompt(
     return NextPrompt(prompt=rewritten, summary=condensed.summary, rejected=condensed.rejected)
 
 
-def request_prompt(engine: Engine, history: History, last: Exchange, request: Request) -> Prompt:
+def request_prompt(engine: Engine, history: History, last: Sampled, request: Request) -> Prompt:
     """The prompt of a condense turn: the last prompt continued by ids if the request shows it and the newest unit.
 
     Raises:
@@ -131,16 +113,16 @@ def request_prompt(engine: Engine, history: History, last: Exchange, request: Re
     return _rewritten(engine, history, shown)
 
 
-def _continued(engine: Engine, history: History, last: Exchange, *, newest: Unit | None = None) -> Prompt:
+def _continued(engine: Engine, history: History, last: Sampled, *, newest: Unit | None = None) -> Prompt:
     """The last prompt, its reply and the results: by ids, or rendered and declared if the template rewrites replies."""
     newest = newest or history.units[-1]  # given: with an instruction
     units = (*last.prompt.units, newest)
     context = flatten(history.pinned, units)
-    added = engine.renderer.continuation(last.prompt.context, newest.reply, newest.results, last.output_ids)
-    continued = (*last.prompt.ids, *last.output_ids, *added)
+    added = engine.renderer.continuation(last.prompt.context, newest.reply, newest.results, last.generation.token_ids)
+    continued = (*last.prompt.ids, *last.generation.token_ids, *added)
     if engine.renderer.keeps_replies(context):
         return Prompt(ids=continued, context=context, units=units, spans=last.prompt.spans)
-    ids = tuple(engine.renderer.prompt(context))
+    ids = engine.renderer.prompt(context)
     spans = _spans(engine, history, last.prompt.spans)
     declared = Condensation(
         condenser=CHAT_TEMPLATE,
@@ -155,7 +137,7 @@ def _continued(engine: Engine, history: History, last: Exchange, *, newest: Unit
 def _rewritten(engine: Engine, history: History, condensed: Condensed) -> Prompt:
     """The prompt of the units that the condenser returned, rendered and declared."""
     context = flatten(history.pinned, condensed.units)
-    ids = tuple(engine.renderer.prompt(context))
+    ids = engine.renderer.prompt(context)
     budget = engine.limits.max_context_tokens
     if len(ids) > budget:
         raise ContextOverflow.at(turn=len(history.units), tokens=len(ids), budget=budget)

@@ -1,40 +1,50 @@
 """One reply of the policy, sampled within the limits of the engine; failures of the sampler end the episode."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from condensegrpo.core.messages import Message
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop, Turn
+from condensegrpo.core.messages import Message, Unit
+from condensegrpo.core.trajectory import Condensation, Finish, Generation, SamplingParams, Span, Stop, Turn
 from condensegrpo.rollout.boundary import Ended, guarded
 from condensegrpo.rollout.engine import Engine
-from condensegrpo.rollout.prompt import Prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What the policy is shown."""
+
+    ids: tuple[int, ...]  # (P,)
+    context: tuple[Message, ...]  # what ids render: the pinned messages and the messages of the units
+    units: tuple[Unit, ...] = ()  # shown after the pinned messages; a condenser may have rewritten them
+    spans: tuple[Span, ...] = ()  # of the last condensation; units younger than that are shown whole
+    condensation: Condensation | None = None  # None: ids continue the last prompt and output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """A reply of the policy, as tokens and as text."""
+    """A prompt and the reply of the policy, as tokens and as text."""
 
+    prompt: Prompt
     generation: Generation
     text: str
     version: int  # of the policy at the request
 
-    def turn(self, prompt: Prompt) -> Turn:
-        """The turn of a prompt and this reply to it; ``dataclasses.replace`` adds what followed."""
+    def turn(self) -> Turn:
+        """The turn of the prompt and the reply; ``dataclasses.replace`` adds what followed."""
         return Turn(
-            prompt_ids=prompt.ids,
+            prompt_ids=self.prompt.ids,
             output_ids=self.generation.token_ids,
             logprobs=self.generation.logprobs,
             policy_version=self.version,
-            condensation=prompt.condensation,
-            context=prompt.context,
+            condensation=self.prompt.condensation,
+            context=self.prompt.context,
             reply=Message(role="assistant", content=self.text),
         )
 
 
 async def sample(
     engine: Engine,
-    prompt_ids: Sequence[int],
+    prompt: Prompt,
     *,
     trajectory: str,
     seed: int,
@@ -55,12 +65,12 @@ async def sample(
         max_tokens=max_tokens,
         temperature=engine.temperature,
         seed=seed,
-        stop_ids=tuple(engine.renderer.stop_ids),
+        stop_ids=engine.renderer.stop_ids,
         stop_strings=stop_strings,
         trajectory=trajectory,
     )
     sampled = await guarded(
-        partial(_sampled, engine, prompt_ids, params),
+        partial(_sampled, engine, prompt, params),
         who="the sampler",
         stop=Stop.SAMPLER_ERROR,
         seconds=engine.limits.turn_seconds,
@@ -70,9 +80,10 @@ async def sample(
     return sampled
 
 
-async def _sampled(engine: Engine, prompt_ids: Sequence[int], params: SamplingParams) -> Sampled:
+async def _sampled(engine: Engine, prompt: Prompt, params: SamplingParams) -> Sampled:
     version = engine.sampler.version
-    generation = await engine.sampler.sample(prompt_ids, params)
+    generation = await engine.sampler.sample(prompt.ids, params)
     if not isinstance(generation, Generation):
         raise TypeError(f"sample() returned {generation!r:.80}, wanted a Generation")
-    return Sampled(generation=generation, text=engine.renderer.text(generation.token_ids), version=version)
+    text = engine.renderer.text(generation.token_ids)
+    return Sampled(prompt=prompt, generation=generation, text=text, version=version)

@@ -7,22 +7,14 @@ turn 6   act        pinned [S] u4                   → reply   declared condens
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from condensegrpo.core.messages import History
 from condensegrpo.core.protocols import Request, Write, Writes, Written
 from condensegrpo.core.trajectory import Stop
 from condensegrpo.rollout.boundary import Ended
 from condensegrpo.rollout.engine import Engine
-from condensegrpo.rollout.prompt import Exchange, Prompt, request_prompt
+from condensegrpo.rollout.prompt import request_prompt
 from condensegrpo.rollout.sampling import Sampled, sample
-
-
-class Attempt(NamedTuple):
-    """A text that the policy wrote."""
-
-    prompt: Prompt
-    sampled: Sampled
 
 
 class Writer:
@@ -34,9 +26,9 @@ class Writer:
         self._trajectory = trajectory
         self._seed = seed
         self.max_texts = engine.condenser.writes if isinstance(engine.condenser, Writes) else 0
-        self.attempts: list[Attempt] = []
+        self.attempts: list[Sampled] = []
 
-    def write_function(self, history: History, last: Exchange) -> Write | None:
+    def write_function(self, history: History, last: Sampled) -> Write | None:
         """The function that the condenser may call; None if it never asks for text."""
         return partial(self._write, history, last) if self.max_texts else None
 
@@ -53,7 +45,7 @@ class Writer:
                 f"{len(rejected)}, wanted all rejected but the last, or all (Condensed.rejected)",
             )
 
-    async def _write(self, history: History, last: Exchange, request: Request) -> Written:
+    async def _write(self, history: History, last: Sampled, request: Request) -> Written:
         """Sample the text of a request.
 
         Raises:
@@ -66,11 +58,11 @@ class Writer:
         room = self._engine.limits.max_output_tokens
         sampled = await sample(
             self._engine,
-            prompt.ids,
+            prompt,
             trajectory=self._trajectory,
             seed=self._seed(),
             max_tokens=room if request.max_tokens is None else min(room, request.max_tokens),
             stop_strings=(),  # stop strings of tool calls would end a summary that quotes a call
         )
-        self.attempts.append(Attempt(prompt=prompt, sampled=sampled))
+        self.attempts.append(sampled)
         return Written(text=sampled.text, finish=sampled.generation.finish)

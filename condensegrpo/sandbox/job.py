@@ -115,7 +115,7 @@ def _limit(limits: SandboxLimits, *, count_processes: bool) -> None:
     every = {
         resource.RLIMIT_CPU: (seconds, seconds + 1),
         resource.RLIMIT_AS: limits.memory_bytes,
-        resource.RLIMIT_FSIZE: limits.file_bytes,
+        resource.RLIMIT_FSIZE: limits.disk_bytes // 2,
         resource.RLIMIT_NOFILE: 64,
         resource.RLIMIT_CORE: 1,  # 0 would still start a program that handles core dumps
         resource.RLIMIT_STACK: 8 << 20,

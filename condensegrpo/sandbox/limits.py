@@ -44,8 +44,3 @@ class SandboxLimits:
     def disk_bytes(self) -> int:
         """``disk_mib`` in bytes."""
         return self.disk_mib * MIB
-
-    @property
-    def file_bytes(self) -> int:
-        """The largest size of a file in bytes: half of ``disk_mib``."""
-        return self.disk_bytes // 2

@@ -87,11 +87,8 @@ def as_nobody() -> None:
 
 
 def _map_ids(proc: int, *, inside: int, user: int, group: int) -> None:
-    for name, text in (
-        ("setgroups", "deny"),
-        ("uid_map", f"{inside} {user} 1"),
-        ("gid_map", f"{inside} {group} 1"),
-    ):
+    texts = {"setgroups": "deny", "uid_map": f"{inside} {user} 1", "gid_map": f"{inside} {group} 1"}
+    for name, text in texts.items():
         file = os.open(f"self/{name}", os.O_WRONLY, dir_fd=proc)
         try:
             os.write(file, text.encode())

@@ -64,15 +64,14 @@ def open_server(isolation: str = AUTO, packages: Sequence[str] = ()) -> Server:
     if isolation == Isolation.NONE:
         return Server(Isolation.NONE, packages)
     candidates = [Isolation.NAMESPACES, Isolation.LANDLOCK] if isolation == AUTO else [Isolation(isolation)]
-    faults = []
+    faults = ""
     for candidate in candidates:
         try:
             return _probed(candidate, packages)
         except SandboxError as error:
-            faults.append(f"  {candidate}: {error}\n    to enable it: {REMEDIES[candidate]}")
-    listed = "\n".join(faults)
+            faults += f"  {candidate}: {error}\n    to enable it: {REMEDIES[candidate]}\n"
     raise SandboxError(
-        f"opening the sandbox: no isolation backend works on this machine, so code of a model is not run.\n{listed}\n"
+        f"opening the sandbox: no isolation backend works on this machine, so code of a model is not run.\n{faults}"
         f"  Or, on a disposable machine, set sandbox.isolation=none: code then runs with your own rights."
     )
 

@@ -16,12 +16,7 @@ Hold = Callable[[object], int]  # the handle of an object; raises TypeError if i
 Find = Callable[[int], object]
 
 _SMALL = 1 << 53  # JSON readers may turn larger integers into floats, and Python refuses to parse very long ones
-_SEQUENCES: dict[str, Callable[[Iterable[object]], object]] = {
-    "list": list,
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-}
+_SEQUENCES: dict[str, Any] = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
 _MAPPINGS: dict[str, Callable[[Iterable[tuple[object, Any]]], object]] = {
     "dict": dict,
     "OrderedDict": OrderedDict,
@@ -49,13 +44,12 @@ def encode(value: object, hold: Hold) -> object:
     atom = _atom(value)
     if atom is not None or value is None:
         return atom
-    for name, kind in (("OrderedDict", OrderedDict), ("Counter", Counter), ("dict", dict)):
-        if isinstance(value, kind):
-            return [name, [[encode(key, hold), encode(held, hold)] for key, held in dict.items(value)]]
-    for name, sequence in (("list", list), ("tuple", tuple), ("set", set), ("frozenset", frozenset)):
+    if isinstance(value, dict):
+        name = next(kind.__name__ for kind in (OrderedDict, Counter, dict) if isinstance(value, kind))
+        return [name, [[encode(key, hold), encode(held, hold)] for key, held in dict.items(value)]]
+    for name, sequence in _SEQUENCES.items():
         if isinstance(value, sequence):
-            # value is a sequence by the line above, which mypy does not follow through the loop's union of types
-            return [name, [encode(held, hold) for held in sequence.__iter__(value)]]  # type: ignore[arg-type]
+            return [name, [encode(held, hold) for held in sequence.__iter__(value)]]
     if isinstance(value, deque):
         return ["deque", [encode(held, hold) for held in value], value.maxlen]
     if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
