@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import os
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
@@ -16,31 +17,21 @@ from condensegrpo.core.trajectory import Finish
 MAX_BYTES = 4_000_000  # of an answer; more is no summary
 
 
+@dataclass(eq=False, kw_only=True)
 class Endpoint:
     """``POST <url>/chat/completions`` with one user message."""
 
-    def __init__(self, url: str, model: str, *, key_variable: str | None, seconds: float, concurrency: int) -> None:
-        """Set the address.
+    url: str  # such as http://localhost:8000/v1
+    model: str  # the model's name at the endpoint
+    key_variable: str | None  # name of the environment variable that holds the key; None: no key is sent
+    seconds: float  # time limit of one request; the wait for a free slot is not included
+    concurrency: int  # open requests at one time, in each event loop
 
-        Args:
-            url: such as ``http://localhost:8000/v1``.
-            model: the model's name at the endpoint.
-            key_variable: name of the environment variable that holds the key; None: no key is sent.
-            seconds: time limit of one request; the wait for a free slot is not included.
-            concurrency: open requests at one time, in each event loop.
-
-        Raises:
-            ValueError: the URL is not http or https, or the environment variable of the key is not set.
-        """
-        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
-            raise ValueError(f"url is {url!r}, wanted the URL of an endpoint such as http://localhost:8000/v1")
-        if key_variable is not None and not os.environ.get(key_variable):
-            raise ValueError(f"the environment variable {key_variable} (key_variable) is not set")
-        self._url = f"{url.rstrip('/')}/chat/completions"
-        self._model = model
-        self._key_variable = key_variable
-        self._seconds = seconds
-        self._concurrency = concurrency
+    def __post_init__(self) -> None:
+        if urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).netloc:
+            raise ValueError(f"url is {self.url!r}, wanted the URL of an endpoint such as http://localhost:8000/v1")
+        if self.key_variable is not None and not os.environ.get(self.key_variable):
+            raise ValueError(f"the environment variable {self.key_variable} (key_variable) is not set")
         # a semaphore belongs to one event loop, and every step of a run has its own
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
@@ -53,29 +44,29 @@ class Endpoint:
         Raises:
             SummaryRefused: the endpoint did not answer in time, or answered with an error or without a text.
         """
-        slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._concurrency))
+        slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency))
         async with slots:
             try:
                 return _written(await self._answer(text, max_tokens))
             except TimeoutError as error:  # before ClientError: some of aiohttp's errors are both
-                raise SummaryRefused(f"the endpoint did not answer within {self._seconds:g} seconds") from error
+                raise SummaryRefused(f"the endpoint did not answer within {self.seconds:g} seconds") from error
             except (ClientError, OSError) as error:
                 raise SummaryRefused(f"the endpoint cannot be reached: {error}") from error
 
     async def _answer(self, text: str, max_tokens: int) -> bytes:
         body = {
-            "model": self._model,
+            "model": self.model,
             "messages": [{"role": "user", "content": text}],
             "max_tokens": max_tokens,
             "temperature": 0,
         }
         headers = {"Content-Type": "application/json"}
-        if self._key_variable is not None:
-            headers["Authorization"] = f"Bearer {os.environ[self._key_variable]}"
+        if self.key_variable is not None:
+            headers["Authorization"] = f"Bearer {os.environ[self.key_variable]}"
         content = io.BytesIO(json.dumps(body).encode())  # sent in pieces; aiohttp warns of large bodies in one
         async with (
-            ClientSession(timeout=ClientTimeout(total=self._seconds), headers=headers, trust_env=True) as session,
-            session.post(self._url, data=content) as response,
+            ClientSession(timeout=ClientTimeout(total=self.seconds), headers=headers, trust_env=True) as session,
+            session.post(f"{self.url.rstrip('/')}/chat/completions", data=content) as response,
         ):
             if not response.ok:
                 raise SummaryRefused(f"the endpoint answered HTTP {response.status} {response.reason}")

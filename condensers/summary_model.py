@@ -49,8 +49,8 @@ class SummaryModel:
             LocalModel(self.model, device=self.device, seconds=self.seconds)
             if self.url is None
             else Endpoint(
-                self.url,
-                self.model,
+                url=self.url,
+                model=self.model,
                 key_variable=self.key_variable,
                 seconds=self.seconds,
                 concurrency=self.concurrency,

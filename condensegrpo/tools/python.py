@@ -1,5 +1,6 @@
 """The tool ``python``: runs code that a model wrote, in the sandbox."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Gt
@@ -8,23 +9,20 @@ from condensegrpo.sandbox.result import CallOutcome, CallResult
 from condensegrpo.sandbox.sandbox import Sandbox
 
 
+@dataclass(eq=False, kw_only=True)
 class Python:
-    """The tool ``python``: every call starts a fresh interpreter, and its result is what the code prints."""
+    """The tool ``python``: every call starts a fresh interpreter, and its result is what the code prints.
 
-    def __init__(self, *, sandbox: Sandbox, seconds: Annotated[float, Gt(0)] | None = None) -> None:
-        """Open the sandbox.
+    ``SandboxError``: no isolation backend works on this machine.
+    """
 
-        Args:
-            sandbox: in which the code runs; the assembly passes the one of the configuration.
-            seconds: time limit of one call, in place of the sandbox's. Set the time limit of the rollout's tools well
-                above it: that one includes the time that a call waits for other calls.
+    sandbox: Sandbox  # in which the code runs; the assembly passes the one of the configuration
+    # time limit of one call, in place of the sandbox's. Set the time limit of the rollout's tools well above it: that
+    # one includes the time that a call waits for other calls.
+    seconds: Annotated[float, Gt(0)] | None = None
 
-        Raises:
-            SandboxError: no isolation backend works on this machine.
-        """
-        self._seconds = seconds
-        self._sandbox = sandbox
-        sandbox.open()
+    def __post_init__(self) -> None:
+        self.sandbox.open()
 
     async def __call__(self, code: str) -> str:
         """Runs Python code and returns what it prints. Nothing is kept between two calls.
@@ -35,7 +33,7 @@ class Python:
         Returns:
             The output of the code.
         """
-        result = await self._sandbox.run_python(code, seconds=self._seconds)
+        result = await self.sandbox.run_python(code, seconds=self.seconds)
         if result.outcome is not CallOutcome.FINISHED:
             raise RuntimeError(_fault(result))
         return result.stdout

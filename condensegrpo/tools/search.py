@@ -1,5 +1,6 @@
 """The search tool: BM25 (Okapi, https://doi.org/10.1561/1500000019) over a corpus of passages, by the library bm25s."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge
@@ -9,31 +10,20 @@ from condensegrpo.tools.corpus_index import opened
 MAX_QUERY = 1000  # characters of a query that are read
 
 
+@dataclass(eq=False, kw_only=True)
 class Search:
-    """The tool ``search``: the best passages of a local corpus for a query."""
+    """The tool ``search``: the best passages of a local corpus for a query.
 
-    def __init__(
-        self,
-        *,
-        corpus: str,
-        passages: Annotated[int, Ge(1)] = 3,
-        passage_chars: Annotated[int, Ge(1)] = 800,
-        cache: str | None = None,
-    ) -> None:
-        """Open the index of a corpus, which is built once and then memory-mapped.
+    Its index is built once and then memory-mapped. ``DataError``: the corpus is missing, empty or damaged.
+    """
 
-        Args:
-            corpus: a JSONL file (also .gz), see ``corpus_index.opened``.
-            passages: to show for a query, at most.
-            passage_chars: of one passage that are shown.
-            cache: folder of the indices; by default ``condensegrpo/search`` in the user's cache folder.
+    corpus: str  # a JSONL file (also .gz), see ``corpus_index.opened``
+    passages: Annotated[int, Ge(1)] = 3  # to show for a query, at most
+    passage_chars: Annotated[int, Ge(1)] = 800  # of one passage that are shown
+    cache: str | None = None  # folder of the indices; None: ``condensegrpo/search`` in the user's cache folder
 
-        Raises:
-            DataError: the corpus is missing, empty or damaged.
-        """
-        self._index = opened(corpus, cache)
-        self._passages = passages
-        self._passage_chars = passage_chars
+    def __post_init__(self) -> None:
+        self._index = opened(self.corpus, self.cache)
 
     def __call__(self, query: str) -> str:
         """Searches a collection of passages and returns those that match the query best.
@@ -44,10 +34,10 @@ class Search:
         Returns:
             The passages with their titles, best first.
         """
-        passages = self._index.best(query[:MAX_QUERY], self._passages)
+        passages = self._index.best(query[:MAX_QUERY], self.passages)
         if not passages:
             return f"No passage holds a word of {query[:80]!r}."
         return "\n\n".join(
-            f"[{rank}] {passage.title}\n{passage.text[: self._passage_chars]}".strip()
+            f"[{rank}] {passage.title}\n{passage.text[: self.passage_chars]}".strip()
             for rank, passage in enumerate(passages, start=1)
         )

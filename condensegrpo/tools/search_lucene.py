@@ -1,6 +1,7 @@
 """The search tool over a Lucene index, by pyserini (needs Java); ``search`` needs neither."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,25 +10,19 @@ from annotated_types import Ge
 from condensegrpo.tools.search import MAX_QUERY
 
 
+@dataclass(eq=False, kw_only=True)
 class SearchLucene:
-    """The tool ``search_lucene``: the best passages of a Lucene index for a query."""
+    """The tool ``search_lucene``: the best passages of a Lucene index for a query.
 
-    def __init__(
-        self, *, index: str, passages: Annotated[int, Ge(1)] = 3, passage_chars: Annotated[int, Ge(1)] = 800
-    ) -> None:
-        """Open an index.
+    ``ValueError``: pyserini is not installed, Java is missing, or there is no such index.
+    """
 
-        Args:
-            index: folder of a Lucene index made by pyserini, or the name of one of its prebuilt indices.
-            passages: to show for a query, at most.
-            passage_chars: of one passage that are shown.
+    index: str  # folder of a Lucene index made by pyserini, or the name of one of its prebuilt indices
+    passages: Annotated[int, Ge(1)] = 3  # to show for a query, at most
+    passage_chars: Annotated[int, Ge(1)] = 800  # of one passage that are shown
 
-        Raises:
-            ValueError: pyserini is not installed, Java is missing, or there is no such index.
-        """
-        self._searcher = _searcher(index)
-        self._passages = passages
-        self._passage_chars = passage_chars
+    def __post_init__(self) -> None:
+        self._searcher = _searcher(self.index)
 
     def __call__(self, query: str) -> str:
         """Searches a collection of passages and returns those that match the query best.
@@ -38,9 +33,9 @@ class SearchLucene:
         Returns:
             The passages, best first.
         """
-        hits = self._searcher.search(query[:MAX_QUERY], self._passages)
+        hits = self._searcher.search(query[:MAX_QUERY], self.passages)
         texts = (_text(self._searcher.doc(hit.docid).raw()) for hit in hits)
-        shown = [f"[{rank}] {text[: self._passage_chars]}" for rank, text in enumerate(texts, start=1)]
+        shown = [f"[{rank}] {text[: self.passage_chars]}" for rank, text in enumerate(texts, start=1)]
         return "\n\n".join(shown) or f"No passage holds a word of {query[:80]!r}."
 
 
