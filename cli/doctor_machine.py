@@ -7,9 +7,10 @@ from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from condensegrpo.cli.doctor_sandbox import sandbox_finding
 from condensegrpo.cli.findings import Finding, ok, problem, warning
 from condensegrpo.cli.neutral import counted
+from condensegrpo.sandbox.isolation import Isolation
+from condensegrpo.sandbox.probing import AUTO, REMEDIES, probe_backends
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -96,7 +97,9 @@ def compiler_findings() -> list[Finding]:
         ("g++", "apt-get install g++"),
         ("ninja", "pip install ninja, in the environment whose bin folder is on the PATH"),
     )
-    return [_tool(name, shutil.which(name), cure) for name, cure in tools]
+    missing = "not on the PATH: optional parts of DeepSpeed and torch.compile cannot be compiled"
+    places = ((name, shutil.which(name), cure) for name, cure in tools)
+    return [ok(name, place) if place is not None else warning(name, missing, cure) for name, place, cure in places]
 
 
 def vllm_findings() -> list[Finding]:
@@ -163,10 +166,22 @@ def hub_finding() -> Finding:
     return ok("Hub cache", f"{counted(models, 'model', 'models')} in {constants.HF_HUB_CACHE}; {mode}")
 
 
-def _tool(name: str, place: str | None, cure: str) -> Finding:
-    if place is None:
-        return warning(name, "not on the PATH: optional parts of DeepSpeed and torch.compile cannot be compiled", cure)
-    return ok(name, place)
+def sandbox_finding(isolation: str = AUTO) -> Finding:
+    """The strongest backend that works, or the one that a configuration asks for."""
+    if isolation == Isolation.NONE:
+        remedy = "remove sandbox.isolation from the configuration, except on a disposable machine"
+        return warning("sandbox", "none: code of a model runs with your own rights", remedy)
+    faults = probe_backends()
+    wanted = tuple(faults) if isolation == AUTO else (Isolation(isolation),)
+    working = next((backend for backend in wanted if faults[backend] is None), None)
+    if working is None:
+        why = "; ".join(f"{backend}: {faults[backend]}" for backend in wanted)
+        remedy = " or ".join(REMEDIES[backend] for backend in wanted)
+        return warning("sandbox", f"no isolation backend works, code of a model is not run: {why}", remedy)
+    if working is Isolation.LANDLOCK and isolation == AUTO:
+        text = f"landlock works, and code cannot start processes; namespaces do not: {faults[Isolation.NAMESPACES]}"
+        return warning("sandbox", text, REMEDIES[Isolation.NAMESPACES])
+    return ok("sandbox", f"{working}: the code that tried to escape did not succeed")
 
 
 def _package(requirement: "Requirement") -> Finding:

@@ -25,24 +25,20 @@ _SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![a-z0-9])", re.IGNORECASE
 
 def model_findings(config: "RunConfig") -> list[Finding]:
     """Check that the model exists and that it fits this machine."""
+    count: int | None
     if config.model.new is not None:
         count = parameters_of_new(config.model.new, config.model.new.vocab_size)
-        return [
-            ok("model", f"new model, about {count / 1e6:.1f} M parameters"),
-            memory_finding(config, count, devices(), free_memory()),
-        ]
-    place = config.model.path or ""
-    folder = Path(place)
-    if not folder.is_dir():
-        named = parameters_of_name(place)
-        return [_hub_model(place), *([memory_finding(config, named, devices(), free_memory())] if named else [])]
-    findings = _model_folder(folder)
-    try:
-        known = parameters_of_files(folder)
-    except (OSError, ValueError, KeyError, struct.error) as error:
-        cure = "copy the model's files again: they are damaged or cut off"
-        return [*findings, problem("weights", f"{folder}: a safetensors file cannot be read ({error})", cure)]
-    return [*findings, *([memory_finding(config, known, devices(), free_memory())] if known else [])]
+        findings = [ok("model", f"new model, about {count / 1e6:.1f} M parameters")]
+    elif (folder := Path(config.model.path or "")).is_dir():
+        findings = _model_folder(folder)
+        try:
+            count = parameters_of_files(folder)
+        except (OSError, ValueError, KeyError, struct.error) as error:
+            cure = "copy the model's files again: they are damaged or cut off"
+            return [*findings, problem("weights", f"{folder}: a safetensors file cannot be read ({error})", cure)]
+    else:
+        findings, count = [_hub_model(str(config.model.path))], parameters_of_name(str(config.model.path))
+    return [*findings, memory_finding(config, count, devices(), free_memory())] if count else findings
 
 
 def _model_folder(folder: Path) -> list[Finding]:
@@ -106,14 +102,7 @@ def _parameters_of_file(file: Path) -> int:
         header: dict[str, dict[str, list[int]]] = json.loads(stream.read(length))
     if not isinstance(header, dict):
         raise ValueError(f"its header is {type(header).__name__}, wanted an object")
-    count = 0
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            size = 1
-            for dimension in tensor["shape"]:
-                size *= dimension
-            count += size
-    return count
+    return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
 
 
 def parameters_of_name(name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""What ``doctor`` finds: each thing looked at, how it is, and the cure if it is not well."""
+"""The findings of ``doctor``: a level for each checked area, and how to fix what is wrong."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from condensegrpo.cli.neutral import counted, neutral
 
 
 class Level(StrEnum):
-    """How a thing is."""
+    """How serious a finding is."""
 
     OK = "ok"  # nothing to do
-    WARNING = "warning"  # it works, but slowly or not for every use
+    WARNING = "warning"  # works, but slowly or not for every use
     PROBLEM = "problem"  # a run will fail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     area: str
     level: Level
@@ -31,17 +31,17 @@ class Finding:
 
 
 def ok(area: str, found: str) -> Finding:
-    """Nothing to do."""
+    """A finding of level OK."""
     return Finding(area=area, level=Level.OK, found=found)
 
 
 def warning(area: str, found: str, cure: str) -> Finding:
-    """It works, but."""
+    """A finding of level WARNING."""
     return Finding(area=area, level=Level.WARNING, found=found, cure=cure)
 
 
 def problem(area: str, found: str, cure: str) -> Finding:
-    """A run will fail."""
+    """A finding of level PROBLEM."""
     return Finding(area=area, level=Level.PROBLEM, found=found, cure=cure)
 
 
@@ -51,8 +51,8 @@ MARKS = {Level.OK: ("✓", theme.GOOD), Level.WARNING: ("!", theme.WARN), Level.
 def show(findings: Sequence[Finding], console: Console) -> None:
     """One line a finding, its cure below it, and a closing count."""
     table = Table.grid(padding=(0, 2, 0, 0))
-    for overflow in ("fold", "fold", "fold"):
-        table.add_column(overflow=overflow)
+    for _ in range(3):
+        table.add_column(overflow="fold")
     for finding in findings:
         mark, style = MARKS[finding.level]
         text = Text(neutral(finding.found))

@@ -15,10 +15,11 @@ MOST_COMPONENTS = 5  # columns; the rest is in --json
 MOST_MATCHES = 20  # rows
 WIDE = 110  # columns of a console that has room for everything
 CHOSEN = "▶"
+HANDLED = {"mask": " (masked)", "penalise": " (penalised)"}  # shown after the stop reason
 
 
 def group_table(groups: Sequence[Group], chosen: str) -> Table:
-    """One row a group; those that nothing is learned from say why."""
+    """One row for each group; groups that do not train say why."""
     table = _table(
         f"{counted(len(groups), 'group', 'groups')}, {sum(not group.signal for group in groups)} without signal"
     )
@@ -30,15 +31,15 @@ def group_table(groups: Sequence[Group], chosen: str) -> Table:
     for group in groups:
         members = group.siblings
         table.add_row(
-            _marker(group.id == chosen),
+            Text(CHOSEN if group.id == chosen else " ", theme.HEAD),
             Text(one_line(group.id, 48)),
             str(len(members)),
-            f"{sum(one.correct for one in members) / len(members):.2f}",
-            _span([one.score for one in members], ".3f"),
-            _span([one.advantage for one in members if one.advantage is not None], "+.2f"),
-            _span([one.turns for one in members], "d"),
-            _span([one.context for one in members], "d"),
-            _span([one.output for one in members], "d"),
+            f"{sum(sibling.correct for sibling in members) / len(members):.2f}",
+            _span([sibling.score for sibling in members], ".3f"),
+            _span([sibling.advantage for sibling in members if sibling.advantage is not None], "+.2f"),
+            _span([sibling.turns for sibling in members], "d"),
+            _span([sibling.context for sibling in members], "d"),
+            _span([sibling.output for sibling in members], "d"),
             Text(f"○ {group.idle}" if group.idle else "", theme.WARN),
             style="bold" if group.id == chosen else "",
         )
@@ -46,10 +47,10 @@ def group_table(groups: Sequence[Group], chosen: str) -> Table:
 
 
 def sibling_table(title: str, members: Sequence[Sibling], chosen: str, width: int) -> Table:
-    """One row a trajectory. On a narrow console the components and the answer are left out."""
+    """One row for each trajectory. On a narrow console the components and the answer are left out."""
     wide = width >= WIDE
     table = _table(title)
-    names = list(dict.fromkeys(name for one in members for name in one.components))[: MOST_COMPONENTS * wide]
+    names = list(dict.fromkeys(name for sibling in members for name in sibling.components))[: MOST_COMPONENTS * wide]
     table.add_column("", no_wrap=True)
     table.add_column("trajectory", overflow="fold", min_width=12)
     table.add_column("", no_wrap=True)
@@ -57,54 +58,51 @@ def sibling_table(title: str, members: Sequence[Sibling], chosen: str, width: in
         table.add_column(Text(heading), justify="right", no_wrap=True)
     for heading in ("stop", "answer")[: 1 + wide]:
         table.add_column(heading, overflow="fold")
-    largest = max((abs(one.advantage) for one in members if one.advantage is not None), default=0.0)
-    for one in members:
-        answer = Text(one_line(one.answer, 24)) if one.answer is not None else Text("–", theme.DIM)
+    largest = max((abs(sibling.advantage) for sibling in members if sibling.advantage is not None), default=0.0)
+    for sibling in members:
+        answer = Text(one_line(sibling.answer, 24)) if sibling.answer is not None else Text("–", theme.DIM)
         table.add_row(
-            _marker(one.id == chosen),
-            Text(one_line(one.id, 60)),
-            verdict(one) if wide else verdict(one)[:1],
-            f"{one.score:.3f}",
-            *(f"{one.components[name]:.3g}" if name in one.components else "–" for name in names),
-            advantage(one, largest),
-            str(one.turns),
-            str(one.context),
-            str(one.output),
-            Text(_stop(one), "" if Stop(one.stop).gives_answer else theme.WARN),
+            Text(CHOSEN if sibling.id == chosen else " ", theme.HEAD),
+            Text(one_line(sibling.id, 60)),
+            verdict(sibling) if wide else verdict(sibling)[:1],
+            f"{sibling.score:.3f}",
+            *(f"{sibling.components[name]:.3g}" if name in sibling.components else "–" for name in names),
+            advantage(sibling, largest),
+            str(sibling.turns),
+            str(sibling.context),
+            str(sibling.output),
+            Text(
+                f"{sibling.stop}{HANDLED.get(sibling.handling or '', '')}",
+                "" if Stop(sibling.stop).gives_answer else theme.WARN,
+            ),
             *([answer] if wide else []),
-            style="bold" if one.id == chosen else "",
+            style="bold" if sibling.id == chosen else "",
         )
     return table
 
 
 def match_table(matches: Sequence[Sibling], asked: str, chosen: str, width: int) -> Table:
-    """The first of the trajectories that were asked for, in the order that was asked for."""
+    """The first trajectories that match the options, in the order of --sort."""
     more = f", the first {MOST_MATCHES}" if len(matches) > MOST_MATCHES else ""
     return sibling_table(
         f"{counted(len(matches), 'trajectory', 'trajectories')}{asked}{more}", matches[:MOST_MATCHES], chosen, width
     )
 
 
-def verdict(one: Sibling) -> Text:
+def verdict(sibling: Sibling) -> Text:
     """Correct, wrong, partly correct or malformed, as a mark and a word."""
-    if not one.format:
+    if not sibling.format:
         return Text("✗ malformed", theme.BAD)
-    if one.correct >= 1:
+    if sibling.correct >= 1:
         return Text("✓ correct", theme.GOOD)
-    return Text("✗ wrong", theme.BAD) if one.correct <= 0 else Text(f"◐ {one.correct:.2f}", theme.WARN)
+    return Text("✗ wrong", theme.BAD) if sibling.correct <= 0 else Text(f"◐ {sibling.correct:.2f}", theme.WARN)
 
 
-def advantage(one: Sibling, largest: float) -> Text:
+def advantage(sibling: Sibling, largest: float) -> Text:
     """The advantage, or its range where the turns differ."""
-    if one.advantages is None or one.advantage is None:
+    if sibling.advantages is None or sibling.advantage is None:
         return Text("–", theme.DIM)
-    return Text(_span(one.advantages, "+.2f"), theme.signed_style(one.advantage, largest))
-
-
-def _stop(one: Sibling) -> str:
-    """Why it ended, and what training made of that."""
-    made = {"mask": " (masked)", "penalise": " (penalised)"}
-    return one.stop + made.get(one.handling or "", "")
+    return Text(_span(sibling.advantages, "+.2f"), theme.signed_style(sibling.advantage, largest))
 
 
 def _table(title: str) -> Table:
@@ -115,10 +113,6 @@ def _table(title: str) -> Table:
         header_style=theme.DIM,
         padding=(0, 1, 0, 0),
     )
-
-
-def _marker(chosen: bool) -> Text:
-    return Text(CHOSEN if chosen else " ", theme.HEAD)
 
 
 def _span(values: Sequence[float], form: str) -> str:

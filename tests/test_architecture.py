@@ -44,7 +44,7 @@ PLUG_INS = {"condensers", "rewards", "tasks", "tools"}
 SANDBOX_USERS = {  # beside plug-ins
     "condensegrpo.assembly.parts",
     "condensegrpo.assembly.components",
-    "condensegrpo.cli.doctor_sandbox",
+    "condensegrpo.cli.doctor_machine",
     "condensegrpo.config.schema",  # the limits are a section
 }
 PLUG_IN_LOADERS = {"condensegrpo.cli.plugins"}  # beside the assembly

@@ -15,8 +15,7 @@ from typer.testing import CliRunner, Result
 
 from condensegrpo.cli import doctor_machine
 from condensegrpo.cli.doctor import doctor
-from condensegrpo.cli.doctor_config import config_findings
-from condensegrpo.cli.doctor_data import lucene_findings
+from condensegrpo.cli.doctor_config import config_findings, lucene_findings
 from condensegrpo.cli.doctor_machine import (
     compiler_findings,
     device_findings,
@@ -25,6 +24,7 @@ from condensegrpo.cli.doctor_machine import (
     memory_findings,
     package_findings,
     python_findings,
+    sandbox_finding,
     thread_finding,
     usable_cores,
 )
@@ -35,7 +35,6 @@ from condensegrpo.cli.doctor_model import (
     parameters_of_name,
     parameters_of_new,
 )
-from condensegrpo.cli.doctor_sandbox import sandbox_finding
 from condensegrpo.cli.findings import Finding, Level, ok, problem, show, warning
 from condensegrpo.cli.plugins import described, docstring_in_source, plugins
 from condensegrpo.cli.theme import console
