@@ -52,15 +52,26 @@ def bar(view: ContextView, width: int = BAR_WIDTH) -> Text:
     What was dropped is drawn where it would have stood, up to a » where it would have burst the budget.
     """
     ghost = min(view.saved, view.free)
-    marks = (PINNED, KEPT, REWRITTEN, NEWEST, DROPPED, FREE)
-    amounts = (view.pinned, view.kept, view.rewritten, view.newest, ghost, view.free - ghost)
+    *shown, (_, free) = parts(view)
+    cells_of = [*shown, (DROPPED, ghost), (FREE, free - ghost)]
     text = Text()
-    for mark, cells in zip(marks, shares(amounts, width), strict=True):
+    for (mark, _), cells in zip(cells_of, shares([tokens for _, tokens in cells_of], width), strict=True):
         text.append(mark.glyph * cells, mark.style)
     if view.saved > view.free > 0:
         text.right_crop(1)
         text.append(BURST, DROPPED.style)
     return text
+
+
+def parts(view: ContextView) -> tuple[tuple[Mark, int], ...]:
+    """The marks and tokens of the parts of a prompt, the free tokens last."""
+    return (
+        (PINNED, view.pinned),
+        (KEPT, view.kept),
+        (REWRITTEN, view.rewritten),
+        (NEWEST, view.newest),
+        (FREE, view.free),
+    )
 
 
 def shares(amounts: Sequence[int], width: int) -> list[int]:

@@ -36,18 +36,18 @@ from condensegrpo.storage.files import write_atomically
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Everything that one call shows; ``--json`` prints it."""
+    """The result of the command; ``--json`` prints it."""
 
     version: int
     file: str
     step: int | None
     problems: tuple[str, ...]
     groups: tuple[Group, ...]
-    matches: tuple[Sibling, ...]  # those that --group, --where and --sort leave, in order; the first is shown
+    matches: tuple[Sibling, ...]  # after --group, --where and --sort; the first is shown
     trajectory: Sibling
     detail: str
     turns: tuple[TurnView, ...]
-    information: tuple[str, ...]  # what condensations did to what contexts know of the answer, a sentence each
+    information: tuple[str, ...]  # how condensations changed the information about the answer, a sentence each
     tokenizer: str | None  # file; None: not asked for, or none was found
 
 
@@ -104,47 +104,45 @@ def inspect_trajectory(
 def select(
     every: Sequence[Sibling], *, group: str | None, trajectory: str | None, where: str | None, sort: str | None
 ) -> tuple[Sibling, ...]:
-    """The trajectories that the options leave, in their order. Without any: those of the first group with a signal.
+    """The trajectories that match the options, in order. Without options: those of the first group with a signal.
 
     Raises:
-        DataError: they leave none.
+        DataError: none matches.
         ConfigError: --where or --sort cannot be read.
     """
-    holds = parse_where(where) if where else None
-    found = [
-        one
-        for one in every
-        if group in (None, one.group) and trajectory in (None, one.id) and (holds is None or holds(one.fields))
+    holds = parse_where(where) if where else lambda _: True
+    matches = [
+        sibling
+        for sibling in every
+        if group in (None, sibling.group) and trajectory in (None, sibling.id) and holds(sibling.fields)
     ]
-    if not found:
-        raise DataError(_none_left(every, group=group, trajectory=trajectory, where=where))
+    if not matches:
+        raise DataError(_no_match(every, group=group, trajectory=trajectory, where=where))
     if sort:
         key = sort_key(sort)
-        return tuple(sorted(found, key=lambda one: key(one.fields)))
+        return tuple(sorted(matches, key=lambda sibling: key(sibling.fields)))
     if not (group or trajectory or where):
-        together = groups(found)
-        return next((one for one in together if one.signal), together[0]).siblings
-    return tuple(found)
+        by_group = groups(matches)
+        return next((each for each in by_group if each.signal), by_group[0]).siblings
+    return tuple(matches)
 
 
-def _none_left(every: Sequence[Sibling], *, group: str | None, trajectory: str | None, where: str | None) -> str:
-    if group is not None and all(one.group != group for one in every):
-        return f"looking for group {group!r}: there are {_listing([one.group for one in every])}."
-    if trajectory is not None and all(one.id != trajectory for one in every):
-        return f"looking for trajectory {trajectory!r}: there are {_listing([one.id for one in every])}."
+def _no_match(every: Sequence[Sibling], *, group: str | None, trajectory: str | None, where: str | None) -> str:
+    for kind, name, names in (
+        ("group", group, dict.fromkeys(sibling.group for sibling in every)),
+        ("trajectory", trajectory, dict.fromkeys(sibling.id for sibling in every)),
+    ):
+        if name is not None and name not in names:
+            more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+            return f"looking for {kind} {name!r}: there are {', '.join(list(names)[:12])}{more}."
     return (
         f"looking for trajectories where {where}: none of {len(every)} is left. Try another step or a wider condition."
     )
 
 
-def _listing(names: Sequence[str]) -> str:
-    different = list(dict.fromkeys(names))
-    return ", ".join(different[:12]) + (f" and {len(different) - 12} more" if len(different) > 12 else "")
-
-
 def _view(opened: InspectedStep, every: Sequence[Sibling], matches: tuple[Sibling, ...], *, tokens: bool) -> View:
     chosen = matches[0]
-    one = next(one for one in opened.scored if one.trajectory.id == chosen.id)
+    scored = next(scored for scored in opened.scored if scored.trajectory.id == chosen.id)
     tokenizer = TokenTexts(opened) if tokens else None
     credit = opened.credit.get(chosen.id) if opened.credit is not None else None
     return View(
@@ -155,9 +153,9 @@ def _view(opened: InspectedStep, every: Sequence[Sibling], matches: tuple[Siblin
         groups=groups(every),
         matches=matches,
         trajectory=chosen,
-        detail=one.trajectory.detail,
-        turns=turns(one, credit, budget=budget_of(opened), tokenizer=tokenizer),
-        information=tuple(description(change) for change in changes(one.trajectory)),
+        detail=scored.trajectory.detail,
+        turns=turns(scored, credit, budget=budget_of(opened), tokenizer=tokenizer),
+        information=tuple(description(change) for change in changes(scored.trajectory)),
         tokenizer=str(tokenizer.file) if tokenizer and tokenizer.file else None,
     )
 
@@ -173,7 +171,7 @@ def _turns_to_show(view: View, turn: int | None) -> tuple[TurnView, ...]:
 
 
 def _listing_parts(view: View, *, asked: str, one_group: bool, width: int) -> Iterator[RenderableType]:
-    """Where we are, the groups or what was asked for, and the siblings of the chosen trajectory."""
+    """File and step, the groups or the matches, and the siblings of the chosen trajectory."""
     chosen = view.trajectory
     count = sum(len(group.siblings) for group in view.groups)
     step = f"step {view.step} · " if view.step is not None else ""
@@ -206,21 +204,18 @@ def _trajectory_parts(view: View, shown: Sequence[TurnView], *, tokens: bool, fu
 def _check(steps: Sequence[InspectedStep], *, as_json: bool) -> None:
     from condensegrpo.cli.inspect_check import breaches
 
-    found = {str(step.file): breaches(step) for step in steps}
+    by_file = {str(step.file): breaches(step) for step in steps}
     if as_json:
-        typer.echo(json.dumps({"version": 1, "breaches": found}))
+        typer.echo(json.dumps({"version": 1, "breaches": by_file}))
     else:
         screen = theme.console()
         for step in steps:
-            for breach in found[str(step.file)]:
+            breached = by_file[str(step.file)]
+            for breach in breached:
                 screen.print(Text(f"✗ {neutral(breach)}", theme.BAD))
-            screen.print(Text(f"{step.file}: {_verdict(step, len(found[str(step.file)]))}"))
-    if any(found.values()):
+            turns = sum(len(scored.trajectory.turns) for scored in step.scored)
+            trajectories = counted(len(step.scored), "trajectory", "trajectories")
+            verdict = counted(len(breached), "breach", "breaches") if breached else "no breach"
+            screen.print(Text(f"{step.file}: {trajectories}, {counted(turns, 'turn', 'turns')}, {verdict}"))
+    if any(by_file.values()):
         raise typer.Exit(1)
-
-
-def _verdict(step: InspectedStep, breached: int) -> str:
-    turns = sum(len(one.trajectory.turns) for one in step.scored)
-    trajectories = counted(len(step.scored), "trajectory", "trajectories")
-    verdict = counted(breached, "breach", "breaches") if breached else "no breach"
-    return f"{trajectories}, {counted(turns, 'turn', 'turns')}, {verdict}"

@@ -69,13 +69,13 @@ class Group:
 
     id: str
     problem: str
-    signal: bool  # False: nothing is learned from it, its scores are all equal
+    signal: bool  # False: it does not train, its scores are all equal
     siblings: tuple[Sibling, ...]  # by sample
 
     @property
     def idle(self) -> str:
-        """Why nothing is learned from it; empty: something may be."""
-        handled = {one.handling for one in self.siblings}
+        """Why it does not train; empty: it may train."""
+        handled = {sibling.handling for sibling in self.siblings}
         if "drop" in handled:
             return "dropped"
         if handled == {"mask"}:
@@ -118,7 +118,7 @@ class TurnView:
     tool_attempts: int
     tool_successes: int
     draft: Draft | None  # of its answer, before the turn
-    answer_logprob: float | None  # nats, what the context knows of the ground truth; None: not measured
+    answer_logprob: float | None  # nats, of the ground truth given the context; None: not measured
     paid: float | None  # by the reward function, for this turn; None: it pays no single turns
     output_tokens: int
     logprob: float | None  # mean of the output tokens, nats
@@ -155,30 +155,26 @@ def every_step(path: Path, number: int | None) -> tuple[InspectedStep, ...]:
 
 def siblings(step: InspectedStep) -> tuple[Sibling, ...]:
     """The figures of every trajectory, in the order of groups and samples."""
-
-    def place(scored: ScoredTrajectory) -> tuple[tuple[tuple[int, str], ...], int, str]:
-        trajectory = scored.trajectory
-        return _natural(trajectory.group_id), trajectory.sample, trajectory.id
-
-    return tuple(_sibling(scored, step.credit) for scored in sorted(step.scored, key=place))
+    unordered = (_sibling(scored, step.credit) for scored in step.scored)
+    return tuple(sorted(unordered, key=lambda sibling: (_natural(sibling.group), sibling.sample, sibling.id)))
 
 
 def groups(every: Sequence[Sibling]) -> tuple[Group, ...]:
     """The trajectories by group, in order of appearance."""
-    found: dict[str, list[Sibling]] = {}
+    by_group: dict[str, list[Sibling]] = {}
     for sibling in every:
-        found.setdefault(sibling.group, []).append(sibling)
+        by_group.setdefault(sibling.group, []).append(sibling)
     return tuple(
         Group(id=name, problem=members[0].problem, signal=_has_signal(members), siblings=tuple(members))
-        for name, members in found.items()
+        for name, members in by_group.items()
     )
 
 
 def turns(
-    one: ScoredTrajectory, credit: Credit | None, *, budget: int, tokenizer: "TokenTexts | None"
+    scored: ScoredTrajectory, credit: Credit | None, *, budget: int, tokenizer: "TokenTexts | None"
 ) -> tuple[TurnView, ...]:
     """Every turn of a trajectory; with its tokens if there is a ``tokenizer``."""
-    views = context_views(one.trajectory, budget)
+    views = context_views(scored.trajectory, budget)
     return tuple(
         TurnView(
             turn=index,
@@ -195,15 +191,15 @@ def turns(
             tool_successes=turn.tool_successes,
             draft=turn.draft,
             answer_logprob=turn.answer_logprob,
-            paid=one.score.turn_rewards[index] if index < len(one.score.turn_rewards) else None,
+            paid=scored.score.turn_rewards[index] if index < len(scored.score.turn_rewards) else None,
             output_tokens=len(turn.output_ids),
             logprob=math.fsum(turn.logprobs) / len(turn.logprobs) if turn.logprobs else None,
             advantage=credit.advantages[index] if credit and index < len(credit.advantages) else None,
             weight=credit.weights[index] if credit and index < len(credit.weights) else None,
             tokens=tokenizer.views(turn) if tokenizer else None,
-            rejected=_rejected(one.trajectory, index),
+            rejected=_rejected(scored.trajectory, index),
         )
-        for index, (turn, view) in enumerate(zip(one.trajectory.turns, views, strict=True))
+        for index, (turn, view) in enumerate(zip(scored.trajectory.turns, views, strict=True))
     )
 
 
@@ -218,14 +214,14 @@ def _rejected(trajectory: Trajectory, turn: int) -> tuple[RejectedView, ...]:
 
 def budget_of(step: InspectedStep) -> int:
     """The context budget in tokens of the run if its configuration can be read, else the step's largest context."""
-    largest = max((one.trajectory.max_context_tokens for one in step.scored), default=0)
+    largest = max((scored.trajectory.max_context_tokens for scored in step.scored), default=0)
     if step.run is None or not RunFolder(step.run).config.is_file():
         return largest
     from condensegrpo.config.load import load_stored  # imports pydantic: only when needed
 
     try:
         return load_stored(RunFolder(step.run).config).rollout.limits.max_context_tokens
-    except ConfigError:  # of an older version, perhaps; the trajectories can be shown all the same
+    except ConfigError:  # perhaps of an older version; the trajectories can still be shown
         return largest
 
 
@@ -241,7 +237,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 class TokenTexts:
-    """Tells the text of token ids by the tokenizer of a run, if one is found."""
+    """The texts of token ids by the tokenizer of a run, if there is one."""
 
     def __init__(self, step: InspectedStep) -> None:
         from tokenizers import Tokenizer  # compiled code: only when asked for
@@ -283,20 +279,19 @@ def _read(file: Path, run: Path | None) -> InspectedStep:
             f"reading {file}: it holds no trajectory{': ' + result.problems[0] if result.problems else ''}."
         )
     credit_file = RunFolder(run).credit_folder / file.name if run else None
-    known = credit_file is not None and credit_file.is_file()
     digits = file.stem.removeprefix("step_")
     return InspectedStep(
         file=file,
         run=run,
         number=int(digits) if run and digits.isdecimal() else None,
         scored=result.trajectories,
-        credit=read_credit(credit_file) if known and credit_file else None,
+        credit=read_credit(credit_file) if credit_file and credit_file.is_file() else None,
         problems=result.problems,
     )
 
 
-def _sibling(one: ScoredTrajectory, credit: Mapping[str, Credit] | None) -> Sibling:
-    trajectory, score = one.trajectory, one.score
+def _sibling(scored: ScoredTrajectory, credit: Mapping[str, Credit] | None) -> Sibling:
+    trajectory, score = scored.trajectory, scored.score
     known = credit.get(trajectory.id) if credit is not None else None
     return Sibling(
         id=trajectory.id,
@@ -321,13 +316,13 @@ def _sibling(one: ScoredTrajectory, credit: Mapping[str, Credit] | None) -> Sibl
 
 
 def _natural(text: str) -> tuple[tuple[int, str], ...]:
-    """Sorts as a person does: p2 before p10."""
+    """A sort key that compares numbers in names by value: p2 before p10."""
     parts = re.split(r"([0-9]+)", text)  # text, digits, text, …
     return tuple((int(part), "") if place % 2 else (0, part) for place, part in enumerate(parts))
 
 
 def _has_signal(members: Sequence[Sibling]) -> bool:
-    """By the advantages where they are known: with equal scores an estimator may still tell contexts apart."""
+    """By the advantages if known: an estimator may distinguish trajectories of equal score by their contexts."""
     known = [sibling.advantages for sibling in members if sibling.advantages is not None]
     if known:
         return any(advantage != 0 for advantages in known for advantage in advantages)
@@ -335,7 +330,7 @@ def _has_signal(members: Sequence[Sibling]) -> bool:
 
 
 def _tokenizer_files(step: InspectedStep) -> Iterator[Path]:
-    """Where the tokenizer of a run may lie."""
+    """Candidates for the tokenizer of a run."""
     if step.run is None:
         return
     run = RunFolder(step.run)

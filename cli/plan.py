@@ -3,7 +3,7 @@
 import json
 import re
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -54,23 +54,23 @@ def plan(
 
     predicted = predict(loaded, architecture(loaded.model), ranks=ranks, device=device or _device(room))
     fits = room is None or predicted.peak.bytes <= room
-    found = None if room is None or fits else remedy(loaded, predicted, room)
+    change = None if room is None or fits else remedy(loaded, predicted, room)
     if as_json:
-        typer.echo(json.dumps(_as_json(predicted, room, found), indent=2))
+        typer.echo(json.dumps(_as_json(predicted, room, change), indent=2))
     else:
         _show(loaded, predicted)
         if room is not None:
-            _verdict(predicted, room, found)
+            _verdict(predicted, room, change)
     if not fits:
         raise typer.Exit(1)
 
 
 def _bytes(text: str) -> int:
     """A size in bytes: ``24GiB``, ``80 GB``, ``512MiB``; ``24G`` is ``24GiB``."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    if found is None or found[2].upper() not in UNITS or float(found[1]) <= 0:
+    size = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if size is None or size[2].upper() not in UNITS or float(size[1]) <= 0:
         raise ConfigError(f"reading --device-memory {text!r}: wanted a positive size with its unit, such as 24GiB.")
-    return int(float(found[1]) * UNITS[found[2].upper()])
+    return int(float(size[1]) * UNITS[size[2].upper()])
 
 
 def _device(room: int | None) -> Literal["cpu", "gpu"]:
@@ -84,10 +84,10 @@ def _size(size: int) -> str:
 
 
 def _show(config: "RunConfig", predicted: "Plan") -> None:
-    found, console = predicted.architecture, theme.console()
+    model, console = predicted.architecture, theme.console()
     where = config.model.path or "a new model"
     console.print(
-        f"{where} ({found.kind}): {found.parameters:,} parameters, {config.model.dtype}, ZeRO "
+        f"{where} ({model.kind}): {model.parameters:,} parameters, {config.model.dtype}, ZeRO "
         f"{config.learner.zero_stage} on {predicted.ranks} × {predicted.device}\n",
         style="bold",
     )
@@ -133,28 +133,23 @@ def _sizes(phase: "Phase") -> dict[str, int]:
     return {part.name: part.bytes for part in phase.parts if part.bytes}
 
 
-def _verdict(predicted: "Plan", room: int, found: "tuple[Overrides, Plan] | None") -> None:
+def _verdict(predicted: "Plan", room: int, change: "tuple[Overrides, Plan] | None") -> None:
     console, needed = theme.console(), predicted.peak.bytes
     if needed <= room:
         console.print(f"\nfits      {_size(needed)} of {_size(room)}", style=theme.GOOD)
         return
-    console.print(f"\ndoes not fit: needs {_size(needed)}, available {_size(room)}", style=theme.BAD)
-    console.print(f"→ {_advice(room, found)}", style=theme.BAD)
+    advice = (
+        "does not fit with smaller micro-batches, bfloat16, or ZeRO 3 on up to 64 devices (numbers that divide "
+        "train.problems_per_step). Use a smaller model, or lower rollout.limits.max_context_tokens."
+    )
+    if change is not None:
+        overrides, changed = change
+        ranks = f" --ranks {changed.ranks}" if "learner.zero_stage=3" in overrides else ""
+        advice = f"{' '.join(overrides)}{ranks} would fit, with {_size(changed.peak.bytes)}"
+    console.print(f"\ndoes not fit: needs {_size(needed)}, available {_size(room)}\n→ {advice}", style=theme.BAD)
 
 
-def _advice(room: int, found: "tuple[Overrides, Plan] | None") -> str:
-    if found is None:
-        return (
-            "does not fit with smaller micro-batches, bfloat16, or ZeRO 3 on up to 64 devices (numbers that divide "
-            "train.problems_per_step). Use a smaller model, or lower "
-            "rollout.limits.max_context_tokens."
-        )
-    overrides, changed = found
-    ranks = f" --ranks {changed.ranks}" if "learner.zero_stage=3" in overrides else ""
-    return f"{' '.join(overrides)}{ranks} would fit, with {_size(changed.peak.bytes)}"
-
-
-def _as_json(predicted: "Plan", room: int | None, found: "tuple[Overrides, Plan] | None") -> dict[str, Any]:
+def _as_json(predicted: "Plan", room: int | None, change: "tuple[Overrides, Plan] | None") -> dict[str, object]:
     architecture = predicted.architecture
     return {
         "version": 1,
@@ -172,5 +167,5 @@ def _as_json(predicted: "Plan", room: int | None, found: "tuple[Overrides, Plan]
         "notes": predicted.notes,
         "device_memory": room,
         "fits": room is None or predicted.peak.bytes <= room,
-        "remedy": None if found is None else {"overrides": found[0], "ranks": found[1].ranks},
+        "remedy": None if change is None else {"overrides": change[0], "ranks": change[1].ranks},
     }

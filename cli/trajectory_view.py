@@ -15,7 +15,7 @@ from condensegrpo.cli.inspection import Sibling, TurnView, ranges
 from condensegrpo.cli.neutral import counted, excerpt, one_line
 from condensegrpo.cli.token_view import token_grid
 from condensegrpo.core.messages import Message
-from condensegrpo.core.trajectory import Condensation, Draft, SpanStatus
+from condensegrpo.core.trajectory import Condensation, SpanStatus
 
 KNOWN_WIDTH = 12  # columns of the bar of what a context knows of the answer
 EXCERPT = 600  # characters of a text without --full
@@ -39,7 +39,7 @@ def heading(one: Sibling, detail: str) -> Text:
 
 
 def _handled(one: Sibling) -> str:
-    """What training made of it, where that is not what it makes of every trajectory; empty: it trains, or who knows."""
+    """Why it does not train normally; empty: it does, or that is not known."""
     match one.handling:
         case "mask":
             return f"masked: its stop, {one.stop}, trains nothing, counts in no statistics (algorithm.stops.handling)"
@@ -68,11 +68,14 @@ def overview(turns: Sequence[TurnView]) -> RenderableType:
     if known:
         table.add_column("log-prob. of answer, nats", no_wrap=True)
     for turn in turns:
+        context = turn.context
         table.add_row(
             str(turn.turn),
-            context_bar.strip(turn.context, units),
-            context_bar.bar(turn.context),
-            _tokens(turn),
+            context_bar.strip(context, units),
+            context_bar.bar(context),
+            Text.assemble(
+                (f"{context.tokens + context.saved} → " if context.saved else "", theme.DIM), str(context.tokens)
+            ),
             str(turn.output_tokens),
             _advantage(turn, scale),
             *([_known(turn.answer_logprob, lowest=min(known))] if known else []),
@@ -114,9 +117,11 @@ def _rows(turn: TurnView, scale: float, *, full: bool) -> Iterator[tuple[str, Te
     for text in turn.rejected:
         label = Text(f"{text.tokens} tokens, rejected: {one_line(text.reason, 90)}: ", theme.WARN)
         yield "wrote", label.append(excerpt(text.text, characters=size), theme.DIM)
-    yield from (_message("sees", message, size) for message in _shown(turn, full=full))
+    messages = turn.messages if full or turn.turn == 0 else newest_messages(turn.messages)
+    yield from (_message("sees", message, size) for message in messages)
     if turn.draft is not None:
-        yield "draft", _draft(turn.draft)
+        probability = f"of probability {turn.draft.probability:.3f}, {turn.draft.tokens} tokens: "
+        yield "draft", Text(probability, theme.DIM).append(one_line(turn.draft.text, 90))
     yield "reply", Text(excerpt(turn.reply, characters=size), "bold")
     for call in turn.calls:
         yield "call", Text(excerpt(f"{call.name}({call.arguments})", characters=size), theme.HEAD)
@@ -130,34 +135,14 @@ def _rows(turn: TurnView, scale: float, *, full: bool) -> Iterator[tuple[str, Te
     yield "trained", _credit(turn, scale)
 
 
-def _draft(draft: Draft) -> Text:
-    label = f"of probability {draft.probability:.3f}, {draft.tokens} tokens: "
-    return Text(label, theme.DIM).append(one_line(draft.text, 90))
-
-
-def _shown(turn: TurnView, *, full: bool) -> tuple[Message, ...]:
-    """The whole context at the first turn or if asked for, else only the messages after the last reply."""
-    if full or turn.turn == 0:
-        return turn.messages
-    return newest_messages(turn.messages)
-
-
 def _message(when: str, message: Message, size: int) -> tuple[str, Text]:
     speaker = one_line(message.name, 24) if message.name else message.role
     return f"{when} {speaker}", Text(excerpt(message.content, characters=size))
 
 
 def _make_up(turn: TurnView) -> Text:
-    view = turn.context
-    parts = (
-        (context_bar.PINNED, view.pinned),
-        (context_bar.KEPT, view.kept),
-        (context_bar.REWRITTEN, view.rewritten),
-        (context_bar.NEWEST, view.newest),
-        (context_bar.FREE, view.free),
-    )
     text = Text()
-    for mark, tokens in parts:
+    for mark, tokens in context_bar.parts(turn.context):
         if tokens:
             text.append(f"{mark.word.split()[0]} ", theme.DIM).append(f"{tokens}  ", mark.style)
     return text
@@ -188,13 +173,6 @@ def _credit(turn: TurnView, scale: float) -> Text:
         note = f"   weight {turn.weight:.3g} a token" if turn.weight else "   weight 0: not trained"
         text.append(note, theme.DIM)
     return text.append(f"   policy after {turn.policy_version} steps", theme.DIM)
-
-
-def _tokens(turn: TurnView) -> Text:
-    view = turn.context
-    if not view.saved:
-        return Text(str(view.tokens))
-    return Text.assemble((f"{view.tokens + view.saved} → ", theme.DIM), str(view.tokens))
 
 
 def _known(nats: float | None, *, lowest: float) -> Text:

@@ -2,21 +2,11 @@
 
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 from condensegrpo.evaluation.comparison import Comparison, Figures
 from condensegrpo.reporting.run_report import HELD_OUT, MARKERS, TRAIN, VARIANTS
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 COLOURS = (HELD_OUT, TRAIN, *VARIANTS, "#000000", "#999999")
-
-
-class _Look(NamedTuple):
-    label: str
-    colour: str
-    marker: str
 
 
 def plot(comparison: Comparison, stem: Path) -> tuple[Path, ...]:
@@ -32,9 +22,23 @@ def plot(comparison: Comparison, stem: Path) -> tuple[Path, ...]:
         for figures in comparison.figures:
             lines[figures.contender.label].append(figures)
         for index, (label, points) in enumerate(lines.items()):
-            look = _Look(label, COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)])
-            _line(panels[0], [point.peak_tokens for point in points], points, look)
-            _line(panels[1], [point.summed_tokens for point in points], points, look)
+            means = [point.success.mean for point in points]
+            low, high = (
+                [abs((mean if bound is None else bound) - mean) for bound, mean in zip(bounds, means, strict=True)]
+                for bounds in ([point.success.low for point in points], [point.success.high for point in points])
+            )
+            peaks, sums = [point.peak_tokens for point in points], [point.summed_tokens for point in points]
+            for panel, tokens in zip(panels, (peaks, sums), strict=True):
+                panel.errorbar(
+                    tokens,
+                    means,
+                    yerr=[low, high],
+                    capsize=3,
+                    markersize=5,
+                    color=COLOURS[index % len(COLOURS)],
+                    marker=MARKERS[index % len(MARKERS)],
+                    label=label,
+                )
         panels[0].set_ylabel("success, 95 % interval")
         panels[0].set_xlabel("largest context, tokens")
         panels[1].set_xlabel("sum of all contexts, tokens")
@@ -50,22 +54,3 @@ def plot(comparison: Comparison, stem: Path) -> tuple[Path, ...]:
         figure.savefig(paths[0], dpi=150)
         figure.savefig(paths[1], metadata={"Date": None})
     return paths
-
-
-def _line(axes: "Axes", tokens: list[float], points: list[Figures], look: _Look) -> None:
-    low = [point.success.mean - _known(point.success.low, point.success.mean) for point in points]
-    high = [_known(point.success.high, point.success.mean) - point.success.mean for point in points]
-    axes.errorbar(
-        tokens,
-        [point.success.mean for point in points],
-        yerr=[low, high],
-        capsize=3,
-        markersize=5,
-        color=look.colour,
-        marker=look.marker,
-        label=look.label,
-    )
-
-
-def _known(bound: float | None, mean: float) -> float:
-    return mean if bound is None else bound

@@ -103,8 +103,9 @@ def write_report(run_folder: Path) -> tuple[Path, Path]:
 
 def series(metrics: Metrics, key: str) -> Series:
     """The steps and values of a metric; the later of two values at one step counts."""
-    ordered = sorted({line["step"]: line[key] for line in metrics if key in line and "step" in line}.items())
-    return Series(tuple(step for step, _ in ordered), tuple(value for _, value in ordered))
+    values = {line["step"]: line[key] for line in metrics if key in line and "step" in line}
+    steps = tuple(sorted(values))
+    return Series(steps, tuple(values[step] for step in steps))
 
 
 def variants(metrics: Metrics) -> tuple[str, ...]:
@@ -203,13 +204,10 @@ def _held_out(axes: "Axes", panel: Panel, metrics: Metrics) -> None:
             axes.fill_between(low.steps, low.values, high.values, color=HELD_OUT, alpha=0.15, linewidth=0)
     if panel.varied:
         for place, name in enumerate(variants(metrics)):
-            _variant(axes, name, series(metrics, f"eval/{name}/{panel.metric}"), place)
-
-
-def _variant(axes: "Axes", name: str, line: Series, place: int) -> None:
-    if line.steps:
-        colour, marker = VARIANTS[place % len(VARIANTS)], MARKERS[place % len(MARKERS)]
-        axes.plot(*line, color=colour, marker=marker, markersize=5, linewidth=1.2, linestyle=":", label=name)
+            line = series(metrics, f"eval/{name}/{panel.metric}")
+            colour, marker = VARIANTS[place % len(VARIANTS)], MARKERS[place % len(MARKERS)]
+            if line.steps:
+                axes.plot(*line, color=colour, marker=marker, markersize=5, linewidth=1.2, linestyle=":", label=name)
 
 
 def _page(title: str, picture: str, metrics: Metrics) -> str:
@@ -242,10 +240,9 @@ def _rows(metrics: Metrics) -> str:
         for panel in PANELS
     ]
     lines += [(f"{shares.title}: {label}", series(metrics, key)) for shares in SHARES for key, label in shares.lines]
-    return "\n".join(f"<tr>{_row(label, line)}</tr>" for label, line in lines if line.steps)
-
-
-def _row(label: str, line: Series) -> str:
-    steps = f"{line.steps[0]:.0f} – {line.steps[-1]:.0f}"
-    cells = (label, f"{line.values[0]:.4g}", f"{line.values[-1]:.4g}", steps)
-    return "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+    rows = (
+        (label, f"{values[0]:.4g}", f"{values[-1]:.4g}", f"{steps[0]:.0f} – {steps[-1]:.0f}")
+        for label, (steps, values) in lines
+        if steps
+    )
+    return "\n".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
