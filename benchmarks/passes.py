@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from condensegrpo.algorithms.objective import Objective, PolicyLoss, Share, Tokenwise
-from condensegrpo.algorithms.packing import PackedBatch, blocks, collate, micro_batches
+from condensegrpo.algorithms.packing import PackedBatch, blocks, lay_out, micro_batches
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner.engine import open_engine, optimizer_step
 from condensegrpo.learner.logprobs import TrainedLogprobs
@@ -115,7 +115,7 @@ def output_only(model: PreTrainedModel, budget: Budget, _: Sequence[Segment], *,
 
     def step(rows: Sequence[Segment]) -> None:
         for some in sorted_batches(rows, budget.tokens):
-            batch = collate(some).to(model.device)
+            batch = lay_out([(row,) for row in some]).to(model.device)
             ids_BL, place_T = padded(some)
             hidden = model.get_decoder()(input_ids=ids_BL.to(model.device), use_cache=False).last_hidden_state
             hidden_T = hidden.flatten(0, 1)[place_T.to(model.device)]
@@ -206,7 +206,7 @@ def padded(rows: Sequence[Segment]) -> tuple[Tensor, Tensor]:
     Example: rows [5 6 7*] and [8 9*] (trained where starred) give [[5 6 7] [8 9 0]] and the places 1 and 3.
 
     Returns:
-        ids (B, L) and places (T,) in the flattened ids, in the order of ``collate``.
+        ids (B, L) and places (T,) in the flattened ids, in the order of ``lay_out``.
     """
     columns = max(len(row.token_ids) for row in rows)
     ids = torch.tensor([[*row.token_ids, *[0] * (columns - len(row.token_ids))] for row in rows])
@@ -220,7 +220,7 @@ def padded(rows: Sequence[Segment]) -> tuple[Tensor, Tensor]:
 
 
 def _everywhere(model: PreTrainedModel, rows: Sequence[Segment]) -> None:
-    batch = collate(rows).to(model.device)
+    batch = lay_out([(row,) for row in rows]).to(model.device)
     ids_BL, place_T = (part.to(model.device) for part in padded(rows))
     next_BL = ids_BL.roll(-1, dims=1)  # what follows the last column is nobody's target
     logp = _of_next(model(input_ids=ids_BL, use_cache=False).logits, next_BL)

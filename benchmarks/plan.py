@@ -137,7 +137,7 @@ class Meter:
 def run(config: RunConfig, folder: Path) -> dict[str, float]:
     """Load, sample, learn twice and publish as a training run does; the peak of each phase in bytes, of this rank."""
     from condensegrpo.algorithms.objective import Objective, PolicyLoss, Tokenwise
-    from condensegrpo.algorithms.packing import collate, pack
+    from condensegrpo.algorithms.packing import lay_out, pack
     from condensegrpo.assembly.open_learner import open_learner
     from condensegrpo.assembly.runtime import open_sampler
     from condensegrpo.learner import checkpoint
@@ -158,7 +158,7 @@ def run(config: RunConfig, folder: Path) -> dict[str, float]:
         meter.ends("rolling out")
     rows = [_row(config, vocabulary) for _ in range(_rows(config))]
     packed = pack([len(row.token_ids) for row in rows], config.learner.tokens_per_micro_batch)
-    batches = [collate([rows[index] for index in batch]) for batch in packed]
+    batches = [lay_out([(rows[index],) for index in batch]) for batch in packed]
     if algorithm.kl.coefficient:
         model, device = config.model, learner.device
         if model.lora is not None:

@@ -12,6 +12,7 @@ from itertools import pairwise
 import pytest
 import torch
 from builders import condensation, scored, trajectory, turn
+from packed import collate, trained_logprobs
 from tiny import VOCABULARY, qwen3
 from torch import Tensor
 
@@ -19,10 +20,9 @@ from condensegrpo.algorithms.advantages import ESTIMATORS
 from condensegrpo.algorithms.credit import Estimator, rows_of, scores_of, turn_tokens
 from condensegrpo.algorithms.losses import LOSSES, WEIGHTS, token_weights, totals
 from condensegrpo.algorithms.objective import Minimised, Objective, PolicyLoss
-from condensegrpo.algorithms.packing import PackedBatch, blocks, collate, micro_batches, pack
+from condensegrpo.algorithms.packing import PackedBatch, blocks, micro_batches, pack
 from condensegrpo.algorithms.settings import Level, Mode
 from condensegrpo.core.trajectory import ScoredTrajectory, Segment, Turn
-from condensegrpo.learner.logprobs import trained_logprobs
 
 OPTIONS = {"efficient": {"context_low": 2, "context_high": 30, "accuracy": "none"}}
 WIDE = {  # bounds that ratios of an untrained model stay within: a token beyond one would have no gradient to compare

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from packed import collate, trained_logprobs
 from tiny import forking_rows, llama, plain_logprobs, qwen3, rows, segment, surrogate
 from torch import Tensor
 from torch.optim import AdamW
@@ -15,13 +16,12 @@ from transformers import PreTrainedModel
 from two_ranks import OPTIMISER, SPLITS, STEPS, at_once, loss, micro_batches, train
 
 from condensegrpo.algorithms.objective import Minimised, ObjectiveValue, Tokenwise, supervised
-from condensegrpo.algorithms.packing import PackedBatch, blocks, collate
+from condensegrpo.algorithms.packing import PackedBatch, blocks
 from condensegrpo.algorithms.packing import micro_batches as micro_batches_of
 from condensegrpo.core.errors import ConfigError, LearnerError
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner import fused_head
 from condensegrpo.learner.engine import STAGES, close_engine, learning_rate, open_engine, optimizer_step
-from condensegrpo.learner.logprobs import trained_logprobs
 from condensegrpo.learner.ranks import rank, sum_over_ranks, world_size
 from condensegrpo.learner.settings import OptimizerSettings
 from condensegrpo.learner.weights import gathered

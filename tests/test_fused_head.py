@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packed import collate
 from test_head import WIDE, Largest, wide
 from tiny import VOCABULARY, llama, qwen3, rows, segment, surrogate
 from torch import Tensor
@@ -25,7 +26,7 @@ from condensegrpo.algorithms.objective import (
     Tokenwise,
     supervised,
 )
-from condensegrpo.algorithms.packing import PackedBatch, collate, lay_out
+from condensegrpo.algorithms.packing import PackedBatch, lay_out
 from condensegrpo.learner import fused_head
 from condensegrpo.learner.logprobs import TrainedLogprobs
 

@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 import torch
+from packed import collate
 from tiny import VOCABULARY, llama, plain_logprobs, qwen3, rows, segment
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from condensegrpo.algorithms.packing import collate, lay_out
+from condensegrpo.algorithms.packing import lay_out
 from condensegrpo.learner.logprobs import TrainedLogprobs
 
 WIDE = 4096  # words

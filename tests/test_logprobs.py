@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from packed import collate, trained_logprobs
 from tiny import VOCABULARY, llama, plain_logprobs, qwen3, rows, segment
 from torch import Tensor
 from transformers import (
@@ -19,9 +20,9 @@ from transformers import (
 )
 from transformers.utils import ModelOutput
 
-from condensegrpo.algorithms.packing import collate, dummy
+from condensegrpo.algorithms.packing import dummy
 from condensegrpo.core.errors import LearnerError
-from condensegrpo.learner.logprobs import TrainedLogprobs, trained_logprobs
+from condensegrpo.learner.logprobs import TrainedLogprobs
 
 MODELS = pytest.mark.parametrize("make", [qwen3, llama])
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from adapters import EVERYWHERE, LORA, adapted_qwen3, moved_qwen3, trained_weights
+from packed import collate
 from peft import LoraConfig, PeftModel, get_peft_model
 from tiny import llama, plain_logprobs, qwen3, rows, surrogate, tokenizer
 from torch import Tensor
@@ -16,7 +17,6 @@ from torch.optim import AdamW
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 from two_ranks import OPTIMISER, STEPS, loss, micro_batches
 
-from condensegrpo.algorithms.packing import collate
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.errors import CheckpointError, ConfigError
 from condensegrpo.core.trajectory import Segment

@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packed import collate
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from condensegrpo.algorithms.objective import Share, Tokenwise, supervised
-from condensegrpo.algorithms.packing import collate
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner import fused_head
 from condensegrpo.learner.head import ChunkedHead

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from packed import collate
 from tiny import segment
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from condensegrpo.algorithms import names
 from condensegrpo.algorithms.losses import KL, LOSSES
 from condensegrpo.algorithms.losses.importance import LEVELS
 from condensegrpo.algorithms.objective import Minimised, Objective, PolicyLoss, Share, Tokenwise, supervised
-from condensegrpo.algorithms.packing import PackedBatch, collate
+from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.algorithms.settings import Level
 
 HALF, QUARTER = math.log(0.5), math.log(0.25)

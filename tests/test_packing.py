@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packed import collate
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, one_hot
 
@@ -16,7 +17,6 @@ from condensegrpo.algorithms.packing import (
     Block,
     PackedBatch,
     blocks,
-    collate,
     dummy,
     first_fit,
     lay_out,

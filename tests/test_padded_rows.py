@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from packed import collate
 from tiny import rows, segment
 
-from condensegrpo.algorithms.packing import collate, lay_out
+from condensegrpo.algorithms.packing import lay_out
 from condensegrpo.core.errors import LearnerError
 from condensegrpo.learner.padded_rows import pad_rows
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from packed import collate
 from tiny import VOCABULARY, forking_rows, llama, plain_logprobs, qwen3, segment
 from torch import Tensor
 from transformers import (
@@ -19,7 +20,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from condensegrpo.algorithms.packing import PackedBatch, blocks, collate, lay_out, micro_batches
+from condensegrpo.algorithms.packing import PackedBatch, blocks, lay_out, micro_batches
 from condensegrpo.core.errors import LearnerError
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner.logprobs import TrainedLogprobs

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import torch
 from adapters import moved_qwen3
+from packed import collate
 from tiny import forking_rows, llama, qwen3, rows, surrogate
 from torch import Tensor
 
 from condensegrpo.algorithms.objective import Minimised, ObjectiveValue, Tokenwise
-from condensegrpo.algorithms.packing import PackedBatch, collate
+from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.core.errors import LearnerError
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner import checkpoint, ranks

@@ -2,12 +2,12 @@
 
     rows ─▶ blocks: rows that share a prefix ─▶ micro-batches of whole blocks ─▶ tensors
 
-A block is a prefix tree (``prefix_tree.py``), or a row alone. Blocks lie behind each other in one long row; positions
-start again at 0 in each. There is no padding, so that no token id has to mark it. What a token sees is
-said by the positions alone; a model that computes plain rows only gets blocks of a row each.
+A block is a prefix tree (``prefix_tree.py``), or a row alone. Blocks follow each other in one long row; positions
+start again at 0 in each. There is no padding, so no token id is reserved for it. The positions alone determine which
+tokens a token attends to; a model that computes plain rows only gets blocks of one row.
 
-What is shared is computed once, and nothing else about it changes: the columns of trained tokens have an entry for
-every token of every row, so that loss and gradient are those of the rows apart.
+Shared tokens are computed once. The columns of trained tokens have an entry for every token of every row, so loss and
+gradient equal those of separate rows.
 
 Legend of the suffixes: ``_1S`` one row of S packed tokens, ``_T`` the trained tokens of all rows.
 """
@@ -26,15 +26,15 @@ from condensegrpo.core.trajectory import Segment
 
 Block = tuple[Segment, ...]  # rows that are laid out together; never split
 Value = TypeVar("Value", int, float)
-TREES_A_RANK = 4  # at least so many blocks for each of several ranks, so that these can be loaded alike
+TREES_A_RANK = 4  # at least so many blocks for each of several ranks, so that they get equal loads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedBatch:
-    """One micro-batch. Columns of trained tokens hold nothing else: no loss or ratio of a context token can exist.
+    """One micro-batch. Columns of trained tokens have no entries for context tokens: those have no loss and no ratio.
 
-    ``old`` and ``reference`` are the sampler's log-probabilities until the learner measures others. A token that some
-    rows share stands once among the S tokens, and once for every row that trains it among the T.
+    ``old`` and ``reference`` are the sampler's log-probabilities until the learner measures its own. A token that
+    several rows share is one of the S tokens, and one of the T tokens for every row that trains it.
     """
 
     token_ids: Tensor  # (1, S) int64
@@ -89,10 +89,10 @@ def tokens(block: Block) -> int:
 def share_out(sizes: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     """Which rank computes each block, so that the ranks have as many tokens as one block allows.
 
-    As long as that brings the two nearer, the rank with most gives the one with least the block that makes them most
-    equal. Whoever computes a block, the gradient is the same: its weights are those of the whole optimiser step.
+    As long as that narrows the gap, the rank with most tokens gives the rank with fewest the block that makes the two
+    most equal. The gradient does not depend on the rank that computes a block: its weights are those of the whole step.
 
-    Example: a rank with blocks of 6, 5 and 4 tokens gives one with a block of 3 its first: ((1, 0, 0), (1,)), 9 and 9.
+    Example: a rank with blocks of 6, 5 and 4 tokens gives its first to a rank with 3: ((1, 0, 0), (1,)), 9 each.
 
     Args:
         sizes: by rank, the tokens of each block that it has.
@@ -141,8 +141,8 @@ def pack(lengths: Sequence[int], max_tokens: int) -> tuple[tuple[int, ...], ...]
         raise _too_long(len(lengths), f"row {lengths.index(max(lengths))}", max(lengths), max_tokens)
     fewest = first_fit(lengths, max_tokens)
     alike = next_fit(lengths, max_tokens)
-    found = _evened(lengths, alike, next_fit) if len(alike) == len(fewest) else _evened(lengths, fewest, first_fit)
-    return tuple(tuple(sorted(batch)) for batch in found)
+    bins = _evened(lengths, alike, next_fit) if len(alike) == len(fewest) else _evened(lengths, fewest, first_fit)
+    return tuple(tuple(sorted(batch)) for batch in bins)
 
 
 def first_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
@@ -202,32 +202,15 @@ def _too_long(rows: int, where: str, length: int, max_tokens: int) -> LearnerErr
     )
 
 
-def collate(segments: Sequence[Segment]) -> PackedBatch:
-    """The rows behind each other as one micro-batch, nothing shared.
-
-    Example: rows [5 6 7*] and [8 9*] (trained where starred) give
-
-        token_ids    5 6 7 8 9
-        position_ids 0 1 2 0 1
-        source       1 3            6 predicts 7, 8 predicts 9
-        target       7 9
-        turns        0 1
-
-    Raises:
-        LearnerError: a trained token stands at the start of its row, where nothing predicts it.
-    """
-    return lay_out([(segment,) for segment in segments])
-
-
 def lay_out(blocks: Sequence[Block]) -> PackedBatch:
     """The blocks behind each other as one micro-batch; the columns of trained tokens by block, then by row.
 
-    Example: one block of the rows [5 6 7*] and [5 6 8*] gives
+    Example: a block of the rows [5 6 7*] and [5 6 8*], trained where starred, and a block of the row [8 9*] give
 
-        token_ids    5 6 7 8
-        position_ids 0 1 2 2
-        source       1 1            6 predicts 7 in the one and 8 in the other
-        target       7 8
+        token_ids    5 6 7 8 8 9
+        position_ids 0 1 2 2 0 1
+        source       1 1 4          6 predicts 7 in the first row and 8 in the second, 8 predicts 9
+        target       7 8 9
 
     Raises:
         LearnerError: a trained token stands at the start of its row, where nothing predicts it.
@@ -235,16 +218,16 @@ def lay_out(blocks: Sequence[Block]) -> PackedBatch:
     segments = [segment for block in blocks for segment in block]
     _check(segments)
     trees = [tree([segment.token_ids for segment in block]) for block in blocks]
-    starts = list(accumulate((len(one.token_ids) for one in trees), initial=0))
+    starts = list(accumulate((len(laid.token_ids) for laid in trees), initial=0))
     places = [
         (segment, start, places)
-        for block, one, start in zip(blocks, trees, starts, strict=False)
-        for segment, places in zip(block, one.places, strict=True)
+        for block, laid, start in zip(blocks, trees, starts, strict=False)
+        for segment, places in zip(block, laid.places, strict=True)
     ]
     logprobs_T = _column(_trained(segment, segment.logprobs) for segment in segments)
     return PackedBatch(
-        token_ids=_packed(one.token_ids for one in trees),
-        position_ids=_packed(one.positions for one in trees),
+        token_ids=_packed(laid.token_ids for laid in trees),
+        position_ids=_packed(laid.positions for laid in trees),
         source=torch.tensor(
             [start + place for segment, start, row in places for place in _trained(segment, (0, *row[:-1]))],
             dtype=torch.int64,
@@ -267,19 +250,16 @@ def dummy() -> PackedBatch:
     For ranks with fewer micro-batches than the others: forward and backward run through every parameter and add a
     gradient of exactly zero, so that collective operations of the ranks stay in step.
     """
-    return collate(
-        [
-            Segment(
-                token_ids=(0, 0),
-                trained=(False, True),
-                logprobs=(0.0, 0.0),
-                advantages=(0.0, 0.0),
-                weights=(0.0, 0.0),
-                trajectory="",
-                first_turn=0,
-            )
-        ]
+    row = Segment(
+        token_ids=(0, 0),
+        trained=(False, True),
+        logprobs=(0.0, 0.0),
+        advantages=(0.0, 0.0),
+        weights=(0.0, 0.0),
+        trajectory="",
+        first_turn=0,
     )
+    return lay_out([(row,)])
 
 
 def _check(segments: Sequence[Segment]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from condensegrpo.algorithms.objective import Share, Summed
-from condensegrpo.algorithms.packing import PackedBatch, lay_out
+from condensegrpo.algorithms.packing import lay_out
 from condensegrpo.core.errors import LearnerError
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner.head import ChunkedHead, Predicted
@@ -30,8 +30,8 @@ PROBE = ((0, 1, 2, 3), (0, 1, 4), (0, 1, 2, 5, 6))  # rows that share prefixes
 class TrainedLogprobs(nn.Module):
     """A causal LM whose forward pass gives log-probabilities of trained tokens; what DeepSpeed wraps.
 
-    ``policy`` is the model itself; ``head`` shares its LM head. ``without_trees`` says why the model takes plain rows
-    only, if it does.
+    ``policy`` is the model itself; ``head`` shares its LM head. ``without_trees`` is why the model takes plain rows
+    only; None: it computes prefix trees.
     """
 
     def __init__(self, policy: PreTrainedModel) -> None:
@@ -65,8 +65,8 @@ class TrainedLogprobs(nn.Module):
 
         Args:
             temperature: that the tokens were sampled at.
-            entropy: whether that of the distributions is wanted too, exactly.
-            share: what they are wanted for, if that is a loss: the result is that loss then.
+            entropy: whether to compute the exact entropy of the distributions too.
+            share: a loss of the log-probabilities; if given, the result is that loss.
         """
         hidden = self._hidden(token_ids, position_ids, source)
         return cast(Predicted | Summed, self.head(hidden, target, temperature, entropy, share))
@@ -104,11 +104,11 @@ class TrainedLogprobs(nn.Module):
     def check(self) -> None:
         """Compare the model's own logits with those of the head alone, and a prefix tree with its rows.
 
-        A model that makes something else of a tree is left to plain rows, and ``without_trees`` says so.
+        A model whose hidden states of a tree differ from those of its rows gets plain rows; ``without_trees`` is set.
 
         Raises:
-            LearnerError: the model does more to its logits than its LM head and a final softcap, or makes something
-                else of rows beside each other too.
+            LearnerError: the model does more to its logits than its LM head and a final softcap, or packed rows change
+                each other's hidden states.
         """
         attention = self.policy.config._attn_implementation
         if attention not in ANYWHERE:  # flash attention runs on GPUs only, where the policy is not yet
@@ -130,14 +130,14 @@ class TrainedLogprobs(nn.Module):
         if not torch.allclose(found, wanted, rtol=slack, atol=slack * float(wanted.abs().max())):
             raise LearnerError(
                 f"applying the LM head of {type(self.policy).__name__} to trained positions only: its own logits "
-                f"differ from those of decoder and head by up to {(found - wanted).abs().max():.3g}, so it does "
-                f"something more to them. Wanted is a model without that, such as Qwen3 or Llama, or support for it in "
+                f"differ from those of decoder and head by up to {(found - wanted).abs().max():.3g}, so it "
+                f"processes them further. Use a model that does not, such as Qwen3 or Llama, or add support in "
                 f"condensegrpo/learner/logprobs.py."
             )
         if unlike is not None:
             raise LearnerError(
-                f"computing several rows at a time: {unlike}. Wanted is a model that keeps them apart, such as Qwen3 "
-                f"or Llama."
+                f"computing several rows at a time: {unlike}. Use a model that keeps them apart, such as Qwen3 or "
+                f"Llama."
             )
 
     def _unlike_rows(self, words: int, device: torch.device, *, slack: float) -> str | None:
@@ -208,17 +208,3 @@ def _all_trained(row: tuple[int, ...]) -> Segment:
         trajectory="",
         first_turn=0,
     )
-
-
-def trained_logprobs(model: PreTrainedModel, batch: PackedBatch, *, temperature: float = 1.0) -> Tensor:
-    """Log-probabilities of a packed batch's trained tokens under a model that no engine holds.
-
-    log π(target_t | the tokens of its own row before it), nats, at ``temperature``.
-
-        rows  [5 6 7]  [8 9]      trained: 7 and 9
-        token_ids 5 6 7 8 9   position_ids 0 1 2 0 1   source 1 3   target 7 9   ->   log π(7|5 6), log π(9|8)
-
-    Returns:
-        fp32 (T,), in the order of ``batch.target``, with gradient.
-    """
-    return cast(Predicted, TrainedLogprobs(model)(*batch.inputs, temperature)).logp_T

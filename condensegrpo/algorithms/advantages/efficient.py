@@ -62,12 +62,10 @@ def efficient(
 
     with A_acc = N(r), or r − mean for ``accuracy="none"``. E is 0 in a group with fewer than two correct trajectories,
     and for a trajectory that was truncated in an emergency. In an all-correct group A_acc = 0 and the guard has no
-    effect: shorter contexts win. Our own; the accuracy part is that of ``grpo``.
+    effect: shorter contexts win. Our own; the accuracy part is that of ``grpo``. Example: at the top of the module.
 
     Biased by: what ``grpo`` is; short contexts, on purpose, in proportion to the pass rate; the anchors, beyond which
     contexts are equal; the clip and the guard, by which A need not sum to zero over a group.
-
-    Example: at the top of the module.
 
     Args:
         outcome_N: r in [0, 1]; only r = 1 counts as correct.
@@ -88,18 +86,13 @@ def efficient(
     check_batch(outcome_N, turn_N, group_N, turns_N, result_turn_N)
     _check_unit_interval(outcome_N)
     _check_contexts(context_N, truncated_N, outcome_N)
-    check_choice("accuracy", accuracy, get_args(Scale))
-    check_options(eps=eps)
-    check_option("coefficient", coefficient, low=0)
-    check_option("guard", guard, low=0, high=1)
-    check_option("min_pass_rate", min_pass_rate, low=0, high=1)
+    _check_options(accuracy, eps=eps, coefficient=coefficient, guard=guard, min_pass_rate=min_pass_rate)
     reward_N = outcome_N.double()
     accuracy_N, correct_N = normalise(reward_N, group_N, scale=accuracy, eps=eps), reward_N == 1
     cost_N = _context_cost(context_N, low=context_low, high=context_high)
-    saving_N = _saving(cost_N, correct_N, group_N, truncated_N)
     pass_rate_N = mean(correct_N.double(), group_N)
     trust_N = torch.where(pass_rate_N >= min_pass_rate, pass_rate_N, 0.0)  # g(p)
-    advantage_N = accuracy_N + coefficient * trust_N * saving_N
+    advantage_N = accuracy_N + coefficient * trust_N * _saving(cost_N, correct_N, group_N, truncated_N)
     advantage_N = torch.where(accuracy_N > 0, torch.maximum(advantage_N, guard * accuracy_N), advantage_N)
     return over_turns(torch.where(correct_N, advantage_N, accuracy_N), turns_N, like=outcome_N)
 
@@ -124,6 +117,14 @@ def _saving(cost_N: Tensor, correct_N: Tensor, group_N: Tensor, truncated_N: Ten
     saving_C = (mean(correct_cost_N, index_C) - correct_cost_N) / std(correct_cost_N, index_C).clamp(min=0.1)
     saving_N = torch.zeros_like(cost_N).masked_scatter(correct_N, saving_C.clamp(-1, 1))
     return saving_N if truncated_N is None else saving_N.masked_fill(truncated_N, 0.0)
+
+
+def _check_options(accuracy: Scale, *, eps: float, coefficient: float, guard: float, min_pass_rate: float) -> None:
+    check_choice("accuracy", accuracy, get_args(Scale))
+    check_options(eps=eps)
+    check_option("coefficient", coefficient, low=0)
+    check_option("guard", guard, low=0, high=1)
+    check_option("min_pass_rate", min_pass_rate, low=0, high=1)
 
 
 def _check_contexts(context_N: Tensor, truncated_N: Tensor | None, outcome_N: Tensor) -> None:

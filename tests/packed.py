@@ -1,0 +1,34 @@
+"""Packed rows and their log-probabilities, for tests: `from packed import collate, trained_logprobs`."""
+
+from collections.abc import Sequence
+from typing import cast
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from condensegrpo.algorithms.packing import PackedBatch, lay_out
+from condensegrpo.core.trajectory import Segment
+from condensegrpo.learner.head import Predicted
+from condensegrpo.learner.logprobs import TrainedLogprobs
+
+
+def collate(segments: Sequence[Segment]) -> PackedBatch:
+    """The rows one after another as one micro-batch, no prefix shared.
+
+    Example: rows [5 6 7*] and [8 9*] (trained where starred) give
+
+        token_ids    5 6 7 8 9
+        position_ids 0 1 2 0 1
+        source       1 3            6 predicts 7, 8 predicts 9
+        target       7 9
+        turns        0 1
+    """
+    return lay_out([(segment,) for segment in segments])
+
+
+def trained_logprobs(model: PreTrainedModel, batch: PackedBatch, *, temperature: float = 1.0) -> Tensor:
+    """Log-probabilities (T,) of a packed batch's trained tokens under a model that no engine holds, with gradient.
+
+    rows  [5 6 7]  [8 9]      trained: 7 and 9      ->   log π(7|5 6), log π(9|8)
+    """
+    return cast(Predicted, TrainedLogprobs(model)(*batch.inputs, temperature)).logp_T
