@@ -227,7 +227,7 @@ def test_a_model_that_does_more_to_its_logits_is_refused(logit_scale: float) -> 
         bos_token_id=1,
         eos_token_id=1,
     )
-    with pytest.raises(LearnerError, match=r"CohereForCausalLM .* does something more"):
+    with pytest.raises(LearnerError, match=r"CohereForCausalLM .* processes them further"):
         TrainedLogprobs(CohereForCausalLM(config).eval()).check()
 
 

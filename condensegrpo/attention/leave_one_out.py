@@ -5,24 +5,19 @@ It costs one pass per unit: for tests and analysis.
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from condensegrpo.core.messages import History, flatten
 from condensegrpo.core.protocols import Measures
 from condensegrpo.rollout.render import Renderer
 
 
+@dataclass(frozen=True, slots=True)
 class LeaveOneOut:
     """Scores by the probability of the newest reply, with and without each unit before it."""
 
-    def __init__(self, model: Measures, renderer: Renderer) -> None:
-        """Set the oracle up.
-
-        Args:
-            model: a sampler that measures.
-            renderer: with that model's tokenizer and chat template.
-        """
-        self._model = model
-        self._renderer = renderer
+    model: Measures
+    renderer: Renderer  # with that model's tokenizer and chat template
 
     async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
         """What the newest reply loses without each unit, in nats, at least 0; 0 for the newest unit itself.
@@ -35,8 +30,8 @@ class LeaveOneOut:
         if not history.units:
             return []
         before = History(pinned=history.pinned, units=history.units[:-1])
-        output = self._renderer.reply_ids(history.units[-1].reply.content)
-        return [*(max(loss, 0.0) for loss in await losses(self._model, self._renderer, before, output)), 0.0]
+        output = self.renderer.reply_ids(history.units[-1].reply.content)
+        return [*(max(loss, 0.0) for loss in await losses(self.model, self.renderer, before, output)), 0.0]
 
 
 async def losses(model: Measures, renderer: Renderer, history: History, output_ids: Sequence[int]) -> list[float]:

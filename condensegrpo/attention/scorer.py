@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from condensegrpo.attention.pages import Page, pages, split
@@ -23,26 +24,19 @@ class VersionedAttention(Attends, Protocol):
         """The optimiser step whose weights are in use."""
 
 
+@dataclass(slots=True, eq=False)
 class AttentionScorer:
     """Scores by the attention of the policy or of a frozen model. Scores are cached by history and weights."""
 
-    def __init__(
-        self, model: VersionedAttention, renderer: Renderer, *, layers: Sequence[int] = (), window: int = WINDOW
-    ) -> None:
-        """Set the scorer up.
+    model: VersionedAttention  # the sampler that holds the weights
+    renderer: Renderer  # with that model's tokenizer and chat template
+    layers: Sequence[int] = ()  # whose attention is captured, from 0 on; none: up to three from the middle to the end
+    window: int = WINDOW  # most query tokens, at least 2
+    _blank: tuple[int, ...] = field(init=False)
+    _cache: dict[tuple[History, int, int], tuple[float, ...]] = field(default_factory=dict, init=False)
 
-        Args:
-            model: the sampler that holds the weights.
-            renderer: with that model's tokenizer and chat template.
-            layers: whose attention is captured, from 0 on; none: up to three from the middle to near the end.
-            window: most query tokens, at least 2.
-        """
-        self._model = model
-        self._renderer = renderer
-        self._layers = tuple(layers)
-        self._window = window
-        self._blank = renderer.text_ids(BLANK)
-        self._cache: dict[tuple[History, int, int], tuple[float, ...]] = {}
+    def __post_init__(self) -> None:
+        self._blank = self.renderer.text_ids(BLANK)
 
     async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
         """The score of every unit, not negative; 0 for the newest, which holds the last output.
@@ -53,7 +47,7 @@ class AttentionScorer:
         return await asyncio.gather(*(self._scored(history, tokens) for history in histories))
 
     async def _scored(self, history: History, tokens: int) -> tuple[float, ...]:
-        key = (history, tokens, self._model.version)
+        key = (history, tokens, self.model.version)
         if key not in self._cache:
             scores = await self._read(history, tokens)
             while len(self._cache) >= CACHED:
@@ -66,21 +60,21 @@ class AttentionScorer:
             return (0.0,) * len(history.units)
         question = self._question(history)
         room = tokens - max(len(question), len(self._blank))
-        parts = list(pages(split(history, self._renderer.located(history.messages)), room))
-        attentions = await asyncio.gather(*(self._model.attend(self._reading(page, question)) for page in parts))
+        parts = list(pages(split(history, self.renderer.located(history.messages)), room))
+        attentions = await asyncio.gather(*(self.model.attend(self._reading(page, question)) for page in parts))
         by_page = [unit_scores(attention, page.places) for page, attention in zip(parts, attentions, strict=True)]
         return (*(score for scores in by_page for score in scores), 0.0)
 
     def _question(self, history: History) -> tuple[int, ...]:
         """The end of the question: of the last pinned message that a user wrote."""
         asked = next((message.content for message in reversed(history.pinned) if message.role == "user"), "")
-        return self._renderer.text_ids(asked)[-(self._window // 2) :] or self._blank
+        return self.renderer.text_ids(asked)[-(self.window // 2) :] or self._blank
 
     def _reading(self, page: Page, question: tuple[int, ...]) -> Reading:
         return Reading(
             trunk_ids=page.ids,
-            asked=page.last_output[-(self._window - self._window // 2) :],
+            asked=page.last_output[-(self.window - self.window // 2) :],
             question_ids=question,
             blank_ids=self._blank,
-            layers=self._layers,
+            layers=tuple(self.layers),
         )

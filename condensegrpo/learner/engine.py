@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 from condensegrpo.algorithms.objective import Minimised, Share, Summed
 from condensegrpo.algorithms.packing import PackedBatch, dummy
 from condensegrpo.core.errors import ConfigError, LearnerError
-from condensegrpo.learner.deepspeed_import import DeepSpeedEngine, deepspeed, without_deprecations, without_output
+from condensegrpo.learner.deepspeed_import import DeepSpeedEngine as DeepSpeedEngine
+from condensegrpo.learner.deepspeed_import import deepspeed, without_deprecations, without_output
 from condensegrpo.learner.head import ChunkedHead
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.lora import dropping
@@ -27,18 +28,6 @@ from condensegrpo.learner.settings import BUCKET, Dtype, Offload, OptimizerSetti
 
 STAGES = (0, 1, 2, 3)
 MAXIMA = ("ratio", "importance", "gap")  # statistics that are reported by their maximum as well as their mean
-
-__all__ = [
-    "MAXIMA",
-    "STAGES",
-    "DeepSpeedEngine",
-    "close_engine",
-    "deepspeed_settings",
-    "learning_rate",
-    "measure_logprobs",
-    "open_engine",
-    "optimizer_step",
-]
 
 
 def learning_rate(optimizer: OptimizerSettings, step: int, *, total_steps: int) -> float:
@@ -158,9 +147,9 @@ def optimizer_step(
         for index in range(rounds):
             batch = (batches[index] if index < len(batches) else dummy()).to(engine.device)
             engine.set_gradient_accumulation_boundary(index == rounds - 1)
-            found: Summed = engine(*batch.inputs, temperature, share=Share(objective, batch))
-            engine.backward(found.loss * world_size())
-            tallies.append(_tally(found, batch.weights))
+            summed: Summed = engine(*batch.inputs, temperature, share=Share(objective, batch))
+            engine.backward(summed.loss * world_size())
+            tallies.append(_tally(summed, batch.weights))
         stats = _stats(tallies)
         grad_norm = _step(engine, stats["loss"])
     return {**stats, "grad_norm": grad_norm, "lr": learning}
@@ -170,16 +159,16 @@ def optimizer_step(
 def measure_logprobs(
     engine: DeepSpeedEngine, batches: Sequence[PackedBatch], *, temperature: float = 1.0
 ) -> tuple[Tensor, ...]:
-    """The log-probabilities (T,) of every micro-batch's trained tokens under the engine's weights as they are.
+    """The log-probabilities (T,) of every micro-batch's trained tokens under the engine's current weights.
 
     Every rank must call it, with or without micro-batches.
     """
-    found = []
+    logps = []
     with without_deprecations():
         for index in range(_rounds(len(batches))):
             batch = (batches[index] if index < len(batches) else dummy()).to(engine.device)
-            found.append(engine(*batch.inputs, temperature).logp_T)
-    return tuple(found[: len(batches)])
+            logps.append(engine(*batch.inputs, temperature).logp_T)
+    return tuple(logps[: len(batches)])
 
 
 def _rounds(batches: int) -> int:
@@ -205,10 +194,10 @@ def _step(engine: DeepSpeedEngine, loss: float) -> float:
     return grad_norm
 
 
-def _not_finite(what: str, value: float) -> LearnerError:
+def _not_finite(quantity: str, value: float) -> LearnerError:
     return LearnerError(
-        f"taking an optimiser step: the {what} is {value}, wanted a finite number; the weights were left as they are. "
-        f"Resume from the last checkpoint with a lower learner.optimiser.lr or train in float32."
+        f"taking an optimiser step: the {quantity} is {value}, wanted a finite number; the weights were left as they "
+        f"are. Resume from the last checkpoint with a lower learner.optimiser.lr or train in float32."
     )
 
 
@@ -220,14 +209,14 @@ class Tally(NamedTuple):
     largest: Tensor  # float64, by ``names``
 
 
-def _tally(found: Summed, weights_T: Tensor) -> Tally:
-    counted_T, loss = weights_T != 0, found.loss.detach().double()
-    statistics = [statistic_T.double() for statistic_T in found.statistics.values()]
+def _tally(summed: Summed, weights_T: Tensor) -> Tally:
+    counted_T, loss = weights_T != 0, summed.loss.detach().double()
+    statistics = [statistic_T.double() for statistic_T in summed.statistics.values()]
     sums = [torch.where(counted_T, statistic_T, 0.0).sum() for statistic_T in statistics]
     nothing = loss.new_full((1,), -math.inf)  # rows may hold no trained token at all
     largest = [torch.cat([nothing, statistic_T[counted_T]]).max() for statistic_T in statistics]
     return Tally(
-        names=tuple(found.statistics),
+        names=tuple(summed.statistics),
         sums=torch.stack([loss, counted_T.sum().double(), *sums]),
         largest=torch.stack([nothing[0], *largest])[1:],
     )

@@ -23,7 +23,7 @@ from condensegrpo.algorithms.objective import Share, Summed
 # V 32,000; 3.57, 2.32, 1.82, 1.63 and 1.63 s for 512 at V 152,000.
 CPU_TILE = 128
 # On a GPU a product of few tokens waits for memory: the gradient of the weight, fp32, is read and written for each tile
-# (8·V·H bytes for 6·t·V·H operations). 1024 tokens are 0.6 GB of logits at V 152,000. Reckoned, not measured.
+# (8·V·H bytes for 6·t·V·H operations). 1024 tokens are 0.6 GB of logits at V 152,000. Calculated, not measured.
 GPU_TILE = 1024
 
 
@@ -38,9 +38,9 @@ def summed(hidden: Tensor, weight: Tensor, target: Tensor, *, temperature: float
         z = hidden·weightᵀ / temperature,  p = softmax(z),  g = d(Σ w·l) / d log p[target]
         d hidden = g·(1[target] − p)·weight / temperature,  d weight = Σ_t g·(1[target] − p)ᵀ·hidden / temperature
 
-    What it holds from here until backward is d hidden (T, H) and, unless the weight is frozen, d weight (V, H): the
-    gradient that backward gives away anyhow, a little earlier. d weight is added up in fp32, whatever the precision of
-    the weight, so that tiles of bfloat16 lose nothing to each other; that is twice its size while it lasts.
+    Until backward it holds d hidden (T, H) and, unless the weight is frozen, d weight (V, H), which backward would
+    compute anyway. d weight is summed in fp32 whatever the precision of the weight, so that bfloat16 tiles are not
+    rounded in the sum; in bfloat16 that takes twice the weight's memory until the sum is complete.
 
     Args:
         hidden: (T, H); T may be 0.
@@ -53,14 +53,15 @@ def summed(hidden: Tensor, weight: Tensor, target: Tensor, *, temperature: float
     Returns:
         The loss, whose backward may run once, and the statistics of all tokens.
     """
-    found, d_hidden, d_weight = _with_gradients(hidden, weight, target, temperature, share, tile)
-    return found._replace(loss=_known(found.loss, hidden, weight, d_hidden, d_weight))
+    summed, d_hidden, d_weight = _with_gradients(hidden, weight, target, temperature, share, tile)
+    loss = _Known.apply(summed.loss, hidden, weight, d_hidden, d_weight)  # type: ignore[no-untyped-call]  # torch's
+    return summed._replace(loss=loss)
 
 
 @torch.no_grad()
 def logprobs(hidden: Tensor, weight: Tensor, target: Tensor, *, temperature: float, tile: int) -> Tensor:
-    """log π (T,) of ``target`` in fp32, without gradient: bit for bit what ``summed`` gives its share, tile by tile."""
-    return torch.cat([one.logp_t for one in _tiles(hidden, weight, target, temperature, tile)])
+    """log π (T,) of ``target`` in fp32, without gradient: bit for bit what ``summed`` passes to its share."""
+    return torch.cat([part.logp_t for part in _tiles(hidden, weight, target, temperature, tile)])
 
 
 class Tile(NamedTuple):
@@ -69,7 +70,7 @@ class Tile(NamedTuple):
     place: slice  # among all tokens
     logp_t: Tensor  # float32, nats, of the targets
     total_t: Tensor  # n
-    spread: Tensor  # n·(p − 1[target]), (t, V), float32; the memory is that of every tile in turn
+    spread: Tensor  # n·(p − 1[target]), (t, V), float32; every tile uses the same memory
 
 
 def _tiles(hidden: Tensor, weight: Tensor, target: Tensor, temperature: float, tile: int) -> Iterator[Tile]:
@@ -109,16 +110,18 @@ def _with_gradients(
         torch.mm(product, weight, out=d_hidden[place]).mul_(factor_t)
         if d_weight is not None:
             _add_product(d_weight, product.t(), (factor_t * hidden[place]).to(weight.dtype))
-    return _together(parts), d_hidden, None if d_weight is None else d_weight.to(weight.dtype)
+    loss = torch.stack([part.loss for part in parts]).sum()
+    statistics = {name: torch.cat([part.statistics[name] for part in parts]) for name in parts[0].statistics}
+    return Summed(loss, statistics), d_hidden, None if d_weight is None else d_weight.to(weight.dtype)
 
 
 def _slope(logp_t: Tensor, share: Share) -> tuple[Summed, Tensor]:
-    """What the share makes of log-probabilities, and the derivative of its loss with respect to each."""
+    """The share of some log-probabilities, and the derivative of its loss with respect to each."""
     with torch.enable_grad():
         leaf_t = logp_t.requires_grad_()
-        found = share(leaf_t)
-        (slope_t,) = torch.autograd.grad(found.loss, leaf_t)
-    return found._replace(loss=found.loss.detach()), slope_t
+        summed = share(leaf_t)
+        (slope_t,) = torch.autograd.grad(summed.loss, leaf_t)
+    return summed._replace(loss=summed.loss.detach()), slope_t
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -127,13 +130,6 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.addmm_(left, right)
     else:
         total.add_(left @ right)
-
-
-def _together(parts: list[Summed]) -> Summed:
-    return Summed(
-        loss=torch.stack([part.loss for part in parts]).sum(),
-        statistics={name: torch.cat([part.statistics[name] for part in parts]) for name in parts[0].statistics},
-    )
 
 
 class _Known(torch.autograd.Function):
@@ -156,8 +152,3 @@ class _Known(torch.autograd.Function):
         d_hidden, d_weight = ctx.saved_tensors
         # In place: the weight's gradient is the largest tensor here. A second backward is refused by autograd.
         return None, d_hidden.mul_(outer), d_weight if d_weight is None else d_weight.mul_(outer), None, None
-
-
-def _known(value: Tensor, hidden: Tensor, weight: Tensor, d_hidden: Tensor, d_weight: Tensor | None) -> Tensor:
-    # torch left apply untyped
-    return _Known.apply(value, hidden, weight, d_hidden, d_weight)  # type: ignore[no-any-return, no-untyped-call]

@@ -1,4 +1,4 @@
-"""The policy as a Hugging Face folder: load its tokenizer, load its model, read what it says of itself, write it."""
+"""The policy as a Hugging Face folder: load its tokenizer, model and configuration, and write it."""
 
 import copy
 import os
@@ -58,7 +58,7 @@ def load_policy(path: str, *, dtype: Dtype, attention: str = "sdpa") -> "PreTrai
         attention: transformers' ``attn_implementation``.
 
     Raises:
-        ConfigError: there is no such model, or its attention is not to be had.
+        ConfigError: there is no such model, or its attention implementation is not available.
     """
     from transformers import AutoModelForCausalLM
 
@@ -90,7 +90,7 @@ def end_ids(path: str) -> tuple[int, ...]:
     if local and not (Path(source) / GENERATION_CONFIG).is_file():
         return ()
     try:
-        found: int | list[int] | None = GenerationConfig.from_pretrained(source).eos_token_id
+        eos: int | list[int] | None = GenerationConfig.from_pretrained(source).eos_token_id
     except (OSError, ValueError) as error:
         if not local and isinstance(error, OSError):
             return ()  # the Hub has none; that it is out of reach shows when the model is loaded
@@ -98,13 +98,13 @@ def end_ids(path: str) -> tuple[int, ...]:
             f"loading the generation configuration of {path}: {GENERATION_CONFIG} cannot be used: {error} Correct that "
             f"file, or remove it; replies then end with the tokenizer's eos_token."
         ) from error
-    if found is None:
+    if eos is None:
         return ()
-    return (found,) if isinstance(found, int) else tuple(found)
+    return (eos,) if isinstance(eos, int) else tuple(eos)
 
 
 def configuration(path: str) -> "PretrainedConfig":
-    """What ``config.json`` of a local folder or Hub id says. Loads no weights.
+    """The configuration in ``config.json`` of a local folder or Hub id. Loads no weights.
 
     Raises:
         ConfigError: there is no such model.
@@ -121,18 +121,18 @@ def configuration(path: str) -> "PretrainedConfig":
 def positions(path: str) -> int | None:
     """Tokens that the model of a local folder or Hub id has positions for, prompt and reply together.
 
-    That is ``max_position_embeddings`` of its text configuration; None if it does not say, as models without position
-    embeddings do not.
+    That is ``max_position_embeddings`` of its text configuration; None if that is missing, as in models without
+    position embeddings.
 
     Raises:
         ConfigError: there is no such model.
     """
     config = configuration(path).get_text_config()
     try:
-        found: int | None = config.max_position_embeddings  # an attribute: GPT-2's file calls it n_positions
+        known: int | None = config.max_position_embeddings  # an attribute: GPT-2's file calls it n_positions
     except AttributeError:
         return None
-    return found
+    return known
 
 
 def save_policy(
@@ -197,7 +197,7 @@ def _write(
         publish(temporary, folder)
 
 
-def _source(path: str, what: str) -> str:
+def _source(path: str, part: str) -> str:
     """The folder that ``path`` means, or the Hub id that it may be.
 
     Raises:
@@ -205,27 +205,23 @@ def _source(path: str, what: str) -> str:
     """
     folder = Path(path).expanduser()
     if folder.is_dir():
-        _refuse_placeholders(folder, what)
+        for file in (*folder.glob("*.json"), *folder.glob("*.safetensors")):
+            placeholder = placeholder_in(file)
+            if placeholder is not None:
+                raise ConfigError(f"loading the {part} of {folder}: {file.name}: {placeholder}.")
         return str(folder)
     inside = folder.parent != Path() and folder.parent.is_dir()  # runs/modle, where there is a folder runs
     if path.startswith((".", "/", "~")) or path.count("/") > 1 or inside:
         raise ConfigError(
-            f"loading the {what} of {path}: there is no folder {folder.absolute()}. Set model.path to a folder with "
+            f"loading the {part} of {path}: there is no folder {folder.absolute()}. Set model.path to a folder with "
             f"config.json and a tokenizer, or to a Hub id such as Qwen/Qwen2.5-0.5B-Instruct."
         )
     return path
 
 
-def _refuse_placeholders(folder: Path, what: str) -> None:
-    for file in (*folder.glob("*.json"), *folder.glob("*.safetensors")):
-        instead = placeholder_in(file)
-        if instead is not None:
-            raise ConfigError(f"loading the {what} of {folder}: {file.name}: {instead}.")
-
-
-def _not_found(what: str, path: str, error: Exception) -> str:
+def _not_found(part: str, path: str, error: Exception) -> str:
     first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return (
-        f"loading the {what} of {path}: looked for a folder {Path(path).expanduser().absolute()} and for {path} in the "
+        f"loading the {part} of {path}: looked for a folder {Path(path).expanduser().absolute()} and for {path} in the "
         f"local Hub cache and on the Hub: {first_line} Set model.path to a Hugging Face folder, or download it first."
     )

@@ -7,7 +7,7 @@ waits for the next batch.
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from condensegrpo.core.errors import SamplerError
@@ -26,32 +26,19 @@ class Waiting(Generic[Q, R]):
     reply: asyncio.Future[R]
 
 
+@dataclass(eq=False)
 class RequestBatcher(Generic[Q, R]):
-    """A queue of requests. It serves one event loop at a time, and any number of them one after another."""
+    """A queue of requests. It serves one event loop at a time, and any number of them one after another.
 
-    def __init__(
-        self,
-        answer: Callable[[Sequence[Waiting[Q, R]]], Sequence[R]],
-        *,
-        worker: ThreadPoolExecutor,
-        most: int,
-        doing: str,
-    ) -> None:
-        """Set the queue up.
+    Requests of a batch whose ``reply`` is done were cancelled.
+    """
 
-        Args:
-            answer: called in the worker with a batch; returns one reply per request, in order. A request whose
-                ``reply`` is done was cancelled.
-            worker: of one thread where ``answer`` cannot run twice at once; queues may share it.
-            most: requests per batch.
-            doing: for error messages, with a place for the number of requests: ``generating {} replies``.
-        """
-        self._answer = answer
-        self._worker = worker
-        self._most = most
-        self._doing = doing
-        self._waiting: list[Waiting[Q, R]] = []
-        self._drain: asyncio.Task[None] | None = None
+    answer: Callable[[Sequence[Waiting[Q, R]]], Sequence[R]]  # in the worker: one reply per request, in order
+    worker: ThreadPoolExecutor  # of one thread where ``answer`` cannot run twice at once; queues may share it
+    most: int  # requests per batch
+    doing: str  # for error messages, with a place for the number of requests: ``generating {} replies``
+    _waiting: list[Waiting[Q, R]] = field(default_factory=list, init=False)
+    _drain: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def ask(self, request: Q) -> R:
         """The reply to a request, computed in one batch with the other waiting requests.
@@ -85,7 +72,7 @@ class RequestBatcher(Generic[Q, R]):
     async def _settle(self) -> None:
         """Wait until the queue stops growing, so that all ready requests share a batch."""
         size = 0
-        while size < len(self._waiting) < self._most:
+        while size < len(self._waiting) < self.most:
             size = len(self._waiting)
             await asyncio.sleep(SETTLE_SECONDS)
             for _ in range(SETTLE_ROUNDS):
@@ -94,13 +81,13 @@ class RequestBatcher(Generic[Q, R]):
     def _take(self, loop: asyncio.AbstractEventLoop) -> list[Waiting[Q, R]]:
         """The next batch: the oldest requests first, without cancelled ones and those of an event loop that ended."""
         ready = [each for each in self._waiting if not each.reply.done() and each.reply.get_loop() is loop]
-        self._waiting = ready[self._most :]
-        return ready[: self._most]
+        self._waiting = ready[self.most :]
+        return ready[: self.most]
 
     async def _reply(self, batch: Sequence[Waiting[Q, R]], loop: asyncio.AbstractEventLoop) -> None:
         """Compute one batch off the loop and deliver the replies."""
         try:
-            replies = await loop.run_in_executor(self._worker, self._answer, batch)
+            replies = await loop.run_in_executor(self.worker, self.answer, batch)
         except Exception as error:  # the boundary to the model: every request of the batch fails
             for waiting in batch:
                 if not waiting.reply.done():
@@ -113,4 +100,4 @@ class RequestBatcher(Generic[Q, R]):
     def _failure(self, error: Exception, count: int) -> SamplerError:
         if isinstance(error, SamplerError):
             return error
-        return SamplerError(f"{self._doing.format(count)}: {type(error).__name__}: {error}")
+        return SamplerError(f"{self.doing.format(count)}: {type(error).__name__}: {error}")

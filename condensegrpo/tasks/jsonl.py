@@ -1,17 +1,19 @@
 """Any questions and answers: a JSONL or Parquet file or a Hub dataset whose columns are mapped in the options."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Lt
 
+from condensegrpo.core.errors import DataError
 from condensegrpo.core.protocols import Problem
-from condensegrpo.storage.rows import Row, read_rows, require_columns, require_unique
+from condensegrpo.storage.rows import Row, read_file, read_rows, require_columns, require_unique
 from condensegrpo.tasks.answer_environment import QuestionTask
 from condensegrpo.tasks.answers import AnswerStyle
-from condensegrpo.tasks.ground_truth import answered, with_answers
-from condensegrpo.tasks.splits import SHARE, split
+from condensegrpo.tasks.splits import SHARE, Splits, split
 
 SYSTEM = "Answer the question. Think first, then end with <answer>your answer</answer>."
 
@@ -35,7 +37,7 @@ class Jsonl(QuestionTask):
     system: str = SYSTEM  # the system message; empty for none
     answer_style: AnswerStyle = "single"  # how an answer is read from a reply, see ``answers.read_answer``
     reminder: str = ""  # what the user says to a reply without an answer; empty: the episode is over
-    ground_truth_file: str | None = None  # answers by id, in place of the column, see ``ground_truth.with_answers``
+    ground_truth_file: str | None = None  # answers by id, in place of the column, one JSON object or JSON lines
     eval_share: Annotated[float, Gt(0), Lt(1)] = SHARE  # of the questions, held out if there is no ``eval_data``
     max_examples: Annotated[int, Ge(1)] | None = None  # training rows to read, from the first
 
@@ -46,7 +48,7 @@ class Jsonl(QuestionTask):
             held_out = self._read(read_rows(self.eval_data, split="test"), "test", self.eval_data)
         self._splits = split(train, held_out, source=self.data, share=self.eval_share)
         if self.ground_truth_file is not None:
-            self._splits = with_answers(self.ground_truth_file, self._splits)
+            self._splits = _with_answers(self.ground_truth_file, self._splits)
 
     def _read(self, rows: Sequence[Row], split: str, source: str) -> tuple[Problem, ...]:
         answer = None if self.ground_truth_file else self.answer
@@ -54,7 +56,7 @@ class Jsonl(QuestionTask):
         if self.id is not None:
             require_unique(rows, self.id, source=source)
         return tuple(
-            answered(
+            _answered(
                 Problem(
                     id=f"{split}-{number}" if self.id is None else str(row[self.id]),
                     question=str(row[self.question]),
@@ -65,3 +67,60 @@ class Jsonl(QuestionTask):
             )
             for number, row in enumerate(rows)
         )
+
+
+def _with_answers(source: str, splits: Splits) -> Splits:
+    """The problems with their answers from a file; a list of answers gives the aliases, as in the task ``jsonl``.
+
+    Args:
+        source: one JSON object of id → answer, or JSON lines with ``id`` and ``answer``.
+
+    Raises:
+        DataError: the file is missing or damaged, an id occurs twice, or a problem has no answer in it.
+    """
+    truths = _read_truths(source)
+    missing = [problem.id for problem in (*splits.train, *splits.held_out) if problem.id not in truths]
+    if missing:
+        raise DataError(
+            f"reading the ground truth {source}: it has no answer for {len(missing)} problems, the first is "
+            f"{missing[0]!r}. Its ids are like {next(iter(truths))!r}; map the column of ids in task.options.id"
+        )
+    train, held_out = (
+        tuple(_answered(problem, truths[problem.id]) for problem in problems)
+        for problems in (splits.train, splits.held_out)
+    )
+    return replace(splits, train=train, held_out=held_out)
+
+
+def _read_truths(source: str) -> Mapping[str, object]:
+    path = Path(source).expanduser()
+    if not path.is_file():
+        raise DataError(f"reading the ground truth {source}: there is no such file (looked for {path.resolve()})")
+    by_id = _by_id(path)
+    if by_id is not None:
+        return by_id
+    rows = read_file(path)
+    require_columns(rows, ("id", "answer"), source=source)
+    require_unique(rows, "id", source=source)
+    if not rows:
+        raise DataError(f"reading the ground truth {source}: it is empty, wanted at least one answer")
+    return {str(row["id"]): row["answer"] for row in rows}
+
+
+def _by_id(path: Path) -> dict[str, object] | None:
+    """The file as one JSON object of id → answer; None if it is something else, such as JSON lines."""
+    if path.suffix != ".json":
+        return None
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return None  # JSON lines under this name are read as such, and faults are reported there
+    return value if isinstance(value, dict) and value else None
+
+
+def _answered(problem: Problem, truth: object) -> Problem:
+    """The problem with its ground truth; the first of a list is the answer and all are its aliases."""
+    aliases = [str(alias) for alias in truth] if isinstance(truth, list) else None
+    first = next(iter(aliases), None) if aliases is not None else truth
+    data = problem.data if aliases is None else {**problem.data, "aliases": aliases}
+    return replace(problem, answer=None if first is None else str(first), data=data)

@@ -10,6 +10,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -146,16 +147,16 @@ class NcclGroup:
             time.sleep(POLL_SECONDS)
 
 
+@dataclass(eq=False)
 class NcclPublisher:
     """Sends weights to all running servers, in a group that is rebuilt whenever the set of running servers changes."""
 
-    def __init__(self, loop: BackgroundLoop, *, seconds: float, dtype: torch.dtype, join: Join = join_nccl) -> None:
-        self._loop = loop
-        self._seconds = seconds
-        self._dtype = dtype
-        self._join = join
-        self._group: NcclGroup | None = None
-        self._lives: tuple[tuple[int, int], ...] = ()  # place and number of lives of the servers in the group
+    loop: BackgroundLoop
+    seconds: float
+    dtype: torch.dtype
+    join: Join = join_nccl
+    _group: NcclGroup | None = field(default=None, init=False)
+    _lives: tuple[tuple[int, int], ...] = field(default=(), init=False)  # place and lives of its servers
 
     def publish(self, pool: ReplicaPool, named_tensors: Iterator[tuple[str, Tensor]], label: str) -> WeightsLabel:
         """Send these weights to every running server.
@@ -163,7 +164,7 @@ class NcclPublisher:
         Raises:
             SamplerError: no server runs, one was started without NCCL, or see ``NcclGroup``.
         """
-        living = self._loop.run(_living(pool.replicas))
+        living = self.loop.run(_living(pool.replicas))
         if not living:
             raise SamplerError(f"sending the weights {label} over NCCL: none of {len(pool.replicas)} servers answers")
         lives = tuple((replica.place, replica.lives) for replica in living)
@@ -171,11 +172,11 @@ class NcclPublisher:
             self.close()
             self._group, self._lives = self._made(living), lives
         try:
-            self._group.send(named_tensors, self._dtype)
+            self._group.send(named_tensors, self.dtype)
         except BaseException:
             self._group = None  # its members are in the middle of an update that cannot be completed
             raise
-        self._loop.run(_all_took(living, label))
+        self.loop.run(_all_took(living, label))
         return WeightsLabel(label=label, folder=None)
 
     def close(self) -> None:
@@ -187,7 +188,7 @@ class NcclPublisher:
     def _made(self, living: Sequence[Replica]) -> NcclGroup:
         on = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
         members = [_member(replica) for replica in living]
-        return NcclGroup(members, self._loop, seconds=self._seconds, device=on, join=self._join)
+        return NcclGroup(members, self.loop, seconds=self.seconds, device=on, join=self.join)
 
 
 async def _living(replicas: Sequence[Replica]) -> list[Replica]:

@@ -3,6 +3,7 @@
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,13 +20,13 @@ from condensegrpo.samplers.vllm_server.weights import write_weights
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
 class FolderPublisher:
     """Writes safetensors files into a folder that every server loads. The files of the last update are kept."""
 
-    def __init__(self, loop: BackgroundLoop, folder: Path, dtype: torch.dtype) -> None:
-        self._loop = loop
-        self._folder = folder
-        self._dtype = dtype
+    loop: BackgroundLoop
+    folder: Path
+    dtype: torch.dtype
 
     def publish(self, pool: ReplicaPool, named_tensors: Iterator[tuple[str, Tensor]], label: str) -> WeightsLabel:
         """Write weights, have the servers load them, and remove those of the update before.
@@ -34,15 +35,15 @@ class FolderPublisher:
             SamplerError: the folder cannot be written, a server refused, or no server is left.
         """
         before = pool.weights.folder
-        folder = self._folder / f"{label.replace(':', '-')}-{secrets.token_hex(2)}"
-        write_weights(folder, named_tensors, self._dtype)
+        folder = self.folder / f"{label.replace(':', '-')}-{secrets.token_hex(2)}"
+        write_weights(folder, named_tensors, self.dtype)
         weights = WeightsLabel(label=label, folder=str(folder.resolve()))
         try:
-            self._loop.run(pool.load(weights))
+            self.loop.run(pool.load(weights))
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        if before is not None and Path(before).parent == self._folder.resolve():
+        if before is not None and Path(before).parent == self.folder.resolve():
             shutil.rmtree(before, ignore_errors=True)
         return weights
 
