@@ -204,6 +204,7 @@ def test_problems_that_come_again_are_numbered() -> None:
     assert named([]) == {}
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["a", "a~2", "a~3", "a~2~", "a~2~2", "b"])))
 def test_names_are_unique_whatever_the_ids(ids: list[str]) -> None:
     batch = [Problem(id=one, question=str(number)) for number, one in enumerate(ids)]
