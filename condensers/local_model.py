@@ -3,6 +3,7 @@
 import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -16,14 +17,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+@dataclass(eq=False, kw_only=True)
 class LocalModel:
     """Answers one user message with the model's chat template, in a thread of its own."""
 
-    def __init__(self, model: str, *, device: str, seconds: float) -> None:
-        """The folder or Hub id of a model; loaded at the first summary."""
-        self._model = model
-        self._device = device
-        self._seconds = seconds
+    model: str  # folder or Hub id; loaded at the first summary
+    device: str
+    seconds: float  # time limit of one summary
+
+    def __post_init__(self) -> None:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="summary_model")
 
     def check(self) -> None:
@@ -35,12 +37,12 @@ class LocalModel:
         from transformers import AutoConfig, AutoTokenizer
 
         try:
-            AutoConfig.from_pretrained(self._model)
-            tokenizer = AutoTokenizer.from_pretrained(self._model)
+            AutoConfig.from_pretrained(self.model)
+            tokenizer = AutoTokenizer.from_pretrained(self.model)
         except (OSError, ValueError) as error:
-            raise ValueError(f"loading {self._model}, which is to write the summaries: {error}") from error
+            raise ValueError(f"loading {self.model}, which is to write the summaries: {error}") from error
         if tokenizer.chat_template is None:
-            raise ValueError(f"loading {self._model}, which is to write the summaries: it has no chat template")
+            raise ValueError(f"loading {self.model}, which is to write the summaries: it has no chat template")
 
     async def write(self, text: str, max_tokens: int) -> Written:
         """The model's reply to a text.
@@ -52,29 +54,29 @@ class LocalModel:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._worker, self._written, text, max_tokens)
         except (OSError, ValueError, RuntimeError, TemplateError) as error:  # out of memory is a RuntimeError
-            raise SummaryRefused(f"writing with {self._model}: {type(error).__name__}: {error}") from error
+            raise SummaryRefused(f"writing with {self.model}: {type(error).__name__}: {error}") from error
 
     def _written(self, text: str, max_tokens: int) -> Written:
         import torch
 
-        model, tokenizer = _loaded(self._model, self._device)
+        model, tokenizer = _loaded(self.model, self.device)
         prompt = tokenizer.apply_chat_template(
             [{"role": "user", "content": text}], add_generation_prompt=True, return_tensors="pt", return_dict=True
-        ).to(self._device)
+        ).to(self.device)
         length = prompt["input_ids"].shape[1]
         most = getattr(model.config, "max_position_embeddings", None)
         if most is not None and length + max_tokens > most:
             raise SummaryRefused(
-                f"{length} tokens and {max_tokens} of a summary, where {self._model} has room for {most}"
+                f"{length} tokens and {max_tokens} of a summary, where {self.model} has room for {most}"
             )
         started = time.monotonic()
         with torch.inference_mode():
-            output = model.generate(**prompt, do_sample=False, max_new_tokens=max_tokens, max_time=self._seconds)
+            output = model.generate(**prompt, do_sample=False, max_new_tokens=max_tokens, max_time=self.seconds)
         reply_ids = output[0, length:].tolist()
         if reply_ids and reply_ids[-1] in _ends(model):
             return Written(text=tokenizer.decode(reply_ids[:-1], skip_special_tokens=False), finish=Finish.STOP)
-        if time.monotonic() - started >= self._seconds:
-            raise SummaryRefused(f"{self._model} did not finish within {self._seconds:g} seconds")
+        if time.monotonic() - started >= self.seconds:
+            raise SummaryRefused(f"{self.model} did not finish within {self.seconds:g} seconds")
         return Written(text=tokenizer.decode(reply_ids, skip_special_tokens=False), finish=Finish.LENGTH)
 
 

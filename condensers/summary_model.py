@@ -46,7 +46,7 @@ class SummaryModel:
     def __post_init__(self) -> None:
         self._instruction = read_instruction(self.template)
         self._writer: Endpoint | LocalModel = (
-            LocalModel(self.model, device=self.device, seconds=self.seconds)
+            LocalModel(model=self.model, device=self.device, seconds=self.seconds)
             if self.url is None
             else Endpoint(
                 url=self.url,

@@ -16,9 +16,9 @@ from confined import BACKENDS, ROOT, python_for_nobody, why_not
 
 from condensegrpo.core.errors import SandboxError
 from condensegrpo.sandbox.limits import MIB, SandboxLimits
-from condensegrpo.sandbox.output import OutputBuffer
 from condensegrpo.sandbox.result import CallOutcome
 from condensegrpo.sandbox.sandbox import Sandbox
+from condensegrpo.sandbox.supervisor import OutputBuffer
 
 LIMITS = SandboxLimits(seconds=5, memory_mib=256)
 

@@ -37,11 +37,9 @@ class BackgroundLoop:
         self._loop = started.result()
 
     def __enter__(self) -> Self:
-        """Itself."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Close."""
         self.close()
 
     def submit(self, work: Coroutine[object, object, T]) -> Future[T]:

@@ -69,7 +69,7 @@ class Renderer:
         # a condensed prompt is counted and then rendered, with the counts of other episodes in between; counts
         # of units come back in every turn of an episode
         self._prompt = lru_cache(maxsize=512)(self._rendered)
-        self._length = lru_cache(maxsize=16384)(self._counted)
+        self._length = lru_cache(maxsize=16384)(lambda messages: len(self._prompt(messages)))
         self._piece = lru_cache(maxsize=16384)(self._encoder.encode)  # of what is read again and again
         self._end_of_turn = self._find_end_of_turn()
         ends = [stop for stop in (self._end_of_turn, tokenizer.eos_token_id, *stop_ids) if stop is not None]
@@ -101,8 +101,10 @@ class Renderer:
         """
         marker, left, right = itertools.islice(self._template.unused(messages), 3)
         framed = [
-            replace(one, content=f"{left}{2 * index}{right}{one.content}{left}{2 * index + 1}{right}", tool_calls=())
-            for index, one in enumerate(messages)
+            replace(
+                message, content=f"{left}{2 * index}{right}{message.content}{left}{2 * index + 1}{right}", tool_calls=()
+            )
+            for index, message in enumerate(messages)
         ]
         # text and numbers of frames in turn: text, 0, text, 1, text, …
         pieces = re.split(f"{left}([0-9]+){right}", self._template.render(framed, marker))
@@ -161,9 +163,9 @@ class Renderer:
         marker, end = itertools.islice(self._template.unused(messages), 2)
         before = self._template.render(context, marker)
         marked = replace(reply, content=reply.content + end, tool_calls=())
-        shown, found, _ = self._template.render((*context, marked, *observations), marker).partition(end)
-        said = self._encoder.escape(reply.content, marker)
-        return bool(found) and shown.startswith(before) and shown[len(before) :].strip() == said.strip()
+        shown, separator, _ = self._template.render((*context, marked, *observations), marker).partition(end)
+        content = self._encoder.escape(reply.content, marker)
+        return bool(separator) and shown.startswith(before) and shown[len(before) :].strip() == content.strip()
 
     def check_roles(self, pinned: Sequence[Message], result: Message) -> None:
         """Check, before anything is sampled, that a conversation in which a tool is called can be shown.
@@ -194,8 +196,8 @@ class Renderer:
     def text(self, output_ids: Sequence[int]) -> str:
         """The text of sampled ids (A,), without the stop id at their end. For reading, never to be tokenised."""
         stopped = bool(output_ids) and output_ids[-1] in self.stop_ids
-        said = list(output_ids[:-1] if stopped else output_ids)
-        return str(self._tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        ids = list(output_ids[:-1] if stopped else output_ids)
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def text_ids(self, text: str) -> tuple[int, ...]:
         """The ids of a text as a policy could say it, with nothing before or behind."""
@@ -211,9 +213,6 @@ class Renderer:
         marker = next(self._template.unused(messages))
         return array("I", self._encoder.encode(self._template.render(messages, marker), marker))
 
-    def _counted(self, messages: tuple[Message, ...]) -> int:
-        return len(self._prompt(messages))
-
     def _find_end_of_turn(self) -> int | None:
         """The special token that the template puts right after a reply, if it does."""
         marker, sentinel = itertools.islice(self._template.unused(()), 2)
@@ -225,8 +224,8 @@ class Renderer:
 
 def _after(text: str, sentinel: str) -> str:
     """The template's text after a stand-in reply."""
-    _, found, tail = text.rpartition(sentinel)
-    if not found:
+    _, separator, tail = text.rpartition(sentinel)
+    if not separator:
         raise ConfigError(
             "rendering a conversation: the chat template does not show the content of an assistant message, so replies "
             "would be lost. Use another chat template."

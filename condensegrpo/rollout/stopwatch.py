@@ -20,13 +20,11 @@ class Stopwatch:
         self._since = 0.0
 
     def __enter__(self) -> None:
-        """One more holder is inside."""
         if not self._inside:
             self._since = time.monotonic()
         self._inside += 1
 
     def __exit__(self, *exception: object) -> None:
-        """One holder fewer is inside; its time counts even if it raised."""
         self._inside -= 1
         if not self._inside:
             self.seconds += time.monotonic() - self._since

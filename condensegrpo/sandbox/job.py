@@ -100,9 +100,9 @@ def write_files(box: str, files: Mapping[str, str]) -> None:
 def _take(fds: Descriptors) -> None:
     """Move the descriptors to their numbers and close all others."""
     spare = os.open(os.devnull, os.O_RDWR)
-    given = (fds.stdin, fds.stdout, fds.stderr, spare if fds.channel is None else fds.channel, fds.records)
+    ends = (fds.stdin, fds.stdout, fds.stderr, spare if fds.channel is None else fds.channel, fds.records)
     # moved up first: one may have the number that another needs
-    high = [os.dup2(end, 100 + place) for place, end in enumerate(given)]
+    high = [os.dup2(end, 100 + place) for place, end in enumerate(ends)]
     for place, end in enumerate(high):
         os.dup2(end, place, inheritable=place < CHANNEL)
     os.closerange(RECORDS + 1, 1 << 20)

@@ -85,9 +85,9 @@ def _record(kind: type[T], value: object, place: str) -> T:
     missing = [name for name, (_, required) in known.items() if required and name not in value]
     if missing:
         raise ValueError(f"{_named(place)}: {kind.__name__} misses {', '.join(missing)}")
-    given = {key: known[key][0](item, _inside(place, key)) for key, item in value.items()}
+    values = {key: known[key][0](item, _inside(place, key)) for key, item in value.items()}
     try:
-        return kind(**given)
+        return kind(**values)
     except ValueError as error:  # what a constructor checks beyond types
         raise ValueError(f"{_named(place)}: {error}") from error
 

@@ -5,6 +5,7 @@ import shutil
 import stat
 import tempfile
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -13,26 +14,21 @@ from annotated_types import Ge
 MAX_BYTES = 64_000  # of a file that are read
 
 
+@dataclass(eq=False, kw_only=True)
 class ReadFile:
     """The tool ``read_file``: reads a text file of a folder. Links that lead out of the folder are not followed."""
 
-    def __init__(self, *, folder: str | None = None, max_bytes: Annotated[int, Ge(1)] = MAX_BYTES) -> None:
-        """Set the folder.
+    folder: str | None = None  # must not contain ground truth; None: a new empty folder, removed at exit
+    max_bytes: Annotated[int, Ge(1)] = MAX_BYTES  # read from a file; longer files are cut, with a note
 
-        Args:
-            folder: readable files, so it must not contain ground truth; None: a new empty folder, removed at exit.
-            max_bytes: maximum bytes read from a file; longer files are cut, with a note.
-
-        Raises:
-            ValueError: there is no such folder.
-        """
+    def __post_init__(self) -> None:
+        folder = self.folder
         if folder is None:
             folder = tempfile.mkdtemp(prefix="condensegrpo-files-")
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._folder = Path(folder).expanduser().resolve()
         if not self._folder.is_dir():
             raise ValueError(f"folder={folder!r}: there is no such folder (looked for {self._folder})")
-        self._max_bytes = max_bytes
 
     def __call__(self, path: str) -> str:
         """Reads a text file and returns what it holds.
@@ -58,8 +54,6 @@ class ReadFile:
         with os.fdopen(os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ValueError(f"{place.name!r} is no regular file")
-            data = file.read(self._max_bytes + 1)
-        text = data[: self._max_bytes].decode("utf-8", "replace")
-        return (
-            text if len(data) <= self._max_bytes else f"{text}\n[… only the first {self._max_bytes} bytes are shown …]"
-        )
+            data = file.read(self.max_bytes + 1)
+        text = data[: self.max_bytes].decode("utf-8", "replace")
+        return text if len(data) <= self.max_bytes else f"{text}\n[… only the first {self.max_bytes} bytes are shown …]"
