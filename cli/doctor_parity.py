@@ -3,13 +3,13 @@
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from condensegrpo.cli.findings import Finding, ok, problem
 from condensegrpo.core.errors import CondenseError
 
 if TYPE_CHECKING:
-    from condensegrpo.training.parity import Parity, Trial
+    from condensegrpo.training.parity import Trial
 
 CURE = "do not train with it: importance ratios would be wrong; condensegrpo train … sampler.name=transformers works"
 
@@ -31,7 +31,7 @@ def sampler_findings(name: str, config: str | None, overrides: list[str]) -> lis
     return _findings(area, outcome)
 
 
-def _options(name: str, config: str | None, overrides: list[str]) -> Mapping[str, Any]:
+def _options(name: str, config: str | None, overrides: list[str]) -> Mapping[str, object]:
     """The options of this sampler in a configuration; none if it names another sampler."""
     from condensegrpo.config.load import find_config, load_config
 
@@ -45,14 +45,14 @@ def _findings(area: str, outcome: "Trial") -> list[Finding]:
     if not outcome.moved_enough:
         text = f"the optimiser step changed the log-probabilities by {outcome.moved:.1e} nats only: no conclusion"
         return [problem(area, text, "report this: the change should be far larger")]
-    stages = (("as loaded", outcome.before), ("after an optimiser step", outcome.after))
-    return [_finding(area, stage, parity, outcome.device) for stage, parities in stages for parity in parities]
-
-
-def _finding(area: str, stage: str, parity: "Parity", device: str) -> Finding:
-    sign = "−" if parity.mean_ratio < 1 else "+"
-    text = (
-        f"{stage}, temperature {parity.temperature:g}: largest difference from the learner {parity.largest_gap:.1e} "
-        f"nats, mean ratio 1 {sign} {abs(parity.mean_ratio - 1):.1e}, {parity.tokens} tokens"
-    )
-    return ok(area, text) if parity.holds(device) else problem(area, text, CURE)
+    findings = []
+    for stage, parities in (("as loaded", outcome.before), ("after an optimiser step", outcome.after)):
+        for parity in parities:
+            sign = "−" if parity.mean_ratio < 1 else "+"
+            text = (
+                f"{stage}, temperature {parity.temperature:g}: largest difference from the learner "
+                f"{parity.largest_gap:.1e} nats, mean ratio 1 {sign} {abs(parity.mean_ratio - 1):.1e}, "
+                f"{parity.tokens} tokens"
+            )
+            findings.append(ok(area, text) if parity.holds(outcome.device) else problem(area, text, CURE))
+    return findings

@@ -12,7 +12,6 @@ from condensegrpo.cli.neutral import counted, one_line
 from condensegrpo.core.trajectory import Stop
 
 MOST_COMPONENTS = 5  # columns; the rest is in --json
-MOST_MATCHES = 20  # rows
 WIDE = 110  # columns of a console that has room for everything
 CHOSEN = "▶"
 HANDLED = {"mask": " (masked)", "penalise": " (penalised)"}  # shown after the stop reason
@@ -79,14 +78,6 @@ def sibling_table(title: str, members: Sequence[Sibling], chosen: str, width: in
             style="bold" if sibling.id == chosen else "",
         )
     return table
-
-
-def match_table(matches: Sequence[Sibling], asked: str, chosen: str, width: int) -> Table:
-    """The first trajectories that match the options, in the order of --sort."""
-    more = f", the first {MOST_MATCHES}" if len(matches) > MOST_MATCHES else ""
-    return sibling_table(
-        f"{counted(len(matches), 'trajectory', 'trajectories')}{asked}{more}", matches[:MOST_MATCHES], chosen, width
-    )
 
 
 def verdict(sibling: Sibling) -> Text:

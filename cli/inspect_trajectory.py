@@ -12,7 +12,7 @@ from rich.text import Text
 
 from condensegrpo.cli import theme
 from condensegrpo.cli.filters import parse_where, sort_key
-from condensegrpo.cli.inspect_tables import group_table, match_table, sibling_table
+from condensegrpo.cli.inspect_tables import group_table, sibling_table
 from condensegrpo.cli.inspection import (
     Group,
     InspectedStep,
@@ -32,6 +32,8 @@ from condensegrpo.core.errors import DataError
 from condensegrpo.metrics.information import changes, description
 from condensegrpo.storage.codec import dump_line
 from condensegrpo.storage.files import write_atomically
+
+MOST_MATCHES = 20  # rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +182,9 @@ def _listing_parts(view: View, *, asked: str, one_group: bool, width: int) -> It
         yield Text(f"incomplete: {problem}", theme.WARN)
     yield Text()
     if asked:
-        yield match_table(view.matches, neutral(asked), chosen.id, width)
+        more = f", the first {MOST_MATCHES}" if len(view.matches) > MOST_MATCHES else ""
+        title = f"{counted(len(view.matches), 'trajectory', 'trajectories')}{neutral(asked)}{more}"
+        yield sibling_table(title, view.matches[:MOST_MATCHES], chosen.id, width)
     elif not one_group:
         yield group_table(view.groups, chosen.group)
     group = next(group for group in view.groups if group.id == chosen.group)

@@ -97,7 +97,7 @@ def docstring_in_source(point: EntryPoint) -> str | None:
 
 
 def _show(listed: Sequence[InstalledPlugin]) -> None:
-    """By kind: name and summary, below it the object to read or change, and the package if it is not ours."""
+    """By kind: name and summary, then the object, and its package if it is not this one."""
     console = theme.console()
     for kind, group in groupby(listed, key=lambda plugin: plugin.kind):
         console.print(Text(kind, "bold"))
@@ -105,16 +105,11 @@ def _show(listed: Sequence[InstalledPlugin]) -> None:
         table.add_column(width=NAME_WIDTH, overflow="fold")
         table.add_column(overflow="fold")
         for plugin in group:
-            table.add_row(Text(f"  {plugin.name}"), _description(plugin))
+            summary = Text(neutral(plugin.summary).replace("``", ""))
+            if plugin.error:
+                summary = Text(f"✗ {one_line(plugin.error, 300)}", theme.BAD)
+            is_ours = plugin.distribution.split(" ")[0] == OURS
+            package = "" if is_ours else f"  {plugin.distribution or 'package unknown'}"
+            table.add_row(Text(f"  {plugin.name}"), summary.append(f"\n{plugin.object}{package}", theme.DIM))
         console.print(table)
     console.print(Text("\nA plug-in in a file needs no installation: path/to/file.py:Name.", theme.DIM))
-
-
-def _description(plugin: InstalledPlugin) -> Text:
-    summary = (
-        Text(f"✗ {one_line(plugin.error, 300)}", theme.BAD)
-        if plugin.error
-        else Text(neutral(plugin.summary).replace("``", ""))
-    )
-    foreign = "" if plugin.distribution.split(" ")[0] == OURS else f"  {plugin.distribution or 'package unknown'}"
-    return summary.append(f"\n{plugin.object}{foreign}", theme.DIM)

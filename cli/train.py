@@ -56,7 +56,10 @@ def train(
 
         components = build(config)
     if dry_run:
-        _print_problems(components)
+        for split in SPLITS:
+            problems = components.problems(split)
+            count = counted(len(problems), "problem", "problems")
+            typer.echo(f"# {split}: {count}, the first: {problems[0].question[:80]!r}")
         typer.echo(dump_with_origins(config, path, overrides, stored=resume is not None), nl=False)
     elif int(os.environ.get("RANK", "0")) > 0:
         from condensegrpo.core.observer import Silent
@@ -87,14 +90,6 @@ def _source(arguments: list[str], resume: Path | None) -> tuple[Path, list[str]]
             f"{': ' + ', '.join(names) if names else ''}. Name one, such as quickstart or path/to/file.yaml."
         )
     return find_config(names[0]), overrides
-
-
-def _print_problems(components: "Components") -> None:
-    """The number of problems and the first one, as comments above the configuration."""
-    for split in SPLITS:
-        problems = components.problems(split)
-        count = counted(len(problems), "problem", "problems")
-        typer.echo(f"# {split}: {count}, the first: {problems[0].question[:80]!r}")
 
 
 def _new_folder(config: "RunConfig") -> "RunFolder":

@@ -4,7 +4,7 @@ Legend: I_t = log π(ground truth | c_t) in nats, see rollout/information.py; No
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from statistics import fmean
 from typing import NamedTuple
@@ -28,7 +28,19 @@ def curve(trajectory: Trajectory) -> tuple[float | None, ...]:
 
 def changes(trajectory: Trajectory) -> tuple[InformationChange, ...]:
     """Every measured condensed context after another measured context."""
-    return tuple(_changes(trajectory))
+    result: list[InformationChange] = []
+    before: float | None = None
+    shown: frozenset[int] = frozenset()  # turns that the last context showed verbatim
+    for number, turn in enumerate(trajectory.turns):
+        if turn.kind != "act":
+            continue
+        spans = turn.condensation.spans if turn.condensation is not None else ()
+        hidden = {span.turn for span in spans if span.status is not SpanStatus.KEPT}
+        if before is not None and turn.answer_logprob is not None and spans:
+            result.append(InformationChange(number, before, turn.answer_logprob, tuple(sorted(hidden & shown))))
+        before = before if turn.answer_logprob is None else turn.answer_logprob
+        shown = (frozenset(span.turn for span in spans) - hidden if spans else shown) | {number}
+    return tuple(result)
 
 
 def lost(trajectory: Trajectory) -> float | None:
@@ -57,17 +69,3 @@ def description(change: InformationChange) -> str:
     return (
         f"information about the answer {direction} from {change.before:.1f} to {change.after:.1f} nats when {cause}"
     ).replace("-", "−")
-
-
-def _changes(trajectory: Trajectory) -> Iterator[InformationChange]:
-    before: float | None = None
-    shown: frozenset[int] = frozenset()  # turns that the last context showed as they were
-    for number, turn in enumerate(trajectory.turns):
-        if turn.kind != "act":
-            continue
-        spans = turn.condensation.spans if turn.condensation is not None else ()
-        hidden = {span.turn for span in spans if span.status is not SpanStatus.KEPT}
-        if before is not None and turn.answer_logprob is not None and spans:
-            yield InformationChange(number, before, turn.answer_logprob, tuple(sorted(hidden & shown)))
-        before = before if turn.answer_logprob is None else turn.answer_logprob
-        shown = (frozenset(span.turn for span in spans) - hidden if spans else shown) | {number}

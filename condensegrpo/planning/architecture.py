@@ -1,10 +1,10 @@
-"""What a model's configuration says of its size. The model is made on torch's meta device: no weights, no memory."""
+"""The size of a model from its configuration. The model is built on torch's meta device: no weights, no memory."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers import __version__ as transformers_version
 
 from condensegrpo.config.schema import ModelSettings
@@ -12,7 +12,6 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.logprobs import why_no_trees
 from condensegrpo.learner.new_model import new_config
 from condensegrpo.learner.policy import configuration
-from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.learner.targets import adapted_layers
 from condensegrpo.planning.formulas import Decoder
 
@@ -58,7 +57,11 @@ def architecture(model: ModelSettings) -> Architecture:
     try:
         with torch.device("meta"):
             empty = AutoModelForCausalLM.from_config(config)
-        heads = text.num_attention_heads
+        heads, adapters = text.num_attention_heads, None
+        if model.lora is not None:
+            adapted, rank = adapted_layers(empty, model.lora.targets), model.lora.rank
+            elements = rank * sum(layer.in_features + layer.out_features for layer in adapted)
+            adapters = Adapters(parameters=elements, width=rank * len(adapted), layers=len(adapted))
         return Architecture(
             kind=config.model_type,
             decoder=Decoder(
@@ -73,7 +76,7 @@ def architecture(model: ModelSettings) -> Architecture:
                 tied=empty.get_output_embeddings().weight is empty.get_input_embeddings().weight,
             ),
             parameters=sum(tensor.numel() for tensor in empty.parameters()),
-            adapters=None if model.lora is None else _adapters(empty, model.lora),
+            adapters=adapters,
             plain=why_no_trees(text.to_dict(), model.attention),
         )
     except (ValueError, TypeError, AttributeError, KeyError, RuntimeError, ZeroDivisionError) as error:
@@ -84,16 +87,7 @@ def architecture(model: ModelSettings) -> Architecture:
         ) from error
 
 
-def _adapters(empty: PreTrainedModel, lora: LoraSettings) -> Adapters:
-    layers = adapted_layers(empty, lora.targets)
-    return Adapters(
-        parameters=lora.rank * sum(layer.in_features + layer.out_features for layer in layers),
-        width=lora.rank * len(layers),
-        layers=len(layers),
-    )
-
-
 def _number(text: PretrainedConfig, name: str) -> int | None:
     """A size that not every configuration has; some have it without a value."""
-    found: int | None = getattr(text, name, None)
-    return found
+    size: int | None = getattr(text, name, None)
+    return size
