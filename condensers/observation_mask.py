@@ -46,13 +46,11 @@ class ObservationMask:
         return Condensed(units=units, spans=spans, reason=_reason(spans))
 
     def _masked(self, history: History, unit: Unit, count: Count) -> Unit:
-        results = (masked(history, unit, result, count) if self._may_go(result) else result for result in unit.results)
-        return replace(unit, results=tuple(results))
+        def keeps(result: Message) -> bool:
+            return result.name in self.exclude_tools or (self.only_tools and result.tool_call_id is None)
 
-    def _may_go(self, result: Message) -> bool:
-        if result.tool_call_id is None and self.only_tools:
-            return False
-        return result.name not in self.exclude_tools
+        results = (result if keeps(result) else masked(history, unit, result, count) for result in unit.results)
+        return replace(unit, results=tuple(results))
 
 
 def _reason(spans: Sequence[Span]) -> str:

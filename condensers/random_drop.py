@@ -23,7 +23,11 @@ class RandomDrop:
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """The units of the highest ranks that fit, in order. Costs one count per unit and 2·log2 more."""
         question = _digest(history.pinned)
-        ranked = sorted(history.units[:-1], key=lambda unit: self._rank(question, unit.turn), reverse=True)
+
+        def rank(unit: Unit) -> bytes:
+            return hashlib.blake2b(f"{self.seed}/{unit.turn}/{question}".encode(), digest_size=8).digest()
+
+        ranked = sorted(history.units[:-1], key=rank, reverse=True)
 
         def first(most: int) -> tuple[Unit, ...]:
             return tuple(sorted((*history.units[-1:], *ranked[: most - 1]), key=lambda unit: unit.turn))
@@ -36,9 +40,6 @@ class RandomDrop:
             spans=account(history, kept, budget.count),
             reason=f"dropped {dropped} of {total} units at random" if dropped else "",
         )
-
-    def _rank(self, question: str, turn: int) -> bytes:
-        return hashlib.blake2b(f"{self.seed}/{turn}/{question}".encode(), digest_size=8).digest()
 
 
 def _digest(pinned: Sequence[Message]) -> str:

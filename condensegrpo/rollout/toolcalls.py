@@ -117,10 +117,8 @@ class Toolbox:
         )
 
     def _message(self, index: int, attempt: ToolCall | Malformed, text: str) -> Message:
-        shown = _shortened(text, self._max_chars)
-        if isinstance(attempt, Malformed):
-            return self.format.result(call_id_of(index), "", shown)
-        return self.format.result(attempt.id, attempt.name, shown)
+        call = (call_id_of(index), "") if isinstance(attempt, Malformed) else (attempt.id, attempt.name)
+        return self.format.result(*call, _shortened(text, self._max_chars))
 
     async def _outcome(self, attempt: ToolCall | Malformed) -> "_Outcome":
         if isinstance(attempt, Malformed):

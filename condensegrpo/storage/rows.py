@@ -36,7 +36,7 @@ def read_rows(source: str, *, split: str, limit: int | None = None) -> list[Row]
         rows = read_file(path)
     elif path.is_dir():
         rows = [row for file in _files_of(path, split) for row in read_file(file)]
-    elif _looks_local(source):
+    elif source.startswith((".", "/", "~")) or "\\" in source or source.count("/") > 1 or _kind(path):
         raise DataError(
             f"reading the dataset {source}: there is no such file or folder (looked for {path.resolve()}). "
             f"Correct the path; a Hub dataset is written owner/name"
@@ -70,10 +70,6 @@ def require_unique(rows: Sequence[Row], column: str, *, source: str) -> None:
                 f"An id names one problem: remove one of them or map another column as the id"
             )
         first[value] = at
-
-
-def _looks_local(source: str) -> bool:
-    return source.startswith((".", "/", "~")) or "\\" in source or source.count("/") > 1 or _kind(Path(source)) != ""
 
 
 def _kind(path: Path) -> str:
@@ -125,10 +121,10 @@ def _parse_lines(path: Path, data: bytes) -> Iterator[Row]:
                 f"reading {path}, line {number}: byte {error.start + 1} of it is not UTF-8. Convert the file to UTF-8"
             ) from error
         except json.JSONDecodeError as error:
-            cut = number == len(lines)  # a whole last line ends in a line break
-            what = "the last line is cut off" if cut else "it is not JSON"
+            # a complete last line ends in a line break
+            fault = "the last line is cut off" if number == len(lines) else "it is not JSON"
             raise DataError(
-                f"reading {path}, line {number}: {what} ({error.msg} at character {error.pos + 1}). "
+                f"reading {path}, line {number}: {fault} ({error.msg} at character {error.pos + 1}). "
                 f"Wanted one JSON object a line"
             ) from error
         if not isinstance(row, dict):

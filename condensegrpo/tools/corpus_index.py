@@ -61,12 +61,9 @@ class CorpusIndex:
         numbers, scores = self._scores.retrieve(
             words, k=min(count, len(self)), show_progress=False, backend_selection="numpy"
         )
-        return tuple(self._read(int(at)) for at, score in zip(numbers[0], scores[0], strict=True) if score > 0)
-
-    def _read(self, at: int) -> Passage:
-        start, end = int(self._offsets[at]), int(self._offsets[at + 1])
-        title, text = json.loads(self._passages[start:end])
-        return Passage(title=title, text=text)
+        matches = [int(number) for number, score in zip(numbers[0], scores[0], strict=True) if score > 0]
+        lines = [self._passages[int(self._offsets[at]) : int(self._offsets[at + 1])] for at in matches]
+        return tuple(Passage(title=title, text=text) for title, text in map(json.loads, lines))
 
 
 def opened(corpus: str, cache: str | None = None) -> CorpusIndex:
