@@ -144,7 +144,7 @@ def _run(config: "RunConfig", components: "Components", folder: "RunFolder", obs
     ranks.join()
     folder = ranks.from_first(folder)
     try:
-        return run_training(config, components, folder, observer=observer, stopping=stop.requested)
+        return run_training(components, folder, observer=observer, stopping=stop.requested)
     except Interrupted as reason:
         observer.say(str(reason))
         return False

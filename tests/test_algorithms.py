@@ -67,9 +67,9 @@ class Listening(Silent):
 def run(folder: Path, *changes: str, observer: Observer | None = None) -> list[dict[str, float]]:
     """Train with some keys changed; the metrics of its steps."""
     config = load_config(ROOT / "configs" / "quickstart.yaml", [*SMALL, *changes])
-    assert train(
-        config, build(config), RunFolder.create(folder), observer=observer or Silent(), stopping=lambda: False
-    ), "all steps were taken"
+    assert train(build(config), RunFolder.create(folder), observer=observer or Silent(), stopping=lambda: False), (
+        "all steps were taken"
+    )
     return [line for line in read_metrics(folder / "metrics.jsonl") if "rows" in line]
 
 

@@ -154,8 +154,8 @@ def parts(finished: Path, tmp_path: Path) -> Iterator[Parts]:
     yield Parts(
         config=config,
         folder=folder,
-        rollout=batch_rollout(config, components, engine, folder),
-        batch_filter=batch_filter(config, components),
+        rollout=batch_rollout(components, engine, folder),
+        batch_filter=batch_filter(components),
     )
     sampler.close()
 

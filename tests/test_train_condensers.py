@@ -75,7 +75,7 @@ def run(config: RunConfig, observer: Observer | None = None) -> RunFolder:
     quiet_libraries()
     folder = RunFolder.create(Path(config.runs_dir) / config.name)
     with folder.locked():
-        assert train(config, build(config), folder, observer=observer or Silent(), stopping=lambda: False)
+        assert train(build(config), folder, observer=observer or Silent(), stopping=lambda: False)
     return folder
 
 

@@ -55,6 +55,26 @@ def segments(trajectory: Trajectory, *, advantage_K: Sequence[float], weight_K: 
     return tuple(row for row in rows if any(row.trained))
 
 
+def reply_row(
+    prompt_ids: tuple[int, ...], reply_ids: tuple[int, ...], *, weight: float, logprobs: Sequence[float] = ()
+) -> Segment:
+    """The row that trains a single reply, every token with the same weight.
+
+    Args:
+        logprobs: of the reply under the distribution sampled from; (): the reply was not sampled.
+    """
+    zeros, context = (0.0,) * len(reply_ids), (0.0,) * len(prompt_ids)
+    return Segment(
+        token_ids=prompt_ids + reply_ids,
+        trained=(False,) * len(prompt_ids) + (True,) * len(reply_ids),
+        logprobs=context + (tuple(logprobs) or zeros),
+        advantages=context + zeros,
+        weights=context + (weight,) * len(reply_ids),
+        trajectory="",
+        first_turn=0,
+    )
+
+
 def check(trajectory: Trajectory) -> tuple[str, ...]:
     """The invariants that a trajectory breaks, in words; empty if it breaks none. Raises nothing.
 

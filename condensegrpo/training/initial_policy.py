@@ -35,7 +35,6 @@ def base_policy(config: RunConfig, task: Task, folder: RunFolder) -> str:
 
 
 def first_policy(
-    config: RunConfig,
     components: Components,
     folder: RunFolder,
     source: str,
@@ -49,6 +48,7 @@ def first_policy(
         ConfigError: the task has no demonstrations.
         Interrupted: ``stopping`` said so during the warm start.
     """
+    config = components.config
     settings, warm = config.warm_start, folder.path / "origin" / "warm"
     if settings.steps == 0:
         return source

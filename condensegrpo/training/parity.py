@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from condensegrpo.algorithms.objective import Tokenwise, supervised
+from condensegrpo.algorithms.segments import reply_row
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.open_learner import open_learner
 from condensegrpo.assembly.runtime import open_sampler
@@ -152,17 +153,7 @@ def _samples(sampler: Sampler, prompts: Sequence[tuple[int, ...]], *, temperatur
         return await asyncio.gather(*map(sampler.sample, prompts, params))
 
     weight = 1 / (REPLY * len(prompts))
-    return [_row(prompt, reply, weight) for prompt, reply in zip(prompts, asyncio.run(replies()), strict=True)]
-
-
-def _row(prompt: tuple[int, ...], reply: Generation, weight: float) -> Segment:
-    context, length = (0.0,) * len(prompt), len(reply.token_ids)
-    return Segment(
-        token_ids=prompt + reply.token_ids,
-        trained=(False,) * len(prompt) + (True,) * length,
-        logprobs=context + reply.logprobs,
-        advantages=context + (0.0,) * length,
-        weights=context + (weight,) * length,
-        trajectory="parity",
-        first_turn=0,
-    )
+    return [
+        reply_row(prompt, reply.token_ids, weight=weight, logprobs=reply.logprobs)
+        for prompt, reply in zip(prompts, asyncio.run(replies()), strict=True)
+    ]

@@ -48,7 +48,6 @@ from condensegrpo.training.update_step import update
 class _Run:
     """What lives as long as a training run: opened once."""
 
-    config: RunConfig
     components: Components
     folder: RunFolder
     source: str  # the folder or Hub id that GRPO starts from
@@ -59,10 +58,13 @@ class _Run:
     observer: Observer
     trackers: tuple[Tracker, ...]  # none on any rank but the first
 
+    @property
+    def config(self) -> RunConfig:
+        """The configuration of the components."""
+        return self.components.config
 
-def train(
-    config: RunConfig, components: Components, folder: RunFolder, *, observer: Observer, stopping: Callable[[], bool]
-) -> bool:
+
+def train(components: Components, folder: RunFolder, *, observer: Observer, stopping: Callable[[], bool]) -> bool:
     """Train in a run folder, from its newest checkpoint if it has one.
 
     Args:
@@ -76,6 +78,7 @@ def train(
         ConfigError: before any model is trained, if the configuration cannot work with this model.
         Interrupted: stopped before there was anything to save.
     """
+    config = components.config
     use_threads(config)
     ranks.join()
     _check_ranks(config)
@@ -85,8 +88,8 @@ def train(
         observer.say(warning)
     source = base_policy(config, components.task, folder)
     check_model(components, source)
-    source = first_policy(config, components, folder, source, observer=observer, stopping=stopping)
-    with _opened(config, components, folder, source, observer) as (run, done):
+    source = first_policy(components, folder, source, observer=observer, stopping=stopping)
+    with _opened(components, folder, source, observer) as (run, done):
         if _evaluation_is_due(run, done):
             _evaluate(run, done)
         if config.train.steps == 0:
@@ -95,13 +98,12 @@ def train(
 
 
 @contextmanager
-def _opened(
-    config: RunConfig, components: Components, folder: RunFolder, source: str, observer: Observer
-) -> Iterator[tuple[_Run, int]]:
+def _opened(components: Components, folder: RunFolder, source: str, observer: Observer) -> Iterator[tuple[_Run, int]]:
     """Load the policy into sampler and learner, resume, and start the prefetcher; every rank must call it.
 
     Yields the run and the number of steps already taken.
     """
+    config = components.config
     observer.phase("loading the policy", None)
     sampler = open_sampler(config, source)
     learner = open_learner(
@@ -123,8 +125,8 @@ def _opened(
     try:
         done, batches = resume(config, folder, sampler, learner, observer)
         with RolloutPrefetcher(
-            batch_rollout(config, components, engine, folder),
-            batch_filter(config, components),
+            batch_rollout(components, engine, folder),
+            batch_filter(components),
             staleness=config.rollout.staleness,
             steps=config.train.steps,
             observer=observer,
@@ -132,7 +134,6 @@ def _opened(
         ) as prefetcher:
             yield (
                 _Run(
-                    config=config,
                     components=components,
                     folder=folder,
                     source=source,
@@ -152,8 +153,9 @@ def _opened(
             tracker.close()
 
 
-def batch_rollout(config: RunConfig, components: Components, engine: Engine, folder: RunFolder) -> BatchRollout:
+def batch_rollout(components: Components, engine: Engine, folder: RunFolder) -> BatchRollout:
     """The rollout of a run's batches."""
+    config = components.config
     return BatchRollout(
         problems=components.problems("train"),
         environment=components.task.environment,
@@ -166,13 +168,10 @@ def batch_rollout(config: RunConfig, components: Components, engine: Engine, fol
     )
 
 
-def batch_filter(config: RunConfig, components: Components) -> BatchFilter:
-    """What decides which trajectories of a run train."""
-    return BatchFilter(
-        stops=config.algorithm.stops,
-        estimator=components.estimator,
-        resample_rounds=config.algorithm.resample_rounds,
-    )
+def batch_filter(components: Components) -> BatchFilter:
+    """Decides which trajectories of a run train."""
+    algorithm = components.config.algorithm
+    return BatchFilter(stops=algorithm.stops, estimator=components.estimator, resample_rounds=algorithm.resample_rounds)
 
 
 def _reference(config: RunConfig, source: str, learner: DeepSpeedEngine) -> Reference | None:

@@ -14,12 +14,13 @@ from typing import NamedTuple
 
 from condensegrpo.algorithms.objective import Tokenwise, supervised
 from condensegrpo.algorithms.packing import PackedBatch
+from condensegrpo.algorithms.segments import reply_row
 from condensegrpo.config.schema import WarmStartSettings
 from condensegrpo.core.errors import Interrupted
 from condensegrpo.core.messages import Message
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Demonstrates, Sampler
-from condensegrpo.core.trajectory import SamplingParams, Segment
+from condensegrpo.core.trajectory import SamplingParams
 from condensegrpo.learner import ranks
 from condensegrpo.learner.engine import DeepSpeedEngine, close_engine, optimizer_step
 from condensegrpo.learner.micro_batches import pack_rows
@@ -170,18 +171,5 @@ def _publish(source: Path, target: Path) -> None:
 def _micro_batches(pairs: Sequence[Pair], learner: DeepSpeedEngine, max_tokens: int) -> list[PackedBatch]:
     """This rank's micro-batches of a step; every reply token of every rank weighs the same."""
     weight = 1 / sum(len(reply) for _, reply in pairs)
-    rows = [_row(prompt, reply, weight) for prompt, reply in pairs[ranks.rank() :: ranks.world_size()]]
+    rows = [reply_row(prompt, reply, weight=weight) for prompt, reply in pairs[ranks.rank() :: ranks.world_size()]]
     return pack_rows(rows, max_tokens=max_tokens, share=learner.module.computes_trees)
-
-
-def _row(prompt: tuple[int, ...], reply: tuple[int, ...], weight: float) -> Segment:
-    context, length = (0.0,) * len(prompt), len(reply)
-    return Segment(
-        token_ids=prompt + reply,
-        trained=(False,) * len(prompt) + (True,) * length,
-        logprobs=context + (0.0,) * length,
-        advantages=context + (0.0,) * length,
-        weights=context + (weight,) * length,
-        trajectory="demonstration",
-        first_turn=0,
-    )
