@@ -1,6 +1,6 @@
 """Prefix trees: rows that begin alike, with what they begin with laid out once. Pure; ids and counts, no tensors.
 
-Tokens lie depth-first. Their positions tell the whole tree: a token whose position is one more than the last one's
+Tokens lie depth-first. Their positions define the whole tree: a token whose position is one more than the last one's
 continues it; any other one of position p continues the first p tokens of the row before it.
 
     rows        1 2 3 4     1 2 3 5     1 6
@@ -75,7 +75,7 @@ def grouped(rows: Sequence[TokenIds], *, max_tokens: int) -> tuple[tuple[int, ..
     order, shared = in_order(rows)
     new = [len(rows[index]) - kept for index, kept in zip(order, shared, strict=True)]
     before = list(accumulate(new, initial=0))  # (rows + 1,) tokens before each row in order, if all were one tree
-    found = []
+    groups = []
     waiting = [(0, len(order))] if order else []
     while waiting:
         start, end = waiting.pop()
@@ -85,11 +85,11 @@ def grouped(rows: Sequence[TokenIds], *, max_tokens: int) -> tuple[tuple[int, ..
         }  # by what is repeated, then by how much the halves differ
         fits = before[end] - before[start] + shared[start] <= max_tokens
         if not cuts or (fits and min(cuts.values())[0] > 0):
-            found.append(tuple(order[start:end]))
+            groups.append(tuple(order[start:end]))
             continue
         cut = min(cuts, key=cuts.__getitem__)
         waiting += [(cut, end), (start, cut)]
-    return tuple(found)
+    return tuple(groups)
 
 
 def different(rows: Sequence[TokenIds]) -> int:
@@ -101,4 +101,4 @@ def different(rows: Sequence[TokenIds]) -> int:
 def _alike(first: TokenIds, second: TokenIds) -> int:
     """How many tokens two rows begin with alike."""
     pairs = zip(first, second, strict=False)
-    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
+    return next((place for place, (left, right) in enumerate(pairs) if left != right), min(len(first), len(second)))

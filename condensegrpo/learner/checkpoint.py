@@ -149,8 +149,8 @@ def load(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
 
 
 def _check_policy(engine: DeepSpeedEngine, checkpoint: Path, manifest: Manifest) -> None:
-    found = fingerprint(engine)
-    if any_rank(rank() == 0 and found != manifest.policy):
+    policy = fingerprint(engine)  # every rank must compute it
+    if any_rank(rank() == 0 and policy != manifest.policy):
         raise CheckpointError(
             f"loading {checkpoint}: it belongs to another model: names or shapes of weights differ, or the values "
             f"of frozen weights under adapters. Set model.path (and model.lora) to the values the run was started with."
@@ -171,8 +171,8 @@ def latest(folder: Path) -> Path | None:
 
 def steps(folder: Path) -> dict[int, Path]:
     """The checkpoints in a folder by their steps, in ascending order; whether they are complete is not looked at."""
-    found = (path for path in folder.glob("step_*") if _STEP.fullmatch(path.name))
-    return {int(path.name[5:]): path for path in sorted(found, key=lambda path: int(path.name[5:]))}
+    paths = {int(path.name[5:]): path for path in folder.glob("step_*") if _STEP.fullmatch(path.name)}
+    return dict(sorted(paths.items()))
 
 
 def verify(checkpoint: Path) -> Manifest:
@@ -183,9 +183,9 @@ def verify(checkpoint: Path) -> Manifest:
     """
     manifest = _complete(checkpoint)
     for name, wanted in manifest.hashes.items():
-        found = _sha256(checkpoint / name)
-        if found != wanted:
-            raise _damaged(checkpoint, name, f"its SHA-256 begins {found[:12]}", f"wanted {wanted[:12]}")
+        digest = _sha256(checkpoint / name)
+        if digest != wanted:
+            raise _damaged(checkpoint, name, f"its SHA-256 begins {digest[:12]}", f"wanted {wanted[:12]}")
     return manifest
 
 
@@ -193,7 +193,7 @@ def prune(folder: Path, keep: int) -> None:
     """Remove old and abandoned checkpoints, and what interrupted saves left. Not while another save runs.
 
     Kept are the ``keep`` newest steps (at least one) up to and including the one that ``latest`` names. Steps beyond it
-    belong to a continuation that was abandoned, and go. Where ``latest`` names no step that is there, no step goes.
+    belong to a continuation that was abandoned and are removed. If ``latest`` names no existing step, none is removed.
 
         steps 5 10 12 30, latest 12, keep 2   ─▶   10 12
 
@@ -201,12 +201,12 @@ def prune(folder: Path, keep: int) -> None:
     """
     if rank() != 0 or not folder.is_dir():
         return
-    there = list(steps(folder).values())
+    existing = list(steps(folder).values())
     newest = _pointed_to(folder)
-    end = there.index(newest) + 1 if newest in there else None
-    kept = there if end is None else there[max(0, end - max(keep, 1)) : end]
+    end = existing.index(newest) + 1 if newest in existing else None
+    kept = existing if end is None else existing[max(0, end - max(keep, 1)) : end]
     leftovers = [path for path in folder.iterdir() if is_leftover(path)]
-    for path in (*(step for step in there if step not in kept), *leftovers):
+    for path in (*(step for step in existing if step not in kept), *leftovers):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 

@@ -1,6 +1,6 @@
 """The LM head on some positions, without a [tokens × vocabulary] tensor.
 
-    hidden states (T, H) ─▶ LM head, chunk by chunk ─▶ log π (T,), and the entropy (T,) where it is asked for
+    hidden states (T, H) ─▶ LM head, chunk by chunk ─▶ log π (T,), and the entropy (T,) on request
                                                    └─▶ Σ w·l where an objective is given, in one pass if it allows
 
 Legend: T trained tokens, _t those of a chunk, H hidden size, V vocabulary.
@@ -20,10 +20,10 @@ CHUNK_LOGITS = 2**25  # logits that exist at a time: 128 MB in fp32
 
 
 class Predicted(NamedTuple):
-    """What the model says of the trained tokens."""
+    """The model's predictions of the trained tokens."""
 
     logp_T: Tensor  # float32, nats, with gradient
-    entropy_T: Tensor | None = None  # float32, nats, of the whole distribution; no gradient. None: it was not asked for
+    entropy_T: Tensor | None = None  # float32, nats, of the whole distribution; no gradient. None: not requested
 
 
 class ChunkedHead(nn.Module):
@@ -43,11 +43,11 @@ class ChunkedHead(nn.Module):
     def forward(
         self, hidden: Tensor, target: Tensor, temperature: float, entropy: bool = False, share: Share | None = None
     ) -> Predicted | Summed:
-        """What comes after ``hidden`` (T, H) at ``temperature``, ``target`` (T,) in particular.
+        """The log-probabilities of ``target`` (T,) after ``hidden`` (T, H) at ``temperature``, or a loss of them.
 
         Args:
-            entropy: whether to compute that too; it costs a second product with the head's weight, in forward only.
-            share: what the log-probabilities are wanted for, if that is a loss.
+            entropy: whether to compute the entropy too; it costs a second product with the head's weight, forward only.
+            share: the loss of the log-probabilities; None: they are returned.
 
         Returns:
             The loss if there is a ``share``, and else the log-probabilities.

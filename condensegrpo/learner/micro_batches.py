@@ -21,8 +21,9 @@ def pack_rows(rows: Sequence[Segment], *, max_tokens: int, share: bool) -> list[
     """
     own = blocks(rows, max_tokens=max_tokens, share=share, ranks=ranks.world_size())
     owners = share_out(ranks.gather([tokens(block) for block in own]))
-    rank, there = ranks.rank(), owners[ranks.rank()]
-    kept = [block for block, owner in zip(own, there, strict=True) if owner == rank]
-    leaving = [(owner, block) for block, owner in zip(own, there, strict=True) if owner != rank]
-    taken = [block for some in ranks.gather(leaving) for owner, block in some if owner == rank]
-    return micro_batches([*kept, *taken], max_tokens=max_tokens)
+    rank = ranks.rank()
+    owned = list(zip(owners[rank], own, strict=True))
+    kept = [block for owner, block in owned if owner == rank]
+    sent = ranks.gather([(owner, block) for owner, block in owned if owner != rank])
+    received = [block for of_rank in sent for owner, block in of_rank if owner == rank]
+    return micro_batches([*kept, *received], max_tokens=max_tokens)

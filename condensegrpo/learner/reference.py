@@ -35,20 +35,19 @@ def open_reference(source: str, *, dtype: Dtype, attention: str, device: torch.d
 def against_copy(
     reference: TrainedLogprobs, device: torch.device | str, batches: Sequence[PackedBatch], temperature: float
 ) -> list[PackedBatch]:
-    """What a frozen copy says, computed on ``device``; it goes back to where it was. No ranks wait for each other."""
+    """The batches with the log-probabilities of a frozen copy, which is on ``device`` meanwhile. Not collective."""
     home = next(reference.parameters()).device
     reference.to(device)
-    found = []
+    measured = []
     for batch in batches:
-        there = batch.to(device)
-        logp_T = reference(*there.inputs, temperature).logp_T
-        found.append(replace(batch, reference=logp_T.to(batch.reference.device)))
+        logp_T = reference(*batch.to(device).inputs, temperature).logp_T
+        measured.append(replace(batch, reference=logp_T.to(batch.reference.device)))
     reference.to(home)
-    return found
+    return measured
 
 
 def against_base(engine: DeepSpeedEngine, batches: Sequence[PackedBatch], temperature: float) -> list[PackedBatch]:
-    """What the learner says without its adapters; every rank must call it, with or without micro-batches."""
+    """The batches with the learner's log-probabilities without its adapters; every rank must call it."""
     with base_only(engine.module):
         logps = measure_logprobs(engine, batches, temperature=temperature)
     return [

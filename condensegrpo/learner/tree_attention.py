@@ -1,7 +1,7 @@
 """Attention along the paths of prefix trees: packed tokens lie in one line, and each looks at its own row only.
 
 Everything else in a decoder treats tokens one by one, so that it computes exactly the packed ones, without padding.
-Attention alone has to know the trees. The depth of every token tells them: where it goes on by one, a token continues
+Only attention depends on the trees. The depth of every token defines them: where it goes on by one, a token continues
 the one before it; where it falls back to p, a new **branch** begins, behind the first p tokens of the path before it.
 
     rows        1 2 3 4     1 2 3 5     1 6
@@ -81,20 +81,20 @@ def paths(depth: Tensor) -> Paths:
     alike: defaultdict[tuple[int, int], list[BranchPiece]] = defaultdict(list)
     for piece in pieces(depths):
         alike[(piece.end - piece.start - 1) // QUERY_STEP, (len(piece.keys) - 1) // KEY_STEP].append(piece)
-    there = [
+    places = [
         (
             _filled([range(piece.start, piece.end) for piece in group]).to(depth.device),
             _filled([piece.keys for piece in group]).to(depth.device),
         )
         for _, group in sorted(alike.items())
     ]
-    queries = torch.cat([queries.flatten() for queries, _ in there])
+    queries = torch.cat([queries.flatten() for queries, _ in places])
     outputs = torch.empty_like(depth)
     outputs[queries] = torch.arange(len(queries), device=depth.device)  # of a place that occurs twice, either one
     return Paths(
-        buckets=tuple(_bucket(queries, keys, depth) for queries, keys in there),
+        buckets=tuple(_bucket(queries, keys, depth) for queries, keys in places),
         queries=queries,
-        keys=torch.cat([keys.flatten() for _, keys in there]),
+        keys=torch.cat([keys.flatten() for _, keys in places]),
         outputs=outputs,
     )
 
@@ -110,7 +110,7 @@ def pieces(depths: Sequence[int]) -> list[BranchPiece]:
 
     Example: depths 0 1 2 3 3 1 of the tree above give queries 0 … 3, 4 and 5 with keys 0 1 2 3, 0 1 2 4 and 0 5.
     """
-    found = []
+    cut: list[BranchPiece] = []
     path: list[int] = []
     starts = [place for place, depth in enumerate(depths) if place == 0 or depth != depths[place - 1] + 1]
     for start, end in zip(starts, [*starts[1:], len(depths)], strict=True):
@@ -118,8 +118,8 @@ def pieces(depths: Sequence[int]) -> list[BranchPiece]:
         path[above:] = range(start, end)
         parts = -(-(end - start) // PIECE)
         cuts = [start + (end - start) * part // parts for part in range(parts + 1)]
-        found += [BranchPiece(first, last, path[: above + last - start]) for first, last in pairwise(cuts)]
-    return found
+        cut += [BranchPiece(first, last, path[: above + last - start]) for first, last in pairwise(cuts)]
+    return cut
 
 
 def _filled(rows: Sequence[Sequence[int]]) -> Tensor:
@@ -155,8 +155,8 @@ def attention(
         LearnerError: the layer asks for more than plain attention.
     """
     if paths is None:
-        found: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **others)
-        return found
+        plain: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **others)
+        return plain
     more = [name for name in ("sliding_window", "softcap", "s_aux", "position_bias") if others.get(name) is not None]
     if more:
         raise LearnerError(

@@ -83,11 +83,11 @@ def share_of_summaries(weight_NK: Tensor, tokens_NK: Tensor, condense_NK: Tensor
 
 
 def with_share(weight_NK: Tensor, condense_NK: Tensor, *, share: float, whole: float, summaries: float) -> Tensor:
-    """The weights, so that the tokens of condense turns have a share s of all weight, which stays what it is.
+    """The weights scaled so that the tokens of condense turns have a share s of all weight; the sum stays the same.
 
         w · s·W/W_c in condense turns, w · (1 − s)·W/(W − W_c) in the others
 
-    With no weight on one of the two kinds there is nothing to share out, and the weights come back as they are.
+    Without weight on one of the two kinds the weights are returned unchanged.
 
     Args:
         weight_NK: of ``token_weights``.
@@ -96,10 +96,9 @@ def with_share(weight_NK: Tensor, condense_NK: Tensor, *, share: float, whole: f
         whole: W, of the whole optimiser step over all ranks, see ``share_of_summaries``.
         summaries: W_c, likewise.
     """
-    rest = whole - summaries
     if not 0 < summaries < whole:
         return weight_NK
-    return weight_NK * torch.where(condense_NK, share * whole / summaries, (1 - share) * whole / rest)
+    return weight_NK * torch.where(condense_NK, share * whole / summaries, (1 - share) * whole / (whole - summaries))
 
 
 def _check_counts(doing: str, **counts: Tensor) -> None:
@@ -123,17 +122,9 @@ def _trajectory_mean(count_NK: Tensor, totals: Totals, max_tokens: float | None)
     return (1 / (max(totals.trajectories, 1) * length_N1)).expand_as(count_NK)
 
 
-def _token_mean(count_NK: Tensor, totals: Totals, max_tokens: float | None) -> Tensor:
-    return torch.full_like(count_NK, 1 / max(totals.tokens, 1))
-
-
-def _turn_mean(count_NK: Tensor, totals: Totals, max_tokens: float | None) -> Tensor:
-    return 1 / (max(totals.turns, 1) * count_NK.clamp(min=1))
-
-
 WEIGHTS: Mapping[str, Callable[[Tensor, Totals, float | None], Tensor]] = {
     "trajectory_constant": _trajectory_constant,
     "trajectory_mean": _trajectory_mean,
-    "token_mean": _token_mean,
-    "turn_mean": _turn_mean,
+    "token_mean": lambda count_NK, totals, _: torch.full_like(count_NK, 1 / max(totals.tokens, 1)),
+    "turn_mean": lambda count_NK, totals, _: 1 / (max(totals.turns, 1) * count_NK.clamp(min=1)),
 }
