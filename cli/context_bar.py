@@ -75,7 +75,7 @@ def parts(view: ContextView) -> tuple[tuple[Mark, int], ...]:
 
 
 def shares(amounts: Sequence[int], width: int) -> list[int]:
-    """``width`` cells shared out in proportion; whatever is there at all gets a cell, taken from the widest."""
+    """``width`` cells in proportion to amounts; every amount above 0 gets at least one, taken from the widest."""
     total = sum(amounts)
     if total == 0:
         return [0] * len(amounts)

@@ -67,7 +67,10 @@ def _continued(index: int, turns: Sequence[Turn], last: ContextView, budget: int
 
 def _condensed(index: int, turns: Sequence[Turn], declared: Condensation, budget: int) -> ContextView:
     tokens = len(turns[index].prompt_ids)
-    pinned = min(tokens, _pinned(turns, declared))
+    first = len(turns[0].prompt_ids)
+    if turns[0].condensation is not None:  # the prompt before condensing without its units
+        first = max(0, declared.tokens_before - sum(span.tokens for span in declared.spans))
+    pinned = min(tokens, first)
     kept = sum(span.tokens for span in declared.spans if span.status is SpanStatus.KEPT)
     changed = any(span.status is not SpanStatus.KEPT for span in declared.spans)
     return _view(
@@ -108,13 +111,6 @@ def _view(
         free=max(0, budget - tokens),
         budget=budget,
     )
-
-
-def _pinned(turns: Sequence[Turn], declared: Condensation) -> int:
-    """Tokens of the first prompt; if that was condensed, of the prompt before condensing without its units."""
-    if turns[0].condensation is None:
-        return len(turns[0].prompt_ids)
-    return max(0, declared.tokens_before - sum(span.tokens for span in declared.spans))
 
 
 def _newest(index: int, turns: Sequence[Turn], declared: Condensation, room: int) -> int:

@@ -1,7 +1,6 @@
 """``doctor --sampler``: compares a sampler's log-probabilities with the learner's on a tiny model."""
 
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,28 +16,20 @@ CURE = "do not train with it: importance ratios would be wrong; condensegrpo tra
 def sampler_findings(name: str, config: str | None, overrides: list[str]) -> list[Finding]:
     """Sample, take an optimiser step, send the weights, sample again and compare. Takes half a minute."""
     from condensegrpo.cli.quiet import quiet_libraries
+    from condensegrpo.config.load import find_config, load_config
     from condensegrpo.storage.run_folder import RunFolder
     from condensegrpo.training.parity import configuration, trial
 
     area = f"sampler {name}"
     quiet_libraries()
     try:
-        options = _options(name, config, overrides)
+        sampler = load_config(find_config(config), overrides).sampler if config is not None else None
+        options = sampler.options if sampler is not None and sampler.name == name else {}
         with tempfile.TemporaryDirectory(prefix="condensegrpo-") as place:
             outcome = trial(configuration(name, options), RunFolder.create(Path(place) / "run"))
     except CondenseError as error:
         return [problem(area, str(error), "see condensegrpo plugins and docs/reference/samplers.md")]
     return _findings(area, outcome)
-
-
-def _options(name: str, config: str | None, overrides: list[str]) -> Mapping[str, object]:
-    """The options of this sampler in a configuration; none if it names another sampler."""
-    from condensegrpo.config.load import find_config, load_config
-
-    if config is None:
-        return {}
-    sampler = load_config(find_config(config), overrides).sampler
-    return sampler.options if sampler.name == name else {}
 
 
 def _findings(area: str, outcome: "Trial") -> list[Finding]:

@@ -11,7 +11,7 @@ from condensegrpo.cli.context_view import ContextView, context_views
 from condensegrpo.cli.filters import FIELDS, Fields
 from condensegrpo.core.errors import CondenseError, ConfigError, DataError, RunError
 from condensegrpo.core.messages import Message, ToolCall
-from condensegrpo.core.trajectory import Condensation, Draft, ScoredTrajectory, Trajectory, Turn
+from condensegrpo.core.trajectory import Condensation, Draft, ScoredTrajectory, Turn
 from condensegrpo.storage.credit import Credit, read_credit
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import read_trajectories
@@ -197,18 +197,13 @@ def turns(
             advantage=credit.advantages[index] if credit and index < len(credit.advantages) else None,
             weight=credit.weights[index] if credit and index < len(credit.weights) else None,
             tokens=tokenizer.views(turn) if tokenizer else None,
-            rejected=_rejected(scored.trajectory, index),
+            rejected=tuple(
+                RejectedView(text=text.text, reason=text.reason, tokens=len(text.output_ids))
+                for text in scored.trajectory.rejected
+                if min(text.before, len(views) - 1) == index
+            ),
         )
         for index, (turn, view) in enumerate(zip(scored.trajectory.turns, views, strict=True))
-    )
-
-
-def _rejected(trajectory: Trajectory, turn: int) -> tuple[RejectedView, ...]:
-    last = len(trajectory.turns) - 1
-    return tuple(
-        RejectedView(text=text.text, reason=text.reason, tokens=len(text.output_ids))
-        for text in trajectory.rejected
-        if min(text.before, last) == turn
     )
 
 

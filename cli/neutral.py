@@ -1,23 +1,17 @@
-"""Words to show. Text of a model is made harmless to look at.
-
-What would move the cursor, colour or hide something is shown instead of done.
-"""
+"""Text for the terminal: control characters of a model's text are shown, not executed."""
 
 import unicodedata
-
-_KEPT = "\n"
 
 
 def neutral(text: str) -> str:
     """``text`` with every control and invisible character replaced by a visible sign.
 
-    Escape becomes ␛ and so on for all of ASCII; others, such as the marks that turn the direction of writing round,
-    become their code point: ⟨U+202E⟩. Line feeds stay. Rich markup is no concern of
-    this: it is never parsed from ``Text``.
+    ASCII control characters become their pictures, such as ␛; others, such as marks of the direction of writing, their
+    code points: ⟨U+202E⟩. Line feeds stay. Rich markup is not parsed from ``Text``.
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(char if char in _KEPT else _visible(char) for char in text)
+    return "".join(char if char == "\n" else _visible(char) for char in text)
 
 
 def one_line(text: str, width: int) -> str:

@@ -43,7 +43,9 @@ def _table(before: dict[str, float], after: dict[str, float]) -> Table:
     table.add_column("metric")
     table.add_column("before", justify="right")
     table.add_column("after", justify="right")
-    for name, place in _places(after):
+    places = [key.removesuffix("/success") for key in after if key.startswith("eval/") and key.endswith("/success")]
+    for place in sorted(places, key=len):
+        name = "held-out" if place == "eval" else place.removeprefix("eval/")
         measured = [measure for measure in MEASURES if f"{place}/{measure[1]}" in after]
         for row, (label, key, form) in enumerate(measured):
             cells = [
@@ -51,9 +53,3 @@ def _table(before: dict[str, float], after: dict[str, float]) -> Table:
             ]
             table.add_row(Text(name if row == 0 else ""), label, *cells, end_section=row == len(measured) - 1)
     return table
-
-
-def _places(line: dict[str, float]) -> list[tuple[str, str]]:
-    """The evaluations of a line of metrics: (name to show, prefix of its keys)."""
-    keys = [key.removesuffix("/success") for key in line if key.startswith("eval/") and key.endswith("/success")]
-    return [("held-out" if key == "eval" else key.removeprefix("eval/"), key) for key in sorted(keys, key=len)]

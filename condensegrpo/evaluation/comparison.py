@@ -11,7 +11,7 @@ from statistics import fmean
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.metrics.estimates import Interval, bootstrap_interval, paired_difference
-from condensegrpo.metrics.refetches import fetches
+from condensegrpo.metrics.refetches import Fetches, fetches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ def played(contender: Contender, scored: Sequence[ScoredTrajectory], evaluation:
         correct[each.trajectory.problem_id].append(each.score.correct)
     trajectories = [each.trajectory for each in scored]
     counts = [fetches(trajectory) for trajectory in trajectories]
-    calls, refetches = sum(count.calls for count in counts), sum(count.refetches for count in counts)
+    total = Fetches(sum(count.calls for count in counts), sum(count.refetches for count in counts))
     figures = Figures(
         contender=contender,
         success=bootstrap_interval(correct),
@@ -98,8 +98,8 @@ def played(contender: Contender, scored: Sequence[ScoredTrajectory], evaluation:
         condensations=fmean(
             sum(turn.condensation is not None for turn in trajectory.turns) for trajectory in trajectories
         ),
-        refetches=refetches / len(trajectories),
-        refetch_rate=refetches / calls if calls else 0.0,
+        refetches=total.refetches / len(trajectories),
+        refetch_rate=total.rate,
         seconds=evaluation.seconds,
         condensing=evaluation.condensing / evaluation.seconds if evaluation.seconds else 0.0,
     )

@@ -1,4 +1,4 @@
-"""What to change when a plan does not fit: the mildest change that fits, found by planning again with it."""
+"""The mildest change of the configuration with which a plan fits, found by planning with each candidate."""
 
 from collections.abc import Iterator
 
