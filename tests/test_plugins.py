@@ -124,7 +124,9 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_file_without_the_object_lists_what_it_holds(condenser_file: Path) -> None:
-    with pytest.raises(PluginError, match=r"looking for 'Longest' in .*my_condenser\.py: it holds Shortest"):
+    with pytest.raises(
+        PluginError, match=r"looking for 'Longest' in .*my_condenser\.py: no such name; it holds Shortest"
+    ):
         load("condensers", f"{condenser_file}:Longest")
 
 

@@ -133,10 +133,13 @@ def test_a_group_reward_as_a_part_is_told_to_stand_alone(tmp_path: Path, mine: P
             components(tmp_path, parts({"name": "correct"}, one))
 
 
-@pytest.mark.parametrize(("name", "found"), [("Both", "Both has __call__ and turn_rewards"), ("Neither", "has none")])
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("Both", "Both has __call__ and turn_rewards"), ("Neither", "Neither has no method of a reward")],
+)
 def test_a_reward_is_of_exactly_one_kind(tmp_path: Path, mine: Path, name: str, found: str) -> None:
     for reward in ({"name": f"{mine}:{name}"}, parts({"name": "correct"}, {"name": f"{mine}:{name}"})):
-        with pytest.raises(ConfigError, match=f"{found}, wanted exactly one; see Reward, GroupReward and TurnReward"):
+        with pytest.raises(ConfigError, match=f"{found}, wanted exactly one of __call__, score_group, turn_rewards"):
             components(tmp_path, reward)
 
 

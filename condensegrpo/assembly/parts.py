@@ -93,8 +93,9 @@ def _of_one_kind(reward: Reward | GroupReward | TurnReward, name: str) -> Reward
     present = [method for method, has in kinds.items() if has]
     if len(present) != 1:
         raise ConfigError(
-            f"setting up {name}: of {', '.join(kinds)} {type(reward).__name__} has {' and '.join(present) or 'none'}, "
-            f"wanted exactly one; see Reward, GroupReward and TurnReward in protocols.py."
+            f"setting up the reward {name}: {type(reward).__name__} has "
+            f"{' and '.join(present) or 'no method of a reward'}, wanted exactly one of "
+            f"{', '.join(kinds)}; see docs/how-to/write-a-reward.md."
         )
     return reward
 

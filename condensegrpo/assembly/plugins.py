@@ -119,6 +119,10 @@ def _arguments(
     given = {**{name: value for name, value in supplied.items() if name in named}, **options}
     missing = [name for name, each in named.items() if each.default is each.empty and name not in given]
     if missing:
+        if missing[:2] == ["trajectory", "problem"]:
+            raise PluginError(
+                f"{where}: it is a function. A reward is a class: give it __call__(self, trajectory, problem)."
+            )
         raise PluginError(f"{where}: the option {missing[0]} is missing. Its options are: {', '.join(visible)}.")
     return {
         name: _validated(value, named[name].annotation, f"{where}: the option {name}") if name in named else value

@@ -159,7 +159,14 @@ def _fault(kind: type[BaseModel], fault: Any) -> str:  # noqa: ANN401  pydantic'
         return f"{key}: unknown key. {hint.strip()}"
     if fault["type"] == "missing":
         return f"{key}: missing"
-    return f"{key}: found {fault['input']!r}; {fault['msg'].removeprefix('Value error, ')}"
+    if fault["type"] in ("model_type", "dataclass_type", "dict_type"):
+        return f"{key}: found {fault['input']!r}, wanted a mapping of keys"
+    message = fault["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
+    if message.startswith("Input should be "):
+        wanted = message.removeprefix("Input should be ").replace("greater than or equal to", "at least")
+        wanted = wanted.replace("less than or equal to", "at most")
+        return f"{key}: found {fault['input']!r}, wanted {wanted}"
+    return f"{key}: found {fault['input']!r}; {message}"
 
 
 def _keys_at(section: type, place: Sequence[str]) -> list[str]:

@@ -50,7 +50,9 @@ def _from_file(kind: str, name: str) -> object:
     module = _import_file(path)
     if not hasattr(module, attribute):
         names = [known for known in vars(module) if not known.startswith("_")]
-        raise PluginError(f"looking for {attribute!r} in {path}: it holds {', '.join(names) or 'nothing'}.")
+        raise PluginError(
+            f"looking for {attribute!r} in {path}: no such name; it holds {', '.join(names) or 'nothing'}."
+        )
     return getattr(module, attribute)
 
 

@@ -294,6 +294,8 @@ class RewardResult:
                 correct=None if given.correct is None else float(given.correct),
                 turn_rewards=tuple(float(value) for value in given.turn_rewards),
             )
+        if not isinstance(given, Mapping):
+            raise TypeError(f"found {given!r:.80}, wanted a dictionary of numbers by name, or a RewardResult")
         parts = {name: float(value) for name, value in given.items()}
         return cls(
             total=sum(parts.values()),  # not fsum, which raises on inf − inf before the value can be named

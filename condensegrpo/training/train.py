@@ -346,7 +346,7 @@ def _ignored_settings(config: RunConfig) -> Iterator[str]:
     if config.reward.name != "correct":
         yield (
             f"the estimator {name} learns from correctness and context tokens: the total of the reward "
-            f"{config.reward.name} is only logged"
+            f"{config.reward.name} is only logged. To train on it, set algorithm.advantage.estimator=grpo"
         )
     if "penalise" in config.algorithm.stops.handling.values():
         yield (

@@ -28,6 +28,7 @@ HEAD = """\
 A YAML file holds what an experiment changes. `key=value` arguments change it further (`train.steps=20`,
 `rollout.tools.use=[calculator]`, `model.new=null`). Every other key has the default below. Unknown keys are errors.
 `condensegrpo train CONFIG --dry-run` validates the whole and prints the resolved configuration.
+[Change the code](../how-to/change-the-code.md#where-to-change-what) says where keys are defined and checked.
 
 ## Extend another file
 
