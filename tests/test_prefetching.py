@@ -1,5 +1,6 @@
 """Sampling beside the learner: real runs, killed and resumed, on one rank and on two ranks."""
 
+import copy
 import json
 import shutil
 import signal
@@ -16,6 +17,7 @@ from runs import TWO_RANKS, assert_equal_runs, one_step, sampled, wait_for
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.runtime import open_sampler, renderer_for, trajectory_engine
 from condensegrpo.config.load import find_config, load_config
+from condensegrpo.config.renames import RENAMED
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import RunError
 from condensegrpo.core.observer import Silent
@@ -223,6 +225,28 @@ def test_batches_of_a_checkpoint_are_discarded_if_the_rollout_settings_changed(p
     assert restored(rollout_settings(parts.config), 4) == []  # rollout.staleness is another
     assert len(said) == 1
     assert restored(same, 2) == []
+
+
+def test_batches_of_a_checkpoint_with_old_names_of_keys_are_restored(finished: Path) -> None:
+    """Sampled again they would be of newer weights: a run that was begun before the renaming would go another way."""
+    settings = rollout_settings(load_config(finished / "config.yaml"))
+    stored, values = copy.deepcopy(settings), {}
+    for old, new in RENAMED.items():
+        section, *between, last = new.split(".")
+        branch = stored.get(section)
+        for part in between:
+            branch = branch.get(part) if isinstance(branch, dict) else None
+        if isinstance(branch, dict) and last in branch:
+            values[old] = branch.pop(last)
+    for old, value in values.items():
+        section, _, key = old.partition(".")
+        stored[section][key] = value
+    for section, key in (("rollout", "limits"), ("algorithm", "advantage"), ("algorithm", "stops")):
+        assert stored[section].pop(key) == {}
+    said: list[str] = []
+    checkpoint = finished / "checkpoints/step_000002"
+    batches = restore_batches(checkpoint, settings=settings, stored_settings=stored, last_step=4, say=said.append)
+    assert (sorted(batches), said) == ([3], [])
 
 
 def test_weights_that_never_arrive_are_an_error(parts: Parts) -> None:

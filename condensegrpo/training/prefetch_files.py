@@ -6,6 +6,7 @@ ahead/rank_0/step_000021/kept.jsonl  masked.jsonl  dropped.jsonl     as in traje
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from condensegrpo.config.renames import converted
 from condensegrpo.core.errors import CheckpointError
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.learner import ranks
@@ -41,17 +42,22 @@ def read_batches(checkpoint: Path) -> dict[int, StepBatch]:
 
 
 def restore_batches(
-    checkpoint: Path, *, settings: object, stored_settings: object, last_step: int, say: Callable[[str], None]
+    checkpoint: Path,
+    *,
+    settings: object,
+    stored_settings: Mapping[str, object],
+    last_step: int,
+    say: Callable[[str], None],
 ) -> dict[int, StepBatch]:
     """The batches of a checkpoint that this run would have sampled the same way; none if its settings changed.
 
     Args:
         settings: the run's ``rollout_settings``.
-        stored_settings: those that the batches were sampled with.
+        stored_settings: those that the batches were sampled with, perhaps under old names of keys.
         last_step: later batches are left out.
     """
     batches = read_batches(checkpoint)
-    if batches and settings != stored_settings:
+    if batches and settings != converted(stored_settings):
         say("prefetched trajectories are discarded: the configuration of the rollouts was changed")
         return {}
     return {step: batch for step, batch in batches.items() if step <= last_step}

@@ -37,7 +37,7 @@ def resume(
         batches = restore_batches(
             newest,
             settings=rollout_settings(config),
-            stored_settings=state.get("sampled_by"),
+            stored_settings=state.get("sampled_by", {}),
             last_step=config.train.steps,
             say=observer.say,
         )
