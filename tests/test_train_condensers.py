@@ -156,6 +156,34 @@ def test_three_steps_with_every_condenser_train_every_sampled_token_once(
         assert all("no summary can be used" in turn.condensation.reason for turn in rewritten if turn.condensation)
 
 
+COUNTING = """
+import asyncio
+from condensegrpo.condensers.full import Full
+
+class Counting:
+    calls = 0.0
+
+    def counts(self):
+        calls, self.calls = self.calls, 0.0
+        return {"calls": calls}
+
+    async def condense(self, history, budget, tools):
+        await asyncio.sleep(0.1)  # longer than a step learns
+        self.calls += 1
+        return await Full().condense(history, budget, tools)
+"""
+
+
+def test_a_condenser_is_counted_by_whole_batches_where_the_next_one_is_prefetched(model: Path, tmp_path: Path) -> None:
+    """Counted while the next batch is being sampled, the figures of a step would depend on the machine's speed."""
+    (tmp_path / "own.py").write_text(COUNTING)
+    prefetched = ("rollout.staleness=1", "algorithm.importance.cap=2", "rollout.condense={when: every_turn}")
+    own = config(f"{tmp_path / 'own.py'}:Counting", {}, model, tmp_path, *prefetched, "name=counting")
+    lines = [line for line in read_metrics(run(own).metrics) if "groups_dropped" in line]
+    first, second, last = (line["condenser/calls"] for line in lines)
+    assert first > second > last == 0  # batches 1 and 2, batch 3, none
+
+
 def test_the_share_of_the_weight_on_summaries_can_be_set_and_is_logged(
     model: Path, template: Path, tmp_path: Path
 ) -> None:

@@ -35,7 +35,7 @@ from condensegrpo.storage.environment import write_environment
 from condensegrpo.storage.metrics import read_metrics
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import JsonlTracker
-from condensegrpo.training.credit_step import give_credit, record_credit, step_metrics
+from condensegrpo.training.credit_step import StepCredit, give_credit, record_credit, step_metrics
 from condensegrpo.training.initial_policy import base_policy, first_policy
 from condensegrpo.training.prefetch_files import write_batches
 from condensegrpo.training.prefetching import RolloutPrefetcher
@@ -220,12 +220,13 @@ def _step(run: _Run, step: int) -> dict[str, float]:
     if run.prefetcher.idle and isinstance(run.sampler, Sleeps):
         run.sampler.sleep()
     sampled = time.monotonic()
-    metrics = _learn(run, step, batch)
+    credit, statistics = _learn(run, step, batch)
     learned = time.monotonic()
     waited = _send_weights(run, step) if sampler_gets_weights(step, run.config.rollout.staleness) else 0.0
     ended = time.monotonic()
     return {
-        **metrics,
+        **_metrics(run, step, batch, credit),
+        **statistics,
         "seconds": ended - began,
         "seconds/rollout": sampled - began + waited,
         "seconds/learn": learned - sampled,
@@ -233,8 +234,8 @@ def _step(run: _Run, step: int) -> dict[str, float]:
     }
 
 
-def _learn(run: _Run, step: int, batch: StepBatch) -> dict[str, float]:
-    """Give credit to a batch and take its optimiser steps; returns the metrics of both."""
+def _learn(run: _Run, step: int, batch: StepBatch) -> tuple[StepCredit, dict[str, float]]:
+    """Give credit to a batch and take its optimiser steps; returns the credit and the statistics of the last one."""
     algorithm, rollout = run.config.algorithm, run.config.rollout
     longest = algorithm.aggregation.max_tokens or rollout.limits.max_turns * rollout.limits.max_output_tokens
     credit = give_credit(
@@ -257,18 +258,23 @@ def _learn(run: _Run, step: int, batch: StepBatch) -> dict[str, float]:
         temperature=rollout.temperature,
         max_tokens=run.config.learner.tokens_per_micro_batch,
     )
+    return credit, statistics
+
+
+def _metrics(run: _Run, step: int, batch: StepBatch, credit: StepCredit) -> dict[str, float]:
+    """The metrics of a batch. The condenser counts for other batches too: read it while nothing is being sampled."""
     metrics = step_metrics(
         step,
         batch,
         credit,
         condenser=run.components.condenser,
-        stops=algorithm.stops,
+        stops=run.config.algorithm.stops,
         outcome_N=run.components.estimator.outcome(credit.scores),
     )
     for name, value in metrics.items():
         if name.startswith("condenser/") and name.endswith("refused") and value:
             run.observer.say(f"{name}: {value:g} in this step; inspect-trajectory says why")
-    return {**metrics, **statistics}
+    return metrics
 
 
 def _send_weights(run: _Run, step: int) -> float:
