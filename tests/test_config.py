@@ -72,6 +72,8 @@ def test_an_unknown_key_of_a_dataclass_names_its_nearest_match(small: Path) -> N
 
 def test_an_unknown_key_like_no_other_lists_those_that_exist(small: Path) -> None:
     assert "Known here: name, options" in refusal(small, "condenser.name=full", "condenser.zzz=1")
+    assert "Known here: name, options" in refusal(small, "rollout.tools.use=[{name: search, zzz: 1}]")
+    assert "Did you mean 'options'?" in refusal(small, "trackers=[{name: jsonl, optons: {}}]")
 
 
 def test_an_override_reaches_into_a_list(small: Path) -> None:

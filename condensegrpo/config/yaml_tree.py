@@ -170,9 +170,16 @@ def _fault(kind: type[BaseModel], fault: Any) -> str:  # noqa: ANN401  pydantic'
 
 
 def _keys_at(section: type, place: Sequence[str]) -> list[str]:
-    for part in place:
-        section = next(iter(sections_of(get_type_hints(section).get(part))), section)
+    for part in place:  # the index of an entry, or the name of a member of a union, leads no deeper
+        section = next(_sections_in(get_type_hints(section).get(part)), section)
     return keys_of(section)
+
+
+def _sections_in(annotation: object) -> Iterator[type]:
+    """The sections anywhere in an annotation: of ``list[str | Plugin]`` it is ``Plugin``."""
+    yield from sections_of(annotation)
+    for inner in get_args(annotation):
+        yield from _sections_in(inner)
 
 
 def keys_of(section: type) -> list[str]:
