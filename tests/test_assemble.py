@@ -12,7 +12,7 @@ from condensegrpo.algorithms.objective import Tokenwise
 from condensegrpo.assembly import learning_signal
 from condensegrpo.assembly.build import build, build_components
 from condensegrpo.assembly.model_checks import check_model
-from condensegrpo.config.load import evaluations, find_config, load_config, shipped
+from condensegrpo.config.load import evaluations, find_config, load_config, shipped, vary
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CondenseError, ConfigError
 from condensegrpo.core.protocols import Problem, RewardResult
@@ -311,6 +311,16 @@ def test_a_task_that_fails_before_training_is_named(tmp_path: Path, where: str, 
     tokenizer().save_pretrained(model)
     with pytest.raises(ConfigError, match=wanted):
         check_model(build_components(config), str(model))
+
+
+def test_a_variant_that_leaves_a_draft_of_the_answer_no_room_is_refused_before_training(tmp_path: Path) -> None:
+    form = "rollout.stop_when_confident={form: 'It is {answer}.'}"
+    config = quickstart(form, "evaluate.variants={short: [rollout.limits.max_output_tokens=1]}")
+    qwen3().save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    check_model(build(vary(config, ["evaluate.variants={}"])), str(tmp_path))
+    with pytest.raises(ConfigError, match=r"rollout\.limits\.max_output_tokens=1 leaves no room"):
+        check_model(build(config), str(tmp_path))
 
 
 COUNTING_TASK = """

@@ -33,7 +33,8 @@ def check_model(components: Components, source: str) -> None:
     except ContextOverflow as error:
         raise ConfigError(str(error)) from error
     _check_condenser(components, rendering, pinned)
-    check_confidence(config, rendering)
+    for each in (components, *components.evaluations.values()):
+        check_confidence(each.config, rendering)
     if components.toolbox.names:
         rendering.check_roles(pinned, components.toolbox.format.result("call_0", components.toolbox.names[0], "0"))
     longest, room = limits.max_context_tokens + limits.max_output_tokens, positions(source)
