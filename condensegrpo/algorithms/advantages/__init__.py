@@ -20,6 +20,7 @@ one gives 0 (``singleton="zero"``) or x itself (``"raw"``). Nothing here ever re
 is not finite or beyond ±1e100, or an advantage beyond single precision, is a ``ScoreError`` that names the trajectory.
 An option or a result turn out of range is a ``ValueError`` that says what is allowed.
 
+    batch.py      ``estimator``: an estimator from its formula, which gets the five arguments as one checked ``Batch``
     outcome.py    one scalar for all turns: grpo, grpo_merged, rloo, reinforce; and turn_discounted
     turns.py      turns before and after the first tool result: ms_grpo, mt_grpo, ms_po
     efficient.py  correctness and context efficiency, decoupled

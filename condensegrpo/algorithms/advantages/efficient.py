@@ -14,17 +14,17 @@ Example: outcomes [1, 1, 0, 0], contexts [100, 1000, 100, 100], anchors 100 and 
 correct is 0 and 1, mean ½, std 0.71, E = ±0.71; λ·p·E = ±0.071, so A = [0.571, 0.429, −0.5, −0.5].
 """
 
-from typing import get_args
+from functools import partial
+from typing import Required, TypedDict, Unpack, get_args
 
 import torch
 from torch import Tensor
 
+from condensegrpo.algorithms.advantages.batch import Batch, estimator
 from condensegrpo.algorithms.advantages.groups import (
     Scale,
-    check_batch,
     check_choice,
     check_option,
-    check_options,
     first,
     groups,
     mean,
@@ -32,26 +32,49 @@ from condensegrpo.algorithms.advantages.groups import (
     normalise,
     std,
 )
-from condensegrpo.algorithms.advantages.table import over_turns
 from condensegrpo.core.errors import ScoreError
 
 
-def efficient(
-    outcome_N: Tensor,
-    turn_N: Tensor,
+class ContextTerm(TypedDict, total=False):
+    """The keywords of ``efficient`` that its context term takes; defaults in ``_context_term``."""
+
+    context_N: Required[Tensor]  # C
+    context_low: Required[float]  # C_lo, tokens
+    context_high: Required[float]  # C_hi, tokens
+    truncated_N: Tensor | None  # bool
+    coefficient: float  # λ
+    min_pass_rate: float  # p_min
+
+
+def _context_term(
+    correct_N: Tensor,
     group_N: Tensor,
-    turns_N: Tensor,
-    result_turn_N: Tensor,
     *,
     context_N: Tensor,
     context_low: float,
     context_high: float,
-    coefficient: float = 0.2,
-    guard: float = 0.25,
-    min_pass_rate: float = 0.0,
-    accuracy: Scale = "std",
     truncated_N: Tensor | None = None,
+    coefficient: float = 0.2,
+    min_pass_rate: float = 0.0,
+) -> Tensor:
+    """λ·g(p)·E_N, float64; E is 0 for a wrong trajectory."""
+    _check_contexts(context_N, truncated_N, correct_N)
+    check_option("coefficient", coefficient, low=0)
+    check_option("min_pass_rate", min_pass_rate, low=0, high=1)
+    cost_N = _context_cost(context_N, low=context_low, high=context_high)
+    pass_rate_N = mean(correct_N.double(), group_N)
+    trust_N = torch.where(pass_rate_N >= min_pass_rate, pass_rate_N, 0.0)  # g(p)
+    return coefficient * trust_N * _saving(cost_N, correct_N, group_N, truncated_N)
+
+
+@partial(estimator, forwards_to=_context_term)
+def efficient(
+    batch: Batch,
+    *,
+    guard: float = 0.25,
+    accuracy: Scale = "std",
     eps: float = 1e-6,
+    **context_term: Unpack[ContextTerm],
 ) -> Tensor:
     """Accuracy first, then context efficiency among the correct, decoupled so that one cannot drown the other.
 
@@ -69,10 +92,11 @@ def efficient(
 
     Args:
         outcome_N: r in [0, 1]; only r = 1 counts as correct.
+        guard: κ in [0, 1].
+        accuracy: the ``scale`` of A_acc.
         context_N: C, the largest context of any turn, in tokens.
         context_low, context_high: C_lo and C_hi in tokens, with no cost and full cost; never taken from the group.
         coefficient: λ ≥ 0.
-        guard: κ in [0, 1].
         min_pass_rate: p_min in [0, 1].
         truncated_N: bool, trajectories that earn no E but count in its mean and std; None: no trajectory.
 
@@ -83,18 +107,14 @@ def efficient(
         ScoreError: an outcome is NaN, infinite or outside [0, 1].
         ValueError: an option, a context or a result turn is out of range.
     """
-    check_batch(outcome_N, turn_N, group_N, turns_N, result_turn_N)
-    _check_unit_interval(outcome_N)
-    _check_contexts(context_N, truncated_N, outcome_N)
-    _check_options(accuracy, eps=eps, coefficient=coefficient, guard=guard, min_pass_rate=min_pass_rate)
-    reward_N = outcome_N.double()
-    accuracy_N, correct_N = normalise(reward_N, group_N, scale=accuracy, eps=eps), reward_N == 1
-    cost_N = _context_cost(context_N, low=context_low, high=context_high)
-    pass_rate_N = mean(correct_N.double(), group_N)
-    trust_N = torch.where(pass_rate_N >= min_pass_rate, pass_rate_N, 0.0)  # g(p)
-    advantage_N = accuracy_N + coefficient * trust_N * _saving(cost_N, correct_N, group_N, truncated_N)
+    _check_unit_interval(batch.outcome_N)
+    check_choice("accuracy", accuracy, get_args(Scale))
+    check_option("guard", guard, low=0, high=1)
+    correct_N = batch.outcome_N == 1
+    accuracy_N = normalise(batch.outcome_N, batch.group_N, scale=accuracy, eps=eps)
+    advantage_N = accuracy_N + _context_term(correct_N, batch.group_N, **context_term)
     advantage_N = torch.where(accuracy_N > 0, torch.maximum(advantage_N, guard * accuracy_N), advantage_N)
-    return over_turns(torch.where(correct_N, advantage_N, accuracy_N), turns_N, like=outcome_N)
+    return torch.where(correct_N, advantage_N, accuracy_N)
 
 
 def _context_cost(context_N: Tensor, *, low: float, high: float) -> Tensor:
@@ -119,19 +139,11 @@ def _saving(cost_N: Tensor, correct_N: Tensor, group_N: Tensor, truncated_N: Ten
     return saving_N if truncated_N is None else saving_N.masked_fill(truncated_N, 0.0)
 
 
-def _check_options(accuracy: Scale, *, eps: float, coefficient: float, guard: float, min_pass_rate: float) -> None:
-    check_choice("accuracy", accuracy, get_args(Scale))
-    check_options(eps=eps)
-    check_option("coefficient", coefficient, low=0)
-    check_option("guard", guard, low=0, high=1)
-    check_option("min_pass_rate", min_pass_rate, low=0, high=1)
-
-
-def _check_contexts(context_N: Tensor, truncated_N: Tensor | None, outcome_N: Tensor) -> None:
+def _check_contexts(context_N: Tensor, truncated_N: Tensor | None, correct_N: Tensor) -> None:
     for name, value_N in (("context_N", context_N), ("truncated_N", truncated_N)):
-        if value_N is not None and value_N.shape != outcome_N.shape:
+        if value_N is not None and value_N.shape != correct_N.shape:
             raise ValueError(
-                f"the estimator 'efficient' needs {name} of shape {tuple(outcome_N.shape)}, one a trajectory, "
+                f"the estimator 'efficient' needs {name} of shape {tuple(correct_N.shape)}, one a trajectory, "
                 f"found {tuple(value_N.shape)}"
             )
     bad = first(~context_N.isfinite())

@@ -19,10 +19,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from condensegrpo.algorithms.advantages.batch import Batch, estimator
 from condensegrpo.algorithms.advantages.groups import (
     Scale,
-    check_batch,
-    check_options,
+    check_option,
     first,
     groups,
     mean,
@@ -31,23 +31,14 @@ from condensegrpo.algorithms.advantages.groups import (
     sizes,
     std,
 )
-from condensegrpo.algorithms.advantages.table import discounts, finished, turn_indices
+from condensegrpo.algorithms.advantages.table import discounts, turn_indices
 
 NO_TURN = -1  # the state beyond a trajectory's turns
 
 
+@estimator
 def gigpo(
-    outcome_N: Tensor,
-    turn_N: Tensor,
-    group_N: Tensor,
-    turns_N: Tensor,
-    result_turn_N: Tensor,
-    *,
-    state_NK: Tensor,
-    coef: float = 1.0,
-    gamma: float = 0.95,
-    scale: Scale = "std",
-    eps: float = 1e-6,
+    batch: Batch, *, state_NK: Tensor, coef: float = 1.0, gamma: float = 0.95, scale: Scale = "std", eps: float = 1e-6
 ) -> Tensor:
     """The outcome for all turns, and for each turn how it did against siblings that were given the same context.
 
@@ -83,15 +74,14 @@ def gigpo(
     Raises:
         ValueError: also for a state that is out of range.
     """
-    check_batch(outcome_N, turn_N, group_N, turns_N, result_turn_N)
-    check_options(scale=scale, eps=eps, coef=coef, gamma=gamma)
-    _check_states(state_NK, turns_N)
-    reward_N = outcome_N.double()
-    return_NK = discounts(turns_N, gamma) * reward_N[:, None]
-    step_NK = _against_same_state(return_NK, _visits(state_NK, group_N), scale=scale, eps=eps)
-    step_NK = torch.where(std(reward_N, group_N)[:, None] > 0, step_NK, 0.0)
-    outcome_part_N = normalise(reward_N, group_N, scale=scale, eps=eps)
-    return finished(outcome_part_N[:, None] + coef * step_NK, turns_N, like=outcome_N)
+    check_option("coef", coef)
+    check_option("gamma", gamma, low=0, high=1)
+    _check_states(state_NK, batch.turns_N)
+    outcome_part_N = normalise(batch.outcome_N, batch.group_N, scale=scale, eps=eps)
+    return_NK = discounts(batch.turns_N, gamma) * batch.outcome_N[:, None]
+    step_NK = _against_same_state(return_NK, _visits(state_NK, batch.group_N), scale=scale, eps=eps)
+    step_NK = torch.where(std(batch.outcome_N, batch.group_N)[:, None] > 0, step_NK, 0.0)
+    return outcome_part_N[:, None] + coef * step_NK
 
 
 class _Visits(NamedTuple):

@@ -1,4 +1,4 @@
-"""Statistics of groups, each trajectory counted once, and the checks of what an estimator is given. Torch only.
+"""Statistics of groups, each trajectory counted once, and the checks of options. Torch only.
 
 Suffixes as in ``condensegrpo.algorithms.advantages``.
 """
@@ -9,8 +9,6 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-
-from condensegrpo.core.errors import ScoreError
 
 Scale = Literal["std", "none"]
 Singleton = Literal["zero", "raw"]
@@ -26,7 +24,13 @@ def normalise(value_N: Tensor, group_N: Tensor, *, scale: Scale, eps: float, sin
     group of one gives 0, or with ``singleton="raw"`` its own value.
 
     Example: [0, 1, 2] has mean 1 and std 1: [−1, 0, 1] with ε = 0.
+
+    Raises:
+        ValueError: an option is out of range.
     """
+    check_choice("scale", scale, get_args(Scale))
+    check_choice("singleton", singleton, get_args(Singleton))
+    check_option("eps", eps, low=0)
     level_N = levelled(value_N, group_N)
     centred_N = level_N - mean(level_N, group_N)
     if scale == "std":
@@ -82,61 +86,6 @@ def std(value_N: Tensor, group_N: Tensor) -> Tensor:
 def over(value_N: Tensor, divisor_N: Tensor) -> Tensor:
     """value / divisor, and 0 where the divisor is 0."""
     return torch.where(divisor_N > 0, value_N / divisor_N, 0.0)
-
-
-def check_batch(outcome_N: Tensor, turn_N: Tensor, group_N: Tensor, turns_N: Tensor, result_turn_N: Tensor) -> None:
-    """Check the arguments of an estimator.
-
-    Raises:
-        ValueError: shapes differ, a number of turns is negative, or a result turn is none of the trajectory's turns.
-        ScoreError: a reward is NaN, infinite or beyond ±1e100.
-    """
-    shapes = [tuple(value.shape) for value in (outcome_N, turn_N, group_N, turns_N, result_turn_N)]
-    if len(set(shapes)) != 1 or outcome_N.dim() != 1:
-        raise ValueError(f"an estimator needs five tensors of one shape (N,), found {shapes}")
-    check_rewards("outcome", outcome_N)
-    check_rewards("turn", turn_N)
-    bad = first(turns_N < 0)
-    if bad is not None:
-        raise ValueError(
-            f"computing advantages: {named(bad, turns_N)} has {turns_N[bad].item()} turns, wanted 0 or more"
-        )
-    bad = first((result_turn_N < -1) | (result_turn_N >= turns_N))
-    if bad is not None:
-        raise ValueError(
-            f"computing advantages: the result turn of {named(bad, turns_N)} is {result_turn_N[bad].item()}, wanted "
-            f"the index of one of its {turns_N[bad].item()} turns, counted from 0, or −1 where no observation carried "
-            f"a tool result"
-        )
-
-
-def check_rewards(name: str, reward_N: Tensor) -> None:
-    """Raise ScoreError for a reward that is NaN, infinite, or so large that its group's statistics could overflow."""
-    bad = first(~reward_N.isfinite())
-    if bad is not None:
-        raise ScoreError(
-            f"computing advantages: the {name} reward of {named(bad, reward_N)} "
-            f"is {reward_N[bad].item()}, wanted a finite number. It would invalidate its whole group: fix "
-            f"the reward function, or leave the trajectory out."
-        )
-    bad = first(reward_N.double().abs() > MAX_REWARD)
-    if bad is not None:
-        raise ScoreError(
-            f"computing advantages: the {name} reward of {named(bad, reward_N)} "
-            f"is {reward_N[bad].item()}, wanted a magnitude of at most {MAX_REWARD:g}. The statistics of its group "
-            f"would overflow: scale the reward function down."
-        )
-
-
-def check_options(
-    *, scale: str = "std", singleton: str = "zero", eps: float = 0.0, coef: float = 0.0, gamma: float = 0.0
-) -> None:
-    """Raise ValueError for an option of several estimators that is out of range: ε ≥ 0, γ in [0, 1]."""
-    check_choice("scale", scale, get_args(Scale))
-    check_choice("singleton", singleton, get_args(Singleton))
-    check_option("eps", eps, low=0)
-    check_option("coef", coef)
-    check_option("gamma", gamma, low=0, high=1)
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:

@@ -6,30 +6,13 @@ Arguments and suffixes as in ``condensegrpo.algorithms.advantages``.
 import torch
 from torch import Tensor
 
-from condensegrpo.algorithms.advantages.groups import (
-    Scale,
-    Singleton,
-    check_batch,
-    check_option,
-    check_options,
-    normalise,
-    sizes,
-    std,
-)
-from condensegrpo.algorithms.advantages.table import discounts, finished, over_turns
+from condensegrpo.algorithms.advantages.batch import Batch, estimator
+from condensegrpo.algorithms.advantages.groups import Scale, Singleton, check_option, normalise, sizes, std
+from condensegrpo.algorithms.advantages.table import discounts
 
 
-def grpo(
-    outcome_N: Tensor,
-    turn_N: Tensor,
-    group_N: Tensor,
-    turns_N: Tensor,
-    result_turn_N: Tensor,
-    *,
-    scale: Scale = "std",
-    singleton: Singleton = "zero",
-    eps: float = 1e-6,
-) -> Tensor:
+@estimator
+def grpo(batch: Batch, *, scale: Scale = "std", singleton: Singleton = "zero", eps: float = 1e-6) -> Tensor:
     """The outcome against the mean of its group, one scalar for all turns of a trajectory.
 
     A_i = (R_i − mean_g) / (std_g + ε),  g = group_N[i]
@@ -49,23 +32,11 @@ def grpo(
     Raises:
         ScoreError, ValueError: as every estimator, see ``condensegrpo.algorithms.advantages``.
     """
-    check_batch(outcome_N, turn_N, group_N, turns_N, result_turn_N)
-    check_options(scale=scale, singleton=singleton, eps=eps)
-    advantage_N = normalise(outcome_N.double(), group_N, scale=scale, eps=eps, singleton=singleton)
-    return over_turns(advantage_N, turns_N, like=outcome_N)
+    return normalise(batch.outcome_N, batch.group_N, scale=scale, eps=eps, singleton=singleton)
 
 
-def grpo_merged(
-    outcome_N: Tensor,
-    turn_N: Tensor,
-    group_N: Tensor,
-    turns_N: Tensor,
-    result_turn_N: Tensor,
-    *,
-    scale: Scale = "std",
-    singleton: Singleton = "zero",
-    eps: float = 1e-4,
-) -> Tensor:
+@estimator
+def grpo_merged(batch: Batch, *, scale: Scale = "std", singleton: Singleton = "zero", eps: float = 1e-4) -> Tensor:
     """All of a trajectory's rewards in one sum, against the mean of its group.
 
     A_i = N_ε(R^T + R^O)_i
@@ -84,22 +55,12 @@ def grpo_merged(
     Raises:
         ScoreError, ValueError: as every estimator, see ``condensegrpo.algorithms.advantages``.
     """
-    check_batch(outcome_N, turn_N, group_N, turns_N, result_turn_N)
-    check_options(scale=scale, singleton=singleton, eps=eps)
-    merged_N = turn_N.double() + outcome_N.double()
-    advantage_N = normalise(merged_N, group_N, scale=scale, eps=eps, singleton=singleton)
-    return over_turns(advantage_N, turns_N, like=outcome_N)
+    merged_N = batch.turn_N + batch.outcome_N
+    return normalise(merged_N, batch.group_N, scale=scale, eps=eps, singleton=singleton)
 
 
-def rloo(
-    outcome_N: Tensor,
-    turn_N: Tensor,
-    group_N: Tensor,
-    turns_N: Tensor,
-    result_turn_N: Tensor,
-    *,
-    singleton: Singleton = "zero",
-) -> Tensor:
+@estimator
+def rloo(batch: Batch, *, singleton: Singleton = "zero") -> Tensor:
     """The outcome against the mean of its siblings, itself left out.
 
     A_i = R_i − mean_{j ≠ i} R_j = n/(n − 1) · (R_i − mean_g),  n the size of the group
@@ -118,25 +79,13 @@ def rloo(
     Raises:
         ScoreError, ValueError: as every estimator, see ``condensegrpo.algorithms.advantages``.
     """
-    check_batch(outcome_N, turn_N, group_N, turns_N, result_turn_N)
-    check_options(singleton=singleton)
-    size_N = sizes(group_N).double()
+    size_N = sizes(batch.group_N).double()
     factor_N = size_N / (size_N - 1).clamp(min=1)  # n/(n − 1); 1 for a group of one, whose "raw" it must leave alone
-    centred_N = normalise(outcome_N.double(), group_N, scale="none", eps=0.0, singleton=singleton)
-    return over_turns(factor_N * centred_N, turns_N, like=outcome_N)
+    return factor_N * normalise(batch.outcome_N, batch.group_N, scale="none", eps=0.0, singleton=singleton)
 
 
-def reinforce(
-    outcome_N: Tensor,
-    turn_N: Tensor,
-    group_N: Tensor,
-    turns_N: Tensor,
-    result_turn_N: Tensor,
-    *,
-    clamp: float = 10.0,
-    singleton: Singleton = "zero",
-    eps: float = 1e-8,
-) -> Tensor:
+@estimator
+def reinforce(batch: Batch, *, clamp: float = 10.0, singleton: Singleton = "zero", eps: float = 1e-8) -> Tensor:
     """The clamped outcome against the mean of its group, divided by a deviation only where there is one.
 
         R' = clip(R, −clamp, clamp)
@@ -161,28 +110,18 @@ def reinforce(
     Raises:
         ScoreError: also for a reward that the clamp would hide.
     """
-    check_batch(outcome_N, turn_N, group_N, turns_N, result_turn_N)
-    check_options(singleton=singleton, eps=eps)
     check_option("clamp", clamp, low=0)
     if clamp == 0:
         raise ValueError("the option clamp of an estimator is 0, wanted a number above it: all rewards would be equal")
-    reward_N = outcome_N.double().clamp(-clamp, clamp)
-    scaled_N = normalise(reward_N, group_N, scale="std", eps=eps, singleton=singleton)
-    centred_N = normalise(reward_N, group_N, scale="none", eps=eps, singleton=singleton)
-    return over_turns(torch.where(std(reward_N, group_N) > eps, scaled_N, centred_N), turns_N, like=outcome_N)
+    reward_N = batch.outcome_N.clamp(-clamp, clamp)
+    scaled_N = normalise(reward_N, batch.group_N, scale="std", eps=eps, singleton=singleton)
+    centred_N = normalise(reward_N, batch.group_N, scale="none", eps=eps, singleton=singleton)
+    return torch.where(std(reward_N, batch.group_N) > eps, scaled_N, centred_N)
 
 
+@estimator
 def turn_discounted(
-    outcome_N: Tensor,
-    turn_N: Tensor,
-    group_N: Tensor,
-    turns_N: Tensor,
-    result_turn_N: Tensor,
-    *,
-    gamma: float = 0.9,
-    scale: Scale = "std",
-    singleton: Singleton = "zero",
-    eps: float = 1e-6,
+    batch: Batch, *, gamma: float = 0.9, scale: Scale = "std", singleton: Singleton = "zero", eps: float = 1e-6
 ) -> Tensor:
     """The advantage of ``grpo``, less the further a turn lies before the trajectory's last.
 
@@ -205,7 +144,6 @@ def turn_discounted(
     Raises:
         ScoreError, ValueError: as every estimator, see ``condensegrpo.algorithms.advantages``.
     """
-    check_batch(outcome_N, turn_N, group_N, turns_N, result_turn_N)
-    check_options(scale=scale, singleton=singleton, eps=eps, gamma=gamma)
-    advantage_N = normalise(outcome_N.double(), group_N, scale=scale, eps=eps, singleton=singleton)
-    return finished(discounts(turns_N, gamma) * advantage_N[:, None], turns_N, like=outcome_N)
+    check_option("gamma", gamma, low=0, high=1)
+    advantage_N = normalise(batch.outcome_N, batch.group_N, scale=scale, eps=eps, singleton=singleton)
+    return discounts(batch.turns_N, gamma) * advantage_N[:, None]

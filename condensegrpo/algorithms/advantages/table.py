@@ -33,11 +33,6 @@ def discounts(turns_N: Tensor, gamma: float) -> Tensor:
     return torch.tensor(gamma, dtype=torch.float64, device=turns_N.device) ** left_NK
 
 
-def over_turns(advantage_N: Tensor, turns_N: Tensor, *, like: Tensor) -> Tensor:
-    """One scalar for all turns of a trajectory: (N, K), as ``finished`` leaves it."""
-    return finished(advantage_N[:, None], turns_N, like=like)
-
-
 def finished(advantage_NK: Tensor, turns_N: Tensor, *, like: Tensor) -> Tensor:
     """The table as an estimator returns it: 0 beyond a trajectory's turns, in the floating type of ``like``.
 

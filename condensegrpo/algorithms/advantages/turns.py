@@ -16,31 +16,19 @@ One example serves all three, a group with ε = 0 and defaults otherwise:
     2            2    2    2      0                1       0       1/√3
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from condensegrpo.algorithms.advantages.groups import (
-    Scale,
-    Singleton,
-    check_batch,
-    check_option,
-    check_options,
-    normalise,
-)
-from condensegrpo.algorithms.advantages.table import before_result, finished
+from condensegrpo.algorithms.advantages.batch import Batch, estimator
+from condensegrpo.algorithms.advantages.groups import Scale, Singleton, check_option, normalise
+from condensegrpo.algorithms.advantages.table import before_result
 
 
+@estimator
 def ms_grpo(
-    outcome_N: Tensor,
-    turn_N: Tensor,
-    group_N: Tensor,
-    turns_N: Tensor,
-    result_turn_N: Tensor,
-    *,
-    coef: float = 1.0,
-    scale: Scale = "std",
-    singleton: Singleton = "zero",
-    eps: float = 1e-4,
+    batch: Batch, *, coef: float = 1.0, scale: Scale = "std", singleton: Singleton = "zero", eps: float = 1e-4
 ) -> Tensor:
     """The outcome for all turns, and the turn rewards for those up to the first tool result.
 
@@ -63,25 +51,16 @@ def ms_grpo(
     Raises:
         ScoreError, ValueError: as every estimator, see ``condensegrpo.algorithms.advantages``.
     """
-    check_batch(outcome_N, turn_N, group_N, turns_N, result_turn_N)
-    check_options(coef=coef, scale=scale, singleton=singleton, eps=eps)
-    outcome_part_N = normalise(outcome_N.double(), group_N, scale=scale, singleton=singleton, eps=eps)
-    turn_part_N = coef * normalise(turn_N.double(), group_N, scale=scale, singleton=singleton, eps=eps)
-    turn_part_NK = torch.where(before_result(turns_N, result_turn_N), turn_part_N[:, None], 0.0)
-    return finished(outcome_part_N[:, None] + turn_part_NK, turns_N, like=outcome_N)
+    check_option("coef", coef)
+    normalised = partial(normalise, group_N=batch.group_N, scale=scale, singleton=singleton, eps=eps)
+    before_NK = before_result(batch.turns_N, batch.result_turn_N)
+    turn_part_NK = torch.where(before_NK, coef * normalised(batch.turn_N)[:, None], 0.0)
+    return normalised(batch.outcome_N)[:, None] + turn_part_NK
 
 
+@estimator
 def mt_grpo(
-    outcome_N: Tensor,
-    turn_N: Tensor,
-    group_N: Tensor,
-    turns_N: Tensor,
-    result_turn_N: Tensor,
-    *,
-    coef: float = 1.0,
-    scale: Scale = "std",
-    singleton: Singleton = "zero",
-    eps: float = 1e-4,
+    batch: Batch, *, coef: float = 1.0, scale: Scale = "std", singleton: Singleton = "zero", eps: float = 1e-4
 ) -> Tensor:
     """As ``ms_grpo``, but a trajectory without a tool result has all its rewards on all its turns.
 
@@ -104,29 +83,18 @@ def mt_grpo(
     Raises:
         ScoreError, ValueError: as every estimator, see ``condensegrpo.algorithms.advantages``.
     """
-    check_batch(outcome_N, turn_N, group_N, turns_N, result_turn_N)
-    check_options(coef=coef, scale=scale, singleton=singleton, eps=eps)
-    reward_N, turn_reward_N = outcome_N.double(), turn_N.double()
-    outcome_part_N = normalise(reward_N, group_N, scale=scale, singleton=singleton, eps=eps)
-    turn_part_N = coef * normalise(turn_reward_N, group_N, scale=scale, singleton=singleton, eps=eps)
-    merged_N = normalise(turn_reward_N + reward_N, group_N, scale=scale, singleton=singleton, eps=eps)
-    turn_part_NK = torch.where(before_result(turns_N, result_turn_N), turn_part_N[:, None], 0.0)
-    has_result_N1 = result_turn_N[:, None] >= 0
-    advantage_NK = torch.where(has_result_N1, outcome_part_N[:, None] + turn_part_NK, merged_N[:, None])
-    return finished(advantage_NK, turns_N, like=outcome_N)
+    check_option("coef", coef)
+    normalised = partial(normalise, group_N=batch.group_N, scale=scale, singleton=singleton, eps=eps)
+    before_NK = before_result(batch.turns_N, batch.result_turn_N)
+    turn_part_NK = torch.where(before_NK, coef * normalised(batch.turn_N)[:, None], 0.0)
+    with_result_NK = normalised(batch.outcome_N)[:, None] + turn_part_NK
+    merged_N = normalised(batch.turn_N + batch.outcome_N)
+    return torch.where(batch.result_turn_N[:, None] >= 0, with_result_NK, merged_N[:, None])
 
 
+@estimator
 def ms_po(
-    outcome_N: Tensor,
-    turn_N: Tensor,
-    group_N: Tensor,
-    turns_N: Tensor,
-    result_turn_N: Tensor,
-    *,
-    gamma: float = 1.0,
-    scale: Scale = "std",
-    singleton: Singleton = "zero",
-    eps: float = 1e-4,
+    batch: Batch, *, gamma: float = 1.0, scale: Scale = "std", singleton: Singleton = "zero", eps: float = 1e-4
 ) -> Tensor:
     """Two stages: before the first tool result the return of both, after it that of the outcome alone.
 
@@ -149,11 +117,8 @@ def ms_po(
     Raises:
         ScoreError, ValueError: as every estimator, see ``condensegrpo.algorithms.advantages``.
     """
-    check_batch(outcome_N, turn_N, group_N, turns_N, result_turn_N)
-    check_options(scale=scale, singleton=singleton, eps=eps)
     check_option("gamma", gamma, low=0)
-    reward_N = outcome_N.double()
-    both_N = normalise(turn_N.double() + gamma * reward_N, group_N, scale=scale, singleton=singleton, eps=eps)
-    outcome_part_N = normalise(reward_N, group_N, scale=scale, singleton=singleton, eps=eps)
-    after_NK = (result_turn_N[:, None] >= 0) & ~before_result(turns_N, result_turn_N)
-    return finished(torch.where(after_NK, outcome_part_N[:, None], both_N[:, None]), turns_N, like=outcome_N)
+    normalised = partial(normalise, group_N=batch.group_N, scale=scale, singleton=singleton, eps=eps)
+    both_N = normalised(batch.turn_N + gamma * batch.outcome_N)
+    after_NK = (batch.result_turn_N[:, None] >= 0) & ~before_result(batch.turns_N, batch.result_turn_N)
+    return torch.where(after_NK, normalised(batch.outcome_N)[:, None], both_N[:, None])
