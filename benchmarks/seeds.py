@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from condensegrpo.config.load import find_config, load_config
-from condensegrpo.storage.metrics import read_metrics
+from condensegrpo.storage.trackers import read_metrics
 
 # the bar that the quickstart sets itself: after training, at least 4 of 5 seeds
 WANTED = {"eval": 0.95, "eval/K=20": 0.93, "eval/K=50": 0.88}

@@ -6,15 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from condensegrpo.cli.context_view import ContextView, context_views
 from condensegrpo.cli.filters import FIELDS, Fields
-from condensegrpo.core.errors import CondenseError, ConfigError, DataError, RunError
+from condensegrpo.core.errors import ConfigError, DataError, RunError
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.trajectory import Condensation, Draft, ScoredTrajectory, Turn
 from condensegrpo.storage.credit import Credit, read_credit
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import read_trajectories
+
+if TYPE_CHECKING:
+    from condensegrpo.config.schema import RunConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,15 +213,10 @@ def turns(
 
 def budget_of(step: InspectedStep) -> int:
     """The context budget in tokens of the run if its configuration can be read, else the step's largest context."""
-    largest = max((scored.trajectory.max_context_tokens for scored in step.scored), default=0)
-    if step.run is None or not RunFolder(step.run).config.is_file():
-        return largest
-    from condensegrpo.config.load import load_stored  # imports pydantic: only when needed
-
-    try:
-        return load_stored(RunFolder(step.run).config).rollout.limits.max_context_tokens
-    except ConfigError:  # perhaps of an older version; the trajectories can still be shown
-        return largest
+    config = _config_of(step)
+    if config is not None:
+        return config.rollout.limits.max_context_tokens
+    return max((scored.trajectory.max_context_tokens for scored in step.scored), default=0)
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -331,11 +330,16 @@ def _tokenizer_files(step: InspectedStep) -> Iterator[Path]:
     run = RunFolder(step.run)
     yield from sorted(run.checkpoints.glob("*/model/tokenizer.json"), reverse=True)
     yield from sorted(run.path.glob("origin/*/tokenizer.json"))
+    config = _config_of(step)
+    if config is not None and config.model.path is not None:
+        yield Path(config.model.path) / "tokenizer.json"
+
+
+def _config_of(step: InspectedStep) -> "RunConfig | None":
+    """The configuration of the run; None: there is none, or it cannot be read, perhaps of an older version."""
     from condensegrpo.config.load import load_stored  # imports pydantic: only when needed
 
     try:
-        path = load_stored(run.config).model.path
-    except CondenseError:
-        return
-    if path is not None:
-        yield Path(path) / "tokenizer.json"
+        return load_stored(RunFolder(step.run).config) if step.run is not None else None
+    except ConfigError:
+        return None

@@ -22,7 +22,7 @@ MEASURES = (
 
 def print_summary(folder: "RunFolder") -> None:
     """Print the closing summary of a run, from its ``metrics.jsonl`` alone."""
-    from condensegrpo.storage.metrics import read_metrics
+    from condensegrpo.storage.trackers import read_metrics
 
     evaluated = [line for line in read_metrics(folder.metrics) if "eval/success" in line]
     console = Console(highlight=False, soft_wrap=True, markup=False)

@@ -23,8 +23,8 @@ from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.observer import Observer, Silent
 from condensegrpo.core.trajectory import Stop
 from condensegrpo.storage.credit import read_credit
-from condensegrpo.storage.metrics import read_metrics
 from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
 from condensegrpo.tasks.ledger import Ledger
 from condensegrpo.training.data_order import indices

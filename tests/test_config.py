@@ -13,7 +13,7 @@ from condensegrpo.config.extends import layered
 from condensegrpo.config.load import dump_config, evaluations, find_config, load_config, load_stored, shipped, vary
 from condensegrpo.config.renames import RENAMED
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.config.yaml_tree import apply_overrides, keys_of, sections_of
+from condensegrpo.config.yaml_tree import apply_overrides, keys_of, sections_in
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.trajectory import Stop
 
@@ -227,7 +227,7 @@ def test_no_section_has_more_than_eight_keys() -> None:
         hints = {name: hint for name, hint in get_type_hints(section).items() if name in keys_of(section)}
         own = [name for name in hints if not any(name in keys_of(base) for base in section.__bases__)]
         assert len(own) <= 8, section
-        for inner in {each for hint in hints.values() for each in sections_of(hint)}:
+        for inner in {each for hint in hints.values() for each in sections_in(hint)}:
             check(inner)
 
     check(RunConfig)

@@ -19,7 +19,7 @@ from condensegrpo.assembly.build import build_components
 from condensegrpo.assembly.runtime import open_sampler, open_trackers, renderer_for, trajectory_engine
 from condensegrpo.config.load import validate, vary
 from condensegrpo.config.schema import Plugin, RunConfig
-from condensegrpo.config.yaml_tree import keys_of, sections_of
+from condensegrpo.config.yaml_tree import keys_of, sections_in
 
 ROOT = Path(__file__).resolve().parent.parent
 PLUGINS = """
@@ -103,7 +103,7 @@ def config(tmp_path: Path) -> RunConfig:
 def leaves(section: type, place: str = "") -> Iterator[tuple[str, Any]]:
     hints = get_type_hints(section, include_extras=True)
     for name in keys_of(section):
-        key, inner = f"{place}{name}", sections_of(hints[name])
+        key, inner = f"{place}{name}", list(sections_in(hints[name]))
         if (inner and not issubclass(inner[0], Plugin)) or (inner and name in ("condenser", "reward", "sampler")):
             yield from leaves(inner[0], f"{key}.")
         else:

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from condensegrpo.learner.policy import end_ids
-from condensegrpo.storage.metrics import read_metrics
+from condensegrpo.storage.trackers import read_metrics
 
 LORA = (
     *TINY,

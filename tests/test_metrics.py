@@ -67,13 +67,15 @@ def summary(*some: ScoredTrajectory) -> dict[str, float]:
 FACTS = st.builds(
     TrajectoryFacts,
     problem_id=st.sampled_from("pq"),
-    group_id=st.sampled_from("pq"),
-    total=st.floats(-10, 10),
-    correct=st.sampled_from([0.0, 0.3, 1.0]),
-    format_valid=st.booleans(),
-    components=st.dictionaries(st.sampled_from(["correct", "format"]), st.floats(-1, 1)),
+    score=st.builds(
+        Score,
+        total=st.floats(-10, 10),
+        components=st.dictionaries(st.sampled_from(["correct", "format"]), st.floats(-1, 1)),
+        format_valid=st.booleans(),
+        correct=st.sampled_from([0.0, 0.3, 1.0]),
+        context_tokens=st.integers(0, 10**6),
+    ),
     turn_reward=st.sampled_from([0.0, 0.1, -0.7]),
-    context_tokens=st.integers(0, 10**6),
     turns=st.integers(0, 50),
     output_tokens=st.integers(0, 10**5),
     condensations=st.integers(0, 50),
@@ -89,13 +91,8 @@ def test_the_facts_of_a_trajectory_are_read_off_its_turns_and_its_score() -> Non
     one = scored(turn(10, 4), called, correct=1, total=0.8, stop=Stop.TURN_LIMIT, components={"correct": 1.0})
     assert facts_of(one, turn_reward=0.25) == TrajectoryFacts(
         problem_id="q",
-        group_id="q#1",
-        total=0.8,
-        correct=1.0,
-        format_valid=True,
-        components={"correct": 1.0},
+        score=Score(total=0.8, components={"correct": 1.0}, format_valid=True, correct=1.0, context_tokens=30),
         turn_reward=0.25,
-        context_tokens=30,
         turns=2,
         output_tokens=6,
         condensations=1,
@@ -114,7 +111,7 @@ def test_summaries_are_no_replies_and_rejected_ones_are_counted_apart() -> None:
     one = replace(one, trajectory=replace(one.trajectory, rejected=(text, text)))
     facts = facts_of(one, turn_reward=0.0)
     assert (facts.turns, facts.summaries, facts.rejected, facts.rejected_tokens) == (2, 1, 2, 6)
-    assert (facts.output_tokens, facts.context_tokens) == (13, 20)
+    assert (facts.output_tokens, facts.score.context_tokens) == (13, 20)
     found = summarise([facts, facts_of(scored(turn(10, 4), correct=1, total=1), turn_reward=0.0)])
     assert (found["summaries"], found["summaries_rejected"], found["summary_tokens_rejected"]) == (0.5, 1.0, 3.0)
 

@@ -22,8 +22,8 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import RunError
 from condensegrpo.core.observer import Silent
 from condensegrpo.samplers.scripted import ScriptedSampler
-from condensegrpo.storage.metrics import read_metrics
 from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
 from condensegrpo.training.prefetch_files import read_batches, restore_batches, write_batches
 from condensegrpo.training.prefetching import RolloutPrefetcher

@@ -19,7 +19,7 @@ from condensegrpo.core.trajectory import Stop
 from condensegrpo.rollout.episode import run_episode
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.samplers.scripted import ScriptedSampler
-from condensegrpo.storage.metrics import read_metrics
+from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
 
 RECIPES = (

@@ -19,9 +19,8 @@ from condensegrpo.core.trajectory import Condensation, Score, ScoredTrajectory, 
 from condensegrpo.storage.codec import decode, dump_line
 from condensegrpo.storage.credit import Credit, read_credit, write_credit
 from condensegrpo.storage.files import append_line
-from condensegrpo.storage.metrics import read_metrics
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import JsonlTracker
+from condensegrpo.storage.trackers import JsonlTracker, read_metrics
 from condensegrpo.storage.trajectories import read_trajectories, write_trajectory
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=12)  # every code point, lone surrogates included

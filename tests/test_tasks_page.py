@@ -17,7 +17,7 @@ from condensegrpo.core import plugins
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Problem
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS
-from condensegrpo.storage.metrics import read_metrics
+from condensegrpo.storage.trackers import read_metrics
 
 TASKS, TOOLS = ((ROOT / "docs" / "reference" / name).read_text(encoding="utf-8") for name in ("tasks.md", "tools.md"))
 

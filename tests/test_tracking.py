@@ -11,8 +11,7 @@ from condensegrpo.assembly.plugins import build
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.protocols import Tracker
 from condensegrpo.storage import trackers as tracking
-from condensegrpo.storage.metrics import read_metrics
-from condensegrpo.storage.trackers import JsonlTracker
+from condensegrpo.storage.trackers import JsonlTracker, read_metrics
 
 
 def test_every_call_is_a_line_that_is_there_at_once(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from command import ENVIRONMENT, ROOT, TINY, run, start, succeed
 from metrics_page import missing, unexplained
 from runs import TWO_RANKS, assert_equal_runs, first_update, one_step, sampled, undisturbed, wait_for
 
-from condensegrpo.storage.metrics import read_metrics
+from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
 
 

@@ -30,8 +30,8 @@ from condensegrpo.metrics.information import curve
 from condensegrpo.rollout.information import AnswerProbe
 from condensegrpo.samplers.transformers import TransformersSampler
 from condensegrpo.storage.credit import read_credit
-from condensegrpo.storage.metrics import read_metrics
 from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
 from condensegrpo.training.train import train
 

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
-import yaml
-
+from condensegrpo.config.yaml_tree import load, put
 from condensegrpo.core.errors import ConfigError
 
 Tree = dict[str, Any]
@@ -61,13 +60,14 @@ def converted(tree: Mapping[str, Any]) -> Tree:
     result: Tree = deepcopy(dict(tree))
     moves = [(new, _taken(result, old)) for old, new in list(_renamed(result))]
     for new, value in moves:
-        _put(result, new, value)
-    evaluate = result.get("evaluate")
-    if isinstance(evaluate, dict) and isinstance(evaluate.get("variants"), dict):
-        evaluate["variants"] = {name: list(map(_override, given)) for name, given in evaluate["variants"].items()}
-    task = result.get("task")
-    if moves and isinstance(task, dict) and isinstance(task.get("options"), dict):
-        task["options"] = {key: value for key, value in task["options"].items() if key not in SUPPLIED}
+        put(result, new.split("."), value)
+    match result:
+        case {"evaluate": {"variants": dict(variants)}}:
+            variants.update({name: list(map(_override, given)) for name, given in variants.items()})
+    match result:
+        case {"task": {"options": dict(options)}} if moves:
+            for key in SUPPLIED:
+                options.pop(key, None)
     return result
 
 
@@ -92,18 +92,11 @@ def _taken(tree: Tree, key: str) -> Any:  # noqa: ANN401  a YAML value
     return tree.pop(last)
 
 
-def _put(tree: Tree, key: str, value: object) -> None:
-    *above, last = key.split(".")
-    for part in above:
-        tree = tree.setdefault(part, {})
-    tree[last] = value
-
-
 def _override(text: str) -> str:
     """An override of a stored variant under the current names: rollout.max_turns=9 ─▶ rollout.limits.max_turns=9."""
     key, _, value = text.partition("=")
     tree: Tree = {}
-    _put(tree, key, yaml.safe_load(value))
+    put(tree, key.split("."), load(value))
     for old, new in _renamed(tree):
         if key == old or key.startswith(f"{old}."):
             return f"{new}{key.removeprefix(old)}={value}"

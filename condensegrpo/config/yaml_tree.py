@@ -117,7 +117,7 @@ def apply_overrides(
                 f"CONFIG, or write '{EXTENDS}: {text}' into a file of your own."
             )
         try:
-            _put(result, key.split("."), wrap(load(text)))
+            put(result, key.split("."), wrap(load(text)))
         except yaml.YAMLError as error:
             raise ConfigError(f"reading the override {override!r}: the value is not YAML: {error}") from error
         except (IndexError, TypeError, ValueError) as error:
@@ -125,7 +125,7 @@ def apply_overrides(
     return result
 
 
-def _put(tree: Any, path: Sequence[str], value: object) -> None:  # noqa: ANN401  a YAML tree
+def put(tree: Any, path: Sequence[str], value: object) -> None:  # noqa: ANN401  a YAML tree
     """Set the value at a path and create the mappings on the way; a number is the index of an entry of a list."""
     first, *rest = path
     key: Any = int(first) if isinstance(tree, list) else first
@@ -134,7 +134,7 @@ def _put(tree: Any, path: Sequence[str], value: object) -> None:  # noqa: ANN401
         return
     if isinstance(tree, dict) and not isinstance(tree.get(key), (dict, list)):
         tree[key] = {}
-    _put(tree[key], rest, value)
+    put(tree[key], rest, value)
 
 
 def parse(kind: type[S], tree: object, *, source: str) -> S:
@@ -152,34 +152,35 @@ def parse(kind: type[S], tree: object, *, source: str) -> S:
 
 def _fault(kind: type[BaseModel], fault: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
     place = [str(part) for part in fault["loc"]]
-    key = ".".join(place) or "(the whole)"
-    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+    key, reason, found = ".".join(place) or "(the whole)", fault["type"], fault["input"]
+    if reason in ("extra_forbidden", "unexpected_keyword_argument"):
         known = _keys_at(kind, place[:-1])
         hint = did_you_mean(place[-1], known) or f"Known here: {', '.join(known)}"
         return f"{key}: unknown key. {hint.strip()}"
-    if fault["type"] == "missing":
+    if reason == "missing":
         return f"{key}: missing"
-    if fault["type"] in ("model_type", "dataclass_type", "dict_type"):
-        return f"{key}: found {fault['input']!r}, wanted a mapping of keys"
+    if reason in ("model_type", "dataclass_type", "dict_type"):
+        return f"{key}: found {found!r}, wanted a mapping of keys"
     message = fault["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
     if message.startswith("Input should be "):
         wanted = message.removeprefix("Input should be ").replace("greater than or equal to", "at least")
         wanted = wanted.replace("less than or equal to", "at most")
-        return f"{key}: found {fault['input']!r}, wanted {wanted}"
-    return f"{key}: found {fault['input']!r}; {message}"
+        return f"{key}: found {found!r}, wanted {wanted}"
+    return f"{key}: found {found!r}; {message}"
 
 
 def _keys_at(section: type, place: Sequence[str]) -> list[str]:
     for part in place:  # the index of an entry, or the name of a member of a union, leads no deeper
-        section = next(_sections_in(get_type_hints(section).get(part)), section)
+        section = next(sections_in(get_type_hints(section).get(part)), section)
     return keys_of(section)
 
 
-def _sections_in(annotation: object) -> Iterator[type]:
+def sections_in(annotation: object) -> Iterator[type]:
     """The sections anywhere in an annotation: of ``list[str | Plugin]`` it is ``Plugin``."""
-    yield from sections_of(annotation)
+    if isinstance(annotation, type) and (is_dataclass(annotation) or issubclass(annotation, BaseModel)):
+        yield annotation
     for inner in get_args(annotation):
-        yield from _sections_in(inner)
+        yield from sections_in(inner)
 
 
 def keys_of(section: type) -> list[str]:
@@ -187,11 +188,3 @@ def keys_of(section: type) -> list[str]:
     if is_dataclass(section):
         return [field.name for field in fields(section)]
     return list(section.model_fields) if issubclass(section, BaseModel) else []
-
-
-def sections_of(annotation: object) -> list[type]:
-    """The sections in the annotation of a field: of ``Limits | None`` it is ``Limits``."""
-    candidates = [annotation, *get_args(annotation)]
-    return [
-        kind for kind in candidates if isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, BaseModel))
-    ]

@@ -19,7 +19,7 @@ def evaluation(
     Raises:
         ValueError: nothing was sampled, or problems have different numbers of trajectories.
     """
-    correct = [trajectory.correct for trajectory in facts]
+    correct = [trajectory.score.correct for trajectory in facts]
     owners = [trajectory.problem_id for trajectory in facts]
     counts = Counter(owners)
     if len(set(counts.values())) != 1:

@@ -6,10 +6,10 @@ means would be wrong where only some trajectories have a value. docs/reference/m
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from condensegrpo.core.trajectory import ScoredTrajectory, Stop
+from condensegrpo.core.trajectory import Score, ScoredTrajectory, Stop
 from condensegrpo.metrics.information import curve, lost
 
 
@@ -18,13 +18,8 @@ class TrajectoryFacts:
     """The part of a scored trajectory that metrics need: some hundred bytes when pickled, whatever its length."""
 
     problem_id: str
-    group_id: str
-    total: float  # Score.total
-    correct: float  # in [0, 1]
-    format_valid: bool
-    components: Mapping[str, float]  # Score.components
+    score: Score
     turn_reward: float  # R^T, what its turns earned on the way
-    context_tokens: int  # Score.context_tokens
     turns: int  # replies; condense turns are not counted
     output_tokens: int  # sampled tokens of all turns, condense turns among them
     condensations: int  # declared ones
@@ -48,17 +43,12 @@ def facts_of(scored: ScoredTrajectory, *, turn_reward: float) -> TrajectoryFacts
     Args:
         turn_reward: R^T, of ``algorithms.credit.turn_sums``.
     """
-    trajectory, score = scored.trajectory, scored.score
+    trajectory = scored.trajectory
     drafts = [turn.draft for turn in trajectory.turns if turn.draft is not None]
     return TrajectoryFacts(
         problem_id=trajectory.problem_id,
-        group_id=trajectory.group_id,
-        total=score.total,
-        correct=score.correct,
-        format_valid=score.format_valid,
-        components=dict(score.components),
+        score=replace(scored.score, components=dict(scored.score.components)),  # other mappings may not pickle
         turn_reward=turn_reward,
-        context_tokens=score.context_tokens,
         turns=trajectory.replies,
         summaries=len(trajectory.turns) - trajectory.replies,
         rejected=len(trajectory.rejected),
@@ -87,11 +77,11 @@ def summarise(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
     turn_rewards = [each.turn_reward for each in facts]
     return {
         "trajectories": float(len(facts)),
-        "success": _mean(each.correct for each in facts),
-        "reward": _mean(each.total for each in facts),
-        "format_valid": _mean(each.format_valid for each in facts),
-        "context_tokens": _mean(each.context_tokens for each in facts),
-        "context_tokens_max": float(max(each.context_tokens for each in facts)),
+        "success": _mean(each.score.correct for each in facts),
+        "reward": _mean(each.score.total for each in facts),
+        "format_valid": _mean(each.score.format_valid for each in facts),
+        "context_tokens": _mean(each.score.context_tokens for each in facts),
+        "context_tokens_max": float(max(each.score.context_tokens for each in facts)),
         "turns": _mean(each.turns for each in facts),
         "output_tokens": _mean(each.output_tokens for each in facts),
         "condensations": _mean(each.condensations for each in facts),
@@ -111,7 +101,7 @@ def multi_turn(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
     return {
         "train/turn_reward": _mean(each.turn_reward for each in facts) if facts else 0.0,
         "train/num_valid_actions": _mean(each.tool_successes for each in facts) if facts else 0.0,
-        "train/accuracy": _mean(each.correct for each in facts) if facts else 0.0,
+        "train/accuracy": _mean(each.score.correct for each in facts) if facts else 0.0,
     }
 
 
@@ -155,7 +145,7 @@ def _drafts(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
 def _component_means(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
     values: dict[str, list[float]] = defaultdict(list)
     for each in facts:
-        for name, value in each.components.items():
+        for name, value in each.score.components.items():
             values[name].append(value)
     return {f"reward/{name}": _mean(parts) for name, parts in sorted(values.items())}
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from condensegrpo.core.errors import RunError
 from condensegrpo.storage.files import write_atomically
-from condensegrpo.storage.metrics import read_metrics
 from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trackers import read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,16 +22,15 @@ from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.protocols import Tool
 from condensegrpo.rollout.codeformat import Code
 from condensegrpo.rollout.toolformats import (
+    JSON_FORMATS,
     Malformed,
-    Native,
-    Tagged,
     ToolFormat,
     call_id_of,
     parsed_arguments,
     quoted,
 )
 
-TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType({"native": Native(), "tagged": Tagged(), "code": Code()})
+TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType({**JSON_FORMATS, "code": Code()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

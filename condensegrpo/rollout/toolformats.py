@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from condensegrpo.core.messages import Message, ToolCall
@@ -51,6 +52,11 @@ class _JsonCalls:
     opening: str
     closing: str
     arguments: str  # the key of the arguments
+
+    def call(self, name: str, arguments: Mapping[str, object]) -> str:
+        """A call as a model is to write it."""
+        content = json.dumps({"name": name, self.arguments: dict(arguments)}, ensure_ascii=False)
+        return f"{self.opening}{content}{self.closing}"
 
     def parse(self, text: str) -> tuple[ToolCall | Malformed, ...]:
         """All calls of a reply in order."""
@@ -121,6 +127,9 @@ class Tagged(_JsonCalls):
             'You can use tools. To call one, write <tool>{"name": "…", "args": {…}}</tool> and stop there; '
             f"its result follows in <result>…</result>. The tools, with the schema of their args:\n{shown}"
         )
+
+
+JSON_FORMATS: Mapping[str, Native | Tagged] = MappingProxyType({"native": Native(), "tagged": Tagged()})
 
 
 def parsed_calls(

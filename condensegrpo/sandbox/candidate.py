@@ -54,17 +54,18 @@ def serve(code: str, channel: int) -> int:
 
 def _answer(request: Mapping[str, Any], names: Mapping[str, object], held: _Held) -> dict[str, object]:
     try:
-        if "name" in request:
-            if request["name"] not in names:
-                return {"error": ["NameError", f"name {request['name']!r} is not defined"]}
-            return {"value": values.encode(names[request["name"]], held.hold)}
-        before = request["arguments"]
-        arguments: list[Any] = [values.decode(argument, held.__getitem__) for argument in before]
-        options = {name: values.decode(value, held.__getitem__) for name, value in request["options"].items()}
-        function = OPERATIONS.get(request["function"]) or arguments.pop(0)
-        value = values.encode(function(*arguments, **options), held.hold)
-        after = before[len(before) - len(arguments) :]
-        return {"value": value, "changed": _changed(after, arguments, held)}
+        match request:
+            case {"name": name} if name in names:
+                return {"value": values.encode(names[name], held.hold)}
+            case {"name": name}:
+                return {"error": ["NameError", f"name {name!r} is not defined"]}
+            case {"function": operation, "arguments": before, "options": options}:
+                arguments: list[Any] = [values.decode(argument, held.__getitem__) for argument in before]
+                decoded = {name: values.decode(value, held.__getitem__) for name, value in options.items()}
+                function = OPERATIONS.get(operation) or arguments.pop(0)
+                result = values.encode(function(*arguments, **decoded), held.hold)
+                return {"value": result, "changed": _changed(before[len(before) - len(arguments) :], arguments, held)}
+        raise ValueError(f"a request has the keys {', '.join(request)}")
     except SystemExit as error:
         return {"error": ["SystemExit", str(status_of(error))]}
     except BaseException as error:  # an exception of the code is its answer

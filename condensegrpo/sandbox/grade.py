@@ -69,8 +69,8 @@ def _work(
     nonce = secrets.token_hex(16)
     longer = replace(limits, seconds=limits.seconds + GRACE)
     candidate = {**python_request(code, longer), "kind": "candidate"}
-    asserts = {"kind": "judge", "tests": list(tests), "setup": setup, "entry": list(entry), "nonce": nonce}
-    tester = {**python_request("", limits), **asserts}
+    judged = {"tests": list(tests), "setup": setup, "entry": list(entry), "nonce": nonce}
+    tester = {**python_request("", limits), "kind": "judge", "judged": judged}
 
     def work(group: CallGroup) -> CodeVerdict:
         ours, theirs = socket.socketpair()

@@ -71,15 +71,13 @@ def _confine(request: Mapping[str, Any], limits: SandboxLimits, backend: Backend
 
 
 def _work(request: Mapping[str, Any]) -> int:
-    kind = request["kind"]
+    kind, code = request["kind"], request["code"]
     if kind == "judge":
-        return judge(request, CHANNEL, RECORDS)
+        return judge(**request["judged"], channel=CHANNEL, records=RECORDS)
     os.close(RECORDS)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # output survives a kill
-    if kind == "candidate":
-        return serve(request["code"], CHANNEL)
-    return run(request["code"], fresh("__main__"))
+    return serve(code, CHANNEL) if kind == "candidate" else run(code, fresh("__main__"))
 
 
 def write_files(box: str, files: Mapping[str, str]) -> None:

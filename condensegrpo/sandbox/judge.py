@@ -34,14 +34,11 @@ class Unsupported(Exception):
     """The tests pass a value that cannot be sent to the candidate."""
 
 
-def judge(request: Mapping[str, Any], channel: int, records: int) -> int:
-    """Run the tests of a request one by one and write a record for each; the exit status, which has no meaning."""
-    link = _Link(channel)
-    nonce = request["nonce"]
-    modules = _modules([request["setup"], *request["tests"]]).difference(request["entry"])
-    names = _Names(link, request["entry"], modules)
-    failure = _load_failure(channel) or _run(request["setup"], names, "the set-up of the tests")
-    for index, test in enumerate(request["tests"]):
+def judge(tests: list[str], setup: str, entry: list[str], nonce: str, channel: int, records: int) -> int:
+    """Run tests one by one and write a record for each; the exit status, which has no meaning."""
+    names = _Names(_Link(channel), entry, _modules([setup, *tests]).difference(entry))
+    failure = _load_failure(channel) or _run(setup, names, "the set-up of the tests")
+    for index, test in enumerate(tests):
         reason = failure or _run(test, names, f"test {index}")
         os.write(records, f"{nonce} {json.dumps([index, reason is None, (reason or '')[:1000]])}\n".encode())
     return 0

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import struct
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -17,15 +18,6 @@ _MOUNT_SETATTR, _AT_RECURSIVE, _AT_FDCWD = 442, 0x8000, -100
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _CAPABILITY_VERSION_3 = 0x20080522
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-class _MountAttr(ctypes.Structure):
-    _fields_ = (
-        ("attr_set", ctypes.c_uint64),
-        ("attr_clr", ctypes.c_uint64),
-        ("propagation", ctypes.c_uint64),
-        ("userns_fd", ctypes.c_uint64),
-    )
 
 
 def checked(doing: str, result: int) -> int:
@@ -58,10 +50,10 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str = ""
 
 def set_attributes(target: str, attributes: int, *, recursive: bool) -> None:
     """Set attributes of a mount, optionally of all mounts below it (mount_setattr, Linux 5.12)."""
-    attr = _MountAttr(attr_set=attributes)
+    attr = struct.pack("4Q", attributes, 0, 0, 0)  # struct mount_attr: set, clear, propagation, user namespace
     flags = _AT_RECURSIVE if recursive else 0
     path = ctypes.create_string_buffer(os.fsencode(target))
-    result = syscall(_MOUNT_SETATTR, ctypes.c_int(_AT_FDCWD), path, ctypes.c_uint(flags), ctypes.byref(attr), 32)
+    result = syscall(_MOUNT_SETATTR, ctypes.c_int(_AT_FDCWD), path, ctypes.c_uint(flags), attr, len(attr))
     checked(f"mount_setattr({target})", result)
 
 

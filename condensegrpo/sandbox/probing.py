@@ -51,7 +51,9 @@ with open("made", "w") as file:
     file.write("kept")
 assert open("made").read() == "kept"
 succeeds(lambda: open(secret + ".new", "w"))  # the prober checks whether that file exists outside
-print(json.dumps(dict(escapes=escapes, environment=len(os.environ))))
+if os.environ:
+    escapes.append("read_the_environment")
+print(json.dumps(escapes))
 """
 
 
@@ -116,7 +118,6 @@ def _probe(server: Server) -> None:
             raise SandboxError("confined code was able to write a file outside")
     if result.outcome is not CallOutcome.FINISHED:
         raise SandboxError(f"a probe call ended as {result.outcome}: {(result.detail or result.stderr).strip()}")
-    report = json.loads(result.stdout)
-    if report["escapes"] or report["environment"]:
-        escapes = ", ".join([*report["escapes"], *(["read the environment"] if report["environment"] else [])])
-        raise SandboxError(f"confined code was able to {escapes.replace('_', ' ')}")
+    escapes = json.loads(result.stdout)
+    if escapes:
+        raise SandboxError(f"confined code was able to {', '.join(escapes).replace('_', ' ')}")

@@ -50,7 +50,10 @@ def main(control: int) -> None:
                 _serve(control, calls, backend)
             for call in calls:
                 os.close(call)
-    _leave(backend)
+    with suppress(ChildProcessError):
+        os.wait()  # for the supervisors, which end their jobs now; with SIGCHLD ignored: until no child is left
+    if backend.isolation is not Isolation.NAMESPACES:
+        remove(backend.folder)
 
 
 def _serve(control: int, calls: list[int], backend: Backend) -> None:
@@ -61,14 +64,6 @@ def _serve(control: int, calls: list[int], backend: Backend) -> None:
         supervisor.supervise(calls[0], calls[1] if len(calls) > 1 else None, backend)
     finally:
         os._exit(0)
-
-
-def _leave(backend: Backend) -> None:
-    """Wait for the supervisors, which end their jobs once the caller is gone, and remove the folder on the host."""
-    with suppress(ChildProcessError):
-        os.wait()  # with SIGCHLD ignored: until no child is left
-    if backend.isolation is not Isolation.NAMESPACES:
-        remove(backend.folder)
 
 
 def _enter(isolation: Isolation, request: dict[str, list[str]]) -> Backend:

@@ -22,7 +22,7 @@ from typing import Self
 
 from condensegrpo.core.errors import RunError
 from condensegrpo.storage.files import write_atomically, write_error
-from condensegrpo.storage.metrics import read_metrics
+from condensegrpo.storage.trackers import read_metrics
 
 _STEP_FILE = re.compile(r".*?(\d+)\.jsonl")
 

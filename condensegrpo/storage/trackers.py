@@ -1,13 +1,13 @@
-"""Where metrics go. ``metrics.jsonl`` of the run folder is always written; other trackers are plug-ins beside it."""
+"""Where metrics go: always to ``metrics.jsonl`` of the run folder, which is read back here, and to tracker plug-ins."""
 
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
-from condensegrpo.core.errors import ConfigError
-from condensegrpo.storage.codec import dump_line
-from condensegrpo.storage.files import append_line
+from condensegrpo.core.errors import ConfigError, DataError
+from condensegrpo.storage.codec import decode, dump_line
+from condensegrpo.storage.files import append_line, read_lines
 
 
 class JsonlTracker:
@@ -26,6 +26,23 @@ class JsonlTracker:
 
     def close(self) -> None:
         """Nothing is held between calls."""
+
+
+def read_metrics(path: Path) -> tuple[dict[str, float], ...]:
+    """The lines of a metrics file in order, without a last line that is cut off; none if the file is missing.
+
+    Raises:
+        DataError: another line is damaged.
+    """
+    if not path.is_file():
+        return ()
+    metrics = []
+    for number, line in read_lines(path)[0]:
+        try:
+            metrics.append(decode(dict[str, float], line))
+        except ValueError as error:
+            raise DataError(f"reading {path}, line {number}: {error}. Remove the line.") from error
+    return tuple(metrics)
 
 
 class TensorboardTracker:

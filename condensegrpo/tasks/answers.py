@@ -1,7 +1,9 @@
-"""How an answer is read from a reply. What stands in ``<think>…</think>`` never counts."""
+"""How an answer is read from a reply, and whether one is well formed. Text in ``<think>…</think>`` never counts."""
 
 import re
 from typing import Literal
+
+from condensegrpo.rollout.toolformats import Malformed, Native, Tagged, parsed_arguments
 
 AnswerStyle = Literal["single", "first_or_boxed", "last", "reply"]
 
@@ -30,6 +32,17 @@ def read_answer(text: str, style: AnswerStyle = "single") -> str | None:
         return _boxed(said)
     chosen = (found[0] if style == "first_or_boxed" else found[-1]) if found else ""
     return chosen.rpartition("<answer>")[2].strip() or None
+
+
+def is_call_or_answer(calls_as: Native | Tagged, reply: str, *, tool: str, argument: str) -> bool:
+    """Whether a reply is well formed: one call of the tool with that one argument, a text, or one answer."""
+    calls = calls_as.parse(reply)
+    if not calls:
+        return read_answer(reply) is not None
+    if len(calls) > 1 or isinstance(calls[0], Malformed) or "<answer>" in reply:
+        return False
+    arguments = parsed_arguments(calls[0].arguments)
+    return calls[0].name == tool and set(arguments) == {argument} and isinstance(arguments[argument], str)
 
 
 def _boxed(text: str) -> str | None:

@@ -15,18 +15,19 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Annotated, Literal
+from typing import Annotated
 
 from annotated_types import Ge
 
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Demonstration, Problem
+from condensegrpo.rollout.settings import ToolFormatName
+from condensegrpo.rollout.toolformats import JSON_FORMATS, Native, Tagged
 from condensegrpo.storage.rows import read_rows, require_columns
 from condensegrpo.tasks.answer_environment import QuestionTask, head
-from condensegrpo.tasks.answers import AnswerStyle
+from condensegrpo.tasks.answers import AnswerStyle, is_call_or_answer
 from condensegrpo.tasks.splits import split
-from condensegrpo.tasks.tool_text import ToolFormat, call_text, is_call_or_answer, result_message
 from condensegrpo.tools.calculator import calculator
 
 TOOL = "calculator"
@@ -73,7 +74,7 @@ class Gsm8k(QuestionTask):
 
     data: str  # training rows, see ``rows.read_rows``; ``openai/gsm8k:main`` on a machine with a hub
     eval_data: str  # held-out rows
-    tool_format: ToolFormat | Literal["code"] = "tagged"  # that of ``rollout.tools.format``
+    tool_format: ToolFormatName = "tagged"  # that of ``rollout.tools.format``
     system: str | None = None  # the system message, in place of one that explains the tool; empty for none
     answer_style: AnswerStyle = "single"  # how an answer is read from a reply, see ``answers.read_answer``
     keep_last: Annotated[int, Ge(0)] = (
@@ -82,14 +83,11 @@ class Gsm8k(QuestionTask):
     max_examples: Annotated[int, Ge(1)] | None = None  # training rows to read, from the first
 
     def __post_init__(self) -> None:
+        self._format = JSON_FORMATS["native" if self.tool_format == "native" else "tagged"]
         if self.system is None:
-            self.system = CODE_SYSTEM if self.tool_format == "code" else _system(self.tool_format)
+            self.system = CODE_SYSTEM if self.tool_format == "code" else _system(self._format)
         train = _problems(self.data, "train", limit=self.max_examples)
         self._splits = split(train, _problems(self.eval_data, "test"), source=self.data)
-
-    @property
-    def _call_format(self) -> ToolFormat:
-        return "tagged" if self.tool_format == "code" else self.tool_format
 
     def demonstrations(self, seed: int) -> Iterator[Demonstration]:
         """One turn each of a random training problem that the calculator solves.
@@ -111,7 +109,7 @@ class Gsm8k(QuestionTask):
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
         """Whether a reply is well formed: one call of the calculator that can be parsed, or one answer."""
         del context  # the form does not depend on it
-        return is_call_or_answer(self._call_format, reply, tool=TOOL, argument="expression")
+        return is_call_or_answer(self._format, reply, tool=TOOL, argument="expression")
 
     def corpus(self) -> Iterable[str]:
         """The system message, every training question, and every turn of every demonstration."""
@@ -137,12 +135,11 @@ class Gsm8k(QuestionTask):
         return Demonstration(context=context, reply=_final(lesson.problem) if last else self._reply(lesson.sums[turn]))
 
     def _unit(self, turn: int, use: _Sum) -> Unit:
-        result = result_message(self._call_format, TOOL, "call_0", use.result)
+        result = self._format.result("call_0", TOOL, use.result)
         return Unit(turn=turn, reply=Message(role="assistant", content=self._reply(use)), results=(result,))
 
     def _reply(self, use: _Sum) -> str:
-        call = call_text(self._call_format, TOOL, {"expression": use.expression})
-        return f"{use.thought} {call}".lstrip()
+        return f"{use.thought} {self._format.call(TOOL, {'expression': use.expression})}".lstrip()
 
 
 def final_answer(worked: str) -> str | None:
@@ -156,8 +153,8 @@ def final_answer(worked: str) -> str | None:
     return bare if mark and bare else None
 
 
-def _system(tool_format: ToolFormat) -> str:
-    call = call_text(tool_format, TOOL, {"expression": "48/2"})
+def _system(calls_as: Native | Tagged) -> str:
+    call = calls_as.call(TOOL, {"expression": "48/2"})
     return (
         f"Solve the problem step by step. To calculate, write {call} and wait for the result. "
         f"End with <answer>number</answer>."

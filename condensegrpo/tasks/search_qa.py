@@ -14,11 +14,11 @@ from annotated_types import Ge, Gt, Lt
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Demonstration, Problem
+from condensegrpo.rollout.toolformats import JSON_FORMATS
 from condensegrpo.storage.rows import Row, read_rows, require_columns
 from condensegrpo.tasks.answer_environment import QuestionTask, head
-from condensegrpo.tasks.answers import AnswerStyle
+from condensegrpo.tasks.answers import AnswerStyle, is_call_or_answer
 from condensegrpo.tasks.splits import SHARE, split
-from condensegrpo.tasks.tool_text import call_text, is_call_or_answer, result_message
 
 SYSTEM = (
     "Answer the question. In every turn think in <reasoning>...</reasoning> first. Then either search with "
@@ -26,6 +26,7 @@ SYSTEM = (
     "give the answer, a name or a few words, in <answer>...</answer>."
 )
 TOOL = "search"
+TAGGED = JSON_FORMATS["tagged"]
 REMINDER = "Write <reasoning>...</reasoning> and then one <tool>...</tool> or <answer>...</answer>."
 
 
@@ -85,14 +86,14 @@ class SearchQa(QuestionTask):
             if rng.random() < 0.5:
                 yield Demonstration(context=asked, reply=search)
             else:
-                result = result_message("tagged", TOOL, "call_0", lesson.result)
+                result = TAGGED.result("call_0", TOOL, lesson.result)
                 context = (*asked, Message(role="assistant", content=search), result)
                 yield Demonstration(context=context, reply=_answer(lesson.answer))
 
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
         """Whether a reply is well formed: one search that can be parsed, or one answer."""
         del context  # the form does not depend on it
-        return is_call_or_answer("tagged", reply, tool=TOOL, argument="query")
+        return is_call_or_answer(TAGGED, reply, tool=TOOL, argument="query")
 
     def corpus(self) -> Iterable[str]:
         """The system message, every training question, and every turn of every demonstration."""
@@ -127,7 +128,7 @@ def _lesson(problem: Problem, row: Row, *, characters: int) -> _Lesson | None:
 
 def _search(question: str) -> str:
     """A reply that searches."""
-    return f"<reasoning>I look it up.</reasoning>\n{call_text('tagged', TOOL, {'query': question})}"
+    return f"<reasoning>I look it up.</reasoning>\n{TAGGED.call(TOOL, {'query': question})}"
 
 
 def _answer(answer: str) -> str:

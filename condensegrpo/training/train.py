@@ -32,9 +32,8 @@ from condensegrpo.learner.reference import Reference, against_base, against_copy
 from condensegrpo.learner.weights import gathered, save_adapter
 from condensegrpo.rollout.engine import Engine
 from condensegrpo.storage.environment import write_environment
-from condensegrpo.storage.metrics import read_metrics
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import JsonlTracker
+from condensegrpo.storage.trackers import JsonlTracker, read_metrics
 from condensegrpo.training.credit_step import StepCredit, give_credit, record_credit, step_metrics
 from condensegrpo.training.initial_policy import base_policy, first_policy
 from condensegrpo.training.prefetch_files import write_batches
