@@ -88,9 +88,9 @@ def print_cost(lengths: Sequence[int], repeats: int) -> None:
     print("| tokens | plain, CPU s | watched, CPU s | all attention, CPU s | watched adds | all attention adds |")
     print("|---|---|---|---|---|---|")
     for length in lengths:
-        found = costs(model, length, repeats)
-        seconds = " | ".join(f"{one.seconds:.3f}" for one in found)
-        added = " | ".join(f"{(one.products - found.plain.products) / 1e9:.2f} GFLOP" for one in found[1:])
+        measured = costs(model, length, repeats)
+        seconds = " | ".join(f"{cost.seconds:.3f}" for cost in measured)
+        added = " | ".join(f"{(cost.products - measured.plain.products) / 1e9:.2f} GFLOP" for cost in measured[1:])
         print(f"| {length} | {seconds} | {added} |", flush=True)
 
 
@@ -147,10 +147,10 @@ Found = dict[str, dict[str, list[float]]]  # scores of what, of which replies â”
 
 def print_oracle(config: RunConfig, model: str, problems: int, layers: Sequence[int] = ()) -> None:
     """Mean Spearman correlation with the oracle of attention, and of recency as a control."""
-    found = asyncio.run(_played(config, model, problems, layers))
+    correlations = asyncio.run(_played(config, model, problems, layers))
     print("| scores of | mean Spearman with leave-one-out | 95 % interval | rankings |")
     print("|---|---|---|---|")
-    for name, by_problem in found.items():
+    for name, by_problem in correlations.items():
         values = [value for problem in by_problem.values() for value in problem]
         low, high = interval(by_problem)
         print(f"| {name} | {statistics.fmean(values):.3f} | {low:.3f} â€¦ {high:.3f} | {len(values)} |")
@@ -174,10 +174,12 @@ async def _played(config: RunConfig, model: str, problems: int, layers: Sequence
         step=-1,
         on_finish=_unobserved,
     )
-    played = [one for group in groups for one in group]
-    found = await compared(played, sampler, renderer, tokens=config.rollout.limits.max_context_tokens, layers=layers)
+    played = [trajectory for group in groups for trajectory in group]
+    correlations = await compared(
+        played, sampler, renderer, tokens=config.rollout.limits.max_context_tokens, layers=layers
+    )
     sampler.close()
-    return found
+    return correlations
 
 
 async def compared(
@@ -196,23 +198,23 @@ async def compared(
         layers: that are watched; none: the default.
     """
     scorer = AttentionScorer(sampler, renderer, layers=layers)
-    found: Found = defaultdict(lambda: defaultdict(list))
-    for one in played:
-        for turn, past in histories(one):
+    correlations: Found = defaultdict(lambda: defaultdict(list))
+    for trajectory in played:
+        for turn, past in histories(trajectory):
             (scores,) = await scorer.score([past], tokens)
-            lost = (await losses(sampler, renderer, past, one.turns[turn].output_ids))[:-1]
-            for kind in ("every reply", "last reply") if turn == len(one.turns) - 1 else ("every reply",):
+            lost = (await losses(sampler, renderer, past, trajectory.turns[turn].output_ids))[:-1]
+            for kind in ("every reply", "last reply") if turn == len(trajectory.turns) - 1 else ("every reply",):
                 for name, given in (("attention", scores[:-1]), ("recency", range(len(lost)))):
                     value = spearman(given, lost)
                     if value is not None:
-                        found[f"{name}, {kind}"][one.problem_id].append(value)
-    return found
+                        correlations[f"{name}, {kind}"][trajectory.problem_id].append(value)
+    return correlations
 
 
-def histories(one: Trajectory) -> list[tuple[int, History]]:
+def histories(trajectory: Trajectory) -> list[tuple[int, History]]:
     """The history before each turn of an episode that was never condensed, from ``LEAST_UNITS`` units on."""
-    pinned = one.turns[0].context
-    units = [Unit(turn=n, reply=turn.reply, results=turn.observations) for n, turn in enumerate(one.turns)]
+    pinned = trajectory.turns[0].context
+    units = [Unit(turn=n, reply=turn.reply, results=turn.observations) for n, turn in enumerate(trajectory.turns)]
     return [(n, History(pinned=pinned, units=tuple(units[:n]))) for n in range(LEAST_UNITS, len(units))]
 
 

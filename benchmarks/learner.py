@@ -165,26 +165,26 @@ def measure(
         ]
         readings: list[list[Reading]] = [[] for _ in workers]
         for turn in range(options.rounds):
-            for variant, worker, found in zip(bench.variants, workers, readings, strict=True):
+            for variant, worker, timed in zip(bench.variants, workers, readings, strict=True):
                 if not variant.slow or turn < options.slow_rounds:
-                    found.append(worker.compute())
-                    print(f"round {turn}: {variant.name}: {found[-1].seconds:.2f} s", file=sys.stderr)
+                    timed.append(worker.compute())
+                    print(f"round {turn}: {variant.name}: {timed[-1].seconds:.2f} s", file=sys.stderr)
         for worker in workers:
             worker.close()
         first = torch.load(paths[0])
         return [
-            Measured(readings=tuple(found), off=difference(first, path, found[0].norm) if variant.compared else None)
-            for variant, path, found in zip(bench.variants, paths, readings, strict=True)
+            Measured(readings=tuple(timed), off=difference(first, path, timed[0].norm) if variant.compared else None)
+            for variant, path, timed in zip(bench.variants, paths, readings, strict=True)
         ]
 
 
 def difference(wanted: Sequence[torch.Tensor], path: Path, norm: float | None) -> float:
     """How far a gradient is from the wanted one: by its largest entry, or by its norm where only that is known."""
     if norm is not None:
-        whole = float(torch.nn.utils.get_total_norm(wanted))  # rounded as the learner's own
-        return abs(norm - whole) / whole
+        own = float(torch.nn.utils.get_total_norm(wanted))  # rounded as the learner's own
+        return abs(norm - own) / own
     largest = max(float(grad.abs().max()) for grad in wanted)
-    differences = [(one - grad).abs().max() for one, grad in zip(torch.load(path), wanted, strict=True)]
+    differences = [(entries - grad).abs().max() for entries, grad in zip(torch.load(path), wanted, strict=True)]
     return float(torch.stack(differences).max()) / largest  # a NaN stays one
 
 
@@ -201,7 +201,11 @@ def found_of(bound: Bound, measured: Mapping[Variant, Measured]) -> float:
 
 def disagreeing(measured: Mapping[Variant, Measured], tolerance: float) -> list[str]:
     """The variants whose gradient is another one, NaN included."""
-    return [one.name for one, found in measured.items() if found.off is not None and not found.off <= tolerance]
+    return [
+        variant.name
+        for variant, measurement in measured.items()
+        if measurement.off is not None and not measurement.off <= tolerance
+    ]
 
 
 def table(measured: Mapping[Variant, Measured], trained: int) -> tuple[list[str], list[list[str]]]:
@@ -211,13 +215,13 @@ def table(measured: Mapping[Variant, Measured], trained: int) -> tuple[list[str]
     lines = [
         [
             variant.name,
-            f"{found.median:.2f} ({min(found.seconds):.2f}–{max(found.seconds):.2f})",
-            f"{ratio(base, found):.2f}",
-            f"{found.peak / 2**20:.0f} MiB",
-            f"{trained / found.median:.0f}",
-            "–" if found.off is None else f"{found.off:.0e}",
+            f"{measurement.median:.2f} ({min(measurement.seconds):.2f}–{max(measurement.seconds):.2f})",
+            f"{ratio(base, measurement):.2f}",
+            f"{measurement.peak / 2**20:.0f} MiB",
+            f"{trained / measurement.median:.0f}",
+            "–" if measurement.off is None else f"{measurement.off:.0e}",
         ]
-        for variant, found in measured.items()
+        for variant, measurement in measured.items()
     ]
     return heads, lines
 
@@ -226,10 +230,10 @@ def bounds_table(bench: Bench, measured: Mapping[Variant, Measured]) -> tuple[li
     """Heads and lines."""
     lines = []
     for bound in bench.bounds:
-        found = found_of(bound, measured)
-        met = found >= bound.wanted if bound.at_least else found <= bound.wanted
+        measurement = found_of(bound, measured)
+        met = measurement >= bound.wanted if bound.at_least else measurement <= bound.wanted
         wanted = f"{'≥' if bound.at_least else '≤'} {bound.wanted:g}"
-        lines.append([bound.what, wanted, f"{found:.2f}", "yes" if met else "no"])
+        lines.append([bound.what, wanted, f"{measurement:.2f}", "yes" if met else "no"])
     return ["to reach", "wanted", "found", "met"], lines
 
 
@@ -290,9 +294,9 @@ def run(name: str, options: argparse.Namespace) -> list[str]:
         flush=True,
     )
     if options.profile:
-        found = profile(size, budget, load.rows, seed=options.seed)
-        show("parts", *parts_table(found, size.vocabulary), markdown=options.markdown)
-        show("operators", *operators_table(found), markdown=options.markdown)
+        operators = profile(size, budget, load.rows, seed=options.seed)
+        show("parts", *parts_table(operators, size.vocabulary), markdown=options.markdown)
+        show("operators", *operators_table(operators), markdown=options.markdown)
         return []
     measured = dict(zip(bench.variants, measure(bench, load, size, budget, options), strict=True))
     show(name, *table(measured, load.trained), markdown=options.markdown)

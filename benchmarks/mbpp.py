@@ -46,7 +46,7 @@ def solution(row: Mapping[str, Any]) -> Solution:
     return Solution(row["task_id"], row["code"], tests, setup, entry_points(row["code"], [*tests, setup]))
 
 
-def passes_plainly(one: Solution) -> bool:
+def passes_plainly(solution: Solution) -> bool:
     """Whether code and tests run to their end in a fork of this process."""
     pid = os.fork()
     if pid == 0:
@@ -56,18 +56,21 @@ def passes_plainly(one: Solution) -> bool:
             os.dup2(nothing, end)
         status = 1
         try:
-            exec(compile("\n".join((one.code, one.setup, *one.tests)), "solution", "exec"), {"__name__": "solution"})
+            exec(
+                compile("\n".join((solution.code, solution.setup, *solution.tests)), "solution", "exec"),
+                {"__name__": "solution"},
+            )
             status = 0
         finally:
             os._exit(status)
     return os.waitpid(pid, 0)[1] == 0
 
 
-def without_body(one: Solution) -> str:
+def without_body(solution: Solution) -> str:
     """The code with ``pass`` in place of what the functions under test do."""
-    tree = ast.parse(one.code)
+    tree = ast.parse(solution.code)
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name in one.entry:
+        if isinstance(node, ast.FunctionDef) and node.name in solution.entry:
             node.body = [ast.Pass()]
     return ast.unparse(tree)
 
@@ -76,7 +79,7 @@ async def judged(sandbox: Sandbox, solutions: Sequence[Solution], codes: Sequenc
     """The verdict of each."""
     calls = zip(solutions, codes, strict=True)
     return await asyncio.gather(
-        *(grade(sandbox, code, one.tests, setup=one.setup, entry=one.entry) for one, code in calls)
+        *(grade(sandbox, code, solution.tests, setup=solution.setup, entry=solution.entry) for solution, code in calls)
     )
 
 
@@ -88,28 +91,29 @@ async def main() -> int:
     given = asked.parse_args()
     warnings.simplefilter("ignore")  # of solutions that write '\w'
     solutions = [solution(row) for row in read_rows(given.data, split="train")]
-    plain = [passes_plainly(one) for one in solutions]
-    tests = sum(len(one.tests) for one in solutions)
-    failing = [one.number for one, passed in zip(solutions, plain, strict=True) if not passed]
+    plain = [passes_plainly(solution) for solution in solutions]
+    tests = sum(len(solution.tests) for solution in solutions)
+    failing = [solution.number for solution, passed in zip(solutions, plain, strict=True) if not passed]
     print(f"{sum(plain)} of {len(solutions)} solutions pass in plain Python, {tests} tests; not: {failing}")
     bad = []
     with Sandbox(isolation=given.isolation, limits=SandboxLimits(seconds=SECONDS)) as sandbox:
         print(f"the sandbox uses {sandbox.open()}; load of the machine {os.getloadavg()[0]:.1f}")
         begin = time.perf_counter()
-        whole = await judged(sandbox, solutions, [one.code for one in solutions])
+        verdicts = await judged(sandbox, solutions, [solution.code for solution in solutions])
         seconds = time.perf_counter() - begin
-        empty = await judged(sandbox, solutions, [without_body(one) for one in solutions])
-    for one, plainly, found in zip(solutions, plain, whole, strict=True):
-        if plainly and not found.all_passed:
-            bad.append(one.number)
-            print(f"  {one.number} passes in plain Python only: {next(filter(None, found.reasons))}")
-        if found.all_passed and not plainly:
-            print(f"  {one.number} passes in the sandbox only")
+        empty = await judged(sandbox, solutions, [without_body(solution) for solution in solutions])
+    for solution, plainly, verdict in zip(solutions, plain, verdicts, strict=True):
+        if plainly and not verdict.all_passed:
+            bad.append(solution.number)
+            print(f"  {solution.number} passes in plain Python only: {next(filter(None, verdict.reasons))}")
+        if verdict.all_passed and not plainly:
+            print(f"  {solution.number} passes in the sandbox only")
+    in_both = sum(verdict.all_passed and plainly for verdict, plainly in zip(verdicts, plain, strict=True))
     print(
-        f"{sum(one.all_passed for one in whole)} pass in the sandbox, of those that pass in plain Python "
-        f"{sum(one.all_passed and there for one, there in zip(whole, plain, strict=True))}; {seconds:.0f} s for all"
+        f"{sum(verdict.all_passed for verdict in verdicts)} pass in the sandbox, of those that pass in plain Python "
+        f"{in_both}; {seconds:.0f} s for all"
     )
-    hollow = [one.number for one, found in zip(solutions, empty, strict=True) if found.all_passed]
+    hollow = [solution.number for solution, verdict in zip(solutions, empty, strict=True) if verdict.all_passed]
     print(f"{len(hollow)} pass with their bodies removed {hollow or ''}")
     return 1 if bad or hollow else 0
 

@@ -31,18 +31,18 @@ def profile(size: ModelSize, budget: Budget, rows: Sequence[Segment], *, seed: i
     step = optimiser_step(model, budget, rows)
     step(rows)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    with torch.profiler.profile(activities=activities, record_shapes=True) as seen:
+    with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
         step(rows)
-    found = [
+    operators = [
         Operator(
-            one.key,
-            tuple(tuple(shape) for shape in one.input_shapes if shape),
-            one.count,
-            (one.self_device_time_total if on_gpu else one.self_cpu_time_total) / 1e6,
+            event.key,
+            tuple(tuple(shape) for shape in event.input_shapes if shape),
+            event.count,
+            (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e6,
         )
-        for one in seen.key_averages(group_by_input_shape=True)
+        for event in profiler.key_averages(group_by_input_shape=True)
     ]
-    return sorted(found, key=lambda one: -one.seconds)
+    return sorted(operators, key=lambda operator: -operator.seconds)
 
 
 def part_of(operator: Operator, vocabulary: int) -> str:
@@ -60,20 +60,26 @@ def part_of(operator: Operator, vocabulary: int) -> str:
 def parts_table(operators: Sequence[Operator], vocabulary: int) -> tuple[list[str], list[list[str]]]:
     """Heads and lines: seconds and share of each part."""
     seconds: dict[str, float] = {}
-    for one in operators:
-        part = part_of(one, vocabulary)
-        seconds[part] = seconds.get(part, 0.0) + one.seconds
-    whole = sum(seconds.values())
+    for operator in operators:
+        part = part_of(operator, vocabulary)
+        seconds[part] = seconds.get(part, 0.0) + operator.seconds
+    total = sum(seconds.values())
     ordered = sorted(seconds.items(), key=lambda pair: -pair[1])
-    return ["part", "seconds", "share"], [[part, f"{took:.2f}", f"{took / whole:.0%}"] for part, took in ordered]
+    return ["part", "seconds", "share"], [[part, f"{took:.2f}", f"{took / total:.0%}"] for part, took in ordered]
 
 
 def operators_table(operators: Sequence[Operator]) -> tuple[list[str], list[list[str]]]:
     """Heads and lines: the operators that take most."""
-    whole = sum(one.seconds for one in operators)
+    total = sum(operator.seconds for operator in operators)
     lines = [
-        [one.name, _shapes(one.shapes), str(one.calls), f"{one.seconds:.3f}", f"{one.seconds / whole:.1%}"]
-        for one in operators[:TOP]
+        [
+            operator.name,
+            _shapes(operator.shapes),
+            str(operator.calls),
+            f"{operator.seconds:.3f}",
+            f"{operator.seconds / total:.1%}",
+        ]
+        for operator in operators[:TOP]
     ]
     return ["operator", "shapes", "calls", "seconds", "share"], lines
 

@@ -100,8 +100,8 @@ def without_padding(model: PreTrainedModel, budget: Budget, _: Sequence[Segment]
 
     def step(rows: Sequence[Segment]) -> None:
         room = max(DENSE_ROW, max(len(row.token_ids) for row in rows))
-        for one in micro_batches(blocks(rows, max_tokens=room, share=False), max_tokens=room):
-            batch = one.to(model.device)
+        for micro_batch in micro_batches(blocks(rows, max_tokens=room, share=False), max_tokens=room):
+            batch = micro_batch.to(model.device)
             ids, places = batch.token_ids, batch.position_ids
             next_S = ids.roll(-1)  # what follows the end of a row is nobody's target
             logp_S = _of_next(model(input_ids=ids, position_ids=places, use_cache=False).logits, next_S)
@@ -138,8 +138,8 @@ def shared(model: PreTrainedModel, budget: Budget, _: Sequence[Segment], *, tree
     share = trees and module.computes_trees
 
     def step(rows: Sequence[Segment]) -> None:
-        for one in pack_rows(rows, max_tokens=budget.tokens, share=share):
-            batch = one.to(model.device)
+        for micro_batch in pack_rows(rows, max_tokens=budget.tokens, share=share):
+            batch = micro_batch.to(model.device)
             module(*batch.inputs, 1.0, share=Share(OBJECTIVE, batch)).loss.backward()
 
     return step
@@ -171,7 +171,10 @@ def limit(model: PreTrainedModel, budget: Budget, rows: Sequence[Segment]) -> St
     Tensors are made beforehand.
     """
     batches = pack_rows(rows, max_tokens=budget.tokens, share=TrainedLogprobs(model).computes_trees)
-    computed, trained = sum(one.token_ids.numel() for one in batches), sum(one.target.numel() for one in batches)
+    computed, trained = (
+        sum(micro_batch.token_ids.numel() for micro_batch in batches),
+        sum(micro_batch.target.numel() for micro_batch in batches),
+    )
     columns = round(sum(len(row.token_ids) for row in rows) / len(rows))
     count = max(1, round(computed / columns))
     ids_BL = torch.randint(model.config.vocab_size, (count, columns), device=model.device)

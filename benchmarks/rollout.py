@@ -86,10 +86,10 @@ def _overhead(options: argparse.Namespace, setting: Setting) -> Part:
     recorded = sides["engine on vLLM"].run(True).found
     for turn in range(-1, options.rounds):  # the first round is for warming up
         for name, side in sides.items():
-            found = side.run(recorded if name == "bare LLM.generate" else None)
-            print(f"round {turn}: {name}: {found.wall:.2f} s, {found.cpu:.2f} CPU s", file=sys.stderr)
+            reading = side.run(recorded if name == "bare LLM.generate" else None)
+            print(f"round {turn}: {name}: {reading.wall:.2f} s, {reading.cpu:.2f} CPU s", file=sys.stderr)
             if turn >= 0:
-                readings[name].append(found)
+                readings[name].append(reading)
     for side in sides.values():
         side.close()
     base = readings["bare LLM.generate"]
@@ -97,13 +97,13 @@ def _overhead(options: argparse.Namespace, setting: Setting) -> Part:
     lines = [
         [
             name,
-            f"{statistics.median(one.wall for one in found):.2f}",
-            f"{_ratio(found, base, 'wall'):.3f}",
-            f"{statistics.median(one.cpu for one in found):.2f}",
-            f"{_ratio(found, base, 'cpu'):.3f}",
-            f"{tokens / statistics.median(one.wall for one in found):.0f}",
+            f"{statistics.median(reading.wall for reading in taken):.2f}",
+            f"{_ratio(taken, base, 'wall'):.3f}",
+            f"{statistics.median(reading.cpu for reading in taken):.2f}",
+            f"{_ratio(taken, base, 'cpu'):.3f}",
+            f"{tokens / statistics.median(reading.wall for reading in taken):.0f}",
         ]
-        for name, found in readings.items()
+        for name, taken in readings.items()
     ]
     least, most = world.reply
     ours = readings["engine on vLLM"]
@@ -129,11 +129,11 @@ def barrier(options: argparse.Namespace, folder: Path) -> list[Part]:
     lock_step = sum(max(column) for column in zip(*world.latencies(), strict=True)) + world.turns * sampling
     walls: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(options.rounds):
-        for held, found in walls.items():
+        for held, seconds in walls.items():
             began = time.monotonic()
             play(engine(folder, sampler, world), world, barrier=held)
-            found.append(time.monotonic() - began)
-    medians = {held: statistics.median(found) for held, found in walls.items()}
+            seconds.append(time.monotonic() - began)
+    medians = {held: statistics.median(seconds) for held, seconds in walls.items()}
     lines = [
         [name, f"{ideal:.2f}", f"{medians[held]:.2f}", f"{medians[held] / longest:.3f}"]
         for name, held, ideal in (("no barrier", False, longest), ("a barrier a turn", True, lock_step))
@@ -165,20 +165,20 @@ def turns(options: argparse.Namespace, folder: Path) -> list[Part]:
     weights = weights_of(folder)
     lines, bounds = [], []
     for name, condenser, budget in variants:
-        found = []
+        figures = []
         for count in counts:
             sampler.update_weights(weights, 0)  # and with it every cached key and value goes
             world = World(trajectories=options.siblings, turns=count, reply=(16, 16))
-            found.append(_of_turns(engine(folder, sampler, world, condenser=condenser, budget=budget), world))
-            print(f"{name}, K={count}: {3600 / found[-1][2]:.1f} CPU s a trajectory", file=sys.stderr)
-        exponents = [_exponent(counts, [one[place] for one in found]) for place in (0, 1)]
+            figures.append(_of_turns(engine(folder, sampler, world, condenser=condenser, budget=budget), world))
+            print(f"{name}, K={count}: {3600 / figures[-1][2]:.1f} CPU s a trajectory", file=sys.stderr)
+        exponents = [_exponent(counts, [row[place] for row in figures]) for place in (0, 1)]
         lines.append(
             [
                 name,
-                *(f"{one[0]:.0f}" for one in found),
+                *(f"{row[0]:.0f}" for row in figures),
                 f"{exponents[0]:.2f}",
                 f"{exponents[1]:.2f}",
-                *(f"{one[2]:.0f}" for one in found),
+                *(f"{row[2]:.0f}" for row in figures),
             ]
         )
         if name == f"last_k(keep_last={KEEP})":
@@ -198,12 +198,12 @@ def turns(options: argparse.Namespace, folder: Path) -> list[Part]:
 def _of_turns(parts: Engine, world: World) -> tuple[float, float, float]:
     """Tokens that a trajectory processes without and with keys and values kept, and trajectories a CPU hour."""
     began = time.process_time()
-    found = play(parts, world)
+    trajectories = play(parts, world)
     seconds = time.process_time() - began
     return (
-        statistics.fmean(map(processed, found)),
-        statistics.fmean(map(new_tokens, found)),
-        3600 * len(found) / seconds,
+        statistics.fmean(map(processed, trajectories)),
+        statistics.fmean(map(new_tokens, trajectories)),
+        3600 * len(trajectories) / seconds,
     )
 
 
@@ -218,10 +218,10 @@ def sync(options: argparse.Namespace, folder: Path) -> list[Part]:
     for name, start in starts.items():
         side = Side(start, setting)
         side.run(0)
-        found = [side.run(version) for version in range(1, options.rounds + 3)]
+        readings = [side.run(version) for version in range(1, options.rounds + 3)]
         side.close()
-        median = statistics.median(one.wall for one in found)
-        lines.append([name, f"{found[0].found / 1e6:.2f} M", f"{1000 * median:.1f}"])
+        median = statistics.median(reading.wall for reading in readings)
+        lines.append([name, f"{readings[0].found / 1e6:.2f} M", f"{1000 * median:.1f}"])
         bounds.append(Bound(f"seconds of a sync of {name}", 0.5, median))
     return [Part("new weights for a sampler", ["sampler", "parameters", "milliseconds"], lines, bounds)]
 
@@ -246,8 +246,8 @@ PARTS: dict[str, Callable[[argparse.Namespace, Path], list[Part]]] = {
 def show(part: Part, *, markdown: bool) -> None:
     """Print the tables of a part."""
     bounds = [
-        [one.what, f"≤ {one.at_most:g}", f"{one.found:.3f}", "yes" if one.found <= one.at_most else "no"]
-        for one in part.bounds
+        [bound.what, f"≤ {bound.at_most:g}", f"{bound.found:.3f}", "yes" if bound.found <= bound.at_most else "no"]
+        for bound in part.bounds
     ]
     for title, heads, lines in (
         (part.title, part.heads, part.lines),

@@ -61,12 +61,12 @@ class Side:
         """
         self._pipe.send((given,))
         try:
-            found = self._pipe.recv()
+            received = self._pipe.recv()
         except EOFError as error:
             raise RuntimeError("a side of the benchmark died; what it said is above") from error
-        if isinstance(found, Exception):
-            raise RuntimeError(f"a side of the benchmark failed: {found}") from found
-        reading: Reading = found
+        if isinstance(received, Exception):
+            raise RuntimeError(f"a side of the benchmark failed: {received}") from received
+        reading: Reading = received
         return reading
 
     def close(self) -> None:
@@ -82,8 +82,8 @@ def _serve(pipe: Connection, start: Callable[[Setting], Run], setting: Setting) 
         try:
             run = run or start(setting)
             began = time.monotonic(), time.process_time()
-            found = run(message[0])
-            pipe.send(Reading(time.monotonic() - began[0], time.process_time() - began[1], found))
+            result = run(message[0])
+            pipe.send(Reading(time.monotonic() - began[0], time.process_time() - began[1], result))
         except Exception as error:  # the boundary to the other process
             pipe.send(error)
 
@@ -98,9 +98,9 @@ def through_engine(setting: Setting, sampler_name: str) -> Run:
     weights = weights_of(setting.folder)
 
     def run(record: object) -> list[Wave] | None:
-        found = play(parts, setting.world)
+        trajectories = play(parts, setting.world)
         sampler.update_weights(weights, 0)  # and with it every cached key and value goes
-        return waves(found) if record else None
+        return waves(trajectories) if record else None
 
     return run
 

@@ -99,8 +99,10 @@ class SetLengths:
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """A reply of its length."""
         length = random.Random(params.seed).randint(*self._reply)
-        found = await self._sampler.sample(prompt_ids, replace(params, max_tokens=length, stop_ids=(), stop_strings=()))
-        return replace(found, finish=Finish.STOP)
+        generation = await self._sampler.sample(
+            prompt_ids, replace(params, max_tokens=length, stop_ids=(), stop_strings=())
+        )
+        return replace(generation, finish=Finish.STOP)
 
     def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
         """As the sampler inside."""
@@ -180,13 +182,16 @@ def play(parts: Engine, world: World, *, barrier: bool = False, step: int = 0) -
             on_finish=_whole(world.turns),
         )
 
-    return tuple(one for group in asyncio.run(run()) for one in group)
+    return tuple(trajectory for group in asyncio.run(run()) for trajectory in group)
 
 
 def _whole(turns: int) -> Callable[[Trajectory], Awaitable[None]]:
-    async def check(one: Trajectory) -> None:
-        if len(one.turns) != turns:
-            raise RuntimeError(f"trajectory {one.id} has {len(one.turns)} of {turns} turns: {one.stop}, {one.detail}")
+    async def check(trajectory: Trajectory) -> None:
+        if len(trajectory.turns) != turns:
+            raise RuntimeError(
+                f"trajectory {trajectory.id} has {len(trajectory.turns)} of {turns} turns: {trajectory.stop}, "
+                f"{trajectory.detail}"
+            )
 
     return check
 
@@ -202,7 +207,7 @@ def new_tokens(trajectory: Trajectory) -> int:
     total = 0
     for turn in trajectory.turns:
         shared = next(
-            (at for at, (one, other) in enumerate(zip(before, turn.prompt_ids, strict=False)) if one != other),
+            (at for at, (token, other) in enumerate(zip(before, turn.prompt_ids, strict=False)) if token != other),
             min(len(before), len(turn.prompt_ids)),
         )
         total += len(turn.prompt_ids) - shared + len(turn.output_ids)
@@ -213,6 +218,6 @@ def new_tokens(trajectory: Trajectory) -> int:
 def waves(trajectories: Sequence[Trajectory]) -> list[list[tuple[tuple[int, ...], int]]]:
     """Turn by turn, the prompt of every trajectory and the length of its reply: what a bare engine is to be given."""
     return [
-        [(one.turns[turn].prompt_ids, len(one.turns[turn].output_ids)) for one in trajectories]
+        [(trajectory.turns[turn].prompt_ids, len(trajectory.turns[turn].output_ids)) for trajectory in trajectories]
         for turn in range(len(trajectories[0].turns))
     ]

@@ -103,7 +103,7 @@ def course(rows: list[Row]) -> str:
     heads = ["steps", *(f"seed {row.seed}: success, context" for row in rows)]
     lines = [line(heads), line(["---"] * len(heads))]
     for evaluations in zip(*(row.evaluated for row in rows), strict=True):
-        cells = [f"{one['eval/success']:.3f}, {one['eval/context_tokens']:.1f}" for one in evaluations]
+        cells = [f"{metrics['eval/success']:.3f}, {metrics['eval/context_tokens']:.1f}" for metrics in evaluations]
         lines.append(line([f"{evaluations[0]['step']:.0f}", *cells]))
     return "\n".join(lines)
 

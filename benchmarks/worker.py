@@ -63,7 +63,7 @@ class Worker:
         """Have the pass computed once."""
         self.pipe.send(True)
         try:
-            found: Reading = self.pipe.recv()
+            reading: Reading = self.pipe.recv()
         except EOFError as error:
             self.process.join()
             code = self.process.exitcode
@@ -71,7 +71,7 @@ class Worker:
                 f"computing a pass: its process ended with exit code {code}, wanted a reading. What it printed says "
                 f"why; -9 is a lack of memory: leave that pass out with --workloads, or use fewer --questions."
             ) from error
-        return found
+        return reading
 
     def close(self) -> None:
         """End the process."""

@@ -95,8 +95,8 @@ def workload(
     for question in range(questions):
         asked = _ids(draw, draw.randint(*lengths.question), vocabulary)
         for sample in range(samples):
-            one = _trajectory(draw, kind, lengths, asked, f"q{question}", sample, turns, vocabulary)
-            scored.append(_scored(one, right=sample % 2 == 0))
+            trajectory = _trajectory(draw, kind, lengths, asked, f"q{question}", sample, turns, vocabulary)
+            scored.append(_scored(trajectory, right=sample % 2 == 0))
     scores = scores_of(scored)
     tokens_NK = turn_tokens(scored)
     advantage_NK = Estimator("grpo")(scores)
@@ -112,9 +112,9 @@ def workload(
 def _turns_apart(scored: Sequence[ScoredTrajectory], advantage_NK: Tensor, weight_NK: Tensor) -> tuple[Segment, ...]:
     return tuple(
         row
-        for one, advantages, weights in zip(scored, advantage_NK.tolist(), weight_NK.tolist(), strict=True)
-        for turn, advantage, weight in zip(one.trajectory.turns, advantages, weights, strict=True)
-        for row in segments(replace(one.trajectory, turns=(turn,)), advantage_K=[advantage], weight_K=[weight])
+        for trained, advantages, weights in zip(scored, advantage_NK.tolist(), weight_NK.tolist(), strict=True)
+        for turn, advantage, weight in zip(trained.trajectory.turns, advantages, weights, strict=True)
+        for row in segments(replace(trained.trajectory, turns=(turn,)), advantage_K=[advantage], weight_K=[weight])
     )
 
 

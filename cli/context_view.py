@@ -124,5 +124,5 @@ def _newest(index: int, turns: Sequence[Turn], declared: Condensation, room: int
     context = turns[index].context
     body = context[len(turns[0].context) :]
     shown = sum(len(message.content) for message in newest_messages(context))
-    whole = sum(len(message.content) for message in body)
-    return min(room, round(room * shown / whole)) if whole else 0
+    total = sum(len(message.content) for message in body)
+    return min(room, round(room * shown / total)) if total else 0

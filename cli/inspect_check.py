@@ -11,37 +11,37 @@ from condensegrpo.storage.credit import Credit
 
 def breaches(step: InspectedStep) -> tuple[str, ...]:
     """Everything that is wrong with a step's trajectories and credit; empty: all is well."""
-    found: list[str] = [*step.problems]
-    for one in step.scored:
-        found += [f"{one.trajectory.id}: {breach}" for breach in (*check(one.trajectory), *_of_score(one))]
-    return (*found, *_of_groups(step.scored), *_of_credit(step))
+    broken: list[str] = [*step.problems]
+    for scored in step.scored:
+        broken += [f"{scored.trajectory.id}: {breach}" for breach in (*check(scored.trajectory), *_of_score(scored))]
+    return (*broken, *_of_groups(step.scored), *_of_credit(step))
 
 
-def _of_score(one: ScoredTrajectory) -> Iterator[str]:
+def _of_score(scored: ScoredTrajectory) -> Iterator[str]:
     """A score was finite when it was read; here it is held against its trajectory."""
-    largest = one.trajectory.max_context_tokens
-    if one.score.context_tokens != largest:
-        yield f"the score counts {one.score.context_tokens} context tokens, its largest prompt has {largest}"
-    if not 0 <= one.score.correct <= 1:
-        yield f"correct is {one.score.correct}, wanted a number from 0 to 1"
+    largest = scored.trajectory.max_context_tokens
+    if scored.score.context_tokens != largest:
+        yield f"the score counts {scored.score.context_tokens} context tokens, its largest prompt has {largest}"
+    if not 0 <= scored.score.correct <= 1:
+        yield f"correct is {scored.score.correct}, wanted a number from 0 to 1"
 
 
-def _of_groups(scored: Sequence[ScoredTrajectory]) -> Iterator[str]:
+def _of_groups(trajectories: Sequence[ScoredTrajectory]) -> Iterator[str]:
     problems: dict[str, str] = {}
     ids: set[str] = set()
-    for one in scored:
-        group, problem = one.trajectory.group_id, one.trajectory.problem_id
+    for scored in trajectories:
+        group, problem = scored.trajectory.group_id, scored.trajectory.problem_id
         if problems.setdefault(group, problem) != problem:
-            yield f"group {group} holds problem {problems[group]} and, in {one.trajectory.id}, problem {problem}"
-        if one.trajectory.id in ids:
-            yield f"{one.trajectory.id} is in the file twice"
-        ids.add(one.trajectory.id)
+            yield f"group {group} holds problem {problems[group]} and, in {scored.trajectory.id}, problem {problem}"
+        if scored.trajectory.id in ids:
+            yield f"{scored.trajectory.id} is in the file twice"
+        ids.add(scored.trajectory.id)
 
 
 def _of_credit(step: InspectedStep) -> Iterator[str]:
     if step.credit is None:
         return
-    turns = {one.trajectory.id: len(one.trajectory.turns) for one in step.scored}
+    turns = {scored.trajectory.id: len(scored.trajectory.turns) for scored in step.scored}
     for name in turns:
         if name not in step.credit:
             yield f"{name} has no credit"

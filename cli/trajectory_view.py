@@ -21,16 +21,20 @@ KNOWN_WIDTH = 12  # columns of the bar of what a context knows of the answer
 EXCERPT = 600  # characters of a text without --full
 
 
-def heading(one: Sibling, detail: str) -> Text:
+def heading(sibling: Sibling, detail: str) -> Text:
     """Its id, question, answer, ground truth, score, and why it ended."""
-    answer = f"answered {one_line(one.answer, 40)!r}" if one.answer is not None else "no answer"
-    text = Text.assemble((one_line(one.id, 80), "bold"), "   ", verdict(one), f"   score {one.score:.4g}   {answer}")
-    text.append(f"   ground truth {one_line(one.ground_truth, 40)!r}\n" if one.ground_truth is not None else "\n")
-    if one.question is not None:
-        text.append("question ", theme.DIM).append(f"{one_line(one.question, 160)}\n")
-    text.append(f"stop {one.stop} · {one.turns} turns · largest context {one.context} tokens · ", theme.DIM)
-    text.append(f"{one.output} output tokens · {one.seconds:.1f} s", theme.DIM)
-    handled = _handled(one)
+    answer = f"answered {one_line(sibling.answer, 40)!r}" if sibling.answer is not None else "no answer"
+    text = Text.assemble(
+        (one_line(sibling.id, 80), "bold"), "   ", verdict(sibling), f"   score {sibling.score:.4g}   {answer}"
+    )
+    text.append(
+        f"   ground truth {one_line(sibling.ground_truth, 40)!r}\n" if sibling.ground_truth is not None else "\n"
+    )
+    if sibling.question is not None:
+        text.append("question ", theme.DIM).append(f"{one_line(sibling.question, 160)}\n")
+    text.append(f"stop {sibling.stop} · {sibling.turns} turns · largest context {sibling.context} tokens · ", theme.DIM)
+    text.append(f"{sibling.output} output tokens · {sibling.seconds:.1f} s", theme.DIM)
+    handled = _handled(sibling)
     if handled:
         text.append(f"\n{handled}", theme.WARN)
     if detail:
@@ -38,16 +42,18 @@ def heading(one: Sibling, detail: str) -> Text:
     return text
 
 
-def _handled(one: Sibling) -> str:
+def _handled(sibling: Sibling) -> str:
     """Why it does not train normally; empty: it does, or that is not known."""
-    match one.handling:
+    match sibling.handling:
         case "mask":
-            return f"masked: its stop, {one.stop}, trains nothing, counts in no statistics (algorithm.stops.handling)"
+            return (
+                f"masked: its stop, {sibling.stop}, trains nothing, counts in no statistics (algorithm.stops.handling)"
+            )
         case "drop":
             return "dropped: no trajectory of its group has an advantage (algorithm.resample_rounds)"
         case "penalise":
-            return f"penalised: its stop, {one.stop}, counts as wrong (algorithm.stops.handling)"
-    if one.advantages and not any(one.advantages):
+            return f"penalised: its stop, {sibling.stop}, counts as wrong (algorithm.stops.handling)"
+    if sibling.advantages and not any(sibling.advantages):
         return "no signal: it has no advantage at any turn"
     return ""
 

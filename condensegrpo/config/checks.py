@@ -76,7 +76,7 @@ def _check_trigger(config: RunConfig) -> None:
         ("rollout.condense.share", rollout.condense.share, 1.0),
         ("rollout.condense.jitter", rollout.condense.jitter, 0.0),
     )
-    idle = [f"{key}={found}" for key, found, default in figures if found != default]
+    idle = [f"{key}={value}" for key, value, default in figures if value != default]
     if rollout.condense.when == "every_turn" and idle:
         raise ConfigError(
             f"checking {' and '.join(idle)}: rollout.condense.when is every_turn, which condenses at any length. "
@@ -129,11 +129,11 @@ def _check_information(config: RunConfig) -> None:
 
 def _check_whole_distribution(config: RunConfig) -> None:
     """No sampler may cut unlikely tokens off."""
-    for option, whole in (("top_p", 1), ("top_k", 0), ("min_p", 0)):
-        found = config.sampler.options.get(option, whole)
-        if found != whole:
+    for option, default in (("top_p", 1), ("top_k", 0), ("min_p", 0)):
+        value = config.sampler.options.get(option, default)
+        if value != default:
             raise ConfigError(
-                f"checking sampler.options.{option}: found {found}. Where unlikely tokens are cut off, the sampler's "
+                f"checking sampler.options.{option}: found {value}. Where unlikely tokens are cut off, the sampler's "
                 f"log-probabilities are those of another distribution than the learner's, and every importance ratio "
                 f"is wrong. Leave it out; sharpen with rollout.temperature, which both know of."
             )

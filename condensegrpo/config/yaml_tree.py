@@ -152,7 +152,7 @@ def parse(kind: type[S], tree: object, *, source: str) -> S:
 
 def _fault(kind: type[BaseModel], fault: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
     place = [str(part) for part in fault["loc"]]
-    key, reason, found = ".".join(place) or "(the whole)", fault["type"], fault["input"]
+    key, reason, value = ".".join(place) or "(the whole)", fault["type"], fault["input"]
     if reason in ("extra_forbidden", "unexpected_keyword_argument"):
         known = _keys_at(kind, place[:-1])
         hint = did_you_mean(place[-1], known) or f"Known here: {', '.join(known)}"
@@ -160,13 +160,13 @@ def _fault(kind: type[BaseModel], fault: Any) -> str:  # noqa: ANN401  pydantic'
     if reason == "missing":
         return f"{key}: missing"
     if reason in ("model_type", "dataclass_type", "dict_type"):
-        return f"{key}: found {found!r}, wanted a mapping of keys"
+        return f"{key}: found {value!r}, wanted a mapping of keys"
     message = fault["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
     if message.startswith("Input should be "):
         wanted = message.removeprefix("Input should be ").replace("greater than or equal to", "at least")
         wanted = wanted.replace("less than or equal to", "at most")
-        return f"{key}: found {found!r}, wanted {wanted}"
-    return f"{key}: found {found!r}; {message}"
+        return f"{key}: found {value!r}, wanted {wanted}"
+    return f"{key}: found {value!r}; {message}"
 
 
 def _keys_at(section: type, place: Sequence[str]) -> list[str]:

@@ -119,7 +119,7 @@ class TrainedLogprobs(nn.Module):
         position_ids = torch.arange(4, device=device)[None]
         token_ids = position_ids % words
         wanted = self.policy(input_ids=token_ids, position_ids=position_ids, use_cache=False).logits.float()
-        found = self.head.logits(self._decode(token_ids, position_ids))
+        logits = self.head.logits(self._decode(token_ids, position_ids))
         if self.without_trees is None:
             self.without_trees = self._unlike_rows(words, device, slack=min(0.05, 100 * eps))
         # Refused is only what no rounding explains: in bfloat16 a router may choose another expert in another batch.
@@ -127,10 +127,10 @@ class TrainedLogprobs(nn.Module):
         unlike = self._unlike_rows(words, device, slack=min(0.5, 1e4 * eps)) if plain else None
         self.policy.set_attn_implementation(attention)
         slack = min(0.01, 100 * eps)  # a softcap of 30 moves logits of 3 by 0.3 %
-        if not torch.allclose(found, wanted, rtol=slack, atol=slack * float(wanted.abs().max())):
+        if not torch.allclose(logits, wanted, rtol=slack, atol=slack * float(wanted.abs().max())):
             raise LearnerError(
                 f"applying the LM head of {type(self.policy).__name__} to trained positions only: its own logits "
-                f"differ from those of decoder and head by up to {(found - wanted).abs().max():.3g}, so it "
+                f"differ from those of decoder and head by up to {(logits - wanted).abs().max():.3g}, so it "
                 f"processes them further. Use a model that does not, such as Qwen3 or Llama, or add support in "
                 f"condensegrpo/learner/logprobs.py."
             )
@@ -150,14 +150,14 @@ class TrainedLogprobs(nn.Module):
         rows = [_all_trained(tuple(token % words for token in row)) for row in PROBE]
         batch = lay_out([tuple(rows)] if self.computes_trees else [(row,) for row in rows]).to(device)
         try:
-            found = self._hidden(batch.token_ids, batch.position_ids, batch.source).float()
+            hidden = self._hidden(batch.token_ids, batch.position_ids, batch.source).float()
         except LearnerError as error:
             return str(error)
         alone = [torch.tensor([row.token_ids], device=device) for row in rows]
         wanted = torch.cat(
             [self._decode(row, torch.arange(row.numel(), device=device)[None])[0, :-1] for row in alone]
         ).float()
-        if (found - wanted).norm() <= slack * wanted.norm():
+        if (hidden - wanted).norm() <= slack * wanted.norm():
             return None
         together = "a prefix tree than of its rows" if self.computes_trees else "rows side by side than of each alone"
         return f"{type(self.policy).__name__} makes something else of {together}"

@@ -76,11 +76,11 @@ class Plan:
         return max(self.phases, key=lambda phase: phase.bytes)
 
 
-def plan(config: RunConfig, found: Architecture, *, ranks: int, device: Device) -> Plan:
+def plan(config: RunConfig, model: Architecture, *, ranks: int, device: Device) -> Plan:
     """The plan of a run.
 
     Args:
-        found: the architecture of ``config.model``.
+        model: the architecture of ``config.model``.
 
     Raises:
         ConfigError: the problems of a step do not divide over the ranks.
@@ -90,27 +90,27 @@ def plan(config: RunConfig, found: Architecture, *, ranks: int, device: Device) 
             f"planning for {ranks} ranks: train.problems_per_step={config.train.problems_per_step} does not divide "
             f"over them. Choose a multiple, or another --ranks."
         )
-    tokens, weights = _tokens(config, ranks), _weights(config, found)
+    tokens, weights = _tokens(config, ranks), _weights(config, model)
     batch, requests = _largest_batch(config, ranks), _requests(config, ranks)
     learner = zero.held(
         weights,
         stage=config.learner.zero_stage,
         ranks=ranks,
         device=device,
-        embedding=found.decoder.embedding if found.adapters is None else 0,  # an adapter is small
+        embedding=model.decoder.embedding if model.adapters is None else 0,  # an adapter is small
         several=tokens.micro_batches > 1,
     )
-    decoder, resident = found.decoder, _resident(config, weights)
+    decoder, resident = model.decoder, _resident(config, weights)
     # AdamW makes its moments in the first step
     opening = (*(part for part in learner.always if part.name != zero.MOMENTS), *learner.opening)
     phases = (
         Phase(name="loading", moment="DeepSpeed opens", parts=(*resident[:1], *opening)),
         _largest("rolling out", _rolling_out(config, decoder, requests), (*resident, *learner.always)),
-        _largest("learning", _learning(config, found, batch, learner, device), (*resident, *learner.always)),
-        _largest("publishing", _publishing(config, weights, found, ranks, device), (*resident, *learner.always)),
+        _largest("learning", _learning(config, model, batch, learner, device), (*resident, *learner.always)),
+        _largest("publishing", _publishing(config, weights, model, ranks, device), (*resident, *learner.always)),
     )
     return Plan(
-        architecture=found,
+        architecture=model,
         weights=weights,
         device=device,
         ranks=ranks,
@@ -118,7 +118,7 @@ def plan(config: RunConfig, found: Architecture, *, ranks: int, device: Device) 
         requests=requests,
         phases=phases,
         tokens=tokens,
-        notes=tuple(_notes(config, found, batch)),
+        notes=tuple(_notes(config, model, batch)),
     )
 
 
@@ -160,12 +160,12 @@ def _requests(config: RunConfig, ranks: int) -> int:
     return min(most, max(trained, evaluated))
 
 
-def _weights(config: RunConfig, found: Architecture) -> Weights:
+def _weights(config: RunConfig, model: Architecture) -> Weights:
     """The learner's weights: all of them are trained, or adapters beside all of them."""
     element = DTYPES[config.model.dtype].itemsize
-    if found.adapters is None:
-        return Weights(trainable=found.parameters, frozen=0, element=element)
-    return Weights(trainable=found.adapters.parameters, frozen=found.parameters, element=element)
+    if model.adapters is None:
+        return Weights(trainable=model.parameters, frozen=0, element=element)
+    return Weights(trainable=model.adapters.parameters, frozen=model.parameters, element=element)
 
 
 def _resident(config: RunConfig, weights: Weights) -> tuple[Part, ...]:
@@ -209,27 +209,27 @@ def _rolling_out(config: RunConfig, decoder: Decoder, requests: int) -> dict[str
 
 
 def _learning(
-    config: RunConfig, found: Architecture, batch: MicroBatch, learner: Held, device: Device
+    config: RunConfig, model: Architecture, batch: MicroBatch, learner: Held, device: Device
 ) -> dict[str, tuple[Part, ...]]:
-    element, decoder, trained = DTYPES[config.model.dtype].itemsize, found.decoder, found.adapters is None
-    activations = Part("activations", _activations(config, found, batch))
+    element, decoder, trained = DTYPES[config.model.dtype].itemsize, model.decoder, model.adapters is None
+    activations = Part("activations", _activations(config, model, batch))
     backward = formulas.layer_backward_bytes(decoder, batch, element, trained=trained)
     ending = formulas.embedding_backward_bytes(decoder, element) if trained else 0
     return {
-        "LM head": (*learner.forward, activations, _head(config, found, batch, device)),
+        "LM head": (*learner.forward, activations, _head(config, model, batch, device)),
         "last layer backward": (*learner.forward, activations, Part("gradients on their way", backward)),
         "end of backward": (*learner.ending, Part("gradients on their way", ending)),
         "optimiser step": learner.stepping,
     }
 
 
-def _activations(config: RunConfig, found: Architecture, batch: MicroBatch) -> int:
-    element, decoder = DTYPES[config.model.dtype].itemsize, found.decoder
-    if found.adapters is None:
+def _activations(config: RunConfig, model: Architecture, batch: MicroBatch) -> int:
+    element, decoder = DTYPES[config.model.dtype].itemsize, model.decoder
+    if model.adapters is None:
         kept = formulas.activation_bytes(decoder, batch, element)
     else:
-        kept = formulas.adapted_activation_bytes(decoder, batch, element, width=found.adapters.width)
-    if found.plain is None:
+        kept = formulas.adapted_activation_bytes(decoder, batch, element, width=model.adapters.width)
+    if model.plain is None:
         kept += formulas.paths_bytes(decoder, batch, _rows_alone(batch), element)
     if config.model.attention == "eager":
         kept += formulas.eager_bytes(decoder, batch, element)
@@ -242,25 +242,25 @@ def _rows_alone(batch: MicroBatch) -> Gathered:
     return Gathered(*(ceil(batch.tokens * size / batch.length) for size in row))
 
 
-def _head(config: RunConfig, found: Architecture, batch: MicroBatch, device: Device) -> Part:
+def _head(config: RunConfig, model: Architecture, batch: MicroBatch, device: Device) -> Part:
     """The head takes one pass unless the objective looks at whole turns."""
-    element, trained = DTYPES[config.model.dtype].itemsize, found.adapters is None
+    element, trained = DTYPES[config.model.dtype].itemsize, model.adapters is None
     if isinstance(objective(config.algorithm), Tokenwise):
         tile = tile_tokens(torch.device("cpu" if device == "cpu" else "cuda"))
-        size = formulas.head_bytes(found.decoder, batch, tile=tile, element=element, trained=trained)
+        size = formulas.head_bytes(model.decoder, batch, tile=tile, element=element, trained=trained)
     else:
-        chunk = max(1, CHUNK_LOGITS // found.decoder.vocabulary)
-        size = formulas.chunked_head_bytes(found.decoder, batch, chunk_tokens=chunk, element=element, trained=trained)
+        chunk = max(1, CHUNK_LOGITS // model.decoder.vocabulary)
+        size = formulas.chunked_head_bytes(model.decoder, batch, chunk_tokens=chunk, element=element, trained=trained)
     return Part("LM head", size)
 
 
 def _publishing(
-    config: RunConfig, weights: Weights, found: Architecture, ranks: int, device: Device
+    config: RunConfig, weights: Weights, model: Architecture, ranks: int, device: Device
 ) -> dict[str, tuple[Part, ...]]:
     """Weights go to the sampler one module at a time, the embedding is the largest; a saved policy is copied whole."""
     sharded = config.learner.zero_stage == 3 and ranks > 1
-    gathered = Part("gathered weights", weights.element * found.decoder.embedding if sharded else 0)
-    merged = Part("merged weight", formulas.merging_bytes(found.decoder, weights.element) if found.adapters else 0)
+    gathered = Part("gathered weights", weights.element * model.decoder.embedding if sharded else 0)
+    merged = Part("merged weight", formulas.merging_bytes(model.decoder, weights.element) if model.adapters else 0)
     parameters = weights.frozen or weights.trainable
     copied = Part("policy to save", weights.element * parameters if device == "cpu" else 0)  # else in main memory
     return {"a checkpoint": (gathered, merged, copied)}
@@ -271,10 +271,10 @@ def _largest(name: str, moments: dict[str, tuple[Part, ...]], always: Sequence[P
     return max(phases, key=lambda phase: phase.bytes)
 
 
-def _notes(config: RunConfig, found: Architecture, batch: MicroBatch) -> list[str]:
+def _notes(config: RunConfig, model: Architecture, batch: MicroBatch) -> list[str]:
     notes = []
-    if not found.known:
-        notes.append(f"activations of {found.kind} are estimated as those of a gated layer, which were never measured")
+    if not model.known:
+        notes.append(f"activations of {model.kind} are estimated as those of a gated layer, which were never measured")
     if config.sampler.name != COLOCATED:
         notes.append(f"memory of the sampler {config.sampler.name} is not counted")
     if _row(config) > config.learner.tokens_per_micro_batch:
@@ -282,7 +282,7 @@ def _notes(config: RunConfig, found: Architecture, batch: MicroBatch) -> list[st
             f"a row may have {_row(config)} tokens, and is refused if it does: learner.tokens_per_micro_batch is "
             f"{config.learner.tokens_per_micro_batch}"
         )
-    if found.adapters is not None and found.adapters.layers != LINEAR_LAYERS * found.decoder.layers:
+    if model.adapters is not None and model.adapters.layers != LINEAR_LAYERS * model.decoder.layers:
         notes.append("activations are counted as if every linear layer had an adapter")
     if config.model.lora is not None and config.warm_start.steps:
         notes.append("not counted: the warm start, which trains all weights")
@@ -290,7 +290,7 @@ def _notes(config: RunConfig, found: Architecture, batch: MicroBatch) -> list[st
         notes.append(f"not counted: learner.offload={config.learner.offload}, which takes less on a GPU")
     if config.learner.offload_reference:
         notes.append("not counted: learner.offload_reference, which takes less on a GPU while it learns")
-    more = _sharing(config, found, batch)
+    more = _sharing(config, model, batch)
     if more >= SHARING_NOTED:
         notes.append(
             f"where rows share a context, each of them gathers its keys anew, which takes up to {more / 2**30:.2f} GiB "
@@ -299,15 +299,15 @@ def _notes(config: RunConfig, found: Architecture, batch: MicroBatch) -> list[st
     return notes
 
 
-def _sharing(config: RunConfig, found: Architecture, batch: MicroBatch) -> int:
+def _sharing(config: RunConfig, model: Architecture, batch: MicroBatch) -> int:
     """What a micro-batch keeps more where all samples of a problem continue one full context by full outputs."""
     context, output = config.rollout.limits.max_context_tokens, config.rollout.limits.max_output_tokens
     samples = min(config.train.samples_per_problem, (batch.tokens - context) // output)
-    if found.plain is not None or samples < 2:
+    if model.plain is not None or samples < 2:
         return 0
     tree = gathered([Branch(above=0, length=context + output), *[Branch(above=context, length=output)] * (samples - 1)])
     tokens = context + samples * output
     shared = Gathered(*(ceil(batch.tokens * size / tokens) for size in tree))
     element = DTYPES[config.model.dtype].itemsize
-    alone = formulas.paths_bytes(found.decoder, batch, _rows_alone(batch), element)
-    return formulas.paths_bytes(found.decoder, batch, shared, element) - alone
+    alone = formulas.paths_bytes(model.decoder, batch, _rows_alone(batch), element)
+    return formulas.paths_bytes(model.decoder, batch, shared, element) - alone

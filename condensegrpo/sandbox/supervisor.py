@@ -35,7 +35,9 @@ def supervise(call: int, channel: int | None, backend: Backend) -> None:
             box = namespaces.BOX
             namespaces.enter_call(backend.proc)
         else:
-            box = _make_box(backend)
+            box = tempfile.mkdtemp(dir=backend.folder)
+            if backend.as_nobody:
+                os.chown(box, namespaces.NOBODY, namespaces.NOBODY)
             linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)  # orphans are reparented to this process, which kills them
         report = _Supervisor(call, limits, backend, box).run(request, channel)
     except wire.ConnectionLost:
@@ -53,13 +55,6 @@ def supervise(call: int, channel: int | None, backend: Backend) -> None:
 def remove(folder: str) -> None:
     """Remove a folder of any depth; shutil.rmtree would need an open file descriptor per level."""
     subprocess.run(["rm", "-rf", "--", folder], check=False, stdin=subprocess.DEVNULL, env={"PATH": job.PATH})
-
-
-def _make_box(backend: Backend) -> str:
-    box = tempfile.mkdtemp(dir=backend.folder)
-    if backend.as_nobody:
-        os.chown(box, namespaces.NOBODY, namespaces.NOBODY)
-    return box
 
 
 class OutputBuffer:

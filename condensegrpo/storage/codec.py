@@ -116,8 +116,8 @@ def _named(place: str) -> str:
     return place or "the whole"
 
 
-def _fault(place: str, wanted: str, found: object) -> ValueError:
-    text = repr(found)
+def _fault(place: str, wanted: str, value: object) -> ValueError:
+    text = repr(value)
     return ValueError(f"{_named(place)}: wanted {wanted}, found {text if len(text) <= 60 else text[:57] + '...'}")
 
 

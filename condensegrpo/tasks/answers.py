@@ -25,12 +25,12 @@ def read_answer(text: str, style: AnswerStyle = "single") -> str | None:
     said = text.rpartition("</think>")[2].partition("<think>")[0]
     if style == "reply":
         return said.strip() or None
-    found = [answer.strip() for answer in _ANSWER.findall(said)]
+    answers = [answer.strip() for answer in _ANSWER.findall(said)]
     if style == "single":
-        return found[0] if len(found) == 1 and found[0] and "<answer>" not in found[0] else None
-    if style == "first_or_boxed" and not found:
+        return answers[0] if len(answers) == 1 and answers[0] and "<answer>" not in answers[0] else None
+    if style == "first_or_boxed" and not answers:
         return _boxed(said)
-    chosen = (found[0] if style == "first_or_boxed" else found[-1]) if found else ""
+    chosen = (answers[0] if style == "first_or_boxed" else answers[-1]) if answers else ""
     return chosen.rpartition("<answer>")[2].strip() or None
 
 
