@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 from condensegrpo.cli import theme
 from condensegrpo.cli.neutral import counted
 from condensegrpo.core.errors import ConfigError, RunError
+from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.storage.files import write_atomically
+from condensegrpo.storage.trajectories import write_trajectory
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from condensegrpo.config.schema import RunConfig
-    from condensegrpo.core.trajectory import ScoredTrajectory
     from condensegrpo.evaluation.comparison import Comparison
     from condensegrpo.metrics.estimates import Interval
 
@@ -64,8 +67,6 @@ def compare(
     config: "RunConfig", model: str, condensers: str, budgets: str | None, out: Path, *, save: Path | None, quiet: bool
 ) -> None:
     """Compare condensers and write a table, ``comparison.json`` and the plot; ``quiet``: print the JSON alone."""
-    from rich.console import Console
-
     from condensegrpo.cli.console import PhaseDisplay
 
     named, limits = parsed_condensers(condensers), parsed_budgets(budgets)
@@ -80,7 +81,6 @@ def compare(
         from condensegrpo.evaluation.compare import check, contenders
         from condensegrpo.evaluation.compare import compare as run_comparison
         from condensegrpo.reporting.comparison_plot import plot
-        from condensegrpo.storage.files import write_atomically
 
         quiet_libraries()
         entrants = check(config, contenders(named, limits, config), model)
@@ -101,18 +101,13 @@ def compare(
     console.print(f"model   {result.model}\nfolder  {out}: {', '.join(FILES)}")
 
 
-def trajectory_writer(file: Path | None) -> "Callable[[ScoredTrajectory], None]":
+def trajectory_writer(file: Path | None) -> Callable[[ScoredTrajectory], None]:
     """A function that appends each trajectory to ``file``; without a file it does nothing."""
-    from condensegrpo.storage.trajectories import write_trajectory
-
     return partial(write_trajectory, file) if file is not None else lambda _: None
 
 
-def _figures_table(result: "Comparison") -> "Table":
+def _figures_table(result: "Comparison") -> Table:
     """One line per contender, at most 100 columns; the JSON has turns, calls and more digits."""
-    from rich import box
-    from rich.table import Table
-
     table = Table(
         title=f"{counted(result.problems, 'held-out problem', 'held-out problems')} × "
         f"{counted(result.samples, 'sample', 'samples')}, seed {result.seed}; means over trajectories",
@@ -148,9 +143,7 @@ def _figures_table(result: "Comparison") -> "Table":
     return table
 
 
-def _differences_table(result: "Comparison") -> "Table":
-    from rich.table import Table
-
+def _differences_table(result: "Comparison") -> Table:
     table = Table(title="differences in success, paired by problem", title_justify="left")
     for heading in ("budget", "condenser", "minus"):
         table.add_column(heading)

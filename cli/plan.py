@@ -6,13 +6,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from condensegrpo.cli import theme
 from condensegrpo.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from condensegrpo.config.schema import RunConfig
     from condensegrpo.planning.plan import Phase, Plan
     from condensegrpo.planning.remedies import Overrides
@@ -48,11 +48,15 @@ def plan(
 
     loaded = load_config(find_config(config), overrides or ())
     quiet_libraries()
+    import torch
+
     from condensegrpo.planning.architecture import architecture
     from condensegrpo.planning.plan import plan as predict
     from condensegrpo.planning.remedies import remedy
 
-    predicted = predict(loaded, architecture(loaded.model), ranks=ranks, device=device or _device(room))
+    if device is None:
+        device = "gpu" if room is not None or torch.cuda.is_available() else "cpu"
+    predicted = predict(loaded, architecture(loaded.model), ranks=ranks, device=device)
     fits = room is None or predicted.peak.bytes <= room
     change = None if room is None or fits else remedy(loaded, predicted, room)
     if as_json:
@@ -71,12 +75,6 @@ def _bytes(text: str) -> int:
     if size is None or size[2].upper() not in UNITS or float(size[1]) <= 0:
         raise ConfigError(f"reading --device-memory {text!r}: wanted a positive size with its unit, such as 24GiB.")
     return int(float(size[1]) * UNITS[size[2].upper()])
-
-
-def _device(room: int | None) -> Literal["cpu", "gpu"]:
-    import torch
-
-    return "gpu" if room is not None or torch.cuda.is_available() else "cpu"
 
 
 def _size(size: int) -> str:
@@ -109,11 +107,8 @@ def _show(config: "RunConfig", predicted: "Plan") -> None:
         console.print(f"note      {note}", style=theme.WARN)
 
 
-def _table(predicted: "Plan") -> "Table":
+def _table(predicted: "Plan") -> Table:
     """Parts in rows, phases in columns, the largest phase marked."""
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=None, padding=(0, 2, 0, 0), header_style=theme.DIM)
     table.add_column("")
     peak = predicted.peak

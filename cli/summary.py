@@ -1,15 +1,12 @@
 """The closing summary of a run: metrics before and after, its files, and what to run next."""
 
-from typing import TYPE_CHECKING
-
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from condensegrpo.cli.neutral import counted
-
-if TYPE_CHECKING:
-    from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trackers import read_metrics
 
 MEASURES = (
     ("success", "success", "{:.3f}"),
@@ -20,10 +17,8 @@ MEASURES = (
 )
 
 
-def print_summary(folder: "RunFolder") -> None:
+def print_summary(folder: RunFolder) -> None:
     """Print the closing summary of a run, from its ``metrics.jsonl`` alone."""
-    from condensegrpo.storage.trackers import read_metrics
-
     evaluated = [line for line in read_metrics(folder.metrics) if "eval/success" in line]
     console = Console(highlight=False, soft_wrap=True, markup=False)
     if evaluated:

@@ -7,16 +7,19 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from condensegrpo.cli.neutral import counted
+from condensegrpo.cli.summary import print_summary
 from condensegrpo.core.errors import CondenseError, ConfigError, Interrupted
+from condensegrpo.core.observer import Observer, Silent
+from condensegrpo.storage.files import write_atomically
+from condensegrpo.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from condensegrpo.assembly.components import Components
     from condensegrpo.config.schema import RunConfig
-    from condensegrpo.core.observer import Observer
     from condensegrpo.core.protocols import Split
-    from condensegrpo.storage.run_folder import RunFolder
 
 SPLITS: tuple["Split", ...] = ("train", "eval")
 
@@ -42,8 +45,6 @@ def train(
 
     Example: condensegrpo train configs/quickstart.yaml train.steps=40 seed=1
     """
-    from rich.console import Console
-
     from condensegrpo.cli.console import PhaseDisplay
     from condensegrpo.config.load import dump_with_origins, load_config
     from condensegrpo.config.resumed import resumed_config
@@ -62,9 +63,6 @@ def train(
             typer.echo(f"# {split}: {count}, the first: {problems[0].question[:80]!r}")
         typer.echo(dump_with_origins(config, path, overrides, stored=resume is not None), nl=False)
     elif int(os.environ.get("RANK", "0")) > 0:
-        from condensegrpo.core.observer import Silent
-        from condensegrpo.storage.run_folder import RunFolder
-
         if not _run(config, components, RunFolder(Path()), Silent()):
             raise typer.Exit(130)
     else:
@@ -74,7 +72,6 @@ def train(
 def _source(arguments: list[str], resume: Path | None) -> tuple[Path, list[str]]:
     """The YAML file and the overrides that give the configuration."""
     from condensegrpo.config.load import find_config
-    from condensegrpo.storage.run_folder import RunFolder
 
     names = [argument for argument in arguments if "=" not in argument]
     overrides = [argument for argument in arguments if "=" in argument]
@@ -92,11 +89,9 @@ def _source(arguments: list[str], resume: Path | None) -> tuple[Path, list[str]]
     return find_config(names[0]), overrides
 
 
-def _new_folder(config: "RunConfig") -> "RunFolder":
+def _new_folder(config: "RunConfig") -> RunFolder:
     """Create the run's folder and write its configuration; a name in use gets a number, so no run is overwritten."""
     from condensegrpo.config.load import dump_config
-    from condensegrpo.storage.files import write_atomically
-    from condensegrpo.storage.run_folder import RunFolder
 
     number, path = 1, Path(config.runs_dir) / config.name
     while path.exists():
@@ -110,8 +105,6 @@ def _new_folder(config: "RunConfig") -> "RunFolder":
 def _train_as_first_rank(config: "RunConfig", components: "Components", resume: Path | None) -> None:
     """Train as rank 0, which shows the progress and writes the files."""
     from condensegrpo.cli.console import TrainingConsole
-    from condensegrpo.cli.summary import print_summary
-    from condensegrpo.storage.run_folder import RunFolder
 
     folder = RunFolder.open(resume) if resume else _new_folder(config)
     with folder.locked():
@@ -133,7 +126,7 @@ def _train_as_first_rank(config: "RunConfig", components: "Components", resume: 
         raise typer.Exit(130)
 
 
-def _run(config: "RunConfig", components: "Components", folder: "RunFolder", observer: "Observer") -> bool:
+def _run(config: "RunConfig", components: "Components", folder: RunFolder, observer: Observer) -> bool:
     """Train as this rank, in the folder of rank 0. False: stopped before the last step."""
     stop = StopRequest()
     from condensegrpo.cli.quiet import quiet_libraries

@@ -9,7 +9,7 @@ turn 9   <read> p3 </read>   ─▶   p3 red 7        the same call, its result 
 from typing import NamedTuple
 
 from condensegrpo.core.messages import Message
-from condensegrpo.core.trajectory import Trajectory, Turn
+from condensegrpo.core.trajectory import Trajectory
 
 
 class Fetches(NamedTuple):
@@ -31,19 +31,15 @@ def fetches(trajectory: Trajectory) -> Fetches:
     of the turn's context equals it, so that one that was masked or summarised is gone.
     """
     answered: dict[tuple[str, ...], set[Message]] = {}
-    calls = again = 0
+    calls = refetched = 0
     for turn in trajectory.turns:
         results = {message for message in turn.observations if message.tool_call_id is not None}
         if not results:
             continue
-        for call in _calls(turn):
+        asked = tuple((call.name, call.arguments) for call in turn.reply.tool_calls) or ((turn.reply.content.strip(),),)
+        for call in asked:
             calls += 1
             earlier = answered.get(call)
-            again += earlier is not None and earlier.isdisjoint(turn.context)
+            refetched += earlier is not None and earlier.isdisjoint(turn.context)
             answered.setdefault(call, set()).update(results)
-    return Fetches(calls, again)
-
-
-def _calls(turn: Turn) -> tuple[tuple[str, ...], ...]:
-    parsed = tuple((call.name, call.arguments) for call in turn.reply.tool_calls)
-    return parsed or ((turn.reply.content.strip(),),)
+    return Fetches(calls, refetched)

@@ -15,7 +15,7 @@ from condensegrpo.sandbox.candidate import serve
 from condensegrpo.sandbox.isolation import Backend, Isolation
 from condensegrpo.sandbox.judge import judge
 from condensegrpo.sandbox.limits import SandboxLimits
-from condensegrpo.sandbox.script import NAME, fresh, run
+from condensegrpo.sandbox.script import NAME, execute, finish, fresh
 
 CHANNEL, RECORDS = 3, 4  # file descriptors after the three standard ones
 TROUBLE = "trouble: "  # starts a record that says why the code was not run
@@ -77,7 +77,7 @@ def _work(request: Mapping[str, Any]) -> int:
     os.close(RECORDS)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # output survives a kill
-    return serve(code, CHANNEL) if kind == "candidate" else run(code, fresh("__main__"))
+    return serve(code, CHANNEL) if kind == "candidate" else finish(execute(code, fresh("__main__")))
 
 
 def write_files(box: str, files: Mapping[str, str]) -> None:

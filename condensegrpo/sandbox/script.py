@@ -12,15 +12,6 @@ from collections.abc import Callable
 NAME = "<code>"
 
 
-def run(code: str, module: types.ModuleType) -> int:
-    """Run Python source as ``python main.py`` would, up to and including its exit.
-
-    Returns:
-        The exit status.
-    """
-    return finish(execute(code, module))
-
-
 def execute(code: str, module: types.ModuleType) -> int:
     """Run Python source in a module; an exception is printed as Python prints it.
 

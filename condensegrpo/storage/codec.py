@@ -49,7 +49,9 @@ def _decode(kind: Any, value: object, place: str) -> object:  # noqa: ANN401  a 
     if origin is tuple:
         return _items(get_args(kind)[0], value, place)
     if origin is not None:  # the one mapping that the data has: Mapping[str, X]
-        return _mapping(get_args(kind)[1], value, place)
+        if not isinstance(value, dict):
+            raise _fault(place, "an object", value)
+        return {key: _decode(get_args(kind)[1], item, _inside(place, key)) for key, item in value.items()}
     if is_dataclass(kind):
         return _record(cast(type, kind), value, place)
     if issubclass(kind, StrEnum):
@@ -67,12 +69,6 @@ def _items(kind: Any, value: object, place: str) -> tuple[object, ...]:  # noqa:
     if kind in (int, float, str) and all(type(item) is kind for item in value):
         return tuple(value)  # token ids and log-probabilities: nearly all there is
     return tuple(_decode(kind, item, f"{place}[{index}]") for index, item in enumerate(value))
-
-
-def _mapping(kind: Any, value: object, place: str) -> dict[str, object]:  # noqa: ANN401  as _decode
-    if not isinstance(value, dict):
-        raise _fault(place, "an object", value)
-    return {key: _decode(kind, item, _inside(place, key)) for key, item in value.items()}
 
 
 def _record(kind: type[T], value: object, place: str) -> T:

@@ -65,23 +65,20 @@ class QuestionTask:
         return self._splits.train if split == "train" else self._splits.held_out
 
     def environment(self, problem: Problem) -> AnswerEnvironment:
-        """A fresh episode."""
+        """A fresh episode.
+
+        Raises:
+            ValueError: the problem's column ``follow_ups`` is no list of texts.
+        """
+        texts = problem.data.get(FOLLOW_UPS) or ()
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            raise ValueError(
+                f"reading problem {problem.id}: its {FOLLOW_UPS} are {texts!r:.80}, wanted a list of texts"
+            )
         return AnswerEnvironment(
             question=problem.question,
             system=self.system or "",
             answer_style=self.answer_style,
-            follow_ups=_follow_ups_of(problem),
+            follow_ups=tuple(texts),
             reminder=self.reminder,
         )
-
-
-def _follow_ups_of(problem: Problem) -> tuple[str, ...]:
-    """The further questions of a problem, from its column ``follow_ups``.
-
-    Raises:
-        ValueError: the column is no list of texts.
-    """
-    texts = problem.data.get(FOLLOW_UPS) or ()
-    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"reading problem {problem.id}: its {FOLLOW_UPS} are {texts!r:.80}, wanted a list of texts")
-    return tuple(texts)

@@ -77,9 +77,7 @@ class Gsm8k(QuestionTask):
     tool_format: ToolFormatName = "tagged"  # that of ``rollout.tools.format``
     system: str | None = None  # the system message, in place of one that explains the tool; empty for none
     answer_style: AnswerStyle = "single"  # how an answer is read from a reply, see ``answers.read_answer``
-    keep_last: Annotated[int, Ge(0)] = (
-        3  # turns that a demonstration's context shows, as the condenser ``last_k`` would
-    )
+    keep_last: Annotated[int, Ge(0)] = 3  # turns that a demonstration shows, as the condenser ``last_k`` would
     max_examples: Annotated[int, Ge(1)] | None = None  # training rows to read, from the first
 
     def __post_init__(self) -> None:

@@ -91,7 +91,7 @@ class Ledger:
         words = _TAGS.words(reply)
         if due.report:
             return _answer(words) == str(due.value)
-        note = _note(words)
+        note = _TAGS.inside(words, "note")
         if note is None:
             return False
         noted = _value(note)
@@ -99,7 +99,9 @@ class Ledger:
 
     def corpus(self) -> Iterable[str]:
         """Every word of the task."""
-        yield from (f"{_question(value)} {_terse(value)} {_reply('answer', str(value))}" for value in range(10))
+        yield from (
+            f"{_question(value)} {_reply('note', str(value))} {_reply('answer', str(value))}" for value in range(10)
+        )
         yield from (_verbose(0, operation, 0) for operation in OPERATIONS)
         yield from (_reply("note", "noted the op"), REPORT)
 
@@ -138,7 +140,7 @@ class LedgerEnvironment:
         words = _TAGS.words(reply.content)
         if self._shown > len(self.operations):
             return Step(done=True, answer=_answer(words))
-        if _note(words) is None:
+        if _TAGS.inside(words, "note") is None:
             return Step(done=True)
         observation = (*self.operations, REPORT)[self._shown]
         self._shown += 1
@@ -175,12 +177,8 @@ def _demonstrated_reply(context: Sequence[Message], rng: random.Random) -> str:
     if style < FORGETFUL:
         return _reply("note", "noted the op")
     if style < FORGETFUL + TERSE:
-        return _terse(due.value)
+        return _reply("note", str(due.value))
     return _verbose(due.before, due.operation, due.value)
-
-
-def _terse(value: int) -> str:
-    return _reply("note", str(value))
 
 
 def _verbose(before: int, operation: str | None, value: int) -> str:
@@ -199,10 +197,6 @@ def _question(start: int) -> str:
 
 def _apply(value: int, operation: str) -> int:
     return (value + int(operation)) % 10
-
-
-def _note(words: Sequence[str]) -> tuple[str, ...] | None:
-    return _TAGS.inside(words, "note")
 
 
 def _answer(words: Sequence[str]) -> str | None:

@@ -61,6 +61,7 @@ class Mbpp(QuestionTask):
 
     def _problem(self, row: Row, number: int, source: str) -> Problem:
         text, shown = row.get("text", row.get("prompt")), list(row["test_list"] or ())
+        task_id, code = row["task_id"], row["code"]
         tests = shown + list((row.get("challenge_test_list") or ()) if self.challenge else ())
         if not isinstance(text, str) or not tests:
             raise DataError(
@@ -69,18 +70,18 @@ class Mbpp(QuestionTask):
             )
         setup = "\n".join([*(row.get("test_imports") or ()), row.get("test_setup_code") or ""]).strip()
         try:
-            names = entry_points(row["code"], [*tests, setup])
+            names = entry_points(code, [*tests, setup])
         except (SyntaxError, ValueError, TypeError) as error:
             raise DataError(
-                f"reading the dataset {source}: row {number}, task_id {row['task_id']}: its code or a test is no "
+                f"reading the dataset {source}: row {number}, task_id {task_id}: its code or a test is no "
                 f"Python ({error})"
             ) from error
-        data = {"task_id": row["task_id"], "code": row["code"], TESTS: tests, SETUP: setup, ENTRY: list(names)}
+        columns = {"task_id": task_id, "code": code, "follow_ups": row.get("follow_ups")}
         return Problem(
-            id=f"mbpp-{row['task_id']}",
+            id=f"mbpp-{task_id}",
             question=_question(text, names, shown[: self.shown_tests]),
-            answer=row["code"],
-            data={**data, "follow_ups": row.get("follow_ups")},
+            answer=code,
+            data={**columns, TESTS: tests, SETUP: setup, ENTRY: list(names)},
         )
 
 

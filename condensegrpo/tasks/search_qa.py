@@ -50,9 +50,7 @@ class SearchQa(QuestionTask):
     answer_style: AnswerStyle = "last"  # how an answer is read from a reply, see ``answers.read_answer``
     eval_share: Annotated[float, Gt(0), Lt(1)] = SHARE  # of the questions, held out if there is no ``eval_data``
     max_examples: Annotated[int, Ge(1)] | None = None  # training rows to read, from the first
-    passage_chars: Annotated[int, Ge(1)] = (
-        600  # of a passage that demonstrations show; as the tool's option of that name
-    )
+    passage_chars: Annotated[int, Ge(1)] = 600  # of a passage in demonstrations; as the tool's option of that name
 
     def __post_init__(self) -> None:
         rows = read_rows(self.data, split="train", limit=self.max_examples)
@@ -127,12 +125,10 @@ def _lesson(problem: Problem, row: Row, *, characters: int) -> _Lesson | None:
 
 
 def _search(question: str) -> str:
-    """A reply that searches."""
     return f"<reasoning>I look it up.</reasoning>\n{TAGGED.call(TOOL, {'query': question})}"
 
 
 def _answer(answer: str) -> str:
-    """A reply that answers."""
     return f"<reasoning>The passage says it.</reasoning>\n<answer>{answer}</answer>"
 
 

@@ -32,7 +32,8 @@ def split(train: Sequence[Problem], held_out: Sequence[Problem] | None, *, sourc
     chosen = (
         [problem for problem in train if is_held_out(problem.question, share=share)] if held_out is None else held_out
     )
-    kept = without(train, chosen)
+    questions = {fold(problem.question) for problem in chosen}
+    kept = tuple(problem for problem in train if fold(problem.question) not in questions)
     if not kept:
         raise DataError(
             f"splitting {source}: all {len(train)} questions are held out for evaluation, none is left to train on. "
@@ -44,12 +45,6 @@ def split(train: Sequence[Problem], held_out: Sequence[Problem] | None, *, sourc
 def fold(question: str) -> str:
     """A question without the differences that do not make it another one: case and whitespace."""
     return " ".join(question.casefold().split())
-
-
-def without(problems: Sequence[Problem], held_out: Sequence[Problem]) -> tuple[Problem, ...]:
-    """The problems whose question is not held out."""
-    questions = {fold(problem.question) for problem in held_out}
-    return tuple(problem for problem in problems if fold(problem.question) not in questions)
 
 
 def is_held_out(question: str, *, share: float) -> bool:
