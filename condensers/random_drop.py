@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from condensegrpo.condensers.fit import fits, most_that_fit
 from condensegrpo.core.account import account
-from condensegrpo.core.messages import History, Message, Unit
+from condensegrpo.core.messages import History, Unit
 from condensegrpo.core.protocols import Budget, Condensed
 
 
@@ -22,7 +22,8 @@ class RandomDrop:
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """The units of the highest ranks that fit, in order. Costs one count per unit and 2·log2 more."""
-        question = _digest(history.pinned)
+        text = "\0".join(f"{message.role}\0{message.content}" for message in history.pinned)
+        question = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
         def rank(unit: Unit) -> bytes:
             return hashlib.blake2b(f"{self.seed}/{unit.turn}/{question}".encode(), digest_size=8).digest()
@@ -40,8 +41,3 @@ class RandomDrop:
             spans=account(history, kept, budget.count),
             reason=f"dropped {dropped} of {total} units at random" if dropped else "",
         )
-
-
-def _digest(pinned: Sequence[Message]) -> str:
-    text = "\0".join(f"{message.role}\0{message.content}" for message in pinned)
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -88,7 +88,11 @@ class SummaryModel:
         except SummaryRefused as refusal:
             self._counts["refused"] += 1
             return await without(history, budget, tools, why=f"no summary can be used: {refusal}")
-        self._remember(key, written)
+        self._counts["remembered"] += key in self._cache
+        self._cache[key] = written
+        self._cache.move_to_end(key)
+        while len(self._cache) > CACHED:
+            self._cache.popitem(last=False)
         return summarised(summary, plan, history, budget, ())
 
     async def _write(self, text: str, seconds: float | None) -> Written:
@@ -102,13 +106,6 @@ class SummaryModel:
             raise SummaryRefused("it waited or ran too long: raise concurrency or seconds") from error
         finally:
             self._counts["seconds"] += time.monotonic() - started
-
-    def _remember(self, key: str, written: Written) -> None:
-        self._counts["remembered"] += key in self._cache
-        self._cache[key] = written
-        self._cache.move_to_end(key)
-        while len(self._cache) > CACHED:
-            self._cache.popitem(last=False)
 
     def _request(self, plan: SummaryPlan, history: History) -> str:
         messages = flatten(history.pinned, plan.covered)

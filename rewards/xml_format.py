@@ -48,7 +48,7 @@ def _format_of(reply: str) -> float:
     present = [any(_named(text, field) for field in fields) for fields in (FIRST, SECOND)]
     if not any(present):
         return 0.0
-    whole = any(_whole(text, field) for field in (*FIRST, *SECOND))
+    whole = any(re.search(rf"<{field}>.*?</{field}>", text, re.DOTALL) for field in (*FIRST, *SECOND))
     starts = text.startswith(f"<{FIRST[0]}>")
     ends = text.endswith(tuple(f"</{field}>" for field in SECOND))
     return 0.4 * sum(present) / 2 * whole + 0.2 * (1 + starts + ends)
@@ -56,10 +56,6 @@ def _format_of(reply: str) -> float:
 
 def _named(text: str, field: str) -> bool:
     return f"<{field}>" in text or f"</{field}>" in text
-
-
-def _whole(text: str, field: str) -> bool:
-    return re.search(rf"<{field}>.*?</{field}>", text, re.DOTALL) is not None
 
 
 def _tags_of(reply: str) -> float:

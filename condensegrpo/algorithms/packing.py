@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from condensegrpo.algorithms.prefix_tree import different, grouped, tree
+from condensegrpo.algorithms.segments import reply_row
 from condensegrpo.core.errors import LearnerError
 from condensegrpo.core.trajectory import Segment
 
@@ -250,16 +251,7 @@ def dummy() -> PackedBatch:
     For ranks with fewer micro-batches than the others: forward and backward run through every parameter and add a
     gradient of exactly zero, so that collective operations of the ranks stay in step.
     """
-    row = Segment(
-        token_ids=(0, 0),
-        trained=(False, True),
-        logprobs=(0.0, 0.0),
-        advantages=(0.0, 0.0),
-        weights=(0.0, 0.0),
-        trajectory="",
-        first_turn=0,
-    )
-    return lay_out([(row,)])
+    return lay_out([(reply_row((0,), (0,), weight=0.0),)])
 
 
 def _check(segments: Sequence[Segment]) -> None:

@@ -110,15 +110,12 @@ def build_condenser(plugin: Plugin) -> Condenser:
                 f"list of condensers."
             )
         options["stages"] = tuple(
-            _stage(parse(StagePlugin, stage, source=f"stages[{place}] of the condenser {plugin.name}"))
-            for place, stage in enumerate(options["stages"])
+            Stage(name=stage.name.rpartition(":")[2], condenser=build_condenser(stage), over=stage.over)
+            for place, raw in enumerate(options["stages"])
+            for stage in [parse(StagePlugin, raw, source=f"stages[{place}] of the condenser {plugin.name}")]
         )
     built: Condenser = _with_methods(build("condensers", plugin.name, options), plugin.name, "condense")
     return built
-
-
-def _stage(plugin: StagePlugin) -> Stage:
-    return Stage(name=plugin.name.rpartition(":")[2], condenser=build_condenser(plugin), over=plugin.over)
 
 
 def build_toolbox(config: RunConfig, sandbox: Sandbox) -> Toolbox:

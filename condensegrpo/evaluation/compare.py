@@ -94,11 +94,8 @@ def check(config: RunConfig, contenders: Sequence[Contender], source: str) -> tu
     Raises:
         ConfigError: a condenser is unknown or refuses its options, or a budget does not fit question or model.
     """
-    entrants: list[Entrant] = []
     base = build(config)
-    for contender in contenders:
-        varied = configured(config, contender, source)
-        components = build(varied, base)
+    entrants = tuple((contender, build(configured(config, contender, source), base)) for contender in contenders)
+    for _, components in entrants:
         check_model(components, source)
-        entrants.append((contender, components))
-    return tuple(entrants)
+    return entrants

@@ -91,7 +91,9 @@ def save(
     with temporary_folder(_place_aside(target)) as temporary:
         with without_deprecations():
             engine.save_checkpoint(str(temporary), tag=ENGINE, save_latest=False, exclude_frozen_parameters=True)
-        torch.save(_random_states(), temporary / f"rng_rank_{rank()}.pt")
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        states = {"python": random.getstate(), "torch": torch.get_rng_state(), "cuda": cuda}
+        torch.save(states, temporary / f"rng_rank_{rank()}.pt")
         if extra is not None:
             extra(temporary)
         policy = fingerprint(engine)
@@ -143,7 +145,11 @@ def load(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
         schedule.optimizer.param_groups, settings, rates, schedule.lr_lambdas, strict=True
     ):
         group.update({**own, "lr": rate * part(schedule.last_epoch)})
-    _set_random_states(torch.load(checkpoint / f"rng_rank_{rank()}.pt", weights_only=True))
+    states = torch.load(checkpoint / f"rng_rank_{rank()}.pt", weights_only=True)
+    random.setstate(states["python"])
+    torch.set_rng_state(states["torch"])
+    if states["cuda"]:
+        torch.cuda.set_rng_state_all(states["cuda"])
     state: dict[str, Any] = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
     return state
 
@@ -265,15 +271,3 @@ def _manifest(temporary: Path, *, step: int, zero_stage: int, policy: str) -> Ma
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _random_states() -> dict[str, Any]:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"python": random.getstate(), "torch": torch.get_rng_state(), "cuda": cuda}
-
-
-def _set_random_states(states: Mapping[str, Any]) -> None:
-    random.setstate(states["python"])
-    torch.set_rng_state(states["torch"])
-    if states["cuda"]:
-        torch.cuda.set_rng_state_all(states["cuda"])

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
@@ -90,7 +90,14 @@ def open_engine(
         engine, *_ = deepspeed.initialize(
             model=module,
             model_parameters=trained,
-            optimizer=lambda parameters: _adamw(parameters, optimizer),
+            optimizer=lambda parameters: AdamW(
+                parameters,
+                lr=optimizer.lr,
+                betas=optimizer.betas,
+                eps=optimizer.eps,
+                weight_decay=optimizer.weight_decay,
+                fused=True,
+            ),
             lr_scheduler=lambda adamw: LambdaLR(
                 adamw, lambda step: learning_rate(optimizer, step, total_steps=total_steps) / optimizer.lr
             ),
@@ -230,17 +237,6 @@ def _stats(tallies: Sequence[Tally]) -> dict[str, float]:
     means = {name: total / max(tokens, 1.0) for name, total in zip(tallies[0].names, totals, strict=True)}
     tops = {f"{name}_max": maxima[name] if tokens else 0.0 for name in MAXIMA if name in maxima}
     return {"loss": loss, "tokens": tokens, **means, **tops}
-
-
-def _adamw(parameters: Sequence[Tensor], optimizer: OptimizerSettings) -> Optimizer:
-    return AdamW(
-        parameters,
-        lr=optimizer.lr,
-        betas=optimizer.betas,
-        eps=optimizer.eps,
-        weight_decay=optimizer.weight_decay,
-        fused=True,
-    )
 
 
 def _drop_frozen(module: nn.Module, state: dict[str, Tensor], prefix: str, metadata: object) -> None:

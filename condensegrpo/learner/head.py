@@ -69,7 +69,9 @@ class ChunkedHead(nn.Module):
             return Predicted(logp_T)
         with torch.no_grad():
             chunks = torch.split(hidden, self.chunk_tokens)
-            return Predicted(logp_T, torch.cat([self._entropy(hidden_t, temperature) for hidden_t in chunks]))
+            every_p = ((self.logits(hidden_t) / temperature).softmax(dim=-1) for hidden_t in chunks)
+            # −Σ p·log p; a word of probability 0 adds nothing
+            return Predicted(logp_T, torch.cat([torch.special.entr(p_tV).sum(dim=-1) for p_tV in every_p]))
 
     def _chunked(self, hidden: Tensor, target: Tensor, temperature: float) -> Tensor:
         if not torch.is_grad_enabled() and self._only_multiplies():  # the bits of the one pass: ratios of exactly 1
@@ -95,8 +97,3 @@ class ChunkedHead(nn.Module):
     def _logprobs(self, hidden_t: Tensor, target_t: Tensor, temperature: float) -> Tensor:
         logits = self.logits(hidden_t) / temperature
         return -functional.cross_entropy(logits, target_t, reduction="none")
-
-    def _entropy(self, hidden_t: Tensor, temperature: float) -> Tensor:
-        """−Σ p·log p of each position; a word of probability 0 adds nothing."""
-        probabilities = (self.logits(hidden_t) / temperature).softmax(dim=-1)
-        return cast(Tensor, torch.special.entr(probabilities)).sum(dim=-1)

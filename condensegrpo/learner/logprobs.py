@@ -14,8 +14,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from condensegrpo.algorithms.objective import Share, Summed
 from condensegrpo.algorithms.packing import lay_out
+from condensegrpo.algorithms.segments import reply_row
 from condensegrpo.core.errors import LearnerError
-from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner.head import ChunkedHead, Predicted
 from condensegrpo.learner.padded_rows import pad_rows
 from condensegrpo.learner.tree_attention import TREE_ATTENTION, Paths, paths, use_tree_attention
@@ -41,7 +41,8 @@ class TrainedLogprobs(nn.Module):
         config = policy.config.get_text_config()  # its attributes know other names, such as GPT-2's n_embd
         settings: dict[str, Any] = config.to_dict()
         attention = policy.config._attn_implementation
-        self.in_line = attention not in ANYWHERE and _restarts(settings)
+        # whether every layer tells rows that lie behind each other apart by their positions; recurrent ones do not
+        self.in_line = attention not in ANYWHERE and set(settings.get("layer_types") or ()) <= BY_POSITION
         self.without_trees = why_no_trees(settings, attention)
         if self.without_trees is None and not use_tree_attention(policy):
             self.without_trees = f"{type(policy).__name__} does not let its attention be replaced"
@@ -147,7 +148,8 @@ class TrainedLogprobs(nn.Module):
             words: token ids that there are.
             slack: norm of what they may be off by over their own.
         """
-        rows = [_all_trained(tuple(token % words for token in row)) for row in PROBE]
+        probe = [tuple(token % words for token in row) for row in PROBE]
+        rows = [reply_row(ids[:1], ids[1:], weight=0.0) for ids in probe]
         batch = lay_out([tuple(rows)] if self.computes_trees else [(row,) for row in rows]).to(device)
         try:
             hidden = self._hidden(batch.token_ids, batch.position_ids, batch.source).float()
@@ -179,11 +181,6 @@ def _decoder(policy: PreTrainedModel) -> nn.Module:
     return decoder
 
 
-def _restarts(settings: Mapping[str, Any]) -> bool:
-    """Whether every layer tells rows that lie behind each other apart by their positions; recurrent ones do not."""
-    return set(settings.get("layer_types") or ()) <= BY_POSITION
-
-
 def why_no_trees(settings: Mapping[str, Any], attention: str) -> str | None:
     """Why a model of this configuration takes plain rows only, as far as that tells; None: it may compute trees."""
     others = sorted(set(settings.get("layer_types") or ()) - {"full_attention"})
@@ -195,16 +192,3 @@ def why_no_trees(settings: Mapping[str, Any], attention: str) -> str | None:
     if attention not in ("sdpa", TREE_ATTENTION):
         return f"{attention} attention knows no trees (model.attention: sdpa does)"
     return None
-
-
-def _all_trained(row: tuple[int, ...]) -> Segment:
-    zeros = (0.0,) * len(row)
-    return Segment(
-        token_ids=row,
-        trained=(False,) + (True,) * (len(row) - 1),
-        logprobs=zeros,
-        advantages=zeros,
-        weights=zeros,
-        trajectory="",
-        first_turn=0,
-    )

@@ -1,7 +1,7 @@
 """Makes a small tokenizer and a small model on the spot, for runs that download nothing."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -110,7 +110,7 @@ def save_new(folder: Path, tokenizer: PreTrainedTokenizerFast, model: Qwen3ForCa
 
 def _words(corpus: Iterable[str], vocab_size: int) -> Tokenizer:
     words = dict.fromkeys((PAD, BEGIN, END, UNKNOWN, *ROLES))
-    words.update(dict.fromkeys(word for text in corpus for word in _split(text)))
+    words.update(dict.fromkeys(word for text in corpus for word in re.sub(f"({_TAG})", r" \1 ", text).split()))
     if len(words) > vocab_size:
         raise ValueError(
             f"making a tokenizer of one token a word: the text has {len(words)} different words (special tokens and "
@@ -121,10 +121,6 @@ def _words(corpus: Iterable[str], vocab_size: int) -> Tokenizer:
         [pre_tokenizers.Split(Regex(_TAG), "isolated"), pre_tokenizers.WhitespaceSplit()]
     )
     return tokenizer
-
-
-def _split(text: str) -> Iterator[str]:
-    yield from re.sub(f"({_TAG})", r" \1 ", text).split()
 
 
 def _bpe(corpus: Iterable[str], vocab_size: int) -> Tokenizer:

@@ -96,10 +96,7 @@ def fingerprint(engine: DeepSpeedEngine) -> str:
                 shape = tuple(tensor.ds_shape) if engine.zero_optimization_stage() == 3 else tuple(tensor.shape)
                 digest.update(f"{name}.{label} {shape}\n".encode())
                 if not tensor.requires_grad and rank() == 0:
-                    digest.update(str(_checksum(tensor)).encode())
+                    # the sum of its bits, read as whole numbers: exact, and the same on any device and in any order
+                    checksum = int(tensor.view(_WORDS[tensor.element_size()]).sum(dtype=torch.int64))
+                    digest.update(str(checksum).encode())
     return digest.hexdigest()
-
-
-def _checksum(tensor: Tensor) -> int:
-    """The sum of the tensor's bits, read as whole numbers: exact, and the same on any device and in any order."""
-    return int(tensor.view(_WORDS[tensor.element_size()]).sum(dtype=torch.int64))

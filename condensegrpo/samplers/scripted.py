@@ -39,7 +39,7 @@ class ScriptedSampler:
         self._agent = replies if callable(replies) else _read_out(iter(replies))
         self._logprob = logprob
         self._seconds = seconds
-        self._version = 0
+        self.version = 0  # of the last update
 
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """The next reply of the script.
@@ -63,12 +63,7 @@ class ScriptedSampler:
         """Iterate over all tensors, as a real sampler would, and record the version."""
         for _ in named_tensors:
             pass
-        self._version = version
-
-    @property
-    def version(self) -> int:
-        """The version of the last update; 0 before the first."""
-        return self._version
+        self.version = version
 
     def close(self) -> None:
         """Nothing is held."""

@@ -6,7 +6,6 @@ It holds its own copy of the model. It runs everywhere and is exact; for through
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from typing import Annotated, Any
@@ -27,13 +26,8 @@ from condensegrpo.samplers.update_check import UpdateCheck
 MAX_BATCH = 256  # requests generated at once
 MAX_TOKENS = 32768  # of prompts, padded to the longest, that are processed at once
 
+_Request = tuple[tuple[int, ...], SamplingParams]  # prompt ids
 _Measured = tuple[tuple[int, ...], tuple[int, ...]]  # prompt and output ids
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
-    prompt_ids: tuple[int, ...]
-    params: SamplingParams
 
 
 class TransformersSampler:
@@ -61,7 +55,7 @@ class TransformersSampler:
         """
         self._model_path = model_path
         self._model = _load(model_path, DTYPES[dtype], device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self._version = 0
+        self.version = 0  # the optimiser step whose weights are in use
         self._weights = threading.Lock()  # held while the weights are read or written
         # one thread: the model is not re-entrant
         self._worker = worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampler")
@@ -84,7 +78,7 @@ class TransformersSampler:
             SamplerError: the request cannot be met (the message has the numbers), or ``generate`` failed.
         """
         self._check(prompt_ids, params)
-        return await self._replies.ask(_Request(prompt_ids=tuple(prompt_ids), params=params))
+        return await self._replies.ask((tuple(prompt_ids), params))
 
     async def measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
         """log π(output_ids[i] | prompt_ids, output_ids[:i]) for every i, (A,) nats at temperature 1.
@@ -119,12 +113,7 @@ class TransformersSampler:
                 if check.takes(name, tensor):
                     own[name].copy_(tensor)
         check.complete()
-        self._version = version
-
-    @property
-    def version(self) -> int:
-        """The optimiser step whose weights are in use; 0 before the first update."""
-        return self._version
+        self.version = version
 
     def close(self) -> None:
         """Free the weights. Later requests fail."""
@@ -152,8 +141,8 @@ class TransformersSampler:
         with self._weights:
             return draw(
                 self._model,
-                [waiting.request.prompt_ids for waiting in batch],
-                [waiting.request.params for waiting in batch],
+                [waiting.request[0] for waiting in batch],
+                [waiting.request[1] for waiting in batch],
                 decode=self._decode,
                 abandoned=lambda: all(waiting.reply.done() for waiting in batch),
             )

@@ -48,7 +48,7 @@ class VllmSampler:
         self.check_options(sleep=sleep)
         on_gpu = torch.cuda.is_available()
         self._can_sleep = on_gpu if sleep is None else sleep
-        self._version = 0
+        self.version = 0  # the optimiser step whose weights are in use
         engine = VllmEngine(
             model_path,
             dtype=dtype,
@@ -102,12 +102,7 @@ class VllmSampler:
             SamplerError: a name is unknown or missing, a shape differs, or requests are in flight.
         """
         self._queue.load(named_tensors, version)
-        self._version = version
-
-    @property
-    def version(self) -> int:
-        """The optimiser step whose weights are in use; 0 before the first update."""
-        return self._version
+        self.version = version
 
     def sleep(self) -> None:
         """Free the GPU's memory until the next request or update; the weights wait in main memory."""

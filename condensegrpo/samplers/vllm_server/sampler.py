@@ -80,10 +80,11 @@ class VllmServerSampler:
         """
         self.check_options(urls=urls, replicas=replicas, server=server)
         self._run = from_first_rank(secrets.token_hex(4))  # of this run: no server holds these weights already
-        self._version = 0
+        self.version = 0  # the optimiser step whose weights are in use
         self._in_flight = 0
         self._shared = bool(urls)
-        self._home = Path(tempfile.mkdtemp(prefix="condensegrpo-servers-", dir=_memory()))
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # None: the system's default
+        self._home = Path(tempfile.mkdtemp(prefix="condensegrpo-servers-", dir=memory))
         self._remove = weakref.finalize(self, shutil.rmtree, self._home, ignore_errors=True)
         self._expected = ExpectedWeights(model_path)
         self._loop = BackgroundLoop("vllm-servers")
@@ -161,12 +162,7 @@ class VllmServerSampler:
 
         shared = self._shared and ranks() > 1
         self._pool.weights = publish_on_first_rank(publish, named_tensors) if shared else publish()
-        self._version = version
-
-    @property
-    def version(self) -> int:
-        """The optimiser step whose weights are in use; 0 before the first update."""
-        return self._version
+        self.version = version
 
     @property
     def process_ids(self) -> tuple[int | None, ...]:
@@ -206,8 +202,3 @@ def _first_weights(model_path: str, run: str, *, running: bool) -> WeightsLabel:
     if running and Path(model_path).is_dir():
         return WeightsLabel(label=f"{run}:start", folder=str(Path(model_path).resolve()))
     return WeightsLabel(label=STARTED_WITH, folder=None)
-
-
-def _memory() -> str | None:
-    """A folder in memory for temporary files; None: the system's default."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
