@@ -1,6 +1,7 @@
 """The reward ``weighted_sum``: several rewards with weights, the breakdown kept."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from condensegrpo.core.protocols import Problem, RewardPart, RewardResult, TurnReward
 from condensegrpo.core.trajectory import Trajectory
@@ -49,27 +50,19 @@ class WeightedSum:
 
 def _weighted(part: RewardPart, trajectory: Trajectory, problem: Problem) -> RewardResult:
     """What one part adds to the total, or to the turn rewards."""
-    turns = len(trajectory.turns)
+    pays_turns, turns = isinstance(part.reward, TurnReward), len(trajectory.turns)
     if isinstance(part.reward, TurnReward):
-        paid_K = [float(value) for value in part.reward.turn_rewards(trajectory, problem)]
-        _check_turns(part, paid_K, turns)
-        turn_K = tuple(part.weight * value for value in paid_K)
-        return RewardResult(total=0.0, components={part.name: sum(turn_K)}, turn_rewards=turn_K)
-    given = RewardResult.of(part.reward(trajectory, problem))
-    if given.turn_rewards:
-        _check_turns(part, given.turn_rewards, turns)
-    total = part.weight * given.total
-    return RewardResult(
-        total=total,
-        components={part.name: total},
-        format_valid=given.format_valid,
-        correct=given.correct,
-        turn_rewards=tuple(part.weight * value for value in given.turn_rewards),
-    )
-
-
-def _check_turns(part: RewardPart, paid_K: Sequence[float], turns: int) -> None:
-    if len(paid_K) != turns:
+        paid_K = tuple(float(value) for value in part.reward.turn_rewards(trajectory, problem))
+        given = RewardResult(total=0.0, turn_rewards=paid_K)
+    else:
+        given = RewardResult.of(part.reward(trajectory, problem))
+    if len(given.turn_rewards) not in ((turns,) if pays_turns else (0, turns)):
         raise ValueError(
-            f"the part {part.name} returned {len(paid_K)} turn rewards for {turns} turns, wanted one per turn"
+            f"the part {part.name} returned {len(given.turn_rewards)} turn rewards for {turns} turns, wanted one per "
+            f"turn"
         )
+    turn_K = tuple(part.weight * value for value in given.turn_rewards)
+    total = part.weight * given.total
+    return replace(
+        given, total=total, components={part.name: sum(turn_K) if pays_turns else total}, turn_rewards=turn_K
+    )

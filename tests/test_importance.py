@@ -13,10 +13,6 @@ from condensegrpo.algorithms.losses.importance import (
     MODES,
     ImportanceWeights,
     importance,
-    masked,
-    token_ratio,
-    truncated,
-    turn_ratio,
 )
 from condensegrpo.algorithms.settings import Level, Mode
 
@@ -57,10 +53,21 @@ def test_ratios_of_tokens_and_of_turns() -> None:
     assert turn_ratio(LEARNER_T, SAMPLER_T, TURN_T).tolist() == pytest.approx([2, 1 / 8, 2])
 
 
+def token_ratio(learner_T: Tensor, sampler_T: Tensor, turn_T: Tensor) -> Tensor:
+    return importance(learner_T, sampler_T, turn_T, cap=2.0, level="token", mode="truncate").ratio_T
+
+
+def turn_ratio(learner_T: Tensor, sampler_T: Tensor, turn_T: Tensor) -> Tensor:
+    return importance(learner_T, sampler_T, turn_T, cap=2.0, level="turn", mode="truncate").ratio_T
+
+
 def test_the_bounds_themselves_are_inside() -> None:
-    ratio_T = torch.tensor([0.4, 0.5, 1.0, 2.0, 2.1])
-    assert truncated(ratio_T, 2.0).tolist() == pytest.approx([0.4, 0.5, 1, 2, 2])
-    assert masked(ratio_T, 2.0).tolist() == pytest.approx([0, 0.5, 1, 2, 0])
+    learner_T, sampler_T = torch.tensor([0.4, 0.5, 1.0, 2.0, 2.1], dtype=torch.float64).log(), torch.zeros(5)
+    columns = (learner_T, sampler_T, torch.arange(5))
+    truncated = importance(*columns, cap=2.0, level="token", mode="truncate")
+    masked = importance(*columns, cap=2.0, level="token", mode="mask")
+    assert truncated.weight_T.tolist() == pytest.approx([0.4, 0.5, 1, 2, 2])
+    assert masked.weight_T.tolist() == pytest.approx([0, 0.5, 1, 2, 0])
 
 
 @pytest.mark.parametrize("level", sorted(LEVELS))

@@ -60,7 +60,9 @@ class Estimator:
             **columns,
             **self.options,
         )
-        return _spread(act_advantage_NA, scores.act_NK)
+        if act_advantage_NA.shape[1] == 0:
+            return act_advantage_NA.new_zeros(scores.act_NK.shape)
+        return torch.where(scores.act_NK >= 0, act_advantage_NA.gather(1, scores.act_NK.clamp(min=0)), 0.0)
 
     @property
     def traits(self) -> names.EstimatorTraits:
@@ -184,13 +186,6 @@ def rows_of(
             count = len(each.trajectory.turns)
             rows += segments(each.trajectory, advantage_K=advantage_K[:count], weight_K=weight_K[:count])
     return tuple(rows)
-
-
-def _spread(act_NA: Tensor, act_NK: Tensor) -> Tensor:
-    """The advantages of act turns (N, A) spread over all turns (N, K); 0 beyond a trajectory's turns."""
-    if act_NA.shape[1] == 0:
-        return act_NA.new_zeros(act_NK.shape)
-    return torch.where(act_NK >= 0, act_NA.gather(1, act_NK.clamp(min=0)), 0.0)
 
 
 def _labels(values: Iterable[T]) -> dict[T, int]:

@@ -55,7 +55,17 @@ def temporary_folder(temporary: Path) -> Iterator[Path]:
         yield temporary
     except (OSError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(_cannot_write(temporary, error)) from error
+        full = isinstance(error, OSError) and error.errno in DISK_FULL
+        free = shutil.disk_usage(temporary.parent).free if temporary.parent.is_dir() else 0
+        advice = (
+            "The disk or quota is full: free some space (fewer train.keep_checkpoints helps) and resume."
+            if full
+            else "Make sure that the folder is writable and has space, then resume."
+        )
+        raise CheckpointError(
+            f"writing {temporary}: {type(error).__name__}: {error}; {free / 1e9:.2f} GB are free there. The unfinished "
+            f"folder was removed; earlier checkpoints are untouched. {advice}"
+        ) from error
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -81,17 +91,3 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _cannot_write(temporary: Path, error: Exception) -> str:
-    full = isinstance(error, OSError) and error.errno in DISK_FULL
-    free = shutil.disk_usage(temporary.parent).free if temporary.parent.is_dir() else 0
-    advice = (
-        "The disk or quota is full: free some space (fewer train.keep_checkpoints helps) and resume."
-        if full
-        else "Make sure that the folder is writable and has space, then resume."
-    )
-    return (
-        f"writing {temporary}: {type(error).__name__}: {error}; {free / 1e9:.2f} GB are free there. The unfinished "
-        f"folder was removed; earlier checkpoints are untouched. {advice}"
-    )

@@ -130,7 +130,12 @@ def load(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
             f"{wanted[0]} ranks with ZeRO stage {wanted[1]}. Resume with the former (torchrun "
             f"--nproc_per_node {found[0]}, learner.zero_stage={found[1]}), or start a new run from its exported model."
         )
-    _check_policy(engine, checkpoint, manifest)
+    policy = fingerprint(engine)  # every rank must compute it
+    if any_rank(rank() == 0 and policy != manifest.policy):
+        raise CheckpointError(
+            f"loading {checkpoint}: it belongs to another model: names or shapes of weights differ, or the values "
+            f"of frozen weights under adapters. Set model.path (and model.lora) to the values the run was started with."
+        )
     schedule: LambdaLR = engine.lr_scheduler
     rates = list(schedule.base_lrs)
     settings = [{key: group[key] for key in group if key != "params"} for group in schedule.optimizer.param_groups]
@@ -152,15 +157,6 @@ def load(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
         torch.cuda.set_rng_state_all(states["cuda"])
     state: dict[str, Any] = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
     return state
-
-
-def _check_policy(engine: DeepSpeedEngine, checkpoint: Path, manifest: Manifest) -> None:
-    policy = fingerprint(engine)  # every rank must compute it
-    if any_rank(rank() == 0 and policy != manifest.policy):
-        raise CheckpointError(
-            f"loading {checkpoint}: it belongs to another model: names or shapes of weights differ, or the values "
-            f"of frozen weights under adapters. Set model.path (and model.lora) to the values the run was started with."
-        )
 
 
 def latest(folder: Path) -> Path | None:

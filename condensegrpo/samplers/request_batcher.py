@@ -89,15 +89,13 @@ class RequestBatcher(Generic[Q, R]):
         try:
             replies = await loop.run_in_executor(self.worker, self.answer, batch)
         except Exception as error:  # the boundary to the model: every request of the batch fails
+            doing = self.doing.format(len(batch))
             for waiting in batch:
                 if not waiting.reply.done():
-                    waiting.reply.set_exception(self._failure(error, len(batch)))
+                    known = isinstance(error, SamplerError)
+                    failure = error if known else SamplerError(f"{doing}: {type(error).__name__}: {error}")
+                    waiting.reply.set_exception(failure)
             return
         for waiting, reply in zip(batch, replies, strict=True):
             if not waiting.reply.done():
                 waiting.reply.set_result(reply)
-
-    def _failure(self, error: Exception, count: int) -> SamplerError:
-        if isinstance(error, SamplerError):
-            return error
-        return SamplerError(f"{self.doing.format(count)}: {type(error).__name__}: {error}")

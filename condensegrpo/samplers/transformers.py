@@ -55,6 +55,8 @@ class TransformersSampler:
         """
         self._model_path = model_path
         self._model = _load(model_path, DTYPES[dtype], device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        text_config = self._model.config.get_text_config().to_dict()
+        self._positions: int | None = text_config.get("max_position_embeddings")  # None: not in its configuration
         self.version = 0  # the optimiser step whose weights are in use
         self._weights = threading.Lock()  # held while the weights are read or written
         # one thread: the model is not re-entrant
@@ -182,12 +184,6 @@ class TransformersSampler:
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(self._model_path)  # only stop strings need one
-
-    @cached_property
-    def _positions(self) -> int | None:
-        """Positions of the model; None: not in its configuration."""
-        known: int | None = self._model.config.get_text_config().to_dict().get("max_position_embeddings")
-        return known
 
 
 def _load(path: str, dtype: torch.dtype, device: str) -> Any:  # noqa: ANN401  transformers' classes are untyped

@@ -12,14 +12,15 @@ given the sampler's, its ratio already holds the difference.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from condensegrpo.algorithms.losses.columns import bounded_exp, check_columns, check_turns, difference, turn_sum
 from condensegrpo.algorithms.settings import Level, Mode
+
+LEVELS, MODES = get_args(Level), get_args(Mode)
 
 
 class ImportanceWeights(NamedTuple):
@@ -76,31 +77,10 @@ def importance(
             f"{doing}: found level {level!r} and mode {mode!r}, wanted one of {sorted(LEVELS)} and one of "
             f"{sorted(MODES)}."
         )
-    ratio_T = LEVELS[level](learner_T, sampler_T, turn_T)
-    weight_T = MODES[mode](ratio_T, cap)
+    difference_T = difference(learner_T.detach(), sampler_T)  # 0 where both give the token probability 0
+    ratio_T = bounded_exp(turn_sum(difference_T, turn_T) if level == "turn" else difference_T)
+    if mode == "truncate":  # no token is lost, and the bias is that of the tokens above the cap
+        weight_T = ratio_T.clamp(max=cap)
+    else:  # what the two engines disagree on trains nothing
+        weight_T = torch.where((ratio_T >= 1 / cap) & (ratio_T <= cap), ratio_T, 0.0)
     return ImportanceWeights(weight_T=weight_T, ratio_T=ratio_T, bounded_T=weight_T != ratio_T)
-
-
-def token_ratio(learner_T: Tensor, sampler_T: Tensor, turn_T: Tensor) -> Tensor:
-    """exp(clip(learner − sampler, ±20)), each token by itself; 1 where both give it probability 0."""
-    del turn_T
-    return bounded_exp(difference(learner_T.detach(), sampler_T))
-
-
-def turn_ratio(learner_T: Tensor, sampler_T: Tensor, turn_T: Tensor) -> Tensor:
-    """exp(clip(Σ (learner − sampler) over the token's turn, ±20)): one ratio for all tokens of a turn."""
-    return bounded_exp(turn_sum(difference(learner_T.detach(), sampler_T), turn_T))
-
-
-def truncated(ratio_T: Tensor, cap: float) -> Tensor:
-    """min(ratio, cap): no token is lost, and the bias is that of the tokens above the cap."""
-    return ratio_T.clamp(max=cap)
-
-
-def masked(ratio_T: Tensor, cap: float) -> Tensor:
-    """The ratio where 1/cap <= ratio <= cap, else 0: what the two engines disagree on trains nothing."""
-    return torch.where((ratio_T >= 1 / cap) & (ratio_T <= cap), ratio_T, 0.0)
-
-
-LEVELS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"token": token_ratio, "turn": turn_ratio}
-MODES: Mapping[str, Callable[[Tensor, float], Tensor]] = {"truncate": truncated, "mask": masked}

@@ -43,7 +43,10 @@ class EngineQueue:
         self._abandoned: list[str] = []  # in the engine, but no caller waits for them
         self._driver: asyncio.Task[None] | None = None
         self._worker = ThreadPoolExecutor(  # one thread: the engine is not re-entrant
-            max_workers=1, thread_name_prefix="vllm", initializer=_apply_torch_threads
+            max_workers=1,
+            thread_name_prefix="vllm",
+            # OpenMP keeps a number of threads per thread, and vLLM reads this thread's first
+            initializer=lambda: torch.set_num_threads(torch.get_num_threads()),
         )
 
     async def ask(self, prompt_ids: Sequence[int], params: SamplingParams | None) -> Generation:
@@ -123,7 +126,13 @@ class EngineQueue:
             outcomes = {request.id: SamplerError(failure) for request in waiting}
             self._abandoned += outcomes
         for name, outcome in outcomes.items():
-            _deliver(self._open.pop(name).reply, outcome)
+            reply = self._open.pop(name).reply
+            if reply.done():
+                continue
+            if isinstance(outcome, SamplerError):
+                reply.set_exception(outcome)
+            else:
+                reply.set_result(outcome)
 
     def _advance(
         self, new: Sequence[_Request], abandoned: Sequence[str], waiting: Sequence[_Request]
@@ -171,15 +180,6 @@ def _awaited(request: _Request) -> bool:
     return not request.reply.done() and request.reply.get_loop().is_running()
 
 
-def _deliver(reply: asyncio.Future[Generation], outcome: Outcome) -> None:
-    if reply.done():
-        return
-    if isinstance(outcome, SamplerError):
-        reply.set_exception(outcome)
-    else:
-        reply.set_result(outcome)
-
-
 def _result(work: Future[None], doing: str) -> None:
     """Wait for the worker thread for a bounded time."""
     try:
@@ -189,8 +189,3 @@ def _result(work: Future[None], doing: str) -> None:
             f"{doing}: vLLM did not finish within {STUCK_SECONDS:g} seconds. It hangs: end the process and resume the "
             f"run."
         ) from error
-
-
-def _apply_torch_threads() -> None:
-    """Set torch's number of threads in this thread too: OpenMP keeps a number per thread, and vLLM reads it first."""
-    torch.set_num_threads(torch.get_num_threads())

@@ -1,7 +1,5 @@
 """Weights of a model by name and shape, checked before vLLM loads them, and copies that vLLM does not update."""
 
-from typing import Any
-
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -33,7 +31,9 @@ class ExpectedWeights:
                 f"a causal language model."
             ) from error
         self._model = model  # on the meta device
-        self.head_size = _head_size(config)
+        text = config.get_text_config().to_dict()
+        width, heads = text.get("hidden_size"), text.get("num_attention_heads")
+        self.head_size: int | None = text.get("head_dim") or (width // heads if width and heads else None)
 
     def check(self) -> UpdateCheck:
         """A new check of one update."""
@@ -51,11 +51,3 @@ def repack_heads(model: nn.Module) -> None:
     for part in model.modules():
         if isinstance(part, ParallelLMHead):
             part.quant_method.process_weights_after_loading(part)  # does nothing on a GPU
-
-
-def _head_size(config: Any) -> int | None:  # noqa: ANN401  transformers' classes are untyped
-    text = config.get_text_config().to_dict()
-    given, width, heads = (text.get(key) for key in ("head_dim", "hidden_size", "num_attention_heads"))
-    if given is not None:
-        return int(given)
-    return int(width) // int(heads) if width and heads else None

@@ -170,7 +170,10 @@ class NcclPublisher:
         lives = tuple((replica.place, replica.lives) for replica in living)
         if self._group is None or lives != self._lives:
             self.close()
-            self._group, self._lives = self._made(living), lives
+            name = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
+            members = [_member(replica) for replica in living]
+            self._group = NcclGroup(members, self.loop, seconds=self.seconds, device=torch.device(name), join=self.join)
+            self._lives = lives
         try:
             self._group.send(named_tensors, self.dtype)
         except BaseException:
@@ -184,11 +187,6 @@ class NcclPublisher:
         group, self._group = self._group, None
         if group is not None:
             group.leave()
-
-    def _made(self, living: Sequence[Replica]) -> NcclGroup:
-        on = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-        members = [_member(replica) for replica in living]
-        return NcclGroup(members, self.loop, seconds=self.seconds, device=on, join=self.join)
 
 
 async def _living(replicas: Sequence[Replica]) -> list[Replica]:

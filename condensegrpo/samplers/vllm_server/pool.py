@@ -111,18 +111,15 @@ class ReplicaPool:
 
     async def _pick(self, trajectory: str, attempt: int) -> Replica:
         """The first ready replica in the trajectory's order. If none is ready, one is brought up."""
-        ranked = sorted(self.replicas, key=lambda each: _rank_of(trajectory, each.place))
+
+        def rank(replica: Replica) -> bytes:
+            """Rendezvous hashing (https://doi.org/10.1109/90.663936): a lost replica's trajectories are spread."""
+            return hashlib.blake2b(f"{replica.place}/{trajectory}".encode(), digest_size=8).digest()
+
+        ranked = sorted(self.replicas, key=rank)
         for replica in ranked:
             if replica.ready:
                 return replica
         replica = ranked[attempt % len(ranked)]
         await asyncio.shield(replica.revive())
         return replica
-
-
-def _rank_of(trajectory: str, place: int) -> bytes:
-    """Position of a replica in a trajectory's order; when a replica goes, its trajectories spread over the others.
-
-    Rendezvous hashing (https://doi.org/10.1109/90.663936).
-    """
-    return hashlib.blake2b(f"{place}/{trajectory}".encode(), digest_size=8).digest()
