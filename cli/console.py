@@ -72,12 +72,10 @@ class PhaseDisplay(Observer):
         self._phase: TaskID | None = None
 
     def __enter__(self) -> Self:
-        """Start the display."""
         self.progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop the display."""
         self.progress.stop()
 
     def phase(self, title: str, total: int | None) -> None:
@@ -109,7 +107,6 @@ class TrainingConsole(PhaseDisplay):
         self._shown: tuple[Column, ...] = ()
 
     def __exit__(self, *_: object) -> None:
-        """Stop the display."""
         super().__exit__()
         self._log.close()
 

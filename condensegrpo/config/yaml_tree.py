@@ -154,7 +154,10 @@ def _fault(kind: type[BaseModel], fault: Any) -> str:  # noqa: ANN401  pydantic'
     place = [str(part) for part in fault["loc"]]
     key, reason, value = ".".join(place) or "(the whole)", fault["type"], fault["input"]
     if reason in ("extra_forbidden", "unexpected_keyword_argument"):
-        known = _keys_at(kind, place[:-1])
+        section: type = kind
+        for part in place[:-1]:  # the index of an entry, or the name of a member of a union, leads no deeper
+            section = next(sections_in(get_type_hints(section).get(part)), section)
+        known = keys_of(section)
         hint = did_you_mean(place[-1], known) or f"Known here: {', '.join(known)}"
         return f"{key}: unknown key. {hint.strip()}"
     if reason == "missing":
@@ -167,12 +170,6 @@ def _fault(kind: type[BaseModel], fault: Any) -> str:  # noqa: ANN401  pydantic'
         wanted = wanted.replace("less than or equal to", "at most")
         return f"{key}: found {value!r}, wanted {wanted}"
     return f"{key}: found {value!r}; {message}"
-
-
-def _keys_at(section: type, place: Sequence[str]) -> list[str]:
-    for part in place:  # the index of an entry, or the name of a member of a union, leads no deeper
-        section = next(sections_in(get_type_hints(section).get(part)), section)
-    return keys_of(section)
 
 
 def sections_in(annotation: object) -> Iterator[type]:

@@ -5,7 +5,6 @@ means would be wrong where only some trajectories have a value. docs/reference/m
 """
 
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -92,7 +91,10 @@ def summarise(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
         **_information(facts),
         **_summaries(facts),
         **_drafts(facts),
-        **_component_means(facts),
+        **{
+            f"reward/{name}": _mean(each.score.components[name] for each in facts if name in each.score.components)
+            for name in sorted({name for each in facts for name in each.score.components})
+        },
     }
 
 
@@ -140,14 +142,6 @@ def _drafts(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
         "draft_tokens": _mean(each.draft_tokens for each in facts),
         "confidence": _mean(last),
     }
-
-
-def _component_means(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
-    values: dict[str, list[float]] = defaultdict(list)
-    for each in facts:
-        for name, value in each.score.components.items():
-            values[name].append(value)
-    return {f"reward/{name}": _mean(parts) for name, parts in sorted(values.items())}
 
 
 def _mean(values: Iterable[float]) -> float:

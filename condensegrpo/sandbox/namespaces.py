@@ -42,7 +42,11 @@ def enter(root: str, readable: Sequence[str]) -> int:
     linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
     linux.mount("tmpfs", root, "tmpfs", linux.MS_NOSUID, "size=1m,mode=0755")
     for path in readable:
-        _show(root, path)
+        if os.path.islink(path):
+            Path(root + path).parent.mkdir(parents=True, exist_ok=True)
+            os.symlink(os.readlink(path), root + path)
+        else:
+            _bind(root, path, linux.ATTR_RDONLY | linux.ATTR_NOSUID | linux.ATTR_NODEV)
     for name in _DEVICES:
         _bind(root, f"/dev/{name}", linux.ATTR_RDONLY | linux.ATTR_NOSUID | linux.ATTR_NOEXEC)
     os.makedirs(root + BOX)
@@ -94,14 +98,6 @@ def _map_ids(proc: int, *, inside: int, user: int, group: int) -> None:
             os.write(file, text.encode())
         finally:
             os.close(file)
-
-
-def _show(root: str, path: str) -> None:
-    if os.path.islink(path):
-        Path(root + path).parent.mkdir(parents=True, exist_ok=True)
-        os.symlink(os.readlink(path), root + path)
-    else:
-        _bind(root, path, linux.ATTR_RDONLY | linux.ATTR_NOSUID | linux.ATTR_NODEV)
 
 
 def _bind(root: str, path: str, attributes: int) -> None:

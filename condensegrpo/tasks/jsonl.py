@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -96,26 +97,17 @@ def _read_truths(source: str) -> Mapping[str, object]:
     path = Path(source).expanduser()
     if not path.is_file():
         raise DataError(f"reading the ground truth {source}: there is no such file (looked for {path.resolve()})")
-    by_id = _by_id(path)
-    if by_id is not None:
-        return by_id
+    if path.suffix == ".json":
+        with suppress(ValueError, RecursionError):  # JSON lines under this name are read below, which reports faults
+            by_id = json.loads(path.read_bytes())
+            if isinstance(by_id, dict) and by_id:
+                return by_id
     rows = read_file(path)
     require_columns(rows, ("id", "answer"), source=source)
     require_unique(rows, "id", source=source)
     if not rows:
         raise DataError(f"reading the ground truth {source}: it is empty, wanted at least one answer")
     return {str(row["id"]): row["answer"] for row in rows}
-
-
-def _by_id(path: Path) -> dict[str, object] | None:
-    """The file as one JSON object of id → answer; None if it is something else, such as JSON lines."""
-    if path.suffix != ".json":
-        return None
-    try:
-        value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        return None  # JSON lines under this name are read as such, and faults are reported there
-    return value if isinstance(value, dict) and value else None
 
 
 def _answered(problem: Problem, truth: object) -> Problem:

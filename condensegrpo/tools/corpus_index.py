@@ -87,8 +87,10 @@ def opened(corpus: str, cache: str | None = None) -> CorpusIndex:
     key = hashlib.blake2b(
         f"{LAYOUT}\n{path}\n{state.st_size}\n{state.st_mtime_ns}".encode(), digest_size=12
     ).hexdigest()
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = Path(f"{home}/condensegrpo/search" if cache is None else cache).expanduser()
     with _OPENING:
-        return _at(path, _cache_folder(cache) / f"{path.stem[:40]}-{key}")
+        return _at(path, folder / f"{path.stem[:40]}-{key}")
 
 
 _OPENING = threading.Lock()  # one index is not built twice by one process
@@ -99,12 +101,6 @@ def _at(corpus: Path, folder: Path) -> CorpusIndex:
     if not folder.is_dir():
         _build(corpus, folder)
     return CorpusIndex(folder)
-
-
-def _cache_folder(cache: str | None) -> Path:
-    if cache is not None:
-        return Path(cache).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "condensegrpo" / "search"
 
 
 def _build(corpus: Path, folder: Path) -> None:
