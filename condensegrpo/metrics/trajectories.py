@@ -74,6 +74,7 @@ def summarise(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
     if not facts:
         return {"trajectories": 0.0}
     turn_rewards = [each.turn_reward for each in facts]
+    attempts, successes = sum(each.tool_attempts for each in facts), sum(each.tool_successes for each in facts)
     return {
         "trajectories": float(len(facts)),
         "success": _mean(each.score.correct for each in facts),
@@ -87,7 +88,7 @@ def summarise(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
         "seconds/trajectory": _mean(each.seconds for each in facts),
         **{f"stop/{stop.value}": _mean(each.stop is stop for each in facts) for stop in Stop},
         **({"turn_reward": _mean(turn_rewards)} if any(turn_rewards) else {}),
-        **_tool_calls(facts),
+        **({"tool_calls": attempts / len(facts), "tool_calls_valid": successes / attempts} if attempts else {}),
         **_information(facts),
         **_summaries(facts),
         **_drafts(facts),
@@ -105,14 +106,6 @@ def multi_turn(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
         "train/num_valid_actions": _mean(each.tool_successes for each in facts) if facts else 0.0,
         "train/accuracy": _mean(each.score.correct for each in facts) if facts else 0.0,
     }
-
-
-def _tool_calls(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
-    attempts = sum(each.tool_attempts for each in facts)
-    successes = sum(each.tool_successes for each in facts)
-    if not attempts:
-        return {}
-    return {"tool_calls": attempts / len(facts), "tool_calls_valid": successes / attempts}
 
 
 def _information(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:

@@ -7,8 +7,6 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.planning.plan import COLOCATED, Plan, plan
 
 MOST_RANKS = 64
-
-
 Overrides = tuple[str, ...]  # of the configuration
 
 

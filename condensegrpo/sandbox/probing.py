@@ -9,7 +9,7 @@ from pathlib import Path
 from condensegrpo.core.errors import SandboxError
 from condensegrpo.sandbox.isolation import Isolation
 from condensegrpo.sandbox.limits import SandboxLimits
-from condensegrpo.sandbox.process import Server
+from condensegrpo.sandbox.process import Server, python_request
 from condensegrpo.sandbox.result import CallOutcome
 from condensegrpo.sandbox.syscalls import numbers
 
@@ -111,7 +111,9 @@ def _probe(server: Server) -> None:
         secret.flush()
         Path(secret.name).chmod(0o644)
         code = _ESCAPES.format(secret=secret.name, outside=os.getpid(), ptrace=numbers()["ptrace"])
-        result = server.run(code, SandboxLimits())
+        call = server.call()
+        call.ask(python_request(code, SandboxLimits()))
+        result = call.result()
         written = Path(f"{secret.name}.new")
         if written.exists():
             written.unlink()

@@ -116,12 +116,6 @@ class Server:
         self._calls.add(call)
         return call
 
-    def run(self, code: str, limits: SandboxLimits) -> CallResult:
-        """Run Python source and wait for the result."""
-        call = self.call()
-        call.ask(python_request(code, limits))
-        return call.result()
-
     def alive(self) -> bool:
         """Whether the process runs."""
         return self._process.poll() is None

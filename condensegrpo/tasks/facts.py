@@ -152,15 +152,19 @@ class FactsTask:
     def _shown(self, problem: Problem, read: Sequence[int], rng: random.Random) -> tuple[Message, ...]:
         """The pinned messages, some or all of the older units, and the newest unit: what a condenser may leave."""
         history = History(pinned=(Message(role="user", content=problem.question),))
+        pages, asked = problem.data["pages"], problem.question.split()
         for turn, page in enumerate(read):
             reply = Message(role="assistant", content=_asks(page))
-            text = _text(problem.data["pages"], page, last=turn + 1 >= self.pages)
+            text = _text(pages, page, last=turn + 1 >= self.pages)
             history = history.add(Unit(turn=turn, reply=reply, results=(_result(text),)))
         kept = set(range(len(read)))
         if self.history == "some" and rng.random() < SOME:
             kept = set(rng.sample(range(len(read)), min(len(read), rng.randint(0, 3))))
             if rng.random() < 0.7:
-                kept |= {turn for turn, page in enumerate(read) if _holds(problem, page)}
+                words = (pages[page - 1].split()[1:] for page in read)
+                kept |= {
+                    turn for turn, on_page in enumerate(words) if any(w.partition(":")[0] in asked for w in on_page)
+                }
         units = tuple(unit for unit in history.units if unit.turn in kept or unit is history.units[-1])
         return History(pinned=history.pinned, units=units).messages
 
@@ -249,11 +253,6 @@ def _text(pages: Sequence[str], page: int, *, last: bool) -> str:
 def _result(text: str) -> Message:
     """A page is the result of a call: condensers may mask it, and reading it again counts as fetching again."""
     return Message(role="tool", content=text, tool_call_id="read", name="read")
-
-
-def _holds(problem: Problem, page: int) -> bool:
-    asked = problem.question.split()
-    return any(word.partition(":")[0] in asked for word in problem.data["pages"][page - 1].split()[1:])
 
 
 def _page(words: Sequence[str]) -> int | None:

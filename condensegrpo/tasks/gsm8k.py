@@ -187,19 +187,15 @@ def _sums(worked: str) -> tuple[_Sum, ...]:
         for mark in _MARK.finditer(line):
             if _BARE.fullmatch(mark[1]):
                 continue
-            result = _calculate(mark[1])
-            if result is None or not _agree(result, mark[2].strip()):
+            try:
+                result = calculator(mark[1])
+            except ValueError:
+                return ()  # not every mark is arithmetic: <<2x=8>>
+            if not _agree(result, mark[2].strip()):
                 return ()
             sums.append(_Sum(thought=_thought(line[at : mark.start()]), expression=mark[1], result=result))
             at = mark.end()
     return tuple(sums)
-
-
-def _calculate(expression: str) -> str | None:
-    try:
-        return calculator(expression)
-    except ValueError:
-        return None  # not every mark is arithmetic: <<2x=8>>
 
 
 def _agree(result: str, stated: str) -> bool:
