@@ -113,11 +113,7 @@ def _smoothed(scores: Sequence[float], before: Sequence[float], share: float) ->
 
 
 async def _scores(budget: Budget, name: str, pasts: Sequence[History]) -> Sequence[Sequence[float]]:
-    """One row of scores per history, validated.
-
-    Raises:
-        ValueError: the scorer is unknown, or a score is missing, negative or not finite.
-    """
+    """One row of scores per history; a ValueError if the scorer is unknown or a score is not a finite number >= 0."""
     scorer: UnitScorer | None = budget.scorers.get(name)
     if scorer is None:
         raise ValueError(

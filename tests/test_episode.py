@@ -566,27 +566,6 @@ def test_a_reply_that_the_sampler_gave_up_aborts_the_episode() -> None:
     assert (trajectory.stop, trajectory.turns) == (Stop.ABORTED, ())
 
 
-def test_an_abort_ends_the_episode_at_once_with_the_turns_so_far() -> None:
-    async def interrupted() -> Trajectory:
-        abort = asyncio.Event()
-        asyncio.get_running_loop().call_later(0.05, abort.set)
-        slow = ScriptedSampler(lambda _: said("hello"), seconds=lambda ids: 60.0 if "seen 1" in shown(ids) else 0.0)
-        return await run_episode(
-            problem(),
-            environment=Counting,
-            engine=engine(slow, turn_seconds=60),
-            group_id="g",
-            sample=0,
-            seed=lambda turn: 0,
-            abort=abort,
-        )
-
-    started = time.monotonic()
-    trajectory = asyncio.run(interrupted())
-    assert (trajectory.stop, len(trajectory.turns)) == (Stop.ABORTED, 1)
-    assert time.monotonic() - started < 5
-
-
 # --- tools ------------------------------------------------------------------------------------------------------------
 
 CALL = '<tool>{"name": "add", "args": {"a": 2, "b": 3}}</tool>'

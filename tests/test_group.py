@@ -37,17 +37,11 @@ def roll(
     environment: Callable[[Problem], Counting] = Counting,
     run_seed: int = 0,
     on_finish: Callable[[Trajectory], None] = lambda _: None,
-    abort_after: float | None = None,
 ) -> Groups:
     async def told(one: Trajectory) -> None:
         on_finish(one)
 
     async def run() -> Groups:
-        abort = asyncio.Event()
-        if abort_after == 0:
-            abort.set()
-        elif abort_after is not None:
-            asyncio.get_running_loop().call_later(abort_after, abort.set)
         return await rollout(
             named(problems),
             samples=samples,
@@ -56,7 +50,6 @@ def roll(
             run_seed=run_seed,
             step=7,
             on_finish=told,
-            abort=abort,
         )
 
     return asyncio.run(run())
@@ -209,23 +202,6 @@ def test_problems_that_come_again_are_numbered() -> None:
 def test_names_are_unique_whatever_the_ids(ids: list[str]) -> None:
     batch = [Problem(id=one, question=str(number)) for number, one in enumerate(ids)]
     assert list(named(batch).values()) == batch  # in order, none lost
-
-
-def test_an_abort_ends_all_episodes_quickly_and_keeps_their_turns() -> None:
-    finished: list[Trajectory] = []
-    slow = ScriptedSampler(
-        lambda ids: said(counting(shown(ids))), seconds=lambda ids: 60.0 if "seen 2" in shown(ids) else 0.0
-    )
-    started = time.monotonic()
-    groups = roll(engine(slow, turn_seconds=60), [problem(0), problem(1)], on_finish=finished.append, abort_after=0.1)
-    assert time.monotonic() - started < 5
-    assert [(one.stop, len(one.turns)) for group in groups for one in group] == [(Stop.ABORTED, 2)] * 4
-    assert len(finished) == 4
-
-
-def test_an_abort_that_came_before_the_start_samples_nothing() -> None:
-    groups = roll(engine(ScriptedSampler(lambda _: said("hello"), seconds=60.0)), [problem()], abort_after=0)
-    assert [(one.stop, one.turns) for one in groups[0]] == [(Stop.ABORTED, ())] * 2
 
 
 def test_what_on_finish_raises_stops_the_rollout_and_leaves_nothing_running() -> None:

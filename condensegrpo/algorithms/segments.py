@@ -109,9 +109,9 @@ def _difference(last: Turn, turn: Turn) -> int | None:
 
 
 def _prefix_broken(index: int, last: Turn, turn: Turn, position: int) -> PrefixBroken:
-    found = turn.prompt_ids[position] if position < len(turn.prompt_ids) else None
+    token = turn.prompt_ids[position] if position < len(turn.prompt_ids) else None
     wanted = (last.prompt_ids + last.output_ids)[position]
-    return PrefixBroken.at(turn=index, position=position, wanted=wanted, found=found)
+    return PrefixBroken.at(turn=index, position=position, wanted=wanted, found=token)
 
 
 def _segment(

@@ -54,14 +54,14 @@ def problems(task: Task, split: Split) -> Sequence[Problem]:
         ConfigError: the split is empty, too small for the configuration, or the task fails.
     """
     try:
-        found = task.problems(split)
+        split_problems = task.problems(split)
     except CondenseError:
         raise
     except Exception as error:  # the boundary to a task
         raise ConfigError(f"making the {split} problems of the task: {message_of(error)}") from error
-    if not len(found):
+    if not len(split_problems):
         raise ConfigError(f"reading the {split} problems of the task: found none. Check task.data and task.eval_data.")
-    return found
+    return split_problems
 
 
 def message_of(error: Exception) -> str:

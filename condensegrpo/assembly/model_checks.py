@@ -48,11 +48,7 @@ def check_model(components: Components, source: str) -> None:
 
 
 def _pinned(task: Task, problem: Problem) -> tuple[Message, ...]:
-    """How an episode of the problem begins.
-
-    Raises:
-        ConfigError: the task fails at it, or gives something else.
-    """
+    """How an episode of the problem begins; a ConfigError if the task fails at it, or gives something else."""
 
     async def begin() -> tuple[Message, ...]:
         return checked_messages(await task.environment(problem).start(), f"{type(task).__name__}.environment.start")

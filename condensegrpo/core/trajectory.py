@@ -33,7 +33,7 @@ class Stop(StrEnum):
     FORMAT = "format"  # the environment could not read a reply
     ENVIRONMENT_ERROR = "environment_error"  # the environment raised
     SAMPLER_ERROR = "sampler_error"  # the sampler raised or timed out
-    ABORTED = "aborted"  # the run was interrupted
+    ABORTED = "aborted"  # the sampler gave the reply up
 
     @property
     def gives_answer(self) -> bool:

@@ -122,13 +122,13 @@ def load(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
         CheckpointError: the checkpoint is damaged, or of another number of ranks, ZeRO stage or model.
     """
     manifest = verify(checkpoint) if rank() == 0 else _complete(checkpoint)
-    found = (manifest.world_size, manifest.zero_stage)
+    saved_by, stage = manifest.world_size, manifest.zero_stage
     wanted = (world_size(), int(engine.zero_optimization_stage()))
-    if found != wanted:
+    if (saved_by, stage) != wanted:
         raise CheckpointError(
-            f"loading {checkpoint}: it was saved by {found[0]} ranks with ZeRO stage {found[1]}, and this run has "
+            f"loading {checkpoint}: it was saved by {saved_by} ranks with ZeRO stage {stage}, and this run has "
             f"{wanted[0]} ranks with ZeRO stage {wanted[1]}. Resume with the former (torchrun "
-            f"--nproc_per_node {found[0]}, learner.zero_stage={found[1]}), or start a new run from its exported model."
+            f"--nproc_per_node {saved_by}, learner.zero_stage={stage}), or start a new run from its exported model."
         )
     policy = fingerprint(engine)  # every rank must compute it
     if any_rank(rank() == 0 and policy != manifest.policy):

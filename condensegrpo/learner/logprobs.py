@@ -166,11 +166,7 @@ class TrainedLogprobs(nn.Module):
 
 
 def _decoder(policy: PreTrainedModel) -> nn.Module:
-    """What comes before the LM head.
-
-    Raises:
-        LearnerError: transformers cannot separate it from the whole model.
-    """
+    """What comes before the LM head; a LearnerError if transformers cannot separate it from the whole model."""
     decoder: nn.Module = policy.get_decoder()
     if decoder is policy:
         raise LearnerError(

@@ -158,6 +158,8 @@ def save_policy(
         CheckpointError: the folder cannot be written.
         ConfigError: the folder holds something else.
     """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GenerationConfig
+
     ranks = distributed.is_initialized()
     first = not ranks or distributed.get_rank() == 0
     tensors = {}
@@ -165,36 +167,24 @@ def save_policy(
         if first:
             tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
     if first:
-        _write(folder, model_config, tensors, tokenizer, stop_ids)
+        if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").is_file():
+            raise ConfigError(
+                f"writing the model to {folder}: the folder holds something else. Give a new or empty folder."
+            )
+        config = copy.deepcopy(model_config)
+        config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
+        config.dtype = next(iter(tensors.values())).dtype
+        place = temporary_name(folder, os.getpid())
+        remove_leftover(place)
+        with temporary_folder(place) as temporary:
+            save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
+            config.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+            if stop_ids:
+                GenerationConfig(eos_token_id=list(stop_ids)).save_pretrained(temporary)
+            publish(temporary, folder)
     if ranks:
         distributed.barrier()  # so that every rank finds the folder afterwards
-
-
-def _write(
-    folder: Path,
-    model_config: "PretrainedConfig",
-    tensors: dict[str, Tensor],
-    tokenizer: "PreTrainedTokenizerBase",
-    stop_ids: Sequence[int],
-) -> None:
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GenerationConfig
-
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").is_file():
-        raise ConfigError(
-            f"writing the model to {folder}: the folder holds something else. Give a new or empty folder."
-        )
-    config = copy.deepcopy(model_config)
-    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
-    config.dtype = next(iter(tensors.values())).dtype
-    place = temporary_name(folder, os.getpid())
-    remove_leftover(place)
-    with temporary_folder(place) as temporary:
-        save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
-        config.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-        if stop_ids:
-            GenerationConfig(eos_token_id=list(stop_ids)).save_pretrained(temporary)
-        publish(temporary, folder)
 
 
 def _source(path: str, part: str) -> str:

@@ -92,17 +92,18 @@ def paths(depth: Tensor) -> Paths:
     outputs = torch.empty_like(depth)
     outputs[queries] = torch.arange(len(queries), device=depth.device)  # of a place that occurs twice, either one
     return Paths(
-        buckets=tuple(_bucket(queries, keys, depth) for queries, keys in places),
+        buckets=tuple(
+            Bucket(
+                queries=(len(queries), queries.shape[1]),
+                keys=(len(keys), keys.shape[1]),
+                visible=(torch.arange(keys.shape[1], device=depth.device) <= depth[queries][:, :, None])[:, None],
+            )
+            for queries, keys in places
+        ),
         queries=queries,
         keys=torch.cat([keys.flatten() for _, keys in places]),
         outputs=outputs,
     )
-
-
-def _bucket(queries: Tensor, keys: Tensor, depth: Tensor) -> Bucket:
-    """The bucket of pieces with these places, (n, Q) and (n, K): a query sees its path up to its own depth."""
-    visible = torch.arange(keys.shape[1], device=depth.device) <= depth[queries][:, :, None]
-    return Bucket((len(queries), queries.shape[1]), (len(keys), keys.shape[1]), visible[:, None])
 
 
 def pieces(depths: Sequence[int]) -> list[BranchPiece]:

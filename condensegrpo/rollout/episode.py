@@ -8,7 +8,6 @@ A reply with at least one tool call, well formed or not, goes to the tools only;
 environment, which alone recognises an answer. So an answer next to a tool call does not count.
 """
 
-import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +34,7 @@ class _Ending:
 
 @dataclass(slots=True, kw_only=True)
 class _Record:
-    """The turns and texts sampled so far, which survive if the episode fails or is aborted."""
+    """The turns and texts sampled so far, which survive if the episode fails."""
 
     trajectory: str  # its id
     seed: Callable[[int], int]
@@ -92,7 +91,6 @@ async def run_episode(
     sample: int,
     seed: Callable[[int], int],
     draw: float = 0.0,
-    abort: asyncio.Event | None = None,
 ) -> Trajectory:
     """Play one episode to its end.
 
@@ -102,15 +100,13 @@ async def run_episode(
         seed: n → seed of the random stream of the nth text of the episode. Condense turns and rejected texts count;
             without any, n is the turn. Below 0: of drafts, −1 the first.
         draw: in [0, 1), of the problem, equal for its trajectories: selects a point in the jitter of the trigger.
-        abort: once set, the episode ends as ``aborted`` with the turns that it has.
 
     Returns:
         The trajectory with every sampled turn, also after a failure; see ``Stop`` for how it may end.
     """
     started = time.monotonic()
     record = _Record(trajectory=f"{group_id}-{sample}", seed=seed)
-    playing = asyncio.create_task(_play(problem, environment, engine, draw, record))
-    ending = await _unless_aborted(playing, abort)
+    ending = await _play(problem, environment, engine, draw, record)
     return Trajectory(
         id=record.trajectory,
         problem_id=problem.id,
@@ -127,20 +123,6 @@ async def run_episode(
     )
 
 
-async def _unless_aborted(playing: asyncio.Task[_Ending], abort: asyncio.Event | None) -> _Ending:
-    if abort is None:
-        return await playing
-    watching = asyncio.create_task(abort.wait())
-    try:
-        await asyncio.wait({playing, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if playing.done():
-            return playing.result()
-        return _Ending(stop=Stop.ABORTED, detail="the run was interrupted")
-    finally:
-        playing.cancel()  # not awaited: a slow cancellation must not delay other episodes
-        watching.cancel()
-
-
 async def _play(
     problem: Problem,
     environment: Callable[[Problem], Environment],
@@ -148,7 +130,7 @@ async def _play(
     draw: float,
     record: _Record,
 ) -> _Ending:
-    """The loop. Turns are recorded as they are sampled, so that a failure or an abort keeps them."""
+    """The loop. Turns are recorded as they are sampled, so that a failure keeps them."""
     last: Sampled | None = None
     try:
         episode, pinned = await guarded(

@@ -21,7 +21,6 @@ async def rollout(
     run_seed: int,
     step: int,
     on_finish: Callable[[Trajectory], Awaitable[None]],
-    abort: asyncio.Event | None = None,
 ) -> tuple[tuple[Trajectory, ...], ...]:
     """``samples`` trajectories of every problem.
 
@@ -32,7 +31,6 @@ async def rollout(
         problems: by a name that is unique in the whole batch, see ``named``. The name is part of the ids of groups and
             trajectories and names the random streams, so it must not depend on which share of the batch this is.
         on_finish: awaited with each trajectory as soon as it ends, while others go on; an exception stops the rollout.
-        abort: once set, every unfinished episode ends as ``aborted``.
 
     Returns:
         One group a problem in the order of the problems, trajectories in the order of their sample number.
@@ -47,7 +45,6 @@ async def rollout(
             sample=sample,
             seed=partial(stream_seed, run_seed, step, name, sample),
             draw=problem_draw(run_seed, step, name),
-            abort=abort,
         )
         await on_finish(trajectory)
         return trajectory

@@ -68,7 +68,7 @@ class Trial:
     @property
     def passed(self) -> bool:
         """Whether the sampler followed the learner."""
-        return self.moved_enough and all(one.holds(self.device) for one in (*self.before, *self.after))
+        return self.moved_enough and all(parity.holds(self.device) for parity in (*self.before, *self.after))
 
 
 def configuration(sampler: str, options: Mapping[str, Any]) -> RunConfig:
@@ -128,13 +128,13 @@ def _prompts(vocabulary: int) -> list[tuple[int, ...]]:
 
 def _compared(learner: DeepSpeedEngine, sampler: Sampler, prompts: Sequence[tuple[int, ...]]) -> tuple[Parity, ...]:
     """The parity of fresh samples at every temperature."""
-    found = []
+    parities = []
     for temperature in TEMPERATURES:
         rows = _samples(sampler, prompts, temperature=temperature)
         batches = pack_rows(rows, max_tokens=MICRO_BATCH, share=learner.module.computes_trees)
         own_T = torch.cat(measure_logprobs(learner, batches, temperature=temperature)).cpu()
         gap_T = own_T - torch.cat([batch.logprobs for batch in batches])
-        found.append(
+        parities.append(
             Parity(
                 temperature=temperature,
                 tokens=len(gap_T),
@@ -142,7 +142,7 @@ def _compared(learner: DeepSpeedEngine, sampler: Sampler, prompts: Sequence[tupl
                 mean_ratio=float(gap_T.exp().mean()),
             )
         )
-    return tuple(found)
+    return tuple(parities)
 
 
 def _samples(sampler: Sampler, prompts: Sequence[tuple[int, ...]], *, temperature: float) -> list[Segment]:

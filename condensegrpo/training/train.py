@@ -365,10 +365,8 @@ def _warn_of_unused_turn_rewards(run: _Run, metrics: Mapping[str, float]) -> boo
     name = run.config.algorithm.advantage.estimator
     unused = "turn_reward" in metrics and not names.ESTIMATORS[name].sees_turn_rewards
     if unused:
-        run.observer.say(
-            f"turn rewards are only logged: the estimator {name} does not see them; "
-            f"{', '.join(names.turn_reward_estimators())} do"
-        )
+        able = sorted(name for name, traits in names.ESTIMATORS.items() if traits.sees_turn_rewards)
+        run.observer.say(f"turn rewards are only logged: the estimator {name} does not see them; {', '.join(able)} do")
     return unused
 
 

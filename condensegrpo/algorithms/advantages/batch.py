@@ -64,12 +64,7 @@ def estimator(
 
 
 def _check(outcome_N: Tensor, turn_N: Tensor, group_N: Tensor, turns_N: Tensor, result_turn_N: Tensor) -> None:
-    """Check the arguments of an estimator.
-
-    Raises:
-        ValueError: shapes differ, a number of turns is negative, or a result turn is none of the trajectory's turns.
-        ScoreError: a reward is NaN, infinite or beyond ±1e100.
-    """
+    """Raise ValueError for shapes, turns or result turns that cannot be, and ScoreError for such a reward."""
     shapes = [tuple(value.shape) for value in (outcome_N, turn_N, group_N, turns_N, result_turn_N)]
     if len(set(shapes)) != 1 or outcome_N.dim() != 1:
         raise ValueError(f"an estimator needs five tensors of one shape (N,), found {shapes}")

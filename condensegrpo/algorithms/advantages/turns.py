@@ -83,12 +83,8 @@ def mt_grpo(
     Raises:
         ScoreError, ValueError: as every estimator, see ``condensegrpo.algorithms.advantages``.
     """
-    check_option("coef", coef)
-    normalised = partial(normalise, group_N=batch.group_N, scale=scale, singleton=singleton, eps=eps)
-    before_NK = before_result(batch.turns_N, batch.result_turn_N)
-    turn_part_NK = torch.where(before_NK, coef * normalised(batch.turn_N)[:, None], 0.0)
-    with_result_NK = normalised(batch.outcome_N)[:, None] + turn_part_NK
-    merged_N = normalised(batch.turn_N + batch.outcome_N)
+    with_result_NK = ms_grpo(*batch, coef=coef, scale=scale, singleton=singleton, eps=eps)
+    merged_N = normalise(batch.turn_N + batch.outcome_N, batch.group_N, scale=scale, singleton=singleton, eps=eps)
     return torch.where(batch.result_turn_N[:, None] >= 0, with_result_NK, merged_N[:, None])
 
 

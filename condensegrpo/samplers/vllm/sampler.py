@@ -18,9 +18,7 @@ from condensegrpo.samplers.vllm.request import INSTALL, check_request
 class VllmSampler:
     """Samples with vLLM: continuous batching, a prefix cache, weights in milliseconds.
 
-    The model folder's own generation defaults (top-k, repetition penalty, …) are ignored: log-probabilities are those
-    of softmax(logits / temperature), the distribution that tokens are drawn from. One instance serves one event loop at
-    a time, and any number of them one after another.
+    Generation defaults, log-probabilities and event loops: as in ``TransformersSampler``.
     """
 
     def __init__(
