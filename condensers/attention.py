@@ -74,7 +74,10 @@ class AttentionCondenser:
         ranked: list[int] = []
         smooth: list[float] = []
         for end, scores in zip(ends, await _scores(budget, self.scorer, pasts), strict=True):
-            smooth = _smoothed(scores[:-1], smooth, self.smoothing)
+            smooth = [
+                self.smoothing * smooth[place] + (1 - self.smoothing) * score if place < len(smooth) else score
+                for place, score in enumerate(scores[:-1])
+            ]
             known = set(ranked) if ranked else set(range(end))
             returning = set(range(end - 2)) - known
             worth = [
@@ -102,14 +105,6 @@ def choose(worth: Sequence[float], costs: Sequence[int], room: int) -> list[int]
             chosen.append(place)
             left -= costs[place]
     return chosen
-
-
-def _smoothed(scores: Sequence[float], before: Sequence[float], share: float) -> list[float]:
-    """share · previous score + (1 − share) · score; a unit without a previous score keeps its score."""
-    return [
-        share * before[place] + (1 - share) * score if place < len(before) else score
-        for place, score in enumerate(scores)
-    ]
 
 
 async def _scores(budget: Budget, name: str, pasts: Sequence[History]) -> Sequence[Sequence[float]]:

@@ -72,8 +72,8 @@ class LocalModel:
         started = time.monotonic()
         with torch.inference_mode():
             output = model.generate(**prompt, do_sample=False, max_new_tokens=max_tokens, max_time=self.seconds)
-        reply_ids = output[0, length:].tolist()
-        if reply_ids and reply_ids[-1] in _ends(model):
+        reply_ids, ends = output[0, length:].tolist(), model.generation_config.eos_token_id
+        if reply_ids and reply_ids[-1] in (ends if isinstance(ends, list) else [ends]):
             return Written(text=tokenizer.decode(reply_ids[:-1], skip_special_tokens=False), finish=Finish.STOP)
         if time.monotonic() - started >= self.seconds:
             raise SummaryRefused(f"{self.model} did not finish within {self.seconds:g} seconds")
@@ -86,8 +86,3 @@ def _loaded(model: str, device: str) -> "tuple[PreTrainedModel, PreTrainedTokeni
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     return AutoModelForCausalLM.from_pretrained(model).to(device).eval(), AutoTokenizer.from_pretrained(model)
-
-
-def _ends(model: "PreTrainedModel") -> tuple[int, ...]:
-    ends = model.generation_config.eos_token_id
-    return (ends,) if isinstance(ends, int) else tuple(ends or ())

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, partial
 from typing import TypeVar
 
 from condensegrpo.assembly import plugins, runtime
-from condensegrpo.assembly.components import Components, Problems
+from condensegrpo.assembly.components import Components, problems
 from condensegrpo.assembly.learning_signal import advantage_estimator, objective
 from condensegrpo.assembly.parts import (
     build_condenser,
@@ -67,7 +68,7 @@ def build_components(config: RunConfig, base: Components | None = None) -> Compo
     return Components(
         config=config,
         task=task,
-        data=base.data if base is not None and base.task is task else Problems(task),
+        data=base.data if base is not None and base.task is task else cache(partial(problems, task)),
         reward=part(lambda: build_reward(config.reward, sandbox), "reward", lambda of: (of.reward, of.sandbox)),
         condenser=build_condenser(config.condenser),
         toolbox=part(lambda: build_toolbox(config, sandbox), "toolbox", lambda of: (of.rollout.tools, of.sandbox)),

@@ -1,6 +1,6 @@
 """What a configuration builds, once: evaluations and variants share every part that their settings leave the same."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from condensegrpo.algorithms.credit import Estimator
@@ -12,28 +12,13 @@ from condensegrpo.rollout.toolcalls import Toolbox
 from condensegrpo.sandbox.sandbox import Sandbox
 
 
-class Problems:
-    """The problems of a task; every split is read once, when it is first needed."""
-
-    def __init__(self, task: Task) -> None:
-        """Read nothing yet."""
-        self._task = task
-        self._read: dict[Split, Sequence[Problem]] = {}
-
-    def of(self, split: Split) -> Sequence[Problem]:
-        """The problems of a split; raises as ``problems`` does."""
-        if split not in self._read:
-            self._read[split] = problems(self._task, split)
-        return self._read[split]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Components:
     """The parts of a run besides the model, built by ``build``, or without its checks by ``build_components``."""
 
     config: RunConfig
     task: Task
-    data: Problems
+    data: Callable[[Split], Sequence[Problem]]  # reads every split once, when it is first needed
     reward: Reward | GroupReward
     condenser: Condenser
     toolbox: Toolbox
@@ -44,7 +29,7 @@ class Components:
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of a split, read once; raises as ``problems`` does."""
-        return self.data.of(split)
+        return self.data(split)
 
 
 def problems(task: Task, split: Split) -> Sequence[Problem]:

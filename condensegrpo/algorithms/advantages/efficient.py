@@ -61,7 +61,14 @@ def _context_term(
     _check_contexts(context_N, truncated_N, correct_N)
     check_option("coefficient", coefficient, low=0)
     check_option("min_pass_rate", min_pass_rate, low=0, high=1)
-    cost_N = _context_cost(context_N, low=context_low, high=context_high)
+    check_option("context_low", context_low)
+    check_option("context_high", context_high)
+    if not 0 < context_low < context_high:
+        raise ValueError(
+            f"the context anchors must satisfy 0 < context_low < context_high, found {context_low} and {context_high}"
+        )
+    width = torch.tensor(context_high / context_low, dtype=torch.float64).log()
+    cost_N = (context_N.double().clamp(context_low, context_high) / context_low).log() / width  # u
     pass_rate_N = mean(correct_N.double(), group_N)
     trust_N = torch.where(pass_rate_N >= min_pass_rate, pass_rate_N, 0.0)  # g(p)
     return coefficient * trust_N * _saving(cost_N, correct_N, group_N, truncated_N)
@@ -115,15 +122,6 @@ def efficient(
     advantage_N = accuracy_N + _context_term(correct_N, batch.group_N, **context_term)
     advantage_N = torch.where(accuracy_N > 0, torch.maximum(advantage_N, guard * accuracy_N), advantage_N)
     return torch.where(correct_N, advantage_N, accuracy_N)
-
-
-def _context_cost(context_N: Tensor, *, low: float, high: float) -> Tensor:
-    """u_N: the logarithm of the context between its anchors, 0 at ``low`` and below, 1 at ``high`` and above."""
-    check_option("context_low", low)
-    check_option("context_high", high)
-    if not 0 < low < high:
-        raise ValueError(f"the context anchors must satisfy 0 < context_low < context_high, found {low} and {high}")
-    return (context_N.double().clamp(low, high) / low).log() / torch.tensor(high / low, dtype=torch.float64).log()
 
 
 def _saving(cost_N: Tensor, correct_N: Tensor, group_N: Tensor, truncated_N: Tensor | None) -> Tensor:

@@ -7,7 +7,6 @@ retried; a refusal (4xx) raises ``SamplerError``: a retry would be refused too.
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -50,11 +49,6 @@ class ServerClient:
             headers={"Authorization": f"Bearer {token}"},
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),  # 0: no limit
         )
-
-    @property
-    def host(self) -> str:
-        """The server's host name or address."""
-        return urlsplit(self.url).hostname or ""
 
     async def healthy(self) -> bool:
         """Whether the server answers and its engine runs."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
@@ -232,7 +233,7 @@ def _described(part: Mapping[str, Tensor]) -> dict[str, object]:
 def _address(members: Sequence[Member]) -> str:
     """This machine's address for the servers: the source address of packets to the first remote server."""
     for member in members:
-        host = member.client.host
+        host = urlsplit(member.client.url).hostname or ""
         if host in (LOOPBACK, "localhost", "::1"):
             continue
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
