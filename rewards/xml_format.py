@@ -48,10 +48,10 @@ def _format_of(reply: str) -> float:
     present = [any(_named(text, field) for field in fields) for fields in (FIRST, SECOND)]
     if not any(present):
         return 0.0
-    whole = any(re.search(rf"<{field}>.*?</{field}>", text, re.DOTALL) for field in (*FIRST, *SECOND))
+    closed = any(re.search(rf"<{field}>.*?</{field}>", text, re.DOTALL) for field in (*FIRST, *SECOND))
     starts = text.startswith(f"<{FIRST[0]}>")
     ends = text.endswith(tuple(f"</{field}>" for field in SECOND))
-    return 0.4 * sum(present) / 2 * whole + 0.2 * (1 + starts + ends)
+    return 0.4 * sum(present) / 2 * closed + 0.2 * (1 + starts + ends)
 
 
 def _named(text: str, field: str) -> bool:

@@ -185,7 +185,7 @@ WROTE = torch.tensor([[False, True, False], [False, False, False]])
 
 def shared(share: float, weight_NK: Tensor, wrote: Tensor = WROTE) -> Tensor:
     whole, summaries = share_of_summaries(weight_NK, TOKENS_2, wrote)
-    return with_share(weight_NK, wrote, share=share, whole=whole, summaries=summaries)
+    return with_share(weight_NK, wrote, share=share, total=whole, summaries=summaries)
 
 
 def test_summaries_get_the_share_of_all_weight_that_is_asked_for() -> None:

@@ -48,7 +48,7 @@ async def losses(model: Measures, renderer: Renderer, history: History, output_i
         return sum(await model.measure(renderer.prompt(shown), output_ids))
 
     places = range(len(history.units))
-    whole, *without = await asyncio.gather(
+    with_all, *without = await asyncio.gather(
         logprob(places), *(logprob([place for place in places if place != left_out]) for left_out in places)
     )
-    return [whole - reduced for reduced in without]
+    return [with_all - reduced for reduced in without]

@@ -140,7 +140,12 @@ def _draw(metrics: Metrics, *, title: str, file: Path) -> None:
 def _panel(axes: "Axes", panel: Panel, metrics: Metrics) -> None:
     train = series(metrics, panel.metric)
     if train.steps:
-        _training_line(axes, train)
+        window = _window(train)
+        if window > 1:  # pale measured values under their running mean: a batch is a small sample
+            axes.plot(train.steps, train.values, color=TRAIN, alpha=0.25, linewidth=1)
+        marker = "o" if len(train.steps) == 1 else ""
+        label = f"training, mean of {window} steps" if window > 1 else "training"
+        axes.plot(train.steps, smoothed(train.values, window), color=TRAIN, linewidth=1.8, marker=marker, label=label)
     _held_out(axes, panel, metrics)
     if panel.metric == "success":
         axes.set_ylim(-0.03, 1.03)
@@ -178,16 +183,6 @@ def _finish(axes: "Axes", title: str, unit: str, *, columns: int = 1) -> None:
         axes.legend(fontsize=8.5, frameon=False, ncols=columns, loc=place, columnspacing=1.0)
     else:
         axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes, color="#999999")
-
-
-def _training_line(axes: "Axes", train: Series) -> None:
-    """Pale measured values under their running mean: a batch is a small sample."""
-    window = _window(train)
-    if window > 1:
-        axes.plot(train.steps, train.values, color=TRAIN, alpha=0.25, linewidth=1)
-    marker = "o" if len(train.steps) == 1 else ""
-    label = f"training, mean of {window} steps" if window > 1 else "training"
-    axes.plot(train.steps, smoothed(train.values, window), color=TRAIN, linewidth=1.8, marker=marker, label=label)
 
 
 def _window(line: Series) -> int:

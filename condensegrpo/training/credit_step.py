@@ -55,8 +55,8 @@ def give_credit(
     share = aggregation.summary_share
     if share is not None:
         condense_NK = condense_turns(kept)
-        whole, summaries = ranks.sum_over_ranks(share_of_summaries(weight_NK, tokens_NK, condense_NK))
-        weight_NK = with_share(weight_NK, condense_NK, share=share, whole=whole, summaries=summaries)
+        total, summaries = ranks.sum_over_ranks(share_of_summaries(weight_NK, tokens_NK, condense_NK))
+        weight_NK = with_share(weight_NK, condense_NK, share=share, total=total, summaries=summaries)
     return StepCredit(scores, advantage_NK, weight_NK)
 
 
@@ -64,25 +64,25 @@ def record_credit(path: Path, batch: StepBatch, credit: StepCredit, *, stops: St
     """Write the credit of every trajectory of every rank; trajectories that do not train have zeros."""
     rows = [
         Credit(
-            trajectory=one.trajectory.id,
-            advantages=tuple(advantage_K[: len(one.trajectory.turns)]),
-            weights=tuple(weight_K[: len(one.trajectory.turns)]),
-            handling=stops.of(one.trajectory.stop),
+            trajectory=scored.trajectory.id,
+            advantages=tuple(advantage_K[: len(scored.trajectory.turns)]),
+            weights=tuple(weight_K[: len(scored.trajectory.turns)]),
+            handling=stops.of(scored.trajectory.stop),
         )
-        for one, advantage_K, weight_K in zip(
+        for scored, advantage_K, weight_K in zip(
             batch.kept, credit.advantage_NK.tolist(), credit.weight_NK.tolist(), strict=True
         )
     ]
-    rows += [_no_credit(one, "mask") for one in batch.masked]
-    rows += [_no_credit(one, "drop") for one in batch.dropped]
+    rows += [_no_credit(scored, "mask") for scored in batch.masked]
+    rows += [_no_credit(scored, "drop") for scored in batch.dropped]
     of_all_ranks = _over_ranks(rows)
     if ranks.rank() == 0:
         write_credit(path, of_all_ranks)
 
 
-def _no_credit(one: ScoredTrajectory, handling: Literal["mask", "drop"]) -> Credit:
-    zeros = (0.0,) * len(one.trajectory.turns)
-    return Credit(trajectory=one.trajectory.id, advantages=zeros, weights=zeros, handling=handling)
+def _no_credit(scored: ScoredTrajectory, handling: Literal["mask", "drop"]) -> Credit:
+    zeros = (0.0,) * len(scored.trajectory.turns)
+    return Credit(trajectory=scored.trajectory.id, advantages=zeros, weights=zeros, handling=handling)
 
 
 def step_metrics(
@@ -99,9 +99,9 @@ def step_metrics(
     Args:
         outcome_N: the outcome that the estimator compares within a group, of the trajectories that train.
     """
-    facts = _over_ranks([facts_of(one, turn_reward=turn_sums(one).total) for one in batch.trajectories])
+    facts = _over_ranks([facts_of(scored, turn_reward=turn_sums(scored).total) for scored in batch.trajectories])
     rows = [*_credited(batch.kept, credit, outcome_N, stops), *_without_credit(batch, stops)]
-    ages = _over_ranks([staleness_of(one.trajectory, step) for one in batch.trajectories])
+    ages = _over_ranks([staleness_of(scored.trajectory, step) for scored in batch.trajectories])
     return {
         **summarise(facts),
         **multi_turn(facts),
@@ -123,7 +123,7 @@ def _condenser_counts(condenser: Condenser) -> dict[str, float]:
 
 
 def _over_ranks(own: Sequence[T]) -> list[T]:
-    return [one for share in ranks.gather(list(own)) for one in share]
+    return [item for share in ranks.gather(list(own)) for item in share]
 
 
 def _credited(
@@ -131,34 +131,34 @@ def _credited(
 ) -> Iterator[Credited]:
     turn_weight_NK = credit.weight_NK * turn_tokens(kept)
     columns = (outcome_N, credit.scores.correct_N, credit.advantage_NK, turn_weight_NK)
-    for one, outcome, correct, advantage_K, weight_K in zip(
+    for scored, outcome, correct, advantage_K, weight_K in zip(
         kept, *(column.tolist() for column in columns), strict=True
     ):
-        turns = len(one.trajectory.turns)
+        turns = len(scored.trajectory.turns)
         yield Credited(
-            group_id=one.trajectory.group_id,
+            group_id=scored.trajectory.group_id,
             outcome=outcome,
             correct=correct,
-            tokens=one.trajectory.output_tokens,
+            tokens=scored.trajectory.output_tokens,
             advantages=tuple(advantage_K[:turns]),
             turn_weights=tuple(weight_K[:turns]),
-            condense=tuple(turn.kind == "condense" for turn in one.trajectory.turns),
-            handling=stops.of(one.trajectory.stop),
+            condense=tuple(turn.kind == "condense" for turn in scored.trajectory.turns),
+            handling=stops.of(scored.trajectory.stop),
             dropped=False,
         )
 
 
 def _without_credit(batch: StepBatch, stops: StopSettings) -> Iterator[Credited]:
     """The masked and dropped trajectories."""
-    for one, dropped in (*((one, False) for one in batch.masked), *((one, True) for one in batch.dropped)):
-        zeros = (0.0,) * len(one.trajectory.turns)
+    for number, scored in enumerate((*batch.masked, *batch.dropped)):
+        zeros = (0.0,) * len(scored.trajectory.turns)
         yield Credited(
-            group_id=one.trajectory.group_id,
-            outcome=one.score.total,
-            correct=one.score.correct,
-            tokens=one.trajectory.output_tokens,
+            group_id=scored.trajectory.group_id,
+            outcome=scored.score.total,
+            correct=scored.score.correct,
+            tokens=scored.trajectory.output_tokens,
             advantages=zeros,
             turn_weights=zeros,
-            handling=stops.of(one.trajectory.stop),
-            dropped=dropped,
+            handling=stops.of(scored.trajectory.stop),
+            dropped=number >= len(batch.masked),
         )

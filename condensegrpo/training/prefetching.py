@@ -77,7 +77,7 @@ class RolloutPrefetcher:
                 if not self._begun(later):
                     self._begin(later, _report_nothing)
         batch = self._complete_batches.pop(step)
-        check_staleness((one.trajectory for one in batch.trajectories), step=step, staleness=self._staleness)
+        check_staleness((scored.trajectory for scored in batch.trajectories), step=step, staleness=self._staleness)
         return batch
 
     @property

@@ -125,9 +125,9 @@ class BatchFilter:
         scores = scores_of(kept, self.stops)
         idle = idle_groups(kept, self.estimator(scores))
         return StepBatch(
-            kept=tuple(one for one in kept if one.trajectory.group_id not in idle),
+            kept=tuple(member for member in kept if member.trajectory.group_id not in idle),
             masked=masked,
-            dropped=tuple(one for one in kept if one.trajectory.group_id in idle),
+            dropped=tuple(member for member in kept if member.trajectory.group_id in idle),
         )
 
 
@@ -168,5 +168,5 @@ def complete_batch(
 
 def _missing(batch: StepBatch, wanted: int) -> int:
     """How many of the groups wanted over all ranks have no trajectory that trains."""
-    (present,) = ranks.sum_over_ranks([len({one.trajectory.group_id for one in batch.kept})])
+    (present,) = ranks.sum_over_ranks([len({scored.trajectory.group_id for scored in batch.kept})])
     return wanted - int(present)

@@ -46,9 +46,9 @@ def check_columns(doing: str, **columns: Tensor) -> None:
     """Raise ValueError unless all columns have one shape (T,)."""
     shapes = {name: tuple(column.shape) for name, column in columns.items()}
     if len(set(shapes.values())) != 1 or any(len(shape) != 1 for shape in shapes.values()):
-        found = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
         raise ValueError(
-            f"{doing}: found the shapes {found}, wanted one shape (T,) for all: a value for each trained token of the "
+            f"{doing}: found the shapes {listed}, wanted one shape (T,) for all: a value for each trained token of the "
             f"micro-batch, and none for context tokens."
         )
 

@@ -82,7 +82,7 @@ def share_of_summaries(weight_NK: Tensor, tokens_NK: Tensor, condense_NK: Tensor
     return float(mass_NK.sum()), float(mass_NK[condense_NK].sum())
 
 
-def with_share(weight_NK: Tensor, condense_NK: Tensor, *, share: float, whole: float, summaries: float) -> Tensor:
+def with_share(weight_NK: Tensor, condense_NK: Tensor, *, share: float, total: float, summaries: float) -> Tensor:
     """The weights scaled so that the tokens of condense turns have a share s of all weight; the sum stays the same.
 
         w · s·W/W_c in condense turns, w · (1 − s)·W/(W − W_c) in the others
@@ -93,12 +93,12 @@ def with_share(weight_NK: Tensor, condense_NK: Tensor, *, share: float, whole: f
         weight_NK: of ``token_weights``.
         condense_NK: bool.
         share: s in [0, 1].
-        whole: W, of the whole optimiser step over all ranks, see ``share_of_summaries``.
+        total: W, of the whole optimiser step over all ranks, see ``share_of_summaries``.
         summaries: W_c, likewise.
     """
-    if not 0 < summaries < whole:
+    if not 0 < summaries < total:
         return weight_NK
-    return weight_NK * torch.where(condense_NK, share * whole / summaries, (1 - share) * whole / (whole - summaries))
+    return weight_NK * torch.where(condense_NK, share * total / summaries, (1 - share) * total / (total - summaries))
 
 
 def _check_counts(doing: str, **counts: Tensor) -> None:
