@@ -7,6 +7,7 @@ optimiser step (all ranks, all micro-batches), so that loss = Σ w·l; DeepSpeed
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -86,20 +87,15 @@ def open_engine(
     module.register_state_dict_post_hook(_drop_frozen)  # type: ignore[no-untyped-call]  # torch left it untyped
     deepspeed.utils.set_z3_leaf_modules(module, [ChunkedHead])
     trained = [tensor for tensor in policy.parameters() if tensor.requires_grad]
+    rate, decay = optimizer.lr, optimizer.weight_decay
+    adamw = partial(AdamW, lr=rate, betas=optimizer.betas, eps=optimizer.eps, weight_decay=decay, fused=True)
     with without_output():
         engine, *_ = deepspeed.initialize(
             model=module,
             model_parameters=trained,
-            optimizer=lambda parameters: AdamW(
-                parameters,
-                lr=optimizer.lr,
-                betas=optimizer.betas,
-                eps=optimizer.eps,
-                weight_decay=optimizer.weight_decay,
-                fused=True,
-            ),
+            optimizer=adamw,
             lr_scheduler=lambda adamw: LambdaLR(
-                adamw, lambda step: learning_rate(optimizer, step, total_steps=total_steps) / optimizer.lr
+                adamw, lambda step: learning_rate(optimizer, step, total_steps=total_steps) / rate
             ),
             config=deepspeed_settings(
                 zero_stage,
