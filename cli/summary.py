@@ -19,10 +19,14 @@ MEASURES = (
 
 def print_summary(folder: RunFolder) -> None:
     """Print the closing summary of a run, from its ``metrics.jsonl`` alone."""
+    from condensegrpo.config.resumed import recorded_changes
+
     evaluated = [line for line in read_metrics(folder.metrics) if "eval/success" in line]
     console = Console(highlight=False, soft_wrap=True, markup=False)
     if evaluated:
         console.print(_table(evaluated[0], evaluated[-1]))
+    for change in recorded_changes(folder):
+        console.print(f"changed     from step {change.first_step} on, {change}")
     path = folder.path
     console.print(f"policy      {path}/checkpoints (newest: a Hugging Face folder in model/)")
     console.print(f"curves      {path}/report.html  {path}/report.png  {path}/metrics.jsonl")

@@ -33,6 +33,10 @@ def train(
         ),
     ] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue the run in this folder.")] = None,
+    allow_changes: Annotated[
+        bool,
+        typer.Option("--allow-changes", help="With --resume: accept changed keys that change what is learned."),
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -47,16 +51,24 @@ def train(
     """
     from condensegrpo.cli.console import PhaseDisplay
     from condensegrpo.config.load import dump_with_origins, load_config
-    from condensegrpo.config.resumed import resumed_config
+    from condensegrpo.config.resumed import change_table, resumed_config
 
     path, overrides = _source(arguments or [], resume)
-    config = resumed_config(path, overrides) if resume else load_config(path, overrides)
+    changes = ""
+    if resume:
+        config, changed = resumed_config(RunFolder.open(resume), overrides, allow_changes=allow_changes)
+        changes = f"changed since the run was last started:\n{change_table(changed)}" if changed else ""
+    elif allow_changes:
+        raise ConfigError("reading the options: found --allow-changes without --resume. Add --resume RUN.")
+    else:
+        config = load_config(path, overrides)
     with PhaseDisplay(Console(stderr=True)) as display:
         display.phase("checking the configuration", None)
         from condensegrpo.assembly.build import build
 
         components = build(config)
     if dry_run:
+        typer.echo("".join(f"# {line}\n" for line in changes.splitlines()), nl=False)
         for split in SPLITS:
             problems = components.problems(split)
             count = counted(len(problems), "problem", "problems")
@@ -66,7 +78,7 @@ def train(
         if not _run(config, components, RunFolder(Path()), Silent()):
             raise typer.Exit(130)
     else:
-        _train_as_first_rank(config, components, resume)
+        _train_as_first_rank(config, components, resume, changes)
 
 
 def _source(arguments: list[str], resume: Path | None) -> tuple[Path, list[str]]:
@@ -102,14 +114,16 @@ def _new_folder(config: "RunConfig") -> RunFolder:
     return folder
 
 
-def _train_as_first_rank(config: "RunConfig", components: "Components", resume: Path | None) -> None:
-    """Train as rank 0, which shows the progress and writes the files."""
+def _train_as_first_rank(config: "RunConfig", components: "Components", resume: Path | None, changes: str) -> None:
+    """Train as rank 0, which shows the progress (first, what a resume changes) and writes the files."""
     from condensegrpo.cli.console import TrainingConsole
 
     folder = RunFolder.open(resume) if resume else _new_folder(config)
     with folder.locked():
         with TrainingConsole(steps=config.train.steps, log=folder.log) as console:
             console.say(f"run folder {folder.path}")
+            if changes:
+                console.say(changes)
             console.phase("loading DeepSpeed", None)
             try:
                 finished = _run(config, components, folder, console)

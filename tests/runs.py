@@ -32,11 +32,11 @@ def undisturbed(line: dict[str, float]) -> dict[str, float]:
     return {key: value for key, value in line.items() if "seconds" not in key}
 
 
-def assert_equal_runs(one: Path, other: Path) -> None:
-    """Two runs of four steps sampled, learned and logged the same, bit for bit."""
-    for step in (3, 4):
+def assert_equal_runs(one: Path, other: Path, *, steps: tuple[int, ...] = (3, 4)) -> None:
+    """Two runs sampled in these steps, the last of all, learned and logged the same, bit for bit."""
+    for step in steps:
         assert sampled(one, step) == sampled(other, step)
-    first, second = weights(one, 4), weights(other, 4)
+    first, second = weights(one, steps[-1]), weights(other, steps[-1])
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
     lines, others = read_metrics(one / "metrics.jsonl"), read_metrics(other / "metrics.jsonl")
@@ -51,13 +51,24 @@ def wait_for(path: Path, process: "subprocess.Popen[str] | ForkedCommand", secon
         time.sleep(0.02)
 
 
+def wait_for_phase(
+    folder: Path, title: str, process: "subprocess.Popen[str] | ForkedCommand", seconds: float = 200
+) -> None:
+    """Wait until a run says in its log.txt that a phase began."""
+    deadline = time.monotonic() + seconds
+    while not (folder / "log.txt").exists() or title not in (folder / "log.txt").read_text():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, f"{title!r} did not begin within {seconds} s"
+        time.sleep(0.02)
+
+
 def one_step(finished: Path, folder: Path, *changes: str, launcher: tuple[str, ...] | None = None) -> None:
     """The first step of a run that starts where another one did."""
     shutil.copytree(finished / "origin", folder / "origin")
     (folder / "config.yaml").write_text((finished / "config.yaml").read_text())
     for name in ("trajectories", "credit", "checkpoints"):
         (folder / name).mkdir()
-    process = start("train", "--resume", str(folder), "train.steps=1", *changes, launcher=launcher)
+    process = start("train", "--resume", str(folder), "--allow-changes", "train.steps=1", *changes, launcher=launcher)
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, out[-2000:] + err[-4000:]
 

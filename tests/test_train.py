@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 import signal
 import socket
@@ -13,7 +14,15 @@ from pathlib import Path
 import pytest
 from command import ENVIRONMENT, ROOT, TINY, run, start, succeed
 from metrics_page import missing, unexplained
-from runs import TWO_RANKS, assert_equal_runs, first_update, one_step, sampled, undisturbed, wait_for
+from runs import (
+    TWO_RANKS,
+    assert_equal_runs,
+    first_update,
+    one_step,
+    sampled,
+    undisturbed,
+    wait_for,
+)
 
 from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
@@ -136,8 +145,8 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew(finished: Path, tm
 @pytest.mark.parametrize(
     ("override", "wanted"),
     [
-        ("seed=9", "seed was changed from 0 to 9"),
-        ("model.new.hidden_size=32", "model.new.hidden_size was changed from"),
+        ("seed=9", "seed cannot change any more"),
+        ("model.new.hidden_size=32", "model.new.hidden_size cannot change any more"),
         ("condenser.options.keep_lst=3", "keep_lst"),
         ("learner.zero_stage=1", "zero"),
     ],
@@ -148,6 +157,38 @@ def test_a_resume_that_is_refused_leaves_the_run_as_it_was(finished: Path, overr
     assert done.returncode in (1, 2)
     assert wanted in done.stderr.lower()
     assert (finished / "config.yaml").read_text() == before
+
+
+def test_a_resume_that_changes_what_is_learned_needs_permission_and_is_marked_in_the_report(
+    finished: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "changed"
+    shutil.copytree(finished, folder)
+    overrides = ("condenser.options.keep_last=2", "train.steps=5", "evaluate.problems=4")
+    refused = run("train", "--resume", str(folder), *overrides)
+    assert refused.returncode == 2
+    assert "condenser.options.keep_last  1 → 2  changes what is learned" in refused.stderr
+    assert re.search(r"train.steps +4 → 5\n", refused.stderr)
+    assert "Add --allow-changes" in refused.stderr
+    out = succeed("train", "--resume", str(folder), "--allow-changes", *overrides)
+    assert "condenser.options.keep_last  1 → 2  changes what is learned" in out.partition("resumed after")[0]
+    assert "changed     from step 5 on, condenser.options.keep_last: 1 → 2" in out.partition("held-out problems")[2]
+    assert "from step 5 on: condenser.options.keep_last: 1 → 2, which changes" in (folder / "report.html").read_text()
+    assert "changed since" not in succeed("train", "--resume", str(folder))  # agreed to once
+
+
+def test_a_resume_prints_what_changes_and_needs_no_permission_for_steps_or_evaluation(
+    finished: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished, tmp_path / "more")
+    config = tmp_path / "more/config.yaml"
+    config.write_text(config.read_text().replace("keep_checkpoints: 2", "keep_checkpoints: 3"))  # noticed as well
+    out = succeed("train", "--resume", str(tmp_path / "more"), "--dry-run", "train.steps=5", "evaluate.samples=2")
+    assert [line for line in out.splitlines() if "→" in line] == [
+        "#   train.steps             4 → 5",
+        "#   train.keep_checkpoints  2 → 3",
+        "#   evaluate.samples        1 → 2",
+    ]
 
 
 def test_a_finished_run_can_be_resumed_for_more_steps(finished: Path, tmp_path: Path) -> None:
@@ -169,7 +210,7 @@ def test_two_updates_a_batch_share_one_cosine(finished: Path, tmp_path: Path) ->
     for name in ("trajectories", "credit", "checkpoints"):
         (tmp_path / "two" / name).mkdir()
     changes = ("algorithm.updates_per_batch=2", "learner.optimiser.schedule=cosine", "train.eval_every=0")
-    succeed("train", "--resume", str(tmp_path / "two"), *changes)
+    succeed("train", "--resume", str(tmp_path / "two"), "--allow-changes", *changes)
     rates = [line["lr"] for line in read_metrics(tmp_path / "two/metrics.jsonl") if "lr" in line]
     wanted = [1e-3 * 0.5 * (1 + math.cos(math.pi * step / 8)) for step in (1, 3, 5, 7)]  # of the second update
     assert rates == pytest.approx(wanted)

@@ -1,30 +1,148 @@
-"""The configuration of a resumed run: its own, with the overrides that do not contradict what it has done so far."""
+"""The configuration of a resumed run, what it changes, and the record of every change in the run's folder.
 
-from collections.abc import Sequence
-from pathlib import Path
+configurations.jsonl    {"first_step": 0, "config": {…}}     the configuration of step 0, the evaluation before training
+                        {"first_step": 21, "config": {…}}    resumed after step 20 with other settings
+"""
 
-from condensegrpo.config.load import load_stored
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from condensegrpo.config.load import dump_config, load_stored, validate
+from condensegrpo.config.renames import converted
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
+from condensegrpo.storage.files import read_lines, write_atomically
+from condensegrpo.storage.run_folder import RunFolder
 
-FIXED = ("name", "runs_dir", "seed", "model", "task", "warm_start")  # sections and keys that a resume cannot change
+# Sections and keys that a resume cannot change: the folder has its name, and the policy before step 1 is made.
+FIXED = ("name", "runs_dir", "seed", "model", "warm_start")
+# Those that change what is learned: which trajectories a step has, what they are worth, and how the weights move.
+LEARNED = (
+    "task",
+    "condenser",
+    "reward",
+    "sampler",
+    "rollout",
+    "sandbox.limits",
+    "sandbox.packages",
+    "algorithm",
+    "learner.optimiser",
+    "train.problems_per_step",
+    "train.samples_per_problem",
+)
+LONGEST_VALUE = 60  # characters of a value in a table
 
 
-def resumed_config(path: Path, overrides: Sequence[str]) -> RunConfig:
-    """The configuration of the run whose ``config.yaml`` is ``path``, with overrides.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A key that a resume changed."""
+
+    first_step: int  # that has the new value
+    key: str
+    old: object
+    new: object
+
+    @property
+    def learned(self) -> bool:
+        """Whether it changes what is learned."""
+        return _within(self.key, LEARNED)
+
+    def __str__(self) -> str:
+        """``key: old → new``."""
+        return f"{self.key}: {_short(self.old)} → {_short(self.new)}"
+
+
+def resumed_config(
+    folder: RunFolder, overrides: Sequence[str], *, allow_changes: bool
+) -> tuple[RunConfig, tuple[Change, ...]]:
+    """The configuration of a run with overrides, and what it changes since the run was last started.
 
     Raises:
-        ConfigError: an override is not valid, or it changes a key in ``FIXED``.
+        ConfigError: an override is not valid, it changes a key in ``FIXED``, or one in ``LEARNED`` without permission.
     """
-    before, after = load_stored(path), load_stored(path, overrides)
-    changes = differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
-    for key, (old, new) in changes.items():
-        if key.partition(".")[0] in FIXED:
-            raise ConfigError(
-                f"resuming {path.parent}: {key} was changed from {old!r} to {new!r}. The steps so far depend on it: "
-                f"leave it unchanged, or start a new run."
-            )
-    return after
+    after = load_stored(folder.config, overrides)
+    history = _history(folder)
+    before = history[-1][1] if history else load_stored(folder.config)
+    found = _changes(before, after, first_step=0)
+    if fixed := [change.key for change in found if _within(change.key, FIXED)]:
+        raise _refused(
+            folder,
+            found,
+            f"{', '.join(fixed)} cannot change any more: the folder has its name, and the policy before step 1 is "
+            "made. Leave that unchanged, or start a new run.",
+        )
+    if not allow_changes and (learned := [change.key for change in found if change.learned]):
+        raise _refused(
+            folder,
+            found,
+            f"{', '.join(learned)} would change what is learned. Add --allow-changes to continue with the new "
+            f"values (the report marks the step), leave out the change, or start a new run.",
+        )
+    return after, found
+
+
+def store_configuration(folder: RunFolder, config: RunConfig, *, first_step: int) -> None:
+    """Write ``config.yaml``, and record that it is the configuration from a step on; later records are removed."""
+    history = [(step, before) for step, before in _history(folder) if step < first_step]
+    if not history or history[-1][1] != config:
+        history.append((first_step, config))
+    lines = (json.dumps({"first_step": step, "config": each.model_dump(mode="json")}) for step, each in history)
+    write_atomically(folder.configurations, "".join(f"{line}\n" for line in lines))
+    write_atomically(folder.config, dump_config(config))
+
+
+def learned_otherwise(folder: RunFolder, config: RunConfig) -> bool:
+    """Whether a configuration changes what is learned compared with the last record; False without any."""
+    history = _history(folder)
+    return bool(history) and any(change.learned for change in _changes(history[-1][1], config, first_step=0))
+
+
+def recorded_changes(folder: RunFolder) -> tuple[Change, ...]:
+    """What was changed by all resumes of a run, in order."""
+    pairs = pairwise(_history(folder))
+    return tuple(change for (_, old), (step, new) in pairs for change in _changes(old, new, first_step=step))
+
+
+def change_table(changes: Iterable[Change]) -> str:
+    """A line for each change, of which there is at least one, in columns."""
+    rows = [
+        (change.key, _short(change.old), _short(change.new), "changes what is learned" if change.learned else "")
+        for change in changes
+    ]
+    key, old, new, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return "\n".join(f"  {row[0]:{key}}  {row[1]:>{old}} → {row[2]:{new}}  {row[3]}".rstrip() for row in rows)
+
+
+def _history(folder: RunFolder) -> list[tuple[int, RunConfig]]:
+    """The recorded configurations with their first steps; none of a run of an earlier version."""
+    if not folder.configurations.is_file():
+        return []
+    lines: list[tuple[int, Any]] = read_lines(folder.configurations)[0]
+    source = str(folder.configurations)
+    return [(line["first_step"], validate(converted(line["config"]), source=source)) for _, line in lines]
+
+
+def _changes(before: RunConfig, after: RunConfig, *, first_step: int) -> tuple[Change, ...]:
+    leaves = differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
+    return tuple(Change(first_step=first_step, key=key, old=old, new=new) for key, (old, new) in leaves.items())
+
+
+def _within(key: str, sections: Iterable[str]) -> bool:
+    return any(f"{key}.".startswith(f"{section}.") for section in sections)
+
+
+def _refused(folder: RunFolder, changes: Iterable[Change], reason: str) -> ConfigError:
+    return ConfigError(
+        f"resuming {folder.path}: the configuration differs from that of the run\n{change_table(changes)}\n{reason}"
+    )
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
 
 
 def differences(before: object, after: object, key: str = "") -> dict[str, tuple[object, object]]:

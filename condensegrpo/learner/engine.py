@@ -200,7 +200,8 @@ def _step(engine: DeepSpeedEngine, loss: float) -> float:
 def _not_finite(quantity: str, value: float) -> LearnerError:
     return LearnerError(
         f"taking an optimiser step: the {quantity} is {value}, wanted a finite number; the weights were left as they "
-        f"are. Resume from the last checkpoint with a lower learner.optimiser.lr or train in float32."
+        f"are. Resume from the last checkpoint with a lower learner.optimiser.lr (and --allow-changes), "
+        f"or start a new run with model.dtype=float32."
     )
 
 

@@ -2,10 +2,11 @@
 
 import base64
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from condensegrpo.config.resumed import Change, recorded_changes
 from condensegrpo.core.errors import RunError
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.run_folder import RunFolder
@@ -91,13 +92,14 @@ def write_report(run_folder: Path) -> tuple[Path, Path]:
     metrics = read_metrics(run.metrics)
     if not metrics:
         raise RunError(f"making the report of {run_folder}: {run.metrics} holds no metrics yet. Train a step first.")
+    changes = recorded_changes(run)
     image, page = run_folder / "report.png", run_folder / "report.html"
     try:
-        _draw(metrics, title=run_folder.resolve().name, file=image)
+        _draw(metrics, changes, title=run_folder.resolve().name, file=image)
         picture = base64.b64encode(image.read_bytes()).decode("ascii")
     except OSError as error:
         raise RunError(f"writing {image}: {error.strerror}. Free some space or check the permissions.") from error
-    write_atomically(page, _page(run_folder.resolve().name, picture, metrics))
+    write_atomically(page, _page(run_folder.resolve().name, picture, metrics, changes))
     return image, page
 
 
@@ -122,7 +124,7 @@ def smoothed(values: Sequence[float], window: int) -> tuple[float, ...]:
     )
 
 
-def _draw(metrics: Metrics, *, title: str, file: Path) -> None:
+def _draw(metrics: Metrics, changes: Sequence[Change], *, title: str, file: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -134,7 +136,28 @@ def _draw(metrics: Metrics, *, title: str, file: Path) -> None:
         _panel(axes, panel, metrics)
     for axes, shares in zip(places[:, 3], SHARES, strict=True):
         _shares(axes, shares, metrics)
+    _mark(places.flat, [change for change in changes if change.learned])
     figure.savefig(file)
+
+
+def _mark(diagrams: "Iterable[Axes]", changes: Sequence[Change]) -> None:
+    """A dotted line with the changed keys where a resume changed what is learned: half a step before the first."""
+    keys: dict[int, list[str]] = {}
+    for change in changes:
+        keys.setdefault(change.first_step, []).append(change.key)
+    for axes in diagrams:
+        for step, changed in keys.items():
+            axes.axvline(step - 0.5, color="#222222", linestyle=":", linewidth=1.2)
+            text = axes.annotate(
+                f"from step {step}: {', '.join(changed)}",
+                (step - 0.5, 0.02),
+                xycoords=("data", "axes fraction"),
+                rotation=90,
+                fontsize=7,
+                color="#222222",
+                ha="right",
+            )
+            text.set_in_layout(False)
 
 
 def _panel(axes: "Axes", panel: Panel, metrics: Metrics) -> None:
@@ -205,8 +228,14 @@ def _held_out(axes: "Axes", panel: Panel, metrics: Metrics) -> None:
                 axes.plot(*line, color=colour, marker=marker, markersize=5, linewidth=1.2, linestyle=":", label=name)
 
 
-def _page(title: str, picture: str, metrics: Metrics) -> str:
+def _page(title: str, picture: str, metrics: Metrics, changes: Sequence[Change]) -> str:
     name = html.escape(title)
+    changed = "".join(
+        f"<li>from step {change.first_step} on: {html.escape(str(change))}"
+        f"{', which changes what is learned' if change.learned else ''}</li>"
+        for change in changes
+    )
+    notes = f"<p>Changed when the run was resumed:</p>\n<ul>{changed}</ul>\n" if changes else ""
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{name}</title>
 <style>
@@ -218,7 +247,7 @@ th:first-child, td:first-child {{ text-align: left; }}
 th {{ color: #555; font-weight: 600; }}
 </style></head><body>
 <h1>{name}</h1>
-<table><thead><tr><th>metric</th><th>first</th><th>last</th><th>steps</th></tr></thead><tbody>
+{notes}<table><thead><tr><th>metric</th><th>first</th><th>last</th><th>steps</th></tr></thead><tbody>
 {_rows(metrics)}
 </tbody></table>
 <img alt="Success, context, reward, lengths and credit over optimiser steps" src="data:image/png;base64,{picture}">

@@ -2,6 +2,7 @@
 
 runs/<name>/
     config.yaml                      resolved configuration
+    configurations.jsonl             a line for each configuration that the run had, with its first step
     environment.json                 versions, command line, git revision, hardware
     metrics.jsonl                    one line a step or evaluation
     trajectories/step_000123.jsonl   one line a trajectory, written as it finishes
@@ -74,6 +75,11 @@ class RunFolder:
     def config(self) -> Path:
         """The resolved configuration."""
         return self.path / "config.yaml"
+
+    @property
+    def configurations(self) -> Path:
+        """One JSON line for each configuration that the run had, with its first step."""
+        return self.path / "configurations.jsonl"
 
     @property
     def metrics(self) -> Path:

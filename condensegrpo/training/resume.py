@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 
-from condensegrpo.config.load import dump_config
+from condensegrpo.config.resumed import store_configuration
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Sampler
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.engine import DeepSpeedEngine
 from condensegrpo.learner.weights import gathered
-from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import write_trajectory
 from condensegrpo.training.prefetch_files import restore_batches
@@ -34,10 +33,14 @@ def resume(
             observer.say(
                 f"no step is left to train: train.steps is {config.train.steps}. Set a larger train.steps to continue"
             )
+        settings = rollout_settings(config)
         batches = restore_batches(
             newest,
-            settings=rollout_settings(config),
-            stored_settings=state.get("sampled_by", {}),
+            settings=settings,
+            stored_settings={
+                **settings,
+                **state.get("sampled_by", {}),
+            },  # an earlier version could not change other sections
             last_step=config.train.steps,
             say=observer.say,
         )
@@ -53,7 +56,7 @@ def rewind(folder: RunFolder, config: RunConfig, *, after: int, batches: Mapping
     """
     if ranks.rank() == 0:
         folder.truncate_after(after)
-        write_atomically(folder.config, dump_config(config))
+        store_configuration(folder, config, first_step=after + 1)
     ranks.barrier()
     for step, batch in batches.items():
         for scored in batch.trajectories:
@@ -62,6 +65,6 @@ def rewind(folder: RunFolder, config: RunConfig, *, after: int, batches: Mapping
 
 def rollout_settings(config: RunConfig) -> dict[str, object]:
     """The part of a configuration that decides which trajectories a step has and how they are split, as JSON."""
-    sections = {"rollout", "condenser", "reward", "sampler", "algorithm"}
-    sizes = {"problems_per_step", "samples_per_problem"}
-    return config.model_dump(mode="json", include={**dict.fromkeys(sections, True), "train": sizes})
+    sections = dict.fromkeys(("task", "rollout", "condenser", "reward", "sampler", "algorithm"), True)
+    parts = {"train": {"problems_per_step", "samples_per_problem"}, "sandbox": {"limits", "packages"}}
+    return config.model_dump(mode="json", include={**sections, **parts})
