@@ -22,6 +22,7 @@ from runs import (
     sampled,
     undisturbed,
     wait_for,
+    wait_for_phase,
 )
 
 from condensegrpo.storage.trackers import read_metrics
@@ -222,6 +223,41 @@ def test_the_warm_start_goes_another_round_while_its_probe_falls_short(tmp_path:
     assert out.count("single turns are sound (wanted: 100%)") == 2
     assert "ends after 2 rounds" in out
     assert sorted(path.name for path in (tmp_path / "short/origin").iterdir()) == ["new", "warm"]
+
+
+def test_a_run_killed_again_and_again_in_its_warm_start_gets_on_and_equals_an_undisturbed_one(tmp_path: Path) -> None:
+    warm = ("warm_start.steps=50", "warm_start.probe_target=1.0", "warm_start.probe_turns=8", "warm_start.max_rounds=2")
+    settings = (*warm, "train.steps=1", "train.problems_per_step=1", "evaluate.problems=1")
+    succeed("train", *TINY, *settings, f"runs_dir={tmp_path}", "name=whole")
+    process = start("train", *TINY, *settings, f"runs_dir={tmp_path}", "name=killed")
+    latest = tmp_path / "killed/origin/.warm-checkpoints/latest"
+    saved = ["none"]
+    for _ in range(2):
+        while not latest.exists() or latest.read_text() == saved[-1]:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.01)
+        saved.append(latest.read_text())
+        process.kill()
+        process.communicate()
+        process = start("train", "--resume", str(tmp_path / "killed"))
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "warm start: continued after step" in out
+    assert sorted(path.name for path in (tmp_path / "killed/origin").iterdir()) == ["new", "warm"]
+    assert_equal_runs(tmp_path / "whole", tmp_path / "killed", steps=(1,))
+
+
+def test_ctrl_c_in_the_warm_start_saves_it(tmp_path: Path) -> None:
+    settings = ("warm_start.steps=30", "train.steps=0", "evaluate.problems=1", f"runs_dir={tmp_path}", "name=stopped")
+    process = start("train", *TINY, *settings)
+    wait_for_phase(tmp_path / "stopped", "warm start, round 1", process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "of round 1 of the warm start" in out
+    assert (tmp_path / "stopped/origin/.warm-checkpoints/latest").exists()
+    changed = run("train", "--resume", str(tmp_path / "stopped"), "--allow-changes", "condenser.options.keep_last=2")
+    assert "the warm start begins again: the configuration was changed" in changed.stdout
 
 
 def test_a_condenser_that_fails_is_told_of(tmp_path: Path) -> None:

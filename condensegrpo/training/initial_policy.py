@@ -7,6 +7,7 @@ from pathlib import Path
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.open_learner import open_learner
 from condensegrpo.assembly.runtime import open_sampler, renderer_for
+from condensegrpo.config.resumed import learned_otherwise, store_configuration
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observer
@@ -15,7 +16,7 @@ from condensegrpo.learner import ranks
 from condensegrpo.learner.new_model import new_model, new_tokenizer, save_new
 from condensegrpo.learner.settings import NewModel
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.training.warm_start import Lessons, Probe, warm_start
+from condensegrpo.training.warm_start import Lessons, Probe, discard_progress, warm_start
 
 
 def base_policy(config: RunConfig, task: Task, folder: RunFolder) -> str:
@@ -53,7 +54,13 @@ def first_policy(
     if settings.steps == 0:
         return source
     if warm.is_dir():
+        discard_progress(warm)
         return str(warm)
+    if ranks.from_first(learned_otherwise(folder, config)):
+        observer.say("the warm start begins again: the configuration was changed")
+        discard_progress(warm)
+    if ranks.rank() == 0:
+        store_configuration(folder, config, first_step=0)
     lessons = Lessons(
         task=_demonstrating(components.task, "warming up", "it has no demonstrations. Set warm_start.steps=0"),
         renderer=renderer_for(components, source),

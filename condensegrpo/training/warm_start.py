@@ -4,7 +4,9 @@ GRPO learns from differences between samples: a policy that never gets a traject
 """
 
 import asyncio
+import json
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,7 +23,7 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Demonstrates, Sampler
 from condensegrpo.core.trajectory import SamplingParams
-from condensegrpo.learner import ranks
+from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.engine import DeepSpeedEngine, close_engine, optimizer_step
 from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.policy import end_ids, load_tokenizer, save_policy
@@ -31,6 +33,9 @@ from condensegrpo.rollout.render import Renderer
 from condensegrpo.rollout.toolcalls import Toolbox
 
 Pair = tuple[tuple[int, ...], tuple[int, ...]]  # the ids of a prompt and of the reply to it
+SAVE_SECONDS = 1.0  # at least between two checkpoints of the warm start
+SAVE_EVERY = 20  # times as long as the last checkpoint took, if that is longer
+ROUND = 1_000_000  # the distance between the numbers of the checkpoints of two rounds
 CACHED = 8192  # contexts and replies that are kept in tokens: demonstrations repeat
 
 
@@ -44,10 +49,13 @@ class Lessons:
     seed: int
     max_tokens: int  # of a micro-batch
 
-    def pairs(self) -> Iterator[Pair]:
-        """Prompts and replies, without end."""
+    def pairs(self, *, skipped: int) -> Iterator[Pair]:
+        """Prompts and replies after the first ``skipped``, without end."""
         prompt, reply = lru_cache(CACHED)(self.prompt), lru_cache(CACHED)(self.renderer.reply_ids)
-        return ((prompt(turn.context), reply(turn.reply)) for turn in self.task.demonstrations(self.seed))
+        return (
+            (prompt(turn.context), reply(turn.reply))
+            for turn in islice(self.task.demonstrations(self.seed), skipped, None)
+        )
 
     def prompt(self, context: tuple[Message, ...]) -> tuple[int, ...]:
         """The ids of a context."""
@@ -116,26 +124,32 @@ def warm_start(
     """Train the model of folder ``source`` on demonstrations and publish the result as folder ``target``.
 
     A round is ``settings.steps`` steps under one schedule. Another round follows while the probe is short of
-    ``settings.probe_target``, up to ``settings.max_rounds``. Every rank must call it.
-
-    Args:
-        open_learner: a fresh learner for a model folder.
+    ``settings.probe_target``, up to ``settings.max_rounds``. It continues from its newest checkpoint and then equals an
+    uninterrupted one; checkpoints take at most a twentieth of the time. Every rank must call it.
 
     Raises:
-        Interrupted: ``stopping`` said so; nothing was published.
+        Interrupted: ``stopping`` said so; nothing was published, and a checkpoint was saved.
     """
-    tokenizer, stop_ids, pairs = load_tokenizer(source), end_ids(source), lessons.pairs()
-    for number in range(1, settings.max_rounds + 1):
+    tokenizer, stop_ids = load_tokenizer(source), end_ids(source)
+    newest = checkpoint.latest(_checkpoints(target))
+    first, done = (1, 0) if newest is None else _progress(newest)
+    pairs = lessons.pairs(skipped=((first - 1) * settings.steps + done) * settings.turns_per_step)
+    source = source if first == 1 else str(_round_folder(target, first - 1))
+    for number in range(first, settings.max_rounds + 1):
         learner = open_learner(source)
-        observer.phase(f"warm start, round {number}", settings.steps)
         try:
-            for _ in range(settings.steps):
-                if ranks.any_rank(stopping()):
-                    raise Interrupted("stopped during the warm start, which will be repeated")
+            if newest is not None:
+                checkpoint.load(learner, newest)
+                observer.say(f"warm start: continued after step {done} of round {number}")
+            observer.phase(f"warm start, round {number}", settings.steps - done)
+            saver = _Saver(learner, _checkpoints(target), number)
+            for step in range(done, settings.steps):
+                if saver.save_if_due(step, stop=stopping()):
+                    raise Interrupted(f"stopped after step {step} of round {number} of the warm start")
                 batches = _micro_batches(list(islice(pairs, settings.turns_per_step)), learner, lessons.max_tokens)
                 statistics = optimizer_step(learner, batches, Tokenwise(supervised))
                 observer.advance(f"loss {statistics['loss']:.3f}")
-            source = str(target.with_name(f".round-{number}"))
+            source = str(_round_folder(target, number))
             save_policy(
                 Path(source),
                 model_config=learner.module.policy.config,
@@ -143,29 +157,74 @@ def warm_start(
                 tokenizer=tokenizer,
                 stop_ids=stop_ids,
             )
+            if settings.probe_target is not None:
+                saver.save(settings.steps)
         finally:
             close_engine(learner)
-        if settings.probe_target is None:
-            break
-        result = ranks.from_first(probe.run(source, observer))
-        observer.say(
-            f"warm start: {result.sound:.1%} of {result.judged} single turns are sound "
-            f"(wanted: {settings.probe_target:.0%})"
-        )
-        if result.sound >= settings.probe_target:
+        newest, done = None, 0
+        if settings.probe_target is None or _passes(probe, source, settings.probe_target, observer):
             break
     else:
         observer.say(f"the warm start ends after {settings.max_rounds} rounds (warm_start.max_rounds); training starts")
-    _publish(Path(source), target)
-
-
-def _publish(source: Path, target: Path) -> None:
-    """Rename the folder of the last round and remove those of earlier rounds."""
     if ranks.rank() == 0:
-        source.rename(target)
-        for earlier in target.parent.glob(".round-*"):
-            shutil.rmtree(earlier)
+        Path(source).rename(target)
+    discard_progress(target)
+
+
+def _passes(probe: Probe, model: str, wanted: float, observer: Observer) -> bool:
+    """Whether the policy of a model folder passes the probe, by the first rank's verdict."""
+    result = ranks.from_first(probe.run(model, observer))
+    observer.say(f"warm start: {result.sound:.1%} of {result.judged} single turns are sound (wanted: {wanted:.0%})")
+    return result.sound >= wanted
+
+
+def discard_progress(target: Path) -> None:
+    """Remove checkpoints and rounds of the warm start to ``target``: it was published, or is to begin again.
+
+    Every rank must call it.
+    """
+    if ranks.rank() == 0:
+        for path in (*target.parent.glob(".round-*"), _checkpoints(target)):
+            shutil.rmtree(path, ignore_errors=True)
     ranks.barrier()
+
+
+class _Saver:
+    """Saves checkpoints of a round, as often as they cost little."""
+
+    def __init__(self, learner: DeepSpeedEngine, folder: Path, number: int) -> None:
+        self._learner, self._folder, self._number = learner, folder, number
+        self._due = time.monotonic() + SAVE_SECONDS
+
+    def save_if_due(self, step: int, *, stop: bool) -> bool:
+        """Save before a step if it is time by the first rank's clock, or if any rank is to stop; returns the latter."""
+        stops, due = zip(*ranks.gather((stop, time.monotonic() >= self._due)), strict=True)
+        if any(stops) or due[0]:
+            self.save(step)
+        return any(stops)
+
+    def save(self, step: int) -> None:
+        """Save after ``step`` steps of the round."""
+        began = time.monotonic()
+        state = {"round": self._number, "step": step}
+        checkpoint.save(self._learner, self._folder, step=self._number * ROUND + step, state=state)
+        checkpoint.prune(self._folder, keep=1)
+        ended = time.monotonic()
+        self._due = ended + max(SAVE_SECONDS, SAVE_EVERY * (ended - began))
+
+
+def _progress(newest: Path) -> tuple[int, int]:
+    """The round that a checkpoint was saved in, and the steps of it that were taken."""
+    state = json.loads((newest / checkpoint.STATE).read_text(encoding="utf-8"))
+    return int(state["round"]), int(state["step"])
+
+
+def _checkpoints(target: Path) -> Path:
+    return target.with_name(".warm-checkpoints")
+
+
+def _round_folder(target: Path, number: int) -> Path:
+    return target.with_name(f".round-{number}")
 
 
 def _micro_batches(pairs: Sequence[Pair], learner: DeepSpeedEngine, max_tokens: int) -> list[PackedBatch]:
