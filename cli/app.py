@@ -1,9 +1,6 @@
 """The command ``condensegrpo``: registers the subcommands. Imports nothing heavy, so that --help is fast."""
 
-import os
-import signal
 import sys
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -13,6 +10,7 @@ from condensegrpo.cli.doctor import doctor
 from condensegrpo.cli.evaluate import evaluate
 from condensegrpo.cli.export import export
 from condensegrpo.cli.inspect_trajectory import inspect_trajectory
+from condensegrpo.cli.interrupts import exit_immediately, handle_first
 from condensegrpo.cli.plan import plan
 from condensegrpo.cli.plugins import plugins
 from condensegrpo.cli.serve import serve
@@ -53,15 +51,9 @@ app.command("plugins")(plugins)
 
 def main() -> None:
     """Run the command line. Exit code 2: the configuration is wrong; 1: the work failed; 130: interrupted."""
-    signal.signal(signal.SIGINT, _exit_immediately)  # train installs its own handler
+    handle_first(exit_immediately)  # train installs its own handler
     try:
         app()
     except CondenseError as error:
         typer.secho(f"error: {error}", fg="red", err=True)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
-
-
-def _exit_immediately(number: int, frame: FrameType | None) -> None:
-    """Exit without waiting for a sampler's thread, as an ordinary exit would."""
-    os.write(2, b"\ninterrupted\n")
-    os._exit(130)

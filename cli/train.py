@@ -1,14 +1,13 @@
 """``condensegrpo train``."""
 
 import os
-import signal
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
+from condensegrpo.cli.interrupts import StopRequest, end_with_launcher
 from condensegrpo.cli.neutral import counted
 from condensegrpo.cli.summary import print_summary
 from condensegrpo.core.errors import CondenseError, ConfigError, Interrupted
@@ -143,6 +142,7 @@ def _train_as_first_rank(config: "RunConfig", components: "Components", resume: 
 def _run(config: "RunConfig", components: "Components", folder: RunFolder, observer: Observer) -> bool:
     """Train as this rank, in the folder of rank 0. False: stopped before the last step."""
     stop = StopRequest()
+    end_with_launcher()
     from condensegrpo.cli.quiet import quiet_libraries
     from condensegrpo.learner import ranks
     from condensegrpo.training.train import train as run_training
@@ -155,23 +155,3 @@ def _run(config: "RunConfig", components: "Components", folder: RunFolder, obser
     except Interrupted as reason:
         observer.say(str(reason))
         return False
-
-
-class StopRequest:
-    """Ctrl-C (or SIGTERM) once: finish the step and save. Twice: exit immediately."""
-
-    def __init__(self) -> None:
-        self._asked = False
-        signal.signal(signal.SIGINT, self._handle)
-        signal.signal(signal.SIGTERM, self._handle)
-
-    def requested(self) -> bool:
-        """Whether a signal asked to stop."""
-        return self._asked
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
-            os.write(2, b"\nexited immediately; the last checkpoint is intact\n")
-            os._exit(130)
-        self._asked = True
-        os.write(2, b"\nfinishing the step and saving; press Ctrl-C again to exit immediately\n")

@@ -46,6 +46,23 @@ def test_an_exception_of_the_work_is_raised_to_its_caller_and_the_loop_goes_on()
         assert loop.run(double(1)) == 2
 
 
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_what_ends_an_event_loop_ends_its_caller_alone(error: type[BaseException]) -> None:
+    async def leave() -> None:
+        raise error
+
+    async def leave_in_a_task() -> None:
+        await asyncio.gather(leave(), double(1))
+
+    with BackgroundLoop("test") as loop:
+        waiting = loop.submit(asyncio.sleep(0.05, "done"))
+        for work in (leave, leave_in_a_task):
+            with pytest.raises(error):
+                loop.submit(work()).result(5)
+        assert loop.submit(double(1)).result(5) == 2
+        assert waiting.result(5) == "done"
+
+
 def test_cancelling_a_caller_cancels_its_work() -> None:
     started, cancelled = threading.Event(), threading.Event()
 

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Self, TypeVar
 
 T = TypeVar("T")
@@ -32,7 +33,7 @@ class BackgroundLoop:
         self._closing = asyncio.Event()
         self._closed = False
         started: Future[asyncio.AbstractEventLoop] = Future()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(started)), name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(started,), name=name, daemon=True)
         self._thread.start()
         self._loop = started.result()
 
@@ -74,7 +75,17 @@ class BackgroundLoop:
         self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(self._close_seconds)
 
+    def _run(self, started: Future[asyncio.AbstractEventLoop]) -> None:
+        """Run the loop until it is closed. asyncio leaves it at a SystemExit or KeyboardInterrupt of any coroutine,
+        whose future holds that error too: only its caller must end of it.
+        """
+        with asyncio.Runner() as runner:
+            serving = runner.get_loop().create_task(self._serve(started))
+            while not serving.done():
+                with suppress(SystemExit, KeyboardInterrupt):
+                    runner.get_loop().run_until_complete(serving)
+
     async def _serve(self, started: Future[asyncio.AbstractEventLoop]) -> None:
-        """Keep the loop running. After the return ``asyncio.run`` cancels the remaining tasks and waits for them."""
+        """Keep the loop running. After the return ``asyncio.Runner`` cancels the remaining tasks and waits for them."""
         started.set_result(asyncio.get_running_loop())
         await self._closing.wait()

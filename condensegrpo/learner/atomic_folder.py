@@ -12,17 +12,17 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from condensegrpo.core.errors import CheckpointError
-from condensegrpo.storage.files import DISK_FULL
+from condensegrpo.storage.files import DISK_FULL, TEMPORARY
 
 
 def temporary_name(folder: Path, token: int) -> Path:
     """The path that ``folder`` is written to before it is published: next to it, so that a rename suffices."""
-    return folder.with_name(f"{folder.name}.tmp-{token}")
+    return folder.with_name(f"{folder.name}{TEMPORARY}{token}")
 
 
 def is_leftover(path: Path) -> bool:
     """Whether an interrupted write left this path behind."""
-    return ".tmp-" in path.name
+    return TEMPORARY in path.name
 
 
 def remove_leftover(folder: Path) -> None:
@@ -75,7 +75,7 @@ def publish(temporary: Path, folder: Path) -> None:
     """Rename a finished folder to its final name, replacing a folder of that name."""
     for path in (*temporary.rglob("*"), temporary):
         sync(path)
-    old = folder.with_name(f"{folder.name}.tmp-old-{os.getpid()}")
+    old = folder.with_name(f"{folder.name}{TEMPORARY}old-{os.getpid()}")
     remove_leftover(old)
     if folder.exists():
         folder.rename(old)

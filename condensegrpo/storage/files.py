@@ -12,6 +12,7 @@ from pathlib import Path
 
 from condensegrpo.core.errors import DataError, RunError
 
+TEMPORARY = ".tmp-"  # in the name of what is being written, or was when a process was killed
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -57,7 +58,7 @@ def replace_text(path: Path, text: str) -> None:
     Raises:
         OSError: the disk is full or the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}{TEMPORARY}{os.getpid()}")
     try:
         with temporary.open("wb", buffering=0) as file:
             _write_all(file.fileno(), text.encode())

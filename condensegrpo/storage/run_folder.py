@@ -14,6 +14,7 @@ runs/<name>/
 import fcntl
 import os
 import re
+import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Self
 
 from condensegrpo.core.errors import RunError
-from condensegrpo.storage.files import write_atomically, write_error
+from condensegrpo.storage.files import TEMPORARY, write_atomically, write_error
 from condensegrpo.storage.trackers import read_metrics
 
 _STEP_FILE = re.compile(r".*?(\d+)\.jsonl")
@@ -132,6 +133,15 @@ class RunFolder:
         lines = self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.is_file() else []
         kept = [line for line, read in zip(lines, read_metrics(self.metrics), strict=False) if read["step"] <= step]
         write_atomically(self.metrics, "".join(f"{line}\n" for line in kept))
+
+    def remove_leftovers(self) -> None:
+        """Remove what killed processes were writing. Only while the folder is locked."""
+        try:
+            for path in (path for depth in ("*", "checkpoints/*", "origin/*") for path in self.path.glob(depth)):
+                if TEMPORARY in path.name:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+        except OSError as error:
+            raise write_error(self.path, error) from error
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -68,7 +68,7 @@ def train(components: Components, folder: RunFolder, *, observer: Observer, stop
 
     Args:
         components: what ``build`` built from the configuration.
-        stopping: asked after every step; True saves a checkpoint and returns.
+        stopping: asked after every step and evaluation; True saves a checkpoint and returns.
 
     Returns:
         Whether all steps were taken.
@@ -82,6 +82,7 @@ def train(components: Components, folder: RunFolder, *, observer: Observer, stop
     ranks.join()
     _check_ranks(config)
     if ranks.rank() == 0:
+        folder.remove_leftovers()
         write_environment(folder.path)
     for warning in _ignored_settings(config):
         observer.say(warning)
@@ -195,6 +196,8 @@ def _evaluation_is_due(run: _Run, done: int) -> bool:
 
 def _loop(run: _Run, done: int, stopping: Callable[[], bool]) -> bool:
     schedule, warned = run.config.train, False
+    if done < schedule.steps and ranks.any_rank(stopping()):  # asked for while the policy was loaded or evaluated
+        return False
     for step in range(done + 1, schedule.steps + 1):
         metrics = _step(run, step)
         warned = warned or _warn_of_unused_turn_rewards(run, metrics)
@@ -205,6 +208,7 @@ def _loop(run: _Run, done: int, stopping: Callable[[], bool]) -> bool:
         if last or (schedule.eval_every and step % schedule.eval_every == 0 and not stop):
             _send_weights(run, step)
             _evaluate(run, step)
+            stop = ranks.any_rank(stopping())
         if last or stop or (schedule.save_every and step % schedule.save_every == 0):
             _save(run, step)
         if stop and not last:

@@ -1,0 +1,68 @@
+"""Ctrl-C and SIGTERM: Python handles the first, and the kernel ends the process at the second.
+
+A handler of Python runs when the main thread next executes Python. That takes as long as the call it is in, and two
+signals that arrive meanwhile count as one: under load, or while a reward holds the interpreter's lock, a second Ctrl-C
+was lost. The kernel's default action needs no thread of this process.
+"""
+
+import ctypes
+import os
+import signal
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
+SHOW_CURSOR = b"\x1b[?25h"  # the progress display has hidden it
+
+
+class StopRequest:
+    """The first signal: finish the step and save. The second: exit immediately."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        handle_first(self._handle)
+
+    def requested(self) -> bool:
+        """Whether a signal asked to stop."""
+        return self._asked
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._asked:
+            exit_immediately(number, frame)
+        self._asked = True
+        for each in SIGNALS if os.getpid() != 1 else ():
+            signal.signal(each, signal.SIG_DFL)
+        _write(
+            b"\nfinishing the step and saving; press Ctrl-C again to exit immediately (the last checkpoint is intact)\n"
+        )
+
+
+def exit_immediately(number: int, frame: FrameType | None) -> None:
+    """Exit without waiting for a sampler's thread, as an ordinary exit would."""
+    _write(b"\ninterrupted\n")
+    os._exit(128 + number)
+
+
+def handle_first(handler: "signal._HANDLER") -> None:
+    """Call ``handler`` at the first SIGINT or SIGTERM; the kernel ends the process at the next of the same kind.
+
+    Process 1 of a container keeps the handler: for it, the kernel's default action is to ignore the signal.
+    """
+    for number in SIGNALS:
+        signal.signal(number, handler)
+        if os.getpid() != 1:
+            libc = ctypes.CDLL(None)
+            libc.signal.restype = libc.sysv_signal.restype = ctypes.c_void_p
+            libc.signal.argtypes = libc.sysv_signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+            # System V's signal() resets the action when a signal arrives; what is set again is Python's own handler
+            libc.sysv_signal(number, libc.signal(number, None))
+
+
+def end_with_launcher() -> None:
+    """Have the kernel end this rank when torchrun ends: its ranks are sessions of their own and would stay."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _write(text: bytes) -> None:
+    os.write(2, (SHOW_CURSOR if os.isatty(2) else b"") + text)

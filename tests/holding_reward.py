@@ -1,0 +1,24 @@
+"""A reward that leaves a program running in the sandbox, and then the interpreter no chance to run anything else."""
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from condensegrpo.core.protocols import Problem
+from condensegrpo.core.trajectory import Trajectory
+from condensegrpo.sandbox.sandbox import Sandbox
+
+
+class Holding:
+    """Writes the file ``begun``, then holds the interpreter's lock for ever in a call of C."""
+
+    def __init__(self, *, begun: str, sandbox: Sandbox) -> None:
+        self._begun = Path(begun)
+        self._sandbox = sandbox
+
+    def __call__(self, trajectory: Trajectory, problem: Problem) -> Mapping[str, float]:
+        sandboxed = "import subprocess, time\nsubprocess.Popen(['sleep', '1000'])\ntime.sleep(1000)"
+        threading.Thread(target=self._sandbox.run_python_now, args=(sandboxed,), daemon=True).start()
+        threading.Event().wait(1.0)
+        self._begun.touch()
+        return {"sum": float(sum(range(10**12)))}

@@ -1,0 +1,61 @@
+"""Ctrl-C: once leaves a run that continues, twice leaves within a second, and no process stays."""
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from command import TINY, start, succeed
+from runs import wait_for, wait_for_phase
+
+from condensegrpo.storage.trackers import read_metrics
+
+FOLDER = Path(__file__).parent
+
+
+def descendants(pid: int) -> set[int]:
+    """The processes that a process started, and those that they started."""
+    parents = {int(stat.parent.name): int(stat.read_text().rpartition(")")[2].split()[1]) for stat in stats()}
+    family = {pid}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    return family - {pid}
+
+
+def stats() -> Iterator[Path]:
+    return (stat for stat in Path("/proc").glob("[0-9]*/stat") if stat.exists())
+
+
+def test_ctrl_c_twice_leaves_at_once_also_while_a_call_of_c_holds_the_interpreter(tmp_path: Path) -> None:
+    """No Python runs any more: the first signal cannot be handled, and a second used to count as the same one."""
+    reward = f"reward={{name: '{FOLDER}/holding_reward.py:Holding', options: {{begun: {tmp_path}/begun}}}}"
+    settings = ("warm_start.steps=1", "evaluate.problems=1", "evaluate.samples=1", reward)
+    process = start("train", *TINY, *settings, f"runs_dir={tmp_path}", "name=held")
+    wait_for(tmp_path / "begun", process)
+    children = descendants(process.pid)
+    assert len(children) >= 3  # the sandbox's server, a supervisor, the program and its child
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=1.0) == -signal.SIGINT
+    deadline = time.monotonic() + 5.0
+    while left := {pid for pid in children if Path(f"/proc/{pid}").exists()}:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
+
+
+def test_ctrl_c_in_the_first_evaluation_leaves_a_run_that_continues(tmp_path: Path) -> None:
+    settings = ("warm_start.steps=1", "train.steps=1", "evaluate.problems=16")
+    process = start("train", *TINY, *settings, f"runs_dir={tmp_path}", "name=stopped")
+    wait_for_phase(tmp_path / "stopped", "evaluating", process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert f"stopped. To continue: condensegrpo train --resume {tmp_path / 'stopped'}" in out
+    assert not (tmp_path / "stopped/trajectories/step_000001.jsonl").exists()
+    stale = [tmp_path / "stopped" / name for name in ("checkpoints/step_000001.tmp-7", ".config.yaml.tmp-7")]
+    stale[0].mkdir()
+    stale[1].touch()
+    succeed("train", "--resume", str(tmp_path / "stopped"), "evaluate.problems=1")
+    assert [line["step"] for line in read_metrics(tmp_path / "stopped/metrics.jsonl")] == [0, 1, 1]
+    assert not any(path.exists() for path in stale)
