@@ -16,18 +16,19 @@ SHOW_CURSOR = b"\x1b[?25h"  # the progress display has hidden it
 
 
 class StopRequest:
-    """The first signal: finish the step and save. The second: exit immediately."""
+    """The first signal: finish the step and save. The second: exit immediately, as before the first step."""
 
     def __init__(self) -> None:
-        self._asked = False
+        self._asked = self._polled = False
         handle_first(self._handle)
 
     def requested(self) -> bool:
         """Whether a signal asked to stop."""
+        self._polled = True
         return self._asked
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
+        if self._asked or not self._polled:  # there is nothing to save yet
             exit_immediately(number, frame)
         self._asked = True
         for each in SIGNALS if os.getpid() != 1 else ():

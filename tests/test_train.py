@@ -164,6 +164,7 @@ def test_a_resume_that_changes_what_is_learned_needs_permission_and_is_marked_in
 ) -> None:
     folder = tmp_path / "changed"
     shutil.copytree(finished, folder)
+    (folder / "configurations.jsonl").unlink()  # a run of an earlier version
     overrides = ("condenser.options.keep_last=2", "train.steps=5", "evaluate.problems=4")
     refused = run("train", "--resume", str(folder), *overrides)
     assert refused.returncode == 2

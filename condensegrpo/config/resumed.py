@@ -86,7 +86,10 @@ def resumed_config(
 
 def store_configuration(folder: RunFolder, config: RunConfig, *, first_step: int) -> None:
     """Write ``config.yaml``, and record that it is the configuration from a step on; later records are removed."""
-    history = [(step, before) for step, before in _history(folder) if step < first_step]
+    history = _history(folder)
+    if not history and folder.config.is_file():  # a run of an earlier version
+        history = [(0, load_stored(folder.config))]
+    history = [(step, before) for step, before in history if step < first_step]
     if not history or history[-1][1] != config:
         history.append((first_step, config))
     lines = (json.dumps({"first_step": step, "config": each.model_dump(mode="json")}) for step, each in history)

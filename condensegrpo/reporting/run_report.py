@@ -14,6 +14,7 @@ from condensegrpo.storage.trackers import read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Metrics = Sequence[Mapping[str, float]]
 
@@ -136,28 +137,22 @@ def _draw(metrics: Metrics, changes: Sequence[Change], *, title: str, file: Path
         _panel(axes, panel, metrics)
     for axes, shares in zip(places[:, 3], SHARES, strict=True):
         _shares(axes, shares, metrics)
-    _mark(places.flat, [change for change in changes if change.learned])
+    _mark(figure, places.flat, [change for change in changes if change.learned])
     figure.savefig(file)
 
 
-def _mark(diagrams: "Iterable[Axes]", changes: Sequence[Change]) -> None:
-    """A dotted line with the changed keys where a resume changed what is learned: half a step before the first."""
+def _mark(figure: "Figure", diagrams: "Iterable[Axes]", changes: Sequence[Change]) -> None:
+    """A dotted line where a resume changed what is learned, half a step before; the keys below all diagrams."""
     keys: dict[int, list[str]] = {}
     for change in changes:
-        keys.setdefault(change.first_step, []).append(change.key)
+        keys.setdefault(change.first_step, []).append(str(change))
     for axes in diagrams:
-        for step, changed in keys.items():
+        for step in keys if axes.lines else ():
             axes.axvline(step - 0.5, color="#222222", linestyle=":", linewidth=1.2)
-            text = axes.annotate(
-                f"from step {step}: {', '.join(changed)}",
-                (step - 0.5, 0.02),
-                xycoords=("data", "axes fraction"),
-                rotation=90,
-                fontsize=7,
-                color="#222222",
-                ha="right",
-            )
-            text.set_in_layout(False)
+    if keys:
+        texts = (f"changed from step {step} on: {', '.join(changed)}" for step, changed in keys.items())
+        text = f"dotted lines: {'; '.join(texts)}"
+        figure.supxlabel(text, fontsize=9, x=0.01, ha="left", wrap=True, parse_math=False)
 
 
 def _panel(axes: "Axes", panel: Panel, metrics: Metrics) -> None:
