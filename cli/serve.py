@@ -56,12 +56,13 @@ def _served(config: "RunConfig", model: str | None) -> "tuple[ServedModel, Serve
     from condensegrpo.config.load import longest_request
     from condensegrpo.samplers.vllm_server.settings import ServedModel, ServerSettings
 
-    supplied = {"model_path": model or _policy(config), "dtype": config.model.dtype}
+    path = model or _policy(config)
+    supplied = {"model_path": path, "dtype": config.model.dtype}
     options = config.sampler.options if config.sampler.name == "vllm_server" else {}
     given = arguments("samplers", "vllm_server", options, supplied)
     settings, longest = given.get("server"), given.get("max_model_len")
     served = ServedModel(
-        path=supplied["model_path"],
+        path=path,
         dtype=str(given["dtype"]),
         max_model_len=longest if isinstance(longest, int) else longest_request(config),
     )

@@ -90,12 +90,7 @@ def plan(config: RunConfig, model: Architecture, *, ranks: int, device: Device) 
             f"planning for {ranks} ranks: train.problems_per_step={config.train.problems_per_step} does not divide "
             f"over them. Choose a multiple, or another --ranks."
         )
-    tokens = _tokens(config, ranks)
-    weights = Weights(  # all are trained, or adapters beside all of them
-        trainable=(model.adapters or model).parameters,
-        frozen=model.parameters if model.adapters else 0,
-        element=DTYPES[config.model.dtype].itemsize,
-    )
+    tokens, weights = _tokens(config, ranks), _weights(config, model)
     batch, requests = _largest_batch(config, ranks), _requests(config, ranks)
     learner = zero.held(
         weights,
@@ -163,6 +158,12 @@ def _requests(config: RunConfig, ranks: int) -> int:
     if not isinstance(most, int) or most < 1:
         raise ConfigError(f"planning the sampler: sampler.options.max_batch is {most!r}, wanted a number from 1 on.")
     return min(most, max(trained, evaluated))
+
+
+def _weights(config: RunConfig, model: Architecture) -> Weights:
+    """The learner's weights: all of them are trained, or adapters beside all of them."""
+    trained, frozen = (model.adapters or model).parameters, model.parameters if model.adapters else 0
+    return Weights(trainable=trained, frozen=frozen, element=DTYPES[config.model.dtype].itemsize)
 
 
 def _resident(config: RunConfig, weights: Weights) -> tuple[Part, ...]:

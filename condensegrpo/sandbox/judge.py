@@ -57,8 +57,7 @@ def _modules(texts: Collection[str]) -> set[str]:
 def _load_failure(channel: int) -> str | None:
     """Why the code cannot be called, as its process reports; None if it can."""
     try:
-        report = wire.receive(channel, most=MAX_ANSWER)
-        loaded = isinstance(report, dict) and report.get("loaded") is True
+        loaded = wire.receive(channel, most=MAX_ANSWER) == {"loaded": True}
     except (wire.ConnectionLost, MemoryError) as error:
         return f"the process of the code ended: {error}"
     return None if loaded else "the code did not run to its end"

@@ -58,7 +58,7 @@ def confine(*, alone: bool) -> None:
 
 def _program(*, alone: bool) -> bytes:
     calls = numbers()
-    arch = AUDIT_ARCH[os.uname().machine]
+    clone, arch = calls["clone"], AUDIT_ARCH[os.uname().machine]
     lines = [
         _line(_LOAD, _ARCH),
         _line(_EQUAL, arch, yes=1),
@@ -71,14 +71,14 @@ def _program(*, alone: bool) -> bytes:
         if name in calls:
             lines += [_line(_EQUAL, calls[name], no=1), _refuse()]
     lines += [_line(_EQUAL, calls["clone3"], no=1), _refuse(errno.ENOSYS)]  # the C library then uses clone
-    lines += _when_argument(calls["clone"], 0, [_line(_ANY_BIT, _NAMESPACES, no=1), _refuse()])
+    lines += _when_argument(clone, 0, [_line(_ANY_BIT, _NAMESPACES, no=1), _refuse()])
     lines += _when_argument(calls["prlimit64"], 0, [_line(_EQUAL, 0, yes=1), _refuse()])  # others' limits
     lines += _when_argument(calls["prctl"], 0, [_line(_EQUAL, _PDEATHSIG, no=1), _refuse()])
     for name, values in (("fcntl", _SIGNAL_OWNERS), ("ioctl", _TERMINAL)):
         for value in values:
             lines += _when_argument(calls[name], 1, [_line(_EQUAL, value, no=1), _refuse()])
     if alone:
-        lines += _when_argument(calls["clone"], 0, [_line(_ANY_BIT, _CLONE_THREAD, yes=1), _refuse()])
+        lines += _when_argument(clone, 0, [_line(_ANY_BIT, _CLONE_THREAD, yes=1), _refuse()])
         own = os.getpid()
         for name in SIGNALS:  # tkill names a thread: only the first one of this process has this number
             lines += _when_argument(calls[name], 0, [_line(_EQUAL, own, yes=1), _refuse()])

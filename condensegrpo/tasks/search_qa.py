@@ -14,7 +14,7 @@ from annotated_types import Ge, Gt, Lt
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Demonstration, Problem
-from condensegrpo.rollout.toolformats import JSON_FORMATS
+from condensegrpo.rollout.toolformats import Tagged
 from condensegrpo.storage.rows import Row, read_rows, require_columns
 from condensegrpo.tasks.answer_environment import QuestionTask, head
 from condensegrpo.tasks.answers import AnswerStyle, is_call_or_answer
@@ -26,7 +26,7 @@ SYSTEM = (
     "give the answer, a name or a few words, in <answer>...</answer>."
 )
 TOOL = "search"
-TAGGED = JSON_FORMATS["tagged"]
+TAGGED = Tagged()
 REMINDER = "Write <reasoning>...</reasoning> and then one <tool>...</tool> or <answer>...</answer>."
 
 
