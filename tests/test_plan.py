@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from command import ENVIRONMENT, ROOT, run
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiny import llama, qwen3
 from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel
@@ -294,22 +294,21 @@ def test_eager_attention_takes_more() -> None:
     context=st.integers(30, 500),
     dtype=st.sampled_from(("float32", "bfloat16")),
 )
+@example(stage=0, tokens=1266, context=43, dtype="float32")  # two micro-batches become one
 def test_larger_budgets_never_take_less(stage: int, tokens: int, context: int, dtype: str) -> None:
-    found = architecture(CONFIG.model)
+    """Except that a single micro-batch does without the gradients of the embedding that earlier ones left."""
+    size = architecture(CONFIG.model)
 
-    def peak(*overrides: str) -> int:
-        varied = vary(CONFIG, [f"learner.zero_stage={stage}", f"model.dtype={dtype}", *overrides])
-        return plan(varied, found, ranks=1, device="gpu").peak.bytes
+    def planned_with(*overrides: str) -> Plan:
+        fixed = (f"learner.zero_stage={stage}", f"model.dtype={dtype}", f"rollout.limits.max_context_tokens={context}")
+        return plan(vary(CONFIG, [*fixed, *overrides]), size, ranks=1, device="gpu")
 
-    smaller = peak(f"learner.tokens_per_micro_batch={tokens}", f"rollout.limits.max_context_tokens={context}")
-    assert smaller <= peak(
-        f"learner.tokens_per_micro_batch={2 * tokens}", f"rollout.limits.max_context_tokens={context}"
-    )
-    assert smaller <= peak(
-        f"learner.tokens_per_micro_batch={tokens}",
-        f"rollout.limits.max_context_tokens={context}",
-        "algorithm.kl.coefficient=1",
-    )
+    smaller = planned_with(f"learner.tokens_per_micro_batch={tokens}")
+    larger = planned_with(f"learner.tokens_per_micro_batch={2 * tokens}")
+    if larger.tokens.micro_batches > 1 or smaller.tokens.micro_batches == 1:
+        assert smaller.peak.bytes <= larger.peak.bytes
+    referring = planned_with(f"learner.tokens_per_micro_batch={tokens}", "algorithm.kl.coefficient=1")
+    assert smaller.peak.bytes <= referring.peak.bytes
 
 
 # --- what to change
