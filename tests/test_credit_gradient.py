@@ -19,7 +19,7 @@ from torch import Tensor
 from condensegrpo.algorithms.advantages import ESTIMATORS
 from condensegrpo.algorithms.credit import Estimator, rows_of, scores_of, turn_tokens
 from condensegrpo.algorithms.losses import LOSSES, WEIGHTS, token_weights, totals
-from condensegrpo.algorithms.objective import Minimised, Objective, PolicyLoss
+from condensegrpo.algorithms.objective import Minimised, Objective, PolicyLoss, Share
 from condensegrpo.algorithms.packing import PackedBatch, blocks, micro_batches, pack
 from condensegrpo.algorithms.settings import Level, Mode
 from condensegrpo.core.trajectory import ScoredTrajectory, Segment, Turn
@@ -58,18 +58,23 @@ def batch_of_16() -> tuple[ScoredTrajectory, ...]:
     return tuple(one_trajectory(number, continues=number % 2 == 0) for number in range(16))
 
 
-def rows(*, estimator: str = "grpo", aggregation: str = "trajectory_constant") -> list[Segment]:
+def rows(
+    *, estimator: str = "grpo", aggregation: str = "trajectory_constant", kl_aggregation: str | None = None
+) -> list[Segment]:
     """The training rows of the sixteen: what ``train`` does between rollout and optimiser step."""
     everything = batch_of_16()
     scores, tokens_NK = scores_of(everything), turn_tokens(everything)
     advantage_NK = Estimator(estimator, OPTIONS.get(estimator, {}))(scores)
-    weight_NK = token_weights(
-        aggregation,  # type: ignore[arg-type]  # a name from WEIGHTS
-        tokens_NK,
-        totals=totals(tokens_NK, scores.turns_N),
-        max_tokens=12,
+    weight_NK, kl_weight_NK = (
+        token_weights(
+            mode,  # type: ignore[arg-type]  # a name from WEIGHTS
+            tokens_NK,
+            totals=totals(tokens_NK, scores.turns_N),
+            max_tokens=12,
+        )
+        for mode in (aggregation, kl_aggregation or aggregation)
     )
-    return list(rows_of(everything, advantage_NK, weight_NK))
+    return list(rows_of(everything, advantage_NK, weight_NK, kl_weight_NK=kl_weight_NK if kl_aggregation else None))
 
 
 def apart(row: Segment) -> list[Segment]:
@@ -82,6 +87,7 @@ def apart(row: Segment) -> list[Segment]:
             logprobs=row.logprobs[:end],
             advantages=row.advantages[:end],
             weights=row.weights[:end],
+            kl_weights=row.kl_weights[:end],
             trajectory=row.trajectory,
             first_turn=row.turns[end - 1],
         )
@@ -104,12 +110,12 @@ def padded_logprobs(model: torch.nn.Module, batch: Sequence[Segment]) -> Tensor:
 def gradient(
     cut: Sequence[Sequence[Segment]], objective: Minimised, *, padded: bool = False, seed: int = 0
 ) -> dict[str, Tensor]:
-    """The gradient of Σ w·l over all parameters, from micro-batches of these rows."""
+    """The gradient of Σ w·l + Σ u·k over all parameters, from micro-batches of these rows."""
     model = qwen3(seed)
     for some in cut:
         batch = collate(some)
         logp_T = padded_logprobs(model, some) if padded else trained_logprobs(model, batch)
-        (batch.weights * objective(logp_T, batch).loss_T).sum().backward()
+        Share(objective, batch)(logp_T).loss.backward()
     return gradients_of(model)
 
 
@@ -161,7 +167,7 @@ def test_the_gradient_of_every_loss_is_the_same_where_shared_prefixes_are_comput
     model = qwen3()
     batches = micro_batches(blocks(some, max_tokens=40, share=True), max_tokens=40)
     for batch in batches:
-        (batch.weights * objective(trained_logprobs(model, batch), batch).loss_T).sum().backward()
+        Share(objective, batch)(trained_logprobs(model, batch)).loss.backward()
     assert sum(batch.token_ids.numel() for batch in batches) < sum(len(row.token_ids) for row in some)
     assert_same(gradients_of(model), gradient(pieces(some, 1), objective, padded=True))
 
@@ -199,6 +205,20 @@ def test_importance_weights_and_a_kl_term_do_not_depend_on_the_cut_either(level:
     wanted = gradient(pieces(some, 1), objective)
     for cut in cuts(some).values():
         assert_same(gradient(cut, objective), wanted)
+
+
+@pytest.mark.parametrize("kl_aggregation", WEIGHTS)
+def test_a_kl_term_with_an_aggregation_of_its_own_does_not_depend_on_the_cut(kl_aggregation: str) -> None:
+    objective = Objective(loss=PolicyLoss("reinforce"), kl_estimator="k2", kl_coefficient=3.0)
+    own, shared = rows(kl_aggregation=kl_aggregation), rows()
+    wanted = gradient(pieces(own, 1), objective, padded=True)
+    for cut in cuts(own).values():
+        assert_same(gradient(cut, objective), wanted)
+    moved = sum(float((each - wanted[name]).norm()) for name, each in gradient([shared], objective).items())
+    change = moved / sum(float(each.norm()) for each in wanted.values())
+    assert (
+        change < 1e-5 if kl_aggregation == "trajectory_constant" else change > 0.01
+    )  # the constant is the losses' own
 
 
 def test_duplicated_turns_of_a_sibling_change_nobodys_statistics() -> None:

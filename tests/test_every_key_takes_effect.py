@@ -53,6 +53,7 @@ NOT_ASSEMBLED = {  # read from the configuration itself where they are used: the
     "rollout.staleness": "the prefetcher",
     "algorithm.advantage.whiten": "the credit step",
     "algorithm.aggregation": "the credit step",
+    "algorithm.kl.aggregation": "the credit step",
     "algorithm.stops": "the credit step",
     "algorithm.resample_rounds": "the rollout step",
 }

@@ -97,16 +97,35 @@ def test_the_first_update_needs_no_measured_log_probabilities() -> None:
 def test_the_kl_term_is_added_and_not_weighted_by_importance() -> None:
     batch = replace(two_tokens(), old=torch.tensor([QUARTER, HALF]), reference=torch.tensor([QUARTER, QUARTER]))
     objective = Objective(loss=PolicyLoss("clipped"), importance_cap=1.0, kl_coefficient=0.1, kl_estimator="k1")
-    found = objective(torch.tensor([QUARTER, HALF]), batch)
-    assert found.loss_T.tolist() == pytest.approx([-0.5, -1.0 + 0.1 * math.log(2)])
+    summed = Share(objective, batch)(torch.tensor([QUARTER, HALF]))
+    assert summed.loss.item() == pytest.approx(-0.5 - 1.0 + 0.1 * math.log(2))
+    assert summed.statistics["kl_loss"].tolist() == pytest.approx([0, 0.1 * math.log(2)])
+
+
+def test_the_kl_term_has_token_weights_of_its_own() -> None:
+    """Losses −1 and −1 with weights 1 and 2; terms 0.1·ln 2 with weights ½ and ¼."""
+    batch = replace(
+        two_tokens(),
+        reference=torch.tensor([QUARTER, QUARTER]),
+        weights=torch.tensor([1.0, 2.0]),
+        kl_weights=torch.tensor([0.5, 0.25]),
+    )
+    logp_T = torch.tensor([HALF, HALF], requires_grad=True)
+    share = Share(Objective(loss=PolicyLoss("clipped"), kl_coefficient=0.1, kl_estimator="k1"), batch)
+    summed = share(logp_T)
+    assert summed.loss.item() == pytest.approx(-3 + 0.075 * math.log(2))
+    assert summed.statistics["kl_loss"].tolist() == pytest.approx([0.05 * math.log(2), 0.025 * math.log(2)])
+    (gradient_T,) = torch.autograd.grad(summed.loss, logp_T)
+    assert gradient_T.tolist() == pytest.approx([-1 + 0.05, -2 + 0.025])
+    assert "kl_loss" not in Share(Objective(loss=PolicyLoss("clipped")), batch)(logp_T).statistics
 
 
 def test_a_kl_term_trains_where_the_advantage_is_zero() -> None:
     """trl#7068: groups of equal reward still get the gradient of the KL term."""
     batch = replace(two_tokens(advantage=0.0), reference=torch.tensor([QUARTER, QUARTER]))
     logp_T = torch.tensor([HALF, HALF], requires_grad=True)
-    found = Objective(loss=PolicyLoss("clipped"), kl_coefficient=0.1, kl_estimator="k1")(logp_T, batch)
-    (gradient_T,) = torch.autograd.grad(found.loss_T.sum(), logp_T)
+    share = Share(Objective(loss=PolicyLoss("clipped"), kl_coefficient=0.1, kl_estimator="k1"), batch)
+    (gradient_T,) = torch.autograd.grad(share(logp_T).loss, logp_T)
     assert gradient_T.tolist() == pytest.approx([0.1, 0.1])
 
 
@@ -163,6 +182,7 @@ def four_tokens() -> tuple[Tensor, PackedBatch]:
         reference=logp_T + torch.tensor([0.2, 0.1, -0.4, 0.3]),
         advantages=torch.tensor([1.0, -1.0, 0.5, 2.0]),
         weights=torch.tensor([0.1, 0.2, 0.3, 0.4]),
+        kl_weights=torch.tensor([0.4, 0.1, 0.2, 0.3]),
     )
 
 

@@ -100,6 +100,22 @@ def test_the_loss_of_tool_use_is_the_sum_over_a_trajectory_and_not_its_mean() ->
     assert (algorithm.aggregation.mode, algorithm.aggregation.max_tokens) == ("trajectory_constant", 1)
 
 
+def test_the_kl_terms_are_those_of_the_published_systems() -> None:
+    """R3 adds β·k3 to the loss of every token; R4 the mean of k1 over a trajectory's tokens; the others have none."""
+    found = {}
+    for name in shipped():
+        algorithm = load_config(find_config(name)).algorithm
+        if algorithm.kl.coefficient:
+            found[name] = (algorithm.kl.coefficient, algorithm.kl.estimator, algorithm.kl.aggregation)
+            assert algorithm.aggregation.mode == (
+                "token_mean" if algorithm.kl.aggregation is None else "trajectory_constant"
+            )
+    assert found == {
+        **{f"search_mt_grpo_qwen3_{size}": (0.01, "k3", None) for size in ("0.6b", "1.7b", "4b")},
+        **{f"tool_use_{task}_lora": (0.1, "k1", "trajectory_mean") for task in ("gsm8k", "mbpp")},
+    }
+
+
 def test_search_takes_sixteen_questions_of_twenty_one_samples_an_update() -> None:
     config = load_config(find_config("search_mt_grpo"))
     assert config.train.problems_per_step * config.train.samples_per_problem == 84 * 4

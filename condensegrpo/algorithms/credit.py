@@ -171,20 +171,27 @@ def turn_counts(scored: Sequence[ScoredTrajectory]) -> Tensor:
 
 
 def rows_of(
-    scored: Sequence[ScoredTrajectory], advantage_NK: Tensor, weight_NK: Tensor, *, idle: bool = False
+    scored: Sequence[ScoredTrajectory],
+    advantage_NK: Tensor,
+    weight_NK: Tensor,
+    *,
+    kl_weight_NK: Tensor | None = None,
+    idle: bool = False,
 ) -> tuple[Segment, ...]:
     """The training rows of a batch.
 
     The weights were computed over *all* trajectories, so leaving some out changes no denominator.
 
     Args:
+        kl_weight_NK: the weights of KL terms; None: ``weight_NK``.
         idle: whether trajectories without any advantage get rows too: they have a gradient from a KL term only.
     """
     rows: list[Segment] = []
-    for each, advantage_K, weight_K in zip(scored, advantage_NK.tolist(), weight_NK.tolist(), strict=True):
+    kl_weights = [None] * len(scored) if kl_weight_NK is None else kl_weight_NK.tolist()
+    columns = (advantage_NK.tolist(), weight_NK.tolist(), kl_weights)
+    for each, advantage_K, weight_K, kl_weight_K in zip(scored, *columns, strict=True):
         if idle or any(advantage_K):
-            count = len(each.trajectory.turns)
-            rows += segments(each.trajectory, advantage_K=advantage_K[:count], weight_K=weight_K[:count])
+            rows += segments(each.trajectory, advantage_K=advantage_K, weight_K=weight_K, kl_weight_K=kl_weight_K)
     return tuple(rows)
 
 

@@ -1,7 +1,8 @@
 """The objective: what an optimiser step minimises, put together from the losses. Torch only.
 
-    l = v · loss(logp, old, A) + β · KL(logp, reference)          per trained token; the step's loss is Σ w·l
+    Σ w·v·loss(logp, old, A) + Σ u·β·KL(logp, reference)          over the trained tokens of an optimiser step
 
+w and u are the weights of a token's loss and of its KL term, equal unless ``algorithm.kl.aggregation`` says otherwise;
 v is the importance weight between sampler and learner, 1 without an importance correction; β is 0 without a KL term.
 
 Legend of the suffix: ``_T`` trained tokens of a micro-batch.
@@ -23,9 +24,12 @@ from condensegrpo.algorithms.settings import Level, Mode
 class ObjectiveValue(NamedTuple):
     """The loss of every trained token, and statistics of them for the log."""
 
-    loss_T: Tensor  # float, not yet weighted
+    loss_T: Tensor  # float, not yet weighted, without the KL term
     statistics: Mapping[str, Tensor]  # (T,) each, no gradient; the same names in every micro-batch of a step
+    kl_T: Tensor | None = None  # float, β·KL, not yet weighted; None: there is no KL term
 
+
+KL_LOSS = "kl_loss"  # statistic: what a token's KL term adds to the loss of its step
 
 Minimised = Callable[[Tensor, PackedBatch], ObjectiveValue]
 
@@ -49,7 +53,7 @@ class Tokenwise:
 class Summed(NamedTuple):
     """What some tokens add to the loss of their optimiser step."""
 
-    loss: Tensor  # (), Σ w·l over them
+    loss: Tensor  # (), the sum of their weighted losses and KL terms
     statistics: dict[str, Tensor]  # (T,) each, no gradient
 
 
@@ -61,9 +65,13 @@ class Share:
     batch: PackedBatch
 
     def __call__(self, logp_T: Tensor) -> Summed:
-        """Σ w·l over the trained tokens."""
+        """Σ w·l + Σ u·k over the trained tokens; u·k is the statistic ``kl_loss``, if there is a KL term."""
         value = self.objective(logp_T, self.batch)
-        return Summed(loss=(self.batch.weights * value.loss_T).sum(), statistics=dict(value.statistics))
+        loss, statistics = (self.batch.weights * value.loss_T).sum(), dict(value.statistics)
+        if value.kl_T is None:
+            return Summed(loss, statistics)
+        kl_T = self.batch.kl_weights * value.kl_T
+        return Summed(loss + kl_T.sum(), statistics | {KL_LOSS: kl_T.detach()})
 
     @property
     def divisible(self) -> bool:
@@ -153,9 +161,8 @@ class Objective:
             )
             loss_T = weights.weight_T * loss_T
             statistics |= {"importance": weights.ratio_T, "importance_bounded": weights.bounded_T}
-        if self.kl_coefficient:
-            loss_T = loss_T + self.kl_coefficient * KL[self.kl_estimator](logp_T, batch.reference)
-        return ObjectiveValue(loss_T=loss_T, statistics=statistics)
+        kl_T = self.kl_coefficient * KL[self.kl_estimator](logp_T, batch.reference) if self.kl_coefficient else None
+        return ObjectiveValue(loss_T=loss_T, statistics=statistics, kl_T=kl_T)
 
     @property
     def tokenwise(self) -> bool:

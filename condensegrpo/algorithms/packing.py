@@ -47,7 +47,8 @@ class PackedBatch:
     old: Tensor  # (T,) float32, nats, under the weights that ratios are taken against
     reference: Tensor  # (T,) float32, nats, of the policy that the KL term is measured to
     advantages: Tensor  # (T,) float32
-    weights: Tensor  # (T,) float32, in the optimiser step's loss
+    weights: Tensor  # (T,) float32, of the token's loss in the optimiser step
+    kl_weights: Tensor  # (T,) float32, of its KL term, likewise
 
     @property
     def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -242,6 +243,7 @@ def lay_out(blocks: Sequence[Block]) -> PackedBatch:
         reference=logprobs_T,
         advantages=_column(_trained(segment, segment.advantages) for segment in segments),
         weights=_column(_trained(segment, segment.weights) for segment in segments),
+        kl_weights=_column(_trained(segment, segment.kl_weights or segment.weights) for segment in segments),
     )
 
 

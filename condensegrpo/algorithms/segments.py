@@ -5,6 +5,7 @@ Token ids go in as the sampler received and returned them and come out byte-iden
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from condensegrpo.core.errors import PrefixBroken
@@ -13,7 +14,13 @@ from condensegrpo.core.trajectory import Segment, Stop, Trajectory, Turn
 LOGPROB_SLACK = 1e-4  # nats; a log-probability rounded in low precision may lie this far above 0
 
 
-def segments(trajectory: Trajectory, *, advantage_K: Sequence[float], weight_K: Sequence[float]) -> tuple[Segment, ...]:
+def segments(
+    trajectory: Trajectory,
+    *,
+    advantage_K: Sequence[float],
+    weight_K: Sequence[float],
+    kl_weight_K: Sequence[float] | None = None,
+) -> tuple[Segment, ...]:
     """The rows that train a trajectory: maximal runs of turns in which each prompt continues the last prompt + output.
 
     Example: three turns, the prompt of the third rewritten by a condenser; capitals were sampled.
@@ -32,6 +39,7 @@ def segments(trajectory: Trajectory, *, advantage_K: Sequence[float], weight_K: 
     Args:
         advantage_K: one advantage a turn; entries beyond the last turn are ignored, so a row of advantage_NK will do.
         weight_K: the weight of each token of a turn in the optimiser step's loss; likewise.
+        kl_weight_K: that of its KL term; None: ``weight_K``.
 
     Raises:
         PrefixBroken: a prompt does not continue the last and no condensation was declared.
@@ -52,6 +60,8 @@ def segments(trajectory: Trajectory, *, advantage_K: Sequence[float], weight_K: 
         _segment(trajectory.id, first, turns[first:end], advantage_K[first:end], weight_K[first:end])
         for first, end in pairwise([*_starts(turns), len(turns)])
     )
+    if kl_weight_K is not None:
+        rows = (_with_kl_weights(row, kl_weight_K) for row in rows)
     return tuple(row for row in rows if any(row.trained))
 
 
@@ -142,6 +152,10 @@ def _segment(
         first_turn=first,
         turns=tuple(sampled_in),
     )
+
+
+def _with_kl_weights(row: Segment, kl_weight_K: Sequence[float]) -> Segment:
+    return replace(row, kl_weights=tuple(kl_weight_K[turn] if turn >= 0 else 0.0 for turn in row.turns))
 
 
 def _broken_prefixes(turns: Sequence[Turn]) -> Iterator[str]:

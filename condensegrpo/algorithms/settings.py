@@ -66,6 +66,9 @@ class KlSettings:
     """Factor of the KL term of a token; 0: no term, and no reference model is loaded."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
     """One of condensegrpo.algorithms.losses.KL."""
+    aggregation: Aggregation | None = None
+    """How the KL terms of tokens are weighed, as algorithm.aggregation.mode (L is algorithm.aggregation.max_tokens);
+    null: as the loss of the token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

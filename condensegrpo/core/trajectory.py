@@ -221,9 +221,11 @@ class Segment:
     trajectory: str  # Trajectory.id
     first_turn: int
     turns: tuple[int, ...] = ()  # (L,) the turn that sampled the token, −1 where not trained; (): all first_turn's
+    kl_weights: tuple[float, ...] = ()  # (L,) of the token's KL term; 0.0 where not trained; (): the same as weights
 
     def __post_init__(self) -> None:
         columns = (self.token_ids, self.trained, self.logprobs, self.advantages, self.weights)
-        lengths = {len(column) for column in (*columns, self.turns or self.token_ids)}
+        optional = (self.turns or self.token_ids, self.kl_weights or self.token_ids)
+        lengths = {len(column) for column in (*columns, *optional)}
         if len(lengths) != 1:
             raise ValueError(f"the columns of a segment must have one length, found {sorted(lengths)}")

@@ -16,7 +16,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
-from condensegrpo.algorithms.objective import Minimised, Share, Summed
+from condensegrpo.algorithms.objective import KL_LOSS, Minimised, Share, Summed
 from condensegrpo.algorithms.packing import PackedBatch, dummy
 from condensegrpo.core.errors import ConfigError, LearnerError
 from condensegrpo.learner.deepspeed_import import DeepSpeedEngine as DeepSpeedEngine
@@ -123,7 +123,7 @@ def optimizer_step(
 ) -> dict[str, float]:
     """Exactly one optimiser step over the micro-batches of all ranks; every rank must call it, with or without any.
 
-    loss = Σ w·l over all trained tokens. Ranks with fewer micro-batches than others take dummies of weight 0, since
+    loss = Σ w·l + Σ u·k over all trained tokens (``objective.py``). Ranks with fewer micro-batches than others take dummies of weight 0, since
     every forward and backward pass is a collective operation. The dropout of adapters is active here and nowhere else.
 
     Args:
@@ -133,7 +133,7 @@ def optimizer_step(
 
     Returns:
         Over all ranks: ``loss``, ``grad_norm`` before clipping, ``lr``, ``tokens`` of non-zero weight, the mean over
-        those of each statistic of the objective, and the largest of those in ``MAXIMA``.
+        those of each statistic of the objective (of ``KL_LOSS`` the sum), and the largest of those in ``MAXIMA``.
 
     Raises:
         LearnerError: there is nothing to train on, or loss or gradient are not finite. The weights are untouched then,
@@ -152,7 +152,7 @@ def optimizer_step(
             engine.set_gradient_accumulation_boundary(index == rounds - 1)
             summed: Summed = engine(*batch.inputs, temperature, share=Share(objective, batch))
             engine.backward(summed.loss * world_size())
-            tallies.append(_tally(summed, batch.weights))
+            tallies.append(_tally(summed, (batch.weights != 0) | (batch.kl_weights != 0)))
         stats = _stats(tallies)
         grad_norm = _step(engine, stats["loss"])
     return {**stats, "grad_norm": grad_norm, "lr": learning}
@@ -213,8 +213,8 @@ class Tally(NamedTuple):
     largest: Tensor  # float64, by ``names``
 
 
-def _tally(summed: Summed, weights_T: Tensor) -> Tally:
-    counted_T, loss = weights_T != 0, summed.loss.detach().double()
+def _tally(summed: Summed, counted_T: Tensor) -> Tally:
+    loss = summed.loss.detach().double()
     statistics = [statistic_T.double() for statistic_T in summed.statistics.values()]
     sums = [torch.where(counted_T, statistic_T, 0.0).sum() for statistic_T in statistics]
     nothing = loss.new_full((1,), -math.inf)  # rows may hold no trained token at all
@@ -231,7 +231,8 @@ def _stats(tallies: Sequence[Tally]) -> dict[str, float]:
     largest = torch.stack([tally.largest for tally in tallies]).amax(dim=0)
     loss, tokens, *totals = reduce(sums, distributed.ReduceOp.SUM).tolist()
     maxima = dict(zip(tallies[0].names, reduce(largest, distributed.ReduceOp.MAX).tolist(), strict=True))
-    means = {name: total / max(tokens, 1.0) for name, total in zip(tallies[0].names, totals, strict=True)}
+    sums_of = dict(zip(tallies[0].names, totals, strict=True))
+    means = {name: total if name == KL_LOSS else total / max(tokens, 1.0) for name, total in sums_of.items()}
     tops = {f"{name}_max": maxima[name] if tokens else 0.0 for name in MAXIMA if name in maxima}
     return {"loss": loss, "tokens": tokens, **means, **tops}
 

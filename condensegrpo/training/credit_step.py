@@ -1,6 +1,7 @@
 """The credit of one step: advantage and token weight of every turn, written for inspection and reduced to metrics."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Literal, NamedTuple, TypeVar
@@ -10,7 +11,7 @@ from torch import Tensor
 from condensegrpo.algorithms.advantages import Moments, moments, whiten
 from condensegrpo.algorithms.credit import Scores, condense_turns, scores_of, turn_counts, turn_sums, turn_tokens
 from condensegrpo.algorithms.losses import Totals, share_of_summaries, token_weights, totals, with_share
-from condensegrpo.algorithms.settings import AggregationSettings, StopSettings
+from condensegrpo.algorithms.settings import Aggregation, AggregationSettings, StopSettings
 from condensegrpo.algorithms.staleness import staleness_of
 from condensegrpo.core.protocols import Condenser, Counted
 from condensegrpo.core.trajectory import ScoredTrajectory
@@ -29,6 +30,7 @@ class StepCredit(NamedTuple):
     scores: Scores
     advantage_NK: Tensor
     weight_NK: Tensor  # of one trained token of the turn
+    kl_weight_NK: Tensor | None  # of the KL term of one; None: weight_NK
 
 
 def give_credit(
@@ -38,26 +40,27 @@ def give_credit(
     *,
     stops: StopSettings,
     whitened: bool,
+    kl_aggregation: Aggregation | None = None,
 ) -> StepCredit:
-    """Give every turn an advantage and its tokens a weight; denominators count the trajectories of all ranks."""
+    """Give every turn an advantage and its tokens a weight; denominators count the trajectories of all ranks.
+
+    KL terms weigh as losses do, unless there is a ``kl_aggregation``.
+    """
     scores = scores_of(kept, stops)
     tokens_NK = turn_tokens(kept)
     advantage_NK = estimator(scores)
     if whitened:
         everywhere = Moments(*ranks.sum_over_ranks(moments(advantage_NK, tokens_NK)))
         advantage_NK = whiten(advantage_NK, tokens_NK, moments=everywhere)
-    weight_NK = token_weights(
-        aggregation.mode,
-        tokens_NK,
-        totals=Totals(*ranks.sum_over_ranks(totals(tokens_NK, turn_counts(kept)))),
-        max_tokens=aggregation.max_tokens,
-    )
+    everything = Totals(*ranks.sum_over_ranks(totals(tokens_NK, turn_counts(kept))))
+    weighed = partial(token_weights, tokens_NK=tokens_NK, totals=everything, max_tokens=aggregation.max_tokens)
+    weight_NK = weighed(aggregation.mode)
     share = aggregation.summary_share
     if share is not None:
         condense_NK = condense_turns(kept)
         total, summaries = ranks.sum_over_ranks(share_of_summaries(weight_NK, tokens_NK, condense_NK))
         weight_NK = with_share(weight_NK, condense_NK, share=share, total=total, summaries=summaries)
-    return StepCredit(scores, advantage_NK, weight_NK)
+    return StepCredit(scores, advantage_NK, weight_NK, weighed(kl_aggregation) if kl_aggregation else None)
 
 
 def record_credit(path: Path, batch: StepBatch, credit: StepCredit, *, stops: StopSettings) -> None:

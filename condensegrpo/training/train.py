@@ -247,9 +247,16 @@ def _learn(run: _Run, step: int, batch: StepBatch) -> tuple[StepCredit, dict[str
         replace(algorithm.aggregation, max_tokens=longest),
         stops=algorithm.stops,
         whitened=algorithm.advantage.whiten,
+        kl_aggregation=algorithm.kl.aggregation,
     )
     record_credit(run.folder.credit(step), batch, credit, stops=algorithm.stops)
-    rows = rows_of(batch.kept, credit.advantage_NK, credit.weight_NK, idle=run.reference is not None)
+    rows = rows_of(
+        batch.kept,
+        credit.advantage_NK,
+        credit.weight_NK,
+        kl_weight_NK=credit.kl_weight_NK,
+        idle=run.reference is not None,
+    )
     run.observer.phase(f"step {step}: learning", None)
     statistics = update(
         run.learner,

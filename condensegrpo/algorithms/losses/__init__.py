@@ -8,9 +8,10 @@ Legend of the suffixes: ``_T`` trained tokens, ``_N`` trajectories, ``_K`` turns
     weights.py     w, the weight of the token in the optimiser step
     columns.py     what they share: differences of log-probabilities that are never NaN, and sums over a turn
 
-The loss of an optimiser step is Σ w·(c·l + β·k) over the trained tokens of all its micro-batches on all ranks. Every
-weight is fixed before the first micro-batch from totals over the whole step, so that no micro-batch divides by anything
-of its own: the gradient is the same however the rows are packed, ordered or shared out.
+The loss of an optimiser step is Σ w·c·l + Σ u·β·k over the trained tokens of all its micro-batches on all ranks; u is
+w unless KL terms have an aggregation of their own. Every weight is fixed before the first micro-batch from totals over
+the whole step, so that no micro-batch divides by anything of its own: the gradient is the same however the rows are
+packed, ordered or shared out.
 """
 
 from condensegrpo.algorithms.losses.columns import MAX_DIFFERENCE

@@ -1,0 +1,56 @@
+"""The weights that a step gives to losses and to KL terms, over one rank."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from builders import scored, trajectory, turn
+from packed import collate
+
+from condensegrpo.algorithms.credit import Estimator, rows_of
+from condensegrpo.algorithms.objective import Share
+from condensegrpo.assembly.learning_signal import objective
+from condensegrpo.config.load import find_config, load_config
+from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.training.credit_step import give_credit
+
+
+def answered(name: str, tokens: int, *, right: float) -> ScoredTrajectory:
+    """A trajectory of one turn; the policy gave each token a probability of ½."""
+    one = turn([1, 2], range(3, 3 + tokens), logprobs=[math.log(0.5)] * tokens)
+    return scored(trajectory(one, id=f"g-{name}", group="g"), right, correct=right)
+
+
+@pytest.mark.parametrize("recipe", ["tool_use_gsm8k_lora", "tool_use_mbpp_lora"])
+def test_tool_use_sums_the_losses_of_a_trajectory_and_takes_the_mean_of_its_kl_terms(recipe: str) -> None:
+    """−mean_i A_i·Σ_t logp_t + 0.1·mean_i mean_t (logp − ref), with 1 and 4 tokens of logp = ln ½ and ref = ln ¼.
+
+    A = ±1/√2 (two samples, one right): the loss is −½·(1 − 4)·ln ½ / √2, the KL term 0.1·ln 2 whatever the lengths.
+    """
+    algorithm = load_config(find_config(recipe)).algorithm
+    kept = [answered("0", 1, right=1.0), answered("1", 4, right=0.0)]
+    credit = give_credit(
+        kept,
+        Estimator(algorithm.advantage.estimator),
+        algorithm.aggregation,
+        stops=algorithm.stops,
+        whitened=False,
+        kl_aggregation=algorithm.kl.aggregation,
+    )
+    assert credit.weight_NK.tolist() == [[1 / 2], [1 / 2]]
+    assert credit.kl_weight_NK is not None
+    assert credit.kl_weight_NK.tolist() == [[1 / 2], [1 / 8]]
+    batch = collate(rows_of(kept, credit.advantage_NK, credit.weight_NK, kl_weight_NK=credit.kl_weight_NK))
+    summed = Share(objective(algorithm), replace(batch, reference=torch.full((5,), math.log(0.25))))(batch.logprobs)
+    kl_loss = float(summed.statistics["kl_loss"].sum())
+    assert kl_loss == pytest.approx(0.1 * math.log(2))
+    assert float(summed.loss) - kl_loss == pytest.approx(-0.5 * (1 - 4) * math.log(0.5) / math.sqrt(2))
+
+
+def test_without_an_aggregation_of_their_own_kl_terms_weigh_as_losses() -> None:
+    algorithm = load_config(find_config("search_mt_grpo_qwen3_0.6b")).algorithm
+    kept = [answered("0", 1, right=1.0), answered("1", 4, right=0.0)]
+    credit = give_credit(kept, Estimator("grpo"), algorithm.aggregation, stops=algorithm.stops, whitened=False)
+    batch = collate(rows_of(kept, credit.advantage_NK, credit.weight_NK, kl_weight_NK=credit.kl_weight_NK))
+    assert batch.kl_weights.tolist() == batch.weights.tolist() == pytest.approx([1 / 5] * 5)
