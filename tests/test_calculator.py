@@ -1,4 +1,5 @@
 import ast
+import time
 from fractions import Fraction
 
 import pytest
@@ -36,6 +37,18 @@ from condensegrpo.tools.calculator import calculator
         ("12345678901234567890.123 + 0", "12345678901234567890.123"),
         ("999999999999/7", "142857142857"),
         ("1/10000000000000000", "0.0000000000000001"),
+        ("2**10", "1024"),
+        ("2**-2", "0.25"),
+        ("-2**2", "-4"),
+        ("2**3**2", "512"),
+        ("1.5**2", "2.25"),
+        ("1**99999999999", "1"),
+        ("2**4095 / 2**4094", "2"),
+        ("7//2", "3"),
+        ("-7//2", "-4"),
+        ("7.5//2", "3"),
+        ("50%//2", "0"),
+        ("-7 % 3", "2"),
     ],
 )
 def test_results_are_plain_decimals(expression: str, result: str) -> None:
@@ -48,8 +61,12 @@ def test_results_are_plain_decimals(expression: str, result: str) -> None:
         ("1/0", "division by zero: 0 is 0"),
         ("1 % (2-2)", "division by zero: 2-2 is 0"),
         ("1/(0*5)", "division by zero: 0*5 is 0"),
-        ("2**3", "'2**3' is not arithmetic"),
-        ("7//2", "'7//2' is not arithmetic"),
+        ("1//0", "division by zero: 0 is 0"),
+        ("(1-1)**-1", "division by zero: 1-1 is 0"),
+        ("2**0.5", "the exponent 0.5 is not a whole number"),
+        ("9**9**9", "more than 4096 bits"),
+        ("2**-9999", "more than 4096 bits"),
+        ("2**2000*2**2000*2**2000", "more than 4096 bits"),
         ("(1, 2)", "is not arithmetic"),
         ("()", "is not arithmetic"),
         ("1(2)", "is not arithmetic"),
@@ -78,6 +95,15 @@ def test_the_deepest_and_longest_expressions_are_bounded() -> None:
     assert calculator("*".join(["99999999999999999999"] * 9)).startswith("9999999999")
     with pytest.raises(ValueError, match="not an arithmetic"):
         calculator("(" * 200)
+
+
+def test_no_power_takes_long_or_has_many_digits() -> None:
+    started = time.monotonic()
+    for expression in ("9" * 190 + "**9", "9**9**9**9**9", "(9**99)**99", "*".join(["9**999"] * 28), "2**(2**4000)"):
+        with pytest.raises(ValueError, match="more than 4096 bits"):
+            calculator(expression)
+    assert len(calculator("-".join(["2**-4000"] * 20))) < 1300
+    assert time.monotonic() - started < 1
 
 
 @settings(deadline=None, max_examples=200)
