@@ -123,8 +123,9 @@ def optimizer_step(
 ) -> dict[str, float]:
     """Exactly one optimiser step over the micro-batches of all ranks; every rank must call it, with or without any.
 
-    loss = Σ w·l + Σ u·k over all trained tokens (``objective.py``). Ranks with fewer micro-batches than others take dummies of weight 0, since
-    every forward and backward pass is a collective operation. The dropout of adapters is active here and nowhere else.
+    loss = Σ w·l + Σ u·k over all trained tokens (``objective.py``). Ranks with fewer micro-batches than others take
+    dummies of weight 0, since every forward and backward pass is a collective operation. The dropout of adapters is
+    active here and nowhere else.
 
     Args:
         batches: this rank's own; their weights are those of the whole optimiser step.
