@@ -22,8 +22,8 @@ class Matcher:
     """Compares answers with the ground truth by one method.
 
     ``exact`` ignores case and repeated whitespace; ``alias`` accepts any of ``problem.data["aliases"]`` or the ground
-    truth; ``contains`` asks whether the answer contains any of them. ``number`` compares the values of two numbers, see
-    the function; ``last_number`` takes the last number of the answer. ``math`` asks whether two expressions are equal.
+    truth; ``contains`` asks whether the answer contains any of them. ``number`` compares the values of the first
+    numbers, ``last_number`` takes the last number of the answer. ``math`` asks whether two expressions are equal.
     ``tests`` runs the answer's code in the sandbox against ``problem.data["tests"]``.
     """
 
@@ -70,15 +70,13 @@ class Matcher:
 
 
 def number(text: str) -> float | None:
-    """The value of a text that is one number after ``, $ %`` are removed; ``None`` if it is anything else.
+    """The first number of a text after ``, $ %`` are removed, ``None`` if it holds none.
 
-    White space may surround the number but not split it: "7 2" are two numbers.
-
-    >>> number("$1,080"), number("3.14"), number("\u22125"), number("7 2"), number("12 apples")
-    (1080.0, 3.14, -5.0, None, None)
+    >>> number("$1,080"), number("\u22125"), number("x = 7 apples"), number("#### 12 #### 13"), number("seven")
+    (1080.0, -5.0, 7.0, 12.0, None)
     """
-    bare = _DECORATION.sub("", text).strip().replace(_MINUS, "-")
-    return float(bare) if _NUMBER.fullmatch(bare) else None
+    found = _NUMBER.search(_DECORATION.sub("", text).replace(_MINUS, "-"))
+    return float(found[0]) if found else None
 
 
 def last_number(text: str) -> float | None:

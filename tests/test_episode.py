@@ -557,7 +557,7 @@ def test_each_turn_is_sampled_with_its_own_seed_and_the_engines_settings() -> No
     trajectory = play(replace(engine(sampler, max_turns=3, max_output_tokens=7), temperature=0.7))
     assert [one.seed for one in sampler.asked] == [0, 1, 2]
     assert {(one.max_tokens, one.temperature, one.stop_ids) for one in sampler.asked} == {(7, 0.7, (END,))}
-    assert sampler.asked[0].stop_strings == ("</tool>",)  # of the tool format
+    assert sampler.asked[0].stop_strings == ("</tool>", "</answer>")  # of the tool format
     assert [turn.policy_version for turn in trajectory.turns] == [0, 1, 2]  # the version that it was sampled from
 
 

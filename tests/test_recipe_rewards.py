@@ -11,6 +11,7 @@ import pytest
 from builders import assistant, trajectory, turn, user
 
 from condensegrpo.assembly.plugins import build
+from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Problem, RewardResult
 from condensegrpo.core.trajectory import Stop, Trajectory, Turn
@@ -24,7 +25,7 @@ from condensegrpo.rewards.inverse_max_context import InverseMaxContext
 from condensegrpo.rewards.matches import last_number
 from condensegrpo.rewards.mathematics import equal
 from condensegrpo.rewards.unit_tests import code_of
-from condensegrpo.rewards.xml_format import XmlFormat, XmlTags
+from condensegrpo.rewards.xml_format import XmlFormat, XmlFormatAws, XmlTags
 from condensegrpo.sandbox.sandbox import Sandbox
 
 PARIS = Problem(id="p", question="?", answer="Paris", data={"aliases": ["Paris", "City of Light"]})
@@ -164,6 +165,47 @@ def test_replies_are_paid_for_their_tags(text: str, form: float, tags: float) ->
     assert total(XmlTags(), said(text)) == pytest.approx(tags)
 
 
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ("<reasoning>a</reasoning>\n<answer>b</answer>", 1.0),  # 0.4·2/2 + 0.3 + 0.3
+        ("<answer>b</answer>", 0.5),  # 0.4·1/2 + 0.3
+        ("<reasoning>a</reasoning>", 0.5),
+        ("well <reasoning>a</reasoning> <answer>b</answer> done", 0.4),
+        ("<reasoning>a</reasoning> <answer>b", 0.5),
+        ("<reasoning> </reasoning> <answer>b</answer>", 0.8),  # a blank field is not there
+        ("<reasoning>a</reasoning> <tool>{}</tool> <answer>b</answer>", 1.0),  # the sample: 0.4·3/2 + 0.6
+        ("b</answer>", 0.3),
+        ("no tags", 0.0),
+    ],
+)
+def test_the_format_of_the_aws_sample_has_no_share_for_spacing(text: str, form: float) -> None:
+    assert total(XmlFormatAws(), said(text)) == pytest.approx(form)
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "aws", "tags"),
+    [
+        ("<reasoning>a</reasoning>\n<code>b</code>", 1.0, 1.0, 1.0),
+        ("<code>b</code>", 0.6, 0.5, 1.0),
+        ("<reasoning>a</reasoning>\n<code>b", 0.8, 0.5, 0.75),
+        ("<reasoning>a</reasoning>\n<tool>b</tool>", 0.6, 0.5, 1.0),  # no field of these sets
+    ],
+)
+def test_the_sets_of_tags_are_an_option(text: str, form: float, aws: float, tags: float) -> None:
+    options = {"fields": [["reasoning"], ["code", "answer"]]}
+    found = [
+        total(build("rewards", name, options), said(text)) for name in ("xml_format", "xml_format_aws", "xml_tags")
+    ]
+    assert found == pytest.approx([form, aws, tags])
+    assert total(XmlFormat(), said("<reasoning>a</reasoning>\n<code>b</code>")) == pytest.approx(0.6)
+
+
+def test_a_set_without_tags_is_refused() -> None:
+    with pytest.raises(PluginError, match="the option fields"):
+        build("rewards", "xml_format", {"fields": [["reasoning"], []]})
+
+
 def test_the_format_is_the_mean_over_all_replies() -> None:
     assert total(XmlFormat(), said("<answer>b</answer>", "none")) == pytest.approx(0.3)
     assert RewardResult.of(XmlFormat()(said("<reasoning>a</reasoning><answer>b</answer>"), PARIS)).correct == 0
@@ -288,7 +330,9 @@ def test_an_essay_is_no_value_in_the_domain_math() -> None:
     assert scored.format_valid is False
 
 
-@pytest.mark.parametrize("name", ["answered", "exact_match", "answer_contains", "xml_format", "xml_tags"])
+@pytest.mark.parametrize(
+    "name", ["answered", "exact_match", "answer_contains", "xml_format", "xml_format_aws", "xml_tags"]
+)
 def test_every_reward_of_the_recipes_is_built_by_name(name: str) -> None:
     assert callable(build("rewards", name, {}))
 

@@ -81,7 +81,7 @@ def test_a_trajectory_without_turns_is_not_well_formed() -> None:
         ("number", "3", "3.14", 0.0),  # "3.14" is not read as "3"
         ("number", "1080", "$1,080", 1.0),
         ("number", "1,080", " 1080.00 $\n", 1.0),
-        ("number", "72", "7 2", 0.0),  # two numbers
+        ("number", "72", "7 2", 0.0),  # the first is 7
         ("number", "72", "7, 2", 0.0),
         ("number", "1080", "1 080", 0.0),
         ("number", "5", "5.", 1.0),
@@ -95,12 +95,15 @@ def test_a_trajectory_without_turns_is_not_well_formed() -> None:
         ("number", ".5", "0.5", 1.0),
         ("number", "0.3333333", "0.33333333", 1.0),
         ("number", "0.33", "0.333", 0.0),
-        ("number", "7", "7 apples", 0.0),
-        ("number", "7", "therefore 7", 0.0),
+        ("number", "12", "12 apples", 1.0),
+        ("number", "12 apples", "12", 1.0),
+        ("number", "7", "x = 7 apples", 1.0),
+        ("number", "12", "#### 12 #### 13", 1.0),  # the first
+        ("number", "13", "#### 12 #### 13", 0.0),
+        ("number", "7", "therefore", 0.0),
         ("number", "7", "", 0.0),
         ("number", "7", "inf", 0.0),
         ("number", "7", "nan", 0.0),
-        ("number", "7", "7²", 0.0),
     ],
 )
 def test_an_answer_is_compared_with_the_ground_truth(match: Match, truth: str, answer: str, right: float) -> None:

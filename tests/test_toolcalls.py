@@ -21,6 +21,7 @@ from condensegrpo.rollout.toolformats import (
 )
 
 NATIVE, TAGGED = TOOL_FORMATS["native"], TOOL_FORMATS["tagged"]
+TAGGED_ADD = '<tool>{"name": "add", "args": {"a": 1}}</tool>'
 ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 
 
@@ -42,8 +43,62 @@ def test_a_native_call_keeps_the_arguments_as_they_were_written() -> None:
 def test_a_tagged_call_is_read() -> None:
     text = '<tool>{"name": "add", "args": {"a": 1}}</tool>'
     assert TAGGED.parse(text) == (ToolCall(id="call_0", name="add", arguments='{"a": 1}'),)
-    assert TAGGED.stop_strings == ("</tool>",)
+    assert TAGGED.stop_strings == ("</tool>", "</answer>")
     assert NATIVE.stop_strings == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        (f"<answer>1</answer> {TAGGED_ADD}", 0),
+        (f"{TAGGED_ADD} <answer>1</answer>", 0),
+        ('<tool>{"name": "add" <answer>1</answer>', 0),  # a malformed call neither
+        (f"<think><answer>1</answer></think> {TAGGED_ADD}", 1),
+        ('<tool>{"name": "add", "args": {"a": "<answer>1</answer>"}}</tool>', 1),
+        (f"I will write <answer> later {TAGGED_ADD}", 1),
+    ],
+)
+def test_a_tagged_reply_with_an_answer_calls_nothing(text: str, calls: int) -> None:
+    assert len(TAGGED.parse(text)) == calls
+
+
+def test_a_native_call_next_to_an_answer_is_run() -> None:
+    assert len(NATIVE.parse(f"<answer>1</answer> {ADD}")) == 1
+
+
+@pytest.mark.parametrize(
+    ("returned", "succeeded"),
+    [
+        ("3", 1),
+        ("no Error: here", 1),
+        ("Error: the index is missing", 0),
+        ("\n Error: the index is missing", 0),
+        ("", 0),
+        (" \n", 0),
+    ],
+)
+def test_a_result_that_is_an_error_text_or_blank_is_no_success(returned: str, succeeded: int) -> None:
+    def add(a: int) -> str:
+        """Adds.
+
+        Args:
+            a: What.
+        """
+        return returned
+
+    async def later(a: int) -> str:
+        """Adds.
+
+        Args:
+            a: What.
+        """
+        return returned
+
+    for tool in (add, later):
+        toolbox = Toolbox({"add": tool}, format=TAGGED, seconds=5)
+        answers = asyncio.run(toolbox.answer('<tool>{"name": "add", "args": {"a": 1}}</tool>'))
+        assert (answers.attempted, answers.succeeded) == (1, succeeded)
+        assert answers.messages[0].content == f"<result>{returned}</result>"
 
 
 def test_parallel_calls_are_read_in_order() -> None:

@@ -123,7 +123,7 @@ class Turn:
     observations: tuple[Message, ...] = ()
     turn_rewards: Mapping[str, float] = field(default_factory=dict)  # by name, from the environment
     tool_attempts: int = 0  # tool calls in the reply, malformed ones included
-    tool_successes: int = 0  # of these, calls that a tool ran without an error
+    tool_successes: int = 0  # of these, calls whose result is neither blank nor an error text ("Error: …")
     answer_logprob: float | None = None  # nats, log π(ground truth | prompt); None: not measured
     draft: Draft | None = None  # of the answer, at this prompt; taken if the trajectory stopped as confident here
 

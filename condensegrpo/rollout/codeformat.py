@@ -25,7 +25,7 @@ class Code:
     """Calls of the tool ``python`` as ``<code>…</code>``, ``<python>…</python>`` or fenced Python."""
 
     opening: str = "<code>"
-    stop_strings: tuple[str, ...] = ("</code>", "</python>")
+    stop_strings: tuple[str, ...] = ("</code>", "</python>", "</answer>")
 
     def parse(self, text: str) -> tuple[ToolCall | Malformed, ...]:
         """All pieces of code of a reply in order; none if the reply gives an answer."""

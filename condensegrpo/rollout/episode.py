@@ -5,7 +5,9 @@
         └──────────────────────────── observations ◀────────────────────────────┘
 
 A reply with at least one tool call, well formed or not, goes to the tools only; every other reply goes to the
-environment, which alone recognises an answer. So an answer next to a tool call does not count.
+environment, which alone recognises an answer. In the formats ``tagged`` and ``code`` a reply with
+``<answer>…</answer>`` has no call: the answer ends the episode. In the format ``native`` an answer next to a call does
+not count.
 """
 
 import math

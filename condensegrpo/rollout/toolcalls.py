@@ -40,7 +40,7 @@ class ToolAnswers:
     calls: tuple[ToolCall, ...]  # those that could be read, in order
     messages: tuple[Message, ...]  # one for every attempt, in order, faults included
     attempted: int  # calls written, malformed ones included; 0: the reply calls no tool
-    succeeded: int  # of which a tool ran without error
+    succeeded: int  # of which a tool ran and returned something that is no error text
 
 
 class Toolbox:
@@ -155,6 +155,12 @@ class _Outcome:
     succeeded: bool
 
 
+def _returned(value: object) -> _Outcome:
+    """A result that is itself an error text, or blank, is no success."""
+    text = str(value)
+    return _Outcome(text=text, succeeded=bool(text.strip()) and not text.lstrip().startswith("Error:"))
+
+
 def _failed(reason: str) -> _Outcome:
     return _Outcome(text=f"Error: {reason}", succeeded=False)
 
@@ -165,7 +171,7 @@ def _raised(name: str, error: BaseException) -> _Outcome:
 
 async def _awaited(name: str, call: Callable[[], Any]) -> _Outcome:
     try:
-        return _Outcome(text=str(await call()), succeeded=True)
+        return _returned(await call())
     except (Exception, SystemExit) as error:  # the boundary to a tool; a SystemExit would end the event loop
         return _raised(name, error)
 
@@ -181,7 +187,7 @@ async def _threaded(name: str, call: Callable[[], object]) -> _Outcome:
 
     def work() -> None:
         try:
-            outcome = _Outcome(text=str(call()), succeeded=True)
+            outcome = _returned(call())
         except BaseException as error:  # the boundary to a tool; nobody else would see it in this thread
             outcome = _raised(name, error)
         with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more

@@ -52,6 +52,7 @@ class _JsonCalls:
     opening: str
     closing: str
     arguments: str  # the key of the arguments
+    none_beside_answer: bool = False  # whether a reply with <answer>…</answer> outside of its calls has none
 
     def call(self, name: str, arguments: Mapping[str, object]) -> str:
         """A call as a model is to write it."""
@@ -60,7 +61,7 @@ class _JsonCalls:
 
     def parse(self, text: str) -> tuple[ToolCall | Malformed, ...]:
         """All calls of a reply in order."""
-        return parsed_calls(text, re.escape(self.opening), self._read)
+        return parsed_calls(text, re.escape(self.opening), self._read, none_beside_answer=self.none_beside_answer)
 
     def _read(self, text: str, start: int, opening: str, call_id: str) -> tuple[ToolCall | Malformed, int]:
         try:
@@ -112,7 +113,8 @@ class Tagged(_JsonCalls):
     """A format for models without a tool template: ``<tool>{"name": …, "args": {…}}</tool>``, results by the user."""
 
     opening, closing, arguments = "<tool>", "</tool>", "args"
-    stop_strings: tuple[str, ...] = ("</tool>",)
+    stop_strings: tuple[str, ...] = ("</tool>", "</answer>")
+    none_beside_answer = True  # an answer ends the episode
 
     def result(self, call_id: str, name: str, text: str) -> Message:
         """A user message with the result in ``<result>`` tags."""

@@ -143,11 +143,11 @@ class Gsm8k(QuestionTask):
 def final_answer(worked: str) -> str | None:
     """The ground truth of a worked answer, bare of ``$`` and ``,``; ``None`` if it has none.
 
-    >>> final_answer("He owes $1,080 - so:\\n#### $-1,080")
-    '-1080'
+    >>> final_answer("He owes $1,080 - so:\\n#### $-1,080"), final_answer("#### 12 #### 13")
+    ('-1080', '12')
     """
-    _, mark, text = worked.rpartition(_FINAL)
-    bare = re.sub(r"[$,\s]", "", text)
+    _, mark, text = worked.partition(_FINAL)
+    bare = re.sub(r"[$,\s]", "", text.partition(_FINAL)[0])
     return bare if mark and bare else None
 
 
@@ -182,7 +182,7 @@ def _problems(source: str, split: str, *, limit: int | None = None) -> tuple[Pro
 def _sums(worked: str) -> tuple[_Sum, ...]:
     """The marked sums of a worked answer; none at all if the calculator contradicts one of them."""
     sums = []
-    for line in worked.rpartition(_FINAL)[0].splitlines():
+    for line in worked.partition(_FINAL)[0].splitlines():
         at = 0
         for mark in _MARK.finditer(line):
             if _BARE.fullmatch(mark[1]):
