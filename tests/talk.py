@@ -122,6 +122,7 @@ def engine(
     template: str = CHATML,
     tool_seconds: float = 5.0,
     max_tool_turns: int | None = None,
+    max_tool_turns_per_query: int | None = None,
     **limits: Any,
 ) -> Engine:
     return Engine(
@@ -130,7 +131,13 @@ def engine(
         condenser=condenser if condenser is not None else Full(),
         condenser_name="chosen",
         trigger=trigger if trigger is not None else Trigger(when=condense_when),
-        toolbox=Toolbox(tools or {}, format=TOOL_FORMATS["tagged"], seconds=tool_seconds, max_turns=max_tool_turns),
+        toolbox=Toolbox(
+            tools or {},
+            format=TOOL_FORMATS["tagged"],
+            seconds=tool_seconds,
+            max_turns=max_tool_turns,
+            max_turns_per_query=max_tool_turns_per_query,
+        ),
         limits=Limits(
             **{"max_turns": 8, "max_context_tokens": 1000, "max_output_tokens": 80, "turn_seconds": 5.0, **limits}
         ),

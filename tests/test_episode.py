@@ -633,6 +633,39 @@ def test_a_call_beyond_the_tool_turns_ends_the_episode_unexecuted() -> None:
     assert trajectory.turns[2].turn_rewards == {}  # an attempt that nobody answered is none
 
 
+@pytest.mark.parametrize(
+    ("max_tool_turns", "per_query", "replies", "limit"),
+    [
+        (None, 2, ["call", "call", "hello", "call", "call", "answer 5"], None),
+        (None, 2, ["call", "hello", "call", "call", "call"], "rollout.tools.max_turns_per_query"),
+        (3, 2, ["call", "call", "hello", "call", "call"], "rollout.tools.max_turns)"),  # both limits hold
+        (None, 0, ["hello", "call"], "rollout.tools.max_turns_per_query"),
+    ],
+)
+def test_tool_turns_are_limited_for_each_query_and_for_all_of_them(
+    max_tool_turns: int | None, per_query: int, replies: list[str], limit: str | None
+) -> None:
+    class Asking(Counting):
+        """Every observation is a further query."""
+
+        async def step(self, reply: Message) -> Step:
+            return replace(await super().step(reply), new_query=True)
+
+    sampler = ScriptedSampler([said(CALL if reply == "call" else reply) for reply in replies])
+    parts = engine(sampler, tools={"add": add}, max_tool_turns=max_tool_turns, max_tool_turns_per_query=per_query)
+    trajectory = play(parts, environment=Asking)
+    assert len(trajectory.turns) == len(replies)
+    assert trajectory.stop is (Stop.TURN_LIMIT if limit else Stop.ANSWERED)
+    assert (limit or "") in trajectory.detail
+
+
+def test_a_reminder_is_no_new_query() -> None:
+    """Counting observes without a new query: the limit per query is then one for the whole episode."""
+    sampler = ScriptedSampler([said(CALL), said("hello"), said(CALL)])
+    trajectory = play(engine(sampler, tools={"add": add}, max_tool_turns_per_query=1))
+    assert (trajectory.stop, len(trajectory.turns)) == (Stop.TURN_LIMIT, 3)
+
+
 def test_no_tool_turns_at_all_leave_the_environment_its_replies() -> None:
     parts = engine(ScriptedSampler([said("hello"), said("answer 5")]), tools={"add": add}, max_tool_turns=0)
     assert play(parts).answer == "5"

@@ -144,6 +144,40 @@ def test_a_second_call_ends_a_trajectory_of_the_search_recipe_unexecuted(tmp_pat
     assert trajectory.turns[1].observations == ()
 
 
+CALL, ANSWER = said('<tool_call>{"name": "calculator", "arguments": {"expression": "70+2"}}</tool_call>'), said("72")
+
+
+@pytest.mark.parametrize(
+    ("replies", "stop", "turns"),
+    [
+        ([*[CALL] * 5, ANSWER, *[CALL] * 5, ANSWER], Stop.ANSWERED, 12),  # five tool rounds for each of two queries
+        ([ANSWER, *[CALL] * 5, ANSWER], Stop.ANSWERED, 7),
+        ([*[CALL] * 6, ANSWER, ANSWER], Stop.TURN_LIMIT, 6),
+        ([CALL, ANSWER, *[CALL] * 6, ANSWER], Stop.TURN_LIMIT, 8),  # what the first query left over does not count
+    ],
+)
+def test_tool_use_allows_five_tool_rounds_for_every_query(
+    tmp_path: Path, replies: list[list[int]], stop: Stop, turns: int
+) -> None:
+    name = "tool_use_gsm8k_lora"
+    overrides = [each for each in recipe_overrides(name, tmp_path) if not each.startswith("rollout.limits.")]
+    parts = build_components(load_config(find_config(name), overrides))
+    (two_queries,) = [each for each in parts.problems("train") if each.data.get("follow_ups")]
+    episode = run_episode(
+        two_queries,
+        environment=parts.task.environment,
+        engine=trajectory_engine(
+            parts, renderer=Renderer(tokenizer()), sampler=ScriptedSampler(replies), temperature=1.0
+        ),
+        group_id="g",
+        sample=0,
+        seed=lambda number: number,
+    )
+    trajectory = asyncio.run(episode)
+    assert (trajectory.stop, len(trajectory.turns)) == (stop, turns)
+    assert ("rollout.tools.max_turns_per_query" in trajectory.detail) == (stop is Stop.TURN_LIMIT)
+
+
 def test_a_recipe_without_its_data_says_what_is_missing(tmp_path: Path) -> None:
     config = load_config(find_config("search_mt_grpo"), [f"task.data={tmp_path}/none.jsonl"])
     with pytest.raises(Exception, match="there is no such file"):

@@ -127,6 +127,7 @@ def build_toolbox(config: RunConfig, sandbox: Sandbox) -> Toolbox:
         seconds=tools.seconds,
         max_chars=tools.max_chars,
         max_turns=tools.max_turns,
+        max_turns_per_query=tools.max_turns_per_query,
     )
 
 

@@ -106,7 +106,9 @@ class ToolSettings(Section):
     format: ToolFormatName = "native"
     """native: the template's own calls (Hermes/Qwen); tagged: <tool>{…}</tool>; code: <code>, <python>, fences."""
     max_turns: int | None = Field(default=None, ge=0)
-    """Replies whose calls are run; a later call ends the trajectory unexecuted (stop: turn_limit). null: all."""
+    """Replies of a trajectory whose calls are run; a later call ends it unexecuted (stop: turn_limit). null: all."""
+    max_turns_per_query: int | None = Field(default=None, ge=0)
+    """Likewise of one query, where a task asks several: a follow-up question counts from 0. null: all."""
     seconds: float = Field(default=10.0, gt=0)
     """Time limit of one tool call."""
     max_chars: int = Field(default=4000, ge=1)

@@ -222,6 +222,7 @@ class Step:
     done: bool = False
     answer: str | None = None
     turn_rewards: Mapping[str, float] = field(default_factory=dict)
+    new_query: bool = False  # the observations ask a further question: limits per query count from here
 
 
 class Environment(Protocol):

@@ -41,6 +41,7 @@ class _Record:
     trajectory: str  # its id
     seed: Callable[[int], int]
     turns: list[Turn] = field(default_factory=list)
+    query: int = 0  # index of the first turn after the newest query
     rejected: list[Rejected] = field(default_factory=list)
     seeds: int = 0  # drawn so far
     drafts: int = 0  # seeds drawn for drafts of answers
@@ -81,6 +82,7 @@ class _Reaction:
     turn_rewards: Mapping[str, float] = field(default_factory=dict)
     tool_attempts: int = 0
     tool_successes: int = 0
+    new_query: bool = False
     ending: _Ending | None = None
 
 
@@ -160,7 +162,7 @@ async def _play(
                 max_tokens=engine.limits.max_output_tokens,
                 stop_strings=engine.toolbox.format.stop_strings,
             )
-            reaction = await _react(engine, episode, sampled, record.turns)
+            reaction = await _react(engine, episode, sampled, record)
             number = len(record.turns)
             record.turns.append(
                 replace(
@@ -176,6 +178,8 @@ async def _play(
             )
             if reaction.ending is not None:
                 return reaction.ending
+            if reaction.new_query:
+                record.query = len(record.turns)
             history = history.add(Unit(turn=number, reply=reaction.reply, results=reaction.observations))
             last = sampled
     except Ended as end:
@@ -224,19 +228,16 @@ async def _answer_information(engine: Engine, problem: Problem, prompt: Prompt) 
     )
 
 
-async def _react(engine: Engine, environment: Environment, sampled: Sampled, turns: Sequence[Turn]) -> _Reaction:
+async def _react(engine: Engine, environment: Environment, sampled: Sampled, record: _Record) -> _Reaction:
     """Let the tools or the environment respond to a reply. If they raise, the episode ends and the turn stays."""
     reply = Message(role="assistant", content=sampled.text)
     if sampled.generation.finish is Finish.LENGTH:
         detail = f"a reply was cut off at {len(sampled.generation.token_ids)} tokens (rollout.limits.max_output_tokens)"
         return _Reaction(reply=reply, ending=_Ending(stop=Stop.OUTPUT_LENGTH, detail=detail))
-    most = engine.toolbox.max_turns
-    if (
-        most is not None
-        and sum(turn.tool_attempts > 0 for turn in turns) >= most
-        and engine.toolbox.format.parse(sampled.text)
-    ):
-        detail = f"a reply called a tool after {most} that had (rollout.tools.max_turns)"
+    called = [turn.tool_attempts > 0 for turn in record.turns]
+    exhausted = engine.toolbox.exhausted(turns=sum(called), turns_of_query=sum(called[record.query :]))
+    if exhausted and engine.toolbox.format.parse(sampled.text):
+        detail = f"a reply called a tool after {exhausted}"
         return _Reaction(reply=reply, ending=_Ending(stop=Stop.TURN_LIMIT, detail=detail))
     try:
         answers = await guarded(  # each call has the toolbox's own time limit
@@ -257,7 +258,13 @@ async def _react(engine: Engine, environment: Environment, sampled: Sampled, tur
         )
     except Ended as end:
         return _Reaction(reply=reply, ending=_Ending(stop=end.stop, detail=end.detail))
-    return _Reaction(reply=reply, observations=step.observations, turn_rewards=step.turn_rewards, ending=_ending(step))
+    return _Reaction(
+        reply=reply,
+        observations=step.observations,
+        turn_rewards=step.turn_rewards,
+        new_query=step.new_query,
+        ending=_ending(step),
+    )
 
 
 async def _step(environment: Environment, reply: Message) -> Step:

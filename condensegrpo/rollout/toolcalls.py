@@ -60,6 +60,7 @@ class Toolbox:
         seconds: float,
         max_chars: int = 4000,
         max_turns: int | None = None,
+        max_turns_per_query: int | None = None,
     ) -> None:
         """Tools by the name that the model calls them by.
 
@@ -69,6 +70,7 @@ class Toolbox:
             seconds: that one call may take.
             max_chars: of a result that are shown; the middle of a longer one is left out.
             max_turns: replies of one episode whose calls are run; None: all.
+            max_turns_per_query: replies to one query of it, likewise.
 
         Raises:
             PluginError: a tool has no type hints or no docstring to make a schema of.
@@ -76,7 +78,8 @@ class Toolbox:
         if seconds <= 0 or max_chars < 1:
             raise ValueError(f"a toolbox needs seconds > 0 and max_chars > 0, found {seconds} and {max_chars}")
         self.format = format
-        self.max_turns = max_turns
+        self._max_turns = max_turns
+        self._max_turns_per_query = max_turns_per_query
         self.schemas: tuple[dict[str, object], ...] = tuple(_schema(name, tool) for name, tool in tools.items())
         self.names = tuple(tools)
         self._tools = dict(tools)
@@ -100,6 +103,14 @@ class Toolbox:
         first = systems[0]
         content = "\n\n".join(text for text in (pinned[first].content, instructions) if text)
         return (*pinned[:first], replace(pinned[first], content=content), *pinned[first + 1 :])
+
+    def exhausted(self, *, turns: int, turns_of_query: int) -> str | None:
+        """Which limit allows no more calls after so many replies that had some, in words; None: neither."""
+        if self._max_turns is not None and turns >= self._max_turns:
+            return f"{self._max_turns} that had (rollout.tools.max_turns)"
+        if self._max_turns_per_query is not None and turns_of_query >= self._max_turns_per_query:
+            return f"{self._max_turns_per_query} to the same query that had (rollout.tools.max_turns_per_query)"
+        return None
 
     async def answer(self, text: str) -> ToolAnswers:
         """Read the calls of a reply, run them, and give the messages that follow it. Never raises for what they do."""

@@ -37,7 +37,8 @@ class AnswerEnvironment:
             return Step(observations=(Message(role="user", content=self.reminder),))
         if answer is not None and self._followed_up < len(self.follow_ups):
             self._followed_up += 1
-            return Step(observations=(Message(role="user", content=self.follow_ups[self._followed_up - 1]),))
+            follow_up = Message(role="user", content=self.follow_ups[self._followed_up - 1])
+            return Step(observations=(follow_up,), new_query=True)
         return Step(done=True, answer=answer)
 
 
