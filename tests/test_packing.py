@@ -219,6 +219,7 @@ def test_types_and_shapes_are_what_a_model_takes() -> None:
         "reference": ((2,), torch.float32),
         "advantages": ((2,), torch.float32),
         "weights": ((2,), torch.float32),
+        "kl_weights": ((2,), torch.float32),
     }
 
 

@@ -10,12 +10,13 @@ import pytest
 from command import ENVIRONMENT, ROOT
 from recipe_world import recipe_overrides
 from talk import said, tokenizer
+from transformers import AutoTokenizer
 
 from condensegrpo.assembly.build import build, build_components
 from condensegrpo.assembly.learning_signal import advantage_estimator, objective
 from condensegrpo.assembly.runtime import trajectory_engine
 from condensegrpo.config.load import find_config, load_config, shipped
-from condensegrpo.core.trajectory import Stop
+from condensegrpo.core.trajectory import Stop, Turn
 from condensegrpo.rollout.episode import run_episode
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.samplers.scripted import ScriptedSampler
@@ -77,17 +78,35 @@ def test_a_recipe_trains(trained: Path, name: str) -> None:
         assert line["train/accuracy"] == line["success"]
 
 
-def turns_with_calls(trained: Path, name: str) -> int:
-    """Turns of a run whose calls were answered."""
+def turns_of(trained: Path, name: str) -> list[Turn]:
+    """The turns of a run."""
     read = [read_trajectories(trained / f"runs/{name}/trajectories/step_{step:06d}.jsonl") for step in (1, 2)]
-    return sum(
-        bool(turn.tool_attempts) for one in read for scored in one.trajectories for turn in scored.trajectory.turns
-    )
+    return [turn for one in read for scored in one.trajectories for turn in scored.trajectory.turns]
 
 
 @pytest.mark.parametrize("name", ["mt_grpo_gsm8k_code", "search_mt_grpo", "tool_use_gsm8k_lora"])
 def test_the_formats_of_the_recipes_reach_their_tools(trained: Path, name: str) -> None:
-    assert turns_with_calls(trained, name) > 0
+    assert any(turn.tool_attempts for turn in turns_of(trained, name))
+
+
+@pytest.mark.parametrize("name", ["mt_grpo_gsm8k_code", "search_mt_grpo", "search_mt_grpo_qwen3_0.6b"])
+def test_an_answer_ends_its_reply_without_the_end_of_the_turn(trained: Path, name: str) -> None:
+    end = AutoTokenizer.from_pretrained(trained / "model").eos_token_id
+    answers = [turn for turn in turns_of(trained, name) if "</answer>" in turn.reply.content]
+    assert answers
+    assert all(turn.reply.content.endswith("</answer>") and turn.output_ids[-1] != end for turn in answers)
+
+
+def test_the_kl_terms_of_a_trained_recipe_are_logged(trained: Path) -> None:
+    lines = {
+        name: [line for line in read_metrics(trained / f"runs/{name}/metrics.jsonl") if "rows" in line]
+        for name in ("tool_use_gsm8k_lora", "search_mt_grpo_qwen3_0.6b", "search_mt_grpo")
+    }
+    assert lines["tool_use_gsm8k_lora"][0]["kl_loss"] == 0  # adapters of 0
+    r3 = lines["search_mt_grpo_qwen3_0.6b"][0]  # k3 with the weights of the losses, token_mean: 0.01 times kl
+    assert r3["kl"] > 0
+    assert r3["kl_loss"] == pytest.approx(0.01 * r3["kl"], rel=1e-4)
+    assert all("kl_loss" not in line for line in lines["search_mt_grpo"])
 
 
 def test_the_original_names_of_the_multi_turn_metrics_are_what_they_say(trained: Path) -> None:
@@ -114,6 +133,11 @@ def test_the_kl_terms_are_those_of_the_published_systems() -> None:
         **{f"search_mt_grpo_qwen3_{size}": (0.01, "k3", None) for size in ("0.6b", "1.7b", "4b")},
         **{f"tool_use_{task}_lora": (0.1, "k1", "trajectory_mean") for task in ("gsm8k", "mbpp")},
     }
+
+
+def test_the_warm_up_of_the_aws_sample_is_a_tenth_of_its_optimiser_steps() -> None:
+    config = load_config(find_config("search_mt_grpo_qwen3_0.6b"))
+    assert config.learner.optimiser.warmup_steps == 0.1 * config.train.steps * config.algorithm.updates_per_batch
 
 
 def test_search_takes_sixteen_questions_of_twenty_one_samples_an_update() -> None:
