@@ -75,8 +75,8 @@ def number(text: str) -> float | None:
     >>> number("$1,080"), number("\u22125"), number("x = 7 apples"), number("#### 12 #### 13"), number("seven")
     (1080.0, -5.0, 7.0, 12.0, None)
     """
-    found = _NUMBER.search(_DECORATION.sub("", text).replace(_MINUS, "-"))
-    return float(found[0]) if found else None
+    first = _NUMBER.search(_DECORATION.sub("", text).replace(_MINUS, "-"))
+    return float(first[0]) if first else None
 
 
 def last_number(text: str) -> float | None:

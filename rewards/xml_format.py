@@ -52,9 +52,9 @@ class XmlFormat(_MeanOverReplies):
         present = sum(any(_named(reply, field) for field in fields) for fields in self.fields)
         if not present:
             return 0.0
-        whole = any(_content(reply, field) is not None for fields in self.fields for field in fields)
+        closed = any(_content(reply, field) is not None for fields in self.fields for field in fields)
         starts, ends = _ends(reply, self.fields)
-        return 0.4 * present / len(self.fields) * whole + 0.2 * (1 + starts + ends)
+        return 0.4 * present / len(self.fields) * closed + 0.2 * (1 + starts + ends)
 
 
 class XmlFormatAws(_MeanOverReplies):
@@ -96,8 +96,8 @@ def _named(reply: str, field: str) -> bool:
 
 def _content(reply: str, field: str) -> str | None:
     """The content of the first whole field of this name; None: there is none."""
-    found = re.search(rf"<{re.escape(field)}>(.*?)</{re.escape(field)}>", reply, re.DOTALL)
-    return found[1] if found else None
+    match = re.search(rf"<{re.escape(field)}>(.*?)</{re.escape(field)}>", reply, re.DOTALL)
+    return match[1] if match else None
 
 
 def _ends(reply: str, sets: Fields) -> tuple[bool, bool]:

@@ -52,15 +52,15 @@ def give_credit(
     if whitened:
         everywhere = Moments(*ranks.sum_over_ranks(moments(advantage_NK, tokens_NK)))
         advantage_NK = whiten(advantage_NK, tokens_NK, moments=everywhere)
-    everything = Totals(*ranks.sum_over_ranks(totals(tokens_NK, turn_counts(kept))))
-    weighed = partial(token_weights, tokens_NK=tokens_NK, totals=everything, max_tokens=aggregation.max_tokens)
-    weight_NK = weighed(aggregation.mode)
+    step_totals = Totals(*ranks.sum_over_ranks(totals(tokens_NK, turn_counts(kept))))
+    weights_of = partial(token_weights, tokens_NK=tokens_NK, totals=step_totals, max_tokens=aggregation.max_tokens)
+    weight_NK = weights_of(aggregation.mode)
     share = aggregation.summary_share
     if share is not None:
         condense_NK = condense_turns(kept)
         total, summaries = ranks.sum_over_ranks(share_of_summaries(weight_NK, tokens_NK, condense_NK))
         weight_NK = with_share(weight_NK, condense_NK, share=share, total=total, summaries=summaries)
-    return StepCredit(scores, advantage_NK, weight_NK, weighed(kl_aggregation) if kl_aggregation else None)
+    return StepCredit(scores, advantage_NK, weight_NK, weights_of(kl_aggregation) if kl_aggregation else None)
 
 
 def record_credit(path: Path, batch: StepBatch, credit: StepCredit, *, stops: StopSettings) -> None:
