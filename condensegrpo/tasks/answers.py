@@ -37,8 +37,8 @@ def read_answer(text: str, style: AnswerStyle = "single") -> str | None:
 def is_call_or_answer(calls_as: Native | Tagged, reply: str, *, tool: str, argument: str) -> bool:
     """Whether a reply is well formed: one call of the tool with that one argument, a text, or one answer."""
     calls = calls_as.parse(reply)
-    if not calls:
-        return read_answer(reply) is not None
+    if not calls:  # a tagged call beside an answer is none, and such a reply is no form to teach
+        return calls_as.opening not in reply.rpartition("</think>")[2] and read_answer(reply) is not None
     if len(calls) > 1 or isinstance(calls[0], Malformed) or "<answer>" in reply:
         return False
     arguments = parsed_arguments(calls[0].arguments)
