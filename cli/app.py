@@ -10,7 +10,7 @@ from condensegrpo.cli.doctor import doctor
 from condensegrpo.cli.evaluate import evaluate
 from condensegrpo.cli.export import export
 from condensegrpo.cli.inspect_trajectory import inspect_trajectory
-from condensegrpo.cli.interrupts import exit_immediately, handle_first
+from condensegrpo.cli.interrupts import end_with_launcher, exit_immediately, handle_first
 from condensegrpo.cli.plan import plan
 from condensegrpo.cli.plugins import plugins
 from condensegrpo.cli.serve import serve
@@ -51,6 +51,7 @@ app.command("plugins")(plugins)
 
 def main() -> None:
     """Run the command line. Exit code 2: the configuration is wrong; 1: the work failed; 130: interrupted."""
+    end_with_launcher()
     handle_first(exit_immediately)  # train installs its own handler
     try:
         app()

@@ -60,8 +60,8 @@ def handle_first(handler: "signal._HANDLER") -> None:
 
 
 def end_with_launcher() -> None:
-    """Have the kernel end this rank when torchrun ends: its ranks are sessions of their own and would stay."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    """Have the kernel end this rank when torchrun or deepspeed ends: torchrun's ranks are sessions of their own."""
+    if {"TORCHELASTIC_RUN_ID", "CROSS_RANK"} & os.environ.keys():
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

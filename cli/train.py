@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from condensegrpo.cli.interrupts import StopRequest, end_with_launcher
+from condensegrpo.cli.interrupts import StopRequest
 from condensegrpo.cli.neutral import counted
 from condensegrpo.cli.summary import print_summary
 from condensegrpo.core.errors import CondenseError, ConfigError, Interrupted
@@ -142,7 +142,6 @@ def _train_as_first_rank(config: "RunConfig", components: "Components", resume: 
 def _run(config: "RunConfig", components: "Components", folder: RunFolder, observer: Observer) -> bool:
     """Train as this rank, in the folder of rank 0. False: stopped before the last step."""
     stop = StopRequest()
-    end_with_launcher()
     from condensegrpo.cli.quiet import quiet_libraries
     from condensegrpo.learner import ranks
     from condensegrpo.training.train import train as run_training

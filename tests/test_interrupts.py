@@ -1,11 +1,14 @@
 """Ctrl-C: once leaves a run that continues, twice leaves within a second, and no process stays."""
 
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from command import TINY, start, succeed
+import pytest
+from command import ENVIRONMENT, TINY, start, succeed
 from runs import wait_for, wait_for_phase
 
 from condensegrpo.storage.trackers import read_metrics
@@ -42,6 +45,23 @@ def test_ctrl_c_twice_leaves_at_once_also_while_a_call_of_c_holds_the_interprete
     while left := {pid for pid in children if Path(f"/proc/{pid}").exists()}:
         assert time.monotonic() < deadline, left
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize("variable", ["TORCHELASTIC_RUN_ID", "CROSS_RANK"])
+def test_a_rank_ends_with_its_launcher_however_that_ends(variable: str) -> None:
+    rank = (
+        "import os, time\nfrom condensegrpo.cli.interrupts import end_with_launcher\n"
+        "end_with_launcher()\nprint(os.getpid())\ntime.sleep(1000)"
+    )
+    program = f"import subprocess, sys\nsubprocess.run([sys.executable, '-uc', {rank!r}])"
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, env={**ENVIRONMENT, variable: "0"}
+    )
+    assert launcher.stdout is not None
+    pid = int(launcher.stdout.readline())
+    launcher.kill()
+    launcher.communicate(timeout=5)  # also waits until the rank has closed the pipe
+    assert not Path(f"/proc/{pid}/fd/1").exists()
 
 
 def test_ctrl_c_in_the_first_evaluation_leaves_a_run_that_continues(tmp_path: Path) -> None:
