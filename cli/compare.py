@@ -64,9 +64,22 @@ def parsed_budgets(text: str | None) -> list[int]:
 
 
 def compare(
-    config: "RunConfig", model: str, condensers: str, budgets: str | None, out: Path, *, save: Path | None, quiet: bool
+    config: "RunConfig",
+    model: str,
+    condensers: str,
+    budgets: str | None,
+    out: Path,
+    *,
+    save: Path | None,
+    quiet: bool,
+    debug: bool,
 ) -> None:
-    """Compare condensers and write a table, ``comparison.json`` and the plot; ``quiet``: print the JSON alone."""
+    """Compare condensers and write a table, ``comparison.json`` and the plot.
+
+    Args:
+        quiet: print the JSON alone.
+        debug: show the tracebacks of failed trajectories.
+    """
     from condensegrpo.cli.console import PhaseDisplay
 
     named, limits = parsed_condensers(condensers), parsed_budgets(budgets)
@@ -74,7 +87,7 @@ def compare(
         out.mkdir(parents=True, exist_ok=True)  # before anything is loaded
     except OSError as error:
         raise RunError(f"creating {out} for the comparison: {error.strerror}. Give another --out.") from error
-    with PhaseDisplay(Console(stderr=True, quiet=quiet)) as display:
+    with PhaseDisplay(Console(stderr=True, quiet=quiet), debug=debug) as display:
         display.phase("loading torch, transformers and the model", None)
         from condensegrpo.assembly.runtime import open_sampler, use_threads
         from condensegrpo.cli.quiet import quiet_libraries

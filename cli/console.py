@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from condensegrpo.cli.neutral import counted
+from condensegrpo.cli.neutral import counted, neutral
 from condensegrpo.core.observer import Observer
 
 if TYPE_CHECKING:
@@ -57,7 +57,9 @@ HEADING_EVERY = 20  # rows
 class PhaseDisplay(Observer):
     """Shows the current phase and its progress on a terminal; nothing elsewhere."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, debug: bool = False) -> None:
+        """``debug`` shows the traceback of a failure as well."""
+        self._debug = debug
         self.progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -89,6 +91,10 @@ class PhaseDisplay(Observer):
         if self._phase is not None:
             self.progress.update(self._phase, advance=1, note=note)
 
+    def failed(self, text: str, traceback: str) -> None:
+        """Say which trajectories failed, and how."""
+        self.say(neutral(f"{text}\n{traceback}".rstrip() if self._debug else text))
+
     def say(self, text: str) -> None:
         """Print a line above the display."""
         self.progress.console.print(Text(text))
@@ -97,9 +103,9 @@ class PhaseDisplay(Observer):
 class TrainingConsole(PhaseDisplay):
     """Shows a training run on a terminal, or as plain lines where there is none, and writes it to log.txt."""
 
-    def __init__(self, *, steps: int, log: Path, stream: TextIO | None = None) -> None:
+    def __init__(self, *, steps: int, log: Path, stream: TextIO | None = None, debug: bool = False) -> None:
         self._console = Console(file=stream or sys.stdout, highlight=False, soft_wrap=True)
-        super().__init__(self._console)
+        super().__init__(self._console, debug=debug)
         self._log = log.open("a", encoding="utf-8", buffering=1)
         self._steps = steps
         self._training: TaskID | None = None

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from condensegrpo.cli.compare import compare as run_comparison
 from condensegrpo.cli.compare import trajectory_writer
+from condensegrpo.cli.debugging import Debug, tracebacks
 from condensegrpo.cli.neutral import counted
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.storage.run_folder import RunFolder
@@ -45,6 +46,7 @@ def evaluate(
         Path | None,
         typer.Option(help="With --compare: folder for comparison.json, .png and .svg; by default ./compare."),
     ] = None,
+    debug: Debug = False,
 ) -> None:
     """Evaluate a policy on held-out problems: success with its 95 % interval, pass@k, context, turns, stop reasons.
 
@@ -68,10 +70,12 @@ def evaluate(
             save.touch(exist_ok=False)  # an existing or unwritable file is refused before anything is loaded
         except OSError as error:
             raise RunError(f"creating {save} for the trajectories: {error.strerror}. Give another file.") from error
-    if compare is not None:
-        run_comparison(config, model, compare, budgets, out or Path("compare"), save=save, quiet=as_json)
-        return
-    result = _evaluate(config, model, save, quiet=as_json)
+    with tracebacks(shown=debug):
+        if compare is not None:
+            folder = out or Path("compare")
+            run_comparison(config, model, compare, budgets, folder, save=save, quiet=as_json, debug=debug)
+            return
+        result = _evaluate(config, model, save, quiet=as_json, debug=debug)
     if as_json:
         typer.echo(json.dumps(asdict(result), indent=2))
         return
@@ -105,11 +109,11 @@ def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str]":
     return config, str(newest / "model")
 
 
-def _evaluate(config: "RunConfig", model: str, save: Path | None, *, quiet: bool) -> "Evaluation":
+def _evaluate(config: "RunConfig", model: str, save: Path | None, *, quiet: bool, debug: bool) -> "Evaluation":
     from condensegrpo.cli.console import PhaseDisplay
     from condensegrpo.config.load import HELD_OUT
 
-    with PhaseDisplay(Console(stderr=True, quiet=quiet)) as display:
+    with PhaseDisplay(Console(stderr=True, quiet=quiet), debug=debug) as display:
         display.phase("loading torch, transformers and the model", None)
         from condensegrpo.assembly.build import build
         from condensegrpo.assembly.model_checks import check_model

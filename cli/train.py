@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from condensegrpo.cli.debugging import Debug, tracebacks
 from condensegrpo.cli.interrupts import StopRequest
 from condensegrpo.cli.neutral import counted
 from condensegrpo.cli.summary import print_summary
@@ -43,16 +44,22 @@ def train(
             help="Check everything, print the resolved configuration and the origin of each value, load no model.",
         ),
     ] = False,
+    debug: Debug = False,
 ) -> None:
     """Train a policy: warm start, then GRPO on condensed multi-turn trajectories.
 
     Example: condensegrpo train configs/quickstart.yaml train.steps=40 seed=1
     """
+    with tracebacks(shown=debug):
+        _train(arguments or [], resume, dry_run=dry_run, allow_changes=allow_changes, debug=debug)
+
+
+def _train(arguments: list[str], resume: Path | None, *, dry_run: bool, allow_changes: bool, debug: bool) -> None:
     from condensegrpo.cli.console import PhaseDisplay
     from condensegrpo.config.load import dump_with_origins, load_config
     from condensegrpo.config.resumed import change_table, resumed_config
 
-    path, overrides = _source(arguments or [], resume)
+    path, overrides = _source(arguments, resume)
     changes = ""
     if resume:
         config, changed = resumed_config(RunFolder.open(resume), overrides, allow_changes=allow_changes)
@@ -77,7 +84,7 @@ def train(
         if not _run(config, components, RunFolder(Path()), Silent()):
             raise typer.Exit(130)
     else:
-        _train_as_first_rank(config, components, resume, changes)
+        _train_as_first_rank(config, components, resume, changes, debug=debug)
 
 
 def _source(arguments: list[str], resume: Path | None) -> tuple[Path, list[str]]:
@@ -113,13 +120,15 @@ def _new_folder(config: "RunConfig") -> RunFolder:
     return folder
 
 
-def _train_as_first_rank(config: "RunConfig", components: "Components", resume: Path | None, changes: str) -> None:
+def _train_as_first_rank(
+    config: "RunConfig", components: "Components", resume: Path | None, changes: str, *, debug: bool
+) -> None:
     """Train as rank 0, which shows the progress (first, what a resume changes) and writes the files."""
     from condensegrpo.cli.console import TrainingConsole
 
     folder = RunFolder.open(resume) if resume else _new_folder(config)
     with folder.locked():
-        with TrainingConsole(steps=config.train.steps, log=folder.log) as console:
+        with TrainingConsole(steps=config.train.steps, log=folder.log, debug=debug) as console:
             console.say(f"run folder {folder.path}")
             if changes:
                 console.say(changes)

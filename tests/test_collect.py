@@ -8,7 +8,9 @@ import pytest
 from builders import scored, trajectory
 from talk import Counting, engine, problem, said, shown
 
-from condensegrpo.core.errors import RolloutError, ScoreError
+from condensegrpo.core.errors import RolloutError
+from condensegrpo.core.failures import Failure
+from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import GroupReward, Problem, Reward
 from condensegrpo.core.trajectory import ScoredTrajectory, Stop, Trajectory
 from condensegrpo.rewards.correct import Correct
@@ -127,43 +129,70 @@ def test_a_hung_sibling_neither_holds_its_group_up_nor_leaves_its_pass_rate() ->
     assert [one.score.correct for one in found] == [1.0, 0.0, 1.0, 0.0]
 
 
-def test_a_group_reward_that_raises_stops_the_rollout_and_is_named() -> None:
-    with pytest.raises(ScoreError, match="the 3 trajectories of group 7-p0 with the reward Broken: KeyError: 'level'"):
-        gather(Broken(), slow=set())
+def test_a_group_reward_that_raises_is_the_failure_of_its_group() -> None:
+    found, handed = gather(Broken(), slow=set(), problems=[problem(0)])
+    assert len(handed) == 3
+    for one in found:
+        assert (one.trajectory.stop, one.score.total) == (Stop.REWARD_ERROR, 0.0)
+        assert one.trajectory.detail.startswith("the reward Broken: KeyError: 'level' (tests/test_collect.py:")
 
 
 # --- failures -------------------------------------------------------------------------------------------------------
 
 
-def ended(*stops: Stop) -> list[ScoredTrajectory]:
-    return [scored(trajectory(stop=stop, answer=None), 0.0, correct=0.0) for stop in stops]
+class Listening(Observer):
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def failed(self, text: str, traceback: str) -> None:
+        self.lines.append(text)
+
+
+def ended(*stops: Stop, failure: Failure | None = None) -> list[ScoredTrajectory]:
+    return [scored(replace(trajectory(stop=stop, answer=None), failure=failure), 0.0, correct=0.0) for stop in stops]
+
+
+def reported(*ranks: Sequence[ScoredTrajectory]) -> list[str]:
+    observer = Listening()
+    report_failures([failures_of(rank) for rank in ranks], observer)
+    return observer.lines
+
+
+def raised(message: str, place: str) -> Failure:
+    return Failure(source="the reward Brief", error="KeyError", message=message, place=place)
 
 
 def test_nothing_is_said_where_nothing_failed() -> None:
     """A wrong format or a cut-off reply is the policy's doing, not a failure."""
-    said: list[str] = []
-    report_failures([failures_of(ended(Stop.FORMAT, Stop.OUTPUT_LENGTH, Stop.TURN_LIMIT))], said.append)
-    report_failures([failures_of([])], said.append)
-    assert said == []
+    assert reported(ended(Stop.FORMAT, Stop.OUTPUT_LENGTH, Stop.TURN_LIMIT), []) == []
 
 
-def test_some_failures_are_counted_and_the_first_is_named() -> None:
-    said: list[str] = []
-    report_failures([failures_of(ended(Stop.FORMAT, Stop.ENVIRONMENT_ERROR, Stop.SAMPLER_ERROR))], said.append)
-    (text,) = said
-    assert text.startswith("2 of 3 trajectories failed; the first (environment_error)")
+def test_failures_are_reported_in_one_line_for_each_kind() -> None:
+    """A kind is a plug-in, an exception and a line: the message may differ."""
+    errors = [Stop.REWARD_ERROR]
+    batch = [
+        *ended(Stop.ANSWERED),
+        *ended(*errors, failure=raised("'b'", "mine.py:9")),
+        *ended(*errors, failure=raised("'a'", "mine.py:3")),
+    ]
+    assert reported(batch, ended(*errors, failure=raised("'c'", "mine.py:3"))) == [
+        "2 of 4 trajectories failed (reward_error): the reward Brief: KeyError: 'a' (mine.py:3)",
+        "1 of 4 trajectories failed (reward_error): the reward Brief: KeyError: 'b' (mine.py:9)",
+    ]
 
 
-@pytest.mark.parametrize("stop", [Stop.ENVIRONMENT_ERROR, Stop.SAMPLER_ERROR])
+@pytest.mark.parametrize("stop", [Stop.ENVIRONMENT_ERROR, Stop.SAMPLER_ERROR, Stop.REWARD_ERROR])
 def test_nothing_but_failures_is_an_error(stop: Stop) -> None:
-    with pytest.raises(RolloutError, match="2 of 2 trajectories failed"):
-        report_failures([failures_of(ended(stop)), failures_of(ended(stop))], lambda text: None)
+    failed = ended(stop, failure=raised("'a'", "mine.py:3"))
+    with pytest.raises(RolloutError, match=r"all 2 trajectories failed, 2 of them like this: the reward Brief: KeyE"):
+        reported(failed, failed)
 
 
 def test_a_rank_whose_trajectories_all_failed_does_not_leave_the_others() -> None:
     """It alone would raise, and the others would wait for it for ever. One without any trajectory is no failure."""
-    said: list[str] = []
     broken, well = ended(Stop.ENVIRONMENT_ERROR, Stop.SAMPLER_ERROR), ended(Stop.ANSWERED, Stop.FORMAT)
-    report_failures([failures_of(rank) for rank in (well, broken, [])], said.append)
-    (text,) = said
-    assert text.startswith("2 of 4 trajectories failed; the first (environment_error)")
+    first, second = reported(well, broken, [])
+    assert first.startswith("1 of 4 trajectories failed (environment_error)")
+    assert second.startswith("1 of 4 trajectories failed (sampler_error)")

@@ -173,7 +173,7 @@ def test_hung_tools_do_not_take_the_threads_of_others() -> None:
     box = engine(sampler, tools={"wait": wait, "hello": hello}, tool_seconds=0.2, turn_seconds=60)
     stuck = roll(box, [problem(number, "stuck") for number in range(MANY)])
     fine = roll(box, [problem(0, "go")])
-    hung = sum(thread.name == "tool wait" for thread in threading.enumerate())
+    hung = sum(thread.name == "abandoned: tool wait" for thread in threading.enumerate())
     release.set()
     assert {one.stop for one in stuck} == {Stop.ANSWERED}
     assert all("did not finish within 0.2 seconds" in (one.answer or "") for one in stuck)

@@ -1,7 +1,10 @@
 """Applying a reward, to one trajectory or to a group, and what turns earned."""
 
+import inspect
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from builders import scored, trajectory, turn, user
@@ -9,24 +12,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from condensegrpo.algorithms.credit import TurnSums, turn_sums
-from condensegrpo.core.errors import ScoreError
+from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Problem, RewardResult
+from condensegrpo.core.protocols import GroupReward, Problem, RewardResult
 from condensegrpo.core.trajectory import Score, Stop, Trajectory, Turn
-from condensegrpo.rollout.scoring import score, score_group
+from condensegrpo.rollout.scoring import score, score_group, with_score
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS
 
 PROBLEM = Problem(id="p0", question="3 + 4?", answer="7")
 ONE = trajectory(turn([1, 2, 3], [4]), turn([1, 2, 3, 4, 5], [6]), id="p0/3")
 
 
-def paying(given: Mapping[str, float] | RewardResult, one: Trajectory = ONE) -> Score:
-    """The score under a reward that always gives this."""
+def outcome(given: Any, one: Trajectory = ONE) -> Score | Failure:
+    """What comes of a reward that always gives this."""
 
-    def fixed(trajectory: Trajectory, problem: Problem) -> Mapping[str, float] | RewardResult:
+    def fixed(trajectory: Trajectory, problem: Problem) -> Any:
         return given
 
     return score(one, PROBLEM, fixed)
+
+
+def paying(given: Mapping[str, float] | RewardResult, one: Trajectory = ONE) -> Score:
+    """The score under a reward that always gives this."""
+    found = outcome(given, one)
+    assert isinstance(found, Score), str(found)
+    return found
+
+
+def failing(found: Score | Failure) -> str:
+    """The message of a failure."""
+    assert isinstance(found, Failure)
+    return str(found)
 
 
 # --- score ----------------------------------------------------------------------------------------------------------
@@ -72,13 +88,10 @@ def test_whole_numbers_become_floats() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_reward_that_is_not_finite_names_trajectory_and_value(value: float) -> None:
-    with pytest.raises(ScoreError, match=rf"trajectory p0/3 .* reward fixed: bonus is {value}"):
-        paying({"bonus": value, "correct": 1.0})
-    with pytest.raises(ScoreError, match=f"p0/3 .* total is {value}"):
-        paying(RewardResult(total=value, correct=1.0))
-    with pytest.raises(ScoreError, match=f"p0/3 .* correct is {value}"):
-        paying(RewardResult(total=1.0, correct=value))
+def test_a_reward_that_is_not_finite_fails_by_name_and_value(value: float) -> None:
+    assert f"the reward fixed: ValueError: bonus is {value}" in failing(outcome({"bonus": value, "correct": 1.0}))
+    assert f"total is {value}" in failing(outcome(RewardResult(total=value, correct=1.0)))
+    assert f"correct is {value}" in failing(outcome(RewardResult(total=1.0, correct=value)))
 
 
 def test_a_result_of_a_mapping_holds_its_sum_its_parts_and_its_judgements() -> None:
@@ -101,13 +114,11 @@ def test_a_result_of_a_result_is_the_same_in_floats() -> None:
 
 
 def test_infinities_that_cancel_are_found() -> None:
-    with pytest.raises(ScoreError, match=r"p0/3 .* plus is inf"):
-        paying({"plus": float("inf"), "minus": float("-inf")})
+    assert "plus is inf" in failing(outcome({"plus": float("inf"), "minus": float("-inf")}))
 
 
-def test_correctness_outside_its_range_is_an_error() -> None:
-    with pytest.raises(ScoreError, match=r"correct is 2.0, wanted a value in \[0, 1\]"):
-        paying({"correct": 2.0})
+def test_correctness_outside_its_range_is_a_failure() -> None:
+    assert "returned correct = 2.0, wanted a number from 0 to 1" in failing(outcome({"correct": 2.0}))
 
 
 class Broken:
@@ -124,16 +135,62 @@ class Silent:
         return None  # type: ignore[return-value]
 
 
-def test_a_reward_that_raises_is_named_with_its_trajectory() -> None:
-    with pytest.raises(
-        ScoreError, match="scoring trajectory p0/3 of problem p0 with the reward Broken: KeyError: 'level'"
-    ):
-        score(ONE, PROBLEM, Broken())
+def test_a_reward_that_raises_fails_with_the_line_that_raised() -> None:
+    line = inspect.getsourcelines(Broken.__call__)[1] + 1
+    found = score(ONE, PROBLEM, Broken())
+    assert failing(found) == f"the reward Broken: KeyError: 'level' ({os.path.relpath(__file__)}:{line})"
+    assert isinstance(found, Failure)
+    assert "Traceback" in found.traceback
 
 
-def test_a_reward_that_gives_nothing_is_named() -> None:
-    with pytest.raises(ScoreError, match=r"p0/3 .* the reward Silent: "):
-        score(ONE, PROBLEM, Silent())
+def test_a_reward_that_returns_nothing_is_told_what_to_return() -> None:
+    line = inspect.getsourcelines(Silent)[1]
+    message = 'TypeError: returned None, wanted numbers by name, as in return {"brief": 1.0}, or a RewardResult.'
+    assert failing(score(ONE, PROBLEM, Silent())) == f"the reward Silent: {message} (tests/test_scoring.py:{line})"
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        (0.5, 'returned 0.5, wanted numbers by name, as in return {"brief": 1.0}'),
+        ("good", "returned 'good', wanted numbers by name"),
+        ([1.0], "returned [1.0], wanted numbers by name"),
+        ({"brief": "1"}, "returned brief = '1', wanted a number"),
+        ({"brief": None}, "returned brief = None, wanted a number"),
+        (RewardResult(total=None), "returned total = None, wanted a number"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_reward_is_told_what_to_return(given: object, complaint: str) -> None:
+    assert complaint in failing(outcome(given))
+
+
+def test_an_asynchronous_reward_is_told_to_be_a_plain_function() -> None:
+    async def later(trajectory: Trajectory, problem: Problem) -> dict[str, float]:
+        return {"brief": 1.0}
+
+    found = failing(score(ONE, PROBLEM, later))  # type: ignore[arg-type]
+    assert "Define it with def: it is a coroutine." in found
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), RecursionError(), MemoryError("full")])
+def test_an_exit_of_a_reward_is_its_failure(error: BaseException) -> None:
+    def exits(trajectory: Trajectory, problem: Problem) -> dict[str, float]:
+        raise error
+
+    assert type(error).__name__ in failing(score(ONE, PROBLEM, exits))
+
+
+def test_a_failed_reward_ends_its_trajectory_unless_something_failed_before() -> None:
+    failure = Failure(source="the reward Broken", error="KeyError", message="'level'", place="mine.py:3")
+    found = with_score(ONE, failure)
+    assert (found.trajectory.stop, found.trajectory.answer) == (Stop.REWARD_ERROR, None)
+    assert found.trajectory.detail == "the reward Broken: KeyError: 'level' (mine.py:3)"
+    assert (found.score.total, found.score.correct, found.score.format_valid) == (0.0, 0.0, False)
+    first = Failure(source="the environment", error="OSError", message="no such world")
+    before = replace(ONE, stop=Stop.ENVIRONMENT_ERROR, answer=None, failure=first)
+    assert with_score(before, failure).trajectory == before
+    stopped = replace(ONE, stop=Stop.ABORTED, answer=None)
+    assert with_score(stopped, failure).trajectory == stopped
 
 
 @given(st.dictionaries(st.sampled_from("abcdef"), st.floats(-100, 100), max_size=6))
@@ -153,25 +210,24 @@ def test_turn_rewards_are_kept_beside_the_total_and_not_in_it() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_turn_reward_that_is_not_finite_names_trajectory_turn_and_value(value: float) -> None:
-    with pytest.raises(ScoreError, match=rf"trajectory p0/3 .* reward fixed: turn_rewards\[1\] is {value}"):
-        paying(RewardResult(total=1.0, turn_rewards=(0.5, value)))
+def test_a_turn_reward_that_is_not_finite_names_turn_and_value(value: float) -> None:
+    assert f"turn_rewards[1] is {value}" in failing(outcome(RewardResult(total=1.0, turn_rewards=(0.5, value))))
     with pytest.raises(ValueError, match=rf"turn_rewards\[0\] is {value}, wanted a finite number"):
         replace(paying({}), turn_rewards=(value,))
 
 
 @pytest.mark.parametrize("given", [(0.5,), (0.5, 0.5, 0.5)])
 def test_turn_rewards_come_one_a_turn(given: tuple[float, ...]) -> None:
-    wanted = f"p0/3 .* fixed: found {len(given)} turn rewards for 2 turns, wanted one for each turn or none"
-    with pytest.raises(ScoreError, match=wanted):
-        paying(RewardResult(total=1.0, turn_rewards=given))
+    wanted = f"the reward fixed: ScoreError: returned {len(given)} turn rewards for 2 turns, wanted one for each turn"
+    assert wanted in failing(outcome(RewardResult(total=1.0, turn_rewards=given)))
 
 
 def test_a_trajectory_without_turns_has_no_turn_to_pay() -> None:
     empty = trajectory(stop=Stop.CONTEXT_OVERFLOW, answer=None)
     assert paying(RewardResult(total=0.0), empty).turn_rewards == ()
-    with pytest.raises(ScoreError, match="found 1 turn rewards for 0 turns"):
-        paying(RewardResult(total=0.0, turn_rewards=(0.5,)), empty)
+    assert "returned 1 turn rewards for 0 turns" in failing(
+        outcome(RewardResult(total=0.0, turn_rewards=(0.5,)), empty)
+    )
 
 
 # --- groups ---------------------------------------------------------------------------------------------------------
@@ -202,17 +258,23 @@ class Ranked:
         return [{"correct": float(one.max_context_tokens == shortest)} for one in trajectories]
 
 
+def paid_together(group: Sequence[Trajectory], reward: GroupReward) -> list[Score]:
+    scores = [found for found in score_group(group, PROBLEM, reward) if isinstance(found, Score)]
+    assert len(scores) == len(group)
+    return scores
+
+
 def test_a_group_reward_sees_the_siblings() -> None:
-    first, second = score_group(GROUP, PROBLEM, Ranked())
+    first, second = paid_together(GROUP, Ranked())
     assert (first.total, first.correct, first.context_tokens) == (0.0, 0.0, 3)
     assert (second.total, second.correct, second.context_tokens) == (1.0, 1.0, 2)
-    (alone,) = score_group(GROUP[:1], PROBLEM, Ranked())
+    (alone,) = paid_together(GROUP[:1], Ranked())
     assert alone.total == 1.0
 
 
 def test_results_of_a_group_are_taken_as_those_of_one_trajectory() -> None:
     """Mapping or result, turn rewards, and plain rules where the reward does not judge."""
-    first, second = score_group(GROUP, PROBLEM, Listed([RewardResult(total=1, turn_rewards=(0.5,)), {"sum": 0.5}]))
+    first, second = paid_together(GROUP, Listed([RewardResult(total=1, turn_rewards=(0.5,)), {"sum": 0.5}]))
     assert first == Score(
         total=1.0, components={}, format_valid=True, correct=1.0, context_tokens=3, turn_rewards=(0.5,)
     )
@@ -221,27 +283,26 @@ def test_results_of_a_group_are_taken_as_those_of_one_trajectory() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_group_reward_gives_one_result_a_trajectory(count: int) -> None:
-    doing = "scoring the 2 trajectories of group p0 with the reward Listed"
-    wanted = rf"{doing}: found {count} results, wanted one for each traj"
-    with pytest.raises(ScoreError, match=wanted):
-        score_group(GROUP, PROBLEM, Listed([{"sum": 1.0}] * count))
+    wanted = f"the reward Listed: ScoreError: returned {count} results for 2 trajectories, wanted one for each"
+    for found in score_group(GROUP, PROBLEM, Listed([{"sum": 1.0}] * count)):
+        assert wanted in failing(found)
 
 
 @pytest.mark.parametrize("given", [None, 1.0, {"sum": 1.0}, [1.0, 0.0]])
-def test_a_group_reward_that_gives_no_results_is_named(given: object) -> None:
-    with pytest.raises(ScoreError, match=r"2 trajectories of group p0 with the reward Listed: (Type|Attribute)Error"):
-        score_group(GROUP, PROBLEM, Listed(given))  # type: ignore[arg-type]
+def test_a_group_reward_that_gives_no_results_fails_in_every_trajectory(given: object) -> None:
+    for found in score_group(GROUP, PROBLEM, Listed(given)):  # type: ignore[arg-type]
+        assert failing(found).startswith(("the reward Listed: TypeError", "the reward Listed: ScoreError"))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_one_value_of_a_group_that_is_not_finite_names_its_trajectory(value: float) -> None:
-    """One NaN must not spoil the siblings' advantages: the sibling is named, not the group."""
-    with pytest.raises(ScoreError, match=f"trajectory p0/1 of problem p0 with the reward Listed: bonus is {value}"):
-        score_group(GROUP, PROBLEM, Listed([{"bonus": 1.0}, {"bonus": value}]))
-    with pytest.raises(ScoreError, match=rf"trajectory p0/0 .* turn_rewards\[0\] is {value}"):
-        score_group(GROUP, PROBLEM, Listed([RewardResult(total=1.0, turn_rewards=(value,)), {}]))
-    with pytest.raises(ScoreError, match=r"trajectory p0/1 .* correct is 2.0, wanted a value in \[0, 1\]"):
-        score_group(GROUP, PROBLEM, Listed([{}, {"correct": 2.0}]))
+def test_one_value_of_a_group_that_is_not_finite_is_the_failure_of_its_own_trajectory(value: float) -> None:
+    """One NaN must not spoil the siblings' advantages."""
+    fine, bad = score_group(GROUP, PROBLEM, Listed([{"bonus": 1.0}, {"bonus": value}]))
+    assert isinstance(fine, Score)
+    assert f"bonus is {value}" in failing(bad)
+    bad, fine = score_group(GROUP, PROBLEM, Listed([RewardResult(total=1.0, turn_rewards=(value,)), {}]))
+    assert f"turn_rewards[0] is {value}" in failing(bad)
+    assert isinstance(fine, Score)
 
 
 # --- turns ----------------------------------------------------------------------------------------------------------

@@ -502,7 +502,8 @@ def test_a_hung_tool_costs_only_itself() -> None:
         "Error: sleepy did not finish within 0.3 seconds",
     ]
     assert (found.attempted, found.succeeded) == (3, 1)
-    assert [thread.daemon for thread in threading.enumerate() if thread.name == "tool hang"] == [True]
+    assert found.abandoned == 2
+    assert [thread.daemon for thread in threading.enumerate() if thread.name == "abandoned: tool hang"] == [True]
 
 
 def test_a_tool_that_ignores_its_cancellation_is_not_waited_for() -> None:

@@ -18,6 +18,7 @@ Mode = Literal["truncate", "mask"]
 FAILURES_MASKED: Mapping[Stop, Handling] = {  # failures that the policy did not cause
     Stop.ENVIRONMENT_ERROR: "mask",
     Stop.SAMPLER_ERROR: "mask",
+    Stop.REWARD_ERROR: "mask",
     Stop.ABORTED: "mask",
 }
 

@@ -42,13 +42,13 @@ def problems(task: Task, split: Split) -> Sequence[Problem]:
         split_problems = task.problems(split)
     except CondenseError:
         raise
-    except Exception as error:  # the boundary to a task
+    except (Exception, SystemExit) as error:  # the boundary to a task
         raise ConfigError(f"making the {split} problems of the task: {message_of(error)}") from error
     if not len(split_problems):
         raise ConfigError(f"reading the {split} problems of the task: found none. Check task.data and task.eval_data.")
     return split_problems
 
 
-def message_of(error: Exception) -> str:
+def message_of(error: BaseException) -> str:
     """The message of a plug-in's error: that of a ``ValueError`` is for users, others need their type."""
     return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"

@@ -10,9 +10,10 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CondenseError, ConfigError, ContextOverflow
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Budget, ChecksRoom, Problem, Task
-from condensegrpo.learner.policy import positions
+from condensegrpo.learner.policy import check_vocabulary, positions
 from condensegrpo.learner.targets import check_targets_of
-from condensegrpo.rollout.boundary import checked_messages
+from condensegrpo.rollout.boundary import asynchronous, checked_messages
+from condensegrpo.rollout.chat_template import first_rendering
 from condensegrpo.rollout.prompt import check_pinned
 from condensegrpo.rollout.render import Renderer
 
@@ -21,14 +22,17 @@ def check_model(components: Components, source: str) -> None:
     """Check what a configuration asks of its model's tokenizer, chat template and positions. Loads no weights.
 
     Raises:
-        ConfigError: system message and question, or a context with its reply, are too long (the message says which key
-            to change), the chat template knows no tool results, or the model has no layers for the adapters.
+        ConfigError: the tokenizer has more ids than the model, the chat template fails, is slow or knows no tool
+            results, system message and question, or a context with its reply, are too long (the message says which key
+            to change), or the model has no layers for the adapters.
     """
+    check_vocabulary(source)
     config, rendering = components.config, renderer_for(components, source)
     limits = config.rollout.limits
     pinned = components.toolbox.introduced(_pinned(components.task, components.problems("train")[0]))
     check_models(names_of(components.condenser), source, pinned=pinned, tokens=limits.max_context_tokens)
     try:
+        first_rendering(lambda: rendering.prompt(pinned))
         check_pinned(rendering, pinned, limits)
     except ContextOverflow as error:
         raise ConfigError(str(error)) from error
@@ -51,13 +55,14 @@ def _pinned(task: Task, problem: Problem) -> tuple[Message, ...]:
     """How an episode of the problem begins; a ConfigError if the task fails at it, or gives something else."""
 
     async def begin() -> tuple[Message, ...]:
-        return checked_messages(await task.environment(problem).start(), f"{type(task).__name__}.environment.start")
+        started = asynchronous(task.environment(problem).start(), "start()")
+        return checked_messages(await started, f"{type(task).__name__}.environment.start")
 
     try:
         return asyncio.run(begin())
     except CondenseError:
         raise
-    except Exception as error:  # the boundary to a task
+    except (Exception, SystemExit) as error:  # the boundary to a task
         raise ConfigError(
             f"starting the problem {problem.id} of the task {type(task).__name__}: {message_of(error)}. It would "
             f"fail in every trajectory: fix the task or its data."

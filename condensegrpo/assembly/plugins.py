@@ -94,7 +94,7 @@ def _called(
 ) -> object:
     try:
         return factory(**arguments)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, SystemExit) as error:
         given = f" with {dict(options)}" if options else ""
         raise PluginError(f"{where}{given}: {str(error).removesuffix('.')}.") from error
 

@@ -13,7 +13,7 @@ from condensegrpo.attention.scorer import AttentionScorer
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Attends, Condenser, Measures, RanksUnits, Sampler, UnitScorer
-from condensegrpo.learner.policy import configuration, end_ids, load_tokenizer, positions
+from condensegrpo.learner.policy import check_vocabulary, configuration, end_ids, load_tokenizer, positions
 from condensegrpo.rollout.render import Renderer
 
 POLICY, ORACLE = "policy", "leave_one_out"  # any other name is the folder or Hub id of a frozen model
@@ -76,6 +76,7 @@ def check_models(names: Sequence[str], source: str, *, pinned: Sequence[Message]
 
 def _check_frozen(name: str, path: str, pinned: Sequence[Message], tokens: int) -> None:
     """Check that a frozen model's own chat template renders a conversation and that it has enough positions."""
+    check_vocabulary(path)
     rendering = Renderer(load_tokenizer(path), stop_ids=end_ids(path))
     turn = (Message(role="assistant", content="so"), Message(role="user", content="and"))
     try:

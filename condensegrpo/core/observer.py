@@ -20,6 +20,9 @@ class Observer:
     def evaluated(self, step: int, evaluations: Sequence[Evaluation]) -> None:
         """The policy after ``step`` steps was evaluated."""
 
+    def failed(self, text: str, traceback: str) -> None:
+        """Trajectories failed; ``text`` is one line, ``traceback`` is empty where nothing was raised."""
+
     def say(self, text: str) -> None:
         """Something happened that a person should know."""
 

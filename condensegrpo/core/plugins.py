@@ -36,7 +36,7 @@ def load(kind: str, name: str) -> Any:  # noqa: ANN401  a plug-in is whatever it
         )
     try:
         return points[name].load()
-    except Exception as error:  # the boundary to somebody else's import
+    except (Exception, SystemExit) as error:  # the boundary to somebody else's import
         raise PluginError(
             f"importing {name!r} ({points[name].value}) of the {kind}: {type(error).__name__}: {error}"
         ) from error
@@ -67,7 +67,7 @@ def _import_file(path: Path) -> ModuleType:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # the boundary to a user's file
+    except (Exception, SystemExit) as error:  # the boundary to a user's file
         del sys.modules[module_name]
         raise PluginError(f"importing {path}: {type(error).__name__}: {error}") from error
     return module

@@ -6,9 +6,9 @@ Python errors.
 """
 
 import math
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, SupportsFloat, runtime_checkable
 
 from condensegrpo.core.messages import History, Message, Summary, Unit
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Span, Trajectory
@@ -228,8 +228,8 @@ class Step:
 class Environment(Protocol):
     """One episode of one problem; used once. Replies that call tools go to the tools, all others come here.
 
-    No time limit can end code that blocks the event loop (``time.sleep``, a synchronous request), which holds up every
-    episode until it is put in ``asyncio.to_thread``, nor code that catches every cancellation.
+    Code that blocks the event loop (``time.sleep``, a synchronous request) holds up every episode: put it in
+    ``asyncio.to_thread``. docs/explanation/rollouts.md says what becomes of code that never returns.
     """
 
     async def start(self) -> tuple[Message, ...]:
@@ -282,28 +282,41 @@ class RewardResult:
     turn_rewards: tuple[float, ...] = ()  # (K,) what single turns are paid besides; () none
 
     @classmethod
-    def of(cls, given: "Mapping[str, float] | RewardResult") -> "RewardResult":
+    def of(cls, given: object) -> "RewardResult":
         """What a reward gave, in plain floats: a mapping is the sum of it, ``format`` and ``correct`` judge.
 
         {"correct": 1, "format": 0, "brevity": 0.2}   ─▶   total 1.2, correct 1.0, format_valid False
         """
         if isinstance(given, RewardResult):
             return cls(
-                total=float(given.total),
-                components={name: float(value) for name, value in given.components.items()},
+                total=_number("total", given.total),
+                components={name: _number(name, value) for name, value in given.components.items()},
                 format_valid=given.format_valid,
-                correct=None if given.correct is None else float(given.correct),
-                turn_rewards=tuple(float(value) for value in given.turn_rewards),
+                correct=None if given.correct is None else _number("correct", given.correct),
+                turn_rewards=tuple(_number("a turn reward", value) for value in given.turn_rewards),
             )
         if not isinstance(given, Mapping):
-            raise TypeError(f"found {given!r:.80}, wanted a dictionary of numbers by name, or a RewardResult")
-        parts = {name: float(value) for name, value in given.items()}
+            cure = ""
+            if isinstance(given, Coroutine):
+                given.close()
+                cure = " Define it with def: it is a coroutine."
+            raise TypeError(
+                f'returned {given!r:.80}, wanted numbers by name, as in return {{"brief": 1.0}}, or a '
+                f"RewardResult.{cure}"
+            )
+        parts = {name: _number(name, value) for name, value in given.items()}
         return cls(
             total=sum(parts.values()),  # not fsum, which raises on inf − inf before the value can be named
             components=parts,
             format_valid=bool(parts["format"]) if "format" in parts else None,
             correct=parts.get("correct"),
         )
+
+
+def _number(name: str, value: object) -> float:
+    if not isinstance(value, SupportsFloat):
+        raise TypeError(f'returned {name} = {value!r:.80}, wanted a number, as in return {{"brief": 1.0}}')
+    return float(value)
 
 
 class Reward(Protocol):

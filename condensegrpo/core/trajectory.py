@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import Message
 
 
@@ -31,8 +32,9 @@ class Stop(StrEnum):
     CONTEXT_OVERFLOW = "context_overflow"  # the condensed prompt does not fit the budget
     OUTPUT_LENGTH = "output_length"  # a reply was cut off at max_output_tokens
     FORMAT = "format"  # the environment could not read a reply
-    ENVIRONMENT_ERROR = "environment_error"  # the environment raised
+    ENVIRONMENT_ERROR = "environment_error"  # the task, its environment or the condenser raised or timed out
     SAMPLER_ERROR = "sampler_error"  # the sampler raised or timed out
+    REWARD_ERROR = "reward_error"  # the reward raised, timed out or returned something that is no reward
     ABORTED = "aborted"  # the sampler gave the reply up
 
     @property
@@ -124,6 +126,7 @@ class Turn:
     turn_rewards: Mapping[str, float] = field(default_factory=dict)  # by name, from the environment
     tool_attempts: int = 0  # tool calls in the reply, malformed ones included
     tool_successes: int = 0  # of these, calls whose result is neither blank nor an error text ("Error: …")
+    tools_abandoned: int = 0  # of these, calls that exceeded their time limit
     answer_logprob: float | None = None  # nats, log π(ground truth | prompt); None: not measured
     draft: Draft | None = None  # of the answer, at this prompt; taken if the trajectory stopped as confident here
 
@@ -165,6 +168,7 @@ class Trajectory:
     answer: str | None  # read from the assistant's text only; None: none was given
     seconds: float
     detail: str = ""  # what went wrong, for stops that are failures
+    failure: Failure | None = None  # of a plug-in; None: none failed
     rejected: tuple[Rejected, ...] = ()  # in the order in which they were written
 
     @property

@@ -1,12 +1,12 @@
 """Evaluation: sample held-out problems with a policy and compute the figures."""
 
-import asyncio
 import time
 from collections.abc import Callable
 
 from condensegrpo.algorithms.credit import turn_sums
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.runtime import renderer_for, trajectory_engine
+from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Sampler
@@ -53,19 +53,20 @@ def evaluate(
         observer.advance()
         on_scored(trajectory)
 
-    scored = asyncio.run(
-        collect(
-            own,
-            samples=config.evaluate.samples,
-            environment=components.task.environment,
-            engine=engine,
-            reward=components.reward,
-            run_seed=config.seed,
-            step=EVALUATION_STEP,
-            on_scored=finished,
+    with BackgroundLoop("evaluation", close_seconds=PLUGIN_SECONDS, blocked_seconds=engine.limits.turn_seconds) as loop:
+        scored = loop.run(
+            collect(
+                own,
+                samples=config.evaluate.samples,
+                environment=components.task.environment,
+                engine=engine,
+                reward=components.reward,
+                run_seed=config.seed,
+                step=EVALUATION_STEP,
+                on_scored=finished,
+            )
         )
-    )
-    report_failures(ranks.gather(failures_of(scored)), observer.say)
+    report_failures(ranks.gather(failures_of(scored)), observer)
     own_facts = [facts_of(trajectory, turn_reward=turn_sums(trajectory).total) for trajectory in scored]
     facts = [trajectory for share in ranks.gather(own_facts) for trajectory in share]
     seconds = time.monotonic() - began

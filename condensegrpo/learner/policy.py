@@ -135,6 +135,21 @@ def positions(path: str) -> int | None:
     return known
 
 
+def check_vocabulary(path: str) -> None:
+    """Check that the model of a local folder or Hub id has an embedding for every id of its tokenizer.
+
+    Raises:
+        ConfigError: it has not; the learner and every sampler would fail at the first id without one.
+    """
+    largest, rows = max(load_tokenizer(path).get_vocab().values()), configuration(path).get_text_config().vocab_size
+    if largest >= rows:
+        raise ConfigError(
+            f"checking the tokenizer of {path}: it has ids up to {largest}, and the model has embeddings for {rows} "
+            f"ids (vocab_size). Use the tokenizer that the model was trained with, or give the model more embeddings: "
+            f"model.resize_token_embeddings({largest + 1}), then save_pretrained."
+        )
+
+
 def save_policy(
     folder: Path,
     *,

@@ -24,6 +24,7 @@ class TrajectoryFacts:
     condensations: int  # declared ones
     tool_attempts: int  # calls that it wrote, malformed ones included
     tool_successes: int  # those that a tool answered without an error
+    tools_abandoned: int = 0  # those that exceeded their time limit
     stop: Stop
     seconds: float
     information: tuple[float | None, ...] = ()  # (K,) nats, of information.curve; None: not measured
@@ -56,6 +57,7 @@ def facts_of(scored: ScoredTrajectory, *, turn_reward: float) -> TrajectoryFacts
         condensations=sum(turn.condensation is not None for turn in trajectory.turns),
         tool_attempts=sum(turn.tool_attempts for turn in trajectory.turns),
         tool_successes=sum(turn.tool_successes for turn in trajectory.turns),
+        tools_abandoned=sum(turn.tools_abandoned for turn in trajectory.turns),
         stop=trajectory.stop,
         seconds=trajectory.seconds,
         drafts=len(drafts),
@@ -89,6 +91,7 @@ def summarise(facts: Sequence[TrajectoryFacts]) -> dict[str, float]:
         **{f"stop/{stop.value}": _mean(each.stop is stop for each in facts) for stop in Stop},
         **({"turn_reward": _mean(turn_rewards)} if any(turn_rewards) else {}),
         **({"tool_calls": attempts / len(facts), "tool_calls_valid": successes / attempts} if attempts else {}),
+        **({"tool_calls_abandoned": sum(each.tools_abandoned for each in facts) / attempts} if attempts else {}),
         **_information(facts),
         **_summaries(facts),
         **_drafts(facts),

@@ -1,10 +1,14 @@
 """The boundary between the engine and plug-ins: an exception, an exit or a hang in a plug-in ends one episode only."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from typing import TypeVar, get_args
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from types import FrameType
+from typing import Self, TypeVar, get_args
 
 from condensegrpo.core.errors import ContextOverflow, SamplerError
+from condensegrpo.core.failures import Failure, failure_of, place_of
 from condensegrpo.core.messages import Message, Role
 from condensegrpo.core.trajectory import Stop
 
@@ -14,32 +18,59 @@ T = TypeVar("T")
 class Ended(Exception):
     """Ends the episode with a stop reason; raised anywhere inside ``run_episode`` and caught there."""
 
-    def __init__(self, stop: Stop, detail: str) -> None:
+    def __init__(self, stop: Stop, detail: str, failure: Failure | None = None) -> None:
         super().__init__(detail)
         self.stop = stop
         self.detail = detail
+        self.failure = failure  # None: no plug-in failed
+
+    @classmethod
+    def by(cls, failure: Failure, stop: Stop) -> Self:
+        """The end of an episode whose plug-in failed."""
+        return cls(stop, str(failure), failure)
 
 
 async def guarded(
-    work: Callable[[], Coroutine[object, object, T]], *, who: str, stop: Stop, seconds: float | None = None
+    work: Callable[[], Coroutine[object, object, T]],
+    *,
+    who: str,
+    stop: Stop,
+    seconds: float | None = None,
+    plugin: object = None,
 ) -> T:
-    """Run a plug-in's code: an exception or a timeout becomes ``Ended`` with the plug-in's name.
+    """Run a plug-in's code: an exception or a timeout becomes ``Ended`` with the plug-in's name and the line.
 
     The work runs in a task of its own: if it ignores its cancellation it is abandoned, and if it raises
     ``CancelledError`` or cancels its task, only the work ends. A cancellation of the episode cancels the work and
-    propagates. ``ContextOverflow``, ``SamplerError`` and ``Ended`` keep their meaning.
+    propagates. ``ContextOverflow``, ``SamplerError`` and ``Ended`` keep their meaning. A ``KeyboardInterrupt`` is
+    Ctrl-C only in the main thread, where Python raises it; training and evaluation run their episodes in another one.
+
+    Args:
+        plugin: what is called, see ``failure_of``.
     """
-    task = asyncio.create_task(_translated(work, who, stop))
+    task = asyncio.create_task(_translated(work, who, stop, plugin))
     task.add_done_callback(_retrieve)
     try:
         await asyncio.wait({task}, timeout=seconds)  # not wait_for: that waits for a task that ignores its cancellation
         if not task.done():
-            raise Ended(stop, f"{who}: no result within {seconds:g} seconds (rollout.limits.turn_seconds)")
+            message = f"no result within {seconds:g} seconds (rollout.limits.turn_seconds)"
+            raise Ended.by(Failure(source=who, error="", message=message, place=place_of(_suspended(task))), stop)
         if task.cancelled():
-            raise Ended(stop, f"{who}: CancelledError: it cancelled itself")
+            raise Ended.by(Failure(source=who, error="CancelledError", message="it cancelled itself"), stop)
         return task.result()
     finally:
         task.cancel()
+
+
+async def asynchronous(returned: Awaitable[T], place: str) -> T:
+    """The result of a plug-in's coroutine.
+
+    Raises:
+        TypeError: its function is not ``async def``.
+    """
+    if not inspect.isawaitable(returned):
+        raise TypeError(f"{place} is not asynchronous, it returned {_short(returned)}: define it with async def")
+    return await returned
 
 
 def checked_messages(value: object, place: str) -> tuple[Message, ...]:
@@ -49,7 +80,10 @@ def checked_messages(value: object, place: str) -> tuple[Message, ...]:
         TypeError: it returned something else.
     """
     if not isinstance(value, Sequence):
-        raise TypeError(f"{place} returned {_short(value)}, wanted a tuple of messages")
+        raise TypeError(
+            f"{place} returned {_short(value)}, wanted a tuple of messages, as in "
+            f'return (Message(role="user", content=problem.question),)'
+        )
     for message in value:
         if not isinstance(message, Message) or not isinstance(message.content, str):
             raise TypeError(
@@ -62,18 +96,30 @@ def checked_messages(value: object, place: str) -> tuple[Message, ...]:
     return tuple(value)
 
 
-async def _translated(work: Callable[[], Coroutine[object, object, T]], who: str, stop: Stop) -> T:
+async def _translated(work: Callable[[], Coroutine[object, object, T]], who: str, stop: Stop, plugin: object) -> T:
     """Run the work. Inside the task, since asyncio passes a ``SystemExit`` that leaves one on to the whole process."""
     try:
         return await work()
-    except (Ended, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+    except (Ended, asyncio.CancelledError, GeneratorExit):
         raise
     except ContextOverflow as error:
         raise Ended(Stop.CONTEXT_OVERFLOW, str(error)) from error
     except SamplerError as error:  # of a sampler that the plug-in called
-        raise Ended(Stop.SAMPLER_ERROR, f"{who}: {type(error).__name__}: {error}") from error
+        raise Ended.by(failure_of(who, error), Stop.SAMPLER_ERROR) from error
     except BaseException as error:  # the boundary to plug-ins; sys.exit() and a panic of Rust code are no Exception
-        raise Ended(stop, f"{who}: {type(error).__name__}: {error}") from error
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise
+        raise Ended.by(failure_of(who, error, plugin=plugin), stop) from error
+
+
+def _suspended(task: asyncio.Task[object]) -> Iterator[tuple[FrameType, int]]:
+    """The frames in which a task waits, the innermost first."""
+    frames = list[FrameType]()
+    waiting: object = task.get_coro()
+    while inspect.iscoroutine(waiting) and waiting.cr_frame is not None:
+        frames.append(waiting.cr_frame)
+        waiting = waiting.cr_await
+    return ((frame, frame.f_lineno) for frame in reversed(frames))
 
 
 def _retrieve(task: asyncio.Task[object]) -> None:

@@ -1,18 +1,26 @@
 """Messages to the text of a chat template, in which only the template's own special tokens are control tokens."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from jinja2 import TemplateError
 
-from condensegrpo.core.errors import RolloutError
+from condensegrpo.core.errors import ConfigError, RolloutError
+from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import Message, ToolCall
+from condensegrpo.core.thread_call import result_in_thread
 from condensegrpo.rollout.encoding import TextEncoder, unused_characters
 from condensegrpo.rollout.toolformats import parsed_arguments
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+T = TypeVar("T")
+RENDER_SECONDS = 1.0  # of processor time that a rendering of a few messages may take; templates take some milliseconds
+WAIT = 20  # times as long is waited for it
 
 
 class ChatTemplate:
@@ -50,11 +58,20 @@ class ChatTemplate:
                 )
             )
         except TemplateError as error:
-            roles = ", ".join(message.role for message in messages)
             raise RolloutError(
-                f"rendering {len(messages)} messages ({roles}): the chat template refuses them: {error}. Use a "
-                f"condenser, task or tool format that keeps to the order of roles that it wants."
+                f"{self._doing(messages)} refuses them: {error}{_line(error)}. Use a condenser, task or tool format "
+                f"that keeps to the order of roles that it wants."
             ) from error
+        except Exception as error:  # the boundary to the template's own code
+            raise RolloutError(
+                f"{self._doing(messages)} fails: {type(error).__name__}: {error}{_line(error)}. Fix it in "
+                f"chat_template.jinja or tokenizer_config.json."
+            ) from error
+
+    def _doing(self, messages: Sequence[Message]) -> str:
+        roles = ", ".join(message.role for message in messages)
+        place = f" of {self._tokenizer.name_or_path}" if self._tokenizer.name_or_path else ""
+        return f"rendering {len(messages)} messages ({roles}): the chat template{place}"
 
     def _entry(self, message: Message, marker: str) -> dict[str, object]:
         """A message as chat templates take it. Calls that the content already contains are not shown twice."""
@@ -79,6 +96,42 @@ class ChatTemplate:
         if isinstance(value, list):
             return [self._escaped(item, marker) for item in value]
         return value
+
+
+def first_rendering(render: Callable[[], T], *, seconds: float = RENDER_SECONDS) -> T:
+    """What ``render`` returns, which renders a few messages before anything is sampled.
+
+    Raises:
+        ConfigError: the chat template fails, or takes more processor time than ``seconds``. Every prompt of every turn
+            is rendered, and in the meantime nothing is sampled.
+    """
+
+    def timed() -> tuple[T, float] | RolloutError:
+        try:
+            render()  # compiles the template
+            started = time.thread_time()
+            return render(), time.thread_time() - started
+        except RolloutError as error:
+            return error
+
+    outcome = result_in_thread(timed, name="the chat template", seconds=WAIT * seconds)
+    if isinstance(outcome, RolloutError):
+        raise ConfigError(f"setting up the prompts: {outcome}") from outcome
+    if isinstance(outcome, Failure):
+        raise ConfigError(f"setting up the prompts: {outcome}. Use a chat template that renders within milliseconds.")
+    result, taken = outcome
+    if taken > seconds:
+        raise ConfigError(
+            f"setting up the prompts: the chat template took {taken:.1f} seconds to render a few messages, wanted at "
+            f"most {seconds:g}. Every turn renders its prompt: use a template without long loops."
+        )
+    return result
+
+
+def _line(error: Exception) -> str:
+    """Where in the template the error was raised, if that is known."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
+    return f" (line {lines[-1]} of the template)" if lines else ""
 
 
 def _texts(message: Message) -> Iterator[str]:

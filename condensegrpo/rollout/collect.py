@@ -1,28 +1,48 @@
 """Roll out and score: problems in, scored trajectories out, each reported as soon as it is scored."""
 
 import asyncio
+import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from condensegrpo.core.errors import RolloutError
+from condensegrpo.core.failures import Failure
+from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Environment, GroupReward, Problem, Reward
-from condensegrpo.core.trajectory import Score, ScoredTrajectory, Stop, Trajectory
+from condensegrpo.core.thread_call import awaited_in_thread
+from condensegrpo.core.trajectory import ScoredTrajectory, Stop, Trajectory
 from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.group import rollout
-from condensegrpo.rollout.scoring import score, score_group
+from condensegrpo.rollout.scoring import named, score, score_group, with_score
 
+T = TypeVar("T")
 OnScored = Callable[[ScoredTrajectory], None]
-FAILURES = frozenset({Stop.SAMPLER_ERROR, Stop.ENVIRONMENT_ERROR})  # stops that are an error, not a decision
+FAILURES = frozenset({Stop.SAMPLER_ERROR, Stop.ENVIRONMENT_ERROR, Stop.REWARD_ERROR})  # errors, not decisions
+CALLS_AT_A_TIME = min(32, (os.cpu_count() or 1) + 4)  # of the reward, as many as ``asyncio.to_thread`` would run
+
+
+@dataclass(frozen=True, slots=True)
+class FailureKind:
+    """Failures of one kind: of one plug-in, exception and line."""
+
+    stop: Stop
+    first: Failure
+    count: int
 
 
 class Failures(NamedTuple):
-    """How many trajectories ended with an error."""
+    """The trajectories that ended with an error."""
 
-    failed: int
     trajectories: int  # sampled in all
-    first: str  # stop and detail of the first failure; empty: no failure
+    kinds: tuple[FailureKind, ...]  # the most frequent first
+
+    @property
+    def failed(self) -> int:
+        """How many trajectories failed."""
+        return sum(kind.count for kind in self.kinds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,27 +52,35 @@ class _Scorer:
     problems: Mapping[str, Problem]  # by id
     samples: int  # trajectories in a group
     reward: Reward | GroupReward
+    seconds: float  # that one call of the reward may take
     on_scored: OnScored
     groups: dict[str, list[Trajectory]] = field(default_factory=lambda: defaultdict(list))  # finished so far, by id
     scored: dict[str, ScoredTrajectory] = field(default_factory=dict)  # by id of the trajectory
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CALLS_AT_A_TIME))
 
     async def add(self, trajectory: Trajectory) -> None:
-        """Score a finished trajectory, or its group if it is the last one of it. Rewards run in threads."""
+        """Score a finished trajectory, or its group if it is the last one of it."""
         problem = self.problems[trajectory.problem_id]
         if not isinstance(self.reward, GroupReward):
-            self._report(trajectory, await asyncio.to_thread(score, trajectory, problem, self.reward))
+            outcome = await self._called(partial(score, trajectory, problem, self.reward))
+            self._report(with_score(trajectory, outcome))
             return
         group = self.groups[trajectory.group_id]
         group.append(trajectory)
         if len(group) == self.samples:
             group.sort(key=lambda member: member.sample)
-            scores = await asyncio.to_thread(score_group, group, problem, self.reward)
-            for member, member_score in zip(group, scores, strict=True):
-                self._report(member, member_score)
+            outcomes = await self._called(partial(score_group, group, problem, self.reward))
+            for place, member in enumerate(group):
+                self._report(with_score(member, outcomes if isinstance(outcomes, Failure) else outcomes[place]))
 
-    def _report(self, trajectory: Trajectory, score: Score) -> None:
-        self.scored[trajectory.id] = ScoredTrajectory(trajectory=trajectory, score=score)
-        self.on_scored(self.scored[trajectory.id])
+    async def _called(self, call: Callable[[], T]) -> T | Failure:
+        """The result of a call of the reward: in a thread of its own, a few at a time."""
+        async with self.slots:
+            return await awaited_in_thread(call, name=named(self.reward), seconds=self.seconds)
+
+    def _report(self, scored: ScoredTrajectory) -> None:
+        self.scored[scored.trajectory.id] = scored
+        self.on_scored(scored)
 
 
 async def collect(
@@ -72,14 +100,21 @@ async def collect(
         problems: by a name that is unique in the batch, see ``rollout.group.named``.
         reward: a ``Reward`` scores each trajectory as it finishes; a ``GroupReward`` scores all trajectories of a
             group, failed ones included, when the last one has finished. It is called in threads, several at a time,
-            so that a slow reward delays no episode.
+            so that a slow reward delays no episode. One that raises or takes longer than ``reward_seconds`` ends its
+            trajectory or group as ``reward_error``.
         on_scored: called with each trajectory once it is scored, in the order in which they finish; with a
             ``GroupReward`` by groups, in the order of sample numbers, and after an interruption not with the
             trajectories of unfinished groups.
         run_seed: names the random streams, together with ``step`` and the problem's name.
     """
     by_id = {problem.id: problem for problem in problems.values()}
-    scorer = _Scorer(problems=by_id, samples=samples, reward=reward, on_scored=on_scored)
+    scorer = _Scorer(
+        problems=by_id,
+        samples=samples,
+        reward=reward,
+        seconds=engine.limits.reward_seconds,
+        on_scored=on_scored,
+    )
     groups = await rollout(
         problems,
         samples=samples,
@@ -95,24 +130,38 @@ async def collect(
 def failures_of(scored: Sequence[ScoredTrajectory]) -> Failures:
     """The failures among some trajectories: each rank counts its own, ``report_failures`` takes those of all ranks."""
     failed = [member.trajectory for member in scored if member.trajectory.stop in FAILURES]
-    first = f"({failed[0].stop}): {failed[0].detail}" if failed else ""
-    return Failures(failed=len(failed), trajectories=len(scored), first=first)
+    kinds = [
+        FailureKind(each.stop, each.failure or Failure(source="", error="", message=each.detail), 1) for each in failed
+    ]
+    return Failures(trajectories=len(scored), kinds=_merged(kinds))
 
 
-def report_failures(ranks: Sequence[Failures], say: Callable[[str], None]) -> None:
-    """Say how many trajectories failed, if any: a single failure is data, but if all fail, something is broken.
+def report_failures(ranks: Sequence[Failures], observer: Observer) -> None:
+    """Report the failures of each kind, if any: a single failure is data, but if all fail, something is broken.
 
     Args:
         ranks: of every rank, so that all ranks raise, or none does and no rank waits for another that has left.
 
     Raises:
-        RolloutError: every trajectory failed; the message holds the detail of the first one.
+        RolloutError: every trajectory failed; the message holds the most frequent failure.
     """
-    failed, trajectories = sum(rank.failed for rank in ranks), sum(rank.trajectories for rank in ranks)
-    if not failed:
-        return
-    first = next(rank.first for rank in ranks if rank.failed)
-    message = f"{failed} of {trajectories} trajectories failed; the first {first}"
-    if failed == trajectories:
-        raise RolloutError(message)
-    say(message)
+    trajectories = sum(rank.trajectories for rank in ranks)
+    kinds = _merged(kind for rank in ranks for kind in rank.kinds)
+    for kind in kinds:
+        text = f"{kind.count} of {trajectories} trajectories failed ({kind.stop}): {kind.first}"
+        observer.failed(text, kind.first.traceback)
+    if kinds and sum(kind.count for kind in kinds) == trajectories:
+        raise RolloutError(
+            f"all {trajectories} trajectories failed, {kinds[0].count} of them like this: {kinds[0].first}. The option "
+            f"--debug shows the traceback."
+        )
+
+
+def _merged(kinds: Iterable[FailureKind]) -> tuple[FailureKind, ...]:
+    """Failures of the same plug-in, exception and line as one kind."""
+    merged: dict[tuple[str, ...], FailureKind] = {}
+    for kind in kinds:
+        key = (kind.stop, kind.first.source, kind.first.error, kind.first.place)
+        known = merged.get(key)
+        merged[key] = kind if known is None else replace(known, count=known.count + kind.count)
+    return tuple(sorted(merged.values(), key=lambda kind: -kind.count))

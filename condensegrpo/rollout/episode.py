@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Environment, Problem, Step
 from condensegrpo.core.trajectory import Finish, Rejected, Stop, Trajectory, Turn
-from condensegrpo.rollout.boundary import Ended, checked_messages, guarded
+from condensegrpo.rollout.boundary import Ended, asynchronous, checked_messages, guarded
 from condensegrpo.rollout.confidence import drafted
 from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.prompt import next_prompt
@@ -32,6 +33,7 @@ class _Ending:
     stop: Stop
     answer: str | None = None
     detail: str = ""
+    failure: Failure | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,6 +85,7 @@ class _Reaction:
     tool_attempts: int = 0
     tool_successes: int = 0
     new_query: bool = False
+    tools_abandoned: int = 0
     ending: _Ending | None = None
 
 
@@ -123,6 +126,7 @@ async def run_episode(
         answer=ending.answer,
         seconds=time.monotonic() - started,
         detail=ending.detail,
+        failure=ending.failure,
         rejected=tuple(record.rejected),
     )
 
@@ -142,6 +146,7 @@ async def _play(
             who="starting the environment",
             stop=Stop.ENVIRONMENT_ERROR,
             seconds=engine.limits.turn_seconds,
+            plugin=environment,
         )
         history = History(pinned=engine.toolbox.introduced(pinned))
         for _ in range(engine.limits.max_turns):
@@ -172,6 +177,7 @@ async def _play(
                     turn_rewards=reaction.turn_rewards,
                     tool_attempts=reaction.tool_attempts,
                     tool_successes=reaction.tool_successes,
+                    tools_abandoned=reaction.tools_abandoned,
                     answer_logprob=information,
                     draft=None if draft is None else draft.draft,
                 )
@@ -183,7 +189,7 @@ async def _play(
             history = history.add(Unit(turn=number, reply=reaction.reply, results=reaction.observations))
             last = sampled
     except Ended as end:
-        return _Ending(stop=end.stop, detail=end.detail)
+        return _Ending(stop=end.stop, detail=end.detail, failure=end.failure)
     return _Ending(
         stop=Stop.TURN_LIMIT, detail=f"no answer in {engine.limits.max_turns} replies (rollout.limits.max_turns)"
     )
@@ -213,7 +219,12 @@ async def _start(
     environment: Callable[[Problem], Environment], problem: Problem
 ) -> tuple[Environment, tuple[Message, ...]]:
     episode = environment(problem)
-    return episode, checked_messages(await episode.start(), "start()")
+    if not all(callable(getattr(episode, method, None)) for method in ("start", "step")):
+        raise TypeError(
+            f"environment() returned {episode!r:.80}, wanted an object with start() and step(), as in "
+            f"return AnswerEnvironment(question=problem.question)"
+        )
+    return episode, checked_messages(await asynchronous(episode.start(), "start()"), "start()")
 
 
 async def _answer_information(engine: Engine, problem: Problem, prompt: Prompt) -> float | None:
@@ -249,15 +260,17 @@ async def _react(engine: Engine, environment: Environment, sampled: Sampled, rec
                 observations=tuple(answers.messages),
                 tool_attempts=answers.attempted,
                 tool_successes=answers.succeeded,
+                tools_abandoned=answers.abandoned,
             )
         step = await guarded(
             partial(_step, environment, reply),
             who="the environment",
             stop=Stop.ENVIRONMENT_ERROR,
             seconds=engine.limits.turn_seconds,
+            plugin=environment,
         )
     except Ended as end:
-        return _Reaction(reply=reply, ending=_Ending(stop=end.stop, detail=end.detail))
+        return _Reaction(reply=reply, ending=_Ending(stop=end.stop, detail=end.detail, failure=end.failure))
     return _Reaction(
         reply=reply,
         observations=step.observations,
@@ -269,9 +282,9 @@ async def _react(engine: Engine, environment: Environment, sampled: Sampled, rec
 
 async def _step(environment: Environment, reply: Message) -> Step:
     """The environment's response, checked here: a wrong type would otherwise fail later, when a file is written."""
-    step = await environment.step(reply)
+    step = await asynchronous(environment.step(reply), "step()")
     if not isinstance(step, Step):
-        raise TypeError(f"step() returned {step!r:.80}, wanted a Step")
+        raise TypeError(f'step() returned {step!r:.80}, wanted a Step, as in return Step(done=True, answer="4")')
     if not isinstance(step.answer, str | None):
         raise TypeError(f"step() returned the answer {step.answer!r:.80}, wanted text or None")
     rewards = {str(name): float(value) for name, value in step.turn_rewards.items()}

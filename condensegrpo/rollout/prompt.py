@@ -17,7 +17,7 @@ from condensegrpo.core.errors import ContextOverflow
 from condensegrpo.core.messages import History, Message, Summary, Unit, flatten
 from condensegrpo.core.protocols import Budget, Condensed, Request, Write
 from condensegrpo.core.trajectory import Condensation, Span, SpanStatus, Stop
-from condensegrpo.rollout.boundary import guarded
+from condensegrpo.rollout.boundary import asynchronous, guarded
 from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.rollout.sampling import Prompt, Sampled
@@ -160,14 +160,18 @@ async def _condense(engine: Engine, history: History, budget: Budget) -> Condens
         who=f"the condenser {engine.condenser_name!r}",
         stop=Stop.ENVIRONMENT_ERROR,
         seconds=budget.seconds,
+        plugin=engine.condenser,
     )
 
 
 async def _accounted(engine: Engine, history: History, budget: Budget) -> Condensed:
     with engine.stopwatch:
-        condensed = await engine.condenser.condense(history, budget, engine.toolbox.schemas)
+        condensed = await asynchronous(engine.condenser.condense(history, budget, engine.toolbox.schemas), "condense()")
     if not isinstance(condensed, Condensed):
-        raise TypeError(f"condense() returned {condensed!r:.80}, wanted a Condensed")
+        raise TypeError(
+            f"condense() returned {condensed!r:.80}, wanted a Condensed, as in "
+            f"return Condensed(units=units, spans=account(history, units, budget.count))"
+        )
     _check_account(history.units, condensed)
     _check_summary(history.units, condensed)
     return condensed

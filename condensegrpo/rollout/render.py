@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.messages import Message
-from condensegrpo.rollout.chat_template import ChatTemplate
+from condensegrpo.rollout.chat_template import RENDER_SECONDS, ChatTemplate, first_rendering
 from condensegrpo.rollout.encoding import TextEncoder, unused_characters
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Renderer:
         tools: Sequence[Mapping[str, object]] = (),
         template_options: Mapping[str, object] | None = None,
         stop_ids: Sequence[int] = (),
+        render_seconds: float = RENDER_SECONDS,
     ) -> None:
         """What to render with.
 
@@ -54,9 +55,11 @@ class Renderer:
             tools: schemas that the chat template shows; empty for tool formats that the system message explains.
             template_options: further variables of the template, such as ``enable_thinking``.
             stop_ids: that the model ends a reply with beside the tokenizer's, as its ``generation_config`` says.
+            render_seconds: of processor time that the first rendering may take.
 
         Raises:
-            ConfigError: there is no chat template, it hides the replies, or no token ends a reply.
+            ConfigError: there is no chat template, it fails, takes too long or hides the replies, or no token ends a
+                reply.
         """
         if not tokenizer.chat_template:
             raise ConfigError(
@@ -71,7 +74,7 @@ class Renderer:
         self._prompt = lru_cache(maxsize=512)(self._rendered)
         self._length = lru_cache(maxsize=16384)(lambda messages: len(self._prompt(messages)))
         self._piece = lru_cache(maxsize=16384)(self._encoder.encode)  # of what is read again and again
-        self._end_of_turn = self._find_end_of_turn()
+        self._end_of_turn = first_rendering(self._find_end_of_turn, seconds=render_seconds)
         ends = [stop for stop in (self._end_of_turn, tokenizer.eos_token_id, *stop_ids) if stop is not None]
         self.stop_ids: tuple[int, ...] = tuple(sorted(set(ends)))
         if not ends:

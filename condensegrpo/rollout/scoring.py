@@ -1,14 +1,17 @@
-"""Applies a reward to finished trajectories."""
+"""Applies a reward to finished trajectories. A reward that fails is the failure of the trajectory."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from types import FunctionType
 
 from condensegrpo.core.errors import ScoreError
+from condensegrpo.core.failures import Failure, failure_of
 from condensegrpo.core.protocols import GroupReward, Problem, Reward, RewardResult
-from condensegrpo.core.trajectory import Score, Trajectory
+from condensegrpo.core.trajectory import Score, ScoredTrajectory, Stop, Trajectory
 
 
-def score(trajectory: Trajectory, problem: Problem, reward: Reward) -> Score:
+def score(trajectory: Trajectory, problem: Problem, reward: Reward) -> Score | Failure:
     """The score of a trajectory under a reward.
 
     The total of a reward that returns a mapping is its sum; its entries ``format`` and ``correct`` are the judgements.
@@ -17,69 +20,78 @@ def score(trajectory: Trajectory, problem: Problem, reward: Reward) -> Score:
 
         {"correct": 1.0, "brevity": 0.2}   ─▶   total 1.2, correct 1.0, format_valid by the stop reason
 
-    Raises:
-        ScoreError: the reward raised; a total, a part, a judgement or a turn reward is not a finite number; or there
-            are turn rewards but not one for each turn.
+    Returns:
+        The failure, if the reward raised; a total, a part, a judgement or a turn reward is not a finite number; or
+        there are turn rewards but not one for each turn.
     """
     try:
-        result = RewardResult.of(reward(trajectory, problem))
-    except Exception as error:  # the boundary to a plug-in
-        raise ScoreError(f"{_doing(trajectory, problem, reward)}: {type(error).__name__}: {error}") from error
-    return _checked(result, trajectory, _doing(trajectory, problem, reward))
+        given = reward(trajectory, problem)
+    except (Exception, SystemExit) as error:  # the boundary to a plug-in
+        return failure_of(named(reward), error, plugin=reward)
+    return _score_of(given, trajectory, reward)
 
 
-def score_group(trajectories: Sequence[Trajectory], problem: Problem, reward: GroupReward) -> tuple[Score, ...]:
+def score_group(
+    trajectories: Sequence[Trajectory], problem: Problem, reward: GroupReward
+) -> tuple[Score | Failure, ...]:
     """The scores of the trajectories of one group, in their order, by the rules of ``score``.
 
-    Raises:
-        ScoreError: as ``score``, or there is not one result for each trajectory.
+    A result that is no reward is the failure of its own trajectory. If the reward raised, or did not return one result
+    for each trajectory, all of them have failed.
     """
-    group = ", ".join(dict.fromkeys(trajectory.group_id for trajectory in trajectories))
-    doing = f"scoring the {len(trajectories)} trajectories of group {group} with the reward {_name(reward)}"
     try:
-        results = [RewardResult.of(given) for given in reward.score_group(trajectories, problem)]
-    except Exception as error:  # the boundary to a plug-in
-        raise ScoreError(f"{doing}: {type(error).__name__}: {error}") from error
-    if len(results) != len(trajectories):
-        raise ScoreError(
-            f"{doing}: found {len(results)} results, wanted one for each trajectory in their order; fix the reward"
-        )
-    return tuple(
-        _checked(result, trajectory, _doing(trajectory, problem, reward))
-        for result, trajectory in zip(results, trajectories, strict=True)
+        given = list(reward.score_group(trajectories, problem))
+        if len(given) != len(trajectories):
+            raise ScoreError(f"returned {len(given)} results for {len(trajectories)} trajectories, wanted one for each")
+    except (Exception, SystemExit) as error:  # the boundary to a plug-in
+        return (failure_of(named(reward), error, plugin=reward),) * len(trajectories)
+    return tuple(_score_of(result, each, reward) for result, each in zip(given, trajectories, strict=True))
+
+
+def _score_of(given: object, trajectory: Trajectory, reward: Reward | GroupReward) -> Score | Failure:
+    """The score of what a reward returned."""
+    try:
+        return _checked(RewardResult.of(given), trajectory)
+    except (TypeError, ValueError, ScoreError) as error:
+        return failure_of(named(reward), error, plugin=reward)
+
+
+def with_score(trajectory: Trajectory, outcome: Score | Failure) -> ScoredTrajectory:
+    """The trajectory with its score. If the reward failed, it scores 0 and stops as ``reward_error``.
+
+    A trajectory that had failed before, or was aborted, keeps that stop: its reward failed as a consequence.
+    """
+    if isinstance(outcome, Score):
+        return ScoredTrajectory(trajectory=trajectory, score=outcome)
+    nothing = Score(
+        total=0.0, components={}, format_valid=False, correct=0.0, context_tokens=trajectory.max_context_tokens
     )
+    if trajectory.failure is None and trajectory.stop is not Stop.ABORTED:
+        trajectory = replace(trajectory, stop=Stop.REWARD_ERROR, answer=None, detail=str(outcome), failure=outcome)
+    return ScoredTrajectory(trajectory=trajectory, score=nothing)
 
 
-def _checked(result: RewardResult, trajectory: Trajectory, doing: str) -> Score:
+def named(reward: Reward | GroupReward) -> str:
+    """``the reward Brief``."""
+    return f"the reward {reward.__name__ if isinstance(reward, FunctionType) else type(reward).__name__}"
+
+
+def _checked(result: RewardResult, trajectory: Trajectory) -> Score:
     """The score of a result, with default rules where it does not judge."""
     format_valid = trajectory.stop.gives_answer if result.format_valid is None else result.format_valid
     correct = float(result.total >= 1) if result.correct is None else result.correct
-    try:
-        checked = Score(
-            total=result.total,
-            components=result.components,
-            format_valid=format_valid,
-            correct=correct,
-            context_tokens=trajectory.max_context_tokens,
-            turn_rewards=result.turn_rewards,
-        )
-    except ValueError as error:
-        raise ScoreError(
-            f"{doing}: {error}. One such value would break the advantages of the whole group; fix the reward"
-        ) from error
-    if not 0 <= correct <= 1:
-        raise ScoreError(f"{doing}: correct is {correct}, wanted a value in [0, 1]; fix the reward")
+    if not 0 <= correct <= 1 and math.isfinite(correct):
+        raise ScoreError(f"returned correct = {correct}, wanted a number from 0 to 1")
     if len(result.turn_rewards) not in (0, len(trajectory.turns)):
         raise ScoreError(
-            f"{doing}: found {len(result.turn_rewards)} turn rewards for {len(trajectory.turns)} turns, wanted one "
-            f"for each turn or none; fix the reward"
+            f"returned {len(result.turn_rewards)} turn rewards for {len(trajectory.turns)} turns, wanted one for each "
+            f"turn or none"
         )
-    return checked
-
-
-def _doing(trajectory: Trajectory, problem: Problem, reward: Reward | GroupReward) -> str:
-    return f"scoring trajectory {trajectory.id} of problem {problem.id} with the reward {_name(reward)}"
-
-
-def _name(reward: Reward | GroupReward) -> str:
-    return reward.__name__ if isinstance(reward, FunctionType) else type(reward).__name__
+    return Score(
+        total=result.total,
+        components=result.components,
+        format_valid=format_valid,
+        correct=correct,
+        context_tokens=trajectory.max_context_tokens,
+        turn_rewards=result.turn_rewards,
+    )

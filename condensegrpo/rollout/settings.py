@@ -25,6 +25,8 @@ class Limits:
     """Sampled tokens of one turn."""
     turn_seconds: Annotated[float, Gt(0)] = 600.0
     """Time limit of one reply (waiting for a batch included), of one environment step and of one condensation."""
+    reward_seconds: Annotated[float, Gt(0)] = 300.0
+    """Time limit of one call of the reward; a trajectory whose reward exceeds it ends as reward_error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

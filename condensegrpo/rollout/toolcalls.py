@@ -7,7 +7,6 @@ Whatever a model writes and whatever a tool does, the outcome is a message: a fa
 """
 
 import asyncio
-import contextlib
 import inspect
 import threading
 import traceback
@@ -18,8 +17,10 @@ from types import MappingProxyType
 from typing import Any
 
 from condensegrpo.core.errors import PluginError
+from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.protocols import Tool
+from condensegrpo.core.thread_call import awaited_in_thread
 from condensegrpo.rollout.codeformat import Code
 from condensegrpo.rollout.toolformats import (
     JSON_FORMATS,
@@ -41,6 +42,7 @@ class ToolAnswers:
     messages: tuple[Message, ...]  # one for every attempt, in order, faults included
     attempted: int  # calls written, malformed ones included; 0: the reply calls no tool
     succeeded: int  # of which a tool ran and returned something that is no error text
+    abandoned: int = 0  # of which a tool exceeded its time limit
 
 
 class Toolbox:
@@ -124,6 +126,7 @@ class Toolbox:
             ),
             attempted=len(attempts),
             succeeded=sum(outcome.succeeded for outcome in outcomes),
+            abandoned=sum(outcome.abandoned for outcome in outcomes),
         )
 
     def _message(self, index: int, attempt: ToolCall | Malformed, text: str) -> Message:
@@ -145,16 +148,24 @@ class Toolbox:
         return await self._limited(attempt.name, tool, arguments)
 
     async def _limited(self, name: str, tool: Tool, arguments: Mapping[str, object]) -> "_Outcome":
-        run = _awaited if inspect.iscoroutinefunction(tool) else _threaded
-        task = asyncio.ensure_future(run(name, partial(tool, **arguments)))
+        call = partial(tool, **arguments)
+        if not inspect.iscoroutinefunction(tool):
+            outcome = await awaited_in_thread(partial(_ran, name, call), name=f"tool {name}", seconds=self._seconds)
+            return self._abandoned(name) if isinstance(outcome, Failure) else outcome
+        task = asyncio.ensure_future(_awaited(name, call))
         try:
             # not wait_for: that would wait for a tool that ignores its cancellation
             await asyncio.wait({task}, timeout=self._seconds)
             if not task.done():
-                return _failed(f"{name} did not finish within {self._seconds:g} seconds")
+                return self._abandoned(name)
             return _failed(f"{name} was cancelled") if task.cancelled() else task.result()
         finally:
             task.cancel()
+
+    def _abandoned(self, name: str) -> "_Outcome":
+        return _Outcome(
+            text=f"Error: {name} did not finish within {self._seconds:g} seconds", succeeded=False, abandoned=True
+        )
 
     def _known(self) -> str:
         return f"The tools are: {', '.join(self._tools) or 'none'}"
@@ -164,6 +175,7 @@ class Toolbox:
 class _Outcome:
     text: str
     succeeded: bool
+    abandoned: bool = False
 
 
 def _returned(value: object) -> _Outcome:
@@ -183,29 +195,21 @@ def _raised(name: str, error: BaseException) -> _Outcome:
 async def _awaited(name: str, call: Callable[[], Any]) -> _Outcome:
     try:
         return _returned(await call())
-    except (Exception, SystemExit) as error:  # the boundary to a tool; a SystemExit would end the event loop
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # the boundary to a tool; an exit would end the loop
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise  # Ctrl-C, see ``boundary.guarded``
         return _raised(name, error)
 
 
-async def _threaded(name: str, call: Callable[[], object]) -> _Outcome:
-    """Run a call in a thread that does not keep the process alive (those of ``asyncio.to_thread`` do)."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[_Outcome] = loop.create_future()
-
-    def deliver(outcome: _Outcome) -> None:
-        if not future.done():
-            future.set_result(outcome)
-
-    def work() -> None:
-        try:
-            outcome = _returned(call())
-        except BaseException as error:  # the boundary to a tool; nobody else would see it in this thread
-            outcome = _raised(name, error)
-        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
-            loop.call_soon_threadsafe(deliver, outcome)
-
-    threading.Thread(target=work, name=f"tool {name}", daemon=True).start()
-    return await future
+def _ran(name: str, call: Callable[[], object]) -> _Outcome:
+    try:
+        result = call()
+        if inspect.iscoroutine(result):
+            result.close()
+            raise TypeError("it returned a coroutine: define the tool with async def")
+        return _returned(result)
+    except BaseException as error:  # the boundary to a tool; nothing else would report it in its thread
+        return _raised(name, error)
 
 
 def _schema(name: str, tool: Tool) -> dict[str, object]:

@@ -6,7 +6,6 @@ ahead/rank_0/step_000021/kept.jsonl  masked.jsonl  dropped.jsonl     as in traje
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from condensegrpo.config.renames import converted
 from condensegrpo.core.errors import CheckpointError
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.learner import ranks
@@ -45,7 +44,7 @@ def restore_batches(
     checkpoint: Path,
     *,
     settings: object,
-    stored_settings: Mapping[str, object],
+    stored_settings: object,
     last_step: int,
     say: Callable[[str], None],
 ) -> dict[int, StepBatch]:
@@ -53,11 +52,11 @@ def restore_batches(
 
     Args:
         settings: the run's ``rollout_settings``.
-        stored_settings: those that the batches were sampled with, perhaps under old names of keys.
+        stored_settings: those that the batches were sampled with.
         last_step: later batches are left out.
     """
     batches = read_batches(checkpoint)
-    if batches and settings != converted(stored_settings):
+    if batches and settings != stored_settings:
         say("prefetched trajectories are discarded: the configuration of the rollouts was changed")
         return {}
     return {step: batch for step, batch in batches.items() if step <= last_step}

@@ -1,7 +1,10 @@
 """Resuming a run: its newest checkpoint, the batches that were prefetched then, and the folder rewound to it."""
 
 from collections.abc import Mapping
+from typing import Any
 
+from condensegrpo.config.load import validate
+from condensegrpo.config.renames import converted
 from condensegrpo.config.resumed import store_configuration
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.observer import Observer
@@ -33,14 +36,10 @@ def resume(
             observer.say(
                 f"no step is left to train: train.steps is {config.train.steps}. Set a larger train.steps to continue"
             )
-        settings = rollout_settings(config)
         batches = restore_batches(
             newest,
-            settings=settings,
-            stored_settings={
-                **settings,
-                **state.get("sampled_by", {}),
-            },  # an earlier version could not change other sections
+            settings=rollout_settings(config),
+            stored_settings=stored_settings(config, state.get("sampled_by", {})),
             last_step=config.train.steps,
             say=observer.say,
         )
@@ -61,6 +60,17 @@ def rewind(folder: RunFolder, config: RunConfig, *, after: int, batches: Mapping
     for step, batch in batches.items():
         for scored in batch.trajectories:
             write_trajectory(folder.trajectories(step), scored)
+
+
+def stored_settings(config: RunConfig, stored: Mapping[str, Any]) -> dict[str, object]:
+    """The ``rollout_settings`` of a checkpoint, under the current names of keys.
+
+    Keys that its version did not have get their defaults; sections that it did not store could not be changed then.
+    """
+    own = config.model_dump(mode="json")
+    sections = converted(stored)
+    sections["train"] = {**own["train"], **sections.get("train", {})}
+    return rollout_settings(validate({**own, **sections}, source="of the checkpoint"))
 
 
 def rollout_settings(config: RunConfig) -> dict[str, object]:

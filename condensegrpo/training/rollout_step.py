@@ -13,6 +13,7 @@ from torch import Tensor
 
 from condensegrpo.algorithms.credit import Scores, idle_groups, scores_of, split_masked
 from condensegrpo.algorithms.settings import StopSettings
+from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Environment, GroupReward, Problem, Reward
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.learner import ranks
@@ -138,7 +139,7 @@ def complete_batch(
     rollout: BatchRollout,
     batch_filter: BatchFilter,
     run_round: Callable[[Round], Sequence[ScoredTrajectory]],
-    say: Callable[[str], None],
+    observer: Observer,
 ) -> StepBatch:
     """The batch of a step, with what dynamic sampling adds; every rank must call it.
 
@@ -162,7 +163,7 @@ def complete_batch(
         extra = batch_filter.split(run_round(current))
         missing = _missing(extra, missing)
         batch += extra
-    report_failures(ranks.gather(failures_of(batch.trajectories)), say)  # a round alone may be one broken problem
+    report_failures(ranks.gather(failures_of(batch.trajectories)), observer)  # a round alone may be one broken problem
     return batch
 
 

@@ -1,0 +1,89 @@
+"""What a plug-in raised, and in which line of its own code. Standard library only."""
+
+import inspect
+import os
+import sysconfig
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import FrameType, FunctionType
+
+PACKAGE = __name__.partition(".")[0]
+MESSAGE_CHARACTERS = 400  # of an exception
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What a plug-in raised, or why its call was abandoned."""
+
+    source: str  # which plug-in: the reward Brief
+    error: str  # the class of the exception
+    message: str  # on one line
+    place: str = ""  # file:line of the plug-in's own code; empty: not known
+    traceback: str = ""  # empty: nothing was raised
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether nothing was raised: the call exceeded its time limit, or was not made."""
+        return not self.error
+
+    def __str__(self) -> str:
+        """One line: ``the reward Brief: KeyError: 'level' (mine.py:12)``."""
+        text = ": ".join(part for part in (self.source, self.error, self.message) if part)
+        return f"{text} ({self.place})" if self.place else text
+
+
+def failure_of(source: str, error: BaseException, *, plugin: object = None) -> Failure:
+    """The failure of an exception.
+
+    Args:
+        source: names the plug-in.
+        plugin: the function or object that was called. Its definition is the place of an exception that none of its
+            lines raised, such as a check of what it returned.
+    """
+    walked = list(traceback.walk_tb(error.__traceback__))
+    return Failure(
+        source=source,
+        error=type(error).__name__,
+        message=" ".join(str(error).split())[:MESSAGE_CHARACTERS],
+        place=place_of(reversed(walked)) or _definition(plugin),
+        traceback="".join(traceback.format_exception(error)),
+    )
+
+
+def place_of(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """``file:line`` of the first frame whose code is neither of this package nor of a library; empty: none.
+
+    Args:
+        frames: with their lines, the innermost first.
+    """
+    for frame, line in frames:
+        module, file = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
+        if module.partition(".")[0] != PACKAGE and not file.startswith(("<", *_library_folders())):
+            return f"{_shown(file)}:{line}"
+    return ""
+
+
+def _definition(plugin: object) -> str:
+    """Where a function, or the class of an object, is defined."""
+    named = plugin if isinstance(plugin, FunctionType) or inspect.ismethod(plugin) else type(plugin)
+    try:
+        file, line = inspect.getsourcefile(named), inspect.getsourcelines(named)[1]
+    except (OSError, TypeError):  # built in, or made while the program runs
+        return ""
+    return f"{_shown(file)}:{line}" if file else ""
+
+
+def _shown(file: str) -> str:
+    """The path of a file, relative to the working folder if it lies there."""
+    relative = os.path.relpath(file)
+    return file if relative.startswith(os.pardir) else relative
+
+
+@cache
+def _library_folders() -> tuple[str, ...]:
+    """Folders of the standard library and of installed packages."""
+    known = {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return tuple(f"{Path(folder)}{os.sep}" for folder in known)

@@ -1,0 +1,107 @@
+"""A call of code that may never return, in a daemon thread with a time limit. Standard library only.
+
+A thread cannot be stopped. An abandoned one gets an exception, which ends Python code at its next instruction; a call
+that blocks outside of Python ends when that call returns, or with the process. Code that keeps the interpreter's lock,
+such as a single search of a regular expression, stops every thread of the process: no time limit can end it.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from condensegrpo.core.failures import Failure, failure_of, place_of
+
+T = TypeVar("T")
+ABANDONED = "abandoned: "  # how the names of abandoned threads begin
+MAX_ABANDONED = 64  # abandoned calls that may be running; beyond that no further call is started
+
+
+class _Stopped(SystemExit):
+    """Raised inside an abandoned thread."""
+
+
+def result_in_thread(call: Callable[[], T], *, name: str, seconds: float) -> T | Failure:
+    """The result of a call, or why there is none: it raised, exceeded its time limit, or was not started.
+
+    Args:
+        name: of the plug-in, for the thread and the failure: ``the reward Brief``.
+    """
+    started = _started(call, name)
+    if isinstance(started, Failure):
+        return started
+    with contextlib.suppress(TimeoutError):
+        return started.outcome.result(seconds)
+    return started.abandoned(seconds)
+
+
+async def awaited_in_thread(call: Callable[[], T], *, name: str, seconds: float) -> T | Failure:
+    """As ``result_in_thread``, on an event loop. A cancellation abandons the call."""
+    started = _started(call, name)
+    if isinstance(started, Failure):
+        return started
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake(_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has closed: no caller waits any more
+            loop.call_soon_threadsafe(done.set)
+
+    started.outcome.add_done_callback(wake)
+    try:
+        await asyncio.wait_for(done.wait(), seconds)
+    except TimeoutError:
+        return started.abandoned(seconds)
+    except asyncio.CancelledError:
+        started.abandoned(seconds)
+        raise
+    return started.outcome.result()
+
+
+def place_in_thread(thread: threading.Thread) -> str:
+    """Where a thread is in the code of a plug-in, see ``place_of``."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return place_of(traceback.walk_stack(frame)) if frame is not None else ""
+
+
+def raise_in_thread(thread: threading.Thread, error: type[BaseException]) -> None:
+    """Raise an exception in another thread, at its next instruction of Python."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(error))
+
+
+@dataclass(eq=False)
+class _Call(Generic[T]):
+    call: Callable[[], T]
+    name: str
+    outcome: "Future[T | Failure]" = field(default_factory=Future, init=False)
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.outcome.set_result(self.call())
+        except BaseException as error:  # the boundary to a plug-in; nothing else would report it in this thread
+            self.outcome.set_result(failure_of(self.name, error, plugin=self.call))
+
+    def abandoned(self, seconds: float) -> Failure:
+        """Leave the call to itself; where it is now is the place of the failure."""
+        place = place_in_thread(self.thread)
+        self.thread.name = f"{ABANDONED}{self.name}"
+        raise_in_thread(self.thread, _Stopped)
+        message = f"no result within {seconds:g} seconds, abandoned"
+        return Failure(source=self.name, error="", message=message, place=place)
+
+
+def _started(call: Callable[[], T], name: str) -> "_Call[T] | Failure":
+    running = [thread.name for thread in threading.enumerate() if thread.name.startswith(ABANDONED)]
+    if len(running) < MAX_ABANDONED:
+        return _Call(call, name)
+    message = f"not called: {len(running)} calls that exceeded their time limit are still running"
+    return Failure(source=name, error="", message=message, place="")

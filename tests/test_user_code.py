@@ -1,0 +1,388 @@
+"""What the code of a user raises, or that it never returns, is the failure of one trajectory, with file and line."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import TINY, run, start
+from runs import wait_for
+from talk import CHATML, Counting, agent, counting, engine, problem, said, tokenizer
+from tiny import qwen3
+
+from condensegrpo.algorithms.credit import scores_of, split_masked
+from condensegrpo.algorithms.settings import DEFAULT_STOPS
+from condensegrpo.assembly.build import build
+from condensegrpo.assembly.model_checks import check_model
+from condensegrpo.config.load import validate
+from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
+from condensegrpo.core.errors import ConfigError, PluginError, RolloutError
+from condensegrpo.core.failures import Failure
+from condensegrpo.core.messages import History, Message
+from condensegrpo.core.plugins import load
+from condensegrpo.core.protocols import Budget, Condensed, Problem, Reward, Step
+from condensegrpo.core.thread_call import ABANDONED, MAX_ABANDONED, result_in_thread
+from condensegrpo.core.trajectory import ScoredTrajectory, Stop, Trajectory
+from condensegrpo.metrics.trajectories import facts_of, summarise
+from condensegrpo.rollout.collect import collect
+from condensegrpo.rollout.engine import Engine
+from condensegrpo.rollout.group import named
+from condensegrpo.rollout.render import Renderer
+from condensegrpo.samplers.scripted import ScriptedSampler
+from condensegrpo.storage import codec
+from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.trajectories import read_trajectories
+
+REWARDS = '''
+import re, sys, time
+
+class Moody:
+    """Fails at some samples, each in its own way."""
+
+    def __call__(self, trajectory, problem):
+        if trajectory.sample == 1:
+            return {"brief": 1 / 0}
+        if trajectory.sample == 2:
+            sys.exit("no judge")
+        if trajectory.sample == 3:
+            raise KeyboardInterrupt
+        if trajectory.sample == 4:
+            while True:
+                pass
+        if trajectory.sample == 5:
+            return 1.0
+        return {"correct": 1.0}
+'''
+
+
+@pytest.fixture
+def rewards(tmp_path: Path) -> Path:
+    (tmp_path / "moody.py").write_text(REWARDS)
+    return tmp_path / "moody.py"
+
+
+def fine(trajectory: Trajectory, problem: Problem) -> dict[str, float]:
+    """A reward that works."""
+    return {"fine": 1.0}
+
+
+def collected(
+    reward: Reward, *, samples: int, environment: Callable[[Problem], Any] = Counting, parts: Engine | None = None
+) -> tuple[ScoredTrajectory, ...]:
+    """One group, rolled out as training does: on a loop of its own. Every reply answers at once."""
+    parts = parts or engine(ScriptedSampler(lambda _: said("answer 1")), reward_seconds=0.5)
+    seconds = parts.limits.turn_seconds
+    with BackgroundLoop("test", close_seconds=PLUGIN_SECONDS, blocked_seconds=seconds) as loop:
+        return loop.run(
+            collect(
+                named([problem()]),
+                samples=samples,
+                environment=environment,
+                engine=parts,
+                reward=reward,
+                run_seed=0,
+                step=1,
+                on_scored=lambda one: None,
+            )
+        )
+
+
+# --- rewards ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_failing_reward_ends_its_own_trajectory_with_file_and_line(rewards: Path) -> None:
+    found = collected(load("rewards", f"{rewards}:Moody")(), samples=7)
+    details = [one.trajectory.detail for one in found]
+    assert [one.trajectory.stop for one in found] == [Stop.ANSWERED, *[Stop.REWARD_ERROR] * 5, Stop.ANSWERED]
+    assert details[1] == f"the reward Moody: ZeroDivisionError: division by zero ({rewards}:9)"
+    assert details[2] == f"the reward Moody: SystemExit: no judge ({rewards}:11)"
+    assert details[3] == f"the reward Moody: KeyboardInterrupt ({rewards}:13)"
+    assert details[4].startswith(f"the reward Moody: no result within 0.5 seconds, abandoned ({rewards}:1")
+    assert details[5].startswith('the reward Moody: TypeError: returned 1.0, wanted numbers by name, as in return {"br')
+    for one in found:  # stored and read back with its failure
+        assert codec.decode(ScoredTrajectory, json.loads(codec.dump_line(one))) == one
+
+
+def test_failed_rewards_are_counted_and_leave_the_group(rewards: Path) -> None:
+    """Two of seven are left: the statistics of the group are theirs alone."""
+    found = collected(load("rewards", f"{rewards}:Moody")(), samples=7)
+    metrics = summarise([facts_of(one, turn_reward=0.0) for one in found])
+    assert metrics["stop/reward_error"] == pytest.approx(5 / 7)
+    kept, masked = split_masked(found, DEFAULT_STOPS)
+    assert [one.trajectory.sample for one in masked] == [1, 2, 3, 4, 5]
+    assert scores_of(kept).total_N.tolist() == [1.0, 1.0]
+
+
+def test_an_abandoned_busy_loop_ends(rewards: Path) -> None:
+    """It would take its share of the processor from everything else."""
+    collected(load("rewards", f"{rewards}:Moody")(), samples=5)
+    deadline = time.monotonic() + 20
+    while any(thread.name == f"{ABANDONED}the reward Moody" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_too_many_abandoned_calls_are_followed_by_no_further_one() -> None:
+    release = threading.Event()
+    found = [result_in_thread(release.wait, name="the reward Slow", seconds=0.001) for _ in range(MAX_ABANDONED)]
+    refused = result_in_thread(lambda: 5, name="the reward Slow", seconds=10)
+    release.set()
+    assert all(isinstance(one, Failure) for one in found)
+    running = f"{MAX_ABANDONED} calls that exceeded their time limit are still running"
+    assert str(refused) == f"the reward Slow: not called: {running}"
+    while any(thread.name.startswith(ABANDONED) for thread in threading.enumerate()):
+        time.sleep(0.01)
+    assert result_in_thread(lambda: 5, name="the reward Slow", seconds=10) == 5
+
+
+def test_a_run_shows_failures_in_one_line_each_and_with_debug_their_tracebacks(rewards: Path, tmp_path: Path) -> None:
+    small = ("warm_start.steps=1", "train.steps=1", "train.eval_every=0", "evaluate.problems=2")
+    changes = ("rollout.limits.reward_seconds=1", f"reward={{name: '{rewards}:Moody'}}", f"runs_dir={tmp_path}")
+    done = run("train", *TINY, *small, *changes, "name=moody", "--debug")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    for line, error in ((9, "ZeroDivisionError: division by zero"), (11, "SystemExit: no judge"), (13, "KeyboardInt")):
+        (shown,) = [text for text in lines if text.startswith("4 of 16") and error in text]
+        assert f"trajectories failed (reward_error): the reward Moody: {error}" in shown
+        assert f"({rewards}:{line})" in shown
+    assert '    return {"brief": 1 / 0}' in done.stdout  # of the traceback
+    (step,) = [line for line in read_metrics(tmp_path / "moody/metrics.jsonl") if "masked" in line]
+    assert (step["stop/reward_error"], step["masked"]) == (0.75, 0.75)
+    read = read_trajectories(tmp_path / "moody/trajectories/step_000001.jsonl")
+    failures = [one.trajectory.failure for one in read.trajectories if one.trajectory.failure is not None]
+    assert len(failures) == 12
+
+
+def test_a_run_stops_if_every_reward_fails_and_a_hanging_one_does_not_hold_up_ctrl_c(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text(
+        "import time\n"
+        "class Typo:\n    def __call__(self, trajectory, problem):\n        return {'brief': trajectory.anwser}\n"
+        "class Hangs:\n    def __call__(self, trajectory, problem):\n        time.sleep(1000)\n"
+    )
+    small = (*TINY, "warm_start.steps=1", "train.steps=1", "evaluate.problems=1", f"runs_dir={tmp_path}")
+    done = run("train", *small, f"reward={{name: '{tmp_path}/bad.py:Typo'}}", "name=typo")
+    assert done.returncode == 1
+    assert "trajectories failed, 1 of them like this: the reward Typo: AttributeError" in done.stderr
+    assert f"({tmp_path}/bad.py:4)" in done.stderr
+    process = start("train", *small, f"reward={{name: '{tmp_path}/bad.py:Hangs'}}", "name=hangs")
+    wait_for(tmp_path / "hangs/origin/warm", process)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=20) == 130
+    assert time.monotonic() - began < 1
+
+
+# --- tasks, condensers and tools --------------------------------------------------------------------------------------
+
+
+class Interrupts(Counting):
+    """An environment whose first step raises what Ctrl-C raises, but in the loop's own thread."""
+
+    async def step(self, reply: Message) -> Step:
+        raise KeyboardInterrupt
+
+
+class Spawns(Counting):
+    """An environment that starts a task of its own, which exits."""
+
+    async def step(self, reply: Message) -> Step:
+        async def leave() -> None:
+            sys.exit("gone")
+
+        task = asyncio.create_task(leave())
+        await asyncio.wait({task})
+        return await super().step(reply)
+
+
+class InterruptingCondenser:
+    """A condenser that raises what Ctrl-C raises."""
+
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_that_a_plugin_raises_is_its_trajectorys() -> None:
+    for one in collected(fine, samples=2, environment=Interrupts):
+        assert one.trajectory.stop is Stop.ENVIRONMENT_ERROR
+        assert one.trajectory.detail.startswith("the environment: KeyboardInterrupt (tests/test_user_code.py:")
+    parts = engine(agent(counting), condenser=InterruptingCondenser())
+    for one in collected(fine, samples=2, parts=parts):
+        assert one.trajectory.detail.startswith("the condenser 'chosen': KeyboardInterrupt (tests/test_user_code.py:")
+
+
+def test_an_exit_in_a_task_of_a_plugin_does_not_end_the_event_loop() -> None:
+    (one,) = collected(fine, samples=1, environment=Spawns)
+    assert one.trajectory.stop is Stop.ANSWERED
+
+
+class Spins(Counting):
+    """An environment whose step may never return, nor let the event loop go on."""
+
+    spinning = True
+
+    async def step(self, reply: Message) -> Step:
+        while self.spinning:
+            pass
+        return await super().step(reply)
+
+
+class Sleeps(Counting):
+    """An environment that waits for ever, outside of Python."""
+
+    async def step(self, reply: Message) -> Step:
+        RELEASE.wait(60)
+        return await super().step(reply)
+
+
+RELEASE = threading.Event()
+
+
+def test_a_busy_loop_in_an_environment_ends_its_own_trajectory() -> None:
+    begun = iter(range(3))
+
+    def environment(posed: Problem) -> Spins:
+        made = Spins(posed)
+        made.spinning = next(begun) == 0
+        return made
+
+    found = collected(fine, samples=3, environment=environment, parts=one_second())
+    assert [one.trajectory.stop for one in found] == [Stop.ENVIRONMENT_ERROR, Stop.ANSWERED, Stop.ANSWERED]
+    assert found[0].trajectory.detail.startswith("the environment: Blocked: it blocked the event loop on which all")
+
+
+def test_an_environment_that_blocks_the_loop_outside_of_python_stops_the_run_with_its_line() -> None:
+    with pytest.raises(RolloutError, match=r"code at tests/test_user_code.py:\d+ has blocked their event loop"):
+        collected(fine, samples=1, environment=Sleeps, parts=one_second())
+    RELEASE.set()
+
+
+def one_second() -> Engine:
+    return engine(ScriptedSampler(lambda _: said("answer 1")), turn_seconds=1.0)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_that_a_tool_raises_is_an_observation(error: type[BaseException]) -> None:
+    async def later() -> str:
+        """Exits."""
+        raise error
+
+    def at_once() -> str:
+        """Exits."""
+        raise error
+
+    for tool in (later, at_once):
+        parts = engine(agent(partial(calls, "leave")), tools={"leave": tool})
+        (one,) = collected(fine, samples=1, parts=parts)
+        assert one.trajectory.answer == f"Error: leave: {error.__name__}"
+
+
+def calls(name: str, prompt: str) -> str:
+    """One call of a tool without arguments, then an answer with what it gave."""
+    newest = prompt.rpartition("<|im_end|>")[0].rpartition("<|im_start|>")[2]
+    if "<result>" in newest:
+        return "answer " + newest.partition("<result>")[2].partition("</result>")[0].strip()
+    return f'<tool>{{"name": "{name}", "args": {{}}}}</tool>'
+
+
+def test_a_tool_that_ignores_its_cancellation_holds_up_nothing_and_is_counted() -> None:
+    release = threading.Event()
+
+    async def stubborn() -> str:
+        """Never ends."""
+        while not release.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.05)
+        return "late"
+
+    began = time.monotonic()
+    parts = engine(agent(partial(calls, "stubborn")), tools={"stubborn": stubborn}, tool_seconds=0.2)
+    (one,) = collected(fine, samples=1, parts=parts)
+    release.set()
+    assert time.monotonic() - began < 0.2 + PLUGIN_SECONDS + 1
+    assert one.trajectory.answer == "Error: stubborn did not finish within 0.2 seconds"
+    assert summarise([facts_of(one, turn_reward=0.0)])["tool_calls_abandoned"] == 1.0
+
+
+def test_a_plain_function_that_returns_a_coroutine_is_a_faulty_tool() -> None:
+    async def inner() -> str:
+        return "done"
+
+    def outer() -> Any:
+        """Forgets to wait."""
+        return inner()
+
+    (one,) = collected(fine, samples=1, parts=engine(agent(partial(calls, "outer")), tools={"outer": outer}))
+    (result,) = one.trajectory.turns[0].observations
+    assert "define the tool with async def" in result.content
+
+
+class Forgetful(Counting):
+    """An environment whose ``step`` is not asynchronous."""
+
+    def step(self, reply: Message) -> Step:  # type: ignore[override]
+        return Step(done=True, answer="1")
+
+
+@pytest.mark.parametrize(
+    ("environment", "complaint"),
+    [
+        (Forgetful, "step() is not asynchronous, it returned Step("),
+        (lambda _: None, "environment() returned None, wanted an object with start() and step(), as in"),
+    ],
+)
+def test_a_task_that_returns_the_wrong_thing_is_told_what_to_return(environment: Any, complaint: str) -> None:
+    (one,) = collected(fine, samples=1, environment=environment)
+    assert one.trajectory.stop is Stop.ENVIRONMENT_ERROR
+    assert complaint in one.trajectory.detail
+
+
+def test_an_exit_while_a_plugin_is_loaded_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit('not today')\n")
+    with pytest.raises(PluginError, match=r"leaves\.py: SystemExit: not today"):
+        load("rewards", f"{tmp_path}/leaves.py:Anything")
+
+
+# --- chat templates and tokenizers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("template", "complaint"),
+    [
+        ("{% for i in range(10 ** 12) %}{% endfor %}", "fails: OverflowError: .*line 1 of the template"),
+        ("\n\n{{ 1 / 0 }}", "fails: ZeroDivisionError: division by zero .line 3 of the template"),
+        ("{{ messages.none.such }}", "refuses them: .*no attribute 'none'"),
+        ("{% if %}", "refuses them: "),
+    ],
+)
+def test_whatever_a_chat_template_raises_is_one_clear_error(template: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=rf"setting up the prompts: rendering 2 messages .*chat template {complaint}"):
+        Renderer(tokenizer(template + CHATML))
+
+
+def test_a_chat_template_that_takes_seconds_is_refused() -> None:
+    slow = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"  # hours
+    with pytest.raises(ConfigError, match="the chat template: no result within 1 seconds, abandoned"):
+        Renderer(tokenizer(slow + CHATML), render_seconds=0.05)
+    with pytest.raises(ConfigError, match=r"the chat template took \d.\d seconds to render a few messages"):
+        Renderer(tokenizer(slow.replace("99999", "700") + CHATML), render_seconds=0.01)
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused_before_weights_are_loaded(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    qwen3().save_pretrained(model)  # 32 embeddings
+    tokenizer().save_pretrained(model)
+    config = validate({"model": {"path": str(model)}, "task": {"name": "ledger"}}, source="test")
+    largest = max(tokenizer().get_vocab().values())
+    with pytest.raises(ConfigError, match=rf"it has ids up to {largest}, and the model has embeddings for 32 ids"):
+        check_model(build(config), str(model))
