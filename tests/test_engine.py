@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from packed import collate, trained_logprobs
-from tiny import forking_rows, llama, plain_logprobs, qwen3, rows, segment, surrogate
+from tiny import forking_rows, llama, plain_logprobs, qwen3, rows, segment, surrogate_step
 from torch import Tensor
 from torch.optim import AdamW
 from transformers import PreTrainedModel
@@ -47,7 +47,7 @@ def plain(
         adamw.param_groups[0]["lr"] = (0.005, 0.01, 0.01)[step]  # warm-up of two steps to 0.01, then constant
         batch = collate(some)
         logp_T = trained_logprobs(model, batch, temperature=temperature)
-        (batch.weights * surrogate(logp_T, batch)).sum().backward()
+        surrogate_step(logp_T, batch).backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)))
         adamw.step()
         adamw.zero_grad()
@@ -151,8 +151,10 @@ def test_metrics_are_means_over_trained_tokens() -> None:
     assert stats["tokens"] == 3
     assert stats["ratio"] == pytest.approx(float(logp_T.exp().mean()), rel=1e-5)
     assert stats["ratio_max"] == pytest.approx(float(logp_T.exp().max()), rel=1e-5)
-    ratio_T = (logp_T + 1.0).exp()
-    assert stats["loss"] == pytest.approx(float(-(torch.tensor([0.25, 0.25, 0.5]) * ratio_T).sum()), rel=1e-5)
+    ratio_T = (logp_T + 1.0).exp()  # the KL term, with the same weights here, is ¼ of it
+    loss_T = torch.tensor([0.25, 0.25, 0.5]) * ratio_T
+    assert stats["loss"] == pytest.approx(float(-0.75 * loss_T.sum()), rel=1e-5)
+    assert stats["kl_loss"] == pytest.approx(float(0.25 * loss_T.sum()), rel=1e-5)  # a sum, no mean
 
 
 def test_learning_rate_by_hand() -> None:

@@ -11,7 +11,7 @@ import torch
 from adapters import EVERYWHERE, LORA, adapted_qwen3, moved_qwen3, trained_weights
 from packed import collate
 from peft import LoraConfig, PeftModel, get_peft_model
-from tiny import llama, plain_logprobs, qwen3, rows, surrogate, tokenizer
+from tiny import llama, plain_logprobs, qwen3, rows, surrogate_step, tokenizer
 from torch import Tensor
 from torch.optim import AdamW
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
@@ -87,7 +87,7 @@ def plain(steps: Sequence[Sequence[Segment]]) -> dict[str, Tensor]:
         for row in some:
             batch = collate([row])
             logp_T = plain_logprobs(model, row, temperature=TEMPERATURE)
-            (batch.weights * surrogate(logp_T, batch)).sum().backward()
+            surrogate_step(logp_T, batch).backward()
         torch.nn.utils.clip_grad_norm_(trained, 0.05)
         adamw.step()
         adamw.zero_grad()

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from tokenizers import Tokenizer, pre_tokenizers
@@ -93,7 +94,8 @@ def rows(count: int, *, seed: int = 0, weight: float = 0.01) -> list[Segment]:
         length = draw.randint(3, 20)
         trained = sorted(draw.sample(range(1, length), draw.randint(1, length - 1)))
         ids = [draw.randrange(VOCABULARY) for _ in range(length)]
-        made.append(segment(ids, trained, weight=weight * draw.uniform(0.5, 1.5), advantage=draw.uniform(-1, 1)))
+        row = segment(ids, trained, weight=weight * draw.uniform(0.5, 1.5), advantage=draw.uniform(-1, 1))
+        made.append(with_kl_weights(row))
     return made
 
 
@@ -104,7 +106,8 @@ def forking_rows(count: int, *, seed: int = 0, weight: float = 0.01) -> list[Seg
     for _ in range(count):
         ids = [3, 4, 5, 6, *(draw.randrange(7, 9) for _ in range(draw.randint(1, 8)))]
         trained = draw.sample(range(1, len(ids)), draw.randint(1, len(ids) - 1))
-        made.append(segment(ids, trained, weight=weight * draw.uniform(0.5, 1.5), advantage=draw.uniform(-1, 1)))
+        row = segment(ids, trained, weight=weight * draw.uniform(0.5, 1.5), advantage=draw.uniform(-1, 1))
+        made.append(with_kl_weights(row))
     return made
 
 
@@ -119,3 +122,19 @@ def plain_logprobs(model: PreTrainedModel, row: Segment, *, temperature: float =
 def surrogate(logp_T: Tensor, batch: PackedBatch) -> Tensor:
     """A loss with a gradient that depends on every field: −A·exp(logp − sampler's)."""
     return -batch.advantages * (logp_T - batch.logprobs).exp()
+
+
+def kl_surrogate(logp_T: Tensor, batch: PackedBatch) -> Tensor:
+    """A term with weights of its own, small as a KL term: ¼·exp(logp − sampler's)."""
+    return 0.25 * (logp_T - batch.logprobs).exp()
+
+
+def surrogate_step(logp_T: Tensor, batch: PackedBatch) -> Tensor:
+    """What a micro-batch adds to the loss of its step: losses and KL terms, each with its own weights."""
+    return (batch.weights * surrogate(logp_T, batch) + batch.kl_weights * kl_surrogate(logp_T, batch)).sum()
+
+
+def with_kl_weights(row: Segment) -> Segment:
+    """The row with weights of KL terms that are not in proportion to those of losses."""
+    weights = (weight * (place % 3) for place, weight in enumerate(row.weights))
+    return replace(row, kl_weights=tuple(weights))

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from adapters import moved_qwen3
 from packed import collate
-from tiny import forking_rows, llama, qwen3, rows, surrogate
+from tiny import forking_rows, kl_surrogate, llama, qwen3, rows, surrogate
 from torch import Tensor
 
 from condensegrpo.algorithms.objective import Minimised, ObjectiveValue, Tokenwise
@@ -34,7 +34,8 @@ SPLITS = {"4_3": (4, 3), "7_0": (7, 0)}  # rows of the two ranks
 
 def at_once(logp_T: Tensor, batch: PackedBatch) -> ObjectiveValue:
     """An objective that sees all trained tokens of a micro-batch together."""
-    return ObjectiveValue(loss_T=surrogate(logp_T, batch), statistics={"ratio": logp_T.detach().exp()})
+    statistics = {"ratio": logp_T.detach().exp()}
+    return ObjectiveValue(loss_T=surrogate(logp_T, batch), statistics=statistics, kl_T=kl_surrogate(logp_T, batch))
 
 
 loss = Tokenwise(at_once)  # the same, a tile at a time
