@@ -267,7 +267,7 @@ def test_a_condenser_that_fails_is_told_of(tmp_path: Path) -> None:
     broken = f"condenser={{name: '{tmp_path}/mine.py:Broken'}}"
     done = run("train", *TINY, broken, f"runs_dir={tmp_path}", "name=broken")
     assert "lost" in done.stdout + done.stderr
-    assert "trajectories failed; the first (environment_error)" in done.stdout + done.stderr
+    assert "trajectories failed (environment_error): the condenser" in done.stdout + done.stderr
 
 
 def test_a_run_folder_in_use_is_refused(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_a_run_stops_if_every_reward_fails_and_a_hanging_one_does_not_hold_up_ct
     time.sleep(0.3)
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=20) == 130
+    assert process.wait(timeout=20) in (130, -signal.SIGINT)
     assert time.monotonic() - began < 1
 
 
