@@ -8,9 +8,11 @@ was lost. The kernel's default action needs no thread of this process.
 import ctypes
 import os
 import signal
+import sys
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+KERNEL_ENDS = sys.platform == "linux" and os.getpid() != 1  # for process 1 the default action is to do nothing
 PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
 SHOW_CURSOR = b"\x1b[?25h"  # the progress display has hidden it
 
@@ -31,7 +33,7 @@ class StopRequest:
         if self._asked or not self._polled:  # there is nothing to save yet
             exit_immediately(number, frame)
         self._asked = True
-        for each in SIGNALS if os.getpid() != 1 else ():
+        for each in SIGNALS if KERNEL_ENDS else ():
             signal.signal(each, signal.SIG_DFL)
         _write(
             b"\nfinishing the step and saving; press Ctrl-C again to exit immediately (the last checkpoint is intact)\n"
@@ -47,11 +49,11 @@ def exit_immediately(number: int, frame: FrameType | None) -> None:
 def handle_first(handler: "signal._HANDLER") -> None:
     """Call ``handler`` at the first SIGINT or SIGTERM; the kernel ends the process at the next of the same kind.
 
-    Process 1 of a container keeps the handler: for it, the kernel's default action is to ignore the signal.
+    Process 1 of a container keeps the handler.
     """
     for number in SIGNALS:
         signal.signal(number, handler)
-        if os.getpid() != 1:
+        if KERNEL_ENDS:
             libc = ctypes.CDLL(None)
             libc.signal.restype = libc.sysv_signal.restype = ctypes.c_void_p
             libc.signal.argtypes = libc.sysv_signal.argtypes = (ctypes.c_int, ctypes.c_void_p)

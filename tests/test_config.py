@@ -1,5 +1,6 @@
 """The configuration: files and overrides in, checked values out, and errors that help."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from condensegrpo.algorithms.settings import AdvantageSettings, StopSettings
 from condensegrpo.config.extends import layered
 from condensegrpo.config.load import dump_config, evaluations, find_config, load_config, load_stored, shipped, vary
 from condensegrpo.config.renames import RENAMED
+from condensegrpo.config.resumed import FIXED, LEARNED
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import apply_overrides, keys_of, sections_in
 from condensegrpo.core.errors import ConfigError
@@ -272,3 +274,14 @@ def test_the_page_of_all_keys_is_up_to_date() -> None:
         [sys.executable, root / "docs/scripts/configuration.py"], capture_output=True, text=True, check=True
     )
     assert (root / "docs/reference/configuration.md").read_text(encoding="utf-8") == made.stdout
+
+
+def test_the_page_on_resuming_says_of_every_key_what_a_change_needs(small: Path) -> None:
+    page = (Path(__file__).parent.parent / "docs/how-to/resume-and-export.md").read_text()
+    learned, free, fixed = (re.findall(r"`([a-z_.]+)`", row.split("|")[1]) for row in page.splitlines() if "| `" in row)
+    assert set(learned) == set(LEARNED)
+    assert set(fixed) == {*FIXED, "learner.zero_stage"}
+    named = (*learned, *free, *fixed)
+    tree = load_config(small).model_dump(mode="json")
+    keys = {f"{section}.{key}" for section in tree if section not in named for key in tree[section]}
+    assert keys | (tree.keys() & set(named)) == set(named)
