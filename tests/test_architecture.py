@@ -51,7 +51,7 @@ PLUG_IN_LOADERS = {"condensegrpo.cli.plugins"}  # beside the assembly
 EFFECTS = {"pathlib", "os", "io", "json", "sys", "logging", "time", "random", "asyncio", "subprocess", "shutil"}
 SANDBOXED = {  # modules of the sandbox that run in processes of their own
     *("server", "supervisor", "job", "script", "judge", "candidate", "values", "wire", "usage", "isolation"),
-    *("linux", "namespaces", "landlock", "seccomp", "syscalls", "limits", "result"),
+    *("linux", "namespaces", "landlock", "seccomp", "syscalls", "limits", "result", "folders", "disk_budget"),
 }
 
 

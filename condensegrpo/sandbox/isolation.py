@@ -8,7 +8,7 @@ class Isolation(StrEnum):
     """How code is confined, strongest first."""
 
     NAMESPACES = "namespaces"  # own users, processes, mounts and network; seccomp; resource limits
-    LANDLOCK = "landlock"  # files by Landlock, everything else by seccomp; one process with threads
+    LANDLOCK = "landlock"  # files by Landlock, space by a budget, the rest by seccomp; one process with threads
     NONE = "none"  # resource limits and clean-up only: hostile code runs with the rights of the user
 
 

@@ -4,6 +4,7 @@ import io
 import os
 import resource
 import signal
+import socket
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,6 +19,7 @@ from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.sandbox.script import NAME, execute, finish, fresh
 
 CHANNEL, RECORDS = 3, 4  # file descriptors after the three standard ones
+KEPT = {"python": 3, "candidate": 4, "judge": 5}  # how many of them the code of a request has
 TROUBLE = "trouble: "  # starts a record that says why the code was not run
 PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -28,7 +30,7 @@ class Descriptors(NamedTuple):
     stdin: int
     stdout: int
     stderr: int
-    records: int  # to the supervisor; closed before untrusted code runs
+    records: int  # a socket to the supervisor; closed before untrusted code runs
     channel: int | None  # between a judge and its candidate
 
 
@@ -58,16 +60,24 @@ def _confine(request: Mapping[str, Any], limits: SandboxLimits, backend: Backend
     write_files(box, request["files"])
     _limit(limits, count_processes=backend.isolation is Isolation.NAMESPACES)
     if backend.isolation is Isolation.LANDLOCK:
-        landlock.confine((*backend.readable, "/dev/zero", "/dev/urandom", "/dev/random"), (box, "/dev/null"))
+        landlock.confine((*backend.readable, "/dev/urandom", "/dev/random"), (box, "/dev/null"))
+        _hand_over(seccomp.count_writes(KEPT[request["kind"]]))
     if backend.isolation is not Isolation.NONE:
         linux.drop_capabilities()
-        seccomp.confine(alone=backend.isolation is Isolation.LANDLOCK)
+        seccomp.confine(alone=backend.isolation is Isolation.LANDLOCK, pinned=KEPT[request["kind"]])
     os.environ.clear()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in [name for name in sys.modules if name.split(".")[0] == "condensegrpo"]:
         del sys.modules[name]
     sys.path[:] = [box, *sys.path]
     sys.argv = [NAME]
+
+
+def _hand_over(listener: int) -> None:
+    """Give the supervisor the calls that take space on disk."""
+    with socket.socket(fileno=os.dup(RECORDS)) as records:
+        socket.send_fds(records, [b"\n"], [listener])
+    os.close(listener)
 
 
 def _work(request: Mapping[str, Any]) -> int:

@@ -17,9 +17,9 @@ class SandboxLimits:
     processes: int = 16
     """Processes and threads of a call, the first process included; under landlock threads only. At least 1."""
     disk_mib: int = 64
-    """MiB in the folder of a call; a single file may take half of it. At least 1."""
+    """MiB in the folder of a call, under landlock MiB that it writes; a single file may take half of it. At least 1."""
     files: int = 2048
-    """Files and folders in the folder of a call; at least 1."""
+    """Files and folders in the folder of a call, under landlock those that it makes or renames; at least 1."""
     output_bytes: int = 65536
     """Bytes kept of stdout and of stderr each, half from the beginning and half from the end; at least 2."""
 

@@ -15,7 +15,7 @@ from condensegrpo.sandbox.limits import SandboxLimits
 
 BOX = "/box"  # the folder of a call
 NOBODY = 65534
-_DEVICES = ("null", "zero", "full", "random", "urandom")
+_DEVICES = ("null", "full", "random", "urandom")  # a shared map of zero is memory that belongs to no process
 
 
 def enter(root: str, readable: Sequence[str]) -> int:

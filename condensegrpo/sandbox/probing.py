@@ -1,5 +1,6 @@
 """Which isolation backend works on this machine. Each is probed by running code in it that tries to escape."""
 
+import fcntl
 import json
 import os
 import tempfile
@@ -7,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from condensegrpo.core.errors import SandboxError
+from condensegrpo.sandbox import folders
 from condensegrpo.sandbox.isolation import Isolation
 from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.sandbox.process import Server, python_request
@@ -106,7 +108,8 @@ def _probe(server: Server) -> None:
     Raises:
         SandboxError: it escaped, or did not run.
     """
-    with tempfile.NamedTemporaryFile(prefix="condensegrpo-sandbox-", mode="w", encoding="ascii") as secret:
+    with tempfile.NamedTemporaryFile(prefix=folders.PREFIX, mode="w", encoding="ascii") as secret:
+        fcntl.flock(secret, fcntl.LOCK_SH)  # not a leftover
         secret.write("not to be read")
         secret.flush()
         Path(secret.name).chmod(0o644)

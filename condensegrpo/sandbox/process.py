@@ -2,12 +2,10 @@
 
 import os
 import select
-import shutil
 import socket
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -16,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from condensegrpo.core.errors import SandboxError
-from condensegrpo.sandbox import wire
+from condensegrpo.sandbox import folders, wire
 from condensegrpo.sandbox.isolation import Isolation
 from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.sandbox.result import CallOutcome, CallResult
@@ -78,13 +76,15 @@ class Server:
             SandboxError: the backend does not work on this machine; the message says which step failed.
         """
         self.isolation = isolation
-        self.folder = tempfile.mkdtemp(prefix="condensegrpo-sandbox-")
+        folders.remove_leftovers()
+        self.folder, lock = folders.make()
         Path(self.folder).chmod(0o711)  # calls that run as another user reach their own folder in it
         self._lock = threading.Lock()
         self._calls: weakref.WeakSet[Call] = weakref.WeakSet()  # in progress, or ended and not yet collected
         self._control, theirs = socket.socketpair()
         with theirs:
-            self._process = _start(theirs.fileno(), self.folder)
+            self._process = _start(theirs.fileno(), lock, self.folder)
+        os.close(lock)  # the server and its supervisors hold it
         try:
             self._open(packages)
         except BaseException:
@@ -132,7 +132,8 @@ class Server:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)  # the server did so, unless it was killed
+        with suppress(OSError):  # the server did so, unless it was killed
+            folders.remove(self.folder)
 
     def _open(self, packages: Sequence[str]) -> None:
         shown = [str(Path(folder).resolve()) for folder in packages]
@@ -157,7 +158,7 @@ class Server:
             Path(self.folder).rmdir()  # the server has mounted its root here
 
 
-def _start(control: int, folder: str) -> "subprocess.Popen[bytes]":
+def _start(control: int, lock: int, folder: str) -> "subprocess.Popen[bytes]":
     root = str(Path(__file__).resolve().parents[2])
     command = [os.path.realpath(sys.executable), "-s", "-S", "-P", "-c", _PROGRAM.format(control=control), root]
     command.append(folder)  # identifies the server in a list of processes
@@ -168,7 +169,7 @@ def _start(control: int, folder: str) -> "subprocess.Popen[bytes]":
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd="/",
-        pass_fds=(control,),
+        pass_fds=(control, lock),
         start_new_session=True,
     )
 

@@ -8,19 +8,26 @@ import ctypes
 import errno
 import os
 import struct
+from collections.abc import Iterator
 
-from condensegrpo.sandbox.linux import PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, checked, prctl
+from condensegrpo.sandbox.linux import PR_SET_NO_NEW_PRIVS, checked, prctl, syscall
 from condensegrpo.sandbox.syscalls import AUDIT_ARCH, numbers
 
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_ALLOW, _KILL, _ERRNO, _ASK = 0x7FFF0000, 0x80000000, 0x00050000, 0x7FC00000
+_SET_FILTER, _WITH_LISTENER = 1, 8  # SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER
 _X32 = 0x40000000  # marks calls of the x32 ABI, which have other numbers
 _NAMESPACES = 0x7E020000  # every CLONE_NEW… flag of clone(2)
 _CLONE_THREAD = 0x00010000
 _SIGNAL_OWNERS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: signals to other processes through a file descriptor
+_WATCHES = (1024, 1026)  # F_SETLEASE, F_NOTIFY: signals when others use a file
 _TERMINAL = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into a terminal
+_TERMINALS, _AFTER = 0x5400, 0x5500  # ioctl(2) of descriptors and terminals; the others can write to a file system
 _PDEATHSIG = 1
+_SHARED, _ANONYMOUS = 0x01, 0x20  # MAP_…
+_CREATE = 0x400040  # O_CREAT, and the bit of O_TMPFILE
+_NOT_STREAM = 0x0E  # in the type of a socket; a stream pair can send to its other end only
 
 DENIED = (
     *("ptrace", "process_vm_readv", "process_vm_writev", "kcmp", "pidfd_open", "pidfd_getfd", "pidfd_send_signal"),
@@ -32,57 +39,115 @@ DENIED = (
     *("quotactl_fd", "fanotify_init", "iopl", "ioperm", "settimeofday", "clock_settime", "clock_adjtime", "adjtimex"),
     *("syslog", "vhangup", "personality", "modify_ldt", "process_madvise", "process_mrelease", "move_pages"),
     *("migrate_pages", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr", "setpriority"),
-    *("ioprio_set", "socket", "shmget", "msgget", "semget", "mq_open", "memfd_create", "memfd_secret"),
-)  # the last line: channels between calls, and memory outside of every limit
+    *("ioprio_set", "inotify_init", "inotify_init1", "inotify_add_watch"),
+    *("socket", "bind", "connect", "sendmsg", "sendmmsg", "shmget", "msgget", "semget", "mq_open", "memfd_create"),
+    "memfd_secret",
+)  # the last two lines: channels to other processes, and memory outside of every limit
 DENIED_ALONE = (
     *("fork", "vfork", "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat"),
     *("setxattr", "lsetxattr", "fsetxattr", "setxattrat", "removexattr", "lremovexattr", "fremovexattr"),
     *("removexattrat", "file_setattr", "utime", "utimes", "futimesat", "utimensat"),
+    *("writev", "pwritev", "pwritev2", "sendfile", "splice", "tee", "vmsplice", "copy_file_range", "io_setup"),
 )  # without namespaces other files and processes of the user are visible; Landlock does not cover these calls
+UNSUPPORTED_ALONE = (
+    *("fallocate", "openat2", "getxattr", "lgetxattr", "fgetxattr", "getxattrat"),
+    *("listxattr", "llistxattr", "flistxattr", "listxattrat"),
+)  # EOPNOTSUPP: Python and the C library then do without. They would evade ``count_writes`` or show attributes of files
+ENTRIES = (  # make or move a name in a folder
+    *("creat", "mkdir", "mkdirat", "mknod", "mknodat", "symlink", "symlinkat", "link", "linkat"),
+    *("rename", "renameat", "renameat2"),
+)
+WRITES = ("write", "pwrite64")
 SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
 
 
-def confine(*, alone: bool) -> None:
+def confine(*, alone: bool, pinned: int = 0) -> None:
     """Apply the filter to this process and its children, irrevocably.
 
     Args:
         alone: without namespaces: allow threads, no new processes, and signals to this process only.
+        pinned: the first file descriptors that stay what they are; alone, only they are written to uncounted.
     """
-    program = _program(alone=alone)
+    _apply(_program(alone=alone, pinned=pinned), 0)
+
+
+def count_writes(pinned: int) -> int:
+    """Let a supervisor decide about every call that can take space on disk.
+
+    Args:
+        pinned: the first file descriptors, which are no files; what is written to them is not counted.
+
+    Returns:
+        The file descriptor from which the supervisor receives the calls (``DiskBudget``).
+
+    Raises:
+        OSError: the kernel does not allow it, for example because a container has such a filter already.
+    """
+    calls = numbers()
+    lines = [_line(_LOAD, _NUMBER)]
+    for name in filter(calls.__contains__, ENTRIES):
+        lines += [_line(_EQUAL, calls[name], no=1), _line(_RETURN, _ASK)]
+    for name, flags in (("open", 1), ("openat", 2)):
+        if name in calls:
+            lines += _when_argument(calls[name], flags, [_line(_ANY_BIT, _CREATE, no=1), _line(_RETURN, _ASK)])
+    for name in WRITES:
+        lines += _when_argument(calls[name], 0, [_line(_AT_LEAST, pinned, no=1), _line(_RETURN, _ASK)])
+    return _apply(b"".join([*lines, _line(_RETURN, _ALLOW)]), _WITH_LISTENER)
+
+
+def _apply(program: bytes, flags: int) -> int:
     array = ctypes.create_string_buffer(program, len(program))
     # struct sock_fprog: unsigned short len, padding, pointer
     header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(array)))
     checked("PR_SET_NO_NEW_PRIVS", prctl(PR_SET_NO_NEW_PRIVS, 1))
-    checked("PR_SET_SECCOMP", prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(header)))
+    return checked("seccomp", syscall(numbers()["seccomp"], _SET_FILTER, ctypes.c_ulong(flags), ctypes.byref(header)))
 
 
-def _program(*, alone: bool) -> bytes:
+def _program(*, alone: bool, pinned: int) -> bytes:
     calls = numbers()
-    clone, arch = calls["clone"], AUDIT_ARCH[os.uname().machine]
     lines = [
         _line(_LOAD, _ARCH),
-        _line(_EQUAL, arch, yes=1),
+        _line(_EQUAL, AUDIT_ARCH[os.uname().machine], yes=1),
         _line(_RETURN, _KILL),
         _line(_LOAD, _NUMBER),
         _line(_AT_LEAST, _X32, no=1),
         _line(_RETURN, _KILL),
     ]
-    for name in (*DENIED, *(DENIED_ALONE if alone else ())):
+    refused = dict.fromkeys((*DENIED, *(DENIED_ALONE if alone else ())), errno.EPERM)
+    refused |= dict.fromkeys(("clone3",), errno.ENOSYS)  # the C library then uses clone
+    refused |= dict.fromkeys(UNSUPPORTED_ALONE if alone else (), errno.EOPNOTSUPP)
+    for name in filter(calls.__contains__, refused):
+        lines += [_line(_EQUAL, calls[name], no=1), _refuse(refused[name])]
+    for name, argument, then in (*_rules(alone=alone), *(_rules_alone(pinned) if alone else ())):
         if name in calls:
-            lines += [_line(_EQUAL, calls[name], no=1), _refuse()]
-    lines += [_line(_EQUAL, calls["clone3"], no=1), _refuse(errno.ENOSYS)]  # the C library then uses clone
-    lines += _when_argument(clone, 0, [_line(_ANY_BIT, _NAMESPACES, no=1), _refuse()])
-    lines += _when_argument(calls["prlimit64"], 0, [_line(_EQUAL, 0, yes=1), _refuse()])  # others' limits
-    lines += _when_argument(calls["prctl"], 0, [_line(_EQUAL, _PDEATHSIG, no=1), _refuse()])
-    for name, values in (("fcntl", _SIGNAL_OWNERS), ("ioctl", _TERMINAL)):
-        for value in values:
-            lines += _when_argument(calls[name], 1, [_line(_EQUAL, value, no=1), _refuse()])
-    if alone:
-        lines += _when_argument(clone, 0, [_line(_ANY_BIT, _CLONE_THREAD, yes=1), _refuse()])
-        own = os.getpid()
-        for name in SIGNALS:  # tkill names a thread: only the first one of this process has this number
-            lines += _when_argument(calls[name], 0, [_line(_EQUAL, own, yes=1), _refuse()])
+            lines += _when_argument(calls[name], argument, then)
     return b"".join([*lines, _line(_RETURN, _ALLOW)])
+
+
+def _rules(*, alone: bool) -> Iterator[tuple[str, int, list[bytes]]]:
+    """Calls that are refused for some values of an argument: name, argument, and the lines that look at it."""
+    yield "clone", 0, [_line(_ANY_BIT, _NAMESPACES, no=1), _refuse()]
+    yield "prlimit64", 0, [_line(_EQUAL, 0, yes=1), _refuse()]  # others' limits
+    yield "prctl", 0, [_line(_EQUAL, _PDEATHSIG, no=1), _refuse()]
+    yield "socketpair", 1, [_line(_ANY_BIT, _NOT_STREAM, no=1), _refuse()]
+    for name, values in (("fcntl", (*_SIGNAL_OWNERS, *_WATCHES)), ("ioctl", _TERMINAL)):
+        for value in values:
+            yield name, 1, [_line(_EQUAL, value, no=1), _refuse()]
+    # shared memory that no file backs is in nobody's resident memory once the process that filled it has ended
+    unless_file = [] if alone else [_line(_ANY_BIT, _ANONYMOUS, no=1)]
+    yield "mmap", 3, [_line(_ANY_BIT, _SHARED, no=1 + len(unless_file)), *unless_file, _refuse()]
+
+
+def _rules_alone(pinned: int) -> Iterator[tuple[str, int, list[bytes]]]:
+    yield "clone", 0, [_line(_ANY_BIT, _CLONE_THREAD, yes=1), _refuse()]
+    yield "ioctl", 1, [_line(_AT_LEAST, _TERMINALS, yes=1), _refuse(errno.ENOTTY)]
+    yield "ioctl", 1, [_line(_AT_LEAST, _AFTER, no=1), _refuse(errno.ENOTTY)]
+    own = os.getpid()
+    for name in SIGNALS:  # tkill names a thread: only the first one of this process has this number
+        yield name, 0, [_line(_EQUAL, own, yes=1), _refuse()]
+    yield "close", 0, [_line(_AT_LEAST, pinned, yes=1), _refuse(0)]  # seems to succeed
+    for name, argument in (("close_range", 0), ("dup2", 1), ("dup3", 1)):
+        yield name, argument, [_line(_AT_LEAST, pinned, yes=1), _refuse()]
 
 
 def _when_argument(call: int, argument: int, then: list[bytes]) -> list[bytes]:

@@ -12,8 +12,8 @@ import sys
 from contextlib import suppress
 
 from condensegrpo.sandbox import linux, namespaces, supervisor, wire
+from condensegrpo.sandbox.folders import remove
 from condensegrpo.sandbox.isolation import Backend, Isolation
-from condensegrpo.sandbox.supervisor import remove
 
 # imported before the first call, so that calls start faster
 _WARM = (

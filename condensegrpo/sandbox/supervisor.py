@@ -3,18 +3,22 @@
 It runs outside the confinement of the job, which cannot reach it. Standard library only.
 """
 
+import fcntl
 import math
 import os
 import re
 import resource
 import selectors
 import signal
-import subprocess
+import socket
 import tempfile
 import time
+from contextlib import suppress
 from typing import Any
 
 from condensegrpo.sandbox import job, linux, namespaces, usage, wire
+from condensegrpo.sandbox.disk_budget import DiskBudget
+from condensegrpo.sandbox.folders import remove
 from condensegrpo.sandbox.isolation import Backend, Isolation
 from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.sandbox.result import CallOutcome
@@ -45,16 +49,12 @@ def supervise(call: int, channel: int | None, backend: Backend) -> None:
     except Exception as error:  # the boundary of a process: reported to the caller
         report = {"outcome": CallOutcome.LOST, "detail": f"{type(error).__name__}: {error}"}
     if box is not None and backend.isolation is not Isolation.NAMESPACES:
-        remove(box)
+        with suppress(OSError):  # without confinement, other processes may use it; the server tries again
+            remove(box)
     try:
         wire.send(call, report)
     except wire.ConnectionLost:
         return  # the caller is gone
-
-
-def remove(folder: str) -> None:
-    """Remove a folder of any depth; shutil.rmtree would need an open file descriptor per level."""
-    subprocess.run(["rm", "-rf", "--", folder], check=False, stdin=subprocess.DEVNULL, env={"PATH": job.PATH})
 
 
 class OutputBuffer:
@@ -100,12 +100,14 @@ class _Supervisor:
         self._pid = 0
         self._stop: CallOutcome | None = None
         self._streams: dict[int, OutputBuffer] = {}
+        self._disk: DiskBudget | None = None
 
     def run(self, request: dict[str, Any], channel: int | None) -> dict[str, Any]:
         """Start the job, wait for its end, and return the report."""
         begin = time.monotonic()
-        (out, out_job), (err, err_job), (records, records_job) = os.pipe(), os.pipe(), os.pipe()
-        ends = job.Descriptors(_filled(request["stdin"]), out_job, err_job, records_job, channel)
+        (out, out_job), (err, err_job), (records_end, records_job) = os.pipe(), os.pipe(), socket.socketpair()
+        records = records_end.fileno()
+        ends = job.Descriptors(_filled(request["stdin"]), out_job, err_job, records_job.detach(), channel)
         self._pid = os.fork()
         if self._pid == 0:
             os.close(self._call)
@@ -113,13 +115,17 @@ class _Supervisor:
         for end in ends:
             if end is not None:
                 os.close(end)
-        for end in (out, err, records):
-            os.set_blocking(end, False)  # the call's socket stays blocking: else a long report would be cut off
         self._streams = {
             out: OutputBuffer(self._limits.output_bytes),
             err: OutputBuffer(self._limits.output_bytes),
             records: OutputBuffer(_MOST_RECORDS),
         }
+        if self._backend.isolation is Isolation.LANDLOCK:
+            text, listeners, _, _ = socket.recv_fds(records_end, _PIPE, 1)  # once the job is confined, or says why not
+            self._streams[records].add(text)
+            self._disk = DiskBudget(listeners[0], self._limits) if listeners else None
+        for end in self._streams:
+            os.set_blocking(end, False)  # the call's socket stays blocking: else a long report would be cut off
         self._wait(begin)
         status = self._end()
         lines = self._streams[records].text().splitlines()
@@ -131,7 +137,7 @@ class _Supervisor:
             "signal": -status if status < 0 else None,
             "seconds": time.monotonic() - begin,
             "cpu_seconds": _cpu_seconds(),
-            "records": [line for line in lines if not line.startswith(job.TROUBLE)],
+            "records": [line for line in lines if line and not line.startswith(job.TROUBLE)],
         }
 
     def _wait(self, begin: float) -> None:
@@ -139,7 +145,7 @@ class _Supervisor:
         deadline, check = begin + self._limits.seconds, begin + FIRST_CHECK
         ended = os.pidfd_open(self._pid)
         with selectors.DefaultSelector() as selector:
-            for end in (*self._streams, ended, self._call):
+            for end in (*self._streams, ended, self._call, *([self._disk.listener] if self._disk else [])):
                 selector.register(end, selectors.EVENT_READ)
             while self._stop is None:
                 now = time.monotonic()
@@ -153,6 +159,8 @@ class _Supervisor:
                 for end in ready & self._streams.keys():
                     if not self._read(end):
                         selector.unregister(end)
+                if self._disk is not None and self._disk.listener in ready:
+                    self._disk.answer()
                 if self._call in ready:
                     self._stop = CallOutcome.CANCELLED  # the caller sends nothing more: it closed the socket
                 if ended in ready:
@@ -174,9 +182,9 @@ class _Supervisor:
             return CallOutcome.MEMORY
         if used.tasks > self._limits.processes:
             return CallOutcome.PROCESSES
-        if self._backend.isolation is not Isolation.NAMESPACES:
-            total, entries = usage.of_folder(self._box, files=self._limits.files)
-            if total > self._limits.disk_bytes or entries > self._limits.files:
+        if self._backend.isolation is Isolation.NONE:
+            disk, files = self._limits.disk_bytes, self._limits.files
+            if usage.folder_exceeds(self._box, disk_bytes=disk, files=files):
                 return CallOutcome.DISK
         return None
 
@@ -219,9 +227,12 @@ def _end_orphans(proc: int) -> None:
 
 
 def _filled(text: str) -> int:
-    """A file descriptor from which this text can be read."""
-    file = os.memfd_create("stdin")
+    """A file descriptor from which this text can be read, and to which nothing can be written."""
+    file = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(file, text.encode("utf-8", "surrogateescape"))
+    fcntl.fcntl(
+        file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    )
     os.lseek(file, 0, os.SEEK_SET)
     return file
 

@@ -6,9 +6,10 @@ import os
 _NEW = {
     "pidfd_send_signal": 424, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
     "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433,
-    "pidfd_open": 434, "clone3": 435, "pidfd_getfd": 438, "process_madvise": 440, "mount_setattr": 442,
+    "pidfd_open": 434, "clone3": 435, "close_range": 436, "openat2": 437, "pidfd_getfd": 438,
+    "process_madvise": 440, "mount_setattr": 442,
     "quotactl_fd": 443, "memfd_secret": 447, "process_mrelease": 448, "fchmodat2": 452, "setxattrat": 463,
-    "removexattrat": 466, "open_tree_attr": 467, "file_setattr": 469,
+    "getxattrat": 464, "listxattrat": 465, "removexattrat": 466, "open_tree_attr": 467, "file_setattr": 469,
 }  # fmt: skip
 _X86_64 = {
     "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "mount": 165, "umount2": 166, "pivot_root": 155,
@@ -25,7 +26,14 @@ _X86_64 = {
     "rt_tgsigqueueinfo": 297, "chmod": 90, "fchmod": 91, "fchmodat": 268, "chown": 92, "fchown": 93, "lchown": 94,
     "fchownat": 260, "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190, "removexattr": 197, "lremovexattr": 198,
     "fremovexattr": 199, "utime": 132, "utimes": 235, "futimesat": 261, "utimensat": 280, "truncate": 76,
-    "prlimit64": 302, "fcntl": 72, "ioctl": 16, "prctl": 157,
+    "prlimit64": 302, "fcntl": 72, "ioctl": 16, "prctl": 157, "seccomp": 317, "inotify_init": 253,
+    "inotify_init1": 294, "inotify_add_watch": 254, "bind": 49, "connect": 42, "sendmsg": 46, "sendmmsg": 307,
+    "socketpair": 53, "write": 1, "pwrite64": 18, "writev": 20, "pwritev": 296, "pwritev2": 328, "sendfile": 40,
+    "splice": 275, "tee": 276, "vmsplice": 278, "copy_file_range": 326, "fallocate": 285, "io_setup": 206, "mmap": 9,
+    "open": 2, "creat": 85, "openat": 257, "mkdir": 83, "mkdirat": 258, "mknod": 133, "mknodat": 259, "symlink": 88,
+    "symlinkat": 266, "link": 86, "linkat": 265, "rename": 82, "renameat": 264, "renameat2": 316, "dup2": 33,
+    "dup3": 292, "close": 3, "getxattr": 191, "lgetxattr": 192, "fgetxattr": 193, "listxattr": 194,
+    "llistxattr": 195, "flistxattr": 196,
 }  # fmt: skip
 _AARCH64 = {
     "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "mount": 40, "umount2": 39, "pivot_root": 41,
@@ -40,7 +48,12 @@ _AARCH64 = {
     "personality": 92, "clone": 220, "kill": 129, "tkill": 130, "tgkill": 131, "rt_sigqueueinfo": 138,
     "rt_tgsigqueueinfo": 240, "fchmod": 52, "fchmodat": 53, "fchownat": 54, "fchown": 55, "setxattr": 5,
     "lsetxattr": 6, "fsetxattr": 7, "removexattr": 14, "lremovexattr": 15, "fremovexattr": 16, "utimensat": 88,
-    "truncate": 45, "prlimit64": 261, "fcntl": 25, "ioctl": 29, "prctl": 167,
+    "truncate": 45, "prlimit64": 261, "fcntl": 25, "ioctl": 29, "prctl": 167, "seccomp": 277, "inotify_init1": 26,
+    "inotify_add_watch": 27, "bind": 200, "connect": 203, "sendmsg": 211, "sendmmsg": 269, "socketpair": 199,
+    "write": 64, "pwrite64": 68, "writev": 66, "pwritev": 70, "pwritev2": 287, "sendfile": 71, "splice": 76, "tee": 77,
+    "vmsplice": 75, "copy_file_range": 285, "fallocate": 47, "io_setup": 0, "mmap": 222, "openat": 56, "mkdirat": 34,
+    "mknodat": 33, "symlinkat": 36, "linkat": 37, "renameat": 38, "renameat2": 276, "dup3": 24, "close": 57,
+    "getxattr": 8, "lgetxattr": 9, "fgetxattr": 10, "listxattr": 11, "llistxattr": 12, "flistxattr": 13,
 }  # fmt: skip
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # as seen by a filter; any other value is a foreign ABI
 _TABLES = {"x86_64": {**_NEW, **_X86_64}, "aarch64": {**_NEW, **_AARCH64}}

@@ -34,18 +34,27 @@ def of_processes(pid: int, proc: int) -> Usage:
     return Usage(tasks, memory, tuple(pids))
 
 
-def of_folder(folder: str, *, files: int) -> tuple[int, int]:
-    """Bytes on disk and entries below a folder; counting stops soon after ``files`` entries."""
+def folder_exceeds(folder: str, *, disk_bytes: int, files: int) -> bool:
+    """Whether a folder holds more bytes or entries than allowed, or more than can be counted."""
     total = entries = 0
-    waiting = [folder]
-    while waiting and entries <= files:
-        with suppress(OSError), os.scandir(waiting.pop()) as content:  # removed meanwhile, or its path is too long
-            for entry in content:
+    try:
+        for _, folders, names, place in os.fwalk(folder, onerror=_refuse):
+            for name in (*folders, *names):
+                with suppress(FileNotFoundError):  # removed meanwhile
+                    total += os.stat(name, dir_fd=place, follow_symlinks=False).st_blocks * 512
                 entries += 1
-                total += entry.stat(follow_symlinks=False).st_blocks * 512
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(entry.path)
-    return total, entries
+            if total > disk_bytes or entries > files:
+                return True
+    except FileNotFoundError:
+        pass  # the code removed its own folder
+    except (OSError, RecursionError):  # unreadable, or very deep
+        return True
+    return False
+
+
+def _refuse(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _read(path: str, proc: int) -> str:
