@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from functools import cache
 from pathlib import Path
 
@@ -57,6 +58,26 @@ def needs(isolation: str, user: str) -> None:
         pytest.skip(f"the backend does not work here: {lack}")
     if user == "as nobody" and (os.geteuid() != 0 or python_for_nobody() is None):
         pytest.skip("needs root, to become nobody, and a Python of 3.11 or later that the user nobody can start")
+
+
+def processes(mark: str) -> list[int]:
+    """The processes whose command line contains a text."""
+    matching = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and mark.encode() in (entry / "cmdline").read_bytes():
+                matching.append(int(entry.name))
+        except OSError:
+            continue
+    return matching
+
+
+def gone(mark: str, *, but: int = 0) -> bool:
+    """Whether no such process, or only so many, are left within five seconds."""
+    end = time.monotonic() + 5.0
+    while len(processes(mark)) > but and time.monotonic() < end:
+        time.sleep(0.02)
+    return len(processes(mark)) <= but
 
 
 def late(seconds: float) -> float:

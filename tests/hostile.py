@@ -165,6 +165,13 @@ INPUTS = {
     "a folder without permissions": Hostile(
         "import os\nos.makedirs('a/b')\nos.mkdir('a/c', 0)\nos.umask(0o777)\nos.mkdir('d')\nos.mkdir('a/b/e')"
     ),
+    "folders with files that cannot be read": Hostile(
+        "import os\nfor name in ('d', 'd/e', 'd/e/f'):\n  os.mkdir(name, 0o300)\n  open(name + '/x', 'w').close()\n"
+        "os.mkfifo('d/p')\nos.symlink('/', 'd/e/s')"
+    ),
+    "files below a path of any length": Hostile(
+        "import os\nfor n in range(50):\n  os.mkdir('n' * 255, 0o300)\n  os.chdir('n' * 255)\n  open('x', 'w').close()"
+    ),
     "a link out of the folder, written to": Hostile(
         f"import os\nos.symlink('/var/tmp', 'x')\nopen('x/{MARK}', 'w').close()", ("failed",)
     ),

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confined import BACKENDS, ROOT, python_for_nobody, why_not
+from confined import BACKENDS, ROOT, gone, processes, python_for_nobody, why_not
 
 from condensegrpo.core.errors import SandboxError
 from condensegrpo.sandbox.limits import MIB, SandboxLimits
@@ -31,32 +31,12 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
         yield shared
 
 
-def processes(mark: str) -> list[int]:
-    """The processes whose command line contains a text."""
-    matching = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and mark.encode() in (entry / "cmdline").read_bytes():
-                matching.append(int(entry.name))
-        except OSError:
-            continue
-    return matching
-
-
 def environment(process: int) -> bytes:
     """The environment of a process at its start; empty if it has ended."""
     try:
         return Path(f"/proc/{process}/environ").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return b""
-
-
-def gone(mark: str, seconds: float = 5.0) -> bool:
-    """Whether no such process is left within some seconds."""
-    end = time.monotonic() + seconds
-    while processes(mark) and time.monotonic() < end:
-        time.sleep(0.02)
-    return not processes(mark)
 
 
 def test_a_call_returns_its_output_and_exit_status(sandbox: Sandbox) -> None:
@@ -158,19 +138,13 @@ async def _cancelled(sandbox: Sandbox) -> float:
 def test_a_call_whose_caller_is_cancelled_ends(sandbox: Sandbox) -> None:
     folder = sandbox.running().folder
     assert asyncio.run(_cancelled(sandbox)) < 2
-    end = time.monotonic() + 5
-    while len(processes(folder)) > 1 and time.monotonic() < end:
-        time.sleep(0.02)
-    assert len(processes(folder)) == 1  # the server
+    assert gone(folder, but=1)  # the server
 
 
 def test_a_daemon_ends_with_its_call(sandbox: Sandbox) -> None:
     code = "import os, time\nif os.fork() == 0:\n  os.setsid()\n  if os.fork() == 0: time.sleep(60)\n  os._exit(0)"
     assert sandbox.run_python_now(code).seconds < 4
-    end = time.monotonic() + 5
-    while len(processes(sandbox.running().folder)) > 1 and time.monotonic() < end:
-        time.sleep(0.02)
-    assert len(processes(sandbox.running().folder)) == 1
+    assert gone(sandbox.running().folder, but=1)
 
 
 def test_calls_leave_no_descriptors_files_or_processes(sandbox: Sandbox) -> None:

@@ -6,7 +6,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-PREFIX = "condensegrpo-sandbox-"
+PREFIX = "condensegrpo-code-"  # not that of versions without a lock, whose folders may be in use
 
 
 def make() -> tuple[str, int]:

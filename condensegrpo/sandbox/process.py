@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from condensegrpo.core.errors import SandboxError
 from condensegrpo.sandbox import folders, wire
@@ -21,8 +23,9 @@ from condensegrpo.sandbox.result import CallOutcome, CallResult
 
 START_SECONDS = 30.0
 END_SECONDS = 5.0
+LATE_SECONDS = 20.0  # after its time limit a call is given up, though its supervisor should have ended it long ago
 NO_FILES: Mapping[str, str] = {}
-Request = Mapping[str, object]  # what a supervisor reads, as JSON
+Request = Mapping[str, Any]  # what a supervisor reads, as JSON
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from condensegrpo.sandbox.server import main; main({control})"
 
@@ -32,15 +35,19 @@ class Call:
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
+        self._seconds = LATE_SECONDS
 
     def ask(self, request: Request) -> None:
         """Send the request. If the server has ended, ``result`` reports it."""
+        self._seconds += request["limits"]["seconds"]
         with suppress(wire.ConnectionLost):
             wire.send(self._end.fileno(), request)
 
     def result(self) -> CallResult:
         """Wait for the result."""
         try:
+            if not _answered(self._end, self._seconds):
+                return CallResult(outcome=CallOutcome.LOST, detail=f"no result after {self._seconds:g} seconds")
             report = wire.receive(self._end.fileno())
         except wire.ConnectionLost as error:
             return CallResult(outcome=CallOutcome.LOST, detail=str(error))
@@ -59,6 +66,10 @@ class Call:
         """End the call. May be called from another thread, and twice."""
         with suppress(OSError):  # it has ended
             self._end.shutdown(socket.SHUT_RDWR)
+
+    def forget(self) -> None:
+        """Close the copy of a forked process; the call goes on."""
+        self._end.close()
 
 
 def python_request(code: str, limits: SandboxLimits, stdin: str = "", files: Mapping[str, str] = NO_FILES) -> Request:
@@ -130,10 +141,17 @@ class Server:
         try:
             self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            os.killpg(self._process.pid, signal.SIGKILL)  # with its supervisors, and so their jobs
             self._process.wait()
         with suppress(OSError):  # the server did so, unless it was killed
             folders.remove(self.folder)
+
+    def forget(self) -> None:
+        """Close the copies of a forked process, so that server and calls end with their owner and not with this one."""
+        self._control.close()
+        for call in list(self._calls):
+            call.forget()
+        self._process.returncode = 0  # not a child of this process
 
     def _open(self, packages: Sequence[str]) -> None:
         shown = [str(Path(folder).resolve()) for folder in packages]
@@ -146,7 +164,7 @@ class Server:
         }
         try:
             wire.send(self._control.fileno(), request)
-            if select.select([self._control], [], [], START_SECONDS)[0]:
+            if _answered(self._control, START_SECONDS):
                 trouble = wire.receive(self._control.fileno())["trouble"]
             else:
                 trouble = f"its server was not ready after {START_SECONDS:g} seconds"
@@ -156,6 +174,13 @@ class Server:
             raise SandboxError(f"starting the sandbox with isolation={self.isolation}: {trouble}")
         if self.isolation is Isolation.NAMESPACES:
             Path(self.folder).rmdir()  # the server has mounted its root here
+
+
+def _answered(end: socket.socket, seconds: float) -> bool:
+    """Wait for data or the end of a socket; False if neither came in time."""
+    poll = select.poll()
+    poll.register(end, select.POLLIN)
+    return bool(poll.poll(1000 * seconds))
 
 
 def _start(control: int, lock: int, folder: str) -> "subprocess.Popen[bytes]":

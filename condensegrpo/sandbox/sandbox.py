@@ -55,6 +55,7 @@ class CallGroup:
 
 
 Work = Callable[[CallGroup], T]  # a function that runs in a thread of the pool
+_SANDBOXES: "weakref.WeakSet[Sandbox]" = weakref.WeakSet()  # of this process; a fork starts each anew
 
 
 class Sandbox:
@@ -62,7 +63,7 @@ class Sandbox:
 
     Its server process starts at the first call, or at ``open``, and ends with ``close``, with the ``with`` block, when
     nothing refers to the sandbox any more, or when the program exits. It may be used from any thread and any event
-    loop.
+    loop, and in a forked process, where it starts a server of its own.
     """
 
     def __init__(
@@ -84,10 +85,12 @@ class Sandbox:
         self.limits = limits or SandboxLimits()
         self._isolation = isolation
         self._packages = tuple(packages)
+        self._parallel = parallel or 2 * len(os.sched_getaffinity(0))
+        self._closed = False
         self._server: Server | None = None
         self._lock = threading.Lock()
-        self._closed = False
-        self._pool = ThreadPoolExecutor(parallel or 2 * len(os.sched_getaffinity(0)), "sandbox")
+        self._pool = ThreadPoolExecutor(self._parallel, "sandbox")
+        _SANDBOXES.add(self)
 
     def open(self) -> Isolation:
         """Start the server if it is not running, and return its isolation backend.
@@ -161,6 +164,14 @@ class Sandbox:
             server.close()
         self._pool.shutdown(cancel_futures=True)
 
+    def forget(self) -> None:
+        """Begin as if never used, in a forked process: threads and server remain with the process that forked."""
+        if self._server is not None:
+            self._server.forget()
+        self._server = None
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(self._parallel, "sandbox")
+
     def __enter__(self) -> Self:
         return self
 
@@ -173,6 +184,14 @@ class Sandbox:
         limits = self.limits if seconds is None else replace(self.limits, seconds=seconds)
         request = python_request(code, limits, stdin, files or {})
         return lambda group: group.call(request).result()
+
+
+def _forget_all() -> None:
+    for sandbox in list(_SANDBOXES):
+        sandbox.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def _close_in(owner: int, server: Server) -> None:

@@ -177,7 +177,7 @@ class _Supervisor:
 
     def _exceeded(self) -> CallOutcome | None:
         """The exceeded limit, of those that the kernel does not enforce."""
-        used = usage.of_processes(self._pid, self._backend.proc)
+        used = usage.of_descendants(os.getpid(), self._backend.proc)
         if used.memory > self._limits.memory_bytes:
             return CallOutcome.MEMORY
         if used.tasks > self._limits.processes:
@@ -214,15 +214,13 @@ class _Supervisor:
 
 def _end_orphans(proc: int) -> None:
     """Kill the processes that a job left behind, which were reparented to this process."""
-    while pids := usage.of_processes(os.getpid(), proc).pids[1:]:
+    while pids := usage.of_descendants(os.getpid(), proc).pids:
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        while True:
-            try:
-                if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                    break
-            except ChildProcessError:
-                break
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         time.sleep(0.001)
 
 

@@ -8,18 +8,18 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Usage(NamedTuple):
-    """The usage of a process and all its descendants."""
+    """The usage of all descendants of a process."""
 
     tasks: int  # processes and threads
     memory: int  # resident bytes; pages shared by two processes count twice
     pids: tuple[int, ...]
 
 
-def of_processes(pid: int, proc: int) -> Usage:
-    """The usage of a process and its descendants; 0 if it has ended. ``proc`` is a file descriptor of /proc."""
+def of_descendants(pid: int, proc: int) -> Usage:
+    """The usage of all descendants of a process with one thread. ``proc`` is a file descriptor of /proc."""
     tasks = memory = 0
     pids = []
-    waiting = [pid]
+    waiting = [*map(int, _read(f"{pid}/task/{pid}/children", proc).split())]
     while waiting:
         current = waiting.pop()
         try:
