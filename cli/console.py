@@ -16,6 +16,7 @@ from rich.text import Text
 
 from condensegrpo.cli.neutral import counted, neutral
 from condensegrpo.core.observer import Observer
+from condensegrpo.storage.files import write_error
 
 if TYPE_CHECKING:
     from condensegrpo.core.evaluation import Evaluation
@@ -106,7 +107,7 @@ class TrainingConsole(PhaseDisplay):
     def __init__(self, *, steps: int, log: Path, stream: TextIO | None = None, debug: bool = False) -> None:
         self._console = Console(file=stream or sys.stdout, highlight=False, soft_wrap=True)
         super().__init__(self._console, debug=debug)
-        self._log = log.open("a", encoding="utf-8", buffering=1)
+        self._log = log.open("ab", buffering=0)  # a line that cannot be written fails here, not when it is closed
         self._steps = steps
         self._training: TaskID | None = None
         self._rows = 0
@@ -124,7 +125,11 @@ class TrainingConsole(PhaseDisplay):
     def record(self, text: str) -> None:
         """Write to log.txt alone, with the local time before every line."""
         time = datetime.now().astimezone().isoformat(" ", "seconds")
-        self._log.writelines(f"{time}  {line}\n" for line in Text(text).plain.split("\n"))
+        lines = "".join(f"{time}  {line}\n" for line in Text(text).plain.split("\n"))
+        try:
+            self._log.write(lines.encode())
+        except OSError as error:
+            raise write_error(Path(self._log.name), error) from error
 
     def phase(self, title: str, total: int | None) -> None:
         """Start a phase. Without a terminal, a phase outside the steps prints a line."""

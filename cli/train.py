@@ -1,6 +1,7 @@
 """``condensegrpo train``."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ from condensegrpo.cli.debugging import Debug, tracebacks
 from condensegrpo.cli.interrupts import StopRequest
 from condensegrpo.cli.neutral import counted
 from condensegrpo.cli.summary import print_summary
-from condensegrpo.core.errors import CondenseError, ConfigError, Interrupted
+from condensegrpo.core.errors import CondenseError, ConfigError, Interrupted, RunError
 from condensegrpo.core.observer import Observer, Silent
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.run_folder import RunFolder
@@ -136,7 +137,8 @@ def _train_as_first_rank(
             try:
                 finished = _run(config, components, folder, console)
             except CondenseError as error:
-                console.record(f"error: {error}")
+                with suppress(RunError):  # the log may be what cannot be written
+                    console.record(f"error: {error}")
                 raise
         if finished:
             from condensegrpo.reporting.run_report import write_report

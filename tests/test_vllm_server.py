@@ -121,11 +121,14 @@ def test_after_its_server_was_killed_a_run_continues_with_the_current_weights(
 # --- its processes ----------------------------------------------------------------------------------------------------
 
 
-def test_a_server_ends_with_its_run() -> None:
-    program = [sys.executable, "-m", "condensegrpo.samplers.vllm_server.child", "--watched", "--help"]
+def test_a_server_ends_with_its_run_and_removes_its_folder(tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    program = [sys.executable, "-m", "condensegrpo.samplers.vllm_server.child", "--watched", str(weights), "--help"]
     with subprocess.Popen(
         program, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     ) as server:
         assert server.stdin is not None
         server.stdin.close()  # what the kernel does for a run that was killed
         assert server.wait(60) == -signal.SIGKILL
+    assert not weights.exists()

@@ -14,6 +14,8 @@ from safetensors import SafetensorError
 from condensegrpo.core.errors import CheckpointError
 from condensegrpo.storage.files import DISK_FULL, TEMPORARY
 
+FULL_SIGNS = ("No space left", "unexpected pos")  # safetensors and torch.save hide the error of the system
+
 
 def temporary_name(folder: Path, token: int) -> Path:
     """The path that ``folder`` is written to before it is published: next to it, so that a rename suffices."""
@@ -55,7 +57,7 @@ def temporary_folder(temporary: Path) -> Iterator[Path]:
         yield temporary
     except (OSError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        full = isinstance(error, OSError) and error.errno in DISK_FULL
+        full = getattr(error, "errno", None) in DISK_FULL or any(sign in str(error) for sign in FULL_SIGNS)
         free = shutil.disk_usage(temporary.parent).free if temporary.parent.is_dir() else 0
         advice = (
             "The disk or quota is full: free some space (fewer train.keep_checkpoints helps) and resume."

@@ -13,6 +13,7 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Demonstrates, Task
 from condensegrpo.learner import ranks
+from condensegrpo.learner.atomic_folder import temporary_folder
 from condensegrpo.learner.new_model import new_model, new_tokenizer, save_new
 from condensegrpo.learner.settings import NewModel
 from condensegrpo.storage.run_folder import RunFolder
@@ -102,6 +103,6 @@ def _demonstrating(task: Task, doing: str, why_not: str) -> Demonstrates:
 def _make(new: NewModel, task: Demonstrates, made: Path, *, seed: int) -> None:
     tokenizer = new_tokenizer(task.corpus(), kind=new.tokenizer, vocab_size=new.vocab_size)
     model = new_model(tokenizer, new, seed=seed)
-    aside = made.with_name(".new")
-    save_new(aside, tokenizer, model)
-    aside.rename(made)
+    with temporary_folder(made.with_name(".new")) as aside:
+        save_new(aside, tokenizer, model)
+        aside.rename(made)

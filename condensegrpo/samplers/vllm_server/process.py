@@ -143,7 +143,7 @@ class ServerProcess:
         self.stop()
         self._port = free_port()
         line = command(self._model, self._settings, host=LOOPBACK, port=self._port)
-        line.insert(3, "--watched")
+        line[3:3] = ["--watched", str(self.log.parent)]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 line,
