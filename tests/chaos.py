@@ -60,7 +60,8 @@ VLLM_SERVERS = Plan("vllm servers", ("sampler.name=vllm_server",), ("-m",))
 # what a run writes, by a pattern of its path in the run folder, in the order of a run
 WRITES: Mapping[str, str] = {
     "new model": r"origin/.*new.*",
-    "warm start": r"origin/.*(warm|round).*",
+    "warm start": r"origin/\.?(warm|round).*",
+    "checkpoint of the warm start": r"origin/\.warm-checkpoints/.*",
     "trajectories": r"trajectories/.*",
     "credit": r"credit/.*",
     "metrics": r"metrics\.jsonl",

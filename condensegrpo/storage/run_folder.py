@@ -137,7 +137,8 @@ class RunFolder:
     def remove_leftovers(self) -> None:
         """Remove what killed processes were writing. Only while the folder is locked."""
         try:
-            for path in (path for depth in ("*", "credit/*", "checkpoints/*", "origin/*") for path in self.path.glob(depth)):
+            places = ("*", "credit/*", "checkpoints/*", "origin/*")
+            for path in (path for place in places for path in self.path.glob(place)):
                 if TEMPORARY in path.name:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
         except OSError as error:
