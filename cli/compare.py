@@ -170,6 +170,4 @@ def _differences_table(result: "Comparison") -> Table:
 
 
 def _bounds(interval: "Interval", form: str) -> str:
-    if interval.low is None or interval.high is None:
-        return "–"
     return f"[{form.format(interval.low)}, {form.format(interval.high)}]"

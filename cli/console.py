@@ -156,9 +156,9 @@ class TrainingConsole(PhaseDisplay):
     def evaluated(self, step: int, evaluations: "Sequence[Evaluation]") -> None:
         """Print a line for each evaluation."""
         for result in evaluations:
-            bounds = "" if result.success_low is None else f" [{result.success_low:.3f}, {result.success_high:.3f}]"
             self.say(
-                f"after {counted(step, 'step', 'steps')}, {result.name}: success {result.success:.3f}{bounds}, "
+                f"after {counted(step, 'step', 'steps')}, {result.name}: success {result.success:.3f} "
+                f"[{result.success_low:.3f}, {result.success_high:.3f}], "
                 f"largest context {result.metrics['context_tokens']:.1f} tokens, {result.metrics['turns']:.1f} turns; "
                 f"{counted(result.problems, 'problem', 'problems')}, {result.seconds:.1f} s",
                 style="cyan",

@@ -144,9 +144,8 @@ def _print(result: "Evaluation", model: str) -> None:
     )
     table.add_column("metric")
     table.add_column("value", justify="right")
-    low, high = result.success_low, result.success_high
-    bounds = "" if low is None or high is None else f"  95 % interval [{low:.3f}, {high:.3f}]"
-    table.add_row("success", f"{result.success:.3f}{bounds}")
+    bounds = f"95 % interval [{result.success_low:.3f}, {result.success_high:.3f}]"
+    table.add_row("success", f"{result.success:.3f}  {bounds}")
     for k, value in result.pass_at.items():
         table.add_row(f"pass@{k}", f"{value:.3f}")
     rows = (

@@ -36,7 +36,7 @@ def print_summary(folder: RunFolder) -> None:
 
 def _table(before: dict[str, float], after: dict[str, float]) -> Table:
     steps = counted(round(after["step"]), "step", "steps")
-    title = f"held-out problems, before → after {steps}"
+    title = f"held-out problems, before → after {steps}, [95 % interval]"
     table = Table(title=title, title_justify="left")
     table.add_column("evaluation")
     table.add_column("metric")
@@ -47,8 +47,14 @@ def _table(before: dict[str, float], after: dict[str, float]) -> Table:
         name = "held-out" if place == "eval" else place.removeprefix("eval/")
         measured = [measure for measure in MEASURES if f"{place}/{measure[1]}" in after]
         for row, (label, key, form) in enumerate(measured):
-            cells = [
-                form.format(line[f"{place}/{key}"]) if f"{place}/{key}" in line else "–" for line in (before, after)
-            ]
+            cells = [_cell(line, f"{place}/{key}", form) for line in (before, after)]
             table.add_row(Text(name if row == 0 else ""), label, *cells, end_section=row == len(measured) - 1)
     return table
+
+
+def _cell(line: dict[str, float], key: str, form: str) -> str:
+    """A metric, with its 95 % interval if it has one."""
+    if key not in line:
+        return "–"
+    bounds = [form.format(line[f"{key}{bound}"]) for bound in ("_low", "_high") if f"{key}{bound}" in line]
+    return f"{form.format(line[key])} [{', '.join(bounds)}]" if bounds else form.format(line[key])

@@ -17,7 +17,6 @@ from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.evaluation.compare import contenders
 from condensegrpo.evaluation.comparison import Contender, Figures, Played, comparison, played
 from condensegrpo.evaluation.figures import evaluation
-from condensegrpo.metrics.estimates import Interval
 from condensegrpo.metrics.trajectories import facts_of
 from condensegrpo.reporting.comparison_plot import plot
 
@@ -93,9 +92,10 @@ def test_figures_count_contexts_condensations_and_refetches() -> None:
     )
     entry = entrant("d", [scored(one, 1.0)])
     assert entry.correct == {"p0": [1.0]}
+    assert entry.figures.success == pytest.approx((1.0, 0.2065, 1.0), abs=1e-4)  # one problem
     assert entry.figures == Figures(
         contender=Contender(condenser="d", options={}, budget=64),
-        success=Interval(1.0, None, None),
+        success=entry.figures.success,
         peak_tokens=9,
         summed_tokens=19,
         turns=3,

@@ -43,7 +43,9 @@ def test_a_report_is_a_picture_and_one_page_that_needs_nothing_else(tmp_path: Pa
 def test_the_page_tells_first_and_last_values(tmp_path: Path) -> None:
     _, page = write_report(run_with(tmp_path, *FULL))
     text = page.read_text()
-    assert "<td>Success (share of trajectories), held-out</td><td>0.2</td><td>0.9</td><td>0 – 30</td>" in text
+    assert (
+        "<td>Success (share of trajectories), held-out</td><td>0.2 [0.15, 0.25]</td><td>0.9 [0.86, 0.94]</td>" in text
+    )
     assert "<td>Success (share of trajectories), held-out k20</td><td>0.1</td><td>0.8</td><td>0 – 30</td>" in text
     assert "<td>Success (share of trajectories), training</td><td>0.2167</td><td>0.7</td><td>1 – 30</td>" in text
     assert "Output length" not in text

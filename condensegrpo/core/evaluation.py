@@ -13,8 +13,8 @@ class Evaluation:
     samples: int  # trajectories a problem
     seed: int
     success: float  # mean of Score.correct over trajectories
-    success_low: float | None  # 95 % interval in [0, 1], clustered by problem; None: one tells nothing of others
-    success_high: float | None
+    success_low: float  # 95 % interval in [0, 1], clustered by problem
+    success_high: float
     pass_at: Mapping[int, float]  # k → unbiased pass@k
     metrics: Mapping[str, float]  # of metrics.trajectories.summarise
     information: tuple[float | None, ...]  # nats, by turn: the mean of log π(ground truth | c_t); (): not measured

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.trajectory import ScoredTrajectory
-from condensegrpo.metrics.estimates import Interval, bootstrap_interval, paired_difference
+from condensegrpo.metrics.estimates import Interval, paired_difference, success_interval
 from condensegrpo.metrics.refetches import Fetches, fetches
 
 
@@ -39,7 +39,7 @@ class Figures:
     """The results of one contender. Means are over trajectories."""
 
     contender: Contender
-    success: Interval  # 95 %, by the bootstrap over problems
+    success: Interval  # 95 %, clustered by problem
     peak_tokens: float  # the largest prompt of a trajectory
     summed_tokens: float  # the prompts of all turns of a trajectory
     turns: float
@@ -91,7 +91,7 @@ def played(contender: Contender, scored: Sequence[ScoredTrajectory], evaluation:
     total = Fetches(sum(count.calls for count in counts), sum(count.refetches for count in counts))
     figures = Figures(
         contender=contender,
-        success=bootstrap_interval(correct),
+        success=success_interval(correct),
         peak_tokens=fmean(trajectory.max_context_tokens for trajectory in trajectories),
         summed_tokens=fmean(sum(len(turn.prompt_ids) for turn in trajectory.turns) for trajectory in trajectories),
         turns=fmean(len(trajectory.turns) for trajectory in trajectories),

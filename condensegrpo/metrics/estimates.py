@@ -1,28 +1,35 @@
-"""Estimates of a policy's success from samples: pass@k, and means with confidence intervals. Pure functions.
+"""Estimates of a policy's success from samples: pass@k, and means with 95 % confidence intervals. Pure functions.
 
-Samples of one problem resemble each other, so a problem is the unit: its samples form one cluster of the variance, and
-the bootstrap draws whole problems with replacement, each with all its samples (the cluster bootstrap,
-https://doi.org/10.1017/CBO9780511802843, ch. 3.8). Suffix _G: problems; _R: resamples.
+Samples of one problem resemble each other, so a problem is one cluster: n samples of G problems tell as much as n_eff
+independent samples, G <= n_eff <= n. The intervals are Wilson's for n_eff samples, which keep a width where every
+sample succeeds or fails.
+
+    v     = G/(G−1) · Σ_g (Σ_{i∈g} (x_i − p))² / n²       variance of the mean p that treats problems as clusters
+    n_eff = p(1−p)/v · n/(n−1) · (z/t)²                   n over the design effect; limited to [(Σm)²/Σm², n]
+    low, high = (p + z²/2n_eff ± z·√(p(1−p)/n_eff + z²/4n_eff²)) / (1 + z²/n_eff)
+
+m: samples of a problem; z: 97.5 % quantile of the normal distribution; t: of Student's with G − 1 degrees of freedom,
+for v is an estimate. Where the design effect cannot be estimated (one problem, or p of 0 or 1) n_eff is its least
+value, G for problems of equal size. Sources: Wilson 1927, https://doi.org/10.1080/01621459.1927.10502953; design effect
+and (z/t)²: Korn & Graubard 1998, Survey Methodology 24(2); Wilson with n_eff: Franco et al. 2019,
+https://doi.org/10.1093/jssam/smy019. docs/how-to/evaluate.md explains them to users.
 """
 
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import torch
-
-RESAMPLES = 10_000
-Values = Mapping[str, Sequence[float]]  # problem → the values of its samples, at least one each
+Z = statistics.NormalDist().inv_cdf(0.975)
+Values = Mapping[str, Sequence[float]]  # problem → the values of its samples in [0, 1], at least one each
 
 
 class Interval(NamedTuple):
-    """A mean with its 95 % confidence interval; the bounds are None with a single problem."""
+    """A mean with its 95 % confidence interval."""
 
     mean: float
-    low: float | None
-    high: float | None
+    low: float
+    high: float
 
 
 def pass_at_k(successes: int, samples: int, k: int) -> float:
@@ -38,72 +45,80 @@ def pass_at_k(successes: int, samples: int, k: int) -> float:
     return 1 - math.comb(samples - successes, k) / math.comb(samples, k)
 
 
-def mean_interval_by_problem(values: Sequence[float], problems: Sequence[str]) -> Interval:
-    """The mean over all samples, with a 95 % interval that treats the samples of one problem as one cluster.
+def success_interval(values: Values) -> Interval:
+    """The mean over all samples, with the Wilson interval that treats the samples of a problem as one cluster.
 
-        se² = G/(G−1) · Σ_g (Σ_{i∈g} (v_i − mean))² / n²        G problems, n samples
-        mean ± t·se,   t: the 97.5 % quantile of Student's t with G − 1 degrees of freedom
+        0 of 4 problems  ─▶  0 … z²/(4 + z²) = 0.490        4 of 4  ─▶  0.510 … 1        1 of 1  ─▶  0.207 … 1
 
-    Treating samples of one problem as independent would make the interval too narrow (the cluster-robust variance of
-    https://arxiv.org/abs/2411.00640, with the factor for few clusters). With a single problem the bounds are None. If
-    all clusters agree the interval has no width. Every sum is exact before it is rounded, so the result does not
-    depend on the order of the samples.
-
-    Args:
-        values: one for each sample: 0 and 1 for successes, or any other finite number.
-        problems: the problem of each sample.
-    """
-    if not values:
-        raise ValueError("a mean needs at least one value")
-    mean = math.fsum(values) / len(values)
-    residuals: dict[str, list[float]] = defaultdict(list)
-    for value, problem in zip(values, problems, strict=True):
-        residuals[problem].append(value - mean)
-    clusters = len(residuals)
-    if clusters == 1:
-        return Interval(mean, None, None)
-    square = math.fsum(math.fsum(own) ** 2 for own in residuals.values())
-    reach = _student_quantile(clusters - 1) * math.sqrt(clusters / (clusters - 1) * square) / len(values)
-    return Interval(mean, mean - reach, mean + reach)
-
-
-def bootstrap_interval(values: Values, *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
-    """The mean over all samples, with the 2.5 % and 97.5 % quantiles of the means of resampled problems.
-
-        mean* = Σ_g s_g / Σ_g n_g      over G problems g drawn with replacement; s_g: sum, n_g: number of its samples
-
-    With a single problem the bounds are None. If all problems agree the interval has no width, which does not mean
-    that the rate is known exactly.
+    Every sum is exact before it is rounded, so the result does not depend on the order of problems and samples.
 
     Raises:
-        ValueError: there is no problem, or one without a sample.
+        ValueError: there is no problem, one has no sample, or a value is not in [0, 1].
     """
-    total_G, size_G = _sums(values)
-    mean = float(total_G.sum() / size_G.sum())
-    if len(values) == 1:
-        return Interval(mean, None, None)
-    generator = torch.Generator().manual_seed(seed)
-    drawn_RG = torch.randint(len(values), (resamples, len(values)), generator=generator)
-    means_R = total_G[drawn_RG].sum(1) / size_G[drawn_RG].sum(1)
-    low, high = torch.quantile(means_R, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return Interval(mean, low, high)
+    _check(values)
+    sizes = [len(own) for own in values.values()]
+    samples, clusters = sum(sizes), len(sizes)
+    mean = math.fsum(value for own in values.values() for value in own) / samples
+    square = math.fsum(math.fsum(value - mean for value in own) ** 2 for own in values.values())
+    variance = clusters / max(clusters - 1, 1) * square / samples**2
+    fewest = samples**2 / sum(size**2 for size in sizes)
+    return Interval(mean, *_wilson(mean, variance, clusters=clusters, fewest=fewest, samples=samples))
 
 
-def paired_difference(ours: Values, theirs: Values, *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
+def paired_difference(ours: Values, theirs: Values) -> Interval:
     """``ours`` minus ``theirs``, paired by problem, so that the difficulty of a problem cancels out.
 
-        mean_g (mean of ours_g − mean of theirs_g), each problem counted once; interval as in ``bootstrap_interval``
+        d_g = mean of ours_g − mean of theirs_g;    b = mean_g max(d_g, 0);    c = mean_g max(−d_g, 0)
+        b − c, each problem counted once
+        low  = b − c − √((b − l_b)² + (u_c − c)² − 2φ(b − l_b)(u_c − c))       l, u: Wilson bounds as above
+        high = b − c + √((u_b − b)² + (c − l_c)² − 2φ(u_b − b)(c − l_c))       φ: correlation of the two parts, <= 0
+
+    Square-and-add limits of a paired difference (Newcombe 1998, https://doi.org/10.1002/(SICI)1097-0258(19981130)17:22%3C
+    2635::AID-SIM954%3E3.0.CO;2-C): they keep a width where the two sides agree on every problem.
 
     Raises:
-        ValueError: the two do not have the same problems.
+        ValueError: as ``success_interval``, or the two do not have the same problems.
     """
+    _check(ours)
+    _check(theirs)
     if ours.keys() != theirs.keys():
         raise ValueError(
             f"comparing by problem: {len(ours.keys() ^ theirs.keys())} problems are on one side only; both sides need "
             f"the same problems"
         )
-    means = {problem: statistics.fmean(ours[problem]) - statistics.fmean(theirs[problem]) for problem in sorted(ours)}
-    return bootstrap_interval({problem: [value] for problem, value in means.items()}, seed=seed, resamples=resamples)
+    pairs = sum(min(len(ours[problem]), len(theirs[problem])) for problem in ours)
+    differences = [statistics.fmean(ours[problem]) - statistics.fmean(theirs[problem]) for problem in ours]
+    better, worse = [max(each, 0.0) for each in differences], [max(-each, 0.0) for each in differences]
+    b, b_low, b_high = _mean_of_problems(better, samples=pairs)
+    c, c_low, c_high = _mean_of_problems(worse, samples=pairs)
+    spread = statistics.pstdev(better) * statistics.pstdev(worse)
+    correlation = max(-b * c / spread, -1.0) if spread else 0.0  # no problem is in both parts
+    low = b - c - _added(b - b_low, c_high - c, correlation)
+    high = b - c + _added(b_high - b, c - c_low, correlation)
+    return Interval(b - c, max(low, -1.0), min(high, 1.0))
+
+
+def _mean_of_problems(values: Sequence[float], *, samples: int) -> Interval:
+    """The mean of one number for each problem, which stands for some of ``samples`` samples."""
+    mean, clusters = math.fsum(values) / len(values), len(values)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (max(clusters - 1, 1) * clusters)
+    return Interval(mean, *_wilson(mean, variance, clusters=clusters, fewest=clusters, samples=samples))
+
+
+def _wilson(mean: float, variance: float, *, clusters: int, fewest: float, samples: int) -> tuple[float, float]:
+    """Wilson's bounds for the effective number of samples, from ``fewest`` to ``samples``."""
+    spread, effective = mean * (1 - mean), float(fewest)
+    if clusters > 1 and spread > 0:
+        shrunk = spread * (Z / _student_quantile(clusters - 1)) ** 2 * samples / (samples - 1)
+        effective = min(max(shrunk / variance, fewest), samples) if variance else float(samples)
+    centre = mean + Z**2 / (2 * effective)
+    reach = Z * math.sqrt(spread / effective + (Z / (2 * effective)) ** 2)
+    low, high = ((centre + signed) / (1 + Z**2 / effective) for signed in (-reach, reach))
+    return min(max(low, 0.0), mean), max(min(high, 1.0), mean)
+
+
+def _added(one: float, other: float, correlation: float) -> float:
+    return math.sqrt(max(one**2 + other**2 - 2 * correlation * one * other, 0.0))
 
 
 def _student_quantile(freedom: int) -> float:
@@ -115,22 +130,20 @@ def _student_quantile(freedom: int) -> float:
         return math.tan(0.475 * math.pi)
     if freedom == 2:
         return 0.95 * math.sqrt(2 / (1 - 0.95**2))
-    z = statistics.NormalDist().inv_cdf(0.975)
     terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+        Z,
+        (Z**3 + Z) / 4,
+        (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96,
+        (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384,
+        (79 * Z**9 + 776 * Z**7 + 1482 * Z**5 - 1920 * Z**3 - 945 * Z) / 92160,
     )
     return math.fsum(term / freedom**power for power, term in enumerate(terms))
 
 
-def _sums(values: Values) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sums and numbers of samples by problem, in the order of their names, so that the order given does not matter."""
+def _check(values: Values) -> None:
     empty = [problem for problem, samples in values.items() if not len(samples)]
     if empty or not values:
-        raise ValueError(f"a bootstrap needs at least one sample of every problem, found none for {empty or 'any'}")
-    ordered = [values[problem] for problem in sorted(values)]
-    total_G = torch.tensor([sum(samples) for samples in ordered], dtype=torch.float64)
-    return total_G, torch.tensor([len(samples) for samples in ordered], dtype=torch.float64)
+        raise ValueError(f"an interval needs at least one sample of every problem, found none for {empty or 'any'}")
+    beyond = [value for samples in values.values() for value in samples if not 0 <= value <= 1]
+    if beyond:
+        raise ValueError(f"the interval of a success rate needs values from 0 to 1, found {beyond[0]}")

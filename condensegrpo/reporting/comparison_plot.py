@@ -24,7 +24,7 @@ def plot(comparison: Comparison, stem: Path) -> tuple[Path, ...]:
         for index, (label, points) in enumerate(lines.items()):
             means = [point.success.mean for point in points]
             low, high = (
-                [abs((mean if bound is None else bound) - mean) for bound, mean in zip(bounds, means, strict=True)]
+                [abs(bound - mean) for bound, mean in zip(bounds, means, strict=True)]
                 for bounds in ([point.success.low for point in points], [point.success.high for point in points])
             )
             peaks, sums = [point.peak_tokens for point in points], [point.summed_tokens for point in points]

@@ -217,10 +217,13 @@ def _held_out(axes: "Axes", panel: Panel, metrics: Metrics) -> None:
             axes.fill_between(low.steps, low.values, high.values, color=HELD_OUT, alpha=0.15, linewidth=0)
     if panel.varied:
         for place, name in enumerate(variants(metrics)):
-            line = series(metrics, f"eval/{name}/{panel.metric}")
+            key = f"eval/{name}/{panel.metric}"
+            line, low, high = series(metrics, key), series(metrics, f"{key}_low"), series(metrics, f"{key}_high")
             colour, marker = VARIANTS[place % len(VARIANTS)], MARKERS[place % len(MARKERS)]
             if line.steps:
                 axes.plot(*line, color=colour, marker=marker, markersize=5, linewidth=1.2, linestyle=":", label=name)
+            if line.steps and line.steps == low.steps == high.steps:
+                axes.vlines(line.steps, low.values, high.values, color=colour, linewidth=1.2)
 
 
 def _page(title: str, picture: str, metrics: Metrics, changes: Sequence[Change]) -> str:
@@ -251,17 +254,25 @@ th {{ color: #555; font-weight: 600; }}
 
 
 def _rows(metrics: Metrics) -> str:
-    """Table rows: the first and last value of every metric in the diagrams."""
+    """Table rows: the first and last value of every metric in the diagrams, with 95 % intervals where there are."""
     places = [("held-out", "eval/"), *((f"held-out {name}", f"eval/{name}/") for name in variants(metrics))]
     lines = [
-        (f"{panel.title} ({panel.unit}), {label}", series(metrics, f"{prefix}{panel.metric}"))
+        (f"{panel.title} ({panel.unit}), {label}", f"{prefix}{panel.metric}")
         for label, prefix in (*places, ("training", ""))
         for panel in PANELS
     ]
-    lines += [(f"{shares.title}: {label}", series(metrics, key)) for shares in SHARES for key, label in shares.lines]
+    lines += [(f"{shares.title}: {label}", key) for shares in SHARES for key, label in shares.lines]
     rows = (
-        (label, f"{values[0]:.4g}", f"{values[-1]:.4g}", f"{steps[0]:.0f} – {steps[-1]:.0f}")
-        for label, (steps, values) in lines
-        if steps
+        (label, _value(metrics, key, steps[0]), _value(metrics, key, steps[-1]), f"{steps[0]:.0f} – {steps[-1]:.0f}")
+        for label, key in lines
+        if (steps := series(metrics, key).steps)
     )
     return "\n".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+
+
+def _value(metrics: Metrics, key: str, step: float) -> str:
+    """``0.9 [0.86, 0.94]``: a metric at a step, with its 95 % interval if it has one."""
+    value, low, high = (
+        dict(zip(*series(metrics, f"{key}{bound}"), strict=True)).get(step) for bound in ("", "_low", "_high")
+    )
+    return f"{value:.4g}" if low is None or high is None else f"{value:.4g} [{low:.3g}, {high:.3g}]"
