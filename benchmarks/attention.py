@@ -33,7 +33,7 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.messages import History, Unit
 from condensegrpo.core.protocols import Reading
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.rollout.group import rollout
+from condensegrpo.rollout.group import problem_groups, rollout
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.samplers.transformers import TransformersSampler
 
@@ -166,7 +166,7 @@ async def _played(config: RunConfig, model: str, problems: int, layers: Sequence
     sampler = TransformersSampler(model)
     renderer = renderer_for(components, model)
     groups = await rollout(
-        {problem.id: problem for problem in components.problems("eval")[:problems]},
+        problem_groups(components.problems("eval")[:problems], 0),
         samples=1,
         environment=components.task.environment,
         engine=trajectory_engine(components, renderer=renderer, sampler=sampler, temperature=0.0),

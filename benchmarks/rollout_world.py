@@ -19,7 +19,7 @@ from condensegrpo.learner.new_model import new_model, new_tokenizer, save_new
 from condensegrpo.learner.policy import load_tokenizer
 from condensegrpo.learner.settings import NewModel
 from condensegrpo.rollout.engine import Engine
-from condensegrpo.rollout.group import named, rollout
+from condensegrpo.rollout.group import problem_groups, rollout
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.rollout.settings import Limits
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
@@ -173,7 +173,7 @@ def play(parts: Engine, world: World, *, barrier: bool = False, step: int = 0) -
     async def run() -> tuple[tuple[Trajectory, ...], ...]:
         meeting = asyncio.Barrier(world.trajectories) if barrier else None
         return await rollout(
-            named(problems),
+            problem_groups(problems, 7),
             samples=1,
             environment=lambda problem: Readings(world, problem, paces[int(problem.id)], meeting),
             engine=parts,

@@ -18,7 +18,7 @@ from condensegrpo.core.protocols import Budget, Condensed, NamedTensors, Problem
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop, Trajectory
 from condensegrpo.rollout.boundary import Ended, checked_messages, guarded
 from condensegrpo.rollout.engine import Engine
-from condensegrpo.rollout.group import named, rollout
+from condensegrpo.rollout.group import problem_groups, rollout
 from condensegrpo.storage import codec
 
 Play = Callable[[], Coroutine[Any, Any, Any]]
@@ -37,7 +37,7 @@ def ended(work: Play, seconds: float | None = None) -> Ended:
 
 def roll(parts: Engine, environment: Callable[[Problem], Any] = Counting) -> tuple[Trajectory, ...]:
     """One trajectory of the question ``fault`` and one of ``count``."""
-    problems = named([problem(0, "fault"), problem(1, "count")])
+    problems = problem_groups([problem(0, "fault"), problem(1, "count")], 7)
     groups = asyncio.run(
         rollout(
             problems,

@@ -16,7 +16,7 @@ from condensegrpo.core.trajectory import ScoredTrajectory, Stop, Trajectory
 from condensegrpo.rewards.correct import Correct
 from condensegrpo.rewards.linear_pass_rate import LinearPassRate
 from condensegrpo.rollout.collect import collect, failures_of, report_failures
-from condensegrpo.rollout.group import named
+from condensegrpo.rollout.group import problem_groups
 from condensegrpo.samplers.scripted import ScriptedSampler
 
 
@@ -59,7 +59,7 @@ def gather(
     )
     found = asyncio.run(
         collect(
-            named(problems or [replace(problem(0), answer="1")]),
+            problem_groups(problems or [replace(problem(0), answer="1")], 7),
             samples=samples,
             environment=environment,
             engine=engine(sampler, **limits),
@@ -77,15 +77,15 @@ def gather(
 
 def test_a_reward_of_single_trajectories_scores_each_the_moment_it_finishes() -> None:
     found, handed = gather(Correct(), slow={"p0/0"})
-    assert handed == ["7-p0-1", "7-p0-2", "7-p0-0"]
-    assert [one.trajectory.id for one in found] == ["7-p0-0", "7-p0-1", "7-p0-2"]
+    assert handed == ["7/0/1", "7/0/2", "7/0/0"]
+    assert [one.trajectory.id for one in found] == ["7/0/0", "7/0/1", "7/0/2"]
     assert [one.score.total for one in found] == [1.0, 1.0, 1.0]
 
 
 def test_a_group_reward_scores_a_group_once_when_its_last_one_has_finished() -> None:
     reward = Siblings()
     found, handed = gather(reward, slow={"p0/0"}, problems=[problem(0), problem(1)])
-    second, first = ["7-p1-0", "7-p1-1", "7-p1-2"], ["7-p0-0", "7-p0-1", "7-p0-2"]
+    second, first = ["7/1/0", "7/1/1", "7/1/2"], ["7/0/0", "7/0/1", "7/0/2"]
     assert reward.seen == [second, first]  # nobody waits for another group
     assert handed == [*second, *first]
     assert [one.trajectory.id for one in found] == [*first, *second]
@@ -96,13 +96,13 @@ def test_siblings_stand_in_the_order_of_their_sample_numbers() -> None:
     """Whoever finishes first: a reward that looks at places gives the same in every run. 2 comes before 10."""
     reward = Siblings()
     gather(reward, slow={"p0/1", "p0/4"}, samples=12)
-    assert reward.seen == [[f"7-p0-{sample}" for sample in range(12)]]
+    assert reward.seen == [[f"7/0/{sample}" for sample in range(12)]]
 
 
 def test_a_problem_that_comes_twice_makes_two_groups() -> None:
     reward = Siblings()
     gather(reward, slow=set(), samples=2, problems=[problem(0), problem(0)])
-    assert sorted(reward.seen) == [["7-p0-0", "7-p0-1"], ["7-p0~2-0", "7-p0~2-1"]]
+    assert sorted(reward.seen) == [["7/0/0", "7/0/1"], ["7/1/0", "7/1/1"]]
 
 
 def test_a_trajectory_holds_its_sample_number_question_and_ground_truth() -> None:
@@ -115,7 +115,7 @@ def test_a_group_of_one_is_a_group() -> None:
     """As in an evaluation with one sample a problem."""
     reward = Siblings()
     found, handed = gather(reward, slow=set(), samples=1)
-    assert reward.seen == [handed] == [["7-p0-0"]]
+    assert reward.seen == [handed] == [["7/0/0"]]
     assert found[0].score.total == 1.0
 
 
@@ -123,7 +123,7 @@ def test_a_hung_sibling_neither_holds_its_group_up_nor_leaves_its_pass_rate() ->
     """NeMo-RL#3238. Two of four hang: p = 1/2, and at the upper anchor λ·p·u = 0.5 · 0.5 · 1."""
     reward = LinearPassRate(context_low=1, context_high=2, coefficient=0.5)
     found, handed = gather(reward, slow={"p0/1", "p0/3"}, samples=4, turn_seconds=0.05)
-    assert handed == [f"7-p0-{sample}" for sample in range(4)]
+    assert handed == [f"7/0/{sample}" for sample in range(4)]
     assert [one.trajectory.stop for one in found] == [Stop.ANSWERED, Stop.SAMPLER_ERROR] * 2
     assert [one.score.total for one in found] == [0.75, 0.0, 0.75, 0.0]
     assert [one.score.correct for one in found] == [1.0, 0.0, 1.0, 0.0]

@@ -72,7 +72,7 @@ def test_an_episode_is_recorded_turn_by_turn() -> None:
     sampler.update_weights((), 3)
     trajectory = play(engine(sampler))
     first, second = trajectory.turns
-    assert (trajectory.id, trajectory.group_id, trajectory.sample) == ("g-0", "g", 0)
+    assert (trajectory.id, trajectory.group_id, trajectory.sample) == ("g/0", "g", 0)
     assert (trajectory.problem_id, trajectory.question, trajectory.ground_truth) == ("p0", "count", None)
     assert (trajectory.stop, trajectory.answer, trajectory.detail) == (Stop.ANSWERED, "7", "")
     assert shown(first.prompt_ids) == (

@@ -17,7 +17,7 @@ from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Condenser, Demonstrates, Problem, Step
 from condensegrpo.core.trajectory import Stop, Trajectory
-from condensegrpo.rollout.group import named, rollout
+from condensegrpo.rollout.group import problem_groups, rollout
 from condensegrpo.tasks.facts import KEYS, NOISE, FactsTask
 
 FOUR_PAGES = Problem(
@@ -295,7 +295,7 @@ def careful(prompt: str) -> str:
 def played(task: FactsTask, condenser: Condenser, *, max_turns: int) -> list[Trajectory]:
     async def run() -> list[Trajectory]:
         groups = await rollout(
-            named(task.problems("eval")),
+            problem_groups(task.problems("eval"), 7),
             samples=1,
             environment=task.environment,
             engine=engine(agent(careful), condenser=condenser, max_turns=max_turns),

@@ -2,8 +2,9 @@
 
 import asyncio
 import random
+import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import NamedTensors, Problem, Step
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop, Trajectory
 from condensegrpo.rollout.engine import Engine
-from condensegrpo.rollout.group import named, rollout
+from condensegrpo.rollout.group import ProblemGroup, problem_groups, rollout
 from condensegrpo.rollout.settings import Trigger
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.samplers.transformers import TransformersSampler
@@ -43,7 +44,7 @@ def roll(
 
     async def run() -> Groups:
         return await rollout(
-            named(problems),
+            problem_groups(problems, 7),
             samples=samples,
             environment=environment,
             engine=parts,
@@ -76,17 +77,17 @@ class Seeded:
 
 
 def content(trajectory: Trajectory) -> tuple[object, ...]:
-    """All of a trajectory but how long it took."""
-    return trajectory.id, trajectory.turns, trajectory.stop, trajectory.answer
+    """All of a trajectory but how long it took and its place in the batch."""
+    return trajectory.problem_id, trajectory.sample, trajectory.turns, trajectory.stop, trajectory.answer
 
 
 def test_groups_come_in_problem_order_under_readable_names() -> None:
     groups = roll(engine(agent(counting)), [problem(2), problem(1)], samples=3)
     assert [[one.id for one in group] for group in groups] == [
-        ["7-p2-0", "7-p2-1", "7-p2-2"],
-        ["7-p1-0", "7-p1-1", "7-p1-2"],
+        ["7/0/0", "7/0/1", "7/0/2"],
+        ["7/1/0", "7/1/1", "7/1/2"],
     ]
-    assert [{one.group_id for one in group} for group in groups] == [{"7-p2"}, {"7-p1"}]
+    assert [{one.group_id for one in group} for group in groups] == [{"7/0"}, {"7/1"}]
     assert [{one.problem_id for one in group} for group in groups] == [{"p2"}, {"p1"}]
     assert {one.answer for group in groups for one in group} == {"5"}
 
@@ -96,7 +97,7 @@ def test_on_finish_sees_each_trajectory_as_it_ends() -> None:
     slow_first = ScriptedSampler(lambda _: said("answer 1"), seconds=lambda ids: 0.1 if "slow" in shown(ids) else 0.0)
     problems = [problem(0, "slow"), problem(1, "fast")]
     roll(engine(slow_first), problems, samples=1, on_finish=lambda one: seen.append(one.id))
-    assert seen == ["7-p1-0", "7-p0-0"]
+    assert seen == ["7/1/0", "7/0/0"]
 
 
 def test_nobody_waits_for_a_turn_of_another() -> None:
@@ -142,11 +143,12 @@ def test_a_hung_or_crashed_sibling_costs_only_itself() -> None:
 def test_a_trajectory_does_not_depend_on_its_company_or_on_the_pace() -> None:
     parts = engine(Seeded())
     problems = [problem(number) for number in range(4)]
-    together = {one.id: content(one) for group in roll(parts, problems, samples=4) for one in group}
-    backwards = {one.id: content(one) for group in roll(parts, problems[::-1], samples=2) for one in group}
-    single = {one.id: content(one) for one in roll(parts, [problems[2]], samples=1)[0]}
-    assert all(together[name] == backwards[name] for name in backwards)
-    assert single == {"7-p2-0": together["7-p2-0"]}
+    together = [content(one) for group in roll(parts, problems, samples=4) for one in group]
+    backwards = [content(one) for group in roll(parts, problems[::-1], samples=2) for one in group]
+    single = [content(one) for one in roll(parts, [problems[2]], samples=1)[0]]
+    assert (len(together), len(backwards)) == (16, 8)
+    assert all(one in backwards for one in single)
+    assert all(one in together for one in backwards)
     siblings = roll(parts, [problems[0]], samples=8)[0]
     assert len({tuple(turn.output_ids for turn in one.turns) for one in siblings}) > 2
 
@@ -159,7 +161,7 @@ def test_another_run_seed_gives_other_trajectories() -> None:
 
 def test_a_problem_that_comes_twice_has_two_groups_with_streams_of_their_own() -> None:
     first, second = roll(engine(Seeded()), [problem(), problem()], samples=6)
-    assert ({one.group_id for one in first}, {one.group_id for one in second}) == ({"7-p0"}, {"7-p0~2"})
+    assert ({one.group_id for one in first}, {one.group_id for one in second}) == ({"7/0"}, {"7/1"})
     assert {one.problem_id for one in (*first, *second)} == {"p0"}
     assert len({one.id for one in (*first, *second)}) == 12
     assert [one.turns for one in first] != [one.turns for one in second]
@@ -167,10 +169,10 @@ def test_a_problem_that_comes_twice_has_two_groups_with_streams_of_their_own() -
 
 def test_two_ranks_sample_what_one_would() -> None:
     """Names are given in the whole batch: within a rank's share both occurrences of p0 would be ``p0``."""
-    batch = named([problem(0), problem(1), problem(1), problem(0)])
+    batch = problem_groups([problem(0), problem(1), problem(1), problem(0)], 7)
     parts = engine(Seeded())
 
-    def sampled(share: Mapping[str, Problem]) -> dict[str, object]:
+    def sampled(share: Sequence[ProblemGroup]) -> dict[str, object]:
         groups = asyncio.run(
             rollout(
                 share,
@@ -185,7 +187,7 @@ def test_two_ranks_sample_what_one_would() -> None:
         return {one.id: content(one) for group in groups for one in group}
 
     together = sampled(batch)
-    shares = [sampled(dict(list(batch.items())[rank::2])) for rank in range(2)]
+    shares = [sampled(batch[rank::2]) for rank in range(2)]
     assert len(together) == 12
     assert not shares[0].keys() & shares[1].keys()
     assert {**shares[0], **shares[1]} == together
@@ -193,15 +195,26 @@ def test_two_ranks_sample_what_one_would() -> None:
 
 def test_problems_that_come_again_are_numbered() -> None:
     batch = [problem(0), problem(1), problem(0, "again"), problem(0)]
-    assert list(named(batch).items()) == list(zip(["p0", "p1", "p0~2", "p0~3"], batch, strict=True))
-    assert named([]) == {}
+    groups = problem_groups(batch, 6)
+    assert [group.name for group in groups] == ["p0", "p1", "p0~2", "p0~3"]
+    assert [group.id for group in groups] == ["6/0", "6/1", "6/2", "6/3"]
+    assert [group.problem for group in groups] == batch
+    assert problem_groups([], 6) == ()
+
+
+def test_ids_need_no_quotes_in_a_shell() -> None:
+    """The id of a problem may hold anything; those of groups and trajectories are numbers."""
+    (group,) = roll(engine(agent(counting)), [Problem(id="train 7: $(rm) 'a'", question="count")], samples=2)
+    assert [one.id for one in group] == ["7/0/0", "7/0/1"] == [shlex.quote(one.id) for one in group]
 
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(["a", "a~2", "a~3", "a~2~", "a~2~2", "b"])))
 def test_names_are_unique_whatever_the_ids(ids: list[str]) -> None:
     batch = [Problem(id=one, question=str(number)) for number, one in enumerate(ids)]
-    assert list(named(batch).values()) == batch  # in order, none lost
+    groups = problem_groups(batch, 6)
+    assert [group.problem for group in groups] == batch  # in order, none lost
+    assert len({group.name for group in groups}) == len(batch)
 
 
 def test_what_on_finish_raises_stops_the_rollout_and_leaves_nothing_running() -> None:
@@ -216,7 +229,7 @@ def test_what_on_finish_raises_stops_the_rollout_and_leaves_nothing_running() ->
         )
         with pytest.raises(OSError, match="no space left"):
             await rollout(
-                named([problem(0, "fast"), problem(1, "slow")]),
+                problem_groups([problem(0, "fast"), problem(1, "slow")], 7),
                 samples=1,
                 environment=Counting,
                 engine=engine(fast_and_slow, turn_seconds=60),
@@ -237,7 +250,7 @@ def test_a_cancelled_rollout_leaves_nothing_running() -> None:
         slow = ScriptedSampler(lambda _: said("answer 1"), seconds=60.0)
         task = asyncio.create_task(
             rollout(
-                named([problem()]),
+                problem_groups([problem()], 7),
                 samples=3,
                 environment=Counting,
                 engine=engine(slow, turn_seconds=60),
@@ -309,10 +322,11 @@ def test_a_model_and_an_environment_give_the_same_trajectories_in_any_company(mo
     assert [segments.check(one) for one in flat] == [()] * 12
     assert {one.stop for one in flat} <= {Stop.TURN_LIMIT, Stop.OUTPUT_LENGTH}
     assert sum(len(one.turns) == 5 for one in flat) >= 3
-    again = {one.id: one for group in roll(parts, problems[::-1], samples=2) for one in group}
-    by_id = {one.id: one for one in flat}
-    for name, one in again.items():
-        assert [turn.output_ids for turn in one.turns] == [turn.output_ids for turn in by_id[name].turns]
+    again = [one for group in roll(parts, problems[::-1], samples=2) for one in group]
+    by_sample = {(one.problem_id, one.sample): one.turns for one in flat}
+    for one in again:
+        turns = by_sample[one.problem_id, one.sample]
+        assert [turn.output_ids for turn in one.turns] == [turn.output_ids for turn in turns]
     seen = [turn.condensation for one in flat for turn in one.turns[2:]]
     assert any(seen)
 
@@ -333,7 +347,7 @@ def test_a_perfect_agent_solves_the_ledger_with_a_context_of_one_turn() -> None:
 
     async def run() -> Groups:
         return await rollout(
-            named(task.problems("eval")),
+            problem_groups(task.problems("eval"), 7),
             samples=1,
             environment=task.environment,
             engine=engine(agent(reply), condenser=LastK(keep_last=1)),

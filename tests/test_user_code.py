@@ -34,7 +34,7 @@ from condensegrpo.core.trajectory import ScoredTrajectory, Stop, Trajectory
 from condensegrpo.metrics.trajectories import facts_of, summarise
 from condensegrpo.rollout.collect import collect
 from condensegrpo.rollout.engine import Engine
-from condensegrpo.rollout.group import named
+from condensegrpo.rollout.group import problem_groups
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage import codec
@@ -83,7 +83,7 @@ def collected(
     with BackgroundLoop("test", close_seconds=PLUGIN_SECONDS, blocked_seconds=seconds) as loop:
         return loop.run(
             collect(
-                named([problem()]),
+                problem_groups([problem()], 0),
                 samples=samples,
                 environment=environment,
                 engine=parts,

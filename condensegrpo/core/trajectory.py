@@ -157,9 +157,9 @@ class Rejected:
 class Trajectory:
     """One episode, [(c_1, o_1), …, (c_k, o_k)]. It may have no turn at all if nothing could be sampled."""
 
-    id: str  # group_id-sample
+    id: str  # step/problem/sample, such as 6/12/3; of files of version 2 and older 6-<problem id>-3
     problem_id: str
-    group_id: str
+    group_id: str  # step/problem: the number of a problem counts those of a batch, from 0
     sample: int  # its number in its group, from 0
     question: str | None = None  # of the problem; None: not known
     ground_truth: str | None = None  # the answer of the problem; None: not known

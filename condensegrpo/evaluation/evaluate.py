@@ -15,7 +15,7 @@ from condensegrpo.evaluation.figures import evaluation
 from condensegrpo.learner import ranks
 from condensegrpo.metrics.trajectories import facts_of
 from condensegrpo.rollout.collect import collect, failures_of, report_failures
-from condensegrpo.rollout.group import named
+from condensegrpo.rollout.group import problem_groups
 
 EVALUATION_STEP = -1  # names the random streams of evaluations apart from those of training
 
@@ -38,8 +38,8 @@ def evaluate(
     """
     began = time.monotonic()
     config = components.config
-    chosen = named(components.problems("eval")[: config.evaluate.problems])
-    own = dict(list(chosen.items())[ranks.rank() :: ranks.world_size()])
+    batch = problem_groups(components.problems("eval")[: config.evaluate.problems], step=sampler.version)
+    own = batch[ranks.rank() :: ranks.world_size()]
     temperature = config.evaluate.temperature
     engine = trajectory_engine(
         components,

@@ -15,7 +15,7 @@ from condensegrpo.core.protocols import Environment, GroupReward, Problem, Rewar
 from condensegrpo.core.thread_call import awaited_in_thread
 from condensegrpo.core.trajectory import ScoredTrajectory, Stop, Trajectory
 from condensegrpo.rollout.engine import Engine
-from condensegrpo.rollout.group import rollout
+from condensegrpo.rollout.group import ProblemGroup, rollout
 from condensegrpo.rollout.scoring import named, score, score_group, with_score
 
 T = TypeVar("T")
@@ -30,6 +30,7 @@ class FailureKind:
 
     stop: Stop
     first: Failure
+    trajectory: str  # id of the first
     count: int
 
 
@@ -84,7 +85,7 @@ class _Scorer:
 
 
 async def collect(
-    problems: Mapping[str, Problem],
+    batch: Sequence[ProblemGroup],
     *,
     samples: int,
     environment: Callable[[Problem], Environment],
@@ -94,10 +95,10 @@ async def collect(
     step: int,
     on_scored: OnScored,
 ) -> tuple[ScoredTrajectory, ...]:
-    """``samples`` scored trajectories of every problem: group by group in the order of the problems.
+    """``samples`` scored trajectories of every problem: group by group in the order of the batch.
 
     Args:
-        problems: by a name that is unique in the batch, see ``rollout.group.named``.
+        batch: of ``rollout.group.problem_groups``, or a share of them.
         reward: a ``Reward`` scores each trajectory as it finishes; a ``GroupReward`` scores all trajectories of a
             group, failed ones included, when the last one has finished. It is called in threads, several at a time,
             so that a slow reward delays no episode. One that raises or takes longer than ``reward_seconds`` ends its
@@ -105,9 +106,9 @@ async def collect(
         on_scored: called with each trajectory once it is scored, in the order in which they finish; with a
             ``GroupReward`` by groups, in the order of sample numbers, and after an interruption not with the
             trajectories of unfinished groups.
-        run_seed: names the random streams, together with ``step`` and the problem's name.
+        run_seed: names the random streams, together with ``step`` and the group's name.
     """
-    by_id = {problem.id: problem for problem in problems.values()}
+    by_id = {group.problem.id: group.problem for group in batch}
     scorer = _Scorer(
         problems=by_id,
         samples=samples,
@@ -116,7 +117,7 @@ async def collect(
         on_scored=on_scored,
     )
     groups = await rollout(
-        problems,
+        batch,
         samples=samples,
         environment=environment,
         engine=engine,
@@ -131,7 +132,8 @@ def failures_of(scored: Sequence[ScoredTrajectory]) -> Failures:
     """The failures among some trajectories: each rank counts its own, ``report_failures`` takes those of all ranks."""
     failed = [member.trajectory for member in scored if member.trajectory.stop in FAILURES]
     kinds = [
-        FailureKind(each.stop, each.failure or Failure(source="", error="", message=each.detail), 1) for each in failed
+        FailureKind(each.stop, each.failure or Failure(source="", error="", message=each.detail), each.id, 1)
+        for each in failed
     ]
     return Failures(trajectories=len(scored), kinds=_merged(kinds))
 
@@ -148,7 +150,7 @@ def report_failures(ranks: Sequence[Failures], observer: Observer) -> None:
     trajectories = sum(rank.trajectories for rank in ranks)
     kinds = _merged(kind for rank in ranks for kind in rank.kinds)
     for kind in kinds:
-        text = f"{kind.count} of {trajectories} trajectories failed ({kind.stop}): {kind.first}"
+        text = f"{kind.count} of {trajectories} trajectories failed ({kind.stop}): {kind.first}; first in {kind.trajectory}"
         observer.failed(text, kind.first.traceback)
     if kinds and sum(kind.count for kind in kinds) == trajectories:
         raise RolloutError(

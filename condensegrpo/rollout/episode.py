@@ -103,7 +103,7 @@ async def run_episode(
 
     Args:
         environment: makes the environment of this episode, as ``Task.environment`` does.
-        sample: number of the episode in its group, from 0; the id of the trajectory is ``group_id-sample``.
+        sample: number of the episode in its group, from 0; the id of the trajectory is ``group_id/sample``.
         seed: n → seed of the random stream of the nth text of the episode. Condense turns and rejected texts count;
             without any, n is the turn. Below 0: of drafts, −1 the first.
         draw: in [0, 1), of the problem, equal for its trajectories: selects a point in the jitter of the trigger.
@@ -112,7 +112,7 @@ async def run_episode(
         The trajectory with every sampled turn, also after a failure; see ``Stop`` for how it may end.
     """
     started = time.monotonic()
-    record = _Record(trajectory=f"{group_id}-{sample}", seed=seed)
+    record = _Record(trajectory=f"{group_id}/{sample}", seed=seed)
     ending = await _play(problem, environment, engine, draw, record)
     return Trajectory(
         id=record.trajectory,

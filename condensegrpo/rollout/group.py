@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from condensegrpo.core.protocols import Environment, Problem
@@ -12,8 +13,17 @@ from condensegrpo.rollout.episode import run_episode
 from condensegrpo.rollout.randomness import problem_draw, stream_seed
 
 
+@dataclass(frozen=True, slots=True)
+class ProblemGroup:
+    """A problem of a batch, which is sampled several times."""
+
+    id: str  # step/problem, such as 6/12: problem 12 of the batch, counted from 0; needs no quotes in a shell
+    name: str  # unique in the batch, of the problem's id; names the random streams
+    problem: Problem
+
+
 async def rollout(
-    problems: Mapping[str, Problem],
+    batch: Iterable[ProblemGroup],
     *,
     samples: int,
     environment: Callable[[Problem], Environment],
@@ -24,35 +34,31 @@ async def rollout(
 ) -> tuple[tuple[Trajectory, ...], ...]:
     """``samples`` trajectories of every problem.
 
-    Group ``7-gsm8k-12`` of step 7 holds the trajectories ``7-gsm8k-12-0``, ``7-gsm8k-12-1``, …. A failed or
-    hanging episode affects no other.
+    Group ``7/12`` holds the trajectories ``7/12/0``, ``7/12/1``, …. A failed or hanging episode affects no other.
 
     Args:
-        problems: by a name that is unique in the whole batch, see ``named``. The name is part of the ids of groups and
-            trajectories and names the random streams, so it must not depend on which share of the batch this is.
+        batch: of ``problem_groups``, or a share of them: ids and random streams do not depend on the share.
+        step: names the random streams, together with ``run_seed`` and the group's name.
         on_finish: awaited with each trajectory as soon as it ends, while others go on; an exception stops the rollout.
 
     Returns:
-        One group a problem in the order of the problems, trajectories in the order of their sample number.
+        One group a problem in the order of the batch, trajectories in the order of their sample number.
     """
 
-    async def play(problem: Problem, name: str, sample: int) -> Trajectory:
+    async def play(group: ProblemGroup, sample: int) -> Trajectory:
         trajectory = await run_episode(
-            problem,
+            group.problem,
             environment=environment,
             engine=engine,
-            group_id=f"{step}-{name}",
+            group_id=group.id,
             sample=sample,
-            seed=partial(stream_seed, run_seed, step, name, sample),
-            draw=problem_draw(run_seed, step, name),
+            seed=partial(stream_seed, run_seed, step, group.name, sample),
+            draw=problem_draw(run_seed, step, group.name),
         )
         await on_finish(trajectory)
         return trajectory
 
-    tasks = [
-        [asyncio.create_task(play(problem, name, sample)) for sample in range(samples)]
-        for name, problem in problems.items()
-    ]
+    tasks = [[asyncio.create_task(play(group, sample)) for sample in range(samples)] for group in batch]
     flat = [task for group in tasks for task in group]
     try:
         await asyncio.gather(*flat)
@@ -63,13 +69,16 @@ async def rollout(
     return tuple(tuple(task.result() for task in group) for group in tasks)
 
 
-def named(problems: Sequence[Problem]) -> dict[str, Problem]:
-    """The problems of a batch by unique names, in order: its id, and for an id that comes again ``id~2``, ``id~3``, ….
+def problem_groups(problems: Sequence[Problem], step: int) -> tuple[ProblemGroup, ...]:
+    """The groups of a batch, in order. Their names are ids of problems; for one that comes again ``id~2``, ``id~3``, ….
 
     Apply it to the whole batch of a step, before ranks take their shares: then two occurrences of a problem have
     different random streams on every rank.
 
-        a b a  ─▶  a: a   b: b   a~2: a
+        a b a of step 6  ─▶  6/0 a   6/1 b   6/2 a~2
+
+    Args:
+        step: optimiser step that the batch is for, or that the policy has taken when it is evaluated; begins the ids.
     """
     names: dict[str, Problem] = {}
     occurrences: Counter[str] = Counter()
@@ -79,4 +88,4 @@ def named(problems: Sequence[Problem]) -> dict[str, Problem]:
         while name in names:  # the id of another problem
             name += "~"
         names[name] = problem
-    return names
+    return tuple(ProblemGroup(f"{step}/{place}", *each) for place, each in enumerate(names.items()))

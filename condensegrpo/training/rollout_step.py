@@ -19,7 +19,7 @@ from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.learner import ranks
 from condensegrpo.rollout.collect import collect, failures_of, report_failures
 from condensegrpo.rollout.engine import Engine
-from condensegrpo.rollout.group import named
+from condensegrpo.rollout.group import ProblemGroup, problem_groups
 from condensegrpo.storage.trajectories import write_trajectory
 from condensegrpo.training.data_order import indices, spare_indices
 
@@ -105,9 +105,9 @@ class BatchRollout:
             on_scored=record,
         )
 
-    def _share(self, batch: Round) -> dict[str, Problem]:
-        everything = list(named([self.problems[index] for index in batch.chosen]).items())
-        return dict(everything[len(everything) - batch.new :][ranks.rank() :: ranks.world_size()])
+    def _share(self, batch: Round) -> tuple[ProblemGroup, ...]:
+        everything = problem_groups([self.problems[index] for index in batch.chosen], batch.step)
+        return everything[len(everything) - batch.new :][ranks.rank() :: ranks.world_size()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
