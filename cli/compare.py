@@ -2,10 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +15,7 @@ from rich.table import Table
 from condensegrpo.cli import theme
 from condensegrpo.cli.neutral import counted
 from condensegrpo.core.errors import ConfigError, RunError
-from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.storage.files import write_atomically
-from condensegrpo.storage.trajectories import write_trajectory
 
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
@@ -93,14 +89,17 @@ def compare(
         from condensegrpo.cli.quiet import quiet_libraries
         from condensegrpo.evaluation.compare import check, contenders
         from condensegrpo.evaluation.compare import compare as run_comparison
+        from condensegrpo.learner.policy import save_tokenizer, trained_steps
         from condensegrpo.reporting.comparison_plot import plot
 
         quiet_libraries()
         entrants = check(config, contenders(named, limits, config), model)
         use_threads(config)
+        if save is not None:
+            save_tokenizer(model, save)
         with closing(open_sampler(config, model)) as sampler:
             result = run_comparison(
-                entrants, sampler=sampler, source=model, observer=display, on_scored=trajectory_writer(save)
+                entrants, sampler=sampler, source=model, step=trained_steps(model), observer=display, save=save
             )
     text = json.dumps(asdict(result), indent=2)
     write_atomically(out / FILES[0], f"{text}\n")
@@ -111,12 +110,8 @@ def compare(
     console = theme.console()
     console.print(_figures_table(result))
     console.print(_differences_table(result))
-    console.print(f"model   {result.model}\nfolder  {out}: {', '.join(FILES)}")
-
-
-def trajectory_writer(file: Path | None) -> Callable[[ScoredTrajectory], None]:
-    """A function that appends each trajectory to ``file``; without a file it does nothing."""
-    return partial(write_trajectory, file) if file is not None else lambda _: None
+    steps = "" if result.step is None else f", after {counted(result.step, 'step', 'steps')}"
+    console.print(f"model   {result.model}{steps}\nfolder  {out}: {', '.join(FILES)}")
 
 
 def _figures_table(result: "Comparison") -> Table:

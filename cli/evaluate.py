@@ -1,6 +1,7 @@
 """``condensegrpo eval``."""
 
 import json
+import shlex
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 from condensegrpo.cli.compare import compare as run_comparison
-from condensegrpo.cli.compare import trajectory_writer
 from condensegrpo.cli.debugging import Debug, tracebacks
 from condensegrpo.cli.neutral import counted
 from condensegrpo.core.errors import ConfigError, RunError
@@ -25,13 +25,18 @@ MOST_TURNS = 10  # of the information by turn that the table shows; --json has a
 
 
 def evaluate(
-    policy: Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="A run folder, a model folder or a Hub id.")],
+    policy: Annotated[
+        str, typer.Argument(metavar="MODEL_OR_RUN", help="A run, checkpoint or model folder, or a Hub id.")
+    ],
     arguments: Annotated[
         list[str] | None,
         typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help="By default the configuration of the run."),
     ] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Trajectories per problem.")] = None,
-    save: Annotated[Path | None, typer.Option(help="Also write the trajectories to this JSONL file.")] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Also write the trajectories and the tokenizer into this new folder."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     compare: Annotated[
         str | None,
@@ -67,19 +72,24 @@ def evaluate(
         config = vary(config, [f"evaluate.samples={samples}"])
     if save is not None:
         try:
-            save.touch(exist_ok=False)  # an existing or unwritable file is refused before anything is loaded
+            save.mkdir(parents=True)  # an existing or unwritable folder is refused before anything is loaded
         except OSError as error:
-            raise RunError(f"creating {save} for the trajectories: {error.strerror}. Give another file.") from error
+            raise RunError(f"creating {save} for the trajectories: {error.strerror}. Give another folder.") from error
     with tracebacks(shown=debug):
         if compare is not None:
             folder = out or Path("compare")
             run_comparison(config, model, compare, budgets, folder, save=save, quiet=as_json, debug=debug)
             return
         result = _evaluate(config, model, save, quiet=as_json, debug=debug)
+    from condensegrpo.learner.policy import trained_steps
+
+    step = trained_steps(model)
     if as_json:
-        typer.echo(json.dumps(asdict(result), indent=2))
+        typer.echo(json.dumps({"model": model, "step": step, **asdict(result)}, indent=2))
         return
-    _print(result, model)
+    _print(result, model, step)
+    if save is not None:
+        typer.echo(f"next: condensegrpo inspect-trajectory {shlex.quote(str(save))} --tokens")
 
 
 def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str]":
@@ -90,20 +100,22 @@ def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str]":
     overrides = [argument for argument in arguments if "=" in argument]
     if len(names) > 1:
         raise ConfigError(f"reading the arguments: wanted at most one CONFIG, found {names}.")
-    is_run = (Path(policy) / "config.yaml").is_file()
+    is_checkpoint = (Path(policy) / "manifest.json").is_file()
+    run = Path(policy).resolve().parent.parent if is_checkpoint else Path(policy)
+    is_run = (run / "config.yaml").is_file()
     if not names and not is_run:
         raise ConfigError(
-            f"evaluating {policy}: it is not a run folder, so a CONFIG must say the task. Add one, such as gsm8k."
+            f"evaluating {policy}: it is not a run folder or a checkpoint in one, so a CONFIG must say the task. Add "
+            f"one, such as gsm8k."
         )
-    if names:
-        config = load_config(find_config(names[0]), overrides)
-    else:
-        config = load_stored(Path(policy) / "config.yaml", overrides)
+    config = load_config(find_config(names[0]), overrides) if names else load_stored(run / "config.yaml", overrides)
+    if is_checkpoint:
+        return config, str(Path(policy) / "model")
     if not is_run:
         return config, policy
     from condensegrpo.learner import checkpoint
 
-    newest = checkpoint.latest(RunFolder.open(Path(policy)).checkpoints)
+    newest = checkpoint.latest(RunFolder.open(run).checkpoints)
     if newest is None:
         raise RunError(f"evaluating {policy}: it has no checkpoint yet. Wait for one, or continue with train --resume.")
     return config, str(newest / "model")
@@ -120,23 +132,28 @@ def _evaluate(config: "RunConfig", model: str, save: Path | None, *, quiet: bool
         from condensegrpo.assembly.runtime import open_sampler, use_threads
         from condensegrpo.cli.quiet import quiet_libraries
         from condensegrpo.evaluation.evaluate import evaluate as run_evaluation
+        from condensegrpo.learner.policy import save_tokenizer, trained_steps
+        from condensegrpo.storage.run_folder import evaluation_file
 
         quiet_libraries()
         components = build(config)
         check_model(components, model)
         use_threads(config)
+        if save is not None:
+            save_tokenizer(model, save)
         with closing(open_sampler(config, model)) as sampler:
             return run_evaluation(
                 HELD_OUT,
                 components,
                 sampler=sampler,
                 source=model,
+                step=trained_steps(model),
                 observer=display,
-                on_scored=trajectory_writer(save),
+                file=None if save is None else save / evaluation_file(HELD_OUT),
             )
 
 
-def _print(result: "Evaluation", model: str) -> None:
+def _print(result: "Evaluation", model: str, step: int | None) -> None:
     table = Table(
         title=f"{counted(result.problems, 'held-out problem', 'held-out problems')} × "
         f"{counted(result.samples, 'sample', 'samples')}, seed {result.seed}",
@@ -172,4 +189,5 @@ def _print(result: "Evaluation", model: str) -> None:
     table.add_row("seconds", f"{result.seconds:.1f}")
     console = Console()
     console.print(table)
-    console.print(f"model: {model}", highlight=False, soft_wrap=True, markup=False)
+    steps = "" if step is None else f", after {counted(step, 'step', 'steps')}"
+    console.print(f"model: {model}{steps}", highlight=False, soft_wrap=True, markup=False)

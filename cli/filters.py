@@ -23,6 +23,8 @@ FIELDS = (
     "id",
     "group",
     "problem",
+    "question",
+    "ground_truth",
     "score",
     "correct",
     "format",

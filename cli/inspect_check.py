@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from condensegrpo.algorithms.segments import check
-from condensegrpo.cli.inspection import InspectedStep
+from condensegrpo.cli.opening import InspectedStep
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.storage.credit import Credit
 

@@ -17,25 +17,30 @@ CHOSEN = "▶"
 HANDLED = {"mask": " (masked)", "penalise": " (penalised)"}  # shown after the stop reason
 
 
-def group_table(groups: Sequence[Group], chosen: str) -> Table:
-    """One row for each group; groups that do not train say why."""
-    table = _table(
-        f"{counted(len(groups), 'group', 'groups')}, {sum(not group.signal for group in groups)} without signal"
-    )
-    for heading in ("", "group", "n"):
-        table.add_column(heading, justify="right" if heading == "n" else "left", overflow="fold")
-    for heading in ("correct", "score", "advantage", "turns", "context", "output"):
+def group_table(groups: Sequence[Group], chosen: str, width: int) -> Table:
+    """One row for each group; groups that do not train say why. A narrow console has no question and ground truth."""
+    credited = any(group.signal is not None for group in groups)
+    idle = f", {sum(group.signal is False for group in groups)} without signal" if credited else ""
+    table = _table(f"{counted(len(groups), 'group', 'groups')}{idle}")
+    asked = width >= WIDE and any(group.question is not None for group in groups)
+    table.add_column("", no_wrap=True)
+    table.add_column("group", overflow="fold")
+    for heading in ("question", "ground truth")[: 2 * asked]:
+        table.add_column(heading, overflow="fold")
+    for heading in ("n", "correct", "score", *(["advantage"] if credited else []), "turns", "context", "output"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for group in groups:
         members = group.siblings
+        advantages = [sibling.advantage for sibling in members if sibling.advantage is not None]
         table.add_row(
             Text(CHOSEN if group.id == chosen else " ", theme.HEAD),
             Text(one_line(group.id, 48)),
+            *([_known(group.question, 32), _known(group.ground_truth, 16)] if asked else []),
             str(len(members)),
             f"{sum(sibling.correct for sibling in members) / len(members):.2f}",
             _span([sibling.score for sibling in members], ".3f"),
-            _span([sibling.advantage for sibling in members if sibling.advantage is not None], "+.2f"),
+            *([_span(advantages, "+.2f")] if credited else []),
             _span([sibling.turns for sibling in members], "d"),
             _span([sibling.context for sibling in members], "d"),
             _span([sibling.output for sibling in members], "d"),
@@ -50,23 +55,26 @@ def sibling_table(title: str, members: Sequence[Sibling], chosen: str, width: in
     wide = width >= WIDE
     table = _table(title)
     names = list(dict.fromkeys(name for sibling in members for name in sibling.components))[: MOST_COMPONENTS * wide]
+    credited = any(sibling.advantages is not None for sibling in members)
     table.add_column("", no_wrap=True)
-    table.add_column("trajectory", overflow="fold", min_width=12)
+    table.add_column("#", justify="right", no_wrap=True)
+    table.add_column("trajectory", overflow="fold", min_width=10)
     table.add_column("", no_wrap=True)
-    for heading in ("score", *(one_line(name, 14) for name in names), "advantage", "turns", "context", "output"):
+    shown = ("score", *(one_line(name, 14) for name in names), *(["advantage"] if credited else []))
+    for heading in (*shown, "turns", "context", "output"):
         table.add_column(Text(heading), justify="right", no_wrap=True)
     for heading in ("stop", "answer")[: 1 + wide]:
         table.add_column(heading, overflow="fold")
     largest = max((abs(sibling.advantage) for sibling in members if sibling.advantage is not None), default=0.0)
     for sibling in members:
-        answer = Text(one_line(sibling.answer, 24)) if sibling.answer is not None else Text("–", theme.DIM)
         table.add_row(
             Text(CHOSEN if sibling.id == chosen else " ", theme.HEAD),
+            Text(str(sibling.number), theme.DIM),
             Text(one_line(sibling.id, 60)),
             verdict(sibling) if wide else verdict(sibling)[:1],
             f"{sibling.score:.3f}",
             *(f"{sibling.components[name]:.3g}" if name in sibling.components else "–" for name in names),
-            advantage(sibling, largest),
+            *([advantage(sibling, largest)] if credited else []),
             str(sibling.turns),
             str(sibling.context),
             str(sibling.output),
@@ -74,7 +82,7 @@ def sibling_table(title: str, members: Sequence[Sibling], chosen: str, width: in
                 f"{sibling.stop}{HANDLED.get(sibling.handling or '', '')}",
                 "" if Stop(sibling.stop).gives_answer else theme.WARN,
             ),
-            *([answer] if wide else []),
+            *([_known(sibling.answer, 24)] if wide else []),
             style="bold" if sibling.id == chosen else "",
         )
     return table
@@ -94,6 +102,10 @@ def advantage(sibling: Sibling, largest: float) -> Text:
     if sibling.advantages is None or sibling.advantage is None:
         return Text("–", theme.DIM)
     return Text(_span(sibling.advantages, "+.2f"), theme.signed_style(sibling.advantage, largest))
+
+
+def _known(text: str | None, width: int) -> Text:
+    return Text("–", theme.DIM) if text is None else Text(one_line(text, width))
 
 
 def _table(title: str) -> Table:

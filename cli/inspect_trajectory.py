@@ -13,25 +13,15 @@ from rich.text import Text
 from condensegrpo.cli import theme
 from condensegrpo.cli.filters import parse_where, sort_key
 from condensegrpo.cli.inspect_tables import group_table, sibling_table
-from condensegrpo.cli.inspection import (
-    Group,
-    InspectedStep,
-    Sibling,
-    TokenTexts,
-    TurnView,
-    budget_of,
-    every_step,
-    groups,
-    open_step,
-    siblings,
-    turns,
-)
+from condensegrpo.cli.inspection import Group, Sibling, TokenTexts, TurnView, groups, siblings, turns
 from condensegrpo.cli.neutral import counted, neutral, one_line
+from condensegrpo.cli.opening import InspectedStep, budget_of, every_step, open_step, step_of
 from condensegrpo.cli.trajectory_view import details, heading, overview
 from condensegrpo.core.errors import DataError
 from condensegrpo.metrics.information import changes, description
 from condensegrpo.storage.codec import dump_line
 from condensegrpo.storage.files import write_atomically
+from condensegrpo.storage.trajectories import Provenance
 
 MOST_MATCHES = 20  # rows
 
@@ -43,6 +33,10 @@ class View:
     version: int
     file: str
     step: int | None
+    provenance: Provenance | None  # None: of an older file
+    evaluation: bool  # whether the policy was evaluated: nothing is learned from these trajectories
+    beside: tuple[str, ...]  # names of the other evaluations of the same policy
+    budget: int | None  # of a context, in tokens; None: not known, and bars are drawn against the largest one
     problems: tuple[str, ...]
     groups: tuple[Group, ...]
     matches: tuple[Sibling, ...]  # after --group, --where and --sort; the first is shown
@@ -54,10 +48,18 @@ class View:
 
 
 def inspect_trajectory(
-    path: Annotated[Path, typer.Argument(metavar="RUN_OR_FILE", help="A run folder, or a trajectory file (JSONL).")],
-    step: Annotated[int | None, typer.Option(help="Of a run; by default the last.")] = None,
-    group: Annotated[str | None, typer.Option(help="Only trajectories of this group.")] = None,
-    trajectory: Annotated[str | None, typer.Option(help="Show the trajectory of this id.")] = None,
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="RUN_OR_FILE", help="A run folder, a folder of eval --save, or a trajectory file."),
+    ],
+    step: Annotated[int | None, typer.Option(help="Of a run; by default that of the id, or the last.")] = None,
+    evaluation: Annotated[
+        str | None, typer.Option(metavar="NAME", help="This evaluation, such as held-out, not the training batch.")
+    ] = None,
+    group: Annotated[str | None, typer.Option(help="Only trajectories of this group: 6/12, or 12.")] = None,
+    trajectory: Annotated[
+        str | None, typer.Option(help="Show the trajectory of this id, 6/12/3, or number: 99 or '#99'.")
+    ] = None,
     where: Annotated[str | None, typer.Option(help="Show those for which this holds: 'score==0 and turns>3'.")] = None,
     sort: Annotated[str | None, typer.Option(help="Show the first by this field; -field: the largest first.")] = None,
     turn: Annotated[int | None, typer.Option(min=0, help="Details of this turn only.")] = None,
@@ -77,9 +79,11 @@ def inspect_trajectory(
     Example: condensegrpo inspect-trajectory runs/quickstart --where 'correct == 0' --sort -context --tokens
     """
     if check:
-        _check(every_step(path, step), as_json=as_json)
+        _check(every_step(path, step, evaluation), as_json=as_json)
         return
-    opened = open_step(path, step)
+    if step is None and (path / "config.yaml").is_file():
+        step = step_of(trajectory, group)
+    opened = open_step(path, step, evaluation)
     every = siblings(opened)
     matches = select(every, group=group, trajectory=trajectory, where=where, sort=sort)
     view = _view(opened, every, matches, tokens=tokens)
@@ -100,7 +104,7 @@ def inspect_trajectory(
     if svg is not None:
         picture = theme.recorder()
         draw(picture)
-        write_atomically(svg, picture.export_svg(title=f"condensegrpo inspect-trajectory {path}"))
+        write_atomically(svg, theme.svg(picture, title=f"condensegrpo inspect-trajectory {path}"))
 
 
 def select(
@@ -113,13 +117,20 @@ def select(
         ConfigError: --where or --sort cannot be read.
     """
     holds = parse_where(where) if where else lambda _: True
+    in_group = _meant("group", group, [sibling.group for sibling in every])
+    named = _meant("trajectory", trajectory, [sibling.id for sibling in every])
     matches = [
         sibling
         for sibling in every
-        if group in (None, sibling.group) and trajectory in (None, sibling.id) and holds(sibling.fields)
+        if in_group in (None, sibling.group) and named in (None, sibling.id) and holds(sibling.fields)
     ]
     if not matches:
-        raise DataError(_no_match(every, group=group, trajectory=trajectory, where=where))
+        raise DataError(
+            f"looking for trajectories where {where}: none of {len(every)} is left. Try another step or a wider "
+            f"condition."
+            if where
+            else f"looking for trajectory {named} in group {in_group}: it is in another group. Leave --group out."
+        )
     if sort:
         key = sort_key(sort)
         return tuple(sorted(matches, key=lambda sibling: key(sibling.fields)))
@@ -129,34 +140,51 @@ def select(
     return tuple(matches)
 
 
-def _no_match(every: Sequence[Sibling], *, group: str | None, trajectory: str | None, where: str | None) -> str:
-    for kind, name, names in (
-        ("group", group, dict.fromkeys(sibling.group for sibling in every)),
-        ("trajectory", trajectory, dict.fromkeys(sibling.id for sibling in every)),
-    ):
-        if name is not None and name not in names:
-            more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-            return f"looking for {kind} {name!r}: there are {', '.join(list(names)[:12])}{more}."
-    return (
-        f"looking for trajectories where {where}: none of {len(every)} is left. Try another step or a wider condition."
-    )
+def _meant(kind: str, given: str | None, every: Sequence[str]) -> str | None:
+    """The id that is meant by itself, by its end (12/3 for 6/12/3), or by its number in order (3 or #3), from 0.
+
+    Raises:
+        DataError: none is meant.
+    """
+    ids = list(dict.fromkeys(every))
+    if given is None or given in ids:
+        return given
+    number = given.removeprefix("#")
+    ends = [name for name in ids if name.endswith(f"/{number}")]
+    if number.isdecimal() and (kind == "trajectory" or not ends):  # 12 is also the group 6/12
+        ends = ids[int(number) :][:1]
+    if not ends:
+        more = f" and {len(ids) - 12} more" if len(ids) > 12 else ""
+        raise DataError(f"looking for {kind} {given!r}: there are {', '.join(ids[:12])}{more}.")
+    return ends[0]
 
 
 def _view(opened: InspectedStep, every: Sequence[Sibling], matches: tuple[Sibling, ...], *, tokens: bool) -> View:
     chosen = matches[0]
     scored = next(scored for scored in opened.scored if scored.trajectory.id == chosen.id)
     tokenizer = TokenTexts(opened) if tokens else None
+    budget, largest = budget_of(opened), max(sibling.context for sibling in every)
     credit = opened.credit.get(chosen.id) if opened.credit is not None else None
     return View(
-        version=2,
+        version=3,
         file=str(opened.file),
         step=opened.number,
+        provenance=opened.provenance,
+        evaluation=opened.is_evaluation,
+        beside=opened.beside,
+        budget=budget,
         problems=opened.problems,
         groups=groups(every),
         matches=matches,
         trajectory=chosen,
         detail=scored.trajectory.detail,
-        turns=turns(scored, credit, budget=budget_of(opened), tokenizer=tokenizer),
+        turns=turns(
+            scored,
+            credit,
+            budget=largest if budget is None else budget,
+            tokenizer=tokenizer,
+            version_known=not opened.is_evaluation or (opened.provenance is not None and opened.number is not None),
+        ),
         information=tuple(description(change) for change in changes(scored.trajectory)),
         tokenizer=str(tokenizer.file) if tokenizer and tokenizer.file else None,
     )
@@ -176,8 +204,14 @@ def _listing_parts(view: View, *, asked: str, one_group: bool, width: int) -> It
     """File and step, the groups or the matches, and the siblings of the chosen trajectory."""
     chosen = view.trajectory
     count = sum(len(group.siblings) for group in view.groups)
-    step = f"step {view.step} · " if view.step is not None else ""
-    yield Text(f"{one_line(view.file, 120)}   {step}{counted(count, 'trajectory', 'trajectories')}", theme.DIM)
+    trajectories = counted(count, "trajectory", "trajectories")
+    yield Text(f"{_purpose(view)}{trajectories}   {one_line(view.file, 120)}", theme.DIM)
+    if view.provenance is not None:
+        yield Text(_sampled_with(view.provenance), theme.DIM)
+    if view.beside:
+        yield Text(f"beside it: {one_line(', '.join(view.beside), 120)} (--evaluation NAME)", theme.DIM)
+    if view.budget is None:
+        yield Text("the context budget is not known: bars are drawn against the largest context", theme.DIM)
     for problem in view.problems:
         yield Text(f"incomplete: {problem}", theme.WARN)
     yield Text()
@@ -186,16 +220,34 @@ def _listing_parts(view: View, *, asked: str, one_group: bool, width: int) -> It
         title = f"{counted(len(view.matches), 'trajectory', 'trajectories')}{neutral(asked)}{more}"
         yield sibling_table(title, view.matches[:MOST_MATCHES], chosen.id, width)
     elif not one_group:
-        yield group_table(view.groups, chosen.group)
+        yield group_table(view.groups, chosen.group, width)
     group = next(group for group in view.groups if group.id == chosen.group)
     title = f"group {one_line(group.id, 60)}"
     idle = f": {group.idle}, nothing is learned from it" if group.idle else ""
     yield sibling_table(f"{title}{idle}", group.siblings, chosen.id, width)
 
 
+def _purpose(view: View) -> str:
+    """What the trajectories are for: a training step, or the evaluation of a policy."""
+    if not view.evaluation:
+        return "" if view.step is None else f"step {view.step} · "
+    name = view.provenance.evaluation if view.provenance is not None else None
+    steps = "" if view.step is None else f" after {counted(view.step, 'step', 'steps')} of training"
+    return f"evaluation{f' {one_line(name, 60)}' if name else ''}{steps} · "
+
+
+def _sampled_with(known: Provenance) -> str:
+    how = "greedy" if known.temperature == 0 else f"temperature {known.temperature:g}"
+    model = f"model {one_line(known.model, 80)} · " if known.evaluation is not None else ""
+    return (
+        f"{model}condenser {one_line(known.condenser, 40)} · contexts of at most {known.max_context_tokens} tokens · "
+        f"{how} · seed {known.seed}"
+    )
+
+
 def _trajectory_parts(view: View, shown: Sequence[TurnView], *, tokens: bool, full: bool) -> Iterator[RenderableType]:
     """The chosen trajectory at a glance, then turn by turn."""
-    yield heading(view.trajectory, view.detail)
+    yield heading(view.trajectory, view.detail, full=full)
     yield Text()
     yield overview(view.turns)
     if view.information:

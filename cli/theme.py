@@ -4,6 +4,7 @@ The hues are those of Okabe and Ito (https://jfly.uni-koeln.de/color/). Rich mar
 """
 
 import os
+import re
 import sys
 from io import StringIO
 from typing import TextIO
@@ -46,6 +47,12 @@ def recorder() -> Console:
         highlight=False,
         emoji=False,
     )
+
+
+def svg(recorded: Console, title: str) -> str:
+    """What a ``recorder`` recorded as an SVG that needs no other file: rich's own links fonts of a server."""
+    fonts = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # the first two are rich's, others could be of the text
+    return fonts.sub("", recorded.export_svg(title=title), count=2)
 
 
 def signed_style(value: float, scale: float, *, background: bool = False) -> str:

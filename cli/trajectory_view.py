@@ -11,8 +11,9 @@ from rich.text import Text
 from condensegrpo.cli import context_bar, theme
 from condensegrpo.cli.context_view import newest_messages
 from condensegrpo.cli.inspect_tables import verdict
-from condensegrpo.cli.inspection import Sibling, TurnView, ranges
+from condensegrpo.cli.inspection import Sibling, TurnView
 from condensegrpo.cli.neutral import counted, excerpt, one_line
+from condensegrpo.cli.opening import ranges
 from condensegrpo.cli.token_view import token_grid
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import Condensation, SpanStatus
@@ -21,19 +22,25 @@ KNOWN_WIDTH = 12  # columns of the bar of what a context knows of the answer
 EXCERPT = 600  # characters of a text without --full
 
 
-def heading(sibling: Sibling, detail: str) -> Text:
-    """Its id, question, answer, ground truth, score, and why it ended."""
+def heading(sibling: Sibling, detail: str, *, full: bool) -> Text:
+    """Its id, question, ground truth, answer, score with its parts, and why it ended."""
+    size = 10**9 if full else EXCERPT // 2
     answer = f"answered {one_line(sibling.answer, 40)!r}" if sibling.answer is not None else "no answer"
-    text = Text.assemble(
-        (one_line(sibling.id, 80), "bold"), "   ", verdict(sibling), f"   score {sibling.score:.4g}   {answer}"
-    )
-    text.append(
-        f"   ground truth {one_line(sibling.ground_truth, 40)!r}\n" if sibling.ground_truth is not None else "\n"
-    )
-    if sibling.question is not None:
-        text.append("question ", theme.DIM).append(f"{one_line(sibling.question, 160)}\n")
-    text.append(f"stop {sibling.stop} · {sibling.turns} turns · largest context {sibling.context} tokens · ", theme.DIM)
-    text.append(f"{sibling.output} output tokens · {sibling.seconds:.1f} s", theme.DIM)
+    text = Text.assemble((one_line(sibling.id, 80), "bold"), "   ", verdict(sibling))
+    text.append(f"   score {sibling.score:.4g}   {answer}\n")
+    truth = sibling.ground_truth
+    if truth is None and sibling.question is not None:
+        truth = "none in text: the environment or the reward judges"
+    for name, known in (("problem", sibling.problem), ("question", sibling.question), ("ground truth", truth)):
+        if known is not None:
+            text.append(f"{name:13}", theme.DIM).append(f"{excerpt(known, characters=size)}\n")
+    parts = "   ".join(f"{one_line(name, 40)} {value:.4g}" for name, value in sibling.components.items())
+    if parts:
+        text.append(f"{'reward parts':13}", theme.DIM).append(f"{parts}\n")
+    turns, context = counted(sibling.turns, "turn", "turns"), counted(sibling.context, "token", "tokens")
+    output = counted(sibling.output, "output token", "output tokens")
+    text.append(f"stop {sibling.stop} · {turns} · largest context {context} · {output} · ", theme.DIM)
+    text.append(f"{sibling.seconds:.1f} s", theme.DIM)
     handled = _handled(sibling)
     if handled:
         text.append(f"\n{handled}", theme.WARN)
@@ -67,7 +74,8 @@ def overview(turns: Sequence[TurnView]) -> RenderableType:
     table.add_column("turn", justify="right")
     table.add_column(context_bar.ruler(units), no_wrap=True)
     table.add_column(Text(f"context of {budget} tokens"), no_wrap=True)
-    for name in ("tokens", "output", "advantage"):
+    credited = any(turn.advantage is not None for turn in turns)
+    for name in ("tokens", "output", "advantage")[: 2 + credited]:
         table.add_column(name, justify="right", no_wrap=True)
     scale = max((abs(turn.advantage) for turn in turns if turn.advantage is not None), default=0.0)
     known = [turn.answer_logprob for turn in turns if turn.answer_logprob is not None]
@@ -83,7 +91,7 @@ def overview(turns: Sequence[TurnView]) -> RenderableType:
                 (f"{context.tokens + context.saved} → " if context.saved else "", theme.DIM), str(context.tokens)
             ),
             str(turn.output_tokens),
-            _advantage(turn, scale),
+            *([_advantage(turn, scale)] if credited else []),
             *([_known(turn.answer_logprob, lowest=min(known))] if known else []),
         )
     return Group(table, Text(), context_bar.legend(budget))
@@ -138,7 +146,7 @@ def _rows(turn: TurnView, scale: float, *, full: bool) -> Iterator[tuple[str, Te
         yield "reward", Text(f"{one_line(name, 40)} {value:.4g}")
     if turn.paid is not None:
         yield "reward", Text(f"of the turn {turn.paid:.4g}")
-    yield "trained", _credit(turn, scale)
+    yield "sampled" if turn.advantage is None else "trained", _credit(turn, scale)
 
 
 def _message(when: str, message: Message, size: int) -> tuple[str, Text]:
@@ -168,7 +176,7 @@ def _spans(declared: Condensation) -> Text:
 
 
 def _credit(turn: TurnView, scale: float) -> Text:
-    text = Text(f"{turn.output_tokens} tokens")
+    text = Text(counted(turn.output_tokens, "token", "tokens"))
     if turn.logprob is not None:
         text.append(f"   mean log-probability {turn.logprob:.3f}", theme.DIM)
     if turn.advantage is not None:
@@ -178,7 +186,9 @@ def _credit(turn: TurnView, scale: float) -> Text:
     if turn.weight is not None:
         note = f"   weight {turn.weight:.3g} a token" if turn.weight else "   weight 0: not trained"
         text.append(note, theme.DIM)
-    return text.append(f"   policy after {turn.policy_version} steps", theme.DIM)
+    if turn.policy_version is not None:
+        text.append(f"   policy after {counted(turn.policy_version, 'step', 'steps')}", theme.DIM)
+    return text
 
 
 def _known(nats: float | None, *, lowest: float) -> Text:

@@ -178,8 +178,8 @@ def test_failures_are_reported_in_one_line_for_each_kind() -> None:
         *ended(*errors, failure=raised("'a'", "mine.py:3")),
     ]
     assert reported(batch, ended(*errors, failure=raised("'c'", "mine.py:3"))) == [
-        "2 of 4 trajectories failed (reward_error): the reward Brief: KeyError: 'a' (mine.py:3)",
-        "1 of 4 trajectories failed (reward_error): the reward Brief: KeyError: 'b' (mine.py:9)",
+        "2 of 4 trajectories failed (reward_error): the reward Brief: KeyError: 'a' (mine.py:3); first in p0/0",
+        "1 of 4 trajectories failed (reward_error): the reward Brief: KeyError: 'b' (mine.py:9); first in p0/0",
     ]
 
 

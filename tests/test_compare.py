@@ -19,6 +19,7 @@ from condensegrpo.evaluation.comparison import Contender, Figures, Played, compa
 from condensegrpo.evaluation.figures import evaluation
 from condensegrpo.metrics.trajectories import facts_of
 from condensegrpo.reporting.comparison_plot import plot
+from condensegrpo.storage.trajectories import read_trajectories
 
 
 def config(**sections: object) -> RunConfig:
@@ -177,7 +178,7 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_command_compares_and_writes_table_json_and_picture(untrained: Path, tmp_path: Path) -> None:
     shown = succeed(
         "eval", str(untrained), "--compare", "full, truncate, random_drop seed=1", "--budgets", "40,60",
-        "--out", str(tmp_path / "out"), "--save", str(tmp_path / "all.jsonl"),
+        "--out", str(tmp_path / "out"), "--save", str(tmp_path / "saved"),
     )  # fmt: skip
     assert "6 held-out problems × 1 sample" in shown
     assert "random_drop(seed=1)" in shown
@@ -193,7 +194,18 @@ def test_the_command_compares_and_writes_table_json_and_picture(untrained: Path,
     ]  # fmt: skip
     assert all(one["peak_tokens"] <= (one["contender"]["budget"] or 2048) for one in written["figures"])
     assert len(written["differences"]) == 2 * 3
-    assert len((tmp_path / "all.jsonl").read_text(encoding="utf-8").splitlines()) == 5 * 6
+    assert {file.name: len(read_trajectories(file).trajectories) for file in (tmp_path / "saved").glob("*.jsonl")} == {
+        "full.jsonl": 6,
+        "truncate_within_40_tokens.jsonl": 6,
+        "truncate_within_60_tokens.jsonl": 6,
+        "random_drop_seed=1_within_40_tokens.jsonl": 6,
+        "random_drop_seed=1_within_60_tokens.jsonl": 6,
+    }
+    chosen = ("--evaluation", "truncate within 40 tokens", "--tokens", "--json")
+    view = json.loads(succeed("inspect-trajectory", str(tmp_path / "saved"), *chosen))
+    assert (view["provenance"]["condenser"], view["budget"], view["step"]) == ("truncate", 40, 0)
+    assert view["turns"][0]["tokens"][0]["text"]
+    assert written["step"] == 0
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ def fields(**changed: Value) -> Fields:
         "id": "p0/0",
         "group": "p0",
         "problem": "p0",
+        "question": "3 + 4?",
+        "ground_truth": "7",
         "score": 0.5,
         "correct": 1.0,
         "format": True,

@@ -16,8 +16,9 @@ from typer.testing import CliRunner, Result
 from condensegrpo.cli.filters import FIELDS
 from condensegrpo.cli.inspect_check import breaches
 from condensegrpo.cli.inspect_trajectory import inspect_trajectory
-from condensegrpo.cli.inspection import InspectedStep, TokenTexts, TokenView, groups, open_step, ranges, siblings, turns
+from condensegrpo.cli.inspection import TokenTexts, TokenView, groups, siblings, turns
 from condensegrpo.cli.neutral import excerpt, neutral, one_line
+from condensegrpo.cli.opening import InspectedStep, open_step, ranges
 from condensegrpo.cli.theme import PLAIN_WIDTH, console, signed_style
 from condensegrpo.cli.token_view import Glosses, token_grid
 from condensegrpo.core.errors import CondenseError, ConfigError, DataError, RunError, TrajectoryFileError
@@ -105,6 +106,7 @@ def test_the_siblings_of_the_first_group_with_signal_are_listed(demo: Path) -> N
     title = next(place for place, line in enumerate(lines) if line.startswith("group p10"))
     table = lines[title : title + 6]
     assert table[2].split() == [
+        "#",
         "trajectory",
         "score",
         "correct",
@@ -118,6 +120,7 @@ def test_the_siblings_of_the_first_group_with_signal_are_listed(demo: Path) -> N
     ]
     assert table[4].split() == [
         "▶",
+        "2",
         "p10/0",
         "✓",
         "correct",
@@ -131,7 +134,7 @@ def test_the_siblings_of_the_first_group_with_signal_are_listed(demo: Path) -> N
         "answered",
         "6",
     ]
-    assert table[5].split()[:7] == ["p10/1", "✗", "wrong", "0.000", "0", "0", "-1.00"]
+    assert table[5].split()[:8] == ["3", "p10/1", "✗", "wrong", "0.000", "0", "0", "-1.00"]
     assert "-1.00 … -0.50" in table[5]
 
 
@@ -278,8 +281,30 @@ def test_question_and_ground_truth_are_shown_if_known(tmp_path: Path) -> None:
     assert "ground truth" not in inspect(tmp_path / "t.jsonl")
     write_trajectory(tmp_path / "u.jsonl", scored(replace(one, question="3 + 4?", ground_truth="7"), 1.0))
     lines = [line.strip() for line in inspect(tmp_path / "u.jsonl").splitlines()]
-    assert "answered '7'   ground truth '7'" in next(line for line in lines if line.startswith("p0/0"))
-    assert "question 3 + 4?" in lines
+    assert next(line for line in lines if line.startswith("p0/0")).endswith("answered '7'")
+    assert "question     3 + 4?" in lines
+    assert "ground truth 7" in lines
+    (group,) = [line.split() for line in lines if line.startswith("▶  p0  ")]
+    assert group[:6] == ["▶", "p0", "3", "+", "4?", "7"]
+    found = inspect(tmp_path / "u.jsonl", "--where", "'3 +' in question and ground_truth == answer", "--json")
+    (match,) = json.loads(found)["matches"]
+    assert (match["question"], match["ground_truth"], match["answer"]) == ("3 + 4?", "7", "7")
+
+
+def test_a_task_without_an_answer_in_text_says_who_judges(tmp_path: Path) -> None:
+    one = replace(trajectory(turn([1], [2])), question="Reach the door.", ground_truth=None, answer="done")
+    write_trajectory(tmp_path / "t.jsonl", scored(one, 0.5, components={"reached": 0.0, "steps": 0.5}))
+    text = inspect(tmp_path / "t.jsonl")
+    assert "ground truth none in text: the environment or the reward judges" in text
+    assert "reward parts reached 0   steps 0.5" in text
+
+
+def test_a_long_question_is_shown_whole_on_demand(tmp_path: Path) -> None:
+    one = replace(trajectory(turn([1], [2])), question="word " * 400, ground_truth="pass " * 400)
+    write_trajectory(tmp_path / "t.jsonl", scored(one, 1.0))
+    short, full = inspect(tmp_path / "t.jsonl", "--turn", 0), inspect(tmp_path / "t.jsonl", "--turn", 0, "--full")
+    assert short.count("word") < 100 > short.count("pass")
+    assert (full.count("word") >= 400, full.count("pass") >= 400) == (True, True)
 
 
 def test_a_cut_off_file_is_shown_as_far_as_it_goes(demo: Path) -> None:
@@ -399,7 +424,7 @@ def test_colours_follow_the_sign_and_size_of_the_advantage() -> None:
 
 def test_json_is_one_object_with_everything(demo: Path) -> None:
     view = json.loads(inspect(demo, "--json"))
-    assert (view["version"], view["step"]) == (2, 2)
+    assert (view["version"], view["step"]) == (3, 2)
     assert [(group["id"], group["signal"]) for group in view["groups"]] == [("p2", False), ("p10", True)]
     last = view["turns"][3]
     context = last["context"]
@@ -414,16 +439,15 @@ def test_every_field_of_the_filter_is_known_of_a_trajectory(demo: Path) -> None:
     assert [one.id for one in every] == ["p2/0", "p2/1", "p10/0", "p10/1"]
 
 
-def test_a_group_has_signal_if_any_advantage_is_not_zero_or_if_unknown_scores_differ() -> None:
-    def signal(*totals: float, advantage: float | None = None) -> bool:
+def test_a_group_has_signal_if_any_advantage_is_not_zero() -> None:
+    def signal(*totals: float, advantage: float | None = None) -> bool | None:
         one = siblings_of(totals)
         known = None if advantage is None else (advantage,)
         return groups([replace(sibling, advantages=known) for sibling in one])[0].signal
 
-    assert signal(1.0, 0.0)
-    assert not signal(1.0, 1.0)
-    assert signal(1.0, 1.0, advantage=0.1)
-    assert not signal(1.0, 0.0, advantage=0.0)
+    assert signal(1.0, 1.0, advantage=0.1) is True
+    assert signal(1.0, 0.0, advantage=0.0) is False
+    assert signal(1.0, 1.0) is None  # no credit yet: an estimator may compare contexts where scores are equal
 
 
 def siblings_of(totals: tuple[float, ...]) -> list:  # type: ignore[type-arg]
@@ -438,6 +462,8 @@ def test_a_picture_shows_what_the_terminal_shows(demo: Path, tmp_path: Path) -> 
     assert "condensegrpo&#160;inspect-trajectory" in svg or "condensegrpo inspect-trajectory" in svg
     assert "░░" in svg
     assert "#009e73" in svg
+    assert "@font-face" not in svg
+    assert "url(http" not in svg.replace('"', "")  # nothing is fetched, such as fonts
 
 
 # --- checks
@@ -536,13 +562,13 @@ def test_no_run_no_trajectories_and_no_file_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(DataError, match="it holds no trajectory"):
         inspect(tmp_path / "empty.jsonl")
-    with pytest.raises(ConfigError, match="--step goes with a run folder"):
+    with pytest.raises(ConfigError, match="--step and --evaluation go with a folder"):
         inspect(tmp_path / "empty.jsonl", "--step", 1)
 
 
 def test_a_damaged_file_is_one_line_on_stderr_without_a_traceback(demo: Path) -> None:
     file = demo / "trajectories" / "step_000002.jsonl"
-    file.write_text(file.read_text().replace('"version":2', '"version":3', 1))
+    file.write_text(file.read_text().replace('"version":3', '"version":4', 1))
     code = """
 import sys, typer
 from condensegrpo.cli.inspect_trajectory import inspect_trajectory
@@ -557,7 +583,7 @@ except CondenseError as error:
     done = subprocess.run([sys.executable, "-c", code, str(demo)], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert "line 1: found version 3, wanted 2 or 1" in done.stderr
+    assert "line 1: found version 4, wanted 1 to 3" in done.stderr
     with pytest.raises(TrajectoryFileError):
         inspect(demo)
 
@@ -647,7 +673,7 @@ sys.exit(", ".join(heavy & set(sys.modules)) or None)
 def test_a_narrow_terminal_keeps_every_figure(demo: Path) -> None:
     result = CliRunner(env={"COLUMNS": "80"}).invoke(command(), [str(demo)])
     row = next(line for line in result.stdout.splitlines() if "p10/0" in line and "0.500" in line)
-    assert row.split() == ["▶", "p10/0", "✓", "0.500", "+1.00", "4", "18", "16", "answered"]
+    assert row.split() == ["▶", "2", "p10/0", "✓", "0.500", "+1.00", "4", "18", "16", "answered"]
 
 
 def test_numbers_in_a_row_are_written_as_ranges() -> None:

@@ -28,7 +28,7 @@ from condensegrpo.storage.trajectories import read_trajectories
 from condensegrpo.training.prefetch_files import read_batches, restore_batches, write_batches
 from condensegrpo.training.prefetching import RolloutPrefetcher
 from condensegrpo.training.resume import rollout_settings, stored_settings
-from condensegrpo.training.rollout_step import BatchFilter, BatchRollout, StepBatch
+from condensegrpo.training.rollout_step import BatchFilter, BatchRollout, StepBatch, trajectory_writer
 from condensegrpo.training.train import batch_filter, batch_rollout
 
 ONE = (
@@ -156,7 +156,7 @@ def parts(finished: Path, tmp_path: Path) -> Iterator[Parts]:
     yield Parts(
         config=config,
         folder=folder,
-        rollout=batch_rollout(components, engine, folder),
+        rollout=batch_rollout(components, engine, trajectory_writer(config, folder, source)),
         batch_filter=batch_filter(components),
     )
     sampler.close()

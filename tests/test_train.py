@@ -359,21 +359,60 @@ def test_eval_of_a_run_gives_the_figures_of_its_last_evaluation(finished: Path) 
 
 
 def test_eval_shows_pass_at_k_and_saves_trajectories_that_can_be_inspected(finished: Path, tmp_path: Path) -> None:
-    saved = tmp_path / "eval.jsonl"
+    saved = tmp_path / "saved"
     out = succeed("eval", str(finished), "--samples", "4", "--save", str(saved))
     assert "pass@4" in out
     assert "95 % interval" in out
-    assert len(read_trajectories(saved).trajectories) == 32
-    assert "turn" in succeed("inspect-trajectory", str(saved))
+    assert "after 4 steps" in out
+    assert len(read_trajectories(saved / "held-out.jsonl").trajectories) == 32
+    shutil.copytree(saved, tmp_path / "elsewhere")
+    assert_known(tmp_path / "elsewhere", step=4)
 
 
-def test_eval_does_not_add_to_a_file_that_is_there(finished: Path, tmp_path: Path) -> None:
-    saved = tmp_path / "eval.jsonl"
-    saved.write_text("mine\n")
-    done = run("eval", str(finished), "--save", str(saved))
+def assert_known(folder: Path, *arguments: str, step: int | None) -> None:
+    """The inspector knows step, budget and texts of tokens of an evaluation, and that nothing is learned from it."""
+    shown = succeed("inspect-trajectory", str(folder), *arguments, "--tokens")
+    view = json.loads(succeed("inspect-trajectory", str(folder), *arguments, "--tokens", "--json"))
+    assert (view["evaluation"], view["step"], view["budget"]) == (True, step, 64)
+    assert view["trajectory"]["id"] == f"{step or 0}/0/0"
+    assert {turn["policy_version"] for turn in view["turns"]} == {step}
+    assert all(token["text"] for turn in view["turns"] for token in turn["tokens"])
+    assert view["trajectory"]["question"] in shown
+    assert view["trajectory"]["ground_truth"] in shown
+    assert not [wrong for wrong in ("signal", "nothing is learned", "advantage") if wrong in shown]
+
+
+def test_evaluations_of_a_run_are_kept_and_inspected(finished: Path) -> None:
+    files = sorted(str(file.relative_to(finished / "evaluations")) for file in finished.glob("evaluations/*/*"))
+    assert files == [f"step_{step:06d}/held-out.jsonl" for step in (0, 2, 4)]
+    for step in (0, 2, 4):
+        assert_known(finished, "--evaluation", "held-out", "--step", str(step), step=step)
+
+
+def test_an_exported_model_knows_its_steps_and_another_model_has_none(finished: Path, tmp_path: Path) -> None:
+    succeed("export", str(finished), str(tmp_path / "exported"), "--step", "2")
+    succeed("eval", str(tmp_path / "exported"), *TINY, "--save", str(tmp_path / "saved"))
+    assert_known(tmp_path / "saved", step=2)
+    (tmp_path / "exported" / "condensegrpo.json").unlink()
+    succeed("eval", str(tmp_path / "exported"), *TINY, "--save", str(tmp_path / "other"))
+    assert_known(tmp_path / "other", step=None)
+
+
+def test_a_checkpoint_is_evaluated_under_the_configuration_of_its_run(finished: Path) -> None:
+    checkpoint = finished / "checkpoints" / "step_000002"
+    result = json.loads(succeed("eval", str(checkpoint), "--json"))
+    (line,) = [
+        line for line in read_metrics(finished / "metrics.jsonl") if line["step"] == 2 and "eval/success" in line
+    ]
+    assert (result["model"], result["step"]) == (str(checkpoint / "model"), 2)
+    assert (result["success"], result["success_low"]) == (line["eval/success"], line["eval/success_low"])
+
+
+def test_eval_does_not_add_to_a_folder_that_is_there(finished: Path, tmp_path: Path) -> None:
+    done = run("eval", str(finished), "--save", str(tmp_path))
     assert done.returncode == 1
     assert "File exists" in done.stderr
-    assert saved.read_text() == "mine\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ctrl_c_in_eval_leaves_at_once_and_says_so(finished: Path) -> None:

@@ -31,11 +31,11 @@ def test_renamed_and_added_fields_are_filled_from_version_1() -> None:
     assert read_credit(CREDIT).keys() == {wrong.id, right.id, tool.id}
 
 
-def test_what_was_read_from_version_1_is_written_as_version_2(tmp_path: Path) -> None:
+def test_what_was_read_from_version_1_is_written_as_version_3(tmp_path: Path) -> None:
     read = read_trajectories(TRAJECTORIES).trajectories
     for scored in read:
         write_trajectory(tmp_path / "new.jsonl", scored)
-    assert (tmp_path / "new.jsonl").read_text().count('{"version":2,') == 3
+    assert (tmp_path / "new.jsonl").read_text().count('{"version":3,') == 3
     assert read_trajectories(tmp_path / "new.jsonl").trajectories == read
 
 

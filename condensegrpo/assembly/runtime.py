@@ -10,10 +10,11 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols import Measures, Sampler, Tracker
-from condensegrpo.learner.policy import end_ids, load_tokenizer
+from condensegrpo.learner.policy import end_ids, load_tokenizer, trained_steps
 from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.information import AnswerProbe
 from condensegrpo.rollout.render import Renderer
+from condensegrpo.storage.trajectories import Provenance
 
 
 def use_threads(config: RunConfig) -> None:
@@ -24,9 +25,8 @@ def use_threads(config: RunConfig) -> None:
 
 def open_sampler(config: RunConfig, model_path: str) -> Sampler:
     """The sampler, with the weights of a model folder."""
-    built: Sampler = plugins.build(
-        "samplers", config.sampler.name, config.sampler.options, _sampler_arguments(config, model_path)
-    )
+    arguments = {**_sampler_arguments(config, model_path), "version": trained_steps(model_path) or 0}
+    built: Sampler = plugins.build("samplers", config.sampler.name, config.sampler.options, arguments)
     return built
 
 
@@ -37,6 +37,25 @@ def _sampler_arguments(config: RunConfig, model_path: str) -> dict[str, object]:
 def open_trackers(config: RunConfig) -> tuple[Tracker, ...]:
     """The trackers beside ``metrics.jsonl``."""
     return tuple(plugins.build("trackers", plugin.name, plugin.options) for plugin in config.trackers)
+
+
+def evaluation_temperature(config: RunConfig) -> float:
+    """Of the replies of an evaluation: by default as in training."""
+    own = config.evaluate.temperature
+    return config.rollout.temperature if own is None else own
+
+
+def provenance(config: RunConfig, *, model: str, step: int | None, evaluation: str | None = None) -> Provenance:
+    """What a file of trajectories is for, and what they are sampled with."""
+    return Provenance(
+        evaluation=evaluation,
+        step=step,
+        model=model,
+        condenser=config.condenser.name,
+        max_context_tokens=config.rollout.limits.max_context_tokens,
+        temperature=config.rollout.temperature if evaluation is None else evaluation_temperature(config),
+        seed=config.seed,
+    )
 
 
 def renderer_for(components: Components, source: str) -> Renderer:

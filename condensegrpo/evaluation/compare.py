@@ -1,7 +1,8 @@
 """Compare condensers: evaluate one policy under each of them and each budget, on equal problems and random streams."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.components import Components
@@ -15,6 +16,7 @@ from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.evaluation.comparison import Comparison, Contender, Played, comparison, played
 from condensegrpo.evaluation.evaluate import evaluate
 from condensegrpo.learner.policy import positions
+from condensegrpo.storage.run_folder import evaluation_file
 
 UNBOUNDED = "full"  # the condenser that drops nothing: it is compared once, and no budget is set to it
 
@@ -62,30 +64,34 @@ def compare(
     *,
     sampler: Sampler,
     source: str,
+    step: int | None,
     observer: Observer,
-    on_scored: Callable[[ScoredTrajectory], None],
+    save: Path | None = None,
 ) -> Comparison:
     """Evaluate every contender, one after another, so that the seconds of one do not depend on another.
 
     Args:
         entrants: as ``check`` returned them.
         source: the folder or Hub id of the policy.
-        on_scored: is called with every trajectory.
+        step: optimiser steps that it has taken; None: not known.
+        save: folder for the trajectories, one file for each contender; None: they are not kept.
     """
 
     def play(contender: Contender, components: Components) -> Played:
         scored: list[ScoredTrajectory] = []
-
-        def finished(trajectory: ScoredTrajectory) -> None:
-            scored.append(trajectory)
-            on_scored(trajectory)
-
         result = evaluate(
-            contender.name, components, sampler=sampler, source=source, observer=observer, on_scored=finished
+            contender.name,
+            components,
+            sampler=sampler,
+            source=source,
+            step=step,
+            observer=observer,
+            file=None if save is None else save / evaluation_file(contender.name),
+            on_scored=scored.append,
         )
         return played(contender, scored, result)
 
-    return comparison(source, [play(*entrant) for entrant in entrants])
+    return comparison(source, [play(*entrant) for entrant in entrants], step=step)
 
 
 def check(config: RunConfig, contenders: Sequence[Contender], source: str) -> tuple[Entrant, ...]:

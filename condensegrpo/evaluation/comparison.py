@@ -65,6 +65,7 @@ class Comparison:
     """One policy under several condensers."""
 
     model: str
+    step: int | None  # optimiser steps that its weights have taken; None: not known
     problems: int
     samples: int  # trajectories a problem
     seed: int
@@ -106,7 +107,7 @@ def played(contender: Contender, scored: Sequence[ScoredTrajectory], evaluation:
     return Played(figures=figures, correct=correct, evaluation=evaluation)
 
 
-def comparison(model: str, entries: Sequence[Played]) -> Comparison:
+def comparison(model: str, entries: Sequence[Played], *, step: int | None = None) -> Comparison:
     """The figures of all contenders, and the differences between those that have one budget.
 
     Raises:
@@ -117,6 +118,7 @@ def comparison(model: str, entries: Sequence[Played]) -> Comparison:
     first = entries[0].evaluation
     return Comparison(
         model=model,
+        step=step,
         problems=first.problems,
         samples=first.samples,
         seed=first.seed,

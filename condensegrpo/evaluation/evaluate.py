@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from condensegrpo.algorithms.credit import turn_sums
 from condensegrpo.assembly.components import Components
-from condensegrpo.assembly.runtime import renderer_for, trajectory_engine
+from condensegrpo.assembly.runtime import evaluation_temperature, provenance, renderer_for, trajectory_engine
 from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
@@ -16,6 +17,8 @@ from condensegrpo.learner import ranks
 from condensegrpo.metrics.trajectories import facts_of
 from condensegrpo.rollout.collect import collect, failures_of, report_failures
 from condensegrpo.rollout.group import problem_groups
+from condensegrpo.storage.files import start_file
+from condensegrpo.storage.trajectories import write_trajectory
 
 EVALUATION_STEP = -1  # names the random streams of evaluations apart from those of training
 
@@ -26,8 +29,10 @@ def evaluate(
     *,
     sampler: Sampler,
     source: str,
+    step: int | None,
     observer: Observer,
-    on_scored: Callable[[ScoredTrajectory], None],
+    file: Path | None = None,
+    on_scored: Callable[[ScoredTrajectory], None] = lambda _: None,
 ) -> Evaluation:
     """Evaluate the sampler's policy on the held-out problems of some components; every rank takes its share of them.
 
@@ -35,22 +40,31 @@ def evaluate(
 
     Args:
         source: the folder or Hub id whose tokenizer and chat template the policy has.
+        step: optimiser steps that the policy has taken; None: not known. It begins the ids of trajectories.
+        file: for the trajectories as they finish; begun anew, for a run may have been killed while it evaluated.
     """
     began = time.monotonic()
     config = components.config
-    batch = problem_groups(components.problems("eval")[: config.evaluate.problems], step=sampler.version)
+    batch = problem_groups(components.problems("eval")[: config.evaluate.problems], step=step or 0)
     own = batch[ranks.rank() :: ranks.world_size()]
-    temperature = config.evaluate.temperature
     engine = trajectory_engine(
         components,
         renderer=renderer_for(components, source),
         sampler=sampler,
-        temperature=config.rollout.temperature if temperature is None else temperature,
+        temperature=evaluation_temperature(config),
     )
     observer.phase(f"evaluating {name}", len(own) * config.evaluate.samples)
 
+    if file is not None:
+        if ranks.rank() == 0:
+            start_file(file)
+        ranks.barrier()
+    sampled_with = provenance(config, model=source, step=step, evaluation=name)
+
     def finished(trajectory: ScoredTrajectory) -> None:
         observer.advance()
+        if file is not None:
+            write_trajectory(file, trajectory, sampled_with)
         on_scored(trajectory)
 
     with BackgroundLoop("evaluation", close_seconds=PLUGIN_SECONDS, blocked_seconds=engine.limits.turn_seconds) as loop:

@@ -1,6 +1,7 @@
 """The policy as a Hugging Face folder: load its tokenizer, model and configuration, and write it."""
 
 import copy
+import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,12 +16,14 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.atomic_folder import publish, remove_leftover, temporary_folder, temporary_name
 from condensegrpo.learner.dtypes import DTYPES
 from condensegrpo.learner.settings import Dtype
+from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.placeholder import placeholder_in
 
 if TYPE_CHECKING:  # transformers takes a second to import, and a dry run needs no model
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 GENERATION_CONFIG = "generation_config.json"
+STEPS_FILE = "condensegrpo.json"  # {"step": 60}: the optimiser steps of GRPO that the weights of a folder have taken
 
 
 def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
@@ -47,6 +50,26 @@ def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
             f"or instruct model, or put a chat_template.jinja into the folder."
         )
     return cast("PreTrainedTokenizerBase", tokenizer)
+
+
+def save_tokenizer(path: str, folder: Path) -> None:
+    """Write ``tokenizer.json`` of a local folder or Hub id, which gives the texts of token ids, into a folder.
+
+    Nothing is written of a tokenizer that is not of the ``tokenizers`` library. Raises as ``load_tokenizer``.
+    """
+    tokenizer = load_tokenizer(path)
+    if tokenizer.is_fast:
+        write_atomically(folder / "tokenizer.json", tokenizer.backend_tokenizer.to_str())
+
+
+def trained_steps(path: str) -> int | None:
+    """Optimiser steps of GRPO that the weights of a local folder have taken; None: not known, as of any other model."""
+    folder = Path(path).expanduser()
+    for file in (folder / STEPS_FILE, folder.parent / "manifest.json"):  # of a checkpoint without the former
+        if file.is_file() and (file.parent == folder or folder.name == "model"):
+            found = json.loads(file.read_text(encoding="utf-8")).get("step")
+            return found if isinstance(found, int) else None
+    return None
 
 
 def load_policy(path: str, *, dtype: Dtype, attention: str = "sdpa") -> "PreTrainedModel":
@@ -157,6 +180,7 @@ def save_policy(
     named_tensors: Iterable[tuple[str, Tensor]],
     tokenizer: "PreTrainedTokenizerBase",
     stop_ids: Sequence[int] = (),
+    steps: int | None = None,
 ) -> None:
     """Write a plain Hugging Face folder that ``AutoModelForCausalLM`` and vLLM load; it appears whole or not at all.
 
@@ -168,6 +192,7 @@ def save_policy(
         named_tensors: the weights, a tied one once.
         tokenizer: is written beside them.
         stop_ids: what ends a reply beside the tokenizer's eos; ``end_ids`` finds them again.
+        steps: of GRPO that the weights have taken; ``trained_steps`` finds them again. None: not known.
 
     Raises:
         CheckpointError: the folder cannot be written.
@@ -197,6 +222,8 @@ def save_policy(
             tokenizer.save_pretrained(temporary)
             if stop_ids:
                 GenerationConfig(eos_token_id=list(stop_ids)).save_pretrained(temporary)
+            if steps is not None:
+                (temporary / STEPS_FILE).write_text(json.dumps({"step": steps}), encoding="utf-8")
             publish(temporary, folder)
     if ranks:
         distributed.barrier()  # so that every rank finds the folder afterwards

@@ -150,8 +150,8 @@ def report_failures(ranks: Sequence[Failures], observer: Observer) -> None:
     trajectories = sum(rank.trajectories for rank in ranks)
     kinds = _merged(kind for rank in ranks for kind in rank.kinds)
     for kind in kinds:
-        text = f"{kind.count} of {trajectories} trajectories failed ({kind.stop}): {kind.first}; first in {kind.trajectory}"
-        observer.failed(text, kind.first.traceback)
+        text = f"{kind.count} of {trajectories} trajectories failed ({kind.stop}): {kind.first}"
+        observer.failed(f"{text}; first in {kind.trajectory}", kind.first.traceback)
     if kinds and sum(kind.count for kind in kinds) == trajectories:
         raise RolloutError(
             f"all {trajectories} trajectories failed, {kinds[0].count} of them like this: {kinds[0].first}. The option "

@@ -45,6 +45,7 @@ class TransformersSampler:
         dtype: DtypeName = "float32",
         device: str | None = None,
         max_batch: Annotated[int, Ge(1)] = MAX_BATCH,
+        version: Annotated[int, Ge(0)] = 0,
     ) -> None:
         """Load the model.
 
@@ -52,12 +53,13 @@ class TransformersSampler:
             model_path: a Hugging Face folder or Hub id.
             device: such as ``cpu`` or ``cuda:1``; by default the GPU if there is one.
             max_batch: most requests that are generated at once; further ones wait for the next batch.
+            version: optimiser steps that the weights of the folder have taken.
         """
         self._model_path = model_path
         self._model = _load(model_path, DTYPES[dtype], device or ("cuda" if torch.cuda.is_available() else "cpu"))
         text_config = self._model.config.get_text_config().to_dict()
         self._positions: int | None = text_config.get("max_position_embeddings")  # None: not in its configuration
-        self.version = 0  # the optimiser step whose weights are in use
+        self.version = version  # the optimiser step whose weights are in use
         self._weights = threading.Lock()  # held while the weights are read or written
         # one thread: the model is not re-entrant
         self._worker = worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampler")

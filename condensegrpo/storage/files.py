@@ -40,6 +40,19 @@ def append_line(path: Path, line: str) -> None:
         raise write_error(path, error) from error
 
 
+def start_file(path: Path) -> None:
+    """Remove a file and make its folder, so that lines can be appended from the first one on.
+
+    Raises:
+        RunError: the disk is full or the folder cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write a file so that readers, also after a crash, see either the old text or the new text.
 

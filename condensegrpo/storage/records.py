@@ -8,7 +8,7 @@ from condensegrpo.core.errors import DataError, TrajectoryFileError
 from condensegrpo.storage.codec import decode, dump_line
 from condensegrpo.storage.files import read_lines
 
-VERSION = 2  # of the lines that are written; lines of version 1 are read too
+VERSION = 3  # of the lines that are written; 2, with long ids and without a provenance, and 1 are read too
 
 T = TypeVar("T")
 
@@ -36,9 +36,9 @@ def _record(kind: type[T], line: object, doing: str) -> T:
         raise TrajectoryFileError(f"{doing}: found {type(line).__name__}, wanted an object.")
     fields = {key: value for key, value in line.items() if key != "version"}
     version = line.get("version")
-    if version not in (1, VERSION):
+    if version not in (1, 2, VERSION):
         raise TrajectoryFileError(
-            f"{doing}: found version {version!r}, wanted {VERSION} or 1. Read it with the condensegrpo that wrote it."
+            f"{doing}: found version {version!r}, wanted 1 to {VERSION}. Read it with the condensegrpo that wrote it."
         )
     try:
         return decode(kind, _converted_from_version_1(fields) if version == 1 else fields)

@@ -7,6 +7,8 @@ runs/<name>/
     metrics.jsonl                    one line a step or evaluation
     trajectories/step_000123.jsonl   one line a trajectory, written as it finishes
     credit/step_000123.jsonl         advantage and token weight of every turn, handling
+    evaluations/step_000123/         <name>.jsonl: the trajectories of an evaluation of the policy after that step
+    tokenizer.json                   of the policy
     checkpoints/ origin/ log.txt     written by the learner and the training loop
     lock                             held by the process that writes
 """
@@ -27,6 +29,7 @@ from condensegrpo.storage.files import TEMPORARY, write_atomically, write_error
 from condensegrpo.storage.trackers import read_metrics
 
 _STEP_FILE = re.compile(r".*?(\d+)\.jsonl")
+_STEP_FOLDER = re.compile(r"step_(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,15 @@ class RunFolder:
         """The credit of the trajectories of one optimiser step."""
         return self.credit_folder / f"step_{step:06d}.jsonl"
 
+    @property
+    def evaluation_folder(self) -> Path:
+        """The evaluations of all steps."""
+        return self.path / "evaluations"
+
+    def evaluation(self, step: int, name: str) -> Path:
+        """The trajectories of an evaluation of the policy after ``step`` steps."""
+        return self.evaluation_folder / f"step_{step:06d}" / evaluation_file(name)
+
     def steps(self) -> tuple[int, ...]:
         """The steps that have trajectories, in order."""
         names = (re.fullmatch(r"step_(\d+)\.jsonl", file.name) for file in self.trajectory_folder.glob("*.jsonl"))
@@ -128,6 +140,10 @@ class RunFolder:
                     match = _STEP_FILE.fullmatch(file.name)
                     if match and int(match[1]) > step:
                         file.unlink()
+            for evaluated in self.evaluation_folder.glob("step_*"):
+                match = _STEP_FOLDER.fullmatch(evaluated.name)
+                if match and int(match[1]) > step:
+                    shutil.rmtree(evaluated)
         except OSError as error:
             raise write_error(self.path, error) from error
         lines = self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.is_file() else []
@@ -169,6 +185,11 @@ class RunFolder:
             file.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
             file.flush()
             yield
+
+
+def evaluation_file(name: str) -> str:
+    """The name of an evaluation's file: of ``truncate within 96 tokens``, ``truncate_within_96_tokens.jsonl``."""
+    return f"{re.sub(r'[^A-Za-z0-9.=+-]+', '_', name).strip('_')}.jsonl"
 
 
 def _neighbours(path: Path) -> str:

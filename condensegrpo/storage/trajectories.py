@@ -3,9 +3,22 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import Score, ScoredTrajectory, Trajectory
 from condensegrpo.storage.files import append_line
 from condensegrpo.storage.records import read_records, record_line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """What a trajectory was sampled for and with: the same for all of a file, on every line of it."""
+
+    evaluation: str | None  # its name, held-out or that of a variant; None: a training batch
+    step: int | None  # optimiser step that the batch is for, or that the evaluated policy has taken; None: not known
+    model: str  # folder or Hub id that was loaded; in training its weights are those of Turn.policy_version
+    condenser: str
+    max_context_tokens: int  # the budget of a prompt, rollout.limits.max_context_tokens
+    temperature: float  # 0: greedy
+    seed: int  # of the run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,16 +26,24 @@ class ReadResult:
     """The content of a trajectory file."""
 
     trajectories: tuple[ScoredTrajectory, ...]  # in the order in which they finished
+    provenance: Provenance | None  # of the last one; None: not known, as in files of version 2 and older
     problems: tuple[str, ...]  # a last line that is cut off and could not be read
 
 
-def write_trajectory(path: Path, scored: ScoredTrajectory) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TrajectoryLine:
+    trajectory: Trajectory
+    score: Score
+    provenance: Provenance | None = None
+
+
+def write_trajectory(path: Path, scored: ScoredTrajectory, provenance: Provenance | None = None) -> None:
     """Append one trajectory to a file as one line.
 
     Raises:
         RunError: the disk is full or the file cannot be written.
     """
-    append_line(path, record_line({"trajectory": scored.trajectory, "score": scored.score}))
+    append_line(path, record_line({"provenance": provenance, "trajectory": scored.trajectory, "score": scored.score}))
 
 
 def read_trajectories(path: Path) -> ReadResult:
@@ -31,5 +52,9 @@ def read_trajectories(path: Path) -> ReadResult:
     Raises:
         TrajectoryFileError: the file is missing, or a line is damaged or of another version; names file and line.
     """
-    trajectories, problems = read_records(ScoredTrajectory, path)
-    return ReadResult(trajectories=tuple(trajectories), problems=problems)
+    lines, problems = read_records(_TrajectoryLine, path)
+    return ReadResult(
+        trajectories=tuple(ScoredTrajectory(trajectory=line.trajectory, score=line.score) for line in lines),
+        provenance=lines[-1].provenance if lines else None,
+        problems=problems,
+    )

@@ -1,6 +1,6 @@
 """Resuming a run: its newest checkpoint, the batches that were prefetched then, and the folder rewound to it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from condensegrpo.config.load import validate
@@ -9,19 +9,28 @@ from condensegrpo.config.resumed import store_configuration
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Sampler
+from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.engine import DeepSpeedEngine
 from condensegrpo.learner.weights import gathered
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trajectories import write_trajectory
 from condensegrpo.training.prefetch_files import restore_batches
 from condensegrpo.training.rollout_step import StepBatch
 
 
 def resume(
-    config: RunConfig, folder: RunFolder, sampler: Sampler, learner: DeepSpeedEngine, observer: Observer
+    config: RunConfig,
+    folder: RunFolder,
+    sampler: Sampler,
+    learner: DeepSpeedEngine,
+    observer: Observer,
+    *,
+    write: Callable[[int, ScoredTrajectory], None],
 ) -> tuple[int, dict[int, StepBatch]]:
     """Load the newest checkpoint, if there is one, rewind the folder to it, and send its weights to the sampler.
+
+    Args:
+        write: as of ``BatchRollout``.
 
     Returns:
         The number of steps already taken, and the batches that were prefetched, by step.
@@ -43,13 +52,16 @@ def resume(
             last_step=config.train.steps,
             say=observer.say,
         )
-    rewind(folder, config, after=-1 if newest is None else done, batches=batches)
+    rewind(folder, config, after=-1 if newest is None else done)
+    for step, batch in batches.items():
+        for scored in batch.trajectories:
+            write(step, scored)
     sampler.update_weights(gathered(learner), done)
     return done, batches
 
 
-def rewind(folder: RunFolder, config: RunConfig, *, after: int, batches: Mapping[int, StepBatch]) -> None:
-    """Remove from the folder what was recorded after a step, but for the batches that were prefetched then.
+def rewind(folder: RunFolder, config: RunConfig, *, after: int) -> None:
+    """Remove from the folder what was recorded after a step.
 
     The configuration is written only now, since a checkpoint may have refused it.
     """
@@ -57,9 +69,6 @@ def rewind(folder: RunFolder, config: RunConfig, *, after: int, batches: Mapping
         folder.truncate_after(after)
         store_configuration(folder, config, first_step=after + 1)
     ranks.barrier()
-    for step, batch in batches.items():
-        for scored in batch.trajectories:
-            write_trajectory(folder.trajectories(step), scored)
 
 
 def stored_settings(config: RunConfig, stored: Mapping[str, Any]) -> dict[str, object]:

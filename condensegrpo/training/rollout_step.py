@@ -6,13 +6,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
 from torch import Tensor
 
 from condensegrpo.algorithms.credit import Scores, idle_groups, scores_of, split_masked
 from condensegrpo.algorithms.settings import StopSettings
+from condensegrpo.assembly.runtime import provenance
+from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Environment, GroupReward, Problem, Reward
 from condensegrpo.core.trajectory import ScoredTrajectory
@@ -20,6 +21,7 @@ from condensegrpo.learner import ranks
 from condensegrpo.rollout.collect import collect, failures_of, report_failures
 from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.group import ProblemGroup, problem_groups
+from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import write_trajectory
 from condensegrpo.training.data_order import indices, spare_indices
 
@@ -51,6 +53,15 @@ class Round:
     new: int  # the last ``new`` of them belong to this round
 
 
+def trajectory_writer(config: RunConfig, folder: RunFolder, source: str) -> Callable[[int, ScoredTrajectory], None]:
+    """Writes a trajectory of a step to the step's file; ``source`` is what GRPO starts from."""
+
+    def write(step: int, scored: ScoredTrajectory) -> None:
+        write_trajectory(folder.trajectories(step), scored, provenance(config, model=source, step=step))
+
+    return write
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRollout:
     """Rolls out the training problems: which ones belong to a step, and this rank's share of them."""
@@ -62,7 +73,7 @@ class BatchRollout:
     seed: int
     problems_per_step: int  # over all ranks
     samples_per_problem: int
-    trajectory_file: Callable[[int], Path]  # of a step
+    write: Callable[[int, ScoredTrajectory], None]  # to the files of the run: a step and one of its trajectories
 
     def first_round(self, step: int) -> Round:
         """The problems of a step: a function of seed and step alone."""
@@ -88,10 +99,9 @@ class BatchRollout:
 
     async def run(self, batch: Round, on_scored: Callable[[], None]) -> tuple[ScoredTrajectory, ...]:
         """Roll out this rank's share of a round; each trajectory is written, and reported, when it finishes."""
-        path = self.trajectory_file(batch.step)
 
         def record(scored: ScoredTrajectory) -> None:
-            write_trajectory(path, scored)
+            self.write(batch.step, scored)
             on_scored()
 
         return await collect(

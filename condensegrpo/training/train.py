@@ -19,16 +19,23 @@ from condensegrpo.algorithms.staleness import sampler_gets_weights
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.model_checks import check_model
 from condensegrpo.assembly.open_learner import open_learner
-from condensegrpo.assembly.runtime import open_sampler, open_trackers, renderer_for, trajectory_engine, use_threads
+from condensegrpo.assembly.runtime import (
+    open_sampler,
+    open_trackers,
+    renderer_for,
+    trajectory_engine,
+    use_threads,
+)
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CondenseError, ConfigError, RunError
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Sampler, Sleeps, Tracker
+from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.evaluation.evaluate import evaluate
 from condensegrpo.evaluation.figures import flat
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.engine import DeepSpeedEngine, close_engine
-from condensegrpo.learner.policy import end_ids, load_tokenizer, save_policy
+from condensegrpo.learner.policy import end_ids, load_tokenizer, save_policy, save_tokenizer
 from condensegrpo.learner.reference import Reference, against_base, against_copy, open_reference
 from condensegrpo.learner.weights import gathered, save_adapter
 from condensegrpo.rollout.engine import Engine
@@ -40,7 +47,7 @@ from condensegrpo.training.initial_policy import base_policy, first_policy
 from condensegrpo.training.prefetch_files import write_batches
 from condensegrpo.training.prefetching import RolloutPrefetcher
 from condensegrpo.training.resume import resume, rollout_settings
-from condensegrpo.training.rollout_step import BatchFilter, BatchRollout, StepBatch
+from condensegrpo.training.rollout_step import BatchFilter, BatchRollout, StepBatch, trajectory_writer
 from condensegrpo.training.update_step import update
 
 
@@ -106,7 +113,10 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
     Yields the run and the number of steps already taken.
     """
     config = components.config
+    write = trajectory_writer(config, folder, source)
     observer.phase("loading the policy", None)
+    if ranks.rank() == 0:
+        save_tokenizer(source, folder.path)
     sampler = open_sampler(config, source)
     learner = open_learner(
         config,
@@ -125,9 +135,9 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
     )
     trackers = (JsonlTracker(folder.metrics), *open_trackers(config)) if ranks.rank() == 0 else ()
     try:
-        done, batches = resume(config, folder, sampler, learner, observer)
+        done, batches = resume(config, folder, sampler, learner, observer, write=write)
         with RolloutPrefetcher(
-            batch_rollout(components, engine, folder),
+            batch_rollout(components, engine, write),
             batch_filter(components),
             staleness=config.rollout.staleness,
             steps=config.train.steps,
@@ -155,7 +165,9 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
             tracker.close()
 
 
-def batch_rollout(components: Components, engine: Engine, folder: RunFolder) -> BatchRollout:
+def batch_rollout(
+    components: Components, engine: Engine, write: Callable[[int, ScoredTrajectory], None]
+) -> BatchRollout:
     """The rollout of a run's batches."""
     config = components.config
     return BatchRollout(
@@ -166,7 +178,7 @@ def batch_rollout(components: Components, engine: Engine, folder: RunFolder) -> 
         seed=config.seed,
         problems_per_step=config.train.problems_per_step,
         samples_per_problem=config.train.samples_per_problem,
-        trajectory_file=folder.trajectories,
+        write=write,
     )
 
 
@@ -311,8 +323,9 @@ def _evaluate(run: _Run, step: int) -> None:
             components,
             sampler=run.sampler,
             source=run.source,
+            step=step,
             observer=run.observer,
-            on_scored=lambda scored: None,
+            file=run.folder.evaluation(step, name),
         )
         for name, components in wanted.items()
     ]
@@ -335,6 +348,7 @@ def _save(run: _Run, step: int) -> None:
             named_tensors=gathered(run.learner),
             tokenizer=load_tokenizer(run.source),
             stop_ids=end_ids(run.source),
+            steps=step,
         )
         if run.config.model.lora is not None:
             save_adapter(folder / "adapter", run.learner)

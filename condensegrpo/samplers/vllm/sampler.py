@@ -31,6 +31,7 @@ class VllmSampler:
         gpu_memory_utilization: Annotated[float, Gt(0), Le(1)] = 0.4,
         enforce_eager: bool | None = None,
         sleep: bool | None = None,
+        version: Annotated[int, Ge(0)] = 0,
     ) -> None:
         """Load the model.
 
@@ -42,11 +43,12 @@ class VllmSampler:
             gpu_memory_utilization: share of the GPU's memory for weights, keys and values of the sampler, in (0, 1].
             enforce_eager: whether to run without compiled graphs; by default only on a CPU, where compilation is slow.
             sleep: whether memory is freed while the learner works; by default on a GPU, impossible elsewhere.
+            version: optimiser steps that the weights of the folder have taken.
         """
         self.check_options(sleep=sleep)
         on_gpu = torch.cuda.is_available()
         self._can_sleep = on_gpu if sleep is None else sleep
-        self.version = 0  # the optimiser step whose weights are in use
+        self.version = version  # the optimiser step whose weights are in use
         engine = VllmEngine(
             model_path,
             dtype=dtype,
