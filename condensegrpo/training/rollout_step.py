@@ -12,6 +12,7 @@ from torch import Tensor
 
 from condensegrpo.algorithms.credit import Scores, idle_groups, scores_of, split_masked
 from condensegrpo.algorithms.settings import StopSettings
+from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.runtime import provenance
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.observer import Observer
@@ -140,6 +141,12 @@ class BatchFilter:
             masked=masked,
             dropped=tuple(member for member in kept if member.trajectory.group_id in idle),
         )
+
+
+def batch_filter(components: Components) -> BatchFilter:
+    """Decides which trajectories of a run train."""
+    algorithm = components.config.algorithm
+    return BatchFilter(stops=algorithm.stops, estimator=components.estimator, resample_rounds=algorithm.resample_rounds)
 
 
 def complete_batch(

@@ -47,7 +47,7 @@ from condensegrpo.training.initial_policy import base_policy, first_policy
 from condensegrpo.training.prefetch_files import write_batches
 from condensegrpo.training.prefetching import RolloutPrefetcher
 from condensegrpo.training.resume import resume, rollout_settings
-from condensegrpo.training.rollout_step import BatchFilter, BatchRollout, StepBatch, trajectory_writer
+from condensegrpo.training.rollout_step import BatchRollout, StepBatch, batch_filter, trajectory_writer
 from condensegrpo.training.update_step import update
 
 
@@ -180,12 +180,6 @@ def batch_rollout(
         samples_per_problem=config.train.samples_per_problem,
         write=write,
     )
-
-
-def batch_filter(components: Components) -> BatchFilter:
-    """Decides which trajectories of a run train."""
-    algorithm = components.config.algorithm
-    return BatchFilter(stops=algorithm.stops, estimator=components.estimator, resample_rounds=algorithm.resample_rounds)
 
 
 def _reference(config: RunConfig, source: str, learner: DeepSpeedEngine) -> Reference | None:
