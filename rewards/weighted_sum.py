@@ -52,10 +52,18 @@ def _weighted(part: RewardPart, trajectory: Trajectory, problem: Problem) -> Rew
     """What one part adds to the total, or to the turn rewards."""
     pays_turns, turns = isinstance(part.reward, TurnReward), len(trajectory.turns)
     if isinstance(part.reward, TurnReward):
-        paid_K = tuple(float(value) for value in part.reward.turn_rewards(trajectory, problem))
-        given = RewardResult(total=0.0, turn_rewards=paid_K)
+        paid_K = part.reward.turn_rewards(trajectory, problem)
+        if not isinstance(paid_K, Sequence):
+            raise TypeError(
+                f"the part {part.name} returned {paid_K!r:.80}, wanted a number for each turn, as in return [1.0, 0.0]"
+            )
+        given = RewardResult(total=0.0, turn_rewards=tuple(float(value) for value in paid_K))
     else:
-        given = RewardResult.of(part.reward(trajectory, problem))
+        returned = part.reward(trajectory, problem)
+        try:
+            given = RewardResult.of(returned)
+        except TypeError as error:
+            raise TypeError(f"the part {part.name} {error}") from error
     if len(given.turn_rewards) not in ((turns,) if pays_turns else (0, turns)):
         raise ValueError(
             f"the part {part.name} returned {len(given.turn_rewards)} turn rewards for {turns} turns, wanted one per "

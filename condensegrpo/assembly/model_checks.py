@@ -3,13 +3,15 @@
 import asyncio
 from collections.abc import Sequence
 
-from condensegrpo.assembly.components import Components, message_of
+from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.runtime import renderer_for
 from condensegrpo.assembly.scorers import check_models, names_of
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CondenseError, ConfigError, ContextOverflow
+from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Budget, ChecksRoom, Problem, Task
+from condensegrpo.core.thread_call import result_in_thread
 from condensegrpo.learner.policy import check_vocabulary, positions
 from condensegrpo.learner.targets import check_targets_of
 from condensegrpo.rollout.boundary import asynchronous, checked_messages
@@ -29,7 +31,9 @@ def check_model(components: Components, source: str) -> None:
     check_vocabulary(source)
     config, rendering = components.config, renderer_for(components, source)
     limits = config.rollout.limits
-    pinned = components.toolbox.introduced(_pinned(components.task, components.problems("train")[0]))
+    pinned = components.toolbox.introduced(
+        _pinned(components.task, components.problems("train")[0], limits.turn_seconds)
+    )
     check_models(names_of(components.condenser), source, pinned=pinned, tokens=limits.max_context_tokens)
     try:
         first_rendering(lambda: rendering.prompt(pinned))
@@ -51,22 +55,23 @@ def check_model(components: Components, source: str) -> None:
         check_targets_of(source, config.model.lora.targets)
 
 
-def _pinned(task: Task, problem: Problem) -> tuple[Message, ...]:
+def _pinned(task: Task, problem: Problem, seconds: float) -> tuple[Message, ...]:
     """How an episode of the problem begins; a ConfigError if the task fails at it, or gives something else."""
 
-    async def begin() -> tuple[Message, ...]:
-        started = asynchronous(task.environment(problem).start(), "start()")
-        return checked_messages(await started, f"{type(task).__name__}.environment.start")
+    async def begin() -> tuple[Message, ...] | CondenseError:
+        try:
+            started = asynchronous(task.environment(problem).start(), "start()")
+            return checked_messages(await started, f"{type(task).__name__}.environment.start")
+        except CondenseError as error:
+            return error
 
-    try:
-        return asyncio.run(begin())
-    except CondenseError:
-        raise
-    except (Exception, SystemExit) as error:  # the boundary to a task
-        raise ConfigError(
-            f"starting the problem {problem.id} of the task {type(task).__name__}: {message_of(error)}. It would "
-            f"fail in every trajectory: fix the task or its data."
-        ) from error
+    doing = f"starting the problem {problem.id} of the task {type(task).__name__}"
+    outcome = result_in_thread(lambda: asyncio.run(begin()), name=doing, seconds=seconds)
+    if isinstance(outcome, CondenseError):
+        raise outcome
+    if isinstance(outcome, Failure):
+        raise ConfigError(f"{outcome}. It would fail in every trajectory: fix the task or its data.")
+    return outcome
 
 
 def _check_condenser(components: Components, renderer: Renderer, pinned: Sequence[Message]) -> None:

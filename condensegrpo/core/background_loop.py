@@ -13,6 +13,7 @@ from condensegrpo.core.thread_call import place_in_thread, raise_in_thread
 T = TypeVar("T")
 CLOSE_SECONDS = 60.0  # that ``close`` waits for the thread: a coroutine may block the loop for ever
 PLUGIN_SECONDS = 2.0  # the same where plug-ins run on the loop: one may ignore its cancellation
+LEAST_BLOCKED_SECONDS = 60.0  # that one turn of a loop of episodes may take: it may render many prompts
 CHECKS = 20  # of the loop within the seconds that it may be blocked
 GRACE = 4  # further checks, for blocking code to end
 

@@ -67,8 +67,10 @@ def place_of(frames: Iterable[tuple[FrameType, int]]) -> str:
 
 
 def _definition(plugin: object) -> str:
-    """Where a function, or the class of an object, is defined."""
+    """Where a function, or the class of an object, is defined; empty: in this package."""
     named = plugin if isinstance(plugin, FunctionType) or inspect.ismethod(plugin) else type(plugin)
+    if named.__module__.partition(".")[0] == PACKAGE:
+        return ""
     try:
         file, line = inspect.getsourcefile(named), inspect.getsourcelines(named)[1]
     except (OSError, TypeError):  # built in, or made while the program runs

@@ -7,7 +7,7 @@ from pathlib import Path
 from condensegrpo.algorithms.credit import turn_sums
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.runtime import evaluation_temperature, provenance, renderer_for, trajectory_engine
-from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
+from condensegrpo.core.background_loop import LEAST_BLOCKED_SECONDS, PLUGIN_SECONDS, BackgroundLoop
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Sampler
@@ -67,7 +67,11 @@ def evaluate(
             write_trajectory(file, trajectory, sampled_with)
         on_scored(trajectory)
 
-    with BackgroundLoop("evaluation", close_seconds=PLUGIN_SECONDS, blocked_seconds=engine.limits.turn_seconds) as loop:
+    with BackgroundLoop(
+        "evaluation",
+        close_seconds=PLUGIN_SECONDS,
+        blocked_seconds=max(LEAST_BLOCKED_SECONDS, engine.limits.turn_seconds),
+    ) as loop:
         scored = loop.run(
             collect(
                 own,
