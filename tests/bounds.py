@@ -169,6 +169,13 @@ ATTEMPTS = {
         "  lambda: libc.fanotify_init(0x200, 0), lambda: fcntl.fcntl(os.open('/usr', os.O_RDONLY), 1026, 1)))"
     ),
     "extended attributes of files of the host": Attempt("print(succeeding(lambda: os.listxattr(host)))"),
+    "the mounts of the host (`listmount`)": Attempt(
+        "class Request(ctypes.Structure):\n  _fields_ = [('size', ctypes.c_uint32), ('spare', ctypes.c_uint32)]\n"
+        "  _fields_ += [('mount', ctypes.c_uint64), ('param', ctypes.c_uint64)]\n"
+        "request, mounts = Request(24, 0, 2**64 - 1, 0), (ctypes.c_uint64 * 64)()\n"
+        "print(succeeding(lambda: open('/proc/mounts').read(),\n"
+        "  lambda: libc.syscall(458, ctypes.byref(request), ctypes.byref(mounts), 64, 0)))"
+    ),
     "seeing, signalling and tracing other processes": Attempt(
         "print(succeeding(lambda: os.kill(outside, 0), lambda: open(f'/proc/{outside}/cmdline').read(),\n"
         "  lambda: os.sched_setaffinity(outside, os.sched_getaffinity(0))))"

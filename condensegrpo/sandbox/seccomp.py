@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 
 from condensegrpo.sandbox.linux import PR_SET_NO_NEW_PRIVS, checked, prctl, syscall
-from condensegrpo.sandbox.syscalls import AUDIT_ARCH, numbers
+from condensegrpo.sandbox.syscalls import AUDIT_ARCH, UNKNOWN, numbers
 
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -39,7 +39,7 @@ DENIED = (
     *("quotactl_fd", "fanotify_init", "iopl", "ioperm", "settimeofday", "clock_settime", "clock_adjtime", "adjtimex"),
     *("syslog", "vhangup", "personality", "modify_ldt", "process_madvise", "process_mrelease", "move_pages"),
     *("migrate_pages", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr", "setpriority"),
-    *("ioprio_set", "inotify_init", "inotify_init1", "inotify_add_watch"),
+    *("ioprio_set", "inotify_init", "inotify_init1", "inotify_add_watch", "statmount", "listmount"),
     *("socket", "bind", "connect", "sendmsg", "sendmmsg", "shmget", "msgget", "semget", "mq_open", "memfd_create"),
     "memfd_secret",
 )  # the last two lines: channels to other processes, and memory outside of every limit
@@ -50,7 +50,7 @@ DENIED_ALONE = (
     *("writev", "pwritev", "pwritev2", "sendfile", "splice", "tee", "vmsplice", "copy_file_range", "io_setup"),
 )  # without namespaces other files and processes of the user are visible; Landlock does not cover these calls
 UNSUPPORTED_ALONE = (
-    *("fallocate", "openat2", "getxattr", "lgetxattr", "fgetxattr", "getxattrat"),
+    *("fallocate", "openat2", "getxattr", "lgetxattr", "fgetxattr", "getxattrat", "file_getattr"),
     *("listxattr", "llistxattr", "flistxattr", "listxattrat"),
 )  # EOPNOTSUPP: Python and the C library then do without. They would evade ``count_writes`` or show attributes of files
 ENTRIES = (  # make or move a name in a folder
@@ -112,6 +112,8 @@ def _program(*, alone: bool, pinned: int) -> bytes:
         _line(_LOAD, _NUMBER),
         _line(_AT_LEAST, _X32, no=1),
         _line(_RETURN, _KILL),
+        _line(_AT_LEAST, UNKNOWN, no=1),
+        _refuse(errno.ENOSYS),
     ]
     refused = dict.fromkeys((*DENIED, *(DENIED_ALONE if alone else ())), errno.EPERM)
     refused |= dict.fromkeys(("clone3",), errno.ENOSYS)  # the C library then uses clone
