@@ -66,7 +66,9 @@ INPUTS = {
     ),
     "one large file": Hostile("with open('x', 'wb') as f:\n  while True: f.write(bytes(1 << 20))", ("failed",)),
     "sparse file": Hostile("open('x', 'wb').truncate(1 << 40)", ("failed",)),
-    "a million small files": Hostile("for n in range(10**6): open(str(n), 'w').close()", ("failed", "disk")),
+    "a million small files": Hostile(
+        "for n in range(10**6): open(str(n), 'w').close()", ("failed", "disk", "timeout")
+    ),
     "endlessly nested folders": Hostile("import os\nwhile True: os.mkdir('d'); os.chdir('d')", ("failed", "disk")),
     "output flood": Hostile("while True: print('x' * 1000)", ("timeout",)),
     "flood of stderr": Hostile("import os\nwhile True: os.write(2, b'x' * 65536)", ("timeout",)),
