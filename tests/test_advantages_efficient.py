@@ -121,8 +121,8 @@ def test_a_group_without_any_correct_trajectory_has_no_signal() -> None:
 
 
 @pytest.mark.parametrize("value", [1.5, -0.1])
-def test_an_outcome_that_is_no_correctness_is_refused(value: float) -> None:
-    with pytest.raises(ScoreError, match=rf"trajectory 1 .*is {value}.*use the estimator 'grpo'"):
+def test_an_outcome_that_is_no_score_is_refused(value: float) -> None:
+    with pytest.raises(ScoreError, match=rf"trajectory 1 .*is {value}.*algorithm.advantage.estimator=grpo"):
         run_efficient([1, value], [100, 100])
 
 

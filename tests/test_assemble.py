@@ -246,7 +246,7 @@ def test_the_anchors_of_the_default_estimator_follow_the_context_budget() -> Non
     """Budget 160: contexts of 10 tokens and fewer are as good as they get, those of 160 as bad."""
     components = build(quickstart("algorithm={}", "rollout.limits.max_context_tokens=160"))
     scores = learning_signal.TOY_SCORES._replace(
-        correct_N=torch.tensor([1.0, 1.0, 1.0, 0.0]),
+        score_N=torch.tensor([1.0, 1.0, 1.0, 0.0]),
         total_N=torch.tensor([1.0, 1.0, 1.0, 0.0]),
         context_N=torch.tensor([5.0, 10.0, 160.0, 5.0]),
         turn_N=torch.zeros(4),

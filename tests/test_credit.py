@@ -18,8 +18,9 @@ from condensegrpo.algorithms.credit import (
     turn_tokens,
 )
 from condensegrpo.algorithms.losses import token_weights, totals
+from condensegrpo.algorithms.settings import StopSettings
 from condensegrpo.core.messages import Message
-from condensegrpo.core.trajectory import Rejected, ScoredTrajectory
+from condensegrpo.core.trajectory import Rejected, ScoredTrajectory, Stop
 
 
 def episode(
@@ -68,18 +69,28 @@ def test_every_output_token_of_a_trajectory_has_its_advantage() -> None:
     assert trained == {"g/a0": [0.5, 0.5], "g/a1": [0.5], "g/a2": [0.5, 0.5, 0.5], "g/b0": [-0.5] * 4}
 
 
-def test_the_efficient_estimator_sees_correctness_and_context_and_grpo_the_reward() -> None:
+def test_the_efficient_estimator_sees_the_reward_and_the_context_and_grpo_the_reward() -> None:
+    """What the reward itself calls correct plays no part."""
     batch = [
-        episode("short", [1], reward=1, context=4, total=0.9),
-        episode("long", [1], reward=1, context=32, total=0.2),
-        episode("wrong", [1], reward=0, context=4, total=0.0),
+        episode("short", [1], reward=0, context=4, total=1.0),
+        episode("long", [1], reward=0, context=32, total=1.0),
+        episode("wrong", [1], reward=1, context=4, total=0.0),
     ]
     options = {"context_low": 4, "context_high": 32, "accuracy": "none"}
     short, long, wrong = Estimator("efficient", options)(scores_of(batch)).flatten().tolist()
     assert short > long > 0 > wrong
     assert wrong == pytest.approx(-2 / 3)
     by_reward = Estimator("grpo", {"scale": "none"})(scores_of(batch)).flatten().tolist()
-    assert by_reward == pytest.approx([0.9 - 1.1 / 3, 0.2 - 1.1 / 3, -1.1 / 3])
+    assert by_reward == pytest.approx([1 / 3, 1 / 3, -2 / 3])
+
+
+def test_a_penalised_stop_is_a_score_of_0_for_efficient_whatever_the_penalty() -> None:
+    batch = [episode("a", [1], reward=1), episode("b", [1], reward=1)]
+    late = replace(batch[1].trajectory, stop=Stop.TURN_LIMIT, answer=None)
+    stops = StopSettings(handling={Stop.TURN_LIMIT: "penalise"}, penalty=3.0)
+    scores = scores_of([batch[0], replace(batch[1], trajectory=late)], stops)
+    assert Estimator("efficient").outcome(scores).tolist() == [1.0, 0.0]
+    assert Estimator("grpo").outcome(scores).tolist() == [1.0, -2.0]
 
 
 def test_a_trajectory_without_advantage_gets_no_row_but_counts_in_every_denominator() -> None:

@@ -25,6 +25,7 @@ class Scores(NamedTuple):
     """What estimators know about a batch of N trajectories."""
 
     total_N: Tensor  # float, R^O: Score.total, less the penalty of a stop
+    score_N: Tensor  # float, Score.total, 0 for a penalised stop
     correct_N: Tensor  # float in [0, 1], 0 for a penalised stop
     context_N: Tensor  # float, tokens of the largest context
     turn_N: Tensor  # float, R^T: the sum of the turn rewards
@@ -70,8 +71,8 @@ class Estimator:
         return names.ESTIMATORS[self.name]
 
     def outcome(self, scores: Scores) -> Tensor:
-        """The outcome that it compares within a group, float (N,): the correctness or the total reward."""
-        return scores.correct_N if self.traits.learns_from == "correctness" else scores.total_N
+        """The outcome that it compares within a group, float (N,): the total reward, penalties subtracted or as 0."""
+        return scores.score_N if self.traits.learns_from == "score" else scores.total_N
 
 
 class TurnSums(NamedTuple):
@@ -112,15 +113,17 @@ def split_masked(
 def scores_of(scored: Sequence[ScoredTrajectory], stops: StopSettings = DEFAULT_STOPS) -> Scores:
     """The columns of a batch, one entry per trajectory, in order.
 
-    A penalised stop makes a trajectory incorrect and subtracts ``stops.penalty`` from its total.
+    A penalised stop makes a trajectory incorrect with score 0, and subtracts ``stops.penalty`` from its total.
     """
     labels = _labels(each.trajectory.group_id for each in scored)
     sums = [turn_sums(each) for each in scored]
     penalised = [stops.of(each.trajectory.stop) == "penalise" for each in scored]
     total = [each.score.total - stops.penalty * bad for each, bad in zip(scored, penalised, strict=True)]
+    score = [each.score.total * (not bad) for each, bad in zip(scored, penalised, strict=True)]
     correct = [each.score.correct * (not bad) for each, bad in zip(scored, penalised, strict=True)]
     return Scores(
         total_N=torch.tensor(total, dtype=torch.float64),
+        score_N=torch.tensor(score, dtype=torch.float64),
         correct_N=torch.tensor(correct, dtype=torch.float64),
         context_N=torch.tensor([each.score.context_tokens for each in scored], dtype=torch.float64),
         turn_N=torch.tensor([entry.total for entry in sums], dtype=torch.float64),

@@ -14,7 +14,7 @@ class EstimatorTraits:
     """What distinguishes an estimator of advantages from the others, besides its formula."""
 
     summary: str  # one line for tables and --help
-    learns_from: Literal["reward", "correctness"] = "reward"  # the outcome that is compared within a group
+    learns_from: Literal["total", "score"] = "total"  # total less penalties, or a score in [0, 1]
     sees_turn_rewards: bool = False  # False: R^T is only logged
     columns: tuple[str, ...] = ()  # fields of credit.Scores that it takes besides the five of every estimator
     context_anchors: bool = False  # takes the options context_low and context_high
@@ -30,12 +30,12 @@ class LossTraits:
 
 ESTIMATORS: Mapping[str, EstimatorTraits] = {
     "efficient": EstimatorTraits(
-        summary="accuracy, then shorter contexts among correct trajectories (default)",
-        learns_from="correctness",
+        summary="accuracy, then shorter contexts among correct trajectories (default for the reward correct)",
+        learns_from="score",
         columns=("context_N", "truncated_N"),
         context_anchors=True,
     ),
-    "grpo": EstimatorTraits(summary="the reward against its group"),
+    "grpo": EstimatorTraits(summary="the reward against its group (default for every other reward)"),
     "grpo_merged": EstimatorTraits(summary="turn and outcome rewards added, against the group", sees_turn_rewards=True),
     "ms_grpo": EstimatorTraits(
         summary="outcome, plus turn rewards on the turns up to the first tool result", sees_turn_rewards=True

@@ -27,8 +27,8 @@ FAILURES_MASKED: Mapping[Stop, Handling] = {  # failures that the policy did not
 class AdvantageSettings:
     """The advantage of every turn."""
 
-    estimator: str = "efficient"
-    """One of condensegrpo.algorithms.advantages.ESTIMATORS."""
+    estimator: str | None = None
+    """One of condensegrpo.algorithms.advantages.ESTIMATORS; null: efficient if reward.name is correct, else grpo."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the estimator."""
     context_anchors: tuple[float, float] | None = None
@@ -91,7 +91,7 @@ class StopSettings:
     handling: Mapping[Stop, Handling] = field(default_factory=dict)
     """train (the default of a stop), mask (as if never sampled; the default of failures) or penalise (wrong)."""
     penalty: Annotated[float, Ge(0)] = 1.0
-    """Subtracted from the total reward of a penalised trajectory; efficient learns from correctness and ignores it."""
+    """Subtracted from the total reward of a penalised trajectory; for efficient its score is 0."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "handling", {**FAILURES_MASKED, **self.handling})  # the only change of a frozen value

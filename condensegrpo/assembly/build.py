@@ -76,7 +76,7 @@ def build_components(config: RunConfig, base: Components | None = None) -> Compo
         estimator=part(
             lambda: advantage_estimator(config),
             "estimator",
-            lambda of: (of.algorithm.advantage, of.rollout.limits.max_context_tokens),
+            lambda of: (of.estimator, of.algorithm.advantage, of.rollout.limits.max_context_tokens),
         ),
         objective=part(lambda: objective(config.algorithm), "objective", lambda of: of.algorithm),
     )

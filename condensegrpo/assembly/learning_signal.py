@@ -23,6 +23,7 @@ from condensegrpo.core.suggestions import did_you_mean
 # two trajectories of one turn and one token each, on which options are tried
 TOY_SCORES = Scores(
     total_N=torch.tensor([1.0, 0.0]),
+    score_N=torch.tensor([1.0, 0.0]),
     correct_N=torch.tensor([1.0, 0.0]),
     context_N=torch.tensor([8.0, 8.0]),
     turn_N=torch.tensor([0.0, 0.0]),
@@ -38,14 +39,14 @@ TOY_TOKENS = (*torch.tensor([[-1.0, -1.0], [-1.0, -1.0], [1.0, -1.0]]), torch.te
 
 
 def advantage_estimator(config: RunConfig) -> Estimator:
-    """The estimator of advantages that the configuration names, with its options.
+    """The estimator of advantages that the configuration names, or the default for its reward, with its options.
 
     Raises:
         ConfigError: the estimator is unknown, or refuses an option.
     """
-    settings = config.algorithm.advantage
-    _check_known("algorithm.advantage.estimator", ESTIMATORS, settings.estimator, settings.options)
-    estimator = Estimator(settings.estimator, _estimator_options(config))
+    name, options = config.estimator, config.algorithm.advantage.options
+    _check_known("algorithm.advantage.estimator", ESTIMATORS, name, options)
+    estimator = Estimator(name, _estimator_options(config))
     _try_out("algorithm.advantage.options", partial(estimator, TOY_SCORES))
     return estimator
 
@@ -75,7 +76,7 @@ def objective(algorithm: AlgorithmSettings) -> Minimised:
 def _estimator_options(config: RunConfig) -> Mapping[str, object]:
     """The options of the estimator, with context anchors where it takes them."""
     algorithm = config.algorithm
-    if not names.ESTIMATORS[algorithm.advantage.estimator].context_anchors:
+    if not names.ESTIMATORS[config.estimator].context_anchors:
         return algorithm.advantage.options
     budget = config.rollout.limits.max_context_tokens
     low, high = algorithm.advantage.context_anchors or (budget / 16, float(budget))

@@ -29,9 +29,9 @@ def _check_group(config: RunConfig) -> None:
     if config.train.samples_per_problem > 1 or not config.train.steps or raw:
         return
     able = [name for name, estimator in ESTIMATORS.items() if "singleton" in inspect.signature(estimator).parameters]
-    chosen = "" if settings.estimator in able else f"choose one of {', '.join(able)} and "
+    chosen = "" if config.estimator in able else f"choose one of {', '.join(able)} and "
     raise ConfigError(
-        f"checking train.samples_per_problem: found 1; the estimator {settings.estimator} compares at least 2 "
+        f"checking train.samples_per_problem: found 1; the estimator {config.estimator} compares at least 2 "
         f"trajectories a problem. Raise it, or {chosen}set algorithm.advantage.options.singleton=raw to train on the "
         f"reward itself."
     )

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from condensegrpo.algorithms.settings import AdvantageSettings, LossSettings
+from condensegrpo.algorithms.settings import LossSettings
 from condensegrpo.config.renames import refuse_renamed
 from condensegrpo.config.schema import CondenserPlugin, RewardPlugin, SamplerPlugin
 from condensegrpo.config.yaml_tree import EXTENDS, Place, read_yaml
@@ -24,7 +24,7 @@ PLUGINS: Mapping[Place, tuple[str, str | None]] = {  # sections with options: th
     ("condenser",): ("name", CondenserPlugin().name),
     ("reward",): ("name", RewardPlugin().name),
     ("sampler",): ("name", SamplerPlugin().name),
-    ("algorithm", "advantage"): ("estimator", AdvantageSettings().estimator),
+    ("algorithm", "advantage"): ("estimator", "default for the reward"),
     ("algorithm", "loss"): ("name", LossSettings().name),
 }
 

@@ -258,3 +258,9 @@ class RunProcedure(Section):
 
 class RunConfig(RunProcedure, RunIdentity):
     """One run."""
+
+    @property
+    def estimator(self) -> str:
+        """The estimator of advantages: the one that is set, or the default for the reward."""
+        default = "efficient" if self.reward.name == RewardPlugin().name else "grpo"
+        return self.algorithm.advantage.estimator or default

@@ -366,24 +366,17 @@ def _log(trackers: tuple[Tracker, ...], step: int, metrics: Mapping[str, float])
 
 def _ignored_settings(config: RunConfig) -> Iterator[str]:
     """Warnings of settings that the estimator does not use."""
-    name = config.algorithm.advantage.estimator
-    if names.ESTIMATORS[name].learns_from == "reward":
-        return
-    if config.reward.name != "correct":
+    name = config.estimator
+    if names.ESTIMATORS[name].learns_from == "score" and "penalise" in config.algorithm.stops.handling.values():
         yield (
-            f"the estimator {name} learns from correctness and context tokens: the total of the reward "
-            f"{config.reward.name} is only logged. To train on it, set algorithm.advantage.estimator=grpo"
-        )
-    if "penalise" in config.algorithm.stops.handling.values():
-        yield (
-            f"the estimator {name} takes a penalised stop for a wrong answer and no more: algorithm.stops.penalty, "
-            "which comes off the total reward, changes nothing"
+            f"the estimator {name} gives a penalised stop the score 0 and no less: algorithm.stops.penalty, "
+            "which is subtracted from the total reward, changes nothing"
         )
 
 
 def _warn_of_unused_turn_rewards(run: _Run, metrics: Mapping[str, float]) -> bool:
     """Warn that the turn rewards of a step were only logged; returns whether it did."""
-    name = run.config.algorithm.advantage.estimator
+    name = run.config.estimator
     unused = "turn_reward" in metrics and not names.ESTIMATORS[name].sees_turn_rewards
     if unused:
         able = sorted(name for name, traits in names.ESTIMATORS.items() if traits.sees_turn_rewards)

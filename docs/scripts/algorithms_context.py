@@ -198,6 +198,7 @@ def _one_turn(name: str, batch: Batch, outcome_N: Tensor, options: Mapping[str, 
     once_N = torch.ones_like(batch.group_N)
     scores = Scores(
         total_N=outcome_N,
+        score_N=outcome_N,
         correct_N=batch.correct_N,
         context_N=batch.context_N,
         turn_N=torch.zeros_like(outcome_N),

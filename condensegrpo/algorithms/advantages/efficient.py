@@ -34,6 +34,8 @@ from condensegrpo.algorithms.advantages.groups import (
 )
 from condensegrpo.core.errors import ScoreError
 
+ROUNDING = 1e-9  # weights such as 0.7, 0.2 and 0.1 sum to 1 up to rounding
+
 
 class ContextTerm(TypedDict, total=False):
     """The keywords of ``efficient`` that its context term takes; defaults in ``_context_term``."""
@@ -98,7 +100,7 @@ def efficient(
     contexts are equal; the clip and the guard, by which A need not sum to zero over a group.
 
     Args:
-        outcome_N: r in [0, 1]; only r = 1 counts as correct.
+        outcome_N: r in [0, 1], the total reward; only r = 1 counts as correct.
         guard: κ in [0, 1].
         accuracy: the ``scale`` of A_acc.
         context_N: C, the largest context of any turn, in tokens.
@@ -117,7 +119,7 @@ def efficient(
     _check_unit_interval(batch.outcome_N)
     check_choice("accuracy", accuracy, get_args(Scale))
     check_option("guard", guard, low=0, high=1)
-    correct_N = batch.outcome_N == 1
+    correct_N = batch.outcome_N >= 1 - ROUNDING
     accuracy_N = normalise(batch.outcome_N, batch.group_N, scale=accuracy, eps=eps)
     advantage_N = accuracy_N + _context_term(correct_N, batch.group_N, **context_term)
     advantage_N = torch.where(accuracy_N > 0, torch.maximum(advantage_N, guard * accuracy_N), advantage_N)
@@ -153,10 +155,10 @@ def _check_contexts(context_N: Tensor, truncated_N: Tensor | None, correct_N: Te
 
 
 def _check_unit_interval(outcome_N: Tensor) -> None:
-    bad = first((outcome_N < 0) | (outcome_N > 1))
+    bad = first((outcome_N < -ROUNDING) | (outcome_N > 1 + ROUNDING))
     if bad is not None:
         raise ScoreError(
             f"computing advantages: the outcome of {named(bad, outcome_N)} is "
-            f"{outcome_N[bad].item()}, wanted a correctness in [0, 1]. The estimator 'efficient' adds the context "
-            f"term itself: give it the correctness, or use the estimator 'grpo' for a composed reward."
+            f"{outcome_N[bad].item()}, wanted a score in [0, 1]. The estimator 'efficient' takes the total of the "
+            f"reward as its score: scale the reward, or set algorithm.advantage.estimator=grpo."
         )
