@@ -13,7 +13,9 @@ from condensegrpo.cli.findings import Level, show
 
 
 def doctor(
-    config: Annotated[str | None, typer.Argument(help="Also check what this configuration needs.")] = None,
+    config: Annotated[
+        str | None, typer.Argument(help="Also check what this needs: a YAML file, a shipped name or a run.")
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of its keys.")
     ] = None,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from condensegrpo.cli.doctor_machine import disk_finding, sandbox_finding
 from condensegrpo.cli.doctor_model import model_findings
 from condensegrpo.cli.findings import Finding, ok, problem, warning
-from condensegrpo.core.errors import CondenseError, DataError
+from condensegrpo.core.errors import CondenseError, DataError, PluginError
+from condensegrpo.storage.hub import hub_fault
 
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
@@ -20,39 +21,43 @@ LUCENE = "search_lucene"
 
 def config_findings(name: str, overrides: Sequence[str]) -> list[Finding]:
     """Check that a configuration is valid and that everything it names exists."""
-    from condensegrpo.config.load import find_config, load_config
+    from condensegrpo.config.load import named_config
 
     try:
-        config = load_config(find_config(name), overrides)
+        config = named_config(name, overrides)
     except CondenseError as error:
         return [problem("configuration", str(error), "correct the file or the overrides")]
     return [
         ok("configuration", f"{name} is valid"),
         *data_findings(config),
-        _plugins(config),
+        *_run(config),
         *model_findings(config),
         disk_finding(Path(config.runs_dir)),
         *([sandbox_finding(config.sandbox.isolation)] if config.sandbox.isolation != "auto" else []),
     ]
 
 
-def _plugins(config: "RunConfig") -> Finding:
+def _run(config: "RunConfig") -> Iterator[Finding]:
+    """The checks of ``train --dry-run``."""
     from condensegrpo.assembly.build import build
+    from condensegrpo.assembly.preflight import check_run
 
     try:
-        build(config)
+        components = build(config)
+        yield ok("plug-ins", f"{', '.join(_named(config))}: all load")
+        yield from (ok("training", note) for note in check_run(components))
     except DataError as error:
-        return problem("data", str(error), "correct the data, or give other files (docs/reference/tasks.md)")
+        yield problem("data", str(error), "correct the data, or give other files (docs/reference/tasks.md)")
+    except PluginError as error:
+        yield problem("plug-ins", str(error), "condensegrpo plugins lists what is installed")
     except CondenseError as error:
-        return problem("plug-ins", str(error), "condensegrpo plugins lists what is installed")
-    named = (
-        config.task.name,
-        config.condenser.name,
-        config.reward.name,
-        config.sampler.name,
-        *(name for name, _ in _tools(config)),
-    )
-    return ok("plug-ins", f"{', '.join(named)}: all load")
+        yield problem("training", str(error), "correct the configuration or the overrides")
+
+
+def _named(config: "RunConfig") -> tuple[str, ...]:
+    """The names of the plug-ins."""
+    sections = (config.task, config.condenser, config.reward, config.sampler)
+    return (*(section.name for section in sections), *(name for name, _ in _tools(config)))
 
 
 def data_findings(config: "RunConfig") -> Iterator[Finding]:
@@ -68,16 +73,15 @@ def data_findings(config: "RunConfig") -> Iterator[Finding]:
 
 
 def _data_file(key: str, place: str) -> Finding:
-    from huggingface_hub import constants
-
     path = Path(place).expanduser()
     if path.exists():
         return ok(key, str(path))
     looks_like_file = path.suffix in (".jsonl", ".json", ".parquet", ".gz") or place.startswith((".", "/", "~"))
     if looks_like_file:
         return problem(key, f"{place} does not exist", f"set {key} to an existing file or folder")
-    if constants.HF_HUB_OFFLINE:
-        return problem(key, f"{place} is not a file, and HF_HUB_OFFLINE is set", f"set {key} to an existing file")
+    fault = hub_fault()
+    if fault is not None:
+        return problem(key, f"{place} is not a file, and {fault}", f"set {key} to an existing file")
     return warning(key, f"{place} is not a file on this machine", "it will be loaded from the Hub")
 
 

@@ -14,6 +14,7 @@ from condensegrpo.cli.findings import Finding, ok, problem, warning
 from condensegrpo.cli.neutral import counted
 from condensegrpo.sandbox.isolation import Isolation
 from condensegrpo.sandbox.probing import AUTO, REMEDIES, probe_backends
+from condensegrpo.storage.hub import hub_fault
 
 GIB = 1 << 30
 LOW_MEMORY = 2 * GIB
@@ -154,7 +155,8 @@ def hub_finding() -> Finding:
         models = sum(repository.repo_type == "model" for repository in scan_cache_dir().repos)
     except CacheNotFound:
         models = 0
-    mode = "HF_HUB_OFFLINE is set: nothing is downloaded" if constants.HF_HUB_OFFLINE else "others are downloaded"
+    fault = hub_fault()
+    mode = "others are downloaded" if fault is None else f"{fault}: nothing is downloaded"
     return ok("Hub cache", f"{counted(models, 'model', 'models')} in {constants.HF_HUB_CACHE}; {mode}")
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from condensegrpo.cli.doctor_machine import GIB, free_memory
 from condensegrpo.cli.findings import Finding, ok, problem, warning
+from condensegrpo.storage.hub import hub_fault
 from condensegrpo.storage.placeholder import placeholder_in
 
 if TYPE_CHECKING:
@@ -75,8 +76,9 @@ def _hub_model(place: str) -> Finding:
         )
     if isinstance(try_to_load_from_cache(place, "config.json"), str):
         return ok("model", f"{place} is in the Hub cache")
-    if constants.HF_HUB_OFFLINE:
-        text = f"{place} is not in {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE is set"
+    fault = hub_fault()
+    if fault is not None:
+        text = f"{place} is not in {constants.HF_HUB_CACHE}, and {fault}"
         return problem("model", text, f"download it first: hf download {place}")
     return warning("model", f"{place} is not in the Hub cache", "it will be downloaded")
 

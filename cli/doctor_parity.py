@@ -16,14 +16,14 @@ CURE = "do not train with it: importance ratios would be wrong; condensegrpo tra
 def sampler_findings(name: str, config: str | None, overrides: list[str]) -> list[Finding]:
     """Sample, take an optimiser step, send the weights, sample again and compare. Takes half a minute."""
     from condensegrpo.cli.quiet import quiet_libraries
-    from condensegrpo.config.load import find_config, load_config
+    from condensegrpo.config.load import named_config
     from condensegrpo.storage.run_folder import RunFolder
     from condensegrpo.training.parity import configuration, trial
 
     area = f"sampler {name}"
     quiet_libraries()
     try:
-        sampler = load_config(find_config(config), overrides).sampler if config is not None else None
+        sampler = named_config(config, overrides).sampler if config is not None else None
         options = sampler.options if sampler is not None and sampler.name == name else {}
         with tempfile.TemporaryDirectory(prefix="condensegrpo-") as place:
             outcome = trial(configuration(name, options), RunFolder.create(Path(place) / "run"))

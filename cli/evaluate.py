@@ -94,7 +94,7 @@ def evaluate(
 
 def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str]":
     """The configuration and the model folder that the arguments name."""
-    from condensegrpo.config.load import find_config, load_config, load_stored
+    from condensegrpo.config.load import named_config
 
     names = [argument for argument in arguments if "=" not in argument]
     overrides = [argument for argument in arguments if "=" in argument]
@@ -108,7 +108,7 @@ def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str]":
             f"evaluating {policy}: it is not a run folder or a checkpoint in one, so a CONFIG must say the task. Add "
             f"one, such as gsm8k."
         )
-    config = load_config(find_config(names[0]), overrides) if names else load_stored(run / "config.yaml", overrides)
+    config = named_config(names[0] if names else str(run), overrides)
     if is_checkpoint:
         return config, str(Path(policy) / "model")
     if not is_run:

@@ -22,7 +22,7 @@ UNITS = {"": 1, "MB": 10**6, "GB": 10**9, "MIB": MIB, "GIB": GIB, "M": MIB, "G":
 
 
 def plan(
-    config: Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped configuration.")],
+    config: Annotated[str, typer.Argument(help="A YAML file, the name of a shipped one, or a run folder.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of its keys.")
     ] = None,
@@ -44,9 +44,9 @@ def plan(
     """
     room = None if device_memory is None else _bytes(device_memory)
     from condensegrpo.cli.quiet import quiet_libraries
-    from condensegrpo.config.load import find_config, load_config
+    from condensegrpo.config.load import named_config
 
-    loaded = load_config(find_config(config), overrides or ())
+    loaded = named_config(config, overrides or ())
     quiet_libraries()
     import torch
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def serve(
-    config: Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped one.")],
+    config: Annotated[str, typer.Argument(help="A YAML file, the name of a shipped one, or a run folder.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="On top of it.")] = None,
     model: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Serve this; by default model.path, or the policy of the run.")
@@ -31,13 +31,13 @@ def serve(
 
     Example: condensegrpo serve gsm8k model.new=null model.path=Qwen/Qwen2.5-0.5B-Instruct --port 8001
     """
-    from condensegrpo.config.load import find_config, load_config
+    from condensegrpo.config.load import named_config
 
-    loaded = load_config(find_config(config), overrides or ())
+    loaded = named_config(config, overrides or ())
     from condensegrpo.samplers.vllm_server.guard import TOKEN_VARIABLE
     from condensegrpo.samplers.vllm_server.process import check_free, check_installed, command, environment
 
-    line = command(*_served(loaded, model), host=host, port=port)
+    line = command(*_served(loaded, model or _policy(loaded, Path(config))), host=host, port=port)
     if dry_run:
         typer.echo(shlex.join(line))
         return
@@ -51,29 +51,38 @@ def serve(
     os.execvpe(line[0], line, environment(token))  # the server replaces this process: Ctrl-C reaches it directly
 
 
-def _served(config: "RunConfig", model: str | None) -> "tuple[ServedModel, ServerSettings]":
+def _served(config: "RunConfig", model: str) -> "tuple[ServedModel, ServerSettings]":
     from condensegrpo.assembly.plugins import arguments
     from condensegrpo.config.load import longest_request
     from condensegrpo.samplers.vllm_server.settings import ServedModel, ServerSettings
 
-    path = model or _policy(config)
-    supplied = {"model_path": path, "dtype": config.model.dtype}
+    supplied = {"model_path": model, "dtype": config.model.dtype}
     options = config.sampler.options if config.sampler.name == "vllm_server" else {}
     given = arguments("samplers", "vllm_server", options, supplied)
     settings, longest = given.get("server"), given.get("max_model_len")
     served = ServedModel(
-        path=path,
+        path=model,
         dtype=str(given["dtype"]),
         max_model_len=longest if isinstance(longest, int) else longest_request(config),
     )
     return served, settings if isinstance(settings, ServerSettings) else ServerSettings()
 
 
-def _policy(config: "RunConfig") -> str:
-    """The model of a configuration; for a new model the initial policy that the run of this name saved."""
+def _policy(config: "RunConfig", place: Path) -> str:
+    """The model to serve: the newest policy of a run folder; else that of a configuration.
+
+    For a configuration with a new model that is the initial policy that the run of its name saved.
+    """
+    is_run = (place / "config.yaml").is_file()
+    if is_run:
+        from condensegrpo.learner import checkpoint
+
+        newest = checkpoint.latest(place / "checkpoints")
+        if newest is not None:
+            return str(newest / "model")
     if config.model.path is not None:
         return config.model.path
-    run = Path(config.runs_dir) / config.name
+    run = place if is_run else Path(config.runs_dir) / config.name
     for made in (run / "origin" / "warm", run / "origin" / "new"):
         if made.is_dir():
             return str(made)

@@ -72,10 +72,14 @@ def _train(arguments: list[str], resume: Path | None, *, dry_run: bool, allow_ch
     with PhaseDisplay(Console(stderr=True)) as display:
         display.phase("checking the configuration", None)
         from condensegrpo.assembly.build import build
+        from condensegrpo.assembly.preflight import check_run
 
         components = build(config)
+        notes = check_run(components)
     if dry_run:
         typer.echo("".join(f"# {line}\n" for line in changes.splitlines()), nl=False)
+        for note in notes:
+            typer.echo(f"# {note}")
         for split in SPLITS:
             problems = components.problems(split)
             count = counted(len(problems), "problem", "problems")

@@ -23,11 +23,11 @@ class WeightedSum:
     """
 
     def __init__(self, *, parts: Sequence[RewardPart]) -> None:
-        self._parts = tuple(parts)
-        names = [part.name for part in self._parts]
+        self.parts = tuple(parts)
+        names = [part.name for part in self.parts]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"a weighted sum of {names or 'nothing'}: wanted at least one part, each name once")
-        if all(isinstance(part.reward, TurnReward) for part in self._parts):
+        if all(isinstance(part.reward, TurnReward) for part in self.parts):
             raise ValueError(
                 f"a weighted sum of {names}: all of them pay single turns; add a part that pays the outcome, such as "
                 f"correct"
@@ -35,7 +35,7 @@ class WeightedSum:
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
-        results = [_weighted(part, trajectory, problem) for part in self._parts]
+        results = [_weighted(part, trajectory, problem) for part in self.parts]
         valid = [result.format_valid for result in results if result.format_valid is not None]
         right = [result.correct for result in results if result.correct is not None]
         paying_K = [result.turn_rewards for result in results if result.turn_rewards]

@@ -86,6 +86,9 @@ def test_the_example_trains(folder: Path) -> None:
         "evaluate.problems=2",
         "learner.threads=1",
     )
+    assert "# estimator grpo: the default where reward.name is shop.py:LookedUp" in succeed(
+        "train", "shop.yaml", *small, "--dry-run", cwd=folder
+    )
     succeed("train", "shop.yaml", *small, cwd=folder)
     lines = [line for line in read_metrics(folder / "runs/shop/metrics.jsonl") if "rows" in line]
     assert [line["step"] for line in lines] == [1, 2]

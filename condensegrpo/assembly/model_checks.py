@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.runtime import renderer_for
 from condensegrpo.assembly.scorers import check_models, names_of
+from condensegrpo.config.load import HELD_OUT, longest_request
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CondenseError, ConfigError, ContextOverflow
 from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Budget, ChecksRoom, Problem, Task
+from condensegrpo.core.protocols import Budget, ChecksRoom, Split
 from condensegrpo.core.thread_call import result_in_thread
 from condensegrpo.learner.policy import check_vocabulary, positions
 from condensegrpo.learner.targets import check_targets_of
@@ -25,27 +26,27 @@ def check_model(components: Components, source: str) -> None:
 
     Raises:
         ConfigError: the tokenizer has more ids than the model, the chat template fails, is slow or knows no tool
-            results, system message and question, or a context with its reply, are too long (the message says which key
-            to change), or the model has no layers for the adapters.
+            results, system message, question and a reply, or a context with its reply, are too long (the message says
+            which key to change), or the model has no layers for the adapters.
     """
     check_vocabulary(source)
     config, rendering = components.config, renderer_for(components, source)
-    limits = config.rollout.limits
-    pinned = components.toolbox.introduced(
-        _pinned(components.task, components.problems("train")[0], limits.turn_seconds)
-    )
-    check_models(names_of(components.condenser), source, pinned=pinned, tokens=limits.max_context_tokens)
-    try:
-        first_rendering(lambda: rendering.prompt(pinned))
-        check_pinned(rendering, pinned, limits)
-    except ContextOverflow as error:
-        raise ConfigError(str(error)) from error
-    _check_condenser(components, rendering, pinned)
-    for each in (components, *components.evaluations.values()):
-        check_confidence(each.config, rendering)
+    pinned = _pinned(components, "train")
+    tokens = config.rollout.limits.max_context_tokens
+    check_models(names_of(components.condenser), source, pinned=pinned, tokens=tokens)
+    first_rendering(lambda: rendering.prompt(pinned))
     if components.toolbox.names:
         rendering.check_roles(pinned, components.toolbox.format.result("call_0", components.toolbox.names[0], "0"))
-    longest, room = limits.max_context_tokens + limits.max_output_tokens, positions(source)
+    _check_prompts(components, rendering, pinned)
+    for name, varied in components.evaluations.items():
+        own = rendering if varied.toolbox is components.toolbox else renderer_for(varied, source)
+        try:
+            _check_prompts(varied, own, _pinned(varied, "eval"))
+        except ConfigError as error:
+            if name == HELD_OUT:
+                raise
+            raise ConfigError(f"checking evaluate.variants.{name}: {error}") from error
+    longest, room = longest_request(config), positions(source)
     if room is not None and longest > room:
         raise ConfigError(
             f"checking rollout.limits.max_context_tokens: with rollout.limits.max_output_tokens it makes {longest} "
@@ -55,8 +56,34 @@ def check_model(components: Components, source: str) -> None:
         check_targets_of(source, config.model.lora.targets)
 
 
-def _pinned(task: Task, problem: Problem, seconds: float) -> tuple[Message, ...]:
-    """How an episode of the problem begins; a ConfigError if the task fails at it, or gives something else."""
+def _check_prompts(components: Components, renderer: Renderer, pinned: Sequence[Message]) -> None:
+    """Check the prompts of one configuration, beginning with ``pinned``."""
+    limits = components.config.rollout.limits
+    try:
+        check_pinned(renderer, pinned, limits)
+    except ContextOverflow as error:
+        raise ConfigError(str(error)) from error
+    if limits.max_turns > 1:
+        _check_reply(components, renderer, pinned)
+    _check_condenser(components, renderer, pinned)
+    check_confidence(components.config, renderer)
+
+
+def _check_reply(components: Components, renderer: Renderer, pinned: Sequence[Message]) -> None:
+    """Check that the shortest reply fits the context budget beside the pinned messages."""
+    most = components.config.rollout.limits.max_context_tokens
+    tokens = renderer.count((*pinned, Message(role="assistant", content="0")))
+    if tokens > most:
+        raise ConfigError(
+            f"checking rollout.limits.max_context_tokens: found {most}; system message and question need "
+            f"{renderer.count(pinned)} tokens with the chat template, and with a reply of one word {tokens}. "
+            f"Raise it to at least {tokens}, or set rollout.limits.max_turns=1."
+        )
+
+
+def _pinned(components: Components, split: Split) -> tuple[Message, ...]:
+    """How an episode of a split's first problem begins, tools introduced; a ConfigError if the task fails at it."""
+    task, problem = components.task, components.problems(split)[0]
 
     async def begin() -> tuple[Message, ...] | CondenseError:
         try:
@@ -65,13 +92,14 @@ def _pinned(task: Task, problem: Problem, seconds: float) -> tuple[Message, ...]
         except CondenseError as error:
             return error
 
+    seconds = components.config.rollout.limits.turn_seconds
     doing = f"starting the problem {problem.id} of the task {type(task).__name__}"
     outcome = result_in_thread(lambda: asyncio.run(begin()), name=doing, seconds=seconds)
     if isinstance(outcome, CondenseError):
         raise outcome
     if isinstance(outcome, Failure):
         raise ConfigError(f"{outcome}. It would fail in every trajectory: fix the task or its data.")
-    return outcome
+    return components.toolbox.introduced(outcome)
 
 
 def _check_condenser(components: Components, renderer: Renderer, pinned: Sequence[Message]) -> None:

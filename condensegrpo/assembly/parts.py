@@ -1,7 +1,7 @@
 """Builds each plug-in that a configuration names: task, reward, condenser, tools, and the sandbox that they share."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 from condensegrpo.assembly.plugins import build
@@ -21,6 +21,7 @@ def build_task(config: RunConfig) -> Task:
     """The task, with the options that it shares with the rollout."""
     given = {"data": config.task.data, "eval_data": config.task.eval_data}
     options = {**{option: place for option, place in given.items() if place is not None}, **config.task.options}
+    _check_data(config.task.name, options)
     supplied = dict[str, object]()
     for option, source, value in shared_options(config):
         if option in options:
@@ -31,6 +32,17 @@ def build_task(config: RunConfig) -> Task:
         supplied[option] = value
     built: Task = build("tasks", config.task.name, options, supplied)
     return _with_methods(built, config.task.name, "problems", "environment")
+
+
+def _check_data(name: str, options: Mapping[str, object]) -> None:
+    """Check that a task that reads files is given them: its options of these names are keys of ``task``."""
+    parameters = inspect.signature(load("tasks", name)).parameters
+    for key in ("data", "eval_data"):
+        if key not in options and key in parameters and parameters[key].default is inspect.Parameter.empty:
+            raise ConfigError(
+                f"checking task.{key}: it is not set, and the task {name} reads its problems from there. Set it to a "
+                f"JSONL or Parquet file, a folder of them or a Hub id, such as task.{key}={key}.jsonl."
+            )
 
 
 def shared_options(config: RunConfig) -> Iterator[tuple[str, str, object]]:

@@ -14,6 +14,7 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.suggestions import did_you_mean
 
 HELD_OUT = "held-out"  # the evaluation on a configuration's own problems
+STORED = "config.yaml"  # the configuration in a run folder
 OVERRIDE = "override"  # the origin of a value that an override set
 
 
@@ -81,6 +82,16 @@ def shipped() -> tuple[str, ...]:
     return tuple(path.stem for path in shipped_files() if not path.stem.endswith("_base"))
 
 
+def named_config(name: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration that a CONFIG argument means: a YAML file, the name of a shipped one, or a run folder.
+
+    Raises:
+        ConfigError: as ``load_config`` and ``find_config``.
+    """
+    stored = Path(name) / STORED
+    return load_stored(stored, overrides) if stored.is_file() else load_config(find_config(name), overrides)
+
+
 def find_config(name: str) -> Path:
     """The file that a command's CONFIG argument means: a path, or the name of a shipped configuration.
 
@@ -89,6 +100,11 @@ def find_config(name: str) -> Path:
     path = Path(name)
     if path.is_file():
         return path
+    if (path / STORED).is_file():
+        raise ConfigError(
+            f"reading the configuration {name}: it is the folder of a run. Continue that run with --resume {name}, or "
+            f"start a new one from {path / STORED}."
+        )
     if path.parent in (Path(), Path("configs")) and (inside := shipped_file(path.name)):
         return inside
     raise ConfigError(

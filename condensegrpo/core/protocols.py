@@ -344,6 +344,15 @@ class TurnReward(Protocol):
         """One number a turn."""
 
 
+@runtime_checkable
+class SumsParts(Protocol):
+    """A reward whose total is the weighted sum of those of its parts."""
+
+    @property
+    def parts(self) -> "Sequence[RewardPart]":
+        """Its parts, turn rewards included."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardPart:
     """One summand of a reward that is a weighted sum: of its total, or of its turn rewards."""

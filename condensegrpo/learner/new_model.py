@@ -3,13 +3,16 @@
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3Config
 
 from condensegrpo.learner.settings import NewModel
+
+if TYPE_CHECKING:
+    from transformers import Qwen3ForCausalLM
 
 BEGIN, END, PAD, UNKNOWN = "<|im_start|>", "<|im_end|>", "<|pad|>", "[UNK]"
 ROLES = ("system", "user", "assistant", "tool")
@@ -70,11 +73,13 @@ def new_tokenizer(corpus: Iterable[str], *, kind: Literal["words", "bpe"], vocab
     )
 
 
-def new_model(tokenizer: PreTrainedTokenizerFast, new: NewModel, *, seed: int) -> Qwen3ForCausalLM:
+def new_model(tokenizer: PreTrainedTokenizerFast, new: NewModel, *, seed: int) -> "Qwen3ForCausalLM":
     """A Qwen3 of this size in fp32 with tied embeddings and random weights that depend on ``seed`` and nothing else.
 
     Its vocabulary is the tokenizer's. The random state of torch is left as it was found.
     """
+    from transformers import Qwen3ForCausalLM  # here: it takes two seconds that a dry run need not wait for
+
     config = new_config(new, vocab_size=len(tokenizer))
     config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     with torch.random.fork_rng(devices=[]):
@@ -101,7 +106,7 @@ def new_config(new: NewModel, *, vocab_size: int) -> Qwen3Config:
     )
 
 
-def save_new(folder: Path, tokenizer: PreTrainedTokenizerFast, model: Qwen3ForCausalLM) -> None:
+def save_new(folder: Path, tokenizer: PreTrainedTokenizerFast, model: "Qwen3ForCausalLM") -> None:
     """Write a folder that ``AutoTokenizer`` and ``AutoModelForCausalLM`` load."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(folder)

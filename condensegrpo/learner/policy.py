@@ -17,6 +17,7 @@ from condensegrpo.learner.atomic_folder import publish, remove_leftover, tempora
 from condensegrpo.learner.dtypes import DTYPES
 from condensegrpo.learner.settings import Dtype
 from condensegrpo.storage.files import write_atomically
+from condensegrpo.storage.hub import hub_fault
 from condensegrpo.storage.placeholder import placeholder_in
 
 if TYPE_CHECKING:  # transformers takes a second to import, and a dry run needs no model
@@ -70,6 +71,25 @@ def trained_steps(path: str) -> int | None:
             found = json.loads(file.read_text(encoding="utf-8")).get("step")
             return found if isinstance(found, int) else None
     return None
+
+
+def local_source(path: str) -> str | None:
+    """The folder that holds the configuration and tokenizer of a local folder or Hub id; None: it must be downloaded.
+
+    Raises:
+        ConfigError: ``path`` can only be a folder, and there is none.
+    """
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    source = _source(path, "model")
+    if Path(source).is_dir():
+        return source
+    try:
+        config, tokenizer = (try_to_load_from_cache(source, file) for file in ("config.json", "tokenizer_config.json"))
+    except HFValidationError:
+        return None
+    return str(Path(config).parent) if isinstance(config, str) and isinstance(tokenizer, str) else None
 
 
 def load_policy(path: str, *, dtype: Dtype, attention: str = "sdpa") -> "PreTrainedModel":
@@ -248,6 +268,7 @@ def _source(path: str, part: str) -> str:
             f"loading the {part} of {path}: there is no folder {folder.absolute()}. Set model.path to a folder with "
             f"config.json and a tokenizer, or to a Hub id such as Qwen/Qwen2.5-0.5B-Instruct."
         )
+    hub_fault()  # without network the libraries read their caches only, and need no minute to say what is not there
     return path
 
 

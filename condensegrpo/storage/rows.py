@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from condensegrpo.core.errors import DataError
+from condensegrpo.storage.hub import hub_fault
 from condensegrpo.storage.placeholder import placeholder_in
 
 Row = dict[str, Any]
@@ -146,14 +147,22 @@ def _read_parquet(path: Path) -> list[Row]:
 
 
 def _from_hub(source: str, split: str) -> list[Row]:
+    fault = hub_fault()
     import datasets  # here: it takes a second that a run on local files need not wait for
 
+    datasets.config.HF_HUB_OFFLINE = fault is not None
     name, _, configuration = source.partition(":")
     try:
         rows: list[Row] = datasets.load_dataset(name, configuration or None, split=split).to_list()
     except Exception as error:  # the boundary to the Hub: network, access, names and formats all fail in their own ways
+        doing = f"loading the split {split!r} of {name!r} from the Hugging Face Hub"
+        local = "set task.data and task.eval_data to local JSONL or Parquet files"
+        if fault is None:
+            raise DataError(
+                f"{doing}: {type(error).__name__}: {error}. Correct its name; if local files were meant, {local}"
+            ) from error
         raise DataError(
-            f"loading the split {split!r} of {name!r} from the Hugging Face Hub: {type(error).__name__}: {error}. "
-            f"If a local file was meant, check its path"
+            f"{doing}: {fault}, and the data set is not in {datasets.config.HF_DATASETS_CACHE}. Load it once with "
+            f"network, or {local}"
         ) from error
     return rows

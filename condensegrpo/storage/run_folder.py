@@ -193,9 +193,13 @@ def evaluation_file(name: str) -> str:
 
 
 def _neighbours(path: Path) -> str:
-    """A sentence that names the runs next to a path that is not one."""
-    parent = path.parent
-    runs = (
-        sorted(entry.name for entry in parent.iterdir() if (entry / "config.yaml").is_file()) if parent.is_dir() else []
-    )
-    return f"Runs in {parent}: {', '.join(runs) or 'none'}."
+    """A sentence that names the runs in a folder that is none, or else those beside it."""
+    inside = _runs_in(path)
+    parent = path if inside else path.parent
+    return f"Runs in {parent}: {', '.join(inside or _runs_in(parent)) or 'none'}."
+
+
+def _runs_in(folder: Path) -> list[str]:
+    """The names of the runs in a folder, sorted."""
+    entries = folder.iterdir() if folder.is_dir() else ()
+    return sorted(entry.name for entry in entries if (entry / "config.yaml").is_file())

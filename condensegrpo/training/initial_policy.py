@@ -6,15 +6,15 @@ from pathlib import Path
 
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.open_learner import open_learner
+from condensegrpo.assembly.preflight import demonstrating, made_tokenizer
 from condensegrpo.assembly.runtime import open_sampler, renderer_for
 from condensegrpo.config.resumed import learned_otherwise, store_configuration
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.protocols import Demonstrates, Task
+from condensegrpo.core.protocols import Task
 from condensegrpo.learner import ranks
 from condensegrpo.learner.atomic_folder import temporary_folder
-from condensegrpo.learner.new_model import new_model, new_tokenizer, save_new
+from condensegrpo.learner.new_model import new_model, save_new
 from condensegrpo.learner.settings import NewModel
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.warm_start import Lessons, Probe, discard_progress, warm_start
@@ -30,8 +30,7 @@ def base_policy(config: RunConfig, task: Task, folder: RunFolder) -> str:
         return str(config.model.path)
     made = folder.path / "origin" / "new"
     if ranks.rank() == 0 and not made.is_dir():
-        doing, fault = "making a new model", "it has no corpus for a tokenizer. Set model.path instead"
-        _make(config.model.new, _demonstrating(task, doing, fault), made, seed=config.seed)
+        _make(config.model.new, task, made, seed=config.seed)
     ranks.barrier()
     return str(made)
 
@@ -63,7 +62,7 @@ def first_policy(
     if ranks.rank() == 0:
         store_configuration(folder, config, first_step=0)
     lessons = Lessons(
-        task=_demonstrating(components.task, "warming up", "it has no demonstrations. Set warm_start.steps=0"),
+        task=demonstrating(components.task, "warming up", "it has no demonstrations. Set warm_start.steps=0"),
         renderer=renderer_for(components, source),
         toolbox=components.toolbox,
         seed=config.seed,
@@ -94,14 +93,8 @@ def first_policy(
     return str(warm)
 
 
-def _demonstrating(task: Task, doing: str, why_not: str) -> Demonstrates:
-    if isinstance(task, Demonstrates):
-        return task
-    raise ConfigError(f"{doing} with the task {type(task).__name__}: {why_not}.")
-
-
-def _make(new: NewModel, task: Demonstrates, made: Path, *, seed: int) -> None:
-    tokenizer = new_tokenizer(task.corpus(), kind=new.tokenizer, vocab_size=new.vocab_size)
+def _make(new: NewModel, task: Task, made: Path, *, seed: int) -> None:
+    tokenizer = made_tokenizer(task, new)
     model = new_model(tokenizer, new, seed=seed)
     with temporary_folder(made.with_name(".new")) as aside:
         save_new(aside, tokenizer, model)

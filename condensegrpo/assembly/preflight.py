@@ -1,0 +1,126 @@
+"""Checks of a training run before its folder is made: all that can be known without the weights of its model."""
+
+import tempfile
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from condensegrpo.algorithms import names
+from condensegrpo.assembly.components import Components
+from condensegrpo.assembly.model_checks import check_model
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.protocols import Demonstrates, SumsParts, Task, TurnReward
+from condensegrpo.core.trajectory import Stop
+from condensegrpo.learner.new_model import new_config, new_tokenizer
+from condensegrpo.learner.policy import local_source
+from condensegrpo.learner.settings import NewModel
+from condensegrpo.storage.hub import model_fault
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+def check_run(components: Components) -> tuple[str, ...]:
+    """Check what training needs beyond what ``build`` checks. Loads no weights.
+
+    Returns:
+        The estimator with the reason for it, and what could not be checked.
+
+    Raises:
+        ConfigError: the run cannot work; the message names the key to change.
+    """
+    _check_reward(components)
+    _check_batch(components)
+    return (_estimator(components.config), *_check_policy(components))
+
+
+def demonstrating(task: Task, doing: str, why_not: str) -> Demonstrates:
+    """The task, if it has demonstrations and a corpus.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if isinstance(task, Demonstrates):
+        return task
+    raise ConfigError(f"{doing} with the task {type(task).__name__}: {why_not}.")
+
+
+def made_tokenizer(task: Task, new: NewModel) -> "PreTrainedTokenizerFast":
+    """The tokenizer of a new model, built from the corpus of its task.
+
+    Raises:
+        ConfigError: the task has no corpus, or ``model.new.vocab_size`` is too small for it.
+    """
+    named = demonstrating(task, "making a new model", "it has no corpus for a tokenizer. Set model.path instead")
+    try:
+        return new_tokenizer(named.corpus(), kind=new.tokenizer, vocab_size=new.vocab_size)
+    except ValueError as error:
+        raise ConfigError(f"checking model.new: {error}.") from error
+
+
+def _estimator(config: RunConfig) -> str:
+    chosen = config.algorithm.advantage.estimator is not None
+    why = "set by algorithm.advantage.estimator" if chosen else f"the default where reward.name is {config.reward.name}"
+    return f"estimator {config.estimator}: {why}"
+
+
+def _check_reward(components: Components) -> None:
+    """Check that the estimator can learn from all parts of a weighted sum."""
+    config, reward = components.config, components.reward
+    parts = reward.parts if isinstance(reward, SumsParts) else ()
+    paying_turns = [part.name for part in parts if isinstance(part.reward, TurnReward)]
+    if paying_turns and config.algorithm.advantage.estimator is None:
+        raise ConfigError(
+            f"checking algorithm.advantage.estimator: it is not set, and {', '.join(paying_turns)} in "
+            f"reward.options.parts pays single turns, which the default {config.estimator} only logs. Set "
+            f"{', '.join(names.turn_reward_estimators())}, or {config.estimator} to only log them."
+        )
+    weight = sum(part.weight for part in parts if part.name not in paying_turns)
+    if components.estimator.traits.learns_from == "score" and weight > 1 + 1e-9:
+        raise ConfigError(
+            f"checking algorithm.advantage.estimator: found {config.estimator}, which takes a score in [0, 1], and the "
+            f"weights in reward.options.parts sum to {weight:g}. Set algorithm.advantage.estimator=grpo, or lower the "
+            f"weights to a sum of 1."
+        )
+
+
+def _check_batch(components: Components) -> None:
+    """Check that a step has problems to sample and trajectories to train."""
+    config, size = components.config, len(components.problems("train"))
+    wanted = config.train.problems_per_step
+    if config.train.steps and wanted > size:
+        raise ConfigError(
+            f"checking train.problems_per_step: found {wanted}, and there are {size} training problems; a step would "
+            f"sample the same problem several times. Lower it to at most {size}, or give more data."
+        )
+    if config.train.steps and all(config.algorithm.stops.of(stop) == "mask" for stop in Stop):
+        raise ConfigError(
+            "checking algorithm.stops.handling: every stop reason is masked, so that no trajectory ever trains. Set "
+            "that of answered to train."
+        )
+
+
+def _check_policy(components: Components) -> Iterator[str]:
+    """Check the policy as far as it can be read without weights and without a download; yields what was not checked."""
+    config, task = components.config, components.task
+    if config.warm_start.steps:
+        demonstrating(task, "warming up", "it has no demonstrations. Set warm_start.steps=0")
+    if config.model.new is not None:
+        with tempfile.TemporaryDirectory(prefix="condensegrpo-") as folder:
+            tokenizer = made_tokenizer(task, config.model.new)
+            tokenizer.save_pretrained(folder)
+            new_config(config.model.new, vocab_size=len(tokenizer)).save_pretrained(folder)
+            check_model(components, folder)
+        return
+    source = str(config.model.path)
+    at_hand = local_source(source)
+    if at_hand is not None:
+        check_model(components, at_hand)
+        return
+    fault = model_fault(source)
+    if fault is not None:
+        raise ConfigError(
+            f"looking for model.path={source}: it is no folder and not in the Hub cache, and {fault}. Set model.path "
+            f"to a folder with the model, or download it where there is network: hf download {source}."
+        )
+    yield f"model {source}: not downloaded yet; context budget and chat template are checked when training starts"

@@ -1,0 +1,204 @@
+"""A configured thing takes effect or is refused, before a run folder is made and without weights."""
+
+import os
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from command import ROOT, run, succeed
+from talk import tokenizer
+from tiny import qwen3
+
+from condensegrpo.assembly.build import build
+from condensegrpo.assembly.preflight import check_run
+from condensegrpo.config.load import load_config
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.observer import Silent
+from condensegrpo.storage.credit import read_credit
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trajectories import read_trajectories
+from condensegrpo.training.train import train
+
+OWN = """
+class Odd:
+    '''1 for an odd number of sampled tokens, whatever the answer.'''
+    def __call__(self, trajectory, problem):
+        return {"correct": 0.0, "odd": float(sum(len(turn.output_ids) for turn in trajectory.turns) % 2)}
+"""
+SHORT_RUN = (
+    "warm_start.steps=0",
+    "rollout.limits.max_turns=2",
+    "train={steps: 2, problems_per_step: 4, samples_per_problem: 4, eval_every: 0}",
+    "evaluate={problems: 2}",
+)
+
+
+def quickstart(*overrides: str) -> RunConfig:
+    return load_config(ROOT / "configs/quickstart.yaml", [*SHORT_RUN, *overrides])
+
+
+def refused(*overrides: str) -> str:
+    """The message that a variant of the quickstart is refused with."""
+    with pytest.raises(ConfigError) as caught:
+        check_run(build(quickstart(*overrides)))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("chosen", [{}, {"estimator": "efficient"}])
+def test_training_is_on_a_reward_of_the_users_own(tmp_path: Path, chosen: dict[str, str]) -> None:
+    """By default, and under ``efficient``: the siblings of 1 are pushed up and those of 0 down, right or wrong."""
+    (tmp_path / "own.py").write_text(OWN)
+    config = quickstart(f"reward={{name: '{tmp_path}/own.py:Odd'}}", f"algorithm={{advantage: {chosen}}}")
+    folder = RunFolder.create(tmp_path / "run")
+    assert train(build(config), folder, observer=Silent(), stopping=lambda: False)
+    signs = set()
+    for step in (1, 2):
+        credit = read_credit(folder.credit(step))
+        for scored in read_trajectories(folder.trajectories(step)).trajectories:
+            (advantage,) = set(credit[scored.trajectory.id].advantages)
+            signs.add((scored.score.total, (advantage > 0) - (advantage < 0)))
+    assert signs >= {(1.0, 1), (0.0, -1)}
+    assert signs.isdisjoint({(1.0, -1), (0.0, 1)})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "note"),
+    [
+        (["algorithm={}"], "estimator efficient: the default where reward.name is correct"),
+        (["algorithm={}", "reward.name=format"], "estimator grpo: the default where reward.name is format"),
+        (["reward.name=format"], "estimator efficient: set by algorithm.advantage.estimator"),
+    ],
+)
+def test_the_estimator_follows_the_reward_and_a_dry_run_says_why(overrides: list[str], note: str) -> None:
+    assert check_run(build(quickstart(*overrides)))[0] == note
+    assert f"# {note}\n" in succeed("train", "quickstart", *SHORT_RUN, *overrides, "--dry-run")
+
+
+def parts(*weighted: str) -> str:
+    return f"reward={{name: weighted_sum, options: {{parts: [{', '.join(f'{{{part}}}' for part in weighted)}]}}}}"
+
+
+def test_a_reward_that_the_estimator_cannot_learn_from_is_refused() -> None:
+    turns = parts("name: correct", "name: tool_execution, weight: 0.2")
+    message = refused("algorithm={}", turns)
+    assert "algorithm.advantage.estimator: it is not set, and tool_execution in reward.options.parts pays" in message
+    check_run(build(quickstart("algorithm={advantage: {estimator: grpo}}", turns)))  # the user's choice
+    message = refused(parts("name: correct", "name: format, weight: 0.2"))
+    assert "which takes a score in [0, 1], and the weights in reward.options.parts sum to 1.2" in message
+    check_run(build(quickstart(parts("name: correct, weight: 0.7", "name: format, weight: 0.3"))))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wanted"),
+    [
+        (
+            ["rollout.limits.max_context_tokens=9"],
+            "need 10 tokens with the chat template, and the context budget is 9",
+        ),
+        (
+            ["rollout.limits.max_context_tokens=10"],
+            "found 10; system message and question need 10 tokens",
+        ),
+        (
+            ["evaluate.variants={tight: [rollout.limits.max_context_tokens=10]}"],
+            "checking evaluate.variants.tight: checking rollout.limits.max_context_tokens: found 10",
+        ),
+        (["model={path: /nowhere}"], "there is no folder /nowhere. Set model.path"),
+        (["model={path: no such model}"], "looking for model.path=no such model: it is no folder and not in the Hub"),
+        (
+            ["task={name: jsonl, data: QUESTIONS}", "condenser={name: full}"],
+            "making a new model with the task Jsonl: it has no corpus for a tokenizer. Set model.path",
+        ),
+        (
+            ["model.new.vocab_size=64", "task={name: facts}", "condenser={name: full}"],
+            "checking model.new: making",
+        ),
+        (["train.problems_per_step=100001"], "found 100001, and there are 100000 training problems"),
+        (
+            [
+                f"algorithm.stops.handling.{stop}=mask"
+                for stop in ("answered", "confident", "turn_limit", "context_overflow", "output_length", "format")
+            ],
+            "algorithm.stops.handling: every stop reason is masked",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_before_training(overrides: list[str], wanted: str, tmp_path: Path) -> None:
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("".join(f'{{"question": "{n} + {n}?", "answer": "{2 * n}"}}\n' for n in range(40)))
+    assert wanted in refused(*(each.replace("QUESTIONS", str(questions)) for each in overrides))
+
+
+def test_a_warm_start_without_demonstrations_is_refused(tmp_path: Path) -> None:
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("".join(f'{{"question": "{n} + {n}?", "answer": "{2 * n}"}}\n' for n in range(40)))
+    qwen3().save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    changes = [f"task={{name: jsonl, data: '{questions}'}}", f"model={{path: '{tmp_path}'}}", "warm_start.steps=1"]
+    assert "warming up with the task Jsonl: it has no demonstrations. Set warm_start.steps=0" in refused(*changes)
+
+
+def test_nothing_is_written_for_a_run_that_is_refused(tmp_path: Path) -> None:
+    done = run("train", "quickstart", f"runs_dir={tmp_path}", "rollout.limits.max_context_tokens=10")
+    assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
+    assert "Raise it to at least 14, or set rollout.limits.max_turns=1" in done.stderr
+
+
+def hub_error(call: str, **variables: str) -> tuple[str, float]:
+    """What a fresh interpreter with these variables says to a call, and the seconds that the call took."""
+    code = (
+        "import time; import datasets; from condensegrpo.storage.rows import read_rows\n"
+        "from condensegrpo.storage.hub import model_fault\nbegan = time.monotonic()\n"
+        f"try: print({call})\nexcept Exception as error: print(error)\nprint(time.monotonic() - began)"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"} | variables
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    *text, seconds = done.stdout.splitlines()
+    return "\n".join(text), float(seconds)
+
+
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [
+        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "http://127.0.0.1:9 does not answer"),
+        ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
+    ],
+)
+def test_data_of_the_hub_without_network_is_refused_within_seconds(
+    variables: dict[str, str], why: str, tmp_path: Path
+) -> None:
+    """Without the check the libraries try five times, for 25 s and more."""
+    text, seconds = hub_error("read_rows('openai/gsm8k:main', split='train')", HF_HOME=str(tmp_path), **variables)
+    assert f"loading the split 'train' of 'openai/gsm8k' from the Hugging Face Hub: {why}, and the data set is" in text
+    assert "set task.data and task.eval_data to local JSONL or Parquet files" in text
+    assert seconds < 5
+
+
+class NoSuchModel(BaseHTTPRequestHandler):
+    """A Hub that is there and has no models."""
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.send_response(404)
+        self.send_header("X-Error-Code", "RepoNotFound")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *given: object) -> None:
+        """Write nothing to standard error."""
+
+
+def test_a_model_that_the_hub_does_not_have_is_refused(tmp_path: Path) -> None:
+    with HTTPServer(("127.0.0.1", 0), NoSuchModel) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        text, _ = hub_error("model_fault('owner/modle')", HF_ENDPOINT=endpoint, HF_HOME=str(tmp_path))
+        server.shutdown()
+    assert text == "the Hub has no model of this name that you may read"
