@@ -60,3 +60,8 @@ LOSSES: Mapping[str, LossTraits] = {
     "cispo": LossTraits(summary="the ratio bounded as a constant weight, no token without gradient"),
     "reinforce": LossTraits(summary="−A·logp, for one update a batch"),
 }
+
+
+def turn_reward_estimators() -> str:
+    """The names of the estimators that use turn rewards, in alphabetical order."""
+    return ", ".join(sorted(name for name, traits in ESTIMATORS.items() if traits.sees_turn_rewards))

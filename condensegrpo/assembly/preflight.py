@@ -73,7 +73,7 @@ def _check_reward(components: Components) -> None:
         raise ConfigError(
             f"checking algorithm.advantage.estimator: it is not set, and {', '.join(paying_turns)} in "
             f"reward.options.parts pays single turns, which the default {config.estimator} only logs. Set "
-            f"{', '.join(names.turn_reward_estimators())}, or {config.estimator} to only log them."
+            f"{names.turn_reward_estimators()}, or {config.estimator} to only log them."
         )
     weight = sum(part.weight for part in parts if part.name not in paying_turns)
     if components.estimator.traits.learns_from == "score" and weight > 1 + 1e-9:

@@ -41,12 +41,11 @@ def hub_fault() -> str | None:
 
 def model_fault(name: str) -> str | None:
     """Why a model cannot be loaded from the Hub, as the end of a sentence; None: nothing speaks against it."""
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-    from huggingface_hub.utils import validate_repo_id
 
     try:
-        validate_repo_id(name)
+        try_to_load_from_cache(name, "config.json")  # raises for what is no id, without a request
         fault = hub_fault()
         missing = fault is None and not HfApi().repo_exists(name)
     except HFValidationError:

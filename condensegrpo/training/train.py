@@ -379,8 +379,8 @@ def _warn_of_unused_turn_rewards(run: _Run, metrics: Mapping[str, float]) -> boo
     name = run.config.estimator
     unused = "turn_reward" in metrics and not names.ESTIMATORS[name].sees_turn_rewards
     if unused:
-        able = sorted(name for name, traits in names.ESTIMATORS.items() if traits.sees_turn_rewards)
-        run.observer.say(f"turn rewards are only logged: the estimator {name} does not see them; {', '.join(able)} do")
+        able = names.turn_reward_estimators()
+        run.observer.say(f"turn rewards are only logged: the estimator {name} does not see them; {able} do")
     return unused
 
 
