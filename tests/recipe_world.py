@@ -152,7 +152,7 @@ def recipe_overrides(name: str, folder: Path) -> list[str]:
         "learner.zero_stage=0",
         "learner.threads=1",
         "train.steps=2",
-        "train.problems_per_step=2",
+        f"train.problems_per_step={1 if kind == 'math' else 2}",  # one of the two questions is held out
         "train.samples_per_problem=4",
         "train.eval_every=0",
         "train.save_every=0",
