@@ -186,4 +186,4 @@ def test_targets_that_match_nothing_stop_the_run_before_it_trains(tmp_path: Path
 def test_a_resume_with_other_adapters_is_refused(finished: Path) -> None:
     done = run("train", "--resume", str(finished), "model.lora.rank=8")
     assert done.returncode == 2
-    assert "model.lora.rank was changed" in done.stderr.replace("\n", " ")
+    assert "model.lora.rank cannot change any more" in done.stderr.replace("\n", " ")
