@@ -13,7 +13,7 @@ from condensegrpo.core.thread_call import place_in_thread, raise_in_thread
 T = TypeVar("T")
 CLOSE_SECONDS = 60.0  # that ``close`` waits for the thread: a coroutine may block the loop for ever
 PLUGIN_SECONDS = 2.0  # the same where plug-ins run on the loop: one may ignore its cancellation
-LEAST_BLOCKED_SECONDS = 60.0  # that one turn of a loop of episodes may take: it may render many prompts
+LEAST_BLOCKED_SECONDS = 60.0  # that the loop of episodes may be blocked: it may render many prompts in a row
 CHECKS = 20  # of the loop within the seconds that it may be blocked
 GRACE = 4  # further checks, for blocking code to end
 
@@ -143,3 +143,9 @@ class BackgroundLoop:
         for future in tuple(self._futures):
             with contextlib.suppress(InvalidStateError):
                 future.set_exception(error)
+
+
+def episode_loop(name: str, turn_seconds: float) -> BackgroundLoop:
+    """A loop for episodes, on which plug-ins run: it waits for none of them, and none may block it for long."""
+    blocked_seconds = max(LEAST_BLOCKED_SECONDS, turn_seconds)
+    return BackgroundLoop(name, close_seconds=PLUGIN_SECONDS, blocked_seconds=blocked_seconds)

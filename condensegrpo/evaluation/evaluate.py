@@ -7,7 +7,7 @@ from pathlib import Path
 from condensegrpo.algorithms.credit import turn_sums
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.runtime import evaluation_temperature, provenance, renderer_for, trajectory_engine
-from condensegrpo.core.background_loop import LEAST_BLOCKED_SECONDS, PLUGIN_SECONDS, BackgroundLoop
+from condensegrpo.core.background_loop import episode_loop
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Sampler
@@ -43,8 +43,7 @@ def evaluate(
         step: optimiser steps that the policy has taken; None: not known. It begins the ids of trajectories.
         file: for the trajectories as they finish; begun anew, for a run may have been killed while it evaluated.
     """
-    began = time.monotonic()
-    config = components.config
+    began, config = time.monotonic(), components.config
     batch = problem_groups(components.problems("eval")[: config.evaluate.problems], step=step or 0)
     own = batch[ranks.rank() :: ranks.world_size()]
     engine = trajectory_engine(
@@ -54,7 +53,6 @@ def evaluate(
         temperature=evaluation_temperature(config),
     )
     observer.phase(f"evaluating {name}", len(own) * config.evaluate.samples)
-
     if file is not None:
         if ranks.rank() == 0:
             start_file(file)
@@ -67,11 +65,7 @@ def evaluate(
             write_trajectory(file, trajectory, sampled_with)
         on_scored(trajectory)
 
-    with BackgroundLoop(
-        "evaluation",
-        close_seconds=PLUGIN_SECONDS,
-        blocked_seconds=max(LEAST_BLOCKED_SECONDS, engine.limits.turn_seconds),
-    ) as loop:
+    with episode_loop("evaluation", engine.limits.turn_seconds) as loop:
         scored = loop.run(
             collect(
                 own,
