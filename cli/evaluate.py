@@ -70,15 +70,12 @@ def evaluate(
 
     if samples is not None:
         config = vary(config, [f"evaluate.samples={samples}"])
-    if save is not None:
-        try:
-            save.mkdir(parents=True)  # an existing or unwritable folder is refused before anything is loaded
-        except OSError as error:
-            raise RunError(f"creating {save} for the trajectories: {error.strerror}. Give another folder.") from error
+    _create_folder(save)
     with tracebacks(shown=debug):
         if compare is not None:
-            folder = out or Path("compare")
-            run_comparison(config, model, compare, budgets, folder, save=save, quiet=as_json, debug=debug)
+            run_comparison(
+                config, model, compare, budgets, out or Path("compare"), save=save, quiet=as_json, debug=debug
+            )
             return
         result = _evaluate(config, model, save, quiet=as_json, debug=debug)
     from condensegrpo.learner.policy import trained_steps
@@ -90,6 +87,15 @@ def evaluate(
     _print(result, model, step)
     if save is not None:
         typer.echo(f"next: condensegrpo inspect-trajectory {shlex.quote(str(save))} --tokens")
+
+
+def _create_folder(save: Path | None) -> None:
+    """Create the folder of ``--save``: an existing or unwritable one is refused before anything is loaded."""
+    try:
+        if save is not None:
+            save.mkdir(parents=True)
+    except OSError as error:
+        raise RunError(f"creating {save} for the trajectories: {error.strerror}. Give another folder.") from error
 
 
 def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str]":

@@ -141,13 +141,7 @@ async def _play(
     """The loop. Turns are recorded as they are sampled, so that a failure keeps them."""
     last: Sampled | None = None
     try:
-        episode, pinned = await guarded(
-            partial(_start, environment, problem),
-            who="starting the environment",
-            stop=Stop.ENVIRONMENT_ERROR,
-            seconds=engine.limits.turn_seconds,
-            plugin=environment,
-        )
+        episode, pinned = await _started(environment, problem, engine.limits.turn_seconds)
         history = History(pinned=engine.toolbox.introduced(pinned))
         for _ in range(engine.limits.max_turns):
             prompt, history = await _prompted(engine, history, last, draw, record)
@@ -213,6 +207,18 @@ async def _prompted(
         raise
     record.add_texts(writer.attempts, upcoming.rejected)
     return upcoming.prompt, history if upcoming.summary is None else history.with_summary(upcoming.summary)
+
+
+async def _started(
+    environment: Callable[[Problem], Environment], problem: Problem, seconds: float
+) -> tuple[Environment, tuple[Message, ...]]:
+    return await guarded(
+        partial(_start, environment, problem),
+        who="starting the environment",
+        stop=Stop.ENVIRONMENT_ERROR,
+        seconds=seconds,
+        plugin=environment,
+    )
 
 
 async def _start(
