@@ -62,14 +62,17 @@ INPUTS = {
         ("failed", "processes", "memory", "timeout"),
     ),
     "disk flood": Hostile(
-        "n = 0\nwhile True:\n  with open(str(n), 'wb') as f: f.write(bytes(1 << 20))\n  n += 1", ("failed", "disk")
+        "n = 0\nwhile True:\n  with open(str(n), 'wb') as f: f.write(bytes(1 << 20))\n  n += 1",
+        ("failed", "disk", "timeout"),
     ),
     "one large file": Hostile("with open('x', 'wb') as f:\n  while True: f.write(bytes(1 << 20))", ("failed",)),
     "sparse file": Hostile("open('x', 'wb').truncate(1 << 40)", ("failed",)),
     "a million small files": Hostile(
         "for n in range(10**6): open(str(n), 'w').close()", ("failed", "disk", "timeout")
     ),
-    "endlessly nested folders": Hostile("import os\nwhile True: os.mkdir('d'); os.chdir('d')", ("failed", "disk")),
+    "endlessly nested folders": Hostile(
+        "import os\nwhile True: os.mkdir('d'); os.chdir('d')", ("failed", "disk", "timeout")
+    ),
     "output flood": Hostile("while True: print('x' * 1000)", ("timeout",)),
     "flood of stderr": Hostile("import os\nwhile True: os.write(2, b'x' * 65536)", ("timeout",)),
     "bytes that are not UTF-8": Hostile("import os; os.write(1, b'a\\xff\\xfeb')", stdout="a��b"),
