@@ -65,11 +65,8 @@ def evaluate(
         raise ConfigError(
             "reading the options: found --budgets or --out without --compare. Add --compare with the condensers."
         )
-    config, model = _policy(policy, arguments or [])
-    from condensegrpo.config.load import vary
-
-    if samples is not None:
-        config = vary(config, [f"evaluate.samples={samples}"])
+    override = [] if samples is None else [f"evaluate.samples={samples}"]
+    config, model = _policy(policy, [*(arguments or []), *override])
     _create_folder(save)
     with tracebacks(shown=debug):
         if compare is not None:
