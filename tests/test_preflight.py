@@ -117,6 +117,11 @@ def test_a_reward_that_the_estimator_cannot_learn_from_is_refused() -> None:
             ["model.new.vocab_size=64", "task={name: facts}", "condenser={name: full}"],
             "checking model.new: making",
         ),
+        (["rollout.temperature=0"], "all samples of a problem are the same"),
+        (
+            ["evaluate.variants={big: [model.new.layers=3]}"],
+            "evaluate.variants.big: it changes model",
+        ),
         (["train.problems_per_step=100001"], "found 100001, and there are 100000 training problems"),
         (
             [

@@ -19,6 +19,8 @@ from condensegrpo.storage.hub import model_fault
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+NOT_EVALUATED = ("model", "sampler", "trackers", "algorithm", "warm_start", "train")  # sections that train alone reads
+
 
 def check_run(components: Components) -> tuple[str, ...]:
     """Check what training needs beyond what ``build`` checks. Loads no weights.
@@ -31,6 +33,7 @@ def check_run(components: Components) -> tuple[str, ...]:
     """
     _check_reward(components)
     _check_batch(components)
+    _check_variants(components)
     return (_estimator(components.config), *_check_policy(components))
 
 
@@ -93,11 +96,28 @@ def _check_batch(components: Components) -> None:
             f"checking train.problems_per_step: found {wanted}, and there are {size} training problems; a step would "
             f"sample the same problem several times. Lower it to at most {size}, or give more data."
         )
+    if config.train.steps and config.rollout.temperature == 0:
+        raise ConfigError(
+            "checking rollout.temperature: found 0, under which all samples of a problem are the same, so that none "
+            "has an advantage. Set it above 0; evaluate.temperature=0 evaluates greedily."
+        )
     if config.train.steps and all(config.algorithm.stops.of(stop) == "mask" for stop in Stop):
         raise ConfigError(
             "checking algorithm.stops.handling: every stop reason is masked, so that no trajectory ever trains. Set "
             "that of answered to train."
         )
+
+
+def _check_variants(components: Components) -> None:
+    """Check that evaluation variants change only what an evaluation reads."""
+    config = components.config
+    for name, varied in components.evaluations.items():
+        for section in NOT_EVALUATED:
+            if varied.config.model_dump()[section] != config.model_dump()[section]:
+                raise ConfigError(
+                    f"checking evaluate.variants.{name}: it changes {section}, which an evaluation takes from the run. "
+                    f"Remove that override; for another {section} start another run, or use condensegrpo eval."
+                )
 
 
 def _check_policy(components: Components) -> Iterator[str]:
