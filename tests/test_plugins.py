@@ -77,6 +77,14 @@ def test_a_wild_miss_lists_what_there_is_and_how_to_name_a_file() -> None:
     assert "Did you mean" not in str(caught.value)
 
 
+def test_a_file_without_a_name_in_it_is_answered_with_that_alone() -> None:
+    with pytest.raises(PluginError) as caught:
+        load("rewards", "mine.py")
+    assert str(caught.value) == (
+        "looking for 'mine.py' among the rewards: it names a file, wanted what in it: mine.py:Name."
+    )
+
+
 def test_an_unknown_option_lists_those_that_exist(condenser_file: Path) -> None:
     with pytest.raises(
         PluginError, match=r"no option 'unitz'\. Did you mean 'units'\? Its options are: units, marker='…'"

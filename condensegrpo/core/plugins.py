@@ -27,6 +27,8 @@ def load(kind: str, name: str) -> Any:  # noqa: ANN401  a plug-in is whatever it
     """
     if ":" in name:
         return _from_file(kind, name)
+    if name.endswith(".py"):
+        raise PluginError(f"looking for {name!r} among the {kind}: it names a file, wanted what in it: {name}:Name.")
     points = {point.name: point for point in installed(kind)}
     if name not in points:
         raise PluginError(
