@@ -1,5 +1,7 @@
 """Opens the learner of a configuration. Apart from ``runtime``, since a dry run does not import DeepSpeed."""
 
+import random
+
 import torch
 
 from condensegrpo.config.schema import RunConfig
@@ -15,14 +17,14 @@ def open_learner(
 ) -> DeepSpeedEngine:
     """The policy of a model folder under DeepSpeed, with an optimiser of these settings.
 
-    With ``lora`` adapters train instead of its weights. Torch's generator is seeded then, since their dropout draws
-    from it: each rank has its own masks, and a run of the same seed has the same.
+    With ``lora`` adapters train instead of its weights. The generators of Python and torch, from which the adapters'
+    dropout and users' code draw, are seeded for each rank: a run of the same seed draws the same, whatever opening a
+    learner draws and whatever was done before in this process.
     """
     policy = load_policy(source, dtype=config.model.dtype, attention=config.model.attention)
     if lora is not None:
         policy = add_adapters(policy, lora, base=source, seed=config.seed)
-        torch.manual_seed(config.seed + rank())
-    return open_engine(
+    engine = open_engine(
         policy,
         zero_stage=config.learner.zero_stage,
         optimizer=optimizer,
@@ -30,3 +32,6 @@ def open_learner(
         dtype=config.model.dtype,
         offload=config.learner.offload,
     )
+    random.seed(config.seed + rank())
+    torch.manual_seed(config.seed + rank())
+    return engine

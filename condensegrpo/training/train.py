@@ -5,7 +5,6 @@ problems ─▶ groups of trajectories ─▶ scores ─▶ advantages ─▶ se
 Only this file sees all components of a run; every step takes the values that it needs.
 """
 
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -88,7 +87,6 @@ def train(components: Components, folder: RunFolder, *, observer: Observer, stop
     config = components.config
     use_threads(config)
     ranks.join()
-    random.seed(config.seed + ranks.rank())  # checkpoints hold its state: what users' code draws is repeated too
     _check_ranks(config)
     if ranks.rank() == 0:
         folder.remove_leftovers()
