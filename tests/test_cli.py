@@ -176,6 +176,6 @@ def test_a_full_disk_ends_the_run_with_what_to_do_and_the_run_goes_on_when_there
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-    assert "has space, then resume" in done.stderr
+    assert "The disk or quota is full: free some space" in done.stderr
     assert not list((tmp_path / "quickstart/checkpoints").iterdir())  # no half of one
     assert "largest context" in succeed("train", "--resume", str(tmp_path / "quickstart"))
