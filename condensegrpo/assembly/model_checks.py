@@ -1,7 +1,7 @@
 """Checks of a configuration against the tokenizer, chat template and size of its model. Loads no weights."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.runtime import renderer_for
@@ -30,33 +30,43 @@ def check_model(components: Components, source: str) -> None:
             which key to change), or the model has no layers for the adapters.
     """
     check_vocabulary(source)
-    config, rendering = components.config, renderer_for(components, source)
-    pinned = _pinned(components, "train")
-    tokens = config.rollout.limits.max_context_tokens
-    check_models(names_of(components.condenser), source, pinned=pinned, tokens=tokens)
-    first_rendering(lambda: rendering.prompt(pinned))
-    if components.toolbox.names:
-        rendering.check_roles(pinned, components.toolbox.format.result("call_0", components.toolbox.names[0], "0"))
-    _check_prompts(components, rendering, pinned)
-    for name, varied in components.evaluations.items():
-        own = rendering if varied.toolbox is components.toolbox else renderer_for(varied, source)
-        try:
-            _check_prompts(varied, own, _pinned(varied, "eval"))
-        except ConfigError as error:
-            if name == HELD_OUT:
-                raise
-            raise ConfigError(f"checking evaluate.variants.{name}: {error}") from error
-    longest, room = longest_request(config), positions(source)
-    if room is not None and longest > room:
-        raise ConfigError(
-            f"checking rollout.limits.max_context_tokens: with rollout.limits.max_output_tokens it makes {longest} "
-            f"tokens, and the model has {room} positions. Lower one of them."
-        )
+    config = components.config
+    if names := names_of(components.condenser):
+        tokens = config.rollout.limits.max_context_tokens
+        check_models(names, source, pinned=_pinned(components, "train"), tokens=tokens)
+    check_prompts(components, lambda varied: renderer_for(varied, source), positions=positions(source))
     if config.model.lora is not None:
         check_targets_of(source, config.model.lora.targets)
 
 
-def _check_prompts(components: Components, renderer: Renderer, pinned: Sequence[Message]) -> None:
+def check_prompts(components: Components, renderer: Callable[[Components], Renderer], positions: int | None) -> None:
+    """Check the chat template and the lengths of what a configuration and its evaluations render.
+
+    Raises:
+        ConfigError: as ``check_model``.
+    """
+    config, rendering, pinned = components.config, renderer(components), _pinned(components, "train")
+    first_rendering(lambda: rendering.prompt(pinned))
+    if components.toolbox.names:
+        rendering.check_roles(pinned, components.toolbox.format.result("call_0", components.toolbox.names[0], "0"))
+    _check_lengths(components, rendering, pinned)
+    for name, varied in components.evaluations.items():
+        own = rendering if varied.toolbox is components.toolbox else renderer(varied)
+        try:
+            _check_lengths(varied, own, _pinned(varied, "eval"))
+        except ConfigError as error:
+            if name == HELD_OUT:
+                raise
+            raise ConfigError(f"checking evaluate.variants.{name}: {error}") from error
+    longest = longest_request(config)
+    if positions is not None and longest > positions:
+        raise ConfigError(
+            f"checking rollout.limits.max_context_tokens: with rollout.limits.max_output_tokens it makes {longest} "
+            f"tokens, and the model has {positions} positions. Lower one of them."
+        )
+
+
+def _check_lengths(components: Components, renderer: Renderer, pinned: Sequence[Message]) -> None:
     """Check the prompts of one configuration, beginning with ``pinned``."""
     limits = components.config.rollout.limits
     try:

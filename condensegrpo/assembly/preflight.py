@@ -1,17 +1,17 @@
 """Checks of a training run before its folder is made: all that can be known without the weights of its model."""
 
-import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from condensegrpo.algorithms import names
 from condensegrpo.assembly.components import Components
-from condensegrpo.assembly.model_checks import check_model
+from condensegrpo.assembly.model_checks import check_model, check_prompts
+from condensegrpo.assembly.runtime import renderer_with
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.protocols import Demonstrates, SumsParts, Task, TurnReward
 from condensegrpo.core.trajectory import Stop
-from condensegrpo.learner.new_model import new_config, new_tokenizer
+from condensegrpo.learner.new_model import new_tokenizer
 from condensegrpo.learner.policy import local_source
 from condensegrpo.learner.settings import NewModel
 from condensegrpo.storage.hub import model_fault
@@ -126,11 +126,9 @@ def _check_policy(components: Components) -> Iterator[str]:
     if config.warm_start.steps:
         demonstrating(task, "warming up", "it has no demonstrations. Set warm_start.steps=0")
     if config.model.new is not None:
-        with tempfile.TemporaryDirectory(prefix="condensegrpo-") as folder:
-            tokenizer = made_tokenizer(task, config.model.new)
-            tokenizer.save_pretrained(folder)
-            new_config(config.model.new, vocab_size=len(tokenizer)).save_pretrained(folder)
-            check_model(components, folder)
+        made = made_tokenizer(task, config.model.new)
+        positions = config.model.new.max_positions
+        check_prompts(components, lambda varied: renderer_with(varied, made, stop_ids=()), positions=positions)
         return
     source = str(config.model.path)
     at_hand = local_source(source)

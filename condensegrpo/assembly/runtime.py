@@ -1,5 +1,8 @@
 """Opens what a run needs besides its components: sampler, trackers, renderer and trajectory engine."""
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import torch
 
 from condensegrpo.assembly import plugins
@@ -15,6 +18,9 @@ from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.information import AnswerProbe
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.storage.trajectories import Provenance
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def use_threads(config: RunConfig) -> None:
@@ -59,13 +65,18 @@ def provenance(config: RunConfig, *, model: str, step: int | None, evaluation: s
 
 
 def renderer_for(components: Components, source: str) -> Renderer:
-    """The renderer for a model folder or Hub id, with the schemas of the tools if the chat template is to show them."""
+    """The renderer for a model folder or Hub id."""
+    return renderer_with(components, load_tokenizer(source), stop_ids=end_ids(source))
+
+
+def renderer_with(components: Components, tokenizer: "PreTrainedTokenizerBase", *, stop_ids: Sequence[int]) -> Renderer:
+    """The renderer with a tokenizer, and with the schemas of the tools if its chat template is to show them."""
     rollout = components.config.rollout
     return Renderer(
-        load_tokenizer(source),
+        tokenizer,
         tools=components.toolbox.schemas if rollout.tools.format == "native" else (),
         template_options=rollout.template_options,
-        stop_ids=end_ids(source),
+        stop_ids=stop_ids,
     )
 
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config
+from transformers import PreTrainedTokenizerFast
 
 from condensegrpo.learner.settings import NewModel
 
 if TYPE_CHECKING:
-    from transformers import Qwen3ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
 BEGIN, END, PAD, UNKNOWN = "<|im_start|>", "<|im_end|>", "<|pad|>", "[UNK]"
 ROLES = ("system", "user", "assistant", "tool")
@@ -87,8 +87,10 @@ def new_model(tokenizer: PreTrainedTokenizerFast, new: NewModel, *, seed: int) -
         return Qwen3ForCausalLM(config).to(torch.float32)
 
 
-def new_config(new: NewModel, *, vocab_size: int) -> Qwen3Config:
+def new_config(new: NewModel, *, vocab_size: int) -> "Qwen3Config":
     """The configuration of a new model, without the ids of its tokenizer's special tokens."""
+    from transformers import Qwen3Config  # here, as above
+
     return Qwen3Config(
         vocab_size=vocab_size,
         hidden_size=new.hidden_size,
