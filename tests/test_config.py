@@ -13,7 +13,7 @@ from condensegrpo.algorithms.settings import AdvantageSettings, StopSettings
 from condensegrpo.config.extends import layered
 from condensegrpo.config.load import dump_config, evaluations, find_config, load_config, load_stored, shipped, vary
 from condensegrpo.config.renames import RENAMED
-from condensegrpo.config.resumed import FIXED, LEARNED
+from condensegrpo.config.resumed import FIXED, LEARNED, differences
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import apply_overrides, keys_of, sections_in
 from condensegrpo.core.errors import ConfigError
@@ -285,3 +285,10 @@ def test_the_page_on_resuming_says_of_every_key_what_a_change_needs(small: Path)
     tree = load_config(small).model_dump(mode="json")
     keys = {f"{section}.{key}" for section in tree if section not in named for key in tree[section]}
     assert keys | (tree.keys() & set(named)) == set(named)
+
+
+def test_a_changed_item_of_a_list_is_named_and_lists_of_other_lengths_differ_as_a_whole() -> None:
+    before = {"parts": [{"name": "correct"}, {"name": "brief", "weight": 0.2}]}
+    after = {"parts": [{"name": "correct"}, {"name": "brief", "weight": 0.4}]}
+    assert differences(before, after) == {"parts.1.weight": (0.2, 0.4)}
+    assert differences({"use": ["a"]}, {"use": ["a", "b"]}) == {"use": (["a"], ["a", "b"])}

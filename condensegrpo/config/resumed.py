@@ -152,7 +152,10 @@ def differences(before: object, after: object, key: str = "") -> dict[str, tuple
     """The leaves in which two YAML trees differ, by their dotted keys.
 
     {a: {b: 1, c: 2}} and {a: {b: 1, c: 3}}   ─▶   a.c: (2, 3)
+    {a: [{b: 1}, {b: 2}]} and {a: [{b: 1}, {b: 3}]}   ─▶   a.1.b: (2, 3); lists of other lengths are one leaf
     """
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        before, after = ({str(place): item for place, item in enumerate(items)} for items in (before, after))
     if not (isinstance(before, dict) and isinstance(after, dict)):
         return {} if before == after else {key: (before, after)}
     return {
