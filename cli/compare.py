@@ -108,14 +108,14 @@ def compare(
         typer.echo(text)
         return
     console = theme.console()
-    console.print(_figures_table(result))
+    console.print(figures_table(result, with_times=console.width >= 100))
     console.print(_differences_table(result))
     steps = "" if result.step is None else f", after {counted(result.step, 'step', 'steps')}"
     console.print(f"model   {result.model}{steps}\nfolder  {out}: {', '.join(FILES)}")
 
 
-def _figures_table(result: "Comparison") -> Table:
-    """One line per contender, at most 100 columns; the JSON has turns, calls and more digits."""
+def figures_table(result: "Comparison", *, with_times: bool) -> Table:
+    """One line per contender, at most 100 columns, 80 without times; the JSON has turns, calls and more digits."""
     table = Table(
         title=f"{counted(result.problems, 'held-out problem', 'held-out problems')} × "
         f"{counted(result.samples, 'sample', 'samples')}, seed {result.seed}; means over trajectories",
@@ -125,16 +125,8 @@ def _figures_table(result: "Comparison") -> Table:
         padding=0,
     )
     table.add_column("condenser", max_width=22, overflow="fold")
-    for heading in (
-        "budget",
-        "success [95 %]",
-        "largest\ncontext",
-        "sum of\ncontexts",
-        "conden-\nsations",
-        "re-\nfetched",
-        "seconds",
-        "con-\ndensing",
-    ):
+    headings = ("budget", "success [95 %]", "largest\ncontext", "sum of\ncontexts", "conden-\nsations", "re-\nfetched")
+    for heading in (*headings, *(("seconds", "con-\ndensing") if with_times else ())):
         table.add_column(heading, justify="right", no_wrap=True)
     for figures in result.figures:
         table.add_row(
@@ -145,8 +137,7 @@ def _figures_table(result: "Comparison") -> Table:
             f"{figures.summed_tokens:.0f}",
             f"{figures.condensations:.1f}",
             f"{figures.refetch_rate:.1%}",
-            f"{figures.seconds:.1f}",
-            f"{figures.condensing:.1%}",
+            *((f"{figures.seconds:.1f}", f"{figures.condensing:.1%}") if with_times else ()),
         )
     return table
 

@@ -9,6 +9,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.text import Text
 
 from condensegrpo.cli import theme
@@ -44,6 +46,19 @@ def legend(budget: int) -> Text:
     for mark in (PINNED, KEPT, REWRITTEN, NEWEST, DROPPED):
         text.append(f"{mark.glyph} ", mark.style).append(f"{mark.word}   ", theme.DIM)
     return text.append(f"{FREE.glyph} ", FREE.style).append(f"free, of {budget} tokens", theme.DIM)
+
+
+class FittingBar:
+    """A ``bar`` in a table: as wide as the other columns leave room for."""
+
+    def __init__(self, view: ContextView) -> None:
+        self._view = view
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        yield bar(self._view, min(BAR_WIDTH, options.max_width))
+
+    def __rich_measure__(self, _: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(1, BAR_WIDTH).clamp(max_width=options.max_width)
 
 
 def bar(view: ContextView, width: int = BAR_WIDTH) -> Text:

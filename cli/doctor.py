@@ -38,7 +38,7 @@ def doctor(
     if config is not None:
         from condensegrpo.cli.doctor_config import config_findings
 
-        findings += config_findings(config, overrides or ())
+        findings += [found for found in config_findings(config, overrides or ()) if found not in findings]
     if sampler is not None:
         from condensegrpo.cli.doctor_parity import sampler_findings
 

@@ -18,13 +18,18 @@ HANDLED = {"mask": " (masked)", "penalise": " (penalised)"}  # shown after the s
 
 
 def group_table(groups: Sequence[Group], chosen: str, width: int) -> Table:
-    """One row for each group; groups that do not train say why. A narrow console has no question and ground truth."""
+    """One row for each group; groups that do not train say why.
+
+    A narrow console has no question and ground truth, ranges without spaces, and only a mark instead of the reason.
+    """
     credited = any(group.signal is not None for group in groups)
     idle = f", {sum(group.signal is False for group in groups)} without signal" if credited else ""
     table = _table(f"{counted(len(groups), 'group', 'groups')}{idle}")
-    asked = width >= WIDE and any(group.question is not None for group in groups)
+    wide = width >= WIDE
+    asked = wide and any(group.question is not None for group in groups)
     table.add_column("", no_wrap=True)
-    table.add_column("group", overflow="fold")
+    dots = " … " if wide else "…"
+    table.add_column("group", overflow="fold", min_width=5)
     for heading in ("question", "ground truth")[: 2 * asked]:
         table.add_column(heading, overflow="fold")
     for heading in ("n", "correct", "score", *(["advantage"] if credited else []), "turns", "context", "output"):
@@ -39,12 +44,12 @@ def group_table(groups: Sequence[Group], chosen: str, width: int) -> Table:
             *([_known(group.question, 32), _known(group.ground_truth, 16)] if asked else []),
             str(len(members)),
             f"{sum(sibling.correct for sibling in members) / len(members):.2f}",
-            _span([sibling.score for sibling in members], ".3f"),
-            *([_span(advantages, "+.2f")] if credited else []),
-            _span([sibling.turns for sibling in members], "d"),
-            _span([sibling.context for sibling in members], "d"),
-            _span([sibling.output for sibling in members], "d"),
-            Text(f"○ {group.idle}" if group.idle else "", theme.WARN),
+            _span([sibling.score for sibling in members], ".3f", dots),
+            *([_span(advantages, "+.2f", dots)] if credited else []),
+            _span([sibling.turns for sibling in members], "d", dots),
+            _span([sibling.context for sibling in members], "d", dots),
+            _span([sibling.output for sibling in members], "d", dots),
+            Text(f"○ {group.idle}"[: None if wide else 1] if group.idle else "", theme.WARN),
             style="bold" if group.id == chosen else "",
         )
     return table
@@ -118,9 +123,9 @@ def _table(title: str) -> Table:
     )
 
 
-def _span(values: Sequence[float], form: str) -> str:
+def _span(values: Sequence[float], form: str, dots: str = " … ") -> str:
     """One value, or the least and the greatest; as they look after rounding."""
     if not values:
         return "–"
     low, high = format(min(values), form), format(max(values), form)
-    return low if low == high else f"{low} … {high}"
+    return low if low == high else f"{low}{dots}{high}"

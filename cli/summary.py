@@ -40,8 +40,8 @@ def _table(before: dict[str, float], after: dict[str, float]) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("evaluation")
     table.add_column("metric")
-    table.add_column("before", justify="right")
-    table.add_column("after", justify="right")
+    for heading in ("before", "after"):
+        table.add_column(heading, justify="right", no_wrap=True)
     places = [key.removesuffix("/success") for key in after if key.startswith("eval/") and key.endswith("/success")]
     for place in sorted(places, key=len):
         name = "held-out" if place == "eval" else place.removeprefix("eval/")

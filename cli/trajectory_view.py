@@ -71,9 +71,9 @@ def overview(turns: Sequence[TurnView]) -> RenderableType:
         return Text("no turn was sampled", theme.DIM)
     units, budget = len(turns), turns[0].context.budget
     table = Table(box=None, pad_edge=False, header_style=theme.DIM, padding=(0, 2, 0, 0))
-    table.add_column("turn", justify="right")
+    table.add_column("turn", justify="right", no_wrap=True)
     table.add_column(context_bar.ruler(units), no_wrap=True)
-    table.add_column(Text(f"context of {budget} tokens"), no_wrap=True)
+    table.add_column(Text(f"context of {budget} tokens"))
     credited = any(turn.advantage is not None for turn in turns)
     for name in ("tokens", "output", "advantage")[: 2 + credited]:
         table.add_column(name, justify="right", no_wrap=True)
@@ -86,7 +86,7 @@ def overview(turns: Sequence[TurnView]) -> RenderableType:
         table.add_row(
             str(turn.turn),
             context_bar.strip(context, units),
-            context_bar.bar(context),
+            context_bar.FittingBar(context),
             Text.assemble(
                 (f"{context.tokens + context.saved} → " if context.saved else "", theme.DIM), str(context.tokens)
             ),

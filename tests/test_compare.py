@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from builders import condensation, scored, trajectory, turn
 from command import run, succeed
+from rich.console import Console
 
-from condensegrpo.cli.compare import parsed_budgets, parsed_condensers
+from condensegrpo.cli.compare import figures_table, parsed_budgets, parsed_condensers
 from condensegrpo.config.load import validate
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
@@ -145,6 +146,15 @@ def test_figures_and_paired_differences_of_equal_budgets() -> None:
         ("y", "x", 64, 0.5),
         ("y", "full", 32, -1.0),
     ]
+
+
+def test_a_narrow_terminal_shows_whole_names_and_no_times() -> None:
+    screen = Console(width=80)
+    found = comparison("m", [rated("last_k(keep_last=2)", {"a": [1, 0]})])
+    with screen.capture() as capture:
+        screen.print(figures_table(found, with_times=False))
+    assert "last_k(keep_last=2)" in capture.get()
+    assert "seconds" not in capture.get()
 
 
 def test_contenders_that_met_other_problems_are_not_compared() -> None:

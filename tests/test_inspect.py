@@ -674,6 +674,10 @@ def test_a_narrow_terminal_keeps_every_figure(demo: Path) -> None:
     result = CliRunner(env={"COLUMNS": "80"}).invoke(command(), [str(demo)])
     row = next(line for line in result.stdout.splitlines() if "p10/0" in line and "0.500" in line)
     assert row.split() == ["▶", "2", "p10/0", "✓", "0.500", "+1.00", "4", "18", "16", "answered"]
+    group = next(line for line in result.stdout.splitlines() if "0.000…0.500" in line)
+    assert group.split()[:5] == ["▶", "p10", "2", "0.50", "0.000…0.500"]
+    narrower = CliRunner(env={"COLUMNS": "60"}).invoke(command(), [str(demo)]).stdout.splitlines()
+    assert [line.split()[-3:] for line in narrower if line.startswith("   0  ▸")] == [["9", "4", "+1.00"]]
 
 
 def test_numbers_in_a_row_are_written_as_ranges() -> None:
