@@ -212,3 +212,30 @@ def test_broken_prefix_says_what_was_held_found_and_what_to_do() -> None:
         "Turn.condensation",
     ):
         assert part in words
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("raise KeyError('level')", r"KeyError: 'level' \(.*broken\.py:3\)\."),
+        ("raise SystemExit(3)", r"SystemExit: 3 \(.*broken\.py:3\)\."),
+        ("raise ValueError('wanted a level.')", r"wanted a level\.$"),
+    ],
+)
+def test_what_a_constructor_raises_is_shown_with_its_line(tmp_path: Path, body: str, found: str) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(f"class Broken:\n    def __init__(self):\n        {body}\n", encoding="utf-8")
+    with pytest.raises(PluginError, match=f"setting up the reward '.*:Broken': {found}"):
+        build("rewards", f"{path}:Broken", {})
+
+
+def test_a_name_that_is_no_class_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "values.py"
+    path.write_text("value = 3", encoding="utf-8")
+    with pytest.raises(PluginError, match="found 3, wanted a class"):
+        build("rewards", f"{path}:value", {})
+
+
+def test_a_module_in_place_of_a_file_is_answered_with_the_form_that_is_wanted() -> None:
+    with pytest.raises(PluginError, match=r"there is no file .*A plug-in in a file is written path/to/file\.py:Name"):
+        load("rewards", "mine:Brief")

@@ -105,7 +105,8 @@ def test_a_failing_reward_ends_its_own_trajectory_with_file_and_line(rewards: Pa
     assert details[1] == f"the reward Moody: ZeroDivisionError: division by zero ({rewards}:9)"
     assert details[2] == f"the reward Moody: SystemExit: no judge ({rewards}:11)"
     assert details[3] == f"the reward Moody: KeyboardInterrupt ({rewards}:13)"
-    assert details[4].startswith(f"the reward Moody: no result within 0.5 seconds, abandoned ({rewards}:1")
+    limit = "0.5 seconds (rollout.limits.reward_seconds)"
+    assert details[4].startswith(f"the reward Moody: no result within {limit}, abandoned ({rewards}:1")
     assert details[5].startswith('the reward Moody: TypeError: returned 1.0, wanted numbers by name, as in return {"br')
     for one in found:  # stored and read back with its failure
         assert codec.decode(ScoredTrajectory, json.loads(codec.dump_line(one))) == one

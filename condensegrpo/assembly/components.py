@@ -7,6 +7,7 @@ from condensegrpo.algorithms.credit import Estimator
 from condensegrpo.algorithms.objective import Minimised
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CondenseError, ConfigError
+from condensegrpo.core.failures import message_of
 from condensegrpo.core.protocols import Condenser, GroupReward, Problem, Reward, Split, Task
 from condensegrpo.rollout.toolcalls import Toolbox
 from condensegrpo.sandbox.sandbox import Sandbox
@@ -47,8 +48,3 @@ def problems(task: Task, split: Split) -> Sequence[Problem]:
     if not len(split_problems):
         raise ConfigError(f"reading the {split} problems of the task: found none. Check task.data and task.eval_data.")
     return split_problems
-
-
-def message_of(error: BaseException) -> str:
-    """The message of a plug-in's error: that of a ``ValueError`` is for users, others need their type."""
-    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"

@@ -104,7 +104,9 @@ def _pinned(components: Components, split: Split) -> tuple[Message, ...]:
 
     seconds = components.config.rollout.limits.turn_seconds
     doing = f"starting the problem {problem.id} of the task {type(task).__name__}"
-    outcome = result_in_thread(lambda: asyncio.run(begin()), name=doing, seconds=seconds)
+    outcome = result_in_thread(
+        lambda: asyncio.run(begin()), name=doing, seconds=seconds, setting="rollout.limits.turn_seconds"
+    )
     if isinstance(outcome, CondenseError):
         raise outcome
     if isinstance(outcome, Failure):

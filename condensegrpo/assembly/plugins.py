@@ -18,7 +18,8 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
-from condensegrpo.core.errors import PluginError
+from condensegrpo.core.errors import CondenseError, PluginError
+from condensegrpo.core.failures import message_of
 from condensegrpo.core.plugins import load
 from condensegrpo.core.suggestions import did_you_mean
 
@@ -94,15 +95,19 @@ def _called(
 ) -> object:
     try:
         return factory(**arguments)
-    except (TypeError, ValueError, SystemExit) as error:
+    except CondenseError:
+        raise
+    except (Exception, SystemExit) as error:  # the boundary to a plug-in
         given = f" with {dict(options)}" if options else ""
-        raise PluginError(f"{where}{given}: {str(error).removesuffix('.')}.") from error
+        raise PluginError(f"{where}{given}: {message_of(error).removesuffix('.')}.") from error
 
 
 def _arguments(
     factory: Callable[..., object], where: str, options: Mapping[str, object], supplied: Mapping[str, object]
 ) -> dict[str, object]:
     """The validated arguments of a call: the options, and what is supplied where the signature has it."""
+    if not callable(factory):
+        raise PluginError(f"{where}: found {factory!r:.80}, wanted a class.")
     parameters = _signature(factory).parameters
     open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)

@@ -53,6 +53,11 @@ def failure_of(source: str, error: BaseException, *, plugin: object = None) -> F
     )
 
 
+def message_of(error: BaseException) -> str:
+    """The message of a plug-in's error: that of a ``ValueError`` is for users, others need their type and line."""
+    return str(error) if isinstance(error, ValueError) else str(failure_of("", error))
+
+
 def place_of(frames: Iterable[tuple[FrameType, int]]) -> str:
     """``file:line`` of the first frame whose code is neither of this package nor of a library; empty: none.
 

@@ -48,7 +48,10 @@ def _from_file(kind: str, name: str) -> object:
     path_text, _, attribute = name.rpartition(":")
     path = Path(path_text).expanduser().resolve()
     if not path.is_file():
-        raise PluginError(f"looking for {name!r} among the {kind}: there is no file {path}.")
+        raise PluginError(
+            f"looking for {name!r} among the {kind}: there is no file {path}. "
+            f"A plug-in in a file is written path/to/file.py:Name."
+        )
     module = _import_file(path)
     if not hasattr(module, attribute):
         names = [known for known in vars(module) if not known.startswith("_")]

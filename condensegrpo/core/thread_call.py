@@ -27,21 +27,22 @@ class _Stopped(SystemExit):
     """Raised inside an abandoned thread."""
 
 
-def result_in_thread(call: Callable[[], T], *, name: str, seconds: float) -> T | Failure:
+def result_in_thread(call: Callable[[], T], *, name: str, seconds: float, setting: str = "") -> T | Failure:
     """The result of a call, or why there is none: it raised, exceeded its time limit, or was not started.
 
     Args:
         name: of the plug-in, for the thread and the failure: ``the reward Brief``.
+        setting: the configuration key of the time limit, for the failure; empty: there is none.
     """
     started = _started(call, name)
     if isinstance(started, Failure):
         return started
     with contextlib.suppress(TimeoutError):
         return started.outcome.result(seconds)
-    return started.abandoned(seconds)
+    return started.abandoned(seconds, setting)
 
 
-async def awaited_in_thread(call: Callable[[], T], *, name: str, seconds: float) -> T | Failure:
+async def awaited_in_thread(call: Callable[[], T], *, name: str, seconds: float, setting: str = "") -> T | Failure:
     """As ``result_in_thread``, on an event loop. A cancellation abandons the call."""
     started = _started(call, name)
     if isinstance(started, Failure):
@@ -56,9 +57,9 @@ async def awaited_in_thread(call: Callable[[], T], *, name: str, seconds: float)
     try:
         await asyncio.wait_for(done.wait(), seconds)
     except TimeoutError:
-        return started.abandoned(seconds)
+        return started.abandoned(seconds, setting)
     except asyncio.CancelledError:
-        started.abandoned(seconds)
+        started.abandoned(seconds, setting)
         raise
     return started.outcome.result()
 
@@ -90,12 +91,12 @@ class _Call(Generic[T]):
         except BaseException as error:  # the boundary to a plug-in; nothing else would report it in this thread
             self.outcome.set_result(failure_of(self.name, error, plugin=self.call))
 
-    def abandoned(self, seconds: float) -> Failure:
+    def abandoned(self, seconds: float, setting: str) -> Failure:
         """Leave the call to itself; where it is now is the place of the failure."""
         place = place_in_thread(self.thread)
         self.thread.name = f"{ABANDONED}{self.name}"
         raise_in_thread(self.thread, _Stopped)
-        message = f"no result within {seconds:g} seconds, abandoned"
+        message = f"no result within {seconds:g} seconds{setting and f' ({setting})'}, abandoned"
         return Failure(source=self.name, error="", message=message, place=place)
 
 

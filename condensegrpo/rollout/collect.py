@@ -77,7 +77,9 @@ class _Scorer:
     async def _called(self, call: Callable[[], T]) -> T | Failure:
         """The result of a call of the reward: in a thread of its own, a few at a time."""
         async with self.slots:
-            return await awaited_in_thread(call, name=named(self.reward), seconds=self.seconds)
+            return await awaited_in_thread(
+                call, name=named(self.reward), seconds=self.seconds, setting="rollout.limits.reward_seconds"
+            )
 
     def _report(self, scored: ScoredTrajectory) -> None:
         self.scored[scored.trajectory.id] = scored
