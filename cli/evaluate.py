@@ -106,6 +106,11 @@ def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str]":
     is_checkpoint = (Path(policy) / "manifest.json").is_file()
     run = Path(policy).resolve().parent.parent if is_checkpoint else Path(policy)
     is_run = (run / "config.yaml").is_file()
+    if Path(policy).parent.name == "checkpoints" and not Path(policy).exists() and Path(policy).parent.is_dir():
+        kept = ", ".join(sorted(path.name for path in Path(policy).parent.glob("step_*")))
+        raise RunError(
+            f"evaluating {policy}: there is no such checkpoint. The run keeps {kept} (train.keep_checkpoints)."
+        )
     if not names and not is_run:
         raise ConfigError(
             f"evaluating {policy}: it is not a run folder or a checkpoint in one, so a CONFIG must say the task. Add "

@@ -110,6 +110,12 @@ def test_evaluating_a_model_needs_to_know_the_task(tmp_path: Path) -> None:
     assert "a CONFIG must say the task" in refused("eval", str(tmp_path))
 
 
+def test_evaluating_a_checkpoint_that_is_gone_names_those_that_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step_000004").mkdir(parents=True)
+    text = refused("eval", str(tmp_path / "checkpoints" / "step_000003"), code=1)
+    assert "The run keeps step_000004" in text
+
+
 def test_a_budget_below_the_question_stops_the_run_before_the_warm_start(tmp_path: Path) -> None:
     message = refused("train", *TINY, "rollout.limits.max_context_tokens=8", f"runs_dir={tmp_path}")
     assert "rollout.limits.max_context_tokens" in message
