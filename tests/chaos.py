@@ -210,7 +210,8 @@ def _lines(path: Path) -> list[str]:
 
 def _without_clock(value: object) -> object:
     if isinstance(value, dict):
-        return {key: _without_clock(item) for key, item in value.items() if "seconds" not in key}
+        here = ("provenance",)  # names the folder of the run
+        return {key: _without_clock(item) for key, item in value.items() if "seconds" not in key and key not in here}
     return [_without_clock(item) for item in value] if isinstance(value, list) else value
 
 

@@ -48,9 +48,8 @@ def one_trajectory(number: int, *, continues: bool) -> ScoredTrajectory:
         logprobs = [draw.uniform(-4, -1) for _ in output]
         turns.append(turn(prompt, output, logprobs=logprobs, condensation=declared))
     right = float(draw.random() < 0.5)
-    return scored(
-        trajectory(*turns, id=f"g{number // 4}/{number}", group=f"g{number // 4}"), right + draw.random(), correct=right
-    )
+    total = right or draw.random()  # in [0, 1], as the estimator efficient wants it
+    return scored(trajectory(*turns, id=f"g{number // 4}/{number}", group=f"g{number // 4}"), total, correct=right)
 
 
 @cache

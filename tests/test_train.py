@@ -71,7 +71,7 @@ def test_sampler_and_learner_agree_on_every_log_probability(finished: Path) -> N
 
 def test_the_trajectories_of_a_run_keep_every_invariant(finished: Path) -> None:
     out = succeed("inspect-trajectory", str(finished), "--check")
-    assert out.count("no breach") == 4  # every step, not only the last
+    assert out.count("no breach") == 4 + 3  # every step and evaluation, not only the last
 
 
 def test_a_breach_in_an_early_step_is_found(finished: Path, tmp_path: Path) -> None:
