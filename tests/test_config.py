@@ -292,3 +292,8 @@ def test_a_changed_item_of_a_list_is_named_and_lists_of_other_lengths_differ_as_
     after = {"parts": [{"name": "correct"}, {"name": "brief", "weight": 0.4}]}
     assert differences(before, after) == {"parts.1.weight": (0.2, 0.4)}
     assert differences({"use": ["a"]}, {"use": ["a", "b"]}) == {"use": (["a"], ["a", "b"])}
+
+
+def test_a_folder_that_is_no_run_is_called_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"it is a folder without config\.yaml, so not that of a run"):
+        find_config(str(tmp_path))

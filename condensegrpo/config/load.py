@@ -107,8 +107,9 @@ def find_config(name: str) -> Path:
         )
     if path.parent in (Path(), Path("configs")) and (inside := shipped_file(path.name)):
         return inside
+    fault = f"it is a folder without {STORED}, so not that of a run" if path.is_dir() else "there is no such file"
     raise ConfigError(
-        f"reading the configuration {name}: there is no such file. "
+        f"reading the configuration {name}: {fault}. "
         f"{did_you_mean(path.name.removesuffix('.yaml'), shipped())}"
         f"Shipped: {', '.join(shipped())}."
     )

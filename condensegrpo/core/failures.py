@@ -30,8 +30,8 @@ class Failure:
         return not self.error
 
     def __str__(self) -> str:
-        """One line: ``the reward Brief: KeyError: 'level' (mine.py:12)``."""
-        text = ": ".join(part for part in (self.source, self.error, self.message) if part)
+        """One line without a full stop: ``the reward Brief: KeyError: 'level' (mine.py:12)``."""
+        text = ": ".join(part for part in (self.source, self.error, self.message) if part).removesuffix(".")
         return f"{text} ({self.place})" if self.place else text
 
 
