@@ -393,3 +393,21 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused_before_weights_are_
     largest = max(tokenizer().get_vocab().values())
     with pytest.raises(ConfigError, match=rf"it has ids up to {largest}, and the model has embeddings for 32 ids"):
         check_model(build(config), str(model))
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("return [1, 2]", "the first is 1, wanted a Problem"),
+        ("return None", "TypeError: object of type 'NoneType' has no len"),
+        ("return {}['train']", r"KeyError: 'train' \(.*mine\.py:3\)"),
+    ],
+)
+def test_a_task_that_makes_no_problems_is_one_clear_error(tmp_path: Path, body: str, found: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        f"class Mine:\n    def problems(self, split):\n        {body}\n    def environment(self, problem): ...\n"
+    )
+    config = validate({"model": {"path": "/no/model"}, "task": {"name": f"{path}:Mine"}}, source="test")
+    with pytest.raises(ConfigError, match=f"making the (train|eval) problems of the task: {found}"):
+        build(config).problems("train")

@@ -41,10 +41,13 @@ def problems(task: Task, split: Split) -> Sequence[Problem]:
     """
     try:
         split_problems = task.problems(split)
+        first = split_problems[0] if len(split_problems) else None
     except CondenseError:
         raise
     except (Exception, SystemExit) as error:  # the boundary to a task
         raise ConfigError(f"making the {split} problems of the task: {message_of(error)}") from error
-    if not len(split_problems):
+    if first is None:
         raise ConfigError(f"reading the {split} problems of the task: found none. Check task.data and task.eval_data.")
+    if not isinstance(first, Problem):
+        raise ConfigError(f"making the {split} problems of the task: the first is {first!r:.80}, wanted a Problem.")
     return split_problems
