@@ -13,7 +13,7 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols import Measures, Sampler, Tracker
-from condensegrpo.learner.policy import end_ids, load_tokenizer, trained_steps
+from condensegrpo.learner.policy import end_ids, load_tokenizer
 from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.information import AnswerProbe
 from condensegrpo.rollout.render import Renderer
@@ -31,7 +31,7 @@ def use_threads(config: RunConfig) -> None:
 
 def open_sampler(config: RunConfig, model_path: str) -> Sampler:
     """The sampler, with the weights of a model folder."""
-    arguments = {**_sampler_arguments(config, model_path), "version": trained_steps(model_path) or 0}
+    arguments = _sampler_arguments(config, model_path)
     built: Sampler = plugins.build("samplers", config.sampler.name, config.sampler.options, arguments)
     return built
 

@@ -19,6 +19,7 @@ from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols import NamedTensors, Reading, TokenAttention
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.dtypes import DTYPES, DtypeName
+from condensegrpo.learner.policy import trained_steps
 from condensegrpo.samplers.measure import cut, logprobs_of
 from condensegrpo.samplers.request_batcher import RequestBatcher, Waiting
 from condensegrpo.samplers.update_check import UpdateCheck
@@ -45,7 +46,6 @@ class TransformersSampler:
         dtype: DtypeName = "float32",
         device: str | None = None,
         max_batch: Annotated[int, Ge(1)] = MAX_BATCH,
-        version: Annotated[int, Ge(0)] = 0,
     ) -> None:
         """Load the model.
 
@@ -53,13 +53,12 @@ class TransformersSampler:
             model_path: a Hugging Face folder or Hub id.
             device: such as ``cpu`` or ``cuda:1``; by default the GPU if there is one.
             max_batch: most requests that are generated at once; further ones wait for the next batch.
-            version: optimiser steps that the weights of the folder have taken.
         """
         self._model_path = model_path
         self._model = _load(model_path, DTYPES[dtype], device or ("cuda" if torch.cuda.is_available() else "cpu"))
         text_config = self._model.config.get_text_config().to_dict()
         self._positions: int | None = text_config.get("max_position_embeddings")  # None: not in its configuration
-        self.version = version  # the optimiser step whose weights are in use
+        self.version = trained_steps(model_path) or 0  # the optimiser step whose weights are in use
         self._weights = threading.Lock()  # held while the weights are read or written
         # one thread: the model is not re-entrant
         self._worker = worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampler")

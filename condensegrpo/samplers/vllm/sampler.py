@@ -10,6 +10,7 @@ from annotated_types import Ge, Gt, Le
 from condensegrpo.core.protocols import NamedTensors
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.dtypes import DtypeName
+from condensegrpo.learner.policy import trained_steps
 from condensegrpo.samplers.vllm.engine import VllmEngine
 from condensegrpo.samplers.vllm.engine_queue import EngineQueue
 from condensegrpo.samplers.vllm.request import INSTALL, check_request
@@ -31,7 +32,6 @@ class VllmSampler:
         gpu_memory_utilization: Annotated[float, Gt(0), Le(1)] = 0.4,
         enforce_eager: bool | None = None,
         sleep: bool | None = None,
-        version: Annotated[int, Ge(0)] = 0,
     ) -> None:
         """Load the model.
 
@@ -43,12 +43,11 @@ class VllmSampler:
             gpu_memory_utilization: share of the GPU's memory for weights, keys and values of the sampler, in (0, 1].
             enforce_eager: whether to run without compiled graphs; by default only on a CPU, where compilation is slow.
             sleep: whether memory is freed while the learner works; by default on a GPU, impossible elsewhere.
-            version: optimiser steps that the weights of the folder have taken.
         """
         self.check_options(sleep=sleep)
         on_gpu = torch.cuda.is_available()
         self._can_sleep = on_gpu if sleep is None else sleep
-        self.version = version  # the optimiser step whose weights are in use
+        self.version = trained_steps(model_path) or 0  # the optimiser step whose weights are in use
         engine = VllmEngine(
             model_path,
             dtype=dtype,

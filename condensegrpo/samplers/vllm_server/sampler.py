@@ -25,6 +25,7 @@ from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols import NamedTensors
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.dtypes import DTYPES, DtypeName
+from condensegrpo.learner.policy import trained_steps
 from condensegrpo.samplers.vllm.request import check_request
 from condensegrpo.samplers.vllm.weights import ExpectedWeights
 from condensegrpo.samplers.vllm_server.guard import TOKEN_VARIABLE
@@ -64,7 +65,6 @@ class VllmServerSampler:
         server: ServerSettings = SERVER,
         weights_dir: str | None = None,
         requests: RequestSettings = REQUESTS,
-        version: Annotated[int, Ge(0)] = 0,
     ) -> None:
         """Start servers or connect to running ones; every server must serve this model.
 
@@ -78,11 +78,10 @@ class VllmServerSampler:
             server: settings of the servers to start; ``weights`` and ``start_seconds`` apply to running ones too.
             weights_dir: folder for updates that every server can read; by default a temporary one, in memory if any.
             requests: limits of a request.
-            version: optimiser steps that the weights of the folder have taken.
         """
         self.check_options(urls=urls, replicas=replicas, server=server)
         self._run = from_first_rank(secrets.token_hex(4))  # of this run: no server holds these weights already
-        self.version = version  # the optimiser step whose weights are in use
+        self.version = trained_steps(model_path) or 0  # the optimiser step whose weights are in use
         self._in_flight = 0
         self._shared = bool(urls)
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # None: the system's default
