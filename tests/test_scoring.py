@@ -145,7 +145,7 @@ def test_a_reward_that_raises_fails_with_the_line_that_raised() -> None:
 
 def test_a_reward_that_returns_nothing_is_told_what_to_return() -> None:
     line = inspect.getsourcelines(Silent)[1]
-    message = 'TypeError: returned None, wanted numbers by name, as in return {"brief": 1.0}, or a RewardResult.'
+    message = 'TypeError: returned None, wanted numbers by name, as in return {"brief": 1.0}, or a RewardResult'
     assert failing(score(ONE, PROBLEM, Silent())) == f"the reward Silent: {message} (tests/test_scoring.py:{line})"
 
 
@@ -169,7 +169,7 @@ def test_an_asynchronous_reward_is_told_to_be_a_plain_function() -> None:
         return {"brief": 1.0}
 
     found = failing(score(ONE, PROBLEM, later))  # type: ignore[arg-type]
-    assert "Define it with def: it is a coroutine." in found
+    assert "Define it with def: it is a coroutine" in found
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), RecursionError(), MemoryError("full")])

@@ -424,6 +424,13 @@ def test_ctrl_c_in_eval_leaves_at_once_and_says_so(finished: Path) -> None:
     assert "interrupted" in err
 
 
+def test_doctor_plan_and_serve_take_the_folder_of_a_run(finished: Path) -> None:
+    newest = finished / "checkpoints/step_000004/model"
+    assert "estimator grpo" in succeed("doctor", str(finished))
+    assert "Adam's moments" in succeed("plan", str(finished))
+    assert f"--model {newest} " in succeed("serve", str(finished), "--dry-run")
+
+
 def test_eval_of_a_model_folder_takes_a_configuration(finished: Path) -> None:
     model = finished / "checkpoints/step_000004/model"
     result = json.loads(succeed("eval", str(model), *TINY, "--json"))
