@@ -167,7 +167,6 @@ def test_a_long_run_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     soak = Plan(
         "soak",
         (*PREFETCHING.settings, *sizes, f"train.steps={steps}", "train.eval_every=10", "train.save_every=10"),
-        ("-m",),
     )
     process = soak.start(tmp_path / "run")
     early, late = [], []  # of resident memory, descriptors, threads and temporary files
