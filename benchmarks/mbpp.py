@@ -39,7 +39,7 @@ class Solution:
     entry: tuple[str, ...]
 
 
-def solution(row: Mapping[str, Any]) -> Solution:
+def read_solution(row: Mapping[str, Any]) -> Solution:
     """A row with all its tests."""
     tests = (*row["test_list"], *(row.get("challenge_test_list") or ()))
     setup = row.get("test_setup_code") or ""
@@ -90,7 +90,7 @@ async def main() -> int:
     asked.add_argument("--isolation", default="auto")
     given = asked.parse_args()
     warnings.simplefilter("ignore")  # of solutions that write '\w'
-    solutions = [solution(row) for row in read_rows(given.data, split="train")]
+    solutions = [read_solution(row) for row in read_rows(given.data, split="train")]
     plain = [passes_plainly(solution) for solution in solutions]
     tests = sum(len(solution.tests) for solution in solutions)
     failing = [solution.number for solution, passed in zip(solutions, plain, strict=True) if not passed]

@@ -58,7 +58,7 @@ def endpoint(behaviour: Behaviour) -> Iterator[str]:
             except OSError:
                 pass  # whoever asked has gone
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class names it so
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

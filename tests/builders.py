@@ -88,7 +88,7 @@ def condensation(
 
 def trajectory(
     *turns: Turn,
-    id: str = "p0/0",  # noqa: A002
+    id: str = "p0/0",  # noqa: A002  the field's name
     group: str = "p0",
     stop: Stop = Stop.ANSWERED,
     answer: str | None = "7",
@@ -125,7 +125,7 @@ def ledger_episode(
     operations: Sequence[str],
     *,
     keep_last: int | None = None,
-    id: str = "ledger-3/0",  # noqa: A002
+    id: str = "ledger-3/0",  # noqa: A002  the field's name
     group: str = "ledger-3",
     stop: Stop = Stop.ANSWERED,
     answer: str | None = "7",

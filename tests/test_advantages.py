@@ -337,9 +337,9 @@ REWARDS = st.floats(-1e100, 1e100).map(lambda reward: reward if abs(reward) > 1e
 )
 def test_nothing_ever_gives_nan(name: str, rows: list[Row], eps: float) -> None:
     if name == "efficient":
-        rows = [(float(outcome > 0), *rest) for outcome, *rest in rows]  # type: ignore[misc]
+        rows = [(float(outcome > 0), *rest) for outcome, *rest in rows]  # type: ignore[misc]  # star keeps no types
     if name == "rloo":  # the one that never scales: what it gives must fit into single precision
-        rows = [(outcome / 1e63, *rest) for outcome, *rest in rows]  # type: ignore[misc]
+        rows = [(outcome / 1e63, *rest) for outcome, *rest in rows]  # type: ignore[misc]  # star keeps no types
     rows = [(*row[:4], row[3] - 1) for row in rows]  # the result at the last turn; −1 where there is none
     found = run(name, rows, **({} if name == "rloo" else {"eps": eps}))
     assert found.isfinite().all()

@@ -33,7 +33,7 @@ def run_efficient(
         one_N,
         -one_N,
         context_N=context_N,
-        **settings_used,  # type: ignore[arg-type]
+        **settings_used,  # type: ignore[arg-type]  # options by name
     ).flatten()
 
 

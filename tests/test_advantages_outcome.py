@@ -20,7 +20,7 @@ def run_grpo(outcomes: list[float], groups: list[int], turns: list[int] | None =
     turns_N = torch.tensor(turns or [1] * len(outcomes))
     outcome_N = torch.tensor(outcomes, dtype=torch.float64)
     none_N = torch.full_like(turns_N, -1)
-    return grpo(outcome_N, torch.zeros_like(outcome_N), torch.tensor(groups), turns_N, none_N, **options)  # type: ignore[arg-type]
+    return grpo(outcome_N, torch.zeros_like(outcome_N), torch.tensor(groups), turns_N, none_N, **options)  # type: ignore[arg-type]  # by name
 
 
 def test_grpo_centres_on_the_group_and_divides_by_its_deviation() -> None:

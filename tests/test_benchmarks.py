@@ -1,5 +1,6 @@
 """The learner's benchmark: rows are what training would make, gradients agree, figures mean what they say."""
 
+import json
 import os
 import subprocess
 import sys
@@ -175,3 +176,22 @@ def test_operators_are_told_apart_by_name_and_shapes() -> None:
 def test_short_rows_are_short() -> None:
     load = workload(Kind.CONDENSED, QUICK_LENGTHS[Kind.CONDENSED], questions=1, vocabulary=512, seed=0)
     assert max(len(row.token_ids) for row in load.rows) < 128
+
+
+def test_the_script_of_mbpp_judges_solutions_in_plain_python_and_in_the_sandbox(tmp_path: Path) -> None:
+    solutions = {
+        "def twice(x):\n    return 2 * x": "assert twice(3) == 6",
+        "def half(x):\n    return x": "assert half(4) == 2",
+    }
+    rows = [
+        {"task_id": number, "text": "?", "code": code, "test_list": [test], "test_setup_code": ""}
+        for number, (code, test) in enumerate(solutions.items())
+    ]
+    data = tmp_path / "mbpp.jsonl"
+    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    line = [sys.executable, "benchmarks/mbpp.py", str(data), "--isolation", "none"]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "1 of 2 solutions pass in plain Python, 2 tests; not: [1]" in done.stdout
+    assert "1 pass in the sandbox, of those that pass in plain Python 1" in done.stdout
+    assert "0 pass with their bodies removed" in done.stdout

@@ -90,7 +90,7 @@ def test_whatever_is_raised_ends_the_episode_by_name(error: BaseException, stop:
 
 
 def test_work_that_is_not_even_asynchronous_ends_the_episode() -> None:
-    end = ended(lambda: 5)  # type: ignore[arg-type, return-value]
+    end = ended(lambda: 5)  # type: ignore[arg-type, return-value]  # wrong on purpose
     assert "it: TypeError" in end.detail
 
 
@@ -188,8 +188,8 @@ def test_a_list_of_messages_is_taken_as_a_tuple() -> None:
         (None, r"start\(\) returned None, wanted a tuple of messages"),
         ("hi", r"start\(\) returned 'h' among its messages"),
         ([{"role": "user", "content": "hi"}], "wanted a Message whose content is text"),
-        ([Message(role="user", content=None)], "wanted a Message whose content is text"),  # type: ignore[arg-type]
-        ([Message(role="human", content="hi")], "role 'human', known roles: system, user, assistant, tool"),  # type: ignore[arg-type]
+        ([Message(role="user", content=None)], "wanted a Message whose content is text"),  # type: ignore[arg-type]  # wrong on purpose
+        ([Message(role="human", content="hi")], "role 'human', known roles: system, user, assistant, tool"),  # type: ignore[arg-type]  # wrong on purpose
     ],
 )
 def test_what_is_no_message_is_refused(found: object, complaint: str) -> None:
@@ -219,15 +219,15 @@ async def _gives(step: Any) -> Step:
 
 FAULTS: Mapping[str, tuple[Callable[[], Awaitable[Step]], str]] = {
     "none": (lambda: _gives(None), "TypeError: step() returned None, wanted a Step"),
-    "text": (lambda: _gives(Step(observations="seen")), "'s' among its messages"),  # type: ignore[arg-type]
-    "number": (lambda: _gives(Step(done=True, answer=5)), "the answer 5, wanted text or None"),  # type: ignore[arg-type]
+    "text": (lambda: _gives(Step(observations="seen")), "'s' among its messages"),  # type: ignore[arg-type]  # wrong on purpose
+    "number": (lambda: _gives(Step(done=True, answer=5)), "the answer 5, wanted text or None"),  # type: ignore[arg-type]  # wrong on purpose
     "nan": (lambda: _gives(Step(turn_rewards={"r": math.nan})), "wanted finite numbers"),
-    "no rewards": (lambda: _gives(Step(turn_rewards=None)), "AttributeError"),  # type: ignore[arg-type]
+    "no rewards": (lambda: _gives(Step(turn_rewards=None)), "AttributeError"),  # type: ignore[arg-type]  # wrong on purpose
     "exit": (lambda: _raises(SystemExit(0)), "SystemExit: 0"),
     "sys.exit": (lambda: sys.exit(3), "SystemExit: 3"),
     "cancels": (lambda: _raises(asyncio.CancelledError()), "CancelledError: it cancelled itself"),
     "swallows": (_swallows, "no result within 0.3 seconds (rollout.limits.turn_seconds)"),
-    "synchronous": (lambda: Step(), "TypeError: object Step can't be used in 'await'"),  # type: ignore[arg-type, return-value]
+    "synchronous": (lambda: Step(), "TypeError: object Step can't be used in 'await'"),  # type: ignore[arg-type, return-value]  # wrong on purpose
 }
 
 

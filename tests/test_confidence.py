@@ -68,7 +68,7 @@ class Deciding:
 
 
 def played(model: Deciding | ScriptedSampler, asked: Confidence | None = ASKED, **options: object) -> Trajectory:
-    parts: Engine = replace(engine(model, **options), confidence=asked)  # type: ignore[arg-type]
+    parts: Engine = replace(engine(model, **options), confidence=asked)  # type: ignore[arg-type]  # options by name
     return asyncio.run(
         run_episode(problem(), environment=Counting, engine=parts, group_id="g", sample=0, seed=lambda number: number)
     )

@@ -62,7 +62,7 @@ def cure(findings: Sequence[Finding], area: str) -> str:
 
 def called(function: object, *arguments: str) -> Result:
     app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(function)  # type: ignore[type-var]
+    app.command()(function)  # type: ignore[type-var]  # of the parametrisation
     return CliRunner(env={"COLUMNS": "160"}).invoke(app, list(arguments))
 
 

@@ -168,7 +168,7 @@ def test_no_tokens_need_no_correction(level: Level, mode: Mode) -> None:
 
 
 def corrected(learner_T: Tensor = LEARNER_T, turn_T: Tensor = TURN_T, **options: object) -> ImportanceWeights:
-    return importance(learner_T, SAMPLER_T, turn_T, **{"cap": 2.0, "level": "token", "mode": "mask", **options})  # type: ignore[arg-type]
+    return importance(learner_T, SAMPLER_T, turn_T, **{"cap": 2.0, "level": "token", "mode": "mask", **options})  # type: ignore[arg-type]  # by name
 
 
 @pytest.mark.parametrize("cap", [0.0, 0.99, -1.0, math.inf, math.nan])

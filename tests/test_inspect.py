@@ -450,7 +450,7 @@ def test_a_group_has_signal_if_any_advantage_is_not_zero() -> None:
     assert signal(1.0, 1.0) is None  # no credit yet: an estimator may compare contexts where scores are equal
 
 
-def siblings_of(totals: tuple[float, ...]) -> list:  # type: ignore[type-arg]
+def siblings_of(totals: tuple[float, ...]) -> list:  # type: ignore[type-arg]  # of a private class
     made = tuple(episode("p0", sample, total) for sample, total in enumerate(totals))
     return list(siblings(InspectedStep(file=Path("t"), run=None, number=None, scored=made, credit=None, problems=())))
 

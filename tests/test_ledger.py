@@ -247,7 +247,7 @@ def test_the_environment_accepts_what_the_demonstrator_writes() -> None:
 @given(seed=st.integers(0, 10**6), history=st.sampled_from(["last", "full"]))
 @settings(max_examples=20, deadline=None)
 def test_the_demonstrator_is_never_unsound(seed: int, history: str) -> None:
-    ledger = Ledger(history=history)  # type: ignore[arg-type]
+    ledger = Ledger(history=history)  # type: ignore[arg-type]  # wrong on purpose
     for demonstration in islice(ledger.demonstrations(seed), 20):
         assert ledger.sound(demonstration.context, demonstration.reply) is not False
 

@@ -354,7 +354,7 @@ def test_a_bound_that_is_no_number_is_named(loss: Callable[..., TokenLoss], opti
 @pytest.mark.parametrize("value", ["3", [3.0], True])
 def test_a_dual_clip_that_is_no_number_is_named(value: object) -> None:
     with pytest.raises(ValueError, match=rf"dual_clip is {re.escape(repr(value))}, wanted a finite number"):
-        clipped(column(-1), column(-1), column(1), dual_clip=value)  # type: ignore[arg-type]
+        clipped(column(-1), column(-1), column(1), dual_clip=value)  # type: ignore[arg-type]  # wrong on purpose
 
 
 @pytest.mark.parametrize("value", [1.0, 0.5, -3.0, math.inf, math.nan])

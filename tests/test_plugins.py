@@ -141,7 +141,7 @@ def test_a_file_without_the_object_lists_what_it_holds(condenser_file: Path) -> 
 def test_a_file_that_fails_on_import_says_why_and_may_be_mended(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text("raise RuntimeError('out of coffee')\n", encoding="utf-8")
-    with pytest.raises(PluginError, match="importing .*broken.py: RuntimeError: out of coffee"):  # noqa: RUF043
+    with pytest.raises(PluginError, match="importing .*broken.py: RuntimeError: out of coffee"):  # noqa: RUF043  dots are any letters
         load("tools", f"{path}:tool")
     path.write_text("def tool() -> int:\n    return 42  # mended\n", encoding="utf-8")
     assert load("tools", f"{path}:tool")() == 42

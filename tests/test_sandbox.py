@@ -317,7 +317,7 @@ def test_the_server_does_not_inherit_the_environment(monkeypatch: pytest.MonkeyP
 )
 def test_limits_out_of_range_are_refused(limits: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(limits))):
-        SandboxLimits(**limits)  # type: ignore[arg-type]
+        SandboxLimits(**limits)  # type: ignore[arg-type]  # wrong on purpose
 
 
 @pytest.mark.parametrize("pieces", [[b"abcdefghij"], [b"ab", b"cdefgh", b"ij"], [bytes([c]) for c in b"abcdefghij"]])

@@ -104,7 +104,7 @@ def test_a_result_of_a_mapping_holds_its_sum_its_parts_and_its_judgements() -> N
 
 def test_a_result_of_a_result_is_the_same_in_floats() -> None:
     found = RewardResult.of(
-        RewardResult(total=1, components={"a": True}, format_valid=False, correct=0, turn_rewards=[0, True])  # type: ignore[arg-type]
+        RewardResult(total=1, components={"a": True}, format_valid=False, correct=0, turn_rewards=[0, True])  # type: ignore[arg-type]  # wrong on purpose
     )
     assert found == RewardResult(
         total=1.0, components={"a": 1.0}, format_valid=False, correct=0.0, turn_rewards=(0.0, 1.0)
@@ -132,7 +132,7 @@ class Silent:
     """A reward that gives nothing."""
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> dict[str, float]:
-        return None  # type: ignore[return-value]
+        return None  # type: ignore[return-value]  # wrong on purpose
 
 
 def test_a_reward_that_raises_fails_with_the_line_that_raised() -> None:
@@ -157,7 +157,7 @@ def test_a_reward_that_returns_nothing_is_told_what_to_return() -> None:
         ([1.0], "returned [1.0], wanted numbers by name"),
         ({"brief": "1"}, "returned brief = '1', wanted a number"),
         ({"brief": None}, "returned brief = None, wanted a number"),
-        (RewardResult(total=None), "returned total = None, wanted a number"),  # type: ignore[arg-type]
+        (RewardResult(total=None), "returned total = None, wanted a number"),  # type: ignore[arg-type]  # wrong on purpose
     ],
 )
 def test_what_is_no_reward_is_told_what_to_return(given: object, complaint: str) -> None:
@@ -168,7 +168,7 @@ def test_an_asynchronous_reward_is_told_to_be_a_plain_function() -> None:
     async def later(trajectory: Trajectory, problem: Problem) -> dict[str, float]:
         return {"brief": 1.0}
 
-    found = failing(score(ONE, PROBLEM, later))  # type: ignore[arg-type]
+    found = failing(score(ONE, PROBLEM, later))  # type: ignore[arg-type]  # wrong on purpose
     assert "Define it with def: it is a coroutine" in found
 
 
@@ -290,7 +290,7 @@ def test_a_group_reward_gives_one_result_a_trajectory(count: int) -> None:
 
 @pytest.mark.parametrize("given", [None, 1.0, {"sum": 1.0}, [1.0, 0.0]])
 def test_a_group_reward_that_gives_no_results_fails_in_every_trajectory(given: object) -> None:
-    for found in score_group(GROUP, PROBLEM, Listed(given)):  # type: ignore[arg-type]
+    for found in score_group(GROUP, PROBLEM, Listed(given)):  # type: ignore[arg-type]  # wrong on purpose
         assert failing(found).startswith(("the reward Listed: TypeError", "the reward Listed: ScoreError"))
 
 

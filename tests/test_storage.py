@@ -91,7 +91,7 @@ SCORES = st.builds(
 )
 
 
-def example(id: str = "p0/0") -> ScoredTrajectory:  # noqa: A002
+def example(id: str = "p0/0") -> ScoredTrajectory:  # noqa: A002  the field's name
     return scored(trajectory(turn([1, 2], [10]), turn([1, 2, 10, 3], [11, 12]), id=id), 0.5)
 
 
@@ -193,8 +193,8 @@ def at(line: object, *place: object, value: object) -> object:
     """``line`` with ``value`` at a place."""
     node = line
     for key in place[:-1]:
-        node = node[key]  # type: ignore[index]
-    node[place[-1]] = value  # type: ignore[index]
+        node = node[key]  # type: ignore[index]  # nested JSON
+    node[place[-1]] = value  # type: ignore[index]  # nested JSON
     return line
 
 

@@ -337,7 +337,7 @@ def test_a_plain_function_that_returns_a_coroutine_is_a_faulty_tool() -> None:
 class Forgetful(Counting):
     """An environment whose ``step`` is not asynchronous."""
 
-    def step(self, reply: Message) -> Step:  # type: ignore[override]
+    def step(self, reply: Message) -> Step:  # type: ignore[override]  # wrong on purpose
         return Step(done=True, answer="1")
 
 

@@ -205,7 +205,7 @@ class Listless:
     """A turn reward that forgets to return anything."""
 
     def turn_rewards(self, trajectory: Trajectory, problem: Problem) -> Sequence[float]:
-        return None  # type: ignore[return-value]
+        return None  # type: ignore[return-value]  # wrong on purpose
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

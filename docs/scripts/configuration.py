@@ -90,7 +90,7 @@ def described(kind: type) -> dict[str, str]:
             continue
         source = textwrap.dedent(inspect.getsource(base))
         lines = source.splitlines()
-        body = ast.parse(source).body[0].body  # type: ignore[attr-defined]
+        body = ast.parse(source).body[0].body  # type: ignore[attr-defined]  # a class of the source
         for place, node in enumerate(body):
             if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
                 continue
