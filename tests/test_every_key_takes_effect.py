@@ -237,7 +237,7 @@ RUN = (  # a warm start with a probe, stale batches, a KL term, penalised stops,
 NOT_IN_THE_RUN = {
     "name": "the command makes the folder of it, test_train.py looks there",
     "runs_dir": "likewise",
-    "learner.offload_reference": "adapters need no copy of the reference, test_offload.py moves one",
+    "learner.offload.reference": "adapters need no copy of the reference, test_offload.py moves one",
 }
 
 

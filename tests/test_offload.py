@@ -87,17 +87,17 @@ def test_resume_with_offload_continues_bit_equal(tmp_path: Path, offload: Offloa
 @pytest.mark.parametrize(("offload", "stage", "least"), [("optimiser", 0, 1), ("optimiser_and_weights", 2, 3)])
 def test_offload_that_the_stage_does_not_share_out_is_refused(offload: str, stage: int, least: int) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_figures(quickstart(f"learner.offload={offload}", f"learner.zero_stage={stage}"))
-    assert f"learner.offload: found {offload}, and learner.zero_stage is {stage}" in str(caught.value)
-    assert f"Set learner.zero_stage={least}, or learner.offload=none" in str(caught.value)
+        check_figures(quickstart(f"learner.offload.training={offload}", f"learner.zero_stage={stage}"))
+    assert f"learner.offload.training: found {offload}, and learner.zero_stage is {stage}" in str(caught.value)
+    assert f"Set learner.zero_stage={least}, or learner.offload.training=none" in str(caught.value)
 
 
 def test_offload_that_the_stage_shares_out_is_fine() -> None:
-    check_figures(quickstart("learner.offload=none"))
-    check_figures(quickstart("learner.offload=optimiser", "learner.zero_stage=1"))
-    check_figures(quickstart("learner.offload=optimiser_and_weights", "learner.zero_stage=3"))
+    check_figures(quickstart("learner.offload.training=none"))
+    check_figures(quickstart("learner.offload.training=optimiser", "learner.zero_stage=1"))
+    check_figures(quickstart("learner.offload.training=optimiser_and_weights", "learner.zero_stage=3"))
 
 
 def test_with_adapters_there_is_no_reference_to_offload() -> None:
-    with pytest.raises(ConfigError, match=r"learner\.offload_reference: found true, and model\.lora is set"):
-        check_figures(quickstart("learner.offload_reference=true", "model.lora.rank=4"))
+    with pytest.raises(ConfigError, match=r"learner\.offload\.reference: found true, and model\.lora is set"):
+        check_figures(quickstart("learner.offload.reference=true", "model.lora.rank=4"))

@@ -261,7 +261,7 @@ def test_the_base_of_adapters_is_their_reference() -> None:
 
 
 def test_what_is_not_counted_is_noted() -> None:
-    offloaded = planned("learner.offload=optimiser", "learner.zero_stage=1", "learner.offload_reference=true")
+    offloaded = planned("learner.offload.training=optimiser", "learner.zero_stage=1", "learner.offload.reference=true")
     assert sum("not counted: learner.offload" in note for note in offloaded.notes) == 2
     assert any("warm start" in note for note in planned("model.lora.rank=3", "warm_start.steps=5").notes)
 

@@ -30,7 +30,7 @@ def open_learner(
         optimizer=optimizer,
         total_steps=total_steps,
         dtype=config.model.dtype,
-        offload=config.learner.offload,
+        offload=config.learner.offload.training,
     )
     random.seed(config.seed + rank())
     torch.manual_seed(config.seed + rank())

@@ -90,17 +90,18 @@ def _check_trigger(config: RunConfig) -> None:
 
 
 def _check_offload(config: RunConfig) -> None:
-    stage, offload = config.learner.zero_stage, config.learner.offload
+    stage, offload = config.learner.zero_stage, config.learner.offload.training
     least = {"none": 0, "optimiser": 1, "optimiser_and_weights": 3}[offload]
     if stage < least:
         raise ConfigError(
-            f"checking learner.offload: found {offload}, and learner.zero_stage is {stage}; DeepSpeed takes out of the "
-            f"GPU only what ZeRO shares out. Set learner.zero_stage={least}, or learner.offload=none."
+            f"checking learner.offload.training: found {offload}, and learner.zero_stage is {stage}; DeepSpeed takes "
+            f"out of the GPU only what ZeRO shares out. Set learner.zero_stage={least}, or "
+            f"learner.offload.training=none."
         )
-    if config.learner.offload_reference and config.model.lora is not None:
+    if config.learner.offload.reference and config.model.lora is not None:
         raise ConfigError(
-            "checking learner.offload_reference: found true, and model.lora is set; the reference is then the "
-            "learner's own base, and there is no copy to take out of the GPU. Set learner.offload_reference=false."
+            "checking learner.offload.reference: found true, and model.lora is set; the reference is then the "
+            "learner's own base, and there is no copy to take out of the GPU. Set learner.offload.reference=false."
         )
 
 

@@ -35,6 +35,8 @@ RENAMED: Mapping[str, str] = {
     "algorithm.summary_share": "algorithm.aggregation.summary_share",
     "algorithm.on_stop": "algorithm.stops.handling",
     "algorithm.stop_penalty": "algorithm.stops.penalty",
+    "learner.offload": "learner.offload.training",
+    "learner.offload_reference": "learner.offload.reference",
     "sandbox.rung": "sandbox.isolation",
     **{
         f"sandbox.{key}": f"sandbox.limits.{key}"

@@ -17,7 +17,7 @@ from condensegrpo.algorithms.settings import (
     StopSettings,
 )
 from condensegrpo.config.yaml_tree import Section
-from condensegrpo.learner.settings import Dtype, LoraSettings, NewModel, Offload, OptimizerSettings
+from condensegrpo.learner.settings import Dtype, LoraSettings, NewModel, OffloadSettings, OptimizerSettings
 from condensegrpo.rollout.settings import Confidence, Limits, ToolFormatName, Trigger, check_form
 from condensegrpo.sandbox.limits import SandboxLimits
 
@@ -163,10 +163,7 @@ class LearnerSettings(Section):
 
     optimiser: OptimizerSettings = OptimizerSettings(lr=1e-6)
     zero_stage: Literal[0, 1, 2, 3] = 0
-    offload: Offload = "none"
-    """What lies in the machine's memory instead of the GPU's; the optimiser needs zero_stage ≥ 1, the weights 3."""
-    offload_reference: bool = False
-    """Whether the reference model of algorithm.kl lies there while it is not in use; with LoRA there is none."""
+    offload: OffloadSettings = OffloadSettings()
     tokens_per_micro_batch: int = Field(default=16384, ge=16)
     """Largest packed micro-batch, in tokens; no row is ever split."""
     threads: int | None = Field(default=None, ge=1)

@@ -52,6 +52,16 @@ class OptimizerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadSettings:
+    """What lies in the machine's memory instead of the GPU's."""
+
+    training: Offload = "none"
+    """The optimiser needs zero_stage ≥ 1, the weights 3."""
+    reference: bool = False
+    """Whether the reference model of algorithm.kl lies there while it is not in use; with LoRA there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewModel:
     """A Qwen3 model made on the spot, with a tokenizer built from the task's own text."""
 

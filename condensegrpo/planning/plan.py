@@ -284,10 +284,12 @@ def _notes(config: RunConfig, model: Architecture, batch: MicroBatch) -> list[st
         notes.append("activations are counted as if every linear layer had an adapter")
     if config.model.lora is not None and config.warm_start.steps:
         notes.append("not counted: the warm start, which trains all weights")
-    if config.learner.offload != "none":
-        notes.append(f"not counted: learner.offload={config.learner.offload}, which takes less on a GPU")
-    if config.learner.offload_reference:
-        notes.append("not counted: learner.offload_reference, which takes less on a GPU while it learns")
+    if config.learner.offload.training != "none":
+        notes.append(
+            f"not counted: learner.offload.training={config.learner.offload.training}, which takes less on a GPU"
+        )
+    if config.learner.offload.reference:
+        notes.append("not counted: learner.offload.reference, which takes less on a GPU while it learns")
     more = _sharing(config, model, batch)
     if more >= SHARING_NOTED:
         notes.append(

@@ -186,7 +186,7 @@ def _reference(config: RunConfig, source: str, learner: DeepSpeedEngine) -> Refe
         return None
     if model.lora is not None:
         return partial(against_base, learner)
-    home = "cpu" if config.learner.offload_reference else device
+    home = "cpu" if config.learner.offload.reference else device
     copy = open_reference(source, dtype=model.dtype, attention=model.attention, device=home)
     return partial(against_copy, copy, device)
 
