@@ -92,7 +92,10 @@ def through_engine(setting: Setting, sampler_name: str) -> Run:
     """The trajectory engine; a run returns its turns, wave by wave, if ``record`` is set."""
     options: dict[str, object] = {"model_path": str(setting.folder), "dtype": setting.dtype}
     if sampler_name == "vllm":
-        options |= {"max_model_len": setting.longest, "kv_cache_gib": KV_GIB if not torch.cuda.is_available() else None}
+        options |= {
+            "max_model_len": setting.longest,
+            "engine": {"kv_cache_gib": None if torch.cuda.is_available() else KV_GIB},
+        }
     sampler: Sampler = build("samplers", sampler_name, options)
     parts = engine(setting.folder, sampler, setting.world)
     weights = weights_of(setting.folder)
@@ -132,7 +135,7 @@ def bare(setting: Setting) -> Run:
         enforce_eager=not on_gpu,
         enable_prefix_caching=True,
         enable_chunked_prefill=None if on_gpu else False,
-        max_num_seqs=256,
+        max_num_seqs=None if on_gpu else 256,
         logprobs_mode="processed_logprobs",
         generation_config="vllm",
         seed=0,
@@ -163,7 +166,10 @@ def syncs(setting: Setting, sampler_name: str) -> Run:
     """New weights for a sampler, on request."""
     options: dict[str, object] = {"model_path": str(setting.folder), "dtype": setting.dtype}
     if sampler_name == "vllm":
-        options |= {"max_model_len": setting.longest, "kv_cache_gib": KV_GIB if not torch.cuda.is_available() else None}
+        options |= {
+            "max_model_len": setting.longest,
+            "engine": {"kv_cache_gib": None if torch.cuda.is_available() else KV_GIB},
+        }
     sampler: Sampler = build("samplers", sampler_name, options)
     weights = weights_of(setting.folder)
 

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +24,7 @@ from condensegrpo.assembly.plugins import build, check
 from condensegrpo.core.errors import PluginError, SamplerError
 from condensegrpo.core.protocols import Measures, Sleeps
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.samplers.vllm.engine import usage_context
 
 if TYPE_CHECKING:
     from condensegrpo.samplers.vllm.sampler import VllmSampler
@@ -78,7 +80,9 @@ def sampler(folder: str) -> Iterator["VllmSampler"]:
     """
     importlib.import_module("llvmlite.binding")
     made: VllmSampler = build(
-        "samplers", "vllm", {"model_path": folder, "max_model_len": ROOM, "kv_cache_gib": 9 * 128 * 1024 / 2**30}
+        "samplers",
+        "vllm",
+        {"model_path": folder, "max_model_len": ROOM, "engine": {"kv_cache_gib": 9 * 128 * 1024 / 2**30}},
     )
     yield made
     made.close()
@@ -91,14 +95,16 @@ def policy(folder: str) -> PreTrainedModel:
     return model.eval().requires_grad_(False)
 
 
-def test_the_engine_computes_with_the_threads_that_torch_was_given(folder: str) -> None:
+def test_the_engine_computes_with_the_threads_and_batches_that_were_set(folder: str) -> None:
     """A separate process, in which OpenMP would use two threads by default."""
     code = (
         "import asyncio, sys, torch\n"
         "torch.set_num_threads(1)\n"
         "from condensegrpo.assembly.plugins import build\n"
         "from condensegrpo.core.trajectory import SamplingParams\n"
-        "sampler = build('samplers', 'vllm', {'model_path': sys.argv[1], 'max_model_len': 64, 'kv_cache_gib': 0.01})\n"
+        "engine = {'kv_cache_gib': 0.01, 'max_num_seqs': 3, 'max_num_batched_tokens': 96}\n"
+        "sampler = build('samplers', 'vllm', {'model_path': sys.argv[1], 'max_model_len': 64, 'engine': engine})\n"
+        "print(sampler.describe())\n"
         "print(len(asyncio.run(sampler.sample([5, 6, 7], SamplingParams(max_tokens=4))).token_ids))\n"
         "sampler.close()\n"
     )
@@ -110,7 +116,29 @@ def test_the_engine_computes_with_the_threads_that_torch_was_given(folder: str) 
         env={**os.environ, "OMP_NUM_THREADS": "2"},
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr[-2000:]
+    described = "vLLM: up to 3 requests and 96 tokens in a step, 64 tokens a prompt with its reply"
+    assert (done.returncode, done.stdout) == (0, f"{described}\n4\n"), done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("gib", "name", "tokens", "requests"),
+    [(80, "NVIDIA H100", 16384, 1024), (80, "NVIDIA A100", 8192, 256), (24, "RTX 4090", 8192, 256)],
+)
+def test_on_a_gpu_vllm_sizes_batches_by_its_kind_and_memory(
+    gib: int, name: str, tokens: int, requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The figures of the context that vLLM is given; for others it would compute 2048 tokens in a step."""
+    from vllm.engine import arg_utils
+
+    gpu = SimpleNamespace(
+        is_cpu=lambda: False,
+        is_tpu=lambda: False,
+        get_device_name=lambda: name,
+        get_device_total_memory=lambda: gib << 30,
+    )
+    monkeypatch.setattr(arg_utils, "current_platform", gpu)
+    sizes = arg_utils.EngineArgs.get_batch_defaults(1)
+    assert [by_context.get(usage_context(on_gpu=True)) for by_context in sizes] == [tokens, requests]
 
 
 def params(**changes: Any) -> SamplingParams:
@@ -320,8 +348,9 @@ def test_a_request_that_vllm_refuses_does_not_affect_the_others(sampler: "VllmSa
     [
         ({"dtype": "int3"}, "int3"),
         ({"max_model_len": 1}, "at least 2"),
-        ({"kv_cache_gib": 0}, "the option kv_cache_gib is 0, wanted greater than 0"),
-        ({"gpu_memory_utilization": 1.5}, r"the option gpu_memory_utilization is 1\.5, wanted at most 1"),
+        ({"kv_cache_gib": 0.1}, r"the option kv_cache_gib was renamed to engine\.kv_cache_gib"),
+        ({"engine": {"kv_cache_gib": 0}}, r"the option engine\['kv_cache_gib'\] is 0, wanted greater than 0"),
+        ({"engine": {"gpu_memory_utilization": 1.5}}, r"engine\['gpu_memory_utilization'\] is 1\.5, wanted at most 1"),
         ({"tensor_parallel": 2}, "Its options are"),
     ],
 )
@@ -506,5 +535,5 @@ def test_a_closed_sampler_says_so_leaves_torch_alone_and_closes_twice(sampler: "
 
 
 def test_too_little_memory_for_one_request_is_refused_with_the_option_to_change(folder: str) -> None:
-    with pytest.raises(SamplerError, match=r"starting vLLM .*(?s:.*)sampler\.options\.kv_cache_gib"):
-        build("samplers", "vllm", {"model_path": folder, "max_model_len": ROOM, "kv_cache_gib": 1e-5})
+    with pytest.raises(SamplerError, match=r"starting vLLM .*(?s:.*)sampler\.options\.engine\.kv_cache_gib"):
+        build("samplers", "vllm", {"model_path": folder, "max_model_len": ROOM, "engine": {"kv_cache_gib": 1e-5}})

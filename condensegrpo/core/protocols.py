@@ -48,6 +48,14 @@ class Sleeps(Protocol):
 
 
 @runtime_checkable
+class Describes(Protocol):
+    """A sampler that chose settings by itself."""
+
+    def describe(self) -> str:
+        """The settings that it chose, as one line of the log."""
+
+
+@runtime_checkable
 class Measures(Protocol):
     """A sampler that can say how probable a given reply is to its model. Optional: samplers may do without."""
 

@@ -28,7 +28,7 @@ from condensegrpo.assembly.runtime import (
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CondenseError, ConfigError, RunError
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.protocols import Sampler, Sleeps, Tracker
+from condensegrpo.core.protocols import Describes, Sampler, Sleeps, Tracker
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.evaluation.evaluate import evaluate
 from condensegrpo.evaluation.figures import flat
@@ -116,6 +116,8 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
     if ranks.rank() == 0:
         save_tokenizer(source, folder.path)
     sampler = open_sampler(config, source)
+    if isinstance(sampler, Describes):
+        observer.say(sampler.describe())
     learner = open_learner(
         config,
         source,

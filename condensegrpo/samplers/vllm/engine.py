@@ -21,10 +21,11 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # public,
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols import NamedTensors
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.samplers.vllm.settings import EngineSettings
 from condensegrpo.samplers.vllm.weights import ExpectedWeights, repack_heads
 
 GIB = 1 << 30
-MAX_RUNNING = 256  # requests in one step; the others wait inside the engine
+MAX_RUNNING = 256  # requests in one step on a CPU
 FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH}
 SETTINGS = {  # environment variables, unless the user set them
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -50,9 +51,7 @@ class VllmEngine:
         *,
         dtype: str,
         max_model_len: int | None,
-        kv_cache_gib: float | None,
-        gpu_memory_utilization: float,
-        enforce_eager: bool,
+        settings: EngineSettings,
         can_sleep: bool,
     ) -> None:
         """Load the model. See ``VllmSampler`` for the arguments.
@@ -72,21 +71,18 @@ class VllmEngine:
             _make_llvmlite_inspectable()
             try:
                 self._engine = self._create(
-                    model=model_path,
-                    dtype=dtype,
-                    max_model_len=max_model_len,
-                    kv_cache_memory_bytes=None if kv_cache_gib is None else int(kv_cache_gib * GIB),
-                    gpu_memory_utilization=gpu_memory_utilization,
-                    enforce_eager=enforce_eager,
-                    enable_sleep_mode=can_sleep,
+                    settings, model=model_path, dtype=dtype, max_model_len=max_model_len, enable_sleep_mode=can_sleep
                 )
             except Exception as error:  # the boundary to vLLM: a model it has no code for, too little memory, …
                 raise SamplerError(
                     f"starting vLLM with the model {model_path}: {type(error).__name__}: {error} For memory set "
-                    f"sampler.options.kv_cache_gib or gpu_memory_utilization, or lower sampler.options.max_model_len; "
-                    f"a model that vLLM does not support runs with sampler.name=transformers."
+                    f"sampler.options.engine.kv_cache_gib or gpu_memory_utilization, or lower "
+                    f"sampler.options.max_model_len; a model that vLLM does not support runs with "
+                    f"sampler.name=transformers."
                 ) from error
         self.max_model_len: int = self._engine.model_config.max_model_len  # tokens of a prompt and its reply
+        sizes = self._engine.vllm_config.scheduler_config
+        self.batches = f"up to {sizes.max_num_seqs} requests and {sizes.max_num_batched_tokens} tokens in a step"
 
     def add(self, name: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         """Add a request. Errors of vLLM are not caught: they concern this request alone."""
@@ -199,23 +195,28 @@ class VllmEngine:
         self._vllm.SamplingParams  # noqa: B018  vllm imports lazily: not in the first request
         self._final = RequestOutputKind.FINAL_ONLY
 
-    def _create(self, **options: object) -> Any:  # noqa: ANN401  vLLM's classes are untyped
+    def _create(self, settings: EngineSettings, **options: object) -> Any:  # noqa: ANN401  vLLM's classes are untyped
         on_gpu = torch.cuda.is_available()
+        kv_cache_gib = settings.kv_cache_gib or (None if on_gpu else 1.0)
         arguments = self._vllm.EngineArgs(
             **options,
+            kv_cache_memory_bytes=None if kv_cache_gib is None else int(kv_cache_gib * GIB),
+            gpu_memory_utilization=settings.gpu_memory_utilization,
+            enforce_eager=not on_gpu if settings.enforce_eager is None else settings.enforce_eager,
             logprobs_mode="processed_logprobs",  # of the distribution sampled from: temperature applied
             generation_config="vllm",  # the folder's defaults would change the distribution
             enable_prefix_caching=True,
             # on a CPU a seeded request whose prompt is split over two steps crashes the engine
             enable_chunked_prefill=None if on_gpu else False,
-            max_num_seqs=MAX_RUNNING,
+            max_num_seqs=settings.max_num_seqs or (None if on_gpu else MAX_RUNNING),
+            max_num_batched_tokens=settings.max_num_batched_tokens,
             # each rank has its own engine on its own device, although the ranks share a process group
             distributed_executor_backend="external_launcher" if distributed.get_world_size() > 1 else None,
             disable_log_stats=True,
             use_tqdm_on_load=False,
             seed=0,
         )
-        return self._vllm.LLMEngine.from_engine_args(arguments)
+        return self._vllm.LLMEngine.from_engine_args(arguments, usage_context(on_gpu=on_gpu))
 
     def _check_head_size(self) -> None:
         """Refuse a head size without a kernel, which would crash vLLM only in the first step."""
@@ -230,6 +231,13 @@ class VllmEngine:
                 f"it has kernels for {', '.join(map(str, known))}. A new model has hidden_size/heads of them: change "
                 f"model.new.heads, or set sampler.name=transformers."
             )
+
+
+def usage_context(*, on_gpu: bool) -> Any:  # noqa: ANN401  vLLM's classes are untyped
+    """What vLLM is told it is used for: only for some answers it sizes batches by the kind and memory of the device."""
+    from vllm.usage.usage_lib import UsageContext
+
+    return UsageContext.LLM_CLASS if on_gpu else UsageContext.ENGINE_CONTEXT
 
 
 def _result(output: Any) -> Generation | SamplerError:  # noqa: ANN401  vLLM's classes are untyped

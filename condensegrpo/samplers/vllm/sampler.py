@@ -1,11 +1,11 @@
 """The sampler for throughput: vLLM in the learner's process, with the learner's weights."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge
 
 from condensegrpo.core.protocols import NamedTensors
 from condensegrpo.core.trajectory import Generation, SamplingParams
@@ -14,6 +14,9 @@ from condensegrpo.learner.policy import trained_steps
 from condensegrpo.samplers.vllm.engine import VllmEngine
 from condensegrpo.samplers.vllm.engine_queue import EngineQueue
 from condensegrpo.samplers.vllm.request import INSTALL, check_request
+from condensegrpo.samplers.vllm.settings import EngineSettings
+
+ENGINE = EngineSettings()
 
 
 class VllmSampler:
@@ -22,15 +25,17 @@ class VllmSampler:
     Generation defaults, log-probabilities and event loops: as in ``TransformersSampler``.
     """
 
+    renamed_options: ClassVar[Mapping[str, str]] = {
+        name: f"engine.{name}" for name in ("kv_cache_gib", "gpu_memory_utilization", "enforce_eager")
+    }
+
     def __init__(
         self,
         model_path: str,
         *,
         dtype: DtypeName = "float32",
         max_model_len: Annotated[int, Ge(2)] | None = None,
-        kv_cache_gib: Annotated[float, Gt(0)] | None = None,
-        gpu_memory_utilization: Annotated[float, Gt(0), Le(1)] = 0.4,
-        enforce_eager: bool | None = None,
+        engine: EngineSettings = ENGINE,
         sleep: bool | None = None,
     ) -> None:
         """Load the model.
@@ -38,27 +43,18 @@ class VllmSampler:
         Args:
             model_path: a Hugging Face folder or Hub id.
             max_model_len: most tokens of a prompt and its reply; by default the largest of the run's rollouts.
-            kv_cache_gib: memory for keys and values; by default 1 on a CPU, and on a GPU what
-                ``gpu_memory_utilization`` leaves.
-            gpu_memory_utilization: share of the GPU's memory for weights, keys and values of the sampler, in (0, 1].
-            enforce_eager: whether to run without compiled graphs; by default only on a CPU, where compilation is slow.
+            engine: memory and batches of vLLM's engine.
             sleep: whether memory is freed while the learner works; by default on a GPU, impossible elsewhere.
         """
         self.check_options(sleep=sleep)
-        on_gpu = torch.cuda.is_available()
-        self._can_sleep = on_gpu if sleep is None else sleep
+        self._can_sleep = torch.cuda.is_available() if sleep is None else sleep
         self.version = trained_steps(model_path) or 0  # the optimiser step whose weights are in use
-        engine = VllmEngine(
-            model_path,
-            dtype=dtype,
-            max_model_len=max_model_len,
-            kv_cache_gib=1.0 if kv_cache_gib is None and not on_gpu else kv_cache_gib,
-            gpu_memory_utilization=gpu_memory_utilization,
-            enforce_eager=not on_gpu if enforce_eager is None else enforce_eager,
-            can_sleep=self._can_sleep,
+        loaded = VllmEngine(
+            model_path, dtype=dtype, max_model_len=max_model_len, settings=engine, can_sleep=self._can_sleep
         )
-        self._room = engine.max_model_len
-        self._queue = EngineQueue(engine)
+        self._room = loaded.max_model_len
+        self._batches = loaded.batches
+        self._queue = EngineQueue(loaded)
 
     @staticmethod
     def check_options(*, sleep: bool | None = None, **_: object) -> None:
@@ -71,6 +67,10 @@ class VllmSampler:
             raise ValueError(f"vLLM is not installed. {INSTALL}")
         if sleep and not torch.cuda.is_available():
             raise ValueError("sleep=True: vLLM frees memory on a GPU only, and there is none; remove the option")
+
+    def describe(self) -> str:
+        """The sizes of the engine's batches, which vLLM chooses by the device unless they are set."""
+        return f"vLLM: {self._batches}, {self._room} tokens a prompt with its reply"
 
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """One reply to one prompt, batched with the other requests.
