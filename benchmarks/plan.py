@@ -5,16 +5,12 @@
 Every case is a process of its own (one a rank under torchrun) with a model made on the spot, the real DeepSpeed learner
 and, where the case samples, the real transformers sampler: load, sample, two optimiser steps, sampler update, save.
 
-Measured is the peak of a phase above what the process held before: on a GPU torch's max_memory_allocated, on a CPU
-the peak resident memory (VmHWM, reset between the phases). Before that each process runs a tiny model through the same
-code, so that libraries which load on first use are not counted. glibc keeps freed blocks that are smaller than a
+Measured is what planning/measured.py says. Before that each process runs a tiny model through the same code, so that
+libraries which load on first use are not counted. glibc keeps freed blocks that are smaller than a
 threshold, which it raises to 32 MB by itself; MALLOC_MMAP_THRESHOLD_ pins it, so that freed tensors go back at once.
 """
 
 import argparse
-import asyncio
-import ctypes
-import gc
 import json
 import os
 import subprocess
@@ -28,10 +24,9 @@ import torch
 
 from condensegrpo.config.load import validate, vary
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.protocols import Sampler
-from condensegrpo.core.trajectory import SamplingParams, Segment
 from condensegrpo.planning.architecture import architecture
-from condensegrpo.planning.plan import COLOCATED, Plan, plan
+from condensegrpo.planning.measured import measure_run
+from condensegrpo.planning.plan import Plan, plan
 from condensegrpo.planning.zero import Device
 
 MIB = 1 << 20
@@ -104,134 +99,6 @@ def write_model(folder: Path, kind: str, sizes: dict[str, int | bool], dtype: to
 # --- one run, in a process of its own
 
 
-class Meter:
-    """The peak of each phase above what was there at first."""
-
-    def __init__(self) -> None:
-        self.gpu = torch.cuda.is_available()
-        gc.collect()
-        if not self.gpu:
-            ctypes.CDLL("libc.so.6").malloc_trim(0)
-        self._reset()
-        self._first = self._peak()
-        self.peaks: dict[str, float] = {}
-
-    def ends(self, phase: str) -> None:
-        """What was taken since the last phase ended belongs to this one."""
-        self.peaks[phase] = max(self.peaks.get(phase, 0), self._peak() - self._first)
-        self._reset()
-
-    def _reset(self) -> None:
-        if self.gpu:
-            torch.cuda.reset_peak_memory_stats()
-        else:
-            Path("/proc/self/clear_refs").write_text("5")
-
-    def _peak(self) -> int:
-        if self.gpu:
-            return int(torch.cuda.max_memory_allocated())
-        status = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-        return int(next(line.split()[1] for line in status if line.startswith("VmHWM:"))) * 1024
-
-
-def run(config: RunConfig, folder: Path) -> dict[str, float]:
-    """Load, sample, learn twice and publish as a training run does; the peak of each phase in bytes, of this rank."""
-    from condensegrpo.algorithms.objective import Objective, PolicyLoss, Tokenwise
-    from condensegrpo.algorithms.packing import lay_out, pack
-    from condensegrpo.assembly.open_learner import open_learner
-    from condensegrpo.assembly.runtime import open_sampler
-    from condensegrpo.learner import checkpoint
-    from condensegrpo.learner.engine import close_engine, measure_logprobs, optimizer_step
-    from condensegrpo.learner.new_model import new_tokenizer
-    from condensegrpo.learner.policy import configuration, save_policy
-    from condensegrpo.learner.reference import against_base, against_copy, open_reference
-    from condensegrpo.learner.weights import gathered
-
-    source, algorithm = str(config.model.path), config.algorithm
-    meter = Meter()
-    sampler = open_sampler(config, source) if config.sampler.name == COLOCATED else None
-    learner = open_learner(config, source, config.learner.optimiser, lora=config.model.lora, total_steps=2)
-    meter.ends("loading")
-    vocabulary = configuration(source).vocab_size
-    if sampler is not None:
-        asyncio.run(_sample(sampler, config, vocabulary))
-        meter.ends("rolling out")
-    rows = [_row(config, vocabulary) for _ in range(_rows(config))]
-    packed = pack([len(row.token_ids) for row in rows], config.learner.tokens_per_micro_batch)
-    batches = [lay_out([(rows[index],) for index in batch]) for batch in packed]
-    if algorithm.kl.coefficient:
-        model, device = config.model, learner.device
-        if model.lora is not None:
-            batches = against_base(learner, batches, 1.0)
-        else:
-            reference = open_reference(source, dtype=model.dtype, attention=model.attention, device=device)
-            batches = against_copy(reference, device, batches, 1.0)
-    if algorithm.importance.cap and algorithm.updates_per_batch > 1:
-        measure_logprobs(learner, batches)
-    minimised = Objective(loss=PolicyLoss(algorithm.loss.name))
-    objective = Tokenwise(minimised) if minimised.tokenwise else minimised
-    for _ in range(2):
-        optimizer_step(learner, batches, objective)
-    meter.ends("learning")
-    if sampler is not None:
-        asyncio.run(_sample(sampler, config, vocabulary))
-        meter.ends("rolling out")
-        sampler.update_weights(gathered(learner), 1)
-    checkpoint.save(learner, folder / "checkpoints", step=1, state={})
-    save_policy(
-        folder / "policy",
-        model_config=learner.module.policy.config,
-        named_tensors=gathered(learner),
-        tokenizer=new_tokenizer(["any"], kind="words", vocab_size=64),
-    )
-    meter.ends("publishing")
-    close_engine(learner)
-    if sampler is not None:
-        sampler.close()
-    return meter.peaks
-
-
-def _rows(config: RunConfig) -> int:
-    from condensegrpo.learner import ranks
-
-    return config.train.problems_per_step // ranks.world_size() * config.train.samples_per_problem
-
-
-def _row(config: RunConfig, vocabulary: int) -> Segment:
-    context, outputs = config.rollout.limits.max_context_tokens, config.rollout.limits.max_output_tokens
-    length = context + outputs
-    trained = (False,) * context + (True,) * outputs
-    return Segment(
-        token_ids=tuple(place % vocabulary for place in range(length)),
-        trained=trained,
-        logprobs=tuple(-1.0 * flag for flag in trained),
-        advantages=tuple(1.0 * flag for flag in trained),
-        weights=tuple(1e-3 * flag for flag in trained),
-        trajectory="row",
-        first_turn=0,
-    )
-
-
-async def _sample(sampler: Sampler, config: RunConfig, vocabulary: int) -> None:
-    limits = config.rollout.limits
-    prompt = [place % vocabulary for place in range(limits.max_context_tokens)]
-    await asyncio.gather(
-        *(
-            sampler.sample(
-                prompt[: len(prompt) - (seed == 0)],  # one is shorter: real prompts are padded to the longest
-                SamplingParams(
-                    max_tokens=limits.max_output_tokens,
-                    temperature=1.0,
-                    seed=seed,
-                    stop_ids=(),
-                    stop_strings=(),
-                ),
-            )
-            for seed in range(max(config.evaluate.problems, _rows(config)))
-        )
-    )
-
-
 def child(case: Case, folder: Path) -> None:
     """Run a tiny model for what loads on first use, then the case; the first rank prints its peaks."""
     from condensegrpo.learner import ranks
@@ -239,8 +106,8 @@ def child(case: Case, folder: Path) -> None:
     torch.set_num_threads(1)
     ranks.join()
     few = ("rollout.limits.max_context_tokens=12", "rollout.limits.max_output_tokens=4", "evaluate.problems=4")
-    run(vary(configured(case, folder / "tiny"), few), folder / "first")
-    peaks = run(configured(case, folder / "model"), folder / "second")
+    measure_run(vary(configured(case, folder / "tiny"), few), str(folder / "tiny"), folder / "first")
+    peaks = measure_run(configured(case, folder / "model"), str(folder / "model"), folder / "second")
     if ranks.rank() == 0:
         print("PEAKS " + json.dumps(peaks), flush=True)
     ranks.leave()
