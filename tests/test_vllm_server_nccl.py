@@ -3,12 +3,14 @@
 The wire is a list; the servers are stand-ins. The broadcast itself needs two GPUs.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
 import torch
+from needs_vllm import needs_vllm
 from stand_in_server import TOKEN, TRANSFER, StandIn, serving
 from torch import Tensor
 
@@ -22,6 +24,7 @@ from condensegrpo.samplers.vllm_server.settings import RequestSettings
 
 SHAPE = {"model_type": "qwen3"}
 MODEL = {"embed": torch.arange(6.0).reshape(2, 3), "head": torch.tensor([1.5, 2.5], dtype=torch.float64)}
+PART_BYTES = 1 << 10  # of a test
 LEAVE, INVITE, START, TAKE, FINISH = TRANSFER
 
 
@@ -47,7 +50,7 @@ class Group:
         self.loop = loop
         self.wires: list[Recorded] = []
         self.meetings: list[Mapping[str, Any]] = []
-        self.publisher = NcclPublisher(loop, seconds=5.0, dtype=torch.float32, join=self.join)
+        self.publisher = NcclPublisher(loop, seconds=5.0, dtype=torch.float32, join=self.join, part_bytes=PART_BYTES)
         self.pool = ReplicaPool(WeightsLabel(label="default", folder=None), RequestSettings(seconds=2.0, retries=0))
         urls = [(server.url, None) for server in servers]
         loop.run(self.pool.open(urls, token=TOKEN, shape=SHAPE, start_seconds=2.0))
@@ -61,8 +64,8 @@ class Group:
     def ready(self) -> list[bool]:
         return [replica.ready for replica in self.pool.replicas]
 
-    def publish(self, version: int) -> None:
-        self.pool.weights = self.publisher.publish(self.pool, iter(MODEL.items()), f"run:{version}")
+    def publish(self, version: int, model: Mapping[str, Tensor] = MODEL) -> None:
+        self.pool.weights = self.publisher.publish(self.pool, iter(model.items()), f"run:{version}")
 
     def restart(self, place: int) -> None:
         """A server was restarted: it runs with the weights of its start."""
@@ -91,6 +94,18 @@ def steps(server: StandIn) -> list[str]:
     return [step for step, _ in server.transfers]
 
 
+def received(wire: Recorded, server: StandIn) -> list[tuple[str, list[float]]]:
+    """What a worker makes of the broadcasts and of their descriptions."""
+    described = [body["update_info"] for step, body in server.transfers if step == TAKE]
+    tensors = []
+    for sent, info in zip(wire.sent, described, strict=True):
+        types = [getattr(torch, name) for name in info["dtype_names"]]
+        sizes = [math.prod(shape) * of.itemsize for shape, of in zip(info["shapes"], types, strict=True)]
+        for name, of, piece in zip(info["names"], types, sent.split(sizes), strict=True):
+            tensors.append((name, piece.view(of).tolist()))
+    return tensors
+
+
 def test_workers_join_once_and_every_update_goes_to_all_of_them() -> None:
     first, second = StandIn(SHAPE, nccl=True), StandIn(SHAPE, nccl=True)
     with group(first, second) as made:
@@ -103,13 +118,39 @@ def test_workers_join_once_and_every_update_goes_to_all_of_them() -> None:
         assert all(meeting.items() <= one.items() for one in invitations)
         assert steps(first) == steps(second) == [LEAVE, INVITE, *[START, TAKE, FINISH] * 2]
         (wire,) = made.wires
-        assert [tensor.dtype for tensor in wire.sent] == [torch.float32] * 4
-        assert torch.equal(wire.sent[0], MODEL["embed"])
+        assert len(wire.sent) == 2  # one broadcast an update
+        assert received(wire, first) == [("embed", [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]), ("head", [1.5, 2.5])] * 2
         info = dict(first.transfers)[TAKE]["update_info"]
         assert info == {"names": ["embed", "head"], "dtype_names": ["float32"] * 2, "shapes": [[2, 3], [2]]}
         assert (first.label, second.label) == ("run:2", "run:2")
         assert (first.resets, second.resets) == (2, 2)  # no prefix of the old weights is left
         assert made.ready == [True, True]
+
+
+def test_small_tensors_share_a_broadcast_and_a_large_one_has_its_own() -> None:
+    """As vLLM's receiver expects it: one type in a broadcast, and at most its buffer unless it is one tensor."""
+    generator = torch.Generator().manual_seed(0)
+    model = {f"norm.{number}": torch.randn(7, generator=generator) for number in range(100)}
+    model |= {"large": torch.randn(1000, generator=generator), "steps": torch.arange(3), "last": torch.ones(1)}
+    server = StandIn(SHAPE, nccl=True)
+    with group(server) as made:
+        made.publish(1, model)
+        (wire,) = made.wires
+        assert dict(server.transfers)[INVITE]["init_info"]["packed_buffer_size_bytes"] == PART_BYTES
+        assert received(wire, server) == [(name, tensor.tolist()) for name, tensor in model.items()]
+        assert [tensor.nbytes for tensor in wire.sent] == [36 * 28, 36 * 28, 28 * 28, 4000, 3 * 8, 4]
+
+
+@needs_vllm
+def test_vllm_packs_the_same_bytes() -> None:
+    from vllm.distributed.weight_transfer.packed_tensor import pack_tensors
+
+    server = StandIn(SHAPE, nccl=True)
+    model = {name: tensor.float() for name, tensor in MODEL.items()}
+    with group(server) as made:
+        made.publish(1, model)
+        packed = pack_tensors(iter(model.items()), lambda item: item[1], PART_BYTES)
+        assert torch.equal(made.wires[0].sent[0], packed.packed_tensor)
 
 
 def test_a_restarted_server_gets_the_next_weights_in_a_new_group() -> None:

@@ -2,8 +2,8 @@
 
     learner, rank 0 ──broadcast──▶ workers of server 0, ranks 1 … w₀ ── of server 1, ranks w₀+1 … ── …
 
-Names, types and shapes of each part go over HTTP while its tensors go over NCCL, by the routes of vLLM's native weight
-transfer.
+Names, types and shapes of each part go over HTTP while its bytes go over NCCL in one broadcast, by the routes of vLLM's
+native weight transfer (packed: ``vllm/distributed/weight_transfer/packed_tensor.py``).
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from condensegrpo.samplers.vllm_server.process import LOOPBACK, free_port
 from condensegrpo.samplers.vllm_server.replica import Replica, WeightsLabel
 from condensegrpo.samplers.vllm_server.weights import shards
 
-PART_BYTES = 1 << 30  # sent at once: the extra memory on the learner's GPU
+PART_BYTES = 512 << 20  # sent at once; the learner's GPU holds a part twice while it is packed
 POLL_SECONDS = 0.001  # between two checks of a GPU's progress
 
 
@@ -37,7 +37,7 @@ class Member(NamedTuple):
 
 
 class Wire(Protocol):
-    """The learner's end of the group; vLLM's ``PyNcclCommunicator``."""
+    """The learner's end of the group."""
 
     def broadcast(self, tensor: Tensor, src: int) -> None:
         """Start to send a tensor to all other ranks."""
@@ -53,8 +53,24 @@ def join_nccl(meeting: Mapping[str, object]) -> Wire:
     """Join on the current GPU, as rank 0; waits for the others, five minutes at most."""
     from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
-    wire: Wire = trainer_init(dict(meeting))
-    return wire
+    # vLLM gives the thread a stream of its own: the caller's is restored
+    with torch.cuda.stream(torch.cuda.current_stream()):
+        return _OnCurrentStream(trainer_init(dict(meeting)))
+
+
+@dataclass(frozen=True)
+class _OnCurrentStream:
+    """vLLM's communicator on the caller's stream, which packed the bytes; by default it would use its own stream."""
+
+    communicator: Any  # vLLM's PyNcclCommunicator, untyped
+
+    def broadcast(self, tensor: Tensor, src: int) -> None:
+        """Start to send a tensor to all other ranks."""
+        self.communicator.broadcast(tensor, src, stream=torch.cuda.current_stream())
+
+    def destroy(self) -> None:
+        """Leave the group."""
+        self.communicator.destroy()
 
 
 class NcclGroup:
@@ -67,6 +83,7 @@ class NcclGroup:
         *,
         seconds: float,
         device: torch.device,
+        part_bytes: int,
         join: Join = join_nccl,
     ) -> None:
         """Join with all workers.
@@ -75,6 +92,7 @@ class NcclGroup:
             loop: of the members' clients.
             seconds: time limit of each call.
             device: the learner's, which tensors are sent from.
+            part_bytes: sent at once; a larger tensor is sent alone.
 
         Raises:
             SamplerError: a server cannot be reached, or refuses.
@@ -83,13 +101,16 @@ class NcclGroup:
         self._loop = loop
         self._seconds = seconds
         self._device = device
+        self._part_bytes = part_bytes
         meeting = {
             "master_address": _address(members),
             "master_port": free_port(),
             "world_size": 1 + sum(member.workers for member in members),
         }
         self._on_all("shutdown_weight_transfer_engine")  # of an earlier group
-        joining = loop.submit(self._all("init_weight_transfer_engine", list(_invitations(members, meeting))))
+        joining = loop.submit(
+            self._all("init_weight_transfer_engine", list(_invitations(members, meeting, part_bytes)))
+        )
         try:
             self._wire = join(meeting)
         except Exception as error:  # the boundary to NCCL
@@ -108,12 +129,12 @@ class NcclGroup:
                 an update and needs a restart.
         """
         self._on_all("start_weight_update")
-        for part in shards(named_tensors, dtype, device=self._device, most=PART_BYTES):
+        for part in shards(named_tensors, dtype, device=self._device, most=self._part_bytes):
             taking = self._loop.submit(
                 self._all("update_weights", [{"update_info": _described(part)}] * len(self._members))
             )
-            for tensor in part.values():
-                self._wire.broadcast(tensor, src=0)
+            packed = torch.cat([tensor.flatten().view(torch.uint8) for tensor in part.values()])
+            self._wire.broadcast(packed, src=0)
             taking.result(timeout=self._seconds)
             self._until_sent()
         self._on_all("finish_weight_update")
@@ -156,6 +177,7 @@ class NcclPublisher:
     seconds: float
     dtype: torch.dtype
     join: Join = join_nccl
+    part_bytes: int = PART_BYTES
     _group: NcclGroup | None = field(default=None, init=False)
     _lives: tuple[tuple[int, int], ...] = field(default=(), init=False)  # place and lives of its servers
 
@@ -173,7 +195,14 @@ class NcclPublisher:
             self.close()
             name = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
             members = [_member(replica) for replica in living]
-            self._group = NcclGroup(members, self.loop, seconds=self.seconds, device=torch.device(name), join=self.join)
+            self._group = NcclGroup(
+                members,
+                self.loop,
+                seconds=self.seconds,
+                device=torch.device(name),
+                part_bytes=self.part_bytes,
+                join=self.join,
+            )
             self._lives = lives
         try:
             self._group.send(named_tensors, self.dtype)
@@ -214,11 +243,14 @@ def _member(replica: Replica) -> Member:
     return Member(client=replica.client, workers=served.world_size)
 
 
-def _invitations(members: Sequence[Member], meeting: Mapping[str, object]) -> Iterator[dict[str, object]]:
+def _invitations(
+    members: Sequence[Member], meeting: Mapping[str, object], part_bytes: int
+) -> Iterator[dict[str, object]]:
     """The settings of the group for each server: its workers' ranks follow those of the servers before it."""
     first = 1
     for member in members:
-        yield {"init_info": {**meeting, "rank_offset": first, "packed": False}}
+        own = {"rank_offset": first, "packed": True, "packed_buffer_size_bytes": part_bytes}
+        yield {"init_info": {**meeting, **own}}
         first += member.workers
 
 

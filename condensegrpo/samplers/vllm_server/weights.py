@@ -55,13 +55,13 @@ def shards(
     device: torch.device | str,
     most: int,
 ) -> Iterator[dict[str, Tensor]]:
-    """Copies of the tensors on a device, in order, in shards of at most ``most`` bytes or of one tensor."""
+    """Copies of the tensors on a device, in order, in shards of one type and at most ``most`` bytes, or one tensor."""
     shard: dict[str, Tensor] = {}
     size = 0
     for name, tensor in named_tensors:
         wanted = dtype if tensor.is_floating_point() else tensor.dtype
         copy = tensor.detach().to(device, wanted, copy=True, memory_format=torch.contiguous_format)
-        if shard and size + copy.nbytes > most:
+        if shard and (size + copy.nbytes > most or copy.dtype != next(iter(shard.values())).dtype):
             yield shard
             shard, size = {}, 0
         shard[name] = copy
