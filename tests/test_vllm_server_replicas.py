@@ -1,6 +1,7 @@
 """Several servers behind one sampler: routing, retries, weights and refusals."""
 
 import asyncio
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -8,15 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from stand_in_server import TOKEN, StandIn, serving
 from tiny import qwen3
 from transformers import AutoConfig
 
 from condensegrpo.assembly.plugins import check
+from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import ConfigError, PluginError, SamplerError
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.samplers.vllm_server.pool import ReplicaPool
+from condensegrpo.samplers.vllm_server.publish import FolderPublisher
+from condensegrpo.samplers.vllm_server.replica import WeightsLabel
 from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
 from condensegrpo.samplers.vllm_server.settings import RequestSettings, ServerSettings
+from condensegrpo.samplers.vllm_server.weights import free_bytes
 from condensegrpo.samplers.vllm_server.worker import shape_of
 
 MODEL = qwen3()
@@ -251,6 +258,29 @@ def test_weights_that_cannot_be_written_are_an_error_with_the_folder(
         pytest.raises(SamplerError, match=r"writing weights for the servers into .*in it.*weights_dir"),
     ):
         sampler.update_weights(MODEL.named_parameters(), 1)
+
+
+def test_a_folder_without_room_for_two_updates_is_an_error_before_anything_is_written(
+    folder: str, shape: dict[str, str], tmp_path: Path
+) -> None:
+    size = sum(weight.nbytes for weight in MODEL.parameters())
+    room = {tmp_path: 2 * size - 1}
+    with serving(StandIn(shape)) as server, BackgroundLoop("test") as loop:
+        pool = ReplicaPool(WeightsLabel(label="default", folder=None), RequestSettings())
+        loop.run(pool.open([(server.url, None)], token=TOKEN, shape=shape, start_seconds=2.0))
+        publisher = FolderPublisher(loop, tmp_path, torch.float32, size, free=room.__getitem__)
+        with pytest.raises(SamplerError, match=r"found 0\.00 GB free, wanted 0\.00 GB.*--shm-size=1g.*weights_dir"):
+            publisher.publish(pool, iter(MODEL.named_parameters()), "run:1")
+        assert not list(tmp_path.iterdir())
+        room[tmp_path] = 2 * size
+        pool.weights = publisher.publish(pool, iter(MODEL.named_parameters()), "run:1")
+        room[tmp_path] = size  # the first update lies there
+        publisher.publish(pool, iter(MODEL.named_parameters()), "run:2")
+        loop.run(pool.close())
+
+
+def test_the_room_of_a_folder_that_is_not_there_yet_is_that_of_its_parent(tmp_path: Path) -> None:
+    assert free_bytes(tmp_path / "a" / "b") == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
 
 
 # --- refused ----------------------------------------------------------------------------------------------------------

@@ -35,6 +35,10 @@ class ExpectedWeights:
         width, heads = text.get("hidden_size"), text.get("num_attention_heads")
         self.head_size: int | None = text.get("head_dim") or (width // heads if width and heads else None)
 
+    def nbytes(self, dtype: torch.dtype) -> int:
+        """Bytes of all weights in a type, tied ones once."""
+        return sum(weight.numel() for weight in self._model.parameters()) * dtype.itemsize
+
     def check(self) -> UpdateCheck:
         """A new check of one update."""
         return UpdateCheck.of(self._model)

@@ -15,7 +15,7 @@ from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols import NamedTensors
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.replica import WeightsLabel
-from condensegrpo.samplers.vllm_server.weights import write_weights
+from condensegrpo.samplers.vllm_server.weights import check_room, free_bytes, write_weights
 
 T = TypeVar("T")
 
@@ -27,14 +27,19 @@ class FolderPublisher:
     loop: BackgroundLoop
     folder: Path
     dtype: torch.dtype
+    nbytes: int  # of one update
+    free: Callable[[Path], int] = free_bytes
 
     def publish(self, pool: ReplicaPool, named_tensors: Iterator[tuple[str, Tensor]], label: str) -> WeightsLabel:
         """Write weights, have the servers load them, and remove those of the update before.
 
         Raises:
-            SamplerError: the folder cannot be written, a server refused, or no server is left.
+            SamplerError: the folder has no room or cannot be written, a server refused, or no server is left.
         """
         before = pool.weights.folder
+        written = before is not None and Path(before).parent == self.folder.resolve()
+        # two updates lie there for a moment: the first must leave room for the second
+        check_room(self.folder, self.nbytes if written else 2 * self.nbytes, self.free)
         folder = self.folder / f"{label.replace(':', '-')}-{secrets.token_hex(2)}"
         write_weights(folder, named_tensors, self.dtype)
         weights = WeightsLabel(label=label, folder=str(folder.resolve()))
@@ -43,7 +48,7 @@ class FolderPublisher:
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        if before is not None and Path(before).parent == self.folder.resolve():
+        if before is not None and written:
             shutil.rmtree(before, ignore_errors=True)
         return weights
 

@@ -89,10 +89,11 @@ class VllmServerSampler:
         self._remove = weakref.finalize(self, shutil.rmtree, self._home, ignore_errors=True)
         self._expected = ExpectedWeights(model_path)
         self._loop = BackgroundLoop("vllm-servers")
+        folder, kind = Path(weights_dir) if weights_dir else self._home, DTYPES[dtype]
         self._publisher = (
-            NcclPublisher(self._loop, seconds=server.start_seconds, dtype=DTYPES[dtype])
+            NcclPublisher(self._loop, seconds=server.start_seconds, dtype=kind)
             if server.weights == "nccl"
-            else FolderPublisher(self._loop, Path(weights_dir) if weights_dir else self._home, DTYPES[dtype])
+            else FolderPublisher(self._loop, folder, kind, self._expected.nbytes(kind))
         )
         self._pool = ReplicaPool(_first_weights(model_path, self._run, running=bool(urls)), requests)
         token = os.environ.get(TOKEN_VARIABLE, "") if urls else secrets.token_urlsafe(24)

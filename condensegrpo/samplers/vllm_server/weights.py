@@ -1,7 +1,8 @@
 """Checks the learner's weights and writes them as safetensors files, which servers load."""
 
+import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -24,6 +25,27 @@ def checked(named_tensors: NamedTensors, expected: ExpectedWeights) -> Iterator[
     check = expected.check()
     yield from ((name, tensor) for name, tensor in named_tensors if check.takes(name, tensor))
     check.complete()
+
+
+def free_bytes(folder: Path) -> int:
+    """Free bytes where a folder lies or will lie."""
+    existing = next((place for place in (folder, *folder.parents) if place.is_dir()), Path())
+    return shutil.disk_usage(existing).free
+
+
+def check_room(folder: Path, needed: int, free: Callable[[Path], int] = free_bytes) -> None:
+    """Check before anything is written that a folder has room: a full /dev/shm ends processes without an error.
+
+    Raises:
+        SamplerError: it has not; the message has the sizes.
+    """
+    found = free(folder)
+    if found < needed:
+        raise SamplerError(
+            f"writing weights for the servers into {folder}: found {found / 1e9:.2f} GB free, wanted "
+            f"{needed / 1e9:.2f} GB. In a container enlarge /dev/shm (docker run "
+            f"--shm-size={math.ceil(needed / 1e9)}g), or set sampler.options.weights_dir to a folder with enough space that the servers can read."
+        )
 
 
 def write_weights(folder: Path, named_tensors: Iterator[tuple[str, Tensor]], dtype: torch.dtype) -> None:
