@@ -41,10 +41,11 @@ def check_room(folder: Path, needed: int, free: Callable[[Path], int] = free_byt
     """
     found = free(folder)
     if found < needed:
+        size = math.ceil(needed / 1e9)
         raise SamplerError(
             f"writing weights for the servers into {folder}: found {found / 1e9:.2f} GB free, wanted "
-            f"{needed / 1e9:.2f} GB. In a container enlarge /dev/shm (docker run "
-            f"--shm-size={math.ceil(needed / 1e9)}g), or set sampler.options.weights_dir to a folder with enough space that the servers can read."
+            f"{needed / 1e9:.2f} GB. In a container enlarge /dev/shm (docker run --shm-size={size}g), or set "
+            f"sampler.options.weights_dir to a folder with enough space that the servers can read."
         )
 
 
