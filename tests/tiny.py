@@ -40,12 +40,17 @@ def qwen3(seed: int = 0) -> PreTrainedModel:
     return Qwen3ForCausalLM(config).eval()
 
 
-def llama(seed: int = 0) -> PreTrainedModel:
+def wide_llama() -> PreTrainedModel:
+    """Projections of more than the 100,000 numbers up to which ZeRO 3 leaves a whole copy on every rank."""
+    return llama(hidden_size=320)
+
+
+def llama(seed: int = 0, *, hidden_size: int = 16) -> PreTrainedModel:
     """An LM head of its own."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
-        hidden_size=16,
+        hidden_size=hidden_size,
         intermediate_size=32,
         num_hidden_layers=2,
         num_attention_heads=2,

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from adapters import moved_qwen3
+from adapters import EVERYWHERE, moved_qwen3
 from packed import collate
-from tiny import forking_rows, kl_surrogate, llama, qwen3, rows, surrogate
+from tiny import forking_rows, kl_surrogate, llama, qwen3, rows, surrogate, wide_llama
 from torch import Tensor
 
 from condensegrpo.algorithms.objective import Minimised, ObjectiveValue, Tokenwise
@@ -21,6 +21,7 @@ from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.core.errors import LearnerError
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner import checkpoint, ranks
+from condensegrpo.learner.activation_checkpointing import checkpoint_layers
 from condensegrpo.learner.engine import STAGES, close_engine, open_engine, optimizer_step
 from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.reference import against_base
@@ -108,6 +109,25 @@ def with_adapters(folder: Path) -> None:
         torch.save((weights, references), folder / f"adapters_stage{stage}_rank{rank}.pt")
 
 
+def checkpointed(folder: Path) -> None:
+    """Two ranks with 3 and 2 micro-batches, with and without activation checkpointing, also where ZeRO 3 shares."""
+    rank = ranks.rank()
+    batches = [micro_batches(rows(5 + rank, seed=2 * step + rank), 2) for step in range(2)]
+    for name, make, stage in (("full", wide_llama, 3), ("adapters", lambda: moved_qwen3(EVERYWHERE), 1)):
+        found = []
+        for on in (False, True):
+            policy = make()
+            if on:
+                checkpoint_layers(policy)
+            engine = open_engine(policy, zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+            torch.manual_seed(rank)
+            stats = [optimizer_step(engine, some, loss) for some in batches]
+            shared = sum(tensor.numel() == 0 for tensor in policy.parameters())  # not here until they are gathered
+            found.append((stats, {name: tensor.clone() for name, tensor in gathered(engine)}, shared))
+            close_engine(engine)
+        torch.save(found, folder / f"checkpointed_{name}_rank{rank}.pt")
+
+
 def _late(folder: Path) -> None:
     """The second rank is slow to write."""
     if ranks.rank() == 1:
@@ -165,7 +185,16 @@ def runs_out_of_disk(folder: Path) -> None:
 
 SCENARIOS: dict[str, Callable[[Path], None]] = {
     scenario.__name__: scenario
-    for scenario in (uneven, shared_out, chunks, with_adapters, saved_and_resumed, dies_while_saving, runs_out_of_disk)
+    for scenario in (
+        uneven,
+        shared_out,
+        chunks,
+        with_adapters,
+        checkpointed,
+        saved_and_resumed,
+        dies_while_saving,
+        runs_out_of_disk,
+    )
 }
 
 if __name__ == "__main__":

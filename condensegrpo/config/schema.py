@@ -17,7 +17,14 @@ from condensegrpo.algorithms.settings import (
     StopSettings,
 )
 from condensegrpo.config.yaml_tree import Section
-from condensegrpo.learner.settings import Dtype, LoraSettings, NewModel, OffloadSettings, OptimizerSettings
+from condensegrpo.learner.settings import (
+    Checkpointing,
+    Dtype,
+    LoraSettings,
+    NewModel,
+    OffloadSettings,
+    OptimizerSettings,
+)
 from condensegrpo.rollout.settings import Confidence, Limits, ToolFormatName, Trigger, check_form
 from condensegrpo.sandbox.limits import SandboxLimits
 
@@ -166,6 +173,8 @@ class LearnerSettings(Section):
     offload: OffloadSettings = OffloadSettings()
     tokens_per_micro_batch: int = Field(default=16384, ge=16)
     """Largest packed micro-batch, in tokens; no row is ever split."""
+    checkpoint_activations: Checkpointing = "auto"
+    """Whether backward computes decoder layers again (on) or keeps their activations (off); auto: on with a GPU."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of torch, the sampler's included; None: one a core. For tiny models one is fastest."""
 

@@ -14,6 +14,7 @@ LINEAR = tuple(f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "do
 
 Dtype = Literal["float32", "bfloat16"]
 Offload = Literal["none", "optimiser", "optimiser_and_weights"]
+Checkpointing = bool | Literal["auto"]  # YAML reads on and off as bool
 Targets = tuple[str, ...] | Literal["all-linear"]
 DecayRate = Annotated[float, Ge(0), Lt(1)]
 

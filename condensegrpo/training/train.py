@@ -17,7 +17,7 @@ from condensegrpo.algorithms.credit import rows_of
 from condensegrpo.algorithms.staleness import sampler_gets_weights
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.model_checks import check_model
-from condensegrpo.assembly.open_learner import open_learner
+from condensegrpo.assembly.open_learner import choices, open_learner
 from condensegrpo.assembly.runtime import (
     open_sampler,
     open_trackers,
@@ -125,8 +125,8 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
         lora=config.model.lora,
         total_steps=config.train.steps * config.algorithm.updates_per_batch,
     )
-    if learner.module.without_trees:
-        observer.say(f"prefixes that rows share are computed once for every row: {learner.module.without_trees}")
+    for note in choices(config, learner):
+        observer.say(note)
     engine = trajectory_engine(
         components,
         renderer=renderer_for(components, source),

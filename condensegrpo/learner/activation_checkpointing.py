@@ -1,0 +1,50 @@
+"""Activation checkpointing: decoder layers keep only their input for backward, which computes the rest again.
+
+What a device keeps of the layers until backward, for S tokens (with sequence parallelism: those of this rank):
+
+    off   in every layer what autograd saves there (``planning/formulas.py``, ``layer_bytes``)
+    on    in every layer its input, S·H numbers in the precision of the weights; and during backward what autograd saves
+          in one layer, since layers are computed again one after another
+
+The embedding, the last norm and the LM head (``head.py``) are outside and keep what they did. Backward then contains
+another forward pass, about a third more computation. Gradients are equal to the bit: what is random in a layer, such as
+the dropout of adapters, is drawn from the same state again. Under ZeRO 3 DeepSpeed gathers the weights of a layer once
+more for its second pass.
+
+Legend: S tokens, H hidden size.
+"""
+
+from functools import partial
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.learner.settings import Checkpointing
+
+
+def is_on(setting: Checkpointing, *, gpu: bool) -> bool:
+    """Whether activations are checkpointed; ``auto``: on a GPU, whose memory they would fill first."""
+    return gpu if setting == "auto" else setting
+
+
+def checkpoint_layers(policy: PreTrainedModel) -> None:
+    """Let every decoder layer of the policy keep only its input for backward.
+
+    transformers' own switch does nothing in evaluation mode, in which the policy stays (without dropout it agrees with
+    the sampler), and training mode would switch on the dropout that some models apply in the layer itself. Hence the
+    layer's forward is wrapped here. Without gradients, as in measuring log-probabilities, nothing changes.
+
+    Raises:
+        ConfigError: the model has no layers that transformers would checkpoint.
+    """
+    layers: list[nn.Module] = [part for part in policy.modules() if isinstance(part, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"checkpointing the activations of {type(policy).__name__}: it has no layer that transformers supports "
+            f"this for. Set learner.checkpoint_activations=off, or use a model such as Qwen3 or Llama."
+        )
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)

@@ -1,0 +1,117 @@
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from adapters import EVERYWHERE, moved_qwen3, trained_weights
+from tiny import forking_rows, llama, surrogate_step
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel
+
+from condensegrpo.algorithms.packing import lay_out
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.learner.activation_checkpointing import checkpoint_layers, is_on
+from condensegrpo.learner.logprobs import TrainedLogprobs
+from condensegrpo.learner.lora import dropping
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def opt() -> PreTrainedModel:
+    """Its layers apply dropout themselves wherever they are in training mode."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "ffn_dim": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return OPTForCausalLM(OPTConfig(vocab_size=32, word_embed_proj_dim=16, dropout=0.5, **sizes)).eval()
+
+
+BATCH = lay_out([tuple(forking_rows(12)), tuple(forking_rows(5, seed=1))])  # two prefix trees
+
+
+def gradients(policy: PreTrainedModel, *, checkpointed: bool) -> tuple[dict[str, Tensor], int]:
+    """The gradients of the micro-batch, and the bytes of the activations kept for backward."""
+    if checkpointed:
+        checkpoint_layers(policy)
+    weights = {tensor.data_ptr() for tensor in policy.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    module = TrainedLogprobs(policy)
+    torch.manual_seed(7)
+    with dropping(policy):
+        with saved_tensors_hooks(keep, lambda tensor: tensor):
+            hidden = module._hidden(BATCH.token_ids, BATCH.position_ids, BATCH.source)
+        surrogate_step(module.head(hidden, BATCH.target, 0.9).logp_T, BATCH).backward()
+    assert not policy.training
+    return {name: tensor.grad for name, tensor in trained_weights(policy).items()}, sum(kept.values())
+
+
+@pytest.mark.parametrize("make", [llama, lambda: moved_qwen3(EVERYWHERE), opt], ids=["llama", "adapters", "opt"])
+def test_checkpointed_activations_give_the_same_gradients_to_the_bit(make: type) -> None:
+    """Of trees, of adapters with dropout, and of a model whose layers would drop activations in training mode."""
+    wanted, all_bytes = gradients(make(), checkpointed=False)
+    found, kept_bytes = gradients(make(), checkpointed=True)
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+    assert any(bool(tensor.any()) for tensor in wanted.values())
+    assert all_bytes >= 5 * kept_bytes
+
+
+def test_a_layer_more_keeps_its_input_more() -> None:
+    policy, deeper = llama(), llama()
+    deeper.model.layers.append(llama().model.layers[0])
+    deeper.config.num_hidden_layers += 1
+    (_, kept), (_, kept_deeper) = (gradients(each, checkpointed=True) for each in (policy, deeper))
+    assert kept_deeper - kept == BATCH.token_ids.numel() * 16 * 4  # hidden size 16, fp32
+
+
+def test_auto_checkpoints_on_a_gpu_only() -> None:
+    assert [is_on(setting, gpu=gpu) for setting in ("auto", True, False) for gpu in (True, False)] == [
+        *(True, False),
+        *(True, True),
+        *(False, False),
+    ]
+
+
+def test_a_model_without_layers_to_checkpoint_is_refused() -> None:
+    policy = llama()
+    policy.model.layers = nn.ModuleList([nn.Identity()])
+    with pytest.raises(ConfigError, match=r"LlamaForCausalLM: it has no layer .* learner.checkpoint_activations=off"):
+        checkpoint_layers(policy)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += [str(Path(__file__).parent / "two_ranks.py"), "checkpointed", str(folder)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@pytest.mark.parametrize(("policy", "shared"), [("full", 8), ("adapters", 0)])
+def test_two_ranks_take_the_same_steps_to_the_bit(ranks: Path, policy: str, shared: int) -> None:
+    """Under ZeRO 3 the projections of both layers are gathered for their second pass; the adapters have dropout."""
+    for rank in range(2):
+        (stats, wanted, shared_without), (stats_with, found, shared_with) = torch.load(
+            ranks / f"checkpointed_{policy}_rank{rank}.pt"
+        )
+        assert stats_with == stats
+        assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+        assert shared_with == shared_without == shared
