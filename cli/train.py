@@ -162,7 +162,7 @@ def _run(config: "RunConfig", components: "Components", folder: RunFolder, obser
     from condensegrpo.training.train import train as run_training
 
     quiet_libraries()
-    ranks.join()
+    ranks.join(config.learner.timeout_minutes)
     folder = ranks.from_first(folder)
     try:
         return run_training(components, folder, observer=observer, stopping=stop.requested)

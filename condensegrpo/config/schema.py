@@ -18,6 +18,7 @@ from condensegrpo.algorithms.settings import (
 )
 from condensegrpo.config.yaml_tree import Section
 from condensegrpo.learner.settings import (
+    TIMEOUT_MINUTES,
     Checkpointing,
     Dtype,
     LoraSettings,
@@ -177,6 +178,8 @@ class LearnerSettings(Section):
     """Whether backward computes decoder layers again (on) or keeps their activations (off); auto: on with a GPU."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of torch, the sampler's included; None: one a core. For tiny models one is fastest."""
+    timeout_minutes: float = Field(default=TIMEOUT_MINUTES, gt=0)
+    """Longest wait of a rank for the others, such as for a rollout or a checkpoint; the run ends after it."""
 
 
 class WarmStartSettings(Section):

@@ -24,7 +24,7 @@ from condensegrpo.learner.deepspeed_import import deepspeed, without_deprecation
 from condensegrpo.learner.head import ChunkedHead
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.lora import dropping
-from condensegrpo.learner.ranks import join, reduce, world_size
+from condensegrpo.learner.ranks import barrier, gather, join, limit_waits, reduce, world_size
 from condensegrpo.learner.settings import BUCKET, Dtype, Offload, OptimizerSettings
 
 STAGES = (0, 1, 2, 3)
@@ -89,6 +89,7 @@ def open_engine(
     trained = [tensor for tensor in policy.parameters() if tensor.requires_grad]
     rate, decay = optimizer.lr, optimizer.weight_decay
     adamw = partial(AdamW, lr=rate, betas=optimizer.betas, eps=optimizer.eps, weight_decay=decay, fused=True)
+    barrier()  # a rank may still load its policy, and DeepSpeed's new groups have torch's time limit at first
     with without_output():
         engine, *_ = deepspeed.initialize(
             model=module,
@@ -106,6 +107,7 @@ def open_engine(
                 trained=sum(tensor.numel() for tensor in trained),
             ),
         )
+    limit_waits()
     return engine
 
 
@@ -176,8 +178,11 @@ def measure_logprobs(
 
 
 def _rounds(batches: int) -> int:
-    """The micro-batches of the rank that has most: how many passes every rank must make."""
-    return int(reduce(torch.tensor(batches, dtype=torch.float64), distributed.ReduceOp.MAX))
+    """The micro-batches of the rank that has most: how many passes every rank must make.
+
+    It waits for every rank through main memory: no rank enters a pass while another is still sampling or packing.
+    """
+    return max(gather(batches))
 
 
 def _step(engine: DeepSpeedEngine, loss: float) -> float:

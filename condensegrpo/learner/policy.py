@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, cast
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor, distributed
+from torch import Tensor
 
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.atomic_folder import publish, remove_leftover, temporary_folder, temporary_name
 from condensegrpo.learner.dtypes import DTYPES
+from condensegrpo.learner.ranks import barrier, rank
 from condensegrpo.learner.settings import Dtype
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.hub import hub_fault
@@ -220,8 +221,7 @@ def save_policy(
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GenerationConfig
 
-    ranks = distributed.is_initialized()
-    first = not ranks or distributed.get_rank() == 0
+    first = rank() == 0
     tensors = {}
     for name, tensor in named_tensors:
         if first:
@@ -245,8 +245,7 @@ def save_policy(
             if steps is not None:
                 (temporary / STEPS_FILE).write_text(json.dumps({"step": steps}), encoding="utf-8")
             publish(temporary, folder)
-    if ranks:
-        distributed.barrier()  # so that every rank finds the folder afterwards
+    barrier()  # so that every rank finds the folder afterwards
 
 
 def _source(path: str, part: str) -> str:

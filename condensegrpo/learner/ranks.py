@@ -1,43 +1,79 @@
 """The process group of the ranks and what they exchange besides gradients.
 
-All ranks must make the same calls; a single process may make them too.
+Gradients travel over NCCL where there are GPUs. Everything here but ``reduce`` travels through main memory, over gloo
+groups of its own: ranks come to these calls at different times, when one still samples, evaluates or writes, and only a
+wait of ``timeout_minutes`` ends the run. All ranks must make the same calls; a single process may make them too.
+
+Importing this file imports no DeepSpeed.
 """
 
 import os
 from collections.abc import Sequence
-from typing import TypeVar
+from datetime import timedelta
+from typing import Literal, TypeVar
 
-import torch
 from torch import Tensor, distributed
-from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but missing from torch's type stubs
+from torch.distributed import HashStore, distributed_c10d  # type: ignore[attr-defined]  # HashStore: not in the stubs
 
-from condensegrpo.learner.deepspeed_import import deepspeed, get_accelerator, without_deprecations
+from condensegrpo.learner.settings import TIMEOUT_MINUTES
 
 T = TypeVar("T")
+Thread = Literal["main", "saving"]  # that exchanges: each has a group, since the order of a group's calls is fixed
+
+_gloo: dict[Thread, distributed.ProcessGroup] = {}  # none where there is one process
 
 
-def join() -> None:
+def join(timeout_minutes: float = TIMEOUT_MINUTES) -> None:
     """Join the ranks' process group: the launcher's, or a group of one process. Gloo on a CPU, NCCL on GPUs.
 
     A group that already exists, such as one that a sampler created, is joined as it is.
+
+    Args:
+        timeout_minutes: longest wait of a rank for the others, in any collective operation; only the first call counts.
     """
+    from condensegrpo.learner.deepspeed_import import deepspeed, get_accelerator, without_deprecations
+
     if deepspeed.comm.is_initialized():
         return
+    timeout = timedelta(minutes=timeout_minutes)
     # Without this entry DeepSpeed compiles a shared-memory all-reduce with g++ and ninja, which only inference uses.
     deepspeed.ops.__compatible_ops__ = {}
     if "RANK" not in os.environ:
         os.environ.setdefault("LOCAL_RANK", "0")  # required by DeepSpeed
         if not distributed.is_initialized():
             backend = get_accelerator().communication_backend_name()
-            distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+            distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
     get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
     with without_deprecations():
-        deepspeed.init_distributed()
+        deepspeed.init_distributed(timeout=timeout)
+    if world_size() > 1:
+        threads: tuple[Thread, ...] = ("main", "saving")
+        _gloo.update({thread: distributed.new_group(backend="gloo", timeout=timeout) for thread in threads})
+    distributed_c10d._set_pg_timeout(timeout)
+
+
+def limit_waits() -> None:
+    """Give every process group the time limit that ``join`` gave the group of all ranks.
+
+    DeepSpeed creates its groups with torch's limit, 10 minutes for NCCL, whatever it was initialised with.
+    """
+    limit = time_limit(distributed_c10d._get_default_group())
+    for group in distributed_c10d._world.pg_map:
+        distributed_c10d._set_pg_timeout(limit, group)
+
+
+def time_limit(group: distributed.ProcessGroup) -> timedelta:
+    """How long a collective operation of a group may take, the wait for its last rank included."""
+    limit: timedelta = group._get_backend(group._device_types[0]).options._timeout
+    return limit
 
 
 def leave() -> None:
     """Destroy the process group, if one was joined. Call it last: no other function here works afterwards."""
     if distributed.is_initialized():
+        from condensegrpo.learner.deepspeed_import import deepspeed
+
+        _gloo.clear()
         deepspeed.comm.destroy_process_group()
 
 
@@ -52,7 +88,9 @@ def world_size() -> int:
 
 
 def reduce(values: Tensor, operation: distributed.ReduceOp.RedOpType) -> Tensor:
-    """The elementwise reduction over all ranks' values, on the accelerator. Every rank must call it."""
+    """The elementwise reduction over all ranks' values, on the accelerator: only where all ranks are known to be."""
+    from condensegrpo.learner.deepspeed_import import get_accelerator
+
     values = values.to(get_accelerator().current_device_name())
     distributed.all_reduce(values, op=operation)
     return values
@@ -60,16 +98,15 @@ def reduce(values: Tensor, operation: distributed.ReduceOp.RedOpType) -> Tensor:
 
 def sum_over_ranks(values: Sequence[float]) -> tuple[float, ...]:
     """The elementwise sums over all ranks' values. Every rank must call it, with equally many values."""
-    join()
-    return tuple(reduce(torch.tensor(values, dtype=torch.float64), distributed.ReduceOp.SUM).tolist())
+    return tuple(float(sum(column)) for column in zip(*gather(tuple(values)), strict=True))
 
 
-def gather(value: T) -> list[T]:
+def gather(value: T, thread: Thread = "main") -> list[T]:
     """The values of all ranks, in rank order, on every rank. They are pickled."""
     if world_size() == 1:
         return [value]
     values: list[T] = [value] * world_size()
-    distributed.all_gather_object(values, value)
+    distributed.all_gather_object(values, value, group=_gloo.get(thread))
     return values
 
 

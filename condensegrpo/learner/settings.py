@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 
 from annotated_types import Ge, Gt, Lt
 
+TIMEOUT_MINUTES = 120.0  # longest wait of a rank for the others: a rollout, an evaluation, a checkpoint
 BUCKET = 500_000_000  # largest number of elements reduced together; DeepSpeed allocates this much for any model size
 ALL_LINEAR: Final = "all-linear"
 LINEAR = tuple(f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down"))  # layers of Llama, Qwen, …

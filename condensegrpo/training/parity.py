@@ -92,7 +92,7 @@ def trial(config: RunConfig, folder: RunFolder) -> Trial:
     Raises:
         CondenseError: sampler or learner cannot be set up, or fail.
     """
-    ranks.join()  # before the sampler: both live in one process group
+    ranks.join(config.learner.timeout_minutes)  # before the sampler: both live in one process group
     source = base_policy(config, build(config).task, folder)
     learner = open_learner(config, source, config.learner.optimiser, lora=None, total_steps=1)
     sampler: Sampler | None = None

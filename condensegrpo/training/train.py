@@ -86,7 +86,7 @@ def train(components: Components, folder: RunFolder, *, observer: Observer, stop
     """
     config = components.config
     use_threads(config)
-    ranks.join()
+    ranks.join(config.learner.timeout_minutes)
     _check_ranks(config)
     if ranks.rank() == 0:
         folder.remove_leftovers()

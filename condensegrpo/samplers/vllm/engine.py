@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # public,
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols import NamedTensors
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.learner.settings import TIMEOUT_MINUTES
 from condensegrpo.samplers.vllm.settings import EngineSettings
 from condensegrpo.samplers.vllm.weights import ExpectedWeights, repack_heads
 
@@ -269,7 +271,7 @@ def _join_alone() -> None:
     if distributed.is_initialized():
         return
     if "RANK" in os.environ:
-        distributed.init_process_group()
+        distributed.init_process_group(timeout=timedelta(minutes=TIMEOUT_MINUTES))
     else:
         distributed.init_process_group(store=HashStore(), rank=0, world_size=1)
 

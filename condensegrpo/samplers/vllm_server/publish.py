@@ -5,19 +5,17 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols import NamedTensors
+from condensegrpo.learner.ranks import from_first, rank
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.replica import WeightsLabel
 from condensegrpo.samplers.vllm_server.weights import check_room, free_bytes, write_weights
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,30 +61,16 @@ def publish_on_first_rank(publish: Callable[[], WeightsLabel], named_tensors: Na
         named_tensors: read to the end on every rank, since gathering sharded weights takes all of them.
     """
     outcome: WeightsLabel | SamplerError | None = None
-    if distributed.get_rank() == 0:
+    if rank() == 0:
         try:
             outcome = publish()
         except SamplerError as error:
             outcome = error
     for _ in named_tensors:
         pass
-    outcome = from_first_rank(outcome)
+    outcome = from_first(outcome)
     if isinstance(outcome, SamplerError):
         raise outcome
     if outcome is None:
         raise SamplerError("updating the servers' weights: the first rank sent no result; see its log")
     return outcome
-
-
-def ranks() -> int:
-    """The processes of the run; 1 where there is no process group."""
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
-
-
-def from_first_rank(value: T) -> T:
-    """The first rank's value, on every rank."""
-    if ranks() == 1:
-        return value
-    held = [value]
-    distributed.broadcast_object_list(held, src=0)
-    return held[0]

@@ -26,6 +26,7 @@ from condensegrpo.core.protocols import NamedTensors
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.dtypes import DTYPES, DtypeName
 from condensegrpo.learner.policy import trained_steps
+from condensegrpo.learner.ranks import from_first, world_size
 from condensegrpo.samplers.vllm.request import check_request
 from condensegrpo.samplers.vllm.weights import ExpectedWeights
 from condensegrpo.samplers.vllm_server.guard import TOKEN_VARIABLE
@@ -34,9 +35,7 @@ from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.process import ServerProcess, check_installed
 from condensegrpo.samplers.vllm_server.publish import (
     FolderPublisher,
-    from_first_rank,
     publish_on_first_rank,
-    ranks,
 )
 from condensegrpo.samplers.vllm_server.replica import STARTED_WITH, WeightsLabel
 from condensegrpo.samplers.vllm_server.settings import RequestSettings, ServedModel, ServerSettings
@@ -80,7 +79,7 @@ class VllmServerSampler:
             requests: limits of a request.
         """
         self.check_options(urls=urls, replicas=replicas, server=server)
-        self._run = from_first_rank(secrets.token_hex(4))  # of this run: no server holds these weights already
+        self._run = from_first(secrets.token_hex(4))  # of this run: no server holds these weights already
         self.version = trained_steps(model_path) or 0  # the optimiser step whose weights are in use
         self._in_flight = 0
         self._shared = bool(urls)
@@ -162,7 +161,7 @@ class VllmServerSampler:
         def publish() -> WeightsLabel:
             return self._publisher.publish(self._pool, checked(named_tensors, self._expected), label)
 
-        shared = self._shared and ranks() > 1
+        shared = self._shared and world_size() > 1
         self._pool.weights = publish_on_first_rank(publish, named_tensors) if shared else publish()
         self.version = version
 
