@@ -9,9 +9,20 @@ from typing import get_type_hints
 import pytest
 import yaml
 
+from condensegrpo.algorithms.objective import Objective, Tokenwise
 from condensegrpo.algorithms.settings import AdvantageSettings, StopSettings
+from condensegrpo.assembly.learning_signal import objective
 from condensegrpo.config.extends import layered
-from condensegrpo.config.load import dump_config, evaluations, find_config, load_config, load_stored, shipped, vary
+from condensegrpo.config.load import (
+    dump_config,
+    dump_with_origins,
+    evaluations,
+    find_config,
+    load_config,
+    load_stored,
+    shipped,
+    vary,
+)
 from condensegrpo.config.renames import RENAMED
 from condensegrpo.config.resumed import FIXED, LEARNED, differences
 from condensegrpo.config.schema import RunConfig
@@ -33,6 +44,30 @@ def refusal(path: Path, *overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
         load_config(path, overrides)
     return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "cap"),
+    [
+        ([], 0.0),
+        (["model.dtype=bfloat16"], 2.0),
+        (["sampler.options.dtype=bfloat16"], 2.0),
+        (["model.dtype=bfloat16", "algorithm.importance.cap=0"], 0.0),
+        (["model.dtype=bfloat16", "algorithm.importance.cap=5"], 5.0),
+    ],
+)
+def test_importance_is_corrected_by_default_where_something_computes_in_bfloat16(
+    small: Path, overrides: list[str], cap: float
+) -> None:
+    """The value is stored and shown by a dry run, and it is the objective's."""
+    config = load_config(small, overrides)
+    assert config.algorithm.importance.cap == cap
+    assert yaml.safe_load(dump_config(config))["algorithm"]["importance"]["cap"] == cap
+    assert re.search(rf"cap: {cap} +# ", dump_with_origins(config, small, overrides))
+    built = objective(config.algorithm)
+    assert isinstance(built, Tokenwise)
+    assert isinstance(built.objective, Objective)
+    assert built.objective.importance_cap == cap
 
 
 def test_an_override_replaces_one_key_and_leaves_the_others(small: Path) -> None:

@@ -76,8 +76,9 @@ class KlSettings:
 class ImportanceSettings:
     """Correction for sampler and learner computing different probabilities from the same weights."""
 
-    cap: Annotated[float, Ge(0)] = 0.0
-    """Bound of the weight, at least 1; 0: no correction, ratios are taken against the sampler."""
+    cap: Annotated[float, Ge(0)] | None = None
+    """Bound of the weight, at least 1; 0: no correction, ratios are taken against the sampler; null: 2 where sampler or
+    learner compute in bfloat16, else 0."""
     level: Level = "token"
     """Whether the weight compares probabilities of tokens or of whole turns."""
     mode: Mode = "truncate"

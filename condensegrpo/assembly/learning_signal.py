@@ -60,12 +60,13 @@ def objective(algorithm: AlgorithmSettings) -> Minimised:
     _check_known("algorithm.loss.name", LOSSES, algorithm.loss.name, algorithm.loss.options)
     loss = PolicyLoss(algorithm.loss.name, algorithm.loss.options)
     _try_out("algorithm.loss.options", partial(loss, *TOY_TOKENS))
+    cap = algorithm.importance.cap or 0.0  # None only where no file was loaded
     built = Objective(
         loss=loss,
-        importance_cap=algorithm.importance.cap,
+        importance_cap=cap,
         importance_level=algorithm.importance.level,
         importance_mode=algorithm.importance.mode,
-        first_update=bool(algorithm.importance.cap) and algorithm.updates_per_batch == 1,
+        first_update=bool(cap) and algorithm.updates_per_batch == 1,
         kl_coefficient=algorithm.kl.coefficient,
         kl_estimator=algorithm.kl.estimator,
     )
