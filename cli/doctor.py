@@ -26,6 +26,9 @@ def doctor(
             help="Also compare this sampler (such as vllm) with the learner on a tiny model; takes half a minute."
         ),
     ] = None,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Also try what a run does on the GPUs of this machine; takes two minutes.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Check Python, packages, devices, compilers, memory and disk, and say how to fix what is wrong.
@@ -43,6 +46,10 @@ def doctor(
         from condensegrpo.cli.doctor_parity import sampler_findings
 
         findings += sampler_findings(sampler, config, overrides or [])
+    if gpu:
+        from condensegrpo.cli.doctor_gpu import gpu_findings
+
+        findings += gpu_findings(config, overrides or ())
     if as_json:
         typer.echo(json.dumps({"version": 1, "findings": [asdict(finding) for finding in findings]}))
     else:

@@ -29,10 +29,11 @@ def sampler_findings(name: str, config: str | None, overrides: list[str]) -> lis
             outcome = trial(configuration(name, options), RunFolder.create(Path(place) / "run"))
     except CondenseError as error:
         return [problem(area, str(error), "see condensegrpo plugins and docs/reference/samplers.md")]
-    return _findings(area, outcome)
+    return parity_findings(area, outcome)
 
 
-def _findings(area: str, outcome: "Trial") -> list[Finding]:
+def parity_findings(area: str, outcome: "Trial") -> list[Finding]:
+    """What a trial says: a finding for each stage and temperature."""
     if not outcome.moved_enough:
         text = f"the optimiser step changed the log-probabilities by {outcome.moved:.1e} nats only: no conclusion"
         return [problem(area, text, "report this: the change should be far larger")]
@@ -45,5 +46,5 @@ def _findings(area: str, outcome: "Trial") -> list[Finding]:
                 f"{parity.largest_gap:.1e} nats, mean ratio 1 {sign} {abs(parity.mean_ratio - 1):.1e}, "
                 f"{parity.tokens} tokens"
             )
-            findings.append(ok(area, text) if parity.holds(outcome.device) else problem(area, text, CURE))
+            findings.append(ok(area, text) if parity.holds(outcome.bounds) else problem(area, text, CURE))
     return findings

@@ -9,8 +9,9 @@ from needs_vllm import needs_vllm
 
 from condensegrpo.cli.doctor_parity import sampler_findings
 from condensegrpo.cli.findings import Level
+from condensegrpo.config.load import vary
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.training.parity import MOVED, Parity, Trial, configuration, trial
+from condensegrpo.training.parity import BOUNDS, MOVED, Parity, Trial, configuration, trial
 
 FAULTS = """
 from condensegrpo.samplers.transformers import TransformersSampler
@@ -25,6 +26,19 @@ class Stale(TransformersSampler):
             super().update_weights(named_tensors, version)
 
 
+class Forgetful(TransformersSampler):
+    '''What it held when it slept is what it samples with.'''
+
+    asleep = False
+
+    def sleep(self):
+        self.asleep = True
+
+    def update_weights(self, named_tensors, version):
+        if not self.asleep:
+            super().update_weights(named_tensors, version)
+
+
 class Raw(TransformersSampler):
     '''Tells log-probabilities of another temperature than it samples at.'''
 
@@ -36,7 +50,7 @@ class Raw(TransformersSampler):
 
 
 def held(some: Sequence[Parity]) -> list[bool]:
-    return [one.holds("cpu") for one in some]
+    return [one.holds(BOUNDS["float32", "cpu"]) for one in some]
 
 
 def try_out(name: str, tmp_path: Path) -> Trial:
@@ -74,6 +88,23 @@ def test_a_sampler_that_never_hears_of_updates_is_found_out(faults: str, tmp_pat
     assert not found.passed
 
 
+def test_a_sampler_sleeps_during_the_step_and_must_wake_with_the_new_weights(faults: str, tmp_path: Path) -> None:
+    found = try_out(f"{faults}:Forgetful", tmp_path)
+    assert held(found.before) == [True, True]
+    assert held(found.after) == [False, False]
+
+
+def test_in_bfloat16_rounding_passes_and_a_missed_update_does_not(faults: str, tmp_path: Path) -> None:
+    def found(name: str) -> Trial:
+        config = vary(configuration(name, {}), ("model.dtype=bfloat16",))
+        return trial(config, RunFolder.create(tmp_path / name.rpartition(":")[2]))
+
+    sound = found("transformers")
+    assert sound.passed, sound
+    assert max(parity.largest_gap for parity in sound.before) > 1e-4  # float32's bound
+    assert not found(f"{faults}:Stale").passed
+
+
 def test_a_sampler_that_tells_another_temperatures_probabilities_is_found_out(faults: str) -> None:
     findings = sampler_findings(f"{faults}:Raw", None, [])
     assert [one.level for one in findings] == [Level.OK, Level.PROBLEM] * 2
@@ -81,8 +112,12 @@ def test_a_sampler_that_tells_another_temperatures_probabilities_is_found_out(fa
 
 
 def test_numbers_that_are_none_do_not_hold() -> None:
-    assert not Parity(temperature=1.0, tokens=1, largest_gap=float("nan"), mean_ratio=1.0).holds("cpu")
-    assert not Parity(temperature=1.0, tokens=1, largest_gap=0.0, mean_ratio=float("nan")).holds("cpu")
+    assert not Parity(temperature=1.0, tokens=1, largest_gap=float("nan"), mean_ratio=1.0).holds(
+        BOUNDS["float32", "cpu"]
+    )
+    assert not Parity(temperature=1.0, tokens=1, largest_gap=0.0, mean_ratio=float("nan")).holds(
+        BOUNDS["float32", "cpu"]
+    )
 
 
 def test_a_sampler_that_is_not_there_is_a_problem() -> None:

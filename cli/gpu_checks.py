@@ -1,0 +1,179 @@
+"""The checks of ``doctor --gpu``, each a process of its own.
+
+    python -m condensegrpo.cli.gpu_checks NAME FILE [CONFIG [KEY=VALUE …]]
+
+A check may crash, hang or leave memory behind, as drivers do: the command that starts it (``doctor_gpu.py``) goes on to
+the next. Each writes its findings to FILE as JSON. With a configuration it tries that run's model, kernel and sampler.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from condensegrpo.cli.findings import Finding, ok, problem, warning
+from condensegrpo.core.errors import CondenseError
+
+if TYPE_CHECKING:
+    from condensegrpo.config.schema import RunConfig
+    from condensegrpo.planning.zero import Device
+    from condensegrpo.storage.run_folder import RunFolder
+
+GIB = 1 << 30
+OFF_BY = 0.1  # of the measured peak: how far the prediction may be from it
+SENT = 64 << 20  # bytes that the ranks add up at a time
+ROUNDS = 8
+USUAL = {  # without a configuration: 0.15 B parameters on full micro-batches
+    "name": "gpu-check",
+    "model": {
+        "dtype": "bfloat16",
+        "new": {"hidden_size": 1024, "layers": 12, "heads": 16, "ffn_size": 3072, "initializer_range": 0.02},
+    },
+    "task": {"name": "ledger"},
+    "rollout": {"limits": {"max_turns": 1, "max_context_tokens": 1792, "max_output_tokens": 256}},
+    "train": {"problems_per_step": 8},
+    "learner": {"tokens_per_micro_batch": 8192},
+    "sampler": {"name": "vllm"},
+}
+
+
+def device(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
+    """The devices, and whether one multiplies in the run's type of numbers."""
+    import torch
+
+    from condensegrpo.learner.dtypes import DTYPES
+
+    place = "cuda" if torch.cuda.is_available() else "cpu"
+    ones = torch.ones(1024, 1024, dtype=DTYPES[config.model.dtype], device=place)
+    product = float((ones @ ones).float().mean())
+    if product != 1024:
+        return [problem("multiplication", f"1024 × 1024 ones give {product}, not 1024", "the device is faulty")]
+    if place == "cuda" and config.model.dtype == "float32":
+        cure = "model.dtype=bfloat16 halves the memory and is several times as fast"
+        return [warning("multiplication", "the run computes in float32", cure)]
+    return [ok("multiplication", f"{config.model.dtype} works on {place}")]
+
+
+def collective(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
+    """A sum over all ranks as the learner takes it: every rank is a process of its own."""
+    import torch
+    from torch import distributed
+
+    from condensegrpo.learner import ranks
+    from condensegrpo.learner.deepspeed_import import get_accelerator
+
+    ranks.join()
+    own = torch.full((SENT // 4,), float(ranks.rank() + 1), device=get_accelerator().current_device_name())
+    began = time.monotonic()
+    for _ in range(ROUNDS):
+        distributed.all_reduce(own)
+        own /= ranks.world_size()
+    get_accelerator().synchronize()
+    seconds = time.monotonic() - began
+    size, wanted = ranks.world_size(), (ranks.world_size() + 1) / 2  # the mean of 1, 2, … N, which stays as it is
+    ranks.barrier()
+    if float(own[0]) != wanted or float(own[-1]) != wanted:
+        found = f"the mean of the ranks' numbers is {float(own[0])}, wanted {wanted}"
+        return [problem("ranks", found, "NCCL_P2P_DISABLE=1 tries another way between the devices")]
+    rate = ROUNDS * SENT / seconds / 1e9
+    return [ok("ranks", f"{size} ranks add up {SENT >> 20} MiB over {distributed.get_backend()}: {rate:.1f} GB/s")]
+
+
+def parity(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
+    """Sampler and learner on a tiny model, with the run's type of numbers, kernel and sampler options."""
+    from condensegrpo.cli.doctor_parity import parity_findings
+    from condensegrpo.config.load import vary
+    from condensegrpo.training.parity import configuration, trial
+
+    tiny = configuration(config.sampler.name, config.sampler.options)
+    model = config.model
+    tiny = vary(tiny, (f"model.dtype={model.dtype}", f"model.attention={model.attention}"))
+    return parity_findings(f"sampler {config.sampler.name}", trial(tiny, folder))
+
+
+def transfer(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
+    """Weights from the learner to a server on the second device, over NCCL on GPUs, and what it samples with them."""
+    import torch
+
+    from condensegrpo.cli.doctor_parity import parity_findings
+    from condensegrpo.config.load import vary
+    from condensegrpo.training.parity import configuration, trial
+
+    server = {"weights": "nccl", "devices": ["1"]} if torch.cuda.is_available() else {"weights": "folder"}
+    tiny = vary(configuration("vllm_server", {"server": server}), (f"model.dtype={config.model.dtype}",))
+    return parity_findings(f"server, weights={server['weights']}", trial(tiny, folder))
+
+
+def learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
+    """Two optimiser steps on the longest rows, and their peak memory against the plan."""
+    import torch
+
+    from condensegrpo.assembly.build import build
+    from condensegrpo.config.load import vary
+    from condensegrpo.planning.architecture import architecture
+    from condensegrpo.planning.measured import measure_learning
+    from condensegrpo.planning.plan import plan
+    from condensegrpo.training.initial_policy import base_policy
+
+    alone = vary(config, ("sampler={name: scripted}",))  # its memory is not the learner's
+    source = base_policy(config, build(config).task, folder)
+    place: Device = "gpu" if torch.cuda.is_available() else "cpu"
+    phases = plan(alone, architecture(config.model), ranks=1, device=place).phases
+    planned = next(phase.bytes for phase in phases if phase.name == "learning")
+    began = time.monotonic()
+    try:
+        measured = measure_learning(alone, source)["learning"]
+    except torch.OutOfMemoryError as error:
+        cure = "condensegrpo plan … --device-memory SIZE prints settings that fit"
+        return [problem("learner", f"a step takes more memory than the device has: {error}", cure)]
+    text = (
+        f"two steps in {time.monotonic() - began:.0f} s with loading, peak {measured / GIB:.2f} GiB, "
+        f"planned {planned / GIB:.2f} GiB ({planned / measured - 1:+.0%})"
+    )
+    if abs(planned / measured - 1) > OFF_BY:
+        return [warning("learner", text, "leave that much room: the plan is off here; please report it")]
+    return [ok("learner", text)]
+
+
+Check = Callable[["RunConfig", "RunFolder"], list[Finding]]
+CHECKS: Mapping[str, Check] = {
+    "device": device,
+    "ranks": collective,
+    "sampler": parity,
+    "transfer": transfer,
+    "learner": learner,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a check and write its findings; on several ranks the first one writes."""
+    from condensegrpo.cli.quiet import quiet_libraries
+    from condensegrpo.config.load import named_config, validate
+    from condensegrpo.storage.run_folder import RunFolder
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("check", choices=CHECKS)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("config", nargs="*", help="a configuration and overrides of its keys")
+    given = parser.parse_args(arguments)
+    quiet_libraries()
+    try:
+        config = (
+            named_config(given.config[0], given.config[1:]) if given.config else validate(USUAL, source="doctor --gpu")
+        )
+        with tempfile.TemporaryDirectory(prefix="condensegrpo-") as place:
+            findings = CHECKS[given.check](config, RunFolder.create(Path(place) / "run"))
+    except CondenseError as error:
+        findings = [problem(given.check, str(error), "correct it, and run doctor --gpu again")]
+    if os.environ.get("RANK", "0") == "0":
+        given.file.write_text(json.dumps([asdict(finding) for finding in findings]), encoding="utf-8")
+        os._exit(0)  # torch and DeepSpeed take seconds to leave
+
+
+if __name__ == "__main__":
+    main()

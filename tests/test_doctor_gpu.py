@@ -1,0 +1,72 @@
+"""The checks of ``doctor --gpu``, run on a CPU: real ranks, a real learner, and checks that hang or die."""
+
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from condensegrpo.cli.app import app
+from condensegrpo.cli.doctor_gpu import checked, run_check
+from condensegrpo.cli.findings import Level
+
+TINY = ("quickstart", "learner.tokens_per_micro_batch=512", "train.problems_per_step=2", "train.samples_per_problem=2")
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module that is run in place of a check."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    return tmp_path / "faulty_check.py"
+
+
+def test_a_machine_without_a_gpu_is_a_problem_with_its_cure() -> None:
+    result = CliRunner().invoke(app, ["doctor", "--gpu"])
+    assert result.exit_code == 1
+    assert "torch 2.13.0+cpu sees none" in result.output
+    assert "install the CUDA build of torch" in " ".join(result.output.split())
+
+
+def test_two_ranks_add_up_and_the_first_reports() -> None:
+    (finding,) = run_check("ranks", TINY, ranks=2)
+    assert finding.level is Level.OK
+    assert finding.found.startswith("2 ranks add up 64 MiB over gloo: ")
+
+
+def test_a_step_of_the_learner_is_measured_against_the_plan() -> None:
+    (finding,) = run_check("learner", TINY, ranks=1)
+    assert finding.level is not Level.PROBLEM
+    assert "two steps in" in finding.found
+    assert "planned" in finding.found
+
+
+def test_what_a_configuration_lacks_is_a_problem_and_no_traceback() -> None:
+    (finding,) = run_check("learner", ("quickstart", "model.new=null", "model.path=./nowhere"), ranks=1)
+    assert finding.level is Level.PROBLEM
+    assert "nowhere" in finding.found
+    assert "Traceback" not in finding.found
+
+
+def test_a_check_that_hangs_is_ended_with_all_its_processes(module: Path) -> None:
+    module.write_text("import subprocess, time; subprocess.Popen(['sleep', '98765']); time.sleep(98765)")
+    (finding,) = run_check("transfer", (), ranks=1, seconds=1.0, module="faulty_check")
+    assert finding.found == "no answer after 1 s"
+    assert finding.cure.startswith("NCCL_DEBUG=INFO")
+    assert not [process for process in psutil.process_iter(["cmdline"]) if "98765" in (process.info["cmdline"] or ())]
+
+
+def test_a_check_that_dies_says_how_and_what_it_printed_last(module: Path) -> None:
+    module.write_text("import os, signal; print('CUDA error', flush=True); os.kill(os.getpid(), signal.SIGSEGV)")
+    (finding,) = run_check("learner", (), ranks=1, module="faulty_check")
+    assert finding.level is Level.PROBLEM
+    assert finding.found == "the check ended with code -11: CUDA error"
+
+
+def test_what_needs_two_devices_is_not_tried_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("condensegrpo.cli.doctor_gpu.run_check", lambda name, arguments, ranks: [])
+    findings = checked(1, None, ())
+    assert {finding.area: finding.found for finding in findings} == {
+        "ranks": "not tried: it needs two devices",
+        "transfer": "not tried: it needs two devices",
+    }
