@@ -3,11 +3,13 @@
     python benchmarks/learner.py              # three workloads on a CPU, one thread, fp32
     python benchmarks/learner.py --quick      # a toy model: does it run, do gradients agree
     python benchmarks/learner.py --profile    # where the time of the learner's step goes
-    python benchmarks/learner.py --device cuda --dtype bfloat16 --questions 16
+    python benchmarks/learner.py --device cuda --dtype bfloat16 --questions 16      # a model of 0.6 B parameters
 
-The same model, rows and loss in every variant (passes.py says what each is, workloads.py what the rows are). Each
-runs in a process of its own; they take turns. A ratio is the median over rounds of the ratio within a round. Memory is
-the peak above the loaded model. The exit code is 1 if a gradient is not that of the first variant.
+The same model, rows and loss in every variant (passes.py and trl_pass.py say what each is, workloads.py what the rows
+are). Each runs in a process of its own; they take turns. A ratio is the median over rounds of the ratio within a round.
+Memory is the peak above the loaded model. MFU is the arithmetic that the gradient needs at least (flops.py), the same
+in every variant, over time and the device's peak (devices.py). The exit code is 1 if a gradient is not that of the
+first variant.
 """
 
 import argparse
@@ -15,11 +17,12 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from devices import check_device, mfu, peak_of
 from flops import useful_flops
 from operators import operators_table, parts_table, profile
 from passes import (
@@ -38,6 +41,7 @@ from passes import (
 )
 from rich.console import Console
 from rich.table import Table
+from trl_pass import MISSING, missing, trl_trie
 from worker import Clock, Job, Reading, Worker
 from workloads import LENGTHS, QUICK_LENGTHS, Kind, Workload, workload
 
@@ -61,6 +65,7 @@ PACKED = Variant("packed, logits everywhere", without_padding, slow=True)
 OUTPUT_ONLY = Variant("padded by length, output-only head", output_only)
 TILES = Variant("padded by length, output-only head in tiles", output_only_in_tiles)
 APART = Variant("a row a turn, padded by length, output-only head", output_only, apart=True)
+TRL = Variant("TRL's asynchronous trainer: tries, fused head", trl_trie)
 UNSHARED = Variant("learner's pass, nothing shared", unshared)
 TREE_OF_TURNS = Variant("learner's pass, a row a turn, prefixes shared", shared, apart=True)
 SHARED = Variant("learner's pass, prefixes shared", shared)
@@ -93,7 +98,7 @@ BENCHES = {
     "condensed-32k": Bench(
         kind=Kind.CONDENSED,
         vocabulary=32768,
-        variants=(WHOLE, SORTED, PACKED, OUTPUT_ONLY, TILES, UNSHARED, SHARED, STEP, LIMIT),
+        variants=(WHOLE, SORTED, PACKED, OUTPUT_ONLY, TILES, TRL, UNSHARED, SHARED, STEP, LIMIT),
         bounds=(
             Bound("speed against the padded whole batch", WHOLE, SHARED, True, 10.0),
             Bound("memory against the padded whole batch", SHARED, WHOLE, False, 0.2, memory=True),
@@ -104,13 +109,13 @@ BENCHES = {
     "condensed-152k": Bench(
         kind=Kind.CONDENSED,
         vocabulary=151936,
-        variants=(OUTPUT_ONLY, SHARED),
+        variants=(OUTPUT_ONLY, TRL, SHARED),
         bounds=(Bound("speed against padding by length with an output-only head", OUTPUT_ONLY, SHARED, True, 1.5),),
     ),
     "append-32k": Bench(
         kind=Kind.APPEND,
         vocabulary=32768,
-        variants=(OUTPUT_ONLY, APART, UNSHARED, TREE_OF_TURNS, SHARED, STEP, LIMIT),
+        variants=(OUTPUT_ONLY, APART, TRL, UNSHARED, TREE_OF_TURNS, SHARED, STEP, LIMIT),
         bounds=(
             Bound("speed against a padded row a trajectory with an output-only head", OUTPUT_ONLY, SHARED, True, 2.0),
             Bound("time of the step against its limit", STEP, LIMIT, False, 1.15),
@@ -208,10 +213,18 @@ def disagreeing(measured: Mapping[Variant, Measured], tolerance: float) -> list[
     ]
 
 
-def table(measured: Mapping[Variant, Measured], trained: int) -> tuple[list[str], list[list[str]]]:
-    """Heads and lines."""
+def table(
+    measured: Mapping[Variant, Measured], *, trained: int, flops: float, peak: float | None
+) -> tuple[list[str], list[list[str]]]:
+    """Heads and lines.
+
+    Args:
+        flops: that the gradient needs at least.
+        peak: FLOP/s of the device; None: not known.
+    """
     base = next(iter(measured.values()))
-    heads = ["variant", "seconds: median (min–max)", "× as fast", "peak memory", "trained tokens/s", "gradient off by"]
+    heads = ["variant", "seconds: median (min–max)", "× as fast", "peak memory", "trained tokens/s"]
+    heads += ["useful GFLOP/s", "MFU", "gradient off by"]
     lines = [
         [
             variant.name,
@@ -219,6 +232,8 @@ def table(measured: Mapping[Variant, Measured], trained: int) -> tuple[list[str]
             f"{ratio(base, measurement):.2f}",
             f"{measurement.peak / 2**20:.0f} MiB",
             f"{trained / measurement.median:.0f}",
+            f"{flops / measurement.median / 1e9:.1f}",
+            mfu(flops, measurement.median, peak),
             "–" if measurement.off is None else f"{measurement.off:.0e}",
         ]
         for variant, measurement in measured.items()
@@ -262,28 +277,40 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--clock", choices=["cpu", "wall"], help="default: cpu on a CPU with one thread, else wall")
-    parser.add_argument("--peak-tflops", type=float, default=989.0, help="of the GPU, for MFU: 989 is an H100's bf16")
+    parser.add_argument("--model", choices=list(MODELS), help="default: small on a CPU, qwen3-0.6b on a GPU")
+    parser.add_argument("--peak-tflops", type=float, help="of the device, for MFU; default: see devices.py")
     parser.add_argument("--quick", action="store_true", help="a toy model and short rows")
     parser.add_argument("--profile", action="store_true", help="the learner's step by operators, and no table")
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args(arguments)
     clock: Clock = "cpu" if options.device == "cpu" and options.threads == 1 else "wall"
     options.clock = options.clock or clock
+    options.model = options.model or ("small" if options.device == "cpu" else "qwen3-0.6b")
     return options
 
 
-def model_size(vocabulary: int, *, quick: bool) -> ModelSize:
-    """6 × 256, or a toy."""
+MODELS = {  # layers and sizes; the vocabulary is the workload's
+    "small": ModelSize(layers=6, hidden=256, heads=4, kv_heads=2, head=64, ffn=768, vocabulary=0),
+    "qwen3-0.6b": ModelSize(layers=28, hidden=1024, heads=16, kv_heads=8, head=128, ffn=3072, vocabulary=0),
+    "qwen3-1.7b": ModelSize(layers=28, hidden=2048, heads=16, kv_heads=8, head=128, ffn=6144, vocabulary=0),
+    "qwen3-4b": ModelSize(layers=36, hidden=2560, heads=32, kv_heads=8, head=128, ffn=9728, vocabulary=0),
+}
+
+
+def model_size(model: str, vocabulary: int, *, quick: bool) -> ModelSize:
+    """One of ``MODELS``, or a toy."""
     if quick:
         return ModelSize(layers=2, hidden=32, heads=2, kv_heads=1, head=16, ffn=64, vocabulary=512)
-    return ModelSize(layers=6, hidden=256, heads=4, kv_heads=2, head=64, ffn=768, vocabulary=vocabulary)
+    return replace(MODELS[model], vocabulary=vocabulary)
 
 
 def run(name: str, options: argparse.Namespace) -> list[str]:
     """One workload: its tables, or its profile. The variants whose gradient is wrong."""
     bench = BENCHES[name]
+    if missing(options.device):
+        bench = replace(bench, variants=tuple(variant for variant in bench.variants if variant is not TRL))
     lengths = (QUICK_LENGTHS if options.quick else LENGTHS)[bench.kind]
-    size = model_size(bench.vocabulary, quick=options.quick)
+    size = model_size(options.model, bench.vocabulary, quick=options.quick)
     budget = Budget(tokens=options.tokens_per_micro_batch, dtype=options.dtype, device=options.device)
     load = workload(bench.kind, lengths, questions=options.questions, vocabulary=size.vocabulary, seed=options.seed)
     print(
@@ -299,26 +326,22 @@ def run(name: str, options: argparse.Namespace) -> list[str]:
         show("operators", *operators_table(operators), markdown=options.markdown)
         return []
     measured = dict(zip(bench.variants, measure(bench, load, size, budget, options), strict=True))
-    show(name, *table(measured, load.trained), markdown=options.markdown)
+    flops = useful_flops(size, load.rows)
+    peak = peak_of(options.device, dtype=options.dtype, tflops=options.peak_tflops)
+    show(name, *table(measured, trained=load.trained, flops=flops, peak=peak), markdown=options.markdown)
     if not options.quick:  # a toy says nothing about them
         show("bounds", *bounds_table(bench, measured), markdown=options.markdown)
-    _show_utilisation(measured, useful_flops(size, load.rows), options)
+    against = "of an unknown peak: --peak-tflops" if peak is None else f"of {peak / 1e12:.2f} TFLOP/s"
+    print(f"{flops / 1e9:.1f} GFLOPs of useful arithmetic; MFU is {against}")
     return disagreeing(measured, AGREEMENT[options.dtype])
-
-
-def _show_utilisation(measured: Mapping[Variant, Measured], flops: float, options: argparse.Namespace) -> None:
-    """What the arithmetic that the gradient needs is of the time that it took."""
-    for variant in (SHARED, STEP, LIMIT):
-        if variant not in measured:
-            continue
-        rate = flops / measured[variant].median
-        mfu = f", MFU {rate / (options.peak_tflops * 1e12):.1%}" if options.device == "cuda" else ""
-        print(f"{variant.name}: {rate / 1e9:.1f} GFLOP/s of useful arithmetic{mfu}")
 
 
 def main() -> None:
     """Run the workloads one after another."""
     options = parse()
+    check_device(options.device)
+    if missing(options.device):
+        print(MISSING)
     torch.set_num_threads(options.threads)  # before anything is forked
     wrong = {name: run(name, options) for name in options.workloads}
     if options.profile:

@@ -6,7 +6,9 @@
     python benchmarks/rollout.py --device cuda --dtype bfloat16
 
 Sides that are compared run in processes of their own and take turns; a ratio is the median over rounds of the ratio
-within a round. CPU seconds are those of all threads of a side: on a busy machine they tell more than the clock.
+within a round. CPU seconds are those of all threads of a side: on a busy machine they tell more than the clock. Bare
+``LLM.generate``, turn after turn, is also how TRL's trainers sample with vLLM in their own process. MFU is the
+arithmetic that the turns need at least (flops.py) over time and the device's peak (devices.py).
 """
 
 import argparse
@@ -21,6 +23,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from devices import check_device, mfu, peak_of
+from flops import sampling_flops
 from rich.console import Console
 from rich.table import Table
 from rollout_sides import (
@@ -65,7 +69,8 @@ class Part(NamedTuple):
 
 def overhead(options: argparse.Namespace, folder: Path) -> list[Part]:
     """The engine on vLLM against ``LLM.generate``, and against the engine on transformers."""
-    size = Size(hidden=64, layers=2, heads=2) if options.quick else Size()
+    size = Size(hidden=1024, layers=28, heads=16) if options.device == "cuda" else Size()
+    size = Size(hidden=64, layers=2, heads=2) if options.quick else size
     make_model(folder, size)
     parts = []
     lengths = [(options.output, options.output), (options.output // 2, options.output * 3 // 2)]
@@ -73,11 +78,11 @@ def overhead(options: argparse.Namespace, folder: Path) -> list[Part]:
         world = World(trajectories=options.trajectories, turns=options.turns, reply=reply)
         longest = world.question + world.turns * (world.reply[1] + world.reading + 16)
         setting = Setting(folder=folder, world=world, dtype=options.dtype, threads=options.threads, longest=longest)
-        parts.append(_overhead(options, setting))
+        parts.append(_overhead(options, setting, size))
     return parts
 
 
-def _overhead(options: argparse.Namespace, setting: Setting) -> Part:
+def _overhead(options: argparse.Namespace, setting: Setting, size: Size) -> Part:
     world = setting.world
     sides = {"engine on vLLM": Side(with_vllm, setting), "bare LLM.generate": Side(bare, setting)}
     if options.transformers:
@@ -94,6 +99,8 @@ def _overhead(options: argparse.Namespace, setting: Setting) -> Part:
         side.close()
     base = readings["bare LLM.generate"]
     tokens = sum(length for wave in recorded for _, length in wave)
+    flops = sampling_flops(size.model, recorded)
+    peak = peak_of(options.device, dtype=options.dtype, tflops=options.peak_tflops)
     lines = [
         [
             name,
@@ -102,6 +109,7 @@ def _overhead(options: argparse.Namespace, setting: Setting) -> Part:
             f"{statistics.median(reading.cpu for reading in taken):.2f}",
             f"{_ratio(taken, base, 'cpu'):.3f}",
             f"{tokens / statistics.median(reading.wall for reading in taken):.0f}",
+            mfu(flops, statistics.median(reading.wall for reading in taken), peak),
         ]
         for name, taken in readings.items()
     ]
@@ -109,7 +117,7 @@ def _overhead(options: argparse.Namespace, setting: Setting) -> Part:
     ours = readings["engine on vLLM"]
     return Part(
         f"{world.trajectories} trajectories of {world.turns} turns, replies of {least}–{most} tokens",
-        ["side", "seconds", "× bare", "CPU seconds", "× bare, CPU", "sampled tokens/s"],
+        ["side", "seconds", "× bare", "CPU seconds", "× bare, CPU", "sampled tokens/s", "MFU"],
         lines,
         [
             Bound("engine against bare vLLM, by the clock", 1.10, _ratio(ours, base, "wall")),
@@ -281,6 +289,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--peak-tflops", type=float, help="of the device, for MFU; default: see devices.py")
     parser.add_argument("--quick", action="store_true", help="toys")
     parser.add_argument("--markdown", action="store_true")
     return parser.parse_args(arguments)
@@ -289,6 +298,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Run the parts one after another; those that need vLLM are left out where there is none."""
     options = parse()
+    check_device(options.device)
     torch.set_num_threads(options.threads)
     for name in options.parts:
         if name == "overhead" and find_spec("vllm") is None:

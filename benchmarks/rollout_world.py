@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from passes import ModelSize
+
 from condensegrpo.condensers.full import Full
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Condenser, NamedTensors, Problem, Sampler, Step
@@ -57,6 +59,19 @@ class Size:
     layers: int = 6
     heads: int = 4
     positions: int = 8192
+
+    @property
+    def model(self) -> ModelSize:
+        """Of the model that ``make_model`` writes."""
+        return ModelSize(
+            layers=self.layers,
+            hidden=self.hidden,
+            heads=self.heads,
+            kv_heads=self.heads,
+            head=self.hidden // self.heads,
+            ffn=4 * self.hidden,
+            vocabulary=len(WORDS),  # and a few special tokens
+        )
 
 
 class Readings:

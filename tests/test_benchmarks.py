@@ -6,14 +6,20 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
+import learner
 import pytest
+import rollout
 import torch
-from flops import useful_flops
-from learner import OUTPUT_ONLY, SHARED, WHOLE, Measured, difference, disagreeing, ratio
+from devices import measured_peak, mfu, peak_flops, peak_of, utilisation
+from flops import sampling_flops, useful_flops
+from learner import OUTPUT_ONLY, SHARED, WHOLE, Measured, difference, disagreeing, ratio, table
 from operators import Operator, part_of
 from passes import ModelSize, padded, sorted_batches
 from tiny import segment
+from torch.nn import functional
+from trl_pass import missing, varlen_attention
 from worker import Reading
 from workloads import LENGTHS, QUICK_LENGTHS, Kind, Workload, workload
 
@@ -110,6 +116,66 @@ def test_useful_arithmetic_is_counted_once_for_shared_tokens() -> None:
     assert useful_flops(size, [segment([1, 2, 3], [2]), segment([5, 2, 4], [2])]) > once
 
 
+def test_sampling_computes_every_token_of_a_trajectory_once() -> None:
+    size = ModelSize(layers=1, hidden=2, heads=1, kv_heads=1, head=2, ffn=1, vocabulary=10)
+    weights = 4 * (2 * 2) + 3 * 2
+    # a prompt of 2 and a reply of 1, then a prompt of 4 that continues them and a reply of 2: 6 tokens, 3 sampled
+    waves = [[((1, 2), 1)], [((1, 2, 3, 4), 2)]]
+    assert sampling_flops(size, waves) == 2 * weights * 6 + 4 * 2 * (1 + 2 + 3 + 4 + 5 + 6) + 2 * 2 * 10 * 3
+    with pytest.raises(ValueError, match="does not continue"):
+        sampling_flops(size, [[((1, 2), 1)], [((9, 2, 3, 4), 2)]])
+
+
+def test_mfu_is_the_arithmetic_over_what_the_device_could_do_in_that_time() -> None:
+    """3e12 FLOPs in 2 s on 5e12 FLOP/s; 382 trained tokens in 2 s; 1e9 FLOPs in 2 s on 1e12 FLOP/s."""
+    assert utilisation(3e12, 2.0, 5e12) == pytest.approx(0.3)
+    assert (mfu(3e12, 2.0, 5e12), mfu(3e12, 2.0, None)) == ("30.0%", "–")
+    heads, [line] = table({SHARED: readings(2.0)}, trained=382, flops=1e9, peak=1e12)
+    shown = dict(zip(heads, line, strict=True))
+    assert (shown["trained tokens/s"], shown["useful GFLOP/s"], shown["MFU"]) == ("191", "0.5", "0.1%")
+
+
+def test_the_peak_is_the_card_s_the_one_given_or_on_a_cpu_measured() -> None:
+    names = {
+        "NVIDIA H100 80GB HBM3": 989.4,
+        "NVIDIA H100 PCIe": 756.0,
+        "NVIDIA H200": 989.4,
+        "NVIDIA H20": 148.0,
+        "NVIDIA A100-SXM4-80GB": 312.0,
+        "NVIDIA L4": 121.0,
+        "NVIDIA L40S": 362.0,
+        "NVIDIA GH200 480GB": 989.4,
+    }
+    assert {name: peak_flops(name) for name in names} == {name: tflops * 1e12 for name, tflops in names.items()}
+    assert peak_flops("Tesla V100-SXM2-16GB") is None
+    assert peak_of("cpu", dtype="float32", tflops=2.5) == 2.5e12
+    assert 1e8 < measured_peak(torch.float32, size=64) < 1e14
+
+
+def test_attention_of_segments_is_that_of_their_whole_paths() -> None:
+    """Keys of 5 tokens, of which a segment has the last 2 as queries; and a segment of 3 tokens of its own."""
+    torch.manual_seed(0)
+    query, key, value = torch.randn(8, 4, 6), torch.randn(8, 2, 6), torch.randn(8, 2, 6)
+    chosen = torch.tensor([3, 4, 5, 6, 7])  # queries: the last two of the first path, all three of the second
+    starts_q, starts_k = torch.tensor([0, 2, 5]), torch.tensor([0, 5, 8])
+    attended = varlen_attention(query[chosen], key, value, starts_q, starts_k, 3, 5, softmax_scale=0.5, causal=True)
+
+    def whole(part: slice) -> torch.Tensor:
+        rows = (tensor[part].transpose(0, 1)[None] for tensor in (query, key, value))
+        out = functional.scaled_dot_product_attention(*rows, is_causal=True, scale=0.5, enable_gqa=True)
+        return out[0].transpose(0, 1)
+
+    assert torch.allclose(attended, torch.cat([whole(slice(0, 5))[3:], whole(slice(5, 8))]), atol=1e-6)
+
+
+@pytest.mark.parametrize("script", [learner, rollout])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_an_error_that_says_so(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmark", "--device", "cuda"])
+    with pytest.raises(SystemExit, match="finds no GPU, wanted one"):
+        script.main()
+
+
 def test_a_ratio_is_taken_within_rounds_and_not_between_medians() -> None:
     assert ratio(readings(10, 40, 12), readings(5, 10, 4)) == 3  # of 2, 4 and 3; the medians' would be 2.4
     assert ratio(readings(10, 40), readings(5, 10, 1)) == 3  # the slow one ran in two rounds only
@@ -144,7 +210,10 @@ def test_the_script_prints_its_tables_and_all_gradients_agree() -> None:
     lines = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
     own = [line for line in lines if line[0].startswith("| learner's ")]
     assert len(own) == 3 + 1 + 4
-    assert all(len(line) == 6 and float(line[5].removesuffix(" |")) < 1e-5 for line in own)
+    assert all(len(line) == 8 and float(line[7].removesuffix(" |")) < 1e-5 for line in own)
+    assert all(float(line[6].removesuffix("%")) > 0 for line in own)
+    assert ("pip install 'trl>=1.16'" in done.stdout) == missing("cpu")
+    assert sum(line[0].startswith("| TRL's") for line in lines) == (0 if missing("cpu") else 3)
 
 
 def test_the_profile_names_the_operators_of_the_step() -> None:

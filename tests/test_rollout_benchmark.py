@@ -106,3 +106,5 @@ def test_the_script_compares_the_engine_with_bare_vllm() -> None:
     assert "| engine on vLLM |" in out
     assert "| bare LLM.generate | " in out
     assert "engine against bare vLLM, CPU seconds" in out
+    [engine_line] = [line for line in out.splitlines() if line.startswith("| engine on vLLM |")]
+    assert float(engine_line.removesuffix("% |").rpartition("| ")[2]) > 0  # MFU
