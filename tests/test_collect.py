@@ -15,7 +15,7 @@ from condensegrpo.core.protocols import GroupReward, Problem, Reward
 from condensegrpo.core.trajectory import ScoredTrajectory, Stop, Trajectory
 from condensegrpo.rewards.correct import Correct
 from condensegrpo.rewards.linear_pass_rate import LinearPassRate
-from condensegrpo.rollout.collect import collect, failures_of, report_failures
+from condensegrpo.rollout.collect import check_each_rank, collect, failures_of, report_failures
 from condensegrpo.rollout.group import problem_groups
 from condensegrpo.samplers.scripted import ScriptedSampler
 
@@ -190,9 +190,13 @@ def test_nothing_but_failures_is_an_error(stop: Stop) -> None:
         reported(failed, failed)
 
 
-def test_a_rank_whose_trajectories_all_failed_does_not_leave_the_others() -> None:
-    """It alone would raise, and the others would wait for it for ever. One without any trajectory is no failure."""
+def test_a_rank_whose_trajectories_all_failed_is_an_error_on_all_ranks() -> None:
+    """A rank without any trajectory did not fail."""
     broken, well = ended(Stop.ENVIRONMENT_ERROR, Stop.SAMPLER_ERROR), ended(Stop.ANSWERED, Stop.FORMAT)
     first, second = reported(well, broken, [])
     assert first.startswith("1 of 4 trajectories failed (environment_error)")
     assert second.startswith("1 of 4 trajectories failed (sampler_error)")
+    failures = [failures_of(rank) for rank in (well, broken, [])]
+    with pytest.raises(RolloutError, match="all 2 trajectories of rank 1 failed"):
+        check_each_rank(failures)
+    check_each_rank([failures_of(well), failures_of([*well, *broken]), failures_of([])])

@@ -98,12 +98,19 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two real processes found, in all scenarios of one launch."""
     folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += [str(HERE / "two_ranks.py"), "uneven,shared_out,chunks", str(folder)]
+    command += [str(HERE / "two_ranks.py"), "uneven,shared_out,chunks,one_rank_fails", str(folder)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_on_which_every_trajectory_fails_stops_the_run_on_all_ranks(ranks: Path, rank: int) -> None:
+    """They would train on the rest, and nobody would notice the broken device."""
+    error = (ranks / f"failed_rank{rank}.txt").read_text()
+    assert error.startswith("all 2 trajectories of rank 1 failed, 2 of them like this: ")
 
 
 @pytest.mark.parametrize("split", SPLITS)

@@ -9,17 +9,21 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 from adapters import EVERYWHERE, moved_qwen3
+from builders import scored, trajectory
 from packed import collate
 from tiny import forking_rows, kl_surrogate, llama, qwen3, rows, surrogate, wide_llama
 from torch import Tensor
 
 from condensegrpo.algorithms.objective import Minimised, ObjectiveValue, Tokenwise
 from condensegrpo.algorithms.packing import PackedBatch
-from condensegrpo.core.errors import LearnerError
-from condensegrpo.core.trajectory import Segment
+from condensegrpo.algorithms.settings import StopSettings
+from condensegrpo.core.errors import LearnerError, RolloutError
+from condensegrpo.core.observer import Observer
+from condensegrpo.core.trajectory import Segment, Stop
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.activation_checkpointing import checkpoint_layers
 from condensegrpo.learner.engine import STAGES, close_engine, open_engine, optimizer_step
@@ -27,6 +31,7 @@ from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.reference import against_base
 from condensegrpo.learner.settings import OptimizerSettings
 from condensegrpo.learner.weights import gathered
+from condensegrpo.training.rollout_step import BatchFilter, BatchRollout, Round, complete_batch
 
 OPTIMISER = OptimizerSettings(lr=0.01, eps=1e-3, weight_decay=0.1, grad_clip=0.05, warmup_steps=2)
 STEPS = 3
@@ -183,6 +188,22 @@ def runs_out_of_disk(folder: Path) -> None:
         (folder / "error.txt").write_text(f"{type(error).__name__}: {error}")
 
 
+def one_rank_fails(folder: Path) -> None:
+    """The batch of a step, complete but for this: on the second rank every trajectory failed."""
+    stop = Stop.SAMPLER_ERROR if ranks.rank() == 1 else Stop.ANSWERED
+    try:
+        complete_batch(
+            [scored(trajectory(stop=stop), 1.0)] * 2,
+            Round(step=1, chosen=(0, 1), new=2),
+            rollout=cast(BatchRollout, None),  # asked for further problems only
+            batch_filter=BatchFilter(stops=StopSettings(), estimator=lambda _: torch.zeros(2, 1), resample_rounds=0),
+            run_round=lambda extra: [],
+            observer=Observer(),
+        )
+    except RolloutError as error:
+        (folder / f"failed_rank{ranks.rank()}.txt").write_text(str(error))
+
+
 SCENARIOS: dict[str, Callable[[Path], None]] = {
     scenario.__name__: scenario
     for scenario in (
@@ -194,6 +215,7 @@ SCENARIOS: dict[str, Callable[[Path], None]] = {
         saved_and_resumed,
         dies_while_saving,
         runs_out_of_disk,
+        one_rank_fails,
     )
 }
 

@@ -161,6 +161,23 @@ def report_failures(ranks: Sequence[Failures], observer: Observer) -> None:
         )
 
 
+def check_each_rank(ranks: Sequence[Failures]) -> None:
+    """Check that some trajectory of every rank did not fail: otherwise its device or machine is broken.
+
+    Args:
+        ranks: of every rank, so that all ranks raise together.
+
+    Raises:
+        RolloutError: every trajectory of a rank failed; the message holds the most frequent failure.
+    """
+    for number, rank in enumerate(ranks):
+        if rank.kinds and rank.failed == rank.trajectories:
+            raise RolloutError(
+                f"all {rank.trajectories} trajectories of rank {number} failed, {rank.kinds[0].count} of them like "
+                f"this: {rank.kinds[0].first}. Compare its device, files and packages with those of the other ranks."
+            )
+
+
 def _merged(kinds: Iterable[FailureKind]) -> tuple[FailureKind, ...]:
     """Failures of the same plug-in, exception and line as one kind."""
     merged: dict[tuple[str, ...], FailureKind] = {}

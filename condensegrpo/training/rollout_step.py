@@ -19,7 +19,7 @@ from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Environment, GroupReward, Problem, Reward
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.learner import ranks
-from condensegrpo.rollout.collect import collect, failures_of, report_failures
+from condensegrpo.rollout.collect import check_each_rank, collect, failures_of, report_failures
 from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.group import ProblemGroup, problem_groups
 from condensegrpo.storage.run_folder import RunFolder
@@ -169,7 +169,7 @@ def complete_batch(
         run_round: rolls out a further round.
 
     Raises:
-        RolloutError: every trajectory of every round and rank failed.
+        RolloutError: every trajectory of every round failed, on all ranks or on any.
     """
     batch, current = batch_filter.split(scored), first
     missing = _missing(batch, len(first.chosen))
@@ -180,7 +180,9 @@ def complete_batch(
         extra = batch_filter.split(run_round(current))
         missing = _missing(extra, missing)
         batch += extra
-    report_failures(ranks.gather(failures_of(batch.trajectories)), observer)  # a round alone may be one broken problem
+    failures = ranks.gather(failures_of(batch.trajectories))  # of all rounds: one alone may be a broken problem
+    report_failures(failures, observer)
+    check_each_rank(failures)
     return batch
 
 
