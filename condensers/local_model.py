@@ -1,6 +1,7 @@
 """A local Hugging Face model that writes summaries, greedily and one at a time."""
 
 import asyncio
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -59,10 +60,11 @@ class LocalModel:
     def _written(self, text: str, max_tokens: int) -> Written:
         import torch
 
-        model, tokenizer = _loaded(self.model, self.device)
+        device = on_rank(self.device)
+        model, tokenizer = _loaded(self.model, device)
         prompt = tokenizer.apply_chat_template(
             [{"role": "user", "content": text}], add_generation_prompt=True, return_tensors="pt", return_dict=True
-        ).to(self.device)
+        ).to(device)
         length = prompt["input_ids"].shape[1]
         most = getattr(model.config, "max_position_embeddings", None)
         if most is not None and length + max_tokens > most:
@@ -78,6 +80,12 @@ class LocalModel:
         if time.monotonic() - started >= self.seconds:
             raise SummaryRefused(f"{self.model} did not finish within {self.seconds:g} seconds")
         return Written(text=tokenizer.decode(reply_ids, skip_special_tokens=False), finish=Finish.LENGTH)
+
+
+def on_rank(device: str) -> str:
+    """``cuda`` with the rank's number: in a thread of its own it would be the first GPU on every rank."""
+    rank = os.environ.get("LOCAL_RANK")
+    return f"cuda:{rank}" if device == "cuda" and rank is not None else device
 
 
 @cache

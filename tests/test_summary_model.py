@@ -16,6 +16,7 @@ from test_summary import OVER, kinds, play, talker
 
 from condensegrpo.algorithms import segments
 from condensegrpo.assembly.parts import build_condenser
+from condensegrpo.condensers.local_model import on_rank
 from condensegrpo.condensers.summary_model import SummaryModel
 from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core.errors import PluginError
@@ -207,6 +208,21 @@ def variant(folder: Path, place: Path, **generation: int) -> str:
     path = place / "generation_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **generation}))
     return str(place)
+
+
+@pytest.mark.parametrize(
+    ("device", "rank", "wanted"),
+    [("cuda", "3", "cuda:3"), ("cuda:1", "3", "cuda:1"), ("cpu", "3", "cpu"), ("cuda", None, "cuda")],
+)
+def test_a_local_model_lies_on_the_device_of_its_rank(
+    device: str, rank: str | None, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes in a thread, whose current device is the first one on every rank."""
+    if rank is None:
+        monkeypatch.delenv("LOCAL_RANK", raising=False)
+    else:
+        monkeypatch.setenv("LOCAL_RANK", rank)
+    assert on_rank(device) == wanted
 
 
 def test_a_local_model_that_is_cut_off_is_a_refusal(folder: Path) -> None:

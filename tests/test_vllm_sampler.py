@@ -508,8 +508,31 @@ def test_weights_that_do_not_fit_are_named_and_the_sampler_stays_usable(
 def test_sleeping_without_a_gpu_changes_nothing(sampler: "VllmSampler") -> None:
     assert isinstance(sampler, Sleeps)
     before = alone(sampler, MIXED[0], params(seed=1))
-    sampler.sleep()
+    sampler.sleep(keep_weights=False)
     assert alone(sampler, MIXED[0], params(seed=1)).token_ids == before.token_ids
+
+
+@pytest.mark.parametrize(("keep_weights", "level"), [(True, 1), (False, 2)])
+def test_vllm_sleeps_at_the_level_of_what_is_kept_and_wakes_weights_load_cache(
+    sampler: "VllmSampler", policy: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, keep_weights: bool, level: int
+) -> None:
+    """The calls that reach vLLM, which cannot sleep on a CPU; its weights are loaded all the same."""
+    vllm, calls = sampler._queue._engine._engine, []
+    rpc = vllm.collective_rpc
+    monkeypatch.setattr(vllm, "sleep", lambda **given: calls.append(("sleep", given)))
+    monkeypatch.setattr(vllm, "wake_up", lambda tags: calls.append(("wake_up", tags)))
+    monkeypatch.setattr(vllm, "collective_rpc", lambda name, **given: (calls.append((name, None)), rpc(name, **given)))
+    monkeypatch.setattr(sampler, "_can_sleep", True)
+    sampler.sleep(keep_weights=keep_weights)
+    send(sampler, policy, 11)
+    assert calls == [
+        ("sleep", {"level": level}),
+        ("wake_up", ["weights"]),
+        ("reload_weights", None),
+        ("apply_model", None),
+        ("wake_up", ["kv_cache"]),
+    ]
+    assert gap(policy, MIXED[0], alone(sampler, MIXED[0], params()), 1.0) < 1e-4
 
 
 # --- last, since there is one engine ----------------------------------------------------------------------------------

@@ -43,8 +43,11 @@ class Sampler(Protocol):
 class Sleeps(Protocol):
     """A sampler that can give memory back while the learner works."""
 
-    def sleep(self) -> None:
-        """Free memory until the next ``update_weights`` or ``sample``, which wakes the sampler by itself."""
+    def sleep(self, *, keep_weights: bool) -> None:
+        """Free memory until the next ``update_weights`` or ``sample``, which wakes the sampler by itself.
+
+        Without ``keep_weights`` it may drop its weights, and can sample again only after ``update_weights``.
+        """
 
 
 @runtime_checkable

@@ -18,6 +18,7 @@ from torch import Tensor
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols import NamedTensors, Reading, TokenAttention
 from condensegrpo.core.trajectory import Generation, SamplingParams
+from condensegrpo.learner.devices import on_this_device
 from condensegrpo.learner.dtypes import DTYPES, DtypeName
 from condensegrpo.learner.policy import trained_steps
 from condensegrpo.samplers.measure import cut, logprobs_of
@@ -61,7 +62,7 @@ class TransformersSampler:
         self.version = trained_steps(model_path) or 0  # the optimiser step whose weights are in use
         self._weights = threading.Lock()  # held while the weights are read or written
         # one thread: the model is not re-entrant
-        self._worker = worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampler")
+        self._worker = worker = ThreadPoolExecutor(1, "sampler", initializer=on_this_device())
         self._replies = RequestBatcher(
             self._draw, worker=worker, most=max_batch, doing="generating a batch of {} replies"
         )

@@ -228,12 +228,13 @@ def _step(run: _Run, step: int) -> dict[str, float]:
     """From one batch of problems to one optimiser step; returns its metrics."""
     began = time.monotonic()
     batch = run.prefetcher.take(step)
+    update_follows = sampler_gets_weights(step, run.config.rollout.staleness)
     if run.prefetcher.idle and isinstance(run.sampler, Sleeps):
-        run.sampler.sleep()
+        run.sampler.sleep(keep_weights=not update_follows)
     sampled = time.monotonic()
     credit, statistics = _learn(run, step, batch)
     learned = time.monotonic()
-    waited = _send_weights(run, step) if sampler_gets_weights(step, run.config.rollout.staleness) else 0.0
+    waited = _send_weights(run, step) if update_follows else 0.0
     ended = time.monotonic()
     return {
         **_metrics(run, step, batch, credit),

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,12 +22,14 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # public,
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols import NamedTensors
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.learner.devices import stream_restored
 from condensegrpo.learner.settings import TIMEOUT_MINUTES
 from condensegrpo.samplers.vllm.settings import EngineSettings
 from condensegrpo.samplers.vllm.weights import ExpectedWeights, repack_heads
 
 GIB = 1 << 30
 MAX_RUNNING = 256  # requests in one step on a CPU
+Part = Literal["weights", "kv_cache"]  # of what sleeps, by vLLM's names
 FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH}
 SETTINGS = {  # environment variables, unless the user set them
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -164,13 +166,13 @@ class VllmEngine:
             )
         check.complete()
 
-    def sleep(self) -> None:
-        """Move the weights to main memory and drop keys and values (level 1: level 2 would drop the weights too)."""
-        self._engine.sleep(level=1)
+    def sleep(self, *, keep_weights: bool) -> None:
+        """Free the GPU: drop keys and values, and move the weights to main memory or drop them too."""
+        self._engine.sleep(level=1 if keep_weights else 2)
 
-    def wake(self) -> None:
-        """Move the weights back to the GPU."""
-        self._engine.wake_up()
+    def wake(self, part: Part) -> None:
+        """Take memory of the GPU for a part again; scheduling goes on when both have it."""
+        self._engine.wake_up([part])
 
     def close(self) -> None:
         """Free the engine. May be called twice."""
@@ -278,11 +280,11 @@ def _join_alone() -> None:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Restore what vLLM changes in the process when it starts: random states and torch's number of threads."""
+    """Restore what vLLM changes when it starts: random states, torch's number of threads and the thread's stream."""
     states = random.getstate(), np.random.get_state()
     threads, setter = torch.get_num_threads(), torch.set_num_threads
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with _quiet(), torch.random.fork_rng(devices=devices):
+    with _quiet(), stream_restored(), torch.random.fork_rng(devices=devices):
         try:
             yield
         finally:

@@ -5,9 +5,10 @@ A request enters the engine when it arrives and leaves it when it is done: no re
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
 import torch
@@ -15,7 +16,8 @@ import torch
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols import NamedTensors
 from condensegrpo.core.trajectory import Generation, SamplingParams
-from condensegrpo.samplers.vllm.engine import VllmEngine
+from condensegrpo.learner.devices import on_this_device, stream_restored
+from condensegrpo.samplers.vllm.engine import Part, VllmEngine
 
 STRETCH_SECONDS = 1.0  # longest run of steps in the thread before the event loop gets their results
 STUCK_SECONDS = 600.0  # a run of steps that takes longer hangs: its requests fail
@@ -36,7 +38,8 @@ class EngineQueue:
 
     def __init__(self, engine: VllmEngine) -> None:
         self._engine = engine
-        self._asleep = False
+        self._asleep: set[Part] = set()
+        self._dropped = False  # the weights, when it was put to sleep
         self._numbers = count()
         self._new: list[_Request] = []  # not in the engine yet
         self._open: dict[str, _Request] = {}  # in the engine
@@ -45,8 +48,7 @@ class EngineQueue:
         self._worker = ThreadPoolExecutor(  # one thread: the engine is not re-entrant
             max_workers=1,
             thread_name_prefix="vllm",
-            # OpenMP keeps a number of threads per thread, and vLLM reads this thread's first
-            initializer=lambda: torch.set_num_threads(torch.get_num_threads()),
+            initializer=partial(_begin_thread, on_this_device()),
         )
 
     async def ask(self, prompt_ids: Sequence[int], params: SamplingParams | None) -> Generation:
@@ -79,15 +81,19 @@ class EngineQueue:
                 f"updating the sampler's weights to version {version}: {len(self._open) + len(self._new)} requests are "
                 f"under way, and their replies would be of two policies. Await them first."
             )
-        self._wake()
-        self._engine.abort(self._take_abandoned())
-        self._engine.load(named_tensors)
+        with stream_restored():
+            self._wake("weights")
+            self._engine.abort(self._take_abandoned())
+            self._engine.load(named_tensors)
+            self._dropped = False
+            self._wake("kv_cache")  # last: so the learner's copies of weights never lie beside keys and values
 
-    def sleep(self) -> None:
-        """Move the weights to main memory until the next request or update."""
+    def sleep(self, *, keep_weights: bool) -> None:
+        """Free the GPU until the next request or update, or until the next update if the weights are dropped."""
         if not self._asleep:
-            _result(self._worker.submit(self._engine.sleep), "putting vLLM to sleep")
-            self._asleep = True
+            work = self._worker.submit(partial(self._engine.sleep, keep_weights=keep_weights))
+            _result(work, "putting vLLM to sleep")
+            self._asleep, self._dropped = {"weights", "kv_cache"}, not keep_weights
 
     def close(self) -> None:
         """End the thread and free the engine. Later requests fail."""
@@ -138,7 +144,10 @@ class EngineQueue:
         self, new: Sequence[_Request], abandoned: Sequence[str], waiting: Sequence[_Request]
     ) -> Mapping[str, Outcome]:
         """In the worker thread: update the engine's requests, then step until one is done, cancelled or new."""
-        self._wake()
+        if self._dropped:
+            raise SamplerError("the weights were dropped when vLLM was put to sleep, and no new ones were sent since")
+        self._wake("weights")
+        self._wake("kv_cache")
         self._engine.abort(abandoned)
         outcomes: dict[str, Outcome] = {}
         for request in new:
@@ -169,10 +178,16 @@ class EngineQueue:
         abandoned, self._abandoned = self._abandoned, []
         return abandoned
 
-    def _wake(self) -> None:
-        if self._asleep:
-            self._engine.wake()
-            self._asleep = False
+    def _wake(self, part: Part) -> None:
+        if part in self._asleep:
+            self._engine.wake(part)
+            self._asleep.remove(part)
+
+
+def _begin_thread(use_device: Callable[[], None]) -> None:
+    use_device()
+    # OpenMP keeps a number of threads per thread, and vLLM reads this thread's first
+    torch.set_num_threads(torch.get_num_threads())
 
 
 def _awaited(request: _Request) -> bool:

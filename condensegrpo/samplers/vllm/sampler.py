@@ -103,10 +103,10 @@ class VllmSampler:
         self._queue.load(named_tensors, version)
         self.version = version
 
-    def sleep(self) -> None:
-        """Free the GPU's memory until the next request or update; the weights wait in main memory."""
+    def sleep(self, *, keep_weights: bool) -> None:
+        """Free the GPU's memory until the next request or update; weights that are kept wait in main memory."""
         if self._can_sleep:
-            self._queue.sleep()
+            self._queue.sleep(keep_weights=keep_weights)
 
     def close(self) -> None:
         """Free engine and memory. Later requests fail."""

@@ -1,0 +1,164 @@
+"""How vLLM's engine is driven: its thread, device and stream, and the order of its calls; a stub stands for vLLM."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from tiny import qwen3, tokenizer
+
+from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.learner import devices
+from condensegrpo.samplers.transformers import TransformersSampler
+from condensegrpo.samplers.vllm.engine import VllmEngine
+from condensegrpo.samplers.vllm.engine_queue import EngineQueue
+
+REPLY = Generation(token_ids=(7,), logprobs=(-0.5,), finish=Finish.LENGTH)
+
+
+@dataclass(eq=False)
+class Gpu:
+    """What CUDA keeps for each thread: a new thread has device 0 and the default stream."""
+
+    threads: threading.local = field(default_factory=threading.local)
+    pending: bool = False  # work that a stream has not done yet
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> int:
+        return int(getattr(self.threads, "device", 0))
+
+    def set_device(self, device: int) -> None:
+        self.threads.device = device
+
+    def current_stream(self) -> str:
+        return str(getattr(self.threads, "stream", "default"))
+
+    def set_stream(self, stream: str) -> None:
+        self.threads.stream = stream
+
+    def synchronize(self) -> None:
+        self.pending = False
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    fake = Gpu()
+    monkeypatch.setattr(devices, "gpu", fake)
+    return fake
+
+
+@dataclass(eq=False)
+class StubEngine:
+    """Answers every request in one step, switches the stream as vLLM does, and remembers its calls."""
+
+    calls: list[str] = field(default_factory=list)
+    used: set[object] = field(default_factory=set)  # devices on which it stepped
+    open: list[str] = field(default_factory=list)
+
+    def add(self, name: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        self.open.append(name)
+
+    def abort(self, names: Sequence[str]) -> None:
+        self.open = [name for name in self.open if name not in names]
+
+    def step(self) -> dict[str, Generation]:
+        self.calls.append("step")
+        self.used.add(devices.gpu.current_device() if devices.gpu.is_available() else None)
+        done, self.open = self.open, []
+        return dict.fromkeys(done, REPLY)
+
+    def load(self, named_tensors: Any) -> None:
+        if devices.gpu.is_available():
+            devices.gpu.set_stream("vLLM's own")
+            devices.gpu.pending = True
+        if named_tensors is None:
+            raise SamplerError("a weight is missing")
+        self.calls.append("load")
+
+    def sleep(self, *, keep_weights: bool) -> None:
+        self.calls.append("sleep" if keep_weights else "sleep without weights")
+
+    def wake(self, part: str) -> None:
+        self.calls.append(f"wake {part}")
+
+    def close(self) -> None:
+        pass
+
+
+def queue_of(engine: StubEngine) -> EngineQueue:
+    return EngineQueue(cast(VllmEngine, engine))
+
+
+def ask(queue: EngineQueue) -> Generation:
+    return asyncio.run(queue.ask([5], SamplingParams(max_tokens=1)))
+
+
+def test_the_thread_that_steps_the_engine_uses_the_device_of_its_rank(gpu: Gpu) -> None:
+    """A new thread's device is 0: every rank but the first would launch its kernels on the first one's GPU."""
+    gpu.set_device(3)
+    engine = StubEngine()
+    queue = queue_of(engine)
+    ask(queue)
+    queue.close()
+    assert engine.used == {3}
+
+
+def test_the_thread_of_the_transformers_sampler_uses_the_device_of_its_rank(gpu: Gpu, tmp_path: Path) -> None:
+    qwen3().save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    gpu.set_device(2)
+    sampler = TransformersSampler(str(tmp_path), device="cpu")
+    assert sampler._worker.submit(gpu.current_device).result() == 2
+    sampler.close()
+
+
+def test_new_weights_leave_the_callers_stream_as_it_was_and_are_there(gpu: Gpu) -> None:
+    """On another stream the learner would not wait for its own work, nor the sampler's thread for the copies."""
+    queue = queue_of(StubEngine())
+    gpu.set_stream("the learner's")
+    queue.load([("weight", torch.zeros(1))], 1)
+    assert (gpu.current_stream(), gpu.pending) == ("the learner's", False)
+    queue.close()
+
+
+def test_weights_that_an_update_replaces_are_dropped_and_wake_before_the_cache() -> None:
+    engine = StubEngine()
+    queue = queue_of(engine)
+    queue.sleep(keep_weights=False)
+    queue.load([], 1)
+    ask(queue)
+    queue.close()
+    assert engine.calls == ["sleep without weights", "wake weights", "load", "wake kv_cache", "step"]
+
+
+def test_a_request_without_an_update_wakes_weights_that_were_kept() -> None:
+    engine = StubEngine()
+    queue = queue_of(engine)
+    queue.sleep(keep_weights=True)
+    queue.sleep(keep_weights=False)  # it sleeps already
+    ask(queue)
+    queue.load([], 1)
+    queue.close()
+    assert engine.calls == ["sleep", "wake weights", "wake kv_cache", "step", "load"]
+
+
+def test_no_reply_comes_from_weights_that_were_dropped() -> None:
+    """Also not after an update that failed in the middle."""
+    queue = queue_of(StubEngine())
+    queue.sleep(keep_weights=False)
+    with pytest.raises(SamplerError, match="the weights were dropped when vLLM was put to sleep"):
+        ask(queue)
+    with pytest.raises(SamplerError, match="a weight is missing"):
+        queue.load(cast(Any, None), 1)
+    with pytest.raises(SamplerError, match="the weights were dropped"):
+        ask(queue)
+    queue.load([], 2)
+    assert ask(queue) == REPLY
+    queue.close()
