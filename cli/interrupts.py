@@ -3,6 +3,9 @@
 A handler of Python runs when the main thread next executes Python. That takes as long as the call it is in, and two
 signals that arrive meanwhile count as one: under load, or while a reward holds the interpreter's lock, a second Ctrl-C
 was lost. The kernel's default action needs no thread of this process.
+
+The ranks of a launcher keep their handler of SIGTERM: SLURM sends it to every process of a step, and a torchrun among
+them passes its own on to the ranks. A launcher ends what does not end in time with SIGKILL.
 """
 
 import ctypes
@@ -30,11 +33,14 @@ class StopRequest:
         return self._asked
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._asked and number in _repeated():
+            return
         if self._asked or not self._polled:  # there is nothing to save yet
             exit_immediately(number, frame)
         self._asked = True
         for each in SIGNALS if KERNEL_ENDS else ():
-            signal.signal(each, signal.SIG_DFL)
+            if each not in _repeated():
+                signal.signal(each, signal.SIG_DFL)
         _write(
             b"\nfinishing the step and saving; press Ctrl-C again to exit immediately (the last checkpoint is intact)\n"
         )
@@ -53,7 +59,7 @@ def handle_first(handler: "signal._HANDLER") -> None:
     """
     for number in SIGNALS:
         signal.signal(number, handler)
-        if KERNEL_ENDS:
+        if KERNEL_ENDS and number not in _repeated():
             libc = ctypes.CDLL(None)
             libc.signal.restype = libc.sysv_signal.restype = ctypes.c_void_p
             libc.signal.argtypes = libc.sysv_signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
@@ -65,6 +71,11 @@ def end_with_launcher() -> None:
     """Have the kernel end this rank when torchrun or deepspeed ends: torchrun's ranks are sessions of their own."""
     if {"TORCHELASTIC_RUN_ID", "CROSS_RANK"} & os.environ.keys():
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _repeated() -> frozenset[int]:
+    """Signals that this process may get more than once for one request to stop."""
+    return frozenset({signal.SIGTERM} if "RANK" in os.environ else ())
 
 
 def _write(text: bytes) -> None:

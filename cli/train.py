@@ -59,7 +59,9 @@ def _train(arguments: list[str], resume: Path | None, *, dry_run: bool, allow_ch
     from condensegrpo.cli.console import PhaseDisplay
     from condensegrpo.config.load import dump_with_origins, load_config
     from condensegrpo.config.resumed import change_table, resumed_config
+    from condensegrpo.learner.launchers import join_launch
 
+    join_launch(os.environ)
     path, overrides = _source(arguments, resume)
     changes = ""
     if resume:
@@ -163,7 +165,7 @@ def _run(config: "RunConfig", components: "Components", folder: RunFolder, obser
 
     quiet_libraries()
     ranks.join(config.learner.timeout_minutes)
-    folder = ranks.from_first(folder)
+    folder = ranks.from_first(RunFolder(folder.path.absolute()))  # ranks may work in different folders
     try:
         return run_training(components, folder, observer=observer, stopping=stop.requested)
     except Interrupted as reason:

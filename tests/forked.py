@@ -34,15 +34,20 @@ PRELOADED = (
 
 
 class ForkedCommand:
-    """A running command, with the interface of ``subprocess.Popen`` that the tests use."""
+    """A running command, with the interface of ``subprocess.Popen`` that the tests use.
 
-    def __init__(self, arguments: Sequence[str], *, cwd: Path, environment: Mapping[str, str]) -> None:
+    ``more`` are variables that the command has besides ``environment``, in which the libraries were imported.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], *, cwd: Path, environment: Mapping[str, str], more: Mapping[str, str] = {}
+    ) -> None:
         self.args = ["condensegrpo", *arguments]
         self._output = Path(tempfile.mkdtemp(prefix="command-"))
         weakref.finalize(self, shutil.rmtree, self._output, ignore_errors=True)
         streams = [str(self._output / name) for name in ("stdout", "stderr")]
         self._process = _server(tuple(sorted(environment.items()))).Process(
-            target=_child, args=(self.args, str(cwd), dict(environment), streams)
+            target=_child, args=(self.args, str(cwd), {**environment, **more}, streams)
         )
         self._process.start()
         assert self._process.pid is not None

@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Literal, TypeVar
 
+import torch
 from torch import Tensor, distributed
 from torch.distributed import HashStore, distributed_c10d  # type: ignore[attr-defined]  # HashStore: not in the stubs
 
+from condensegrpo.learner.launchers import device_index
 from condensegrpo.learner.settings import TIMEOUT_MINUTES
 
 T = TypeVar("T")
@@ -43,7 +45,7 @@ def join(timeout_minutes: float = TIMEOUT_MINUTES) -> None:
         if not distributed.is_initialized():
             backend = get_accelerator().communication_backend_name()
             distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
-    get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
+    get_accelerator().set_device(own_device())
     with without_deprecations():
         deepspeed.init_distributed(timeout=timeout)
     if world_size() > 1:
@@ -66,6 +68,13 @@ def time_limit(group: distributed.ProcessGroup) -> timedelta:
     """How long a collective operation of a group may take, the wait for its last rank included."""
     limit: timedelta = group._get_backend(group._device_types[0]).options._timeout
     return limit
+
+
+def own_device() -> int:
+    """The index of this process's device. LOCAL_RANK is set to it: DeepSpeed and vLLM take it for that index."""
+    index = device_index(int(os.environ.get("LOCAL_RANK", "0")), torch.accelerator.device_count())
+    os.environ["LOCAL_RANK"] = str(index)
+    return index
 
 
 def leave() -> None:

@@ -181,6 +181,12 @@ class RunFolder:
                     f"({file.read().strip() or 'process unknown'}). Wait for it or stop it, or give this run "
                     f"another name (name=…)."
                 ) from error
+            except OSError as error:
+                raise RunError(
+                    f"locking the run folder {self.path}: {error.strerror}. Its file system has no file locks, which "
+                    f"keep processes from writing into one file at a time. Set runs_dir to a folder of another file "
+                    f"system, or mount this one with locks (Lustre: -o flock)."
+                ) from error
             file.truncate(0)
             file.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
             file.flush()

@@ -53,7 +53,7 @@ def first_policy(
     settings, warm = config.warm_start, folder.path / "origin" / "warm"
     if settings.steps == 0:
         return source
-    if warm.is_dir():
+    if ranks.from_first(warm.is_dir()):  # asked on rank 0 alone: other nodes' NFS caches would remember its absence
         discard_progress(warm)
         return str(warm)
     if ranks.from_first(learned_otherwise(folder, config)):

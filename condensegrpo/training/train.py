@@ -26,7 +26,7 @@ from condensegrpo.assembly.runtime import (
     use_threads,
 )
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.errors import CondenseError, ConfigError, RunError
+from condensegrpo.core.errors import CondenseError, RunError
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Describes, Sampler, Sleeps, Tracker
 from condensegrpo.core.trajectory import ScoredTrajectory
@@ -41,6 +41,7 @@ from condensegrpo.rollout.engine import Engine
 from condensegrpo.storage.environment import write_environment
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import JsonlTracker, read_metrics
+from condensegrpo.training.agreement import check_ranks
 from condensegrpo.training.credit_step import StepCredit, give_credit, record_credit, step_metrics
 from condensegrpo.training.initial_policy import base_policy, first_policy
 from condensegrpo.training.prefetch_files import write_batches
@@ -87,9 +88,10 @@ def train(components: Components, folder: RunFolder, *, observer: Observer, stop
     config = components.config
     use_threads(config)
     ranks.join(config.learner.timeout_minutes)
-    _check_ranks(config)
     if ranks.rank() == 0:
         folder.remove_leftovers()
+    check_ranks(components, folder.path)
+    if ranks.rank() == 0:
         write_environment(folder.path)
     for warning in _ignored_settings(config):
         observer.say(warning)
@@ -383,12 +385,3 @@ def _warn_of_unused_turn_rewards(run: _Run, metrics: Mapping[str, float]) -> boo
         able = names.turn_reward_estimators()
         run.observer.say(f"turn rewards are only logged: the estimator {name} does not see them; {able} do")
     return unused
-
-
-def _check_ranks(config: RunConfig) -> None:
-    size = ranks.world_size()
-    if config.train.problems_per_step % size:
-        raise ConfigError(
-            f"checking train.problems_per_step: {config.train.problems_per_step} problems do not divide over {size} "
-            f"ranks; choose a multiple, so that every rank rolls out whole groups."
-        )
