@@ -1,0 +1,298 @@
+"""What the trajectory engine itself costs: CPU time of one core per turn, with a sampler that answers at once.
+
+    python benchmarks/engine.py                             # about nine minutes: all tables
+    python benchmarks/engine.py --condensers last_k full    # some of them
+    python benchmarks/engine.py --quick                     # one minute: short episodes, few trajectories
+
+Rendering, tokenising, counting, condensing, records and their writing are measured; the policy, tools and rewards are
+not. A reply is 32 random tokens of a tokenizer of one token a word, answered by one user message of 8 words; with
+tools, a call of a tool that answers at once. The budget is 2,000 tokens, that of ``full`` as long as the episode.
+
+Every cell is a process of its own: CPU seconds and the growth of resident memory are its own. A cell that takes longer
+than its limit is printed as "–", and so are longer ones. An exponent is the slope of log CPU of the whole step over
+log turns (or log trajectories): 1 is flat per turn.
+"""
+
+import argparse
+import asyncio
+import cProfile
+import gc
+import io
+import math
+import multiprocessing
+import pstats
+import random
+import resource
+import signal
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Literal
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from condensegrpo.condensers.attention import AttentionCondenser
+from condensegrpo.condensers.full import Full
+from condensegrpo.condensers.last_k import LastK
+from condensegrpo.condensers.observation_mask import ObservationMask
+from condensegrpo.condensers.pipeline import Pipeline
+from condensegrpo.condensers.random_drop import RandomDrop
+from condensegrpo.condensers.summary import PolicySummary
+from condensegrpo.condensers.truncate import Truncate
+from condensegrpo.core.messages import History, Message
+from condensegrpo.core.protocols import Condenser, NamedTensors, Problem, Stage, Step
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Score, ScoredTrajectory, Trajectory
+from condensegrpo.learner.new_model import new_tokenizer
+from condensegrpo.rollout.engine import Engine
+from condensegrpo.rollout.group import problem_groups, rollout
+from condensegrpo.rollout.render import Renderer
+from condensegrpo.rollout.settings import Limits
+from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
+from condensegrpo.storage.trajectories import write_trajectory
+
+WORDS = tuple(f"w{number}" for number in range(2000))
+REPLY, ANSWER, QUESTION = 32, 8, 32  # words
+BUDGET = 2000  # tokens of a context
+SAMPLES = 8  # trajectories of a group
+MASK_ONLY = ObservationMask(drop_oldest=False)
+CONDENSERS: Mapping[str, Condenser] = {
+    "full": Full(),
+    "last_k": LastK(keep_last=2),
+    "truncate": Truncate(),
+    "observation_mask": ObservationMask(),
+    "random_drop": RandomDrop(),
+    "attention": AttentionCondenser(scorer="instant"),
+    "summary": PolicySummary(max_tokens=REPLY),
+    "pipeline": Pipeline(
+        [Stage(name="observation_mask", condenser=MASK_ONLY), Stage(name="last_k", condenser=LastK(keep_last=2))]
+    ),
+}
+TURNS, TRAJECTORIES = (8, 32, 128, 512), (16, 64, 256, 1024, 4096)
+FEW, SHORT = 16, 8  # trajectories where turns grow, turns where trajectories grow
+LIMIT, QUICK_LIMIT = 15.0, 5.0  # seconds of CPU of a cell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """What is played."""
+
+    condenser: str
+    turns: int
+    trajectories: int
+    tools: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What it took."""
+
+    seconds: float  # of CPU, user and system
+    bytes: int  # by which resident memory grew at most
+
+    def per_turn(self, cell: Cell) -> float:
+        """Milliseconds."""
+        return 1000 * self.seconds / (cell.turns * cell.trajectories)
+
+
+class Instant:
+    """Answers at once with random words; with tools, with a call."""
+
+    version = 0
+
+    def __init__(self, reply_ids: Sequence[tuple[int, ...]]) -> None:
+        self._replies = reply_ids
+
+    async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+        """The reply that the seed draws."""
+        reply = self._replies[params.seed % len(self._replies)]
+        return Generation(token_ids=reply, logprobs=(-0.5,) * len(reply), finish=Finish.STOP)
+
+    def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
+        """Has none."""
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+class InstantScorer:
+    """Scores units by their place at once."""
+
+    async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
+        """1, 2, 3, … of every history."""
+        return [[float(place + 1) for place in range(len(history.units))] for history in histories]
+
+
+class Chat:
+    """Answers a reply by 8 words, and ends after so many replies."""
+
+    def __init__(self, problem: Problem, turns: int) -> None:
+        self._problem, self._left = problem, turns
+        self._draw = random.Random(problem.id)
+
+    async def start(self) -> tuple[Message, ...]:
+        """The question."""
+        return (Message(role="user", content=self._problem.question),)
+
+    async def step(self, reply: Message) -> Step:
+        """Some words, or the end."""
+        self._left -= 1
+        if not self._left:
+            return Step(done=True, answer="")
+        return Step(observations=(Message(role="user", content=" ".join(self._draw.choices(WORDS, k=ANSWER))),))
+
+
+def look(words: str) -> str:
+    """Look at words.
+
+    Args:
+        words: to look at.
+    """
+    return words
+
+
+def played(cell: Cell, file: Path) -> None:
+    """Play all trajectories of a cell and write them to a file."""
+    called = [f'<tool_call>{{"name": "look", "arguments": {{"words": "{word}"}}}}</tool_call>' for word in WORDS[:64]]
+    kind: Literal["bpe", "words"] = "bpe" if cell.tools else "words"
+    tokenizer = new_tokenizer([" ".join(WORDS), *called], kind=kind, vocab_size=len(WORDS) + 600)
+    draw = random.Random(0)
+    texts = called if cell.tools else [" ".join(draw.choices(WORDS, k=REPLY)) for _ in range(64)]
+    toolbox = Toolbox({"look": look} if cell.tools else {}, format=TOOL_FORMATS["native"], seconds=10.0)
+    renderer = Renderer(tokenizer, tools=toolbox.schemas)
+    budget = 100 * cell.turns + BUDGET if cell.condenser == "full" else BUDGET
+    engine = Engine(
+        sampler=Instant([renderer.reply_ids(text) for text in texts]),
+        renderer=renderer,
+        condenser=CONDENSERS[cell.condenser],
+        condenser_name=cell.condenser,
+        scorers={"instant": InstantScorer()},
+        toolbox=toolbox,
+        limits=Limits(max_turns=cell.turns, max_context_tokens=budget, max_output_tokens=64),
+    )
+    problems = [
+        Problem(id=str(number), question=" ".join(draw.choices(WORDS, k=QUESTION)))
+        for number in range(cell.trajectories // SAMPLES)
+    ]
+
+    async def record(trajectory: Trajectory) -> None:
+        acts = sum(turn.kind == "act" for turn in trajectory.turns)
+        if acts != cell.turns:
+            raise RuntimeError(
+                f"{trajectory.id} has {acts} of {cell.turns} turns: {trajectory.stop} {trajectory.detail}"
+            )
+        score = Score(total=0.0, components={}, format_valid=True, correct=0.0, context_tokens=0)
+        write_trajectory(file, ScoredTrajectory(trajectory=trajectory, score=score))
+
+    play = rollout(
+        problem_groups(problems, 1),
+        samples=SAMPLES,
+        environment=lambda problem: Chat(problem, cell.turns),
+        engine=engine,
+        run_seed=0,
+        step=1,
+        on_finish=record,
+    )
+    asyncio.run(play)
+
+
+# --- a cell in a process of its own
+
+
+def measured(cell: Cell, limit: float) -> Cost | None:
+    """The cost of a cell; None: it took longer than ``limit`` seconds of CPU."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_child, args=(cell, sender, limit))
+    process.start()
+    sender.close()
+    try:
+        cost: Cost | None = receiver.recv()
+    except EOFError:
+        cost = None
+    process.join()
+    if cost is None and process.exitcode != -signal.SIGXCPU:
+        raise SystemExit(f"{cell} failed with code {process.exitcode}")
+    return cost
+
+
+def _child(cell: Cell, sender: "Connection[Cost, None]", limit: float) -> None:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        played(replace(cell, turns=2, trajectories=SAMPLES), Path(folder) / "first.jsonl")  # what loads on first use
+        gc.collect()
+        before, resident = resource.getrusage(resource.RUSAGE_SELF), _peak(reset=True)
+        used = int(before.ru_utime + before.ru_stime)
+        resource.setrlimit(resource.RLIMIT_CPU, (used + int(limit) + 1, used + int(limit) + 5))
+        played(cell, Path(folder) / "trajectories.jsonl")
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+        sender.send(Cost(seconds=seconds, bytes=_peak() - resident))
+
+
+def _peak(*, reset: bool = False) -> int:
+    """Largest resident memory since the last reset, in bytes."""
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))
+
+
+# --- tables
+
+
+def exponent(sizes: Sequence[int], costs: Sequence[Cost | None]) -> float | None:
+    """Slope of log seconds over log size, by least squares, of the cells that ended; None: fewer than two."""
+    points = [(math.log(size), math.log(cost.seconds)) for size, cost in zip(sizes, costs, strict=True) if cost]
+    return statistics.linear_regression(*zip(*points, strict=True)).slope if len(points) > 1 else None
+
+
+def table(console: Console, title: str, rows: Mapping[str, Sequence[Cell]], sizes: Sequence[int], limit: float) -> None:
+    """Milliseconds of CPU per turn of every cell, the exponent of a row, and the memory of its largest cell."""
+    shown = Table("condenser", *(str(size) for size in sizes), "exponent", "kB a trajectory", title=title)
+    for name, cells in rows.items():
+        costs: list[Cost | None] = []
+        for cell in cells:  # what follows a cell over its limit would take longer still
+            costs.append(measured(cell, limit) if not costs or costs[-1] else None)
+        slope = exponent(sizes, costs)
+        ended = [(cost, cell) for cost, cell in zip(costs, cells, strict=True) if cost]
+        figures = [f"{cost.per_turn(cell):.2f}" if cost else "–" for cost, cell in zip(costs, cells, strict=True)]
+        memory = f"{ended[-1][0].bytes / ended[-1][1].trajectories / 1000:.0f}" if ended else "–"
+        shown.add_row(name, *figures, "–" if slope is None else f"{slope:.2f}", memory)
+    console.print(shown)
+
+
+def profile(console: Console, cell: Cell) -> None:
+    """The functions that take most of a cell's time."""
+    profiler = cProfile.Profile()
+    with tempfile.TemporaryDirectory() as folder:
+        profiler.runcall(played, cell, Path(folder) / "trajectories.jsonl")
+    stream = io.StringIO()
+    pstats.Stats(profiler, stream=stream).strip_dirs().sort_stats("tottime").print_stats(15)
+    console.print(f"profile of {cell}", stream.getvalue(), markup=False)
+
+
+def main(names: Sequence[str], *, quick: bool) -> None:
+    """Run all cells and print the tables."""
+    console = Console(width=120)
+    turns, trajectories = (TURNS[:2], TRAJECTORIES[:2]) if quick else (TURNS, TRAJECTORIES)
+    limit = QUICK_LIMIT if quick else LIMIT
+    for tools in (False, True):
+        ending = ", a tool call in every turn" if tools else ""
+        grown = {name: [Cell(condenser=name, turns=k, trajectories=FEW, tools=tools) for k in turns] for name in names}
+        title = f"ms of CPU per turn by turns, {FEW} trajectories{ending}"
+        table(console, title, grown, turns, limit)
+    many = {name: [Cell(condenser=name, turns=SHORT, trajectories=n) for n in trajectories] for name in names}
+    table(console, f"ms of CPU per turn by trajectories, {SHORT} turns", many, trajectories, limit)
+    profile(console, Cell(condenser=names[0], turns=turns[-1] // 4, trajectories=FEW))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--condensers", nargs="+", choices=CONDENSERS, default=list(CONDENSERS))
+    parser.add_argument("--quick", action="store_true", help="short episodes, few trajectories")
+    arguments = parser.parse_args()
+    main(arguments.condensers, quick=arguments.quick)
