@@ -35,6 +35,7 @@ def open_learner(
         dtype=config.model.dtype,
         offload=config.learner.offload.training,
     )
+    engine.module.kernel = config.model.attention
     random.seed(config.seed + rank())
     torch.manual_seed(config.seed + rank())
     return engine
@@ -42,9 +43,7 @@ def open_learner(
 
 def choices(config: RunConfig, learner: DeepSpeedEngine) -> list[str]:
     """What an open learner chose by itself, for the log."""
-    notes = []
-    if learner.module.without_trees:
-        notes.append(f"prefixes that rows share are computed once for every row: {learner.module.without_trees}")
+    notes = [learner.module.describe(learner.device)]
     if _checkpoints_activations(config):
         notes.append(
             "decoder layers keep only their inputs for backward, which computes them again: memory falls and a step "

@@ -34,6 +34,7 @@ def check_run(components: Components) -> tuple[str, ...]:
     _check_reward(components)
     _check_batch(components)
     _check_variants(components)
+    _check_attention(components.config)
     return (_estimator(components.config), *_check_policy(components))
 
 
@@ -118,6 +119,14 @@ def _check_variants(components: Components) -> None:
                     f"checking evaluate.variants.{name}: it changes {section}, which an evaluation takes from the run. "
                     f"Remove that override; for another {section} start another run, or use condensegrpo eval."
                 )
+
+
+def _check_attention(config: RunConfig) -> None:
+    """Check that the kernel of the learner's attention can run on this machine."""
+    if config.model.attention != "auto":
+        from condensegrpo.learner.attention_kernels import check_name  # imports transformers' attention
+
+        check_name(config.model.attention, config.model.dtype)
 
 
 def _check_policy(components: Components) -> Iterator[str]:

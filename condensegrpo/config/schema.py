@@ -78,8 +78,8 @@ class ModelSettings(Section):
     """Folder or Hub id with a tokenizer and a chat template. Not together with ``new``."""
     new: NewModel | None = None
     dtype: Dtype = "float32"
-    attention: str = "sdpa"
-    """transformers' ``attn_implementation`` of the learner."""
+    attention: str = "auto"
+    """The learner's kernel: auto chooses; sdpa, flex and flash compute prefix trees; other names are transformers'."""
     lora: LoraSettings | None = None
     """null: all weights train. The warm start of a new model trains all of them in any case."""
 

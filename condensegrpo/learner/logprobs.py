@@ -10,15 +10,19 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PretrainedConfig, PreTrainedModel
 
 from condensegrpo.algorithms.objective import Share, Summed
 from condensegrpo.algorithms.packing import lay_out
 from condensegrpo.algorithms.segments import reply_row
 from condensegrpo.core.errors import LearnerError
+from condensegrpo.learner.attention_kernels import Heads, Kernels, kernels_on
 from condensegrpo.learner.head import ChunkedHead, Predicted
+from condensegrpo.learner.interval_attention import Intervals
 from condensegrpo.learner.padded_rows import pad_rows
-from condensegrpo.learner.tree_attention import TREE_ATTENTION, Paths, paths, use_tree_attention
+from condensegrpo.learner.settings import TREE_KERNELS
+from condensegrpo.learner.tree_attention import TREE_ATTENTION, Along, use_tree_attention
 
 # attention that also runs on a CPU and does not separate packed rows by itself
 ANYWHERE = ("sdpa", TREE_ATTENTION, "eager")
@@ -31,8 +35,10 @@ class TrainedLogprobs(nn.Module):
     """A causal LM whose forward pass gives log-probabilities of trained tokens; what DeepSpeed wraps.
 
     ``policy`` is the model itself; ``head`` shares its LM head. ``without_trees`` is why the model takes plain rows
-    only; None: it computes prefix trees.
+    only; None: it computes prefix trees. ``kernel`` is the one that shall compute them, as in ``model.attention``.
     """
+
+    kernel = "auto"
 
     def __init__(self, policy: PreTrainedModel) -> None:
         super().__init__()
@@ -46,6 +52,7 @@ class TrainedLogprobs(nn.Module):
         self.without_trees = why_no_trees(settings, attention)
         if self.without_trees is None and not use_tree_attention(policy):
             self.without_trees = f"{type(policy).__name__} does not let its attention be replaced"
+        self.heads = _heads(config, settings)
         self.head = ChunkedHead(
             policy.get_output_embeddings(),
             softcap=settings.get("final_logit_softcapping"),
@@ -82,16 +89,33 @@ class TrainedLogprobs(nn.Module):
         """Whether rows that share a prefix may be packed as a tree."""
         return self.without_trees is None
 
+    def kernels(self, device: torch.device) -> Kernels:
+        """What computes the attention of prefix trees on a device."""
+        return kernels_on(self.kernel, self.heads, self.policy.dtype, device)
+
+    def describe(self, device: torch.device) -> str:
+        """How attention is computed on a device, for the log."""
+        if self.without_trees is None:
+            return self.kernels(device).said
+        return (
+            f"attention kernel: {str(self.policy.config._attn_implementation).replace(TREE_ATTENTION, 'sdpa')}; "
+            f"prefixes that rows share are computed once for every row: {self.without_trees}"
+        )
+
     def _hidden(self, token_ids: Tensor, position_ids: Tensor, source: Tensor) -> Tensor:
         """The decoder's last hidden states (T, H) at ``source``; no row sees another."""
         if self.computes_trees:
-            return self._decode(token_ids, position_ids, paths(position_ids[0]))[0].index_select(0, source)
+            along = self.kernels(token_ids.device).along(position_ids[0])
+            if isinstance(along, Intervals):  # padding lies behind all rows, and no token sees it
+                padding = (0, along.tokens - token_ids.numel())
+                token_ids, position_ids = (functional.pad(each, padding) for each in (token_ids, position_ids))
+            return self._decode(token_ids, position_ids, along)[0].index_select(0, source)
         if self.in_line:  # such attention tells rows apart by their positions, and skips other rows by itself
             return self._decode(token_ids, position_ids)[0].index_select(0, source)
         rows = pad_rows(token_ids, position_ids)
         return self._decode(rows.token_ids, rows.position_ids)[rows.row_S[source], rows.column_S[source]]
 
-    def _decode(self, token_ids: Tensor, position_ids: Tensor, along: Paths | None = None) -> Tensor:
+    def _decode(self, token_ids: Tensor, position_ids: Tensor, along: Along | None = None) -> Tensor:
         # Restarting positions make attention block-diagonal only without a cache: with one, rows see each other.
         inputs = {"input_ids": token_ids, "position_ids": position_ids, "use_cache": False}
         if along is not None:  # a mask of four dimensions keeps transformers from making one of S × S
@@ -177,6 +201,16 @@ def _decoder(policy: PreTrainedModel) -> nn.Module:
     return decoder
 
 
+def _heads(config: PretrainedConfig, settings: Mapping[str, Any]) -> Heads:
+    """The attention heads of a model; not every configuration has all of their sizes."""
+    queries: int = config.num_attention_heads
+    return Heads(
+        queries=queries,
+        keys=settings.get("num_key_value_heads") or queries,
+        size=settings.get("head_dim") or config.hidden_size // queries,
+    )
+
+
 def why_no_trees(settings: Mapping[str, Any], attention: str) -> str | None:
     """Why a model of this configuration takes plain rows only, as far as that tells; None: it may compute trees."""
     others = sorted(set(settings.get("layer_types") or ()) - {"full_attention"})
@@ -185,6 +219,6 @@ def why_no_trees(settings: Mapping[str, Any], attention: str) -> str | None:
     windows = [name for name in WINDOWS if settings.get(name) and settings.get("use_sliding_window") is not False]
     if windows:
         return f"its {windows[0]} is {settings[windows[0]]}: such layers look back by place"
-    if attention not in ("sdpa", TREE_ATTENTION):
-        return f"{attention} attention knows no trees (model.attention: sdpa does)"
+    if attention not in (*TREE_KERNELS, TREE_ATTENTION):
+        return f"{attention} attention knows no trees (model.attention=auto does)"
     return None

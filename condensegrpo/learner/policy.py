@@ -16,7 +16,7 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.atomic_folder import publish, remove_leftover, temporary_folder, temporary_name
 from condensegrpo.learner.dtypes import DTYPES
 from condensegrpo.learner.ranks import barrier, rank
-from condensegrpo.learner.settings import Dtype
+from condensegrpo.learner.settings import TREE_KERNELS, Dtype
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.hub import hub_fault
 from condensegrpo.storage.placeholder import placeholder_in
@@ -93,13 +93,13 @@ def local_source(path: str) -> str | None:
     return str(Path(config).parent) if isinstance(config, str) and isinstance(tokenizer, str) else None
 
 
-def load_policy(path: str, *, dtype: Dtype, attention: str = "sdpa") -> "PreTrainedModel":
+def load_policy(path: str, *, dtype: Dtype, attention: str = "auto") -> "PreTrainedModel":
     """The causal LM of a local folder or Hub id, in evaluation mode on the CPU.
 
     Args:
         path: a folder with ``config.json``, or a Hub id.
         dtype: of the weights.
-        attention: transformers' ``attn_implementation``.
+        attention: ``model.attention``. Kernels of this package begin as transformers' sdpa.
 
     Raises:
         ConfigError: there is no such model, or its attention implementation is not available.
@@ -107,8 +107,9 @@ def load_policy(path: str, *, dtype: Dtype, attention: str = "sdpa") -> "PreTrai
     from transformers import AutoModelForCausalLM
 
     source = _source(path, "model")
+    implementation = "sdpa" if attention in TREE_KERNELS else attention
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], attn_implementation=attention)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], attn_implementation=implementation)
     except SafetensorError as error:
         raise ConfigError(
             f"loading the model of {path}: a weights file is damaged or cut off ({error}). Copy the "

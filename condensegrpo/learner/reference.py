@@ -27,6 +27,7 @@ def open_reference(source: str, *, dtype: Dtype, attention: str, device: torch.d
         device: where it lives; ``against_copy`` moves it for as long as it is used.
     """
     module = TrainedLogprobs(load_policy(source, dtype=dtype, attention=attention).requires_grad_(False))
+    module.kernel = attention
     module.check()
     return module.to(device)
 

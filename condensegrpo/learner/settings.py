@@ -13,6 +13,8 @@ BUCKET = 500_000_000  # largest number of elements reduced together; DeepSpeed a
 ALL_LINEAR: Final = "all-linear"
 LINEAR = tuple(f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down"))  # layers of Llama, Qwen, …
 
+TREE_KERNELS = ("auto", "sdpa", "flex", "flash")  # values of model.attention that compute prefix trees
+
 Dtype = Literal["float32", "bfloat16"]
 Offload = Literal["none", "optimiser", "optimiser_and_weights"]
 Checkpointing = bool | Literal["auto"]  # YAML reads on and off as bool

@@ -23,6 +23,9 @@ computed together, with keys gathered by place and padding that no query sees:
 What the buckets of a layer look at is gathered at once and then cut into them. Backward adds it up at once as well;
 gathering for each bucket would give each of them a gradient of all S places.
 
+That runs on any device. On a GPU ``interval_attention.py`` and ``branch_attention.py`` compute the same without
+padding; ``attention_kernels.py`` chooses.
+
 Legend: S packed tokens, n pieces of a bucket, Q and K its most queries and keys, h query heads, g key heads, d their
 size.
 """
@@ -30,7 +33,7 @@ size.
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +47,15 @@ from condensegrpo.core.errors import LearnerError
 TREE_ATTENTION = "sdpa_along_paths"  # what transformers calls this attention
 PIECE = 128  # most queries of a piece: fewer compute fewer unused pairs, and gather more keys
 QUERY_STEP, KEY_STEP = 32, 64  # pieces of a bucket differ by less; finer steps pad less and make more buckets
+
+
+class Along(Protocol):
+    """Who looks at whom among S packed tokens, and what computes it."""
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float = 0.0
+    ) -> Tensor:
+        """The output (1, S, h, d) of queries (1, h, S, d), keys and values (1, g, S, d)."""
 
 
 class BranchPiece(NamedTuple):
@@ -69,6 +81,18 @@ class Paths(NamedTuple):
     queries: Tensor  # (Σ n·Q,) int64, places, of all buckets behind each other
     keys: Tensor  # (Σ n·K,) int64, likewise
     outputs: Tensor  # (S,) int64, where each place's output lies among those of all buckets behind each other
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float = 0.0
+    ) -> Tensor:
+        """The output (1, S, h, d) of queries (1, h, S, d), keys and values (1, g, S, d)."""
+        queries = _cut(query, self.queries, [bucket.queries for bucket in self.buckets])
+        keys, values = (_cut(each, self.keys, [bucket.keys for bucket in self.buckets]) for each in (key, value))
+        outputs = [
+            _attended(query_nQ, key_nK, value_nK, bucket.visible, scaling, dropout)
+            for query_nQ, key_nK, value_nK, bucket in zip(queries, keys, values, self.buckets, strict=True)
+        ]
+        return torch.cat(outputs).index_select(0, self.outputs)[None]
 
 
 def paths(depth: Tensor) -> Paths:
@@ -113,14 +137,18 @@ def pieces(depths: Sequence[int]) -> list[BranchPiece]:
     """
     cut: list[BranchPiece] = []
     path: list[int] = []
-    starts = [place for place, depth in enumerate(depths) if place == 0 or depth != depths[place - 1] + 1]
-    for start, end in zip(starts, [*starts[1:], len(depths)], strict=True):
+    for start, end in pairwise([*branch_starts(depths), len(depths)]):
         above = depths[start]
         path[above:] = range(start, end)
         parts = -(-(end - start) // PIECE)
         cuts = [start + (end - start) * part // parts for part in range(parts + 1)]
         cut += [BranchPiece(first, last, path[: above + last - start]) for first, last in pairwise(cuts)]
     return cut
+
+
+def branch_starts(depths: Sequence[int]) -> list[int]:
+    """The places where branches begin. Example: depths 0 1 2 3 3 1 give 0, 4 and 5."""
+    return [place for place, depth in enumerate(depths) if place == 0 or depth != depths[place - 1] + 1]
 
 
 def _filled(rows: Sequence[Sequence[int]]) -> Tensor:
@@ -144,7 +172,7 @@ def attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    paths: Paths | None = None,
+    paths: Along | None = None,
     **others: Any,  # noqa: ANN401  the layers of different models pass different options
 ) -> tuple[Tensor, None]:
     """What a decoder layer calls with queries (1, h, S, d), keys and values (1, g, S, d); the output is (1, S, h, d).
@@ -159,18 +187,13 @@ def attention(
         plain: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **others)
         return plain
     more = [name for name in ("sliding_window", "softcap", "s_aux", "position_bias") if others.get(name) is not None]
+    more += ["dropout"] if others.get("dropout") and not isinstance(paths, Paths) else []
     if more:
         raise LearnerError(
             f"computing attention along prefix trees: {type(module).__name__} asks for {', '.join(more)}, wanted is "
             f"plain attention. Pack its rows without trees."
         )
-    queries = _cut(query, paths.queries, [bucket.queries for bucket in paths.buckets])
-    keys, values = (_cut(each, paths.keys, [bucket.keys for bucket in paths.buckets]) for each in (key, value))
-    outputs = [
-        _attended(query_nQ, key_nK, value_nK, bucket.visible, others.get("scaling"), others.get("dropout", 0.0))
-        for query_nQ, key_nK, value_nK, bucket in zip(queries, keys, values, paths.buckets, strict=True)
-    ]
-    return torch.cat(outputs).index_select(0, paths.outputs)[None], None
+    return paths.attend(query, key, value, scaling=others.get("scaling"), dropout=others.get("dropout", 0.0)), None
 
 
 def _cut(states: Tensor, places: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:

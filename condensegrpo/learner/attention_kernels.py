@@ -1,0 +1,179 @@
+"""Which kernel computes the learner's attention: by device, model, installed packages, and how much is shared.
+
+    name     where            computes trees as                        memory beside q, k, v and the output
+    sdpa     anywhere         pieces of branches (tree_attention.py)   padded pieces and, for each pair of them, a mask
+    flex     a GPU            intervals (interval_attention.py)        16 bytes a block of 128 × 128 pairs, once
+    flash    a GPU, bfloat16  branches (branch_attention.py)           gathered keys and values, each branch's path anew
+
+``auto`` takes sdpa on a CPU. On a GPU it takes flash for micro-batches that share little, if it is installed, and flex
+for the others. Both are first compared with sdpa on that GPU, with the model's heads and type; one that fails or
+differs is not used, and the log says so. Any other name is an attention of transformers, which computes plain rows.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from math import inf
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+from transformers.utils import is_flash_attn_2_available, is_kernels_available
+
+from condensegrpo.core.errors import ConfigError, LearnerError
+from condensegrpo.learner.branch_attention import Varlen, branches, flash_varlen, gathered_keys
+from condensegrpo.learner.interval_attention import Flex, compiled_flex, intervals
+from condensegrpo.learner.settings import TREE_KERNELS
+from condensegrpo.learner.tree_attention import Along, paths
+
+ANYWHERE = ("auto", "sdpa", "eager")
+LISTED = (*TREE_KERNELS, "eager", "flash_attention_2", "flash_attention_3", "flash_attention_4")
+# Most keys that flash gathers a token. It computes the same pairs as flex, and faster; what it costs is the memory of
+# the keys. Twice as many are 3 % more of what a layer of Qwen3-8B keeps of a token, 10 % where every head has its own.
+MOST_KEYS = 2.0
+INSTALL = "pip install 'condensegrpo[kernels]'"
+SMALLEST_HEAD = 16  # channels, of Triton's matrix products
+# Two trees of 392 tokens and 64, and 56 trees of one. The first has branches at depths 150 and 37.
+PROBE = (*range(200), *range(150, 230), *range(37, 149), *range(64), *[0] * 56)
+
+
+class Heads(NamedTuple):
+    """The attention of a model."""
+
+    queries: int  # heads
+    keys: int  # heads
+    size: int  # channels of each
+
+
+class Kernels(NamedTuple):
+    """What computes the attention of micro-batches; without ``flex`` and ``varlen`` it is sdpa."""
+
+    said: str  # for the log
+    flex: Flex | None = None
+    varlen: Varlen | None = None
+    most_keys: float = MOST_KEYS  # gathered a token, up to which it is ``varlen``
+
+    def along(self, depth: Tensor) -> Along:
+        """Who looks at whom in a micro-batch, of which ``depth`` (S,) is that of each token in its row."""
+        if self.varlen is not None and gathered_keys(depth.tolist()) <= self.most_keys * len(depth):
+            return branches(depth, self.varlen)
+        return paths(depth) if self.flex is None else intervals(depth, self.flex)
+
+
+class KernelCheck(NamedTuple):
+    """A kernel compared with sdpa in float32."""
+
+    kernel: str
+    difference: float | None  # largest norm of it in output and gradients, over their norm; None: it did not run
+    fault: str | None  # why the kernel cannot be used; None: it can
+
+
+def check_name(attention: str, dtype: str) -> None:
+    """Check that ``model.attention`` names a kernel that can run here.
+
+    Raises:
+        ConfigError: it does not; the message lists those that can.
+    """
+    fault = why_not(attention, dtype)
+    if fault is not None:
+        able = [name for name in LISTED if why_not(name, dtype) is None]
+        raise ConfigError(f"checking model.attention: found {attention}; {fault}. Set one of {', '.join(able)}.")
+
+
+def why_not(attention: str, dtype: str) -> str | None:
+    """Why a kernel cannot run here with weights of this type, as far as that is known before; None: it may."""
+    if attention in ANYWHERE:
+        return None
+    if attention not in TREE_KERNELS and "/" not in attention and attention not in AttentionInterface().valid_keys():
+        return "there is no such kernel"
+    if not torch.cuda.is_available():
+        return "it runs on a GPU, and torch finds none"
+    if attention in ("flex", "flex_attention"):
+        return None if find_spec("triton") else "it is compiled by triton, which is not installed"
+    if dtype != "bfloat16":
+        return f"it computes bfloat16, and model.dtype is {dtype}"
+    if not is_flash_attn_2_available() and not is_kernels_available():
+        return f"neither flash-attn nor kernels is installed ({INSTALL})"
+    return None
+
+
+def planned(attention: str, *, dtype: str, on_gpu: bool) -> str:
+    """The kernel to count memory for before the device is known: that of micro-batches that share much."""
+    if attention == "auto":
+        return "flex" if on_gpu else "sdpa"
+    return attention
+
+
+@cache
+def kernels_on(attention: str, heads: Heads, dtype: torch.dtype, device: torch.device) -> Kernels:
+    """What computes trees with ``model.attention`` on a device. The first call on a GPU compiles and compares kernels.
+
+    Raises:
+        LearnerError: a kernel was chosen by name, and cannot be used.
+    """
+    if attention == "sdpa" or device.type == "cpu":
+        return Kernels("attention kernel: sdpa")
+    checks = {
+        name: check_kernel(name, heads, dtype, device) for name in ("flex", "flash") if attention in (name, "auto")
+    }
+    faults = {name: check.fault for name, check in checks.items() if check.fault is not None}
+    if attention in faults:
+        raise LearnerError(
+            f"computing attention with {attention} on {device}: {faults[attention]}. Set model.attention=auto, which "
+            f"takes a kernel that can be used."
+        )
+    flex = compiled_flex() if "flex" in checks.keys() - faults else None
+    varlen = flash_varlen() if "flash" in checks.keys() - faults else None
+    others = "sdpa" if flex is None else "flex"
+    used = others if varlen is None else f"flash up to {MOST_KEYS:g} gathered keys a token, {others} beyond"
+    said = "; ".join([f"attention kernel: {used}", *[f"{name} is not used: {fault}" for name, fault in faults.items()]])
+    if attention == "flash":
+        return Kernels("attention kernel: flash", varlen=varlen, most_keys=inf)
+    return Kernels(said, flex=flex, varlen=varlen)
+
+
+def check_kernel(kernel: str, heads: Heads, dtype: torch.dtype, device: torch.device) -> KernelCheck:
+    """Compare flex or flash with sdpa on trees of 512 tokens, with a model's heads, on the device that will train."""
+    fault = why_not(kernel, str(dtype).removeprefix("torch."))
+    if fault is None and kernel == "flex" and heads.size < SMALLEST_HEAD:
+        fault = f"it takes heads of at least {SMALLEST_HEAD} channels, and the model's have {heads.size}"
+    if fault is not None:
+        return KernelCheck(kernel, None, fault)
+    try:
+        if kernel == "flex":
+            flex = compiled_flex()
+            found = difference(lambda depth: intervals(depth, flex), heads, dtype, device)
+        else:
+            varlen = flash_varlen()
+            found = difference(lambda depth: branches(depth, varlen), heads, dtype, device)
+    except Exception as error:  # the boundary to compilers and packages, which have exceptions of all kinds
+        return KernelCheck(kernel, None, f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}")
+    most = max(1e-3, 4 * torch.finfo(dtype).eps)  # 3 % in bfloat16; a pair too many or too few moves some by far more
+    return KernelCheck(kernel, found, None if found <= most else f"it differs from sdpa by {found:.2g} of the norm")
+
+
+def difference(make: Callable[[Tensor], Along], heads: Heads, dtype: torch.dtype, device: torch.device) -> float:
+    """How far a kernel's output and gradients are from those of sdpa in float32: the largest norm over their own.
+
+    Args:
+        make: what the kernel computes, of depths (512,).
+    """
+    depth, draw = torch.tensor(PROBE, device=device), torch.Generator().manual_seed(0)
+    shapes = [(1, count, len(PROBE), heads.size) for count in (heads.queries, heads.keys, heads.keys)]
+    weight, *inputs = [
+        torch.randn(shape, generator=draw).to(device, dtype)
+        for shape in ((1, len(PROBE), heads.queries, heads.size), *shapes)
+    ]
+    found, wanted = (
+        _output_and_gradients(along, weight.to(kind), [each.to(kind) for each in inputs])
+        for along, kind in ((make(depth), dtype), (paths(depth), torch.float32))
+    )
+    return max(float((one.float() - other).norm() / other.norm()) for one, other in zip(found, wanted, strict=True))
+
+
+def _output_and_gradients(along: Along, weight: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+    with torch.enable_grad():
+        query, key, value = (each.detach().requires_grad_() for each in inputs)
+        output = along.attend(query, key, value, scaling=None)
+        return [output.detach(), *torch.autograd.grad(output, (query, key, value), weight)]
