@@ -15,9 +15,13 @@ from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import modeling_flash_attention_utils as transformers_flash
 
 from condensegrpo.algorithms.packing import lay_out
 from condensegrpo.algorithms.prefix_tree import tree
+from condensegrpo.assembly.build import build
+from condensegrpo.assembly.preflight import check_run
+from condensegrpo.config.load import named_config
 from condensegrpo.core.errors import ConfigError, LearnerError
 from condensegrpo.learner.attention_kernels import (
     PROBE,
@@ -190,6 +194,41 @@ def test_a_model_gives_what_its_rows_give_apart(kernel: str, make: Callable[[], 
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()), msg=name)
 
 
+@pytest.mark.parametrize("count", [1, 9])
+def test_transformers_flash_attention_keeps_rows_in_line_apart(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a model that computes no trees takes on a GPU: plain rows behind each other, told apart by positions."""
+    monkeypatch.setattr(transformers_flash, "_loaded_implementation", "flash_attention_2")
+    monkeypatch.setattr(transformers_flash, "_flash_varlen_fn", varlen)
+    monkeypatch.setattr(transformers_flash, "_flash_fn", lambda q, k, v, **_: one_sequence(q, k, v))
+    processing = transformers_flash._lazy_define_process_function(varlen)
+    monkeypatch.setattr(transformers_flash, "_process_flash_kwargs_fn", processing)
+    model, rows = qwen3(), forking_rows(count, seed=2)
+    wanted = torch.cat([plain_logprobs(model, row) for row in rows])
+    model.config._attn_implementation = "flash_attention_2"
+    module = TrainedLogprobs(model)
+    assert module.in_line
+    assert "flash_attention_2 attention knows no trees" in module.describe(CPU)
+    found = module(*lay_out([(row,) for row in rows]).inputs, 1.0).logp_T
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def one_sequence(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """flash-attention's function for one sequence."""
+    length = q.shape[1]
+    bounds = torch.tensor([0, length], dtype=torch.int32)
+    return varlen(
+        q[0],
+        k[0],
+        v[0],
+        cu_seqlens_q=bounds,
+        cu_seqlens_k=bounds,
+        max_seqlen_q=length,
+        max_seqlen_k=length,
+        softmax_scale=q.shape[-1] ** -0.5,
+        causal=True,
+    )[None]
+
+
 def test_lengths_are_compiled_once() -> None:
     """At most once more, since 2 blocks are as many as there are key heads."""
     counters.clear()
@@ -268,6 +307,11 @@ def test_a_kernel_that_does_not_exist_or_cannot_run_here_is_refused_with_those_t
     with pytest.raises(ConfigError) as refused:
         check_name(name, "bfloat16")
     assert str(refused.value) == (f"checking model.attention: found {name}; {reason}. Set one of auto, sdpa, eager.")
+
+
+def test_a_dry_run_refuses_a_kernel_that_cannot_run() -> None:
+    with pytest.raises(ConfigError, match=r"model\.attention: found flash; it runs on a GPU"):
+        check_run(build(named_config("quickstart", ["model.attention=flash"])))
 
 
 def test_dropout_is_left_to_sdpa() -> None:
