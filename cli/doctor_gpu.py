@@ -20,6 +20,7 @@ INSTALL = "install the CUDA build of torch for your driver (nvidia-smi shows it)
 PHASES: Mapping[str, str] = {  # the name of a check → what the user reads while it runs
     "device": "multiplying on a device",
     "ranks": "adding up over the devices",
+    "attention": "comparing kernels of attention",
     "sampler": "sampling, sleeping, learning a step, sending weights, sampling again",
     "transfer": "sending weights to a server on another device",
     "learner": "learning two steps on full micro-batches",

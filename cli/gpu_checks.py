@@ -96,6 +96,28 @@ def parity(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     return parity_findings(f"sampler {config.sampler.name}", trial(tiny, folder))
 
 
+def attention(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
+    """The kernels of the learner's attention against SDPA, with the heads and numbers of the run's model."""
+    import torch
+
+    from condensegrpo.learner.attention_kernels import Heads, check_kernel
+    from condensegrpo.learner.dtypes import DTYPES
+    from condensegrpo.planning.architecture import architecture
+
+    sizes, place = architecture(config.model).decoder, torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    heads, dtype = Heads(sizes.heads, sizes.kv_heads, sizes.head_size), DTYPES[config.model.dtype]
+    findings = []
+    for check in (check_kernel(kernel, heads, dtype, place) for kernel in ("flex", "flash")):
+        area, wanted = f"attention, {check.kernel}", config.model.attention == check.kernel
+        if check.fault is None:
+            findings.append(ok(area, f"output and gradients differ from SDPA by {check.difference:.1e} of their norm"))
+        elif wanted:
+            findings.append(problem(area, check.fault, "set model.attention=auto, which takes another kernel"))
+        else:
+            findings.append(warning(area, check.fault, "not needed: without it another kernel is used"))
+    return findings
+
+
 def transfer(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     """Weights from the learner to a server on the second device, over NCCL on GPUs, and what it samples with them."""
     import torch
@@ -144,6 +166,7 @@ Check = Callable[["RunConfig", "RunFolder"], list[Finding]]
 CHECKS: Mapping[str, Check] = {
     "device": device,
     "ranks": collective,
+    "attention": attention,
     "sampler": parity,
     "transfer": transfer,
     "learner": learner,

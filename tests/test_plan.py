@@ -22,7 +22,7 @@ from condensegrpo.learner.new_model import new_model, new_tokenizer
 from condensegrpo.learner.settings import LoraSettings, NewModel
 from condensegrpo.learner.targets import adapted_layers
 from condensegrpo.planning.architecture import architecture
-from condensegrpo.planning.formulas import MicroBatch
+from condensegrpo.planning.formulas import Decoder, MicroBatch, branches_bytes, intervals_bytes
 from condensegrpo.planning.plan import Phase, Plan, _head, plan
 from condensegrpo.planning.remedies import Overrides, _halves, remedy
 
@@ -214,6 +214,24 @@ def test_short_branches_of_a_long_context_are_noted_for_what_they_gather() -> No
     assert any("gathers" in note for note in planned(*long, *wide).notes)
     assert not any("gathers" in note for note in planned(*long, *wide, "model.attention=flash_attention_2").notes)
     assert not any("gathers" in note for note in planned(*long).notes)
+
+
+def test_kernels_of_a_gpu_keep_blocks_or_gathered_keys() -> None:
+    """8192 tokens are 64 × 64 blocks, in four lists of int32; 100 keys more are 100 · 2 · 16 numbers in each layer."""
+    batch = MicroBatch(tokens=8192, length=4096, trained=1)
+    decoder = Decoder(
+        hidden=48,
+        layers=3,
+        heads=6,
+        kv_heads=2,
+        head_size=8,
+        ffn=112,
+        vocabulary=99,
+        normed_heads=False,
+        tied=True,
+    )
+    assert intervals_bytes(batch) == 4 * 4 * 64**2 + 4 * 8192
+    assert branches_bytes(decoder, batch, 8292, 2) == 8 * 8292 + 3 * 100 * 2 * 16 * 2
 
 
 def test_attention_along_paths_takes_more_than_flash_attention() -> None:

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from condensegrpo.learner.interval_attention import BLOCK
 from condensegrpo.learner.tree_attention import KEY_STEP, PIECE, QUERY_STEP
 
 FLOAT = 4  # bytes of fp32: master weights, moments, norms, log-probabilities
-BOOL, INDEX = 1, 8  # of a mask's element, of a token id
+BOOL, INT, INDEX = 1, 4, 8  # of a mask's element, of a block's number, of a token id
 
 
 class Part(NamedTuple):
@@ -194,6 +195,24 @@ def paths_bytes(decoder: Decoder, batch: MicroBatch, gathered: Gathered, element
     numbers = decoder.queries * (2 * gathered.queries + batch.tokens) + 2 * decoder.keys * gathered.keys
     a_layer = element * (numbers + sharing * gathered.pairs) + FLOAT * decoder.heads * gathered.queries
     return once + decoder.layers * (a_layer - batch.tokens * attention_bytes(decoder, element))
+
+
+def intervals_bytes(batch: MicroBatch) -> int:
+    """What ``flex`` keeps more than plain attention, once: 4 lists of blocks of 128 × 128 pairs, an integer a token.
+
+    Example: 8192 tokens are 64 × 64 blocks: 4·4·64² + 4·8192 = 98304.
+    """
+    blocks = -(-batch.tokens // BLOCK)
+    return 4 * INT * blocks**2 + INT * blocks * BLOCK
+
+
+def branches_bytes(decoder: Decoder, batch: MicroBatch, keys: int, element: int) -> int:
+    """What ``flash`` keeps more than plain attention: the gathered keys' places, once, and their keys and values.
+
+    Args:
+        keys: that are gathered, each branch's whole path. ``auto`` takes flash up to ``MOST_KEYS`` of them a token.
+    """
+    return INDEX * keys + decoder.layers * element * 2 * decoder.keys * (keys - batch.tokens)
 
 
 def eager_bytes(decoder: Decoder, batch: MicroBatch, element: int) -> int:
