@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from transformers import PreTrainedModel
 
 from condensegrpo.algorithms.packing import PackedBatch, lay_out
@@ -24,6 +25,22 @@ def collate(segments: Sequence[Segment]) -> PackedBatch:
         turns        0 1
     """
     return lay_out([(segment,) for segment in segments])
+
+
+def hidden_and_bytes(module: TrainedLogprobs, batch: PackedBatch, source: Tensor) -> tuple[Tensor, int]:
+    """The decoder's hidden states at ``source``, and the bytes of the activations that it keeps for backward."""
+    weights = {tensor.data_ptr() for tensor in module.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        hidden = module._hidden(batch.token_ids, batch.position_ids, source)
+    return hidden, sum(kept.values())
 
 
 def trained_logprobs(model: PreTrainedModel, batch: PackedBatch, *, temperature: float = 1.0) -> Tensor:

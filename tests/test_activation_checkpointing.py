@@ -1,15 +1,11 @@
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from adapters import EVERYWHERE, moved_qwen3, trained_weights
+from packed import hidden_and_bytes
 from tiny import forking_rows, llama, surrogate_step
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel
 
 from condensegrpo.algorithms.packing import lay_out
@@ -41,23 +37,13 @@ def gradients(policy: PreTrainedModel, *, checkpointed: bool) -> tuple[dict[str,
     """The gradients of the micro-batch, and the bytes of the activations kept for backward."""
     if checkpointed:
         checkpoint_layers(policy)
-    weights = {tensor.data_ptr() for tensor in policy.parameters()}
-    kept: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
     module = TrainedLogprobs(policy)
     torch.manual_seed(7)
     with dropping(policy):
-        with saved_tensors_hooks(keep, lambda tensor: tensor):
-            hidden = module._hidden(BATCH.token_ids, BATCH.position_ids, BATCH.source)
+        hidden, kept = hidden_and_bytes(module, BATCH, BATCH.source)
         surrogate_step(module.head(hidden, BATCH.target, 0.9).logp_T, BATCH).backward()
     assert not policy.training
-    return {name: tensor.grad for name, tensor in trained_weights(policy).items()}, sum(kept.values())
+    return {name: tensor.grad for name, tensor in trained_weights(policy).items()}, kept
 
 
 @pytest.mark.parametrize("make", [llama, lambda: moved_qwen3(EVERYWHERE), opt], ids=["llama", "adapters", "opt"])
@@ -91,27 +77,3 @@ def test_a_model_without_layers_to_checkpoint_is_refused() -> None:
     policy.model.layers = nn.ModuleList([nn.Identity()])
     with pytest.raises(ConfigError, match=r"LlamaForCausalLM: it has no layer .* learner.checkpoint_activations=off"):
         checkpoint_layers(policy)
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += [str(Path(__file__).parent / "two_ranks.py"), "checkpointed", str(folder)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return folder
-
-
-@pytest.mark.parametrize(("policy", "shared"), [("full", 8), ("adapters", 0)])
-def test_two_ranks_take_the_same_steps_to_the_bit(ranks: Path, policy: str, shared: int) -> None:
-    """Under ZeRO 3 the projections of both layers are gathered for their second pass; the adapters have dropout."""
-    for rank in range(2):
-        (stats, wanted, shared_without), (stats_with, found, shared_with) = torch.load(
-            ranks / f"checkpointed_{policy}_rank{rank}.pt"
-        )
-        assert stats_with == stats
-        assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
-        assert shared_with == shared_without == shared

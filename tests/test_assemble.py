@@ -323,6 +323,13 @@ def test_a_variant_that_leaves_a_draft_of_the_answer_no_room_is_refused_before_t
         check_model(build(config), str(tmp_path))
 
 
+def test_ranks_of_a_row_over_which_the_heads_do_not_divide_are_refused_before_training(tmp_path: Path) -> None:
+    qwen3().save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"sequence_parallel: found 3, .* 2 attention heads and 1 key heads"):
+        check_model(build(quickstart("learner.sequence_parallel=3", "evaluate.variants={}")), str(tmp_path))
+
+
 COUNTING_TASK = """
 from pathlib import Path
 from condensegrpo.tasks.ledger import Ledger

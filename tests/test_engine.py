@@ -13,7 +13,17 @@ from tiny import forking_rows, llama, plain_logprobs, qwen3, rows, segment, surr
 from torch import Tensor
 from torch.optim import AdamW
 from transformers import PreTrainedModel
-from two_ranks import OPTIMISER, SPLITS, STEPS, at_once, loss, micro_batches, train
+from two_ranks import (
+    OPTIMISER,
+    SHARED_ROWS,
+    SPLITS,
+    STEPS,
+    at_once,
+    loss,
+    micro_batches,
+    steps_of_shared_rows,
+    train,
+)
 
 from condensegrpo.algorithms.objective import Minimised, ObjectiveValue, Tokenwise, supervised
 from condensegrpo.algorithms.packing import PackedBatch, blocks
@@ -98,7 +108,11 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two real processes found, in all scenarios of one launch."""
     folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += [str(HERE / "two_ranks.py"), "uneven,shared_out,chunks,one_rank_fails", str(folder)]
+    command += [
+        str(HERE / "two_ranks.py"),
+        "uneven,shared_out,chunks,one_rank_fails,checkpointed,shared_rows",
+        str(folder),
+    ]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
     )
@@ -128,7 +142,7 @@ def test_uneven_rows_on_two_ranks_equal_plain_torch_on_all_of_them(ranks: Path, 
 def test_shared_prefixes_shared_out_over_two_ranks_equal_plain_torch_on_all_rows(ranks: Path, stage: int) -> None:
     steps = [forking_rows(24, seed=step) for step in range(STEPS)]
     wanted, norms = plain(steps, qwen3())
-    results = [torch.load(ranks / f"shared_stage{stage}_rank{rank}.pt") for rank in range(2)]
+    results = [torch.load(ranks / f"shared_stage{stage}_rank{number}.pt") for number in range(2)]
     for found, stats, _ in results:
         assert_same(found, wanted)
         assert [one["grad_norm"] for one in stats] == pytest.approx(norms, rel=1e-5)
@@ -138,9 +152,45 @@ def test_shared_prefixes_shared_out_over_two_ranks_equal_plain_torch_on_all_rows
         assert abs(first - second) <= max(len(row.token_ids) for row in some)  # 22 rows and 2 became equal shares
 
 
+@pytest.mark.parametrize(("policy", "shared"), [("full", 8), ("adapters", 0)])
+def test_two_ranks_with_checkpointed_activations_take_the_same_steps_to_the_bit(
+    ranks: Path, policy: str, shared: int
+) -> None:
+    """Under ZeRO 3 the projections of both layers are gathered for their second pass; the adapters have dropout."""
+    for number in range(2):
+        (stats, wanted, shared_without), (stats_with, found, shared_with) = torch.load(
+            ranks / f"checkpointed_{policy}_rank{number}.pt"
+        )
+        assert stats_with == stats
+        assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+        assert shared_with == shared_without == shared
+
+
+@pytest.mark.parametrize("name", SHARED_ROWS)
+def test_two_ranks_that_share_every_row_equal_one(ranks: Path, name: str) -> None:
+    make, stage, objective = SHARED_ROWS[name]
+    wanted, stats, logps = steps_of_shared_rows(make(), stage, objective, together=1)
+    for number in range(2):
+        found, shared_stats, shared_logps = torch.load(ranks / f"{name}_rank{number}.pt")
+        assert found.keys() == wanted.keys()
+        for weight, tensor in wanted.items():
+            torch.testing.assert_close(found[weight], tensor, rtol=1e-5, atol=1e-6)
+        for shared, alone in zip(shared_logps, logps, strict=True):
+            torch.testing.assert_close(shared, alone, rtol=1e-5, atol=1e-5)
+        for shared, alone in zip(shared_stats, stats, strict=True):
+            assert shared == pytest.approx(alone, rel=1e-5, abs=1e-7)
+
+
+def test_each_of_two_ranks_keeps_half_of_the_activations(ranks: Path) -> None:
+    """And half of attention's output once more, of the 20 numbers or so of a token and channel that a layer keeps."""
+    for number in range(2):
+        alone, together = torch.load(ranks / f"bytes_rank{number}.pt")
+        assert 0.5 * alone < together < 0.55 * alone
+
+
 @pytest.mark.parametrize("way", ["chunks", "tiles"])
 def test_zero_3_ranks_with_different_numbers_of_head_chunks_or_tiles_do_not_hang(ranks: Path, way: str) -> None:
-    (first, stats), (second, _) = (torch.load(ranks / f"{way}_rank{rank}.pt") for rank in range(2))
+    (first, stats), (second, _) = (torch.load(ranks / f"{way}_rank{number}.pt") for number in range(2))
     model, some = llama(), [*rows(40), rows(41)[40]]
     assert sum(sum(row.trained) for row in some[:40]) > 2 * fused_head.CPU_TILE
     wanted, (norm,) = plain([some], model, temperature=1.0)

@@ -55,7 +55,7 @@ def llama(seed: int = 0, *, hidden_size: int = 16) -> PreTrainedModel:
         num_hidden_layers=2,
         num_attention_heads=2,
         tie_word_embeddings=False,
-        initializer_range=0.3,
+        initializer_range=1.2 / hidden_size**0.5,
     )
     return LlamaForCausalLM(config).eval()
 

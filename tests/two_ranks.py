@@ -14,19 +14,21 @@ from typing import cast
 import torch
 from adapters import EVERYWHERE, moved_qwen3
 from builders import scored, trajectory
-from packed import collate
-from tiny import forking_rows, kl_surrogate, llama, qwen3, rows, surrogate, wide_llama
+from packed import collate, hidden_and_bytes
+from tiny import forking_rows, kl_surrogate, llama, qwen3, rows, segment, surrogate, wide_llama
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from condensegrpo.algorithms.objective import Minimised, ObjectiveValue, Tokenwise
-from condensegrpo.algorithms.packing import PackedBatch
+from condensegrpo.algorithms.objective import Minimised, Objective, ObjectiveValue, PolicyLoss, Tokenwise
+from condensegrpo.algorithms.packing import PackedBatch, lay_out
 from condensegrpo.algorithms.settings import StopSettings
 from condensegrpo.core.errors import LearnerError, RolloutError
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.trajectory import Segment, Stop
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.activation_checkpointing import checkpoint_layers
-from condensegrpo.learner.engine import STAGES, close_engine, open_engine, optimizer_step
+from condensegrpo.learner.engine import STAGES, close_engine, measure_logprobs, open_engine, optimizer_step
+from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.reference import against_base
 from condensegrpo.learner.settings import OptimizerSettings
@@ -133,6 +135,56 @@ def checkpointed(folder: Path) -> None:
         torch.save(found, folder / f"checkpointed_{name}_rank{rank}.pt")
 
 
+def whole_turns(logp_T: Tensor, batch: PackedBatch) -> ObjectiveValue:
+    """A loss in which a token depends on the others of its turn, wherever those are computed."""
+    return Objective(loss=PolicyLoss("gspo"), kl_coefficient=0.1)(logp_T, batch)
+
+
+def steps_of_shared_rows(
+    policy: PreTrainedModel, stage: int, objective: Minimised, *, together: int
+) -> tuple[dict[str, Tensor], list[dict[str, float]], list[Tensor]]:
+    """Three steps on trees of uneven length, with the log-probabilities of each batch before its step."""
+    engine = open_engine(
+        policy, zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32", sequence_parallel=together
+    )
+    stats, logps = [], []
+    for step in range(STEPS):
+        some = forking_rows(24, seed=step)
+        mine = some if ranks.world_size() == 1 else some[:15] if ranks.rank() == 0 else some[15:]
+        batches = pack_rows(mine, max_tokens=41, share=True, ranks_a_row=together)
+        logps.append(torch.cat(measure_logprobs(engine, batches, temperature=0.9)).sort().values)
+        stats.append(optimizer_step(engine, batches, objective, temperature=0.9))
+    weights = {name: tensor.clone() for name, tensor in gathered(engine)}
+    close_engine(engine)
+    return weights, stats, logps
+
+
+def checkpointed_wide_llama() -> PreTrainedModel:
+    policy = wide_llama()
+    checkpoint_layers(policy)
+    return policy
+
+
+SHARED_ROWS: dict[str, tuple[Callable[[], PreTrainedModel], int, Minimised]] = {
+    "one_key_head": (qwen3, 0, loss),
+    "whole_turns": (llama, 2, whole_turns),
+    "zero_3": (checkpointed_wide_llama, 3, loss),
+    "adapters": (moved_qwen3, 1, at_once),
+}
+
+
+def shared_rows(folder: Path) -> None:
+    """Two ranks that compute every micro-batch together."""
+    for name, (make, stage, objective) in SHARED_ROWS.items():
+        found = steps_of_shared_rows(make(), stage, objective, together=2)
+        torch.save(found, folder / f"{name}_rank{ranks.rank()}.pt")
+    module, batch = TrainedLogprobs(llama()), lay_out([(segment(range(3, 30), [9]),) for _ in range(20)])
+    _, alone = hidden_and_bytes(module, batch, batch.source)
+    module.share_rows(2)
+    _, together = hidden_and_bytes(module, batch, module.own(batch).source)
+    torch.save((alone, together), folder / f"bytes_rank{ranks.rank()}.pt")
+
+
 def _late(folder: Path) -> None:
     """The second rank is slow to write."""
     if ranks.rank() == 1:
@@ -212,6 +264,7 @@ SCENARIOS: dict[str, Callable[[Path], None]] = {
         chunks,
         with_adapters,
         checkpointed,
+        shared_rows,
         saved_and_resumed,
         dies_while_saving,
         runs_out_of_disk,

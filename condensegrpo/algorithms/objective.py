@@ -9,7 +9,7 @@ Legend of the suffix: ``_T`` trained tokens of a micro-batch.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
 from torch import Tensor
@@ -80,9 +80,7 @@ class Share:
 
     def part(self, start: int, stop: int) -> Self:
         """The share of the trained tokens from ``start`` to before ``stop`` alone."""
-        columns = {column.name: getattr(self.batch, column.name) for column in fields(self.batch)}
-        own = {name: value[start:stop] for name, value in columns.items() if value.dim() == 1}
-        return replace(self, batch=replace(self.batch, **own))
+        return replace(self, batch=self.batch.trained(slice(start, stop)))
 
 
 def supervised(logp_T: Tensor, batch: PackedBatch) -> ObjectiveValue:

@@ -55,6 +55,11 @@ class PackedBatch:
         """What the learner's forward pass takes, in its order."""
         return self.token_ids, self.position_ids, self.source, self.target
 
+    def trained(self, which: slice | Tensor) -> Self:
+        """The same tokens with some of the trained ones: a slice of T, or the indices of them."""
+        columns = {column.name: getattr(self, column.name) for column in fields(self)}
+        return replace(self, **{name: value[which] for name, value in columns.items() if value.dim() == 1})
+
     def to(self, device: torch.device | str) -> Self:
         """The same batch on another device."""
         return replace(self, **{column.name: getattr(self, column.name).to(device) for column in fields(self)})

@@ -13,7 +13,7 @@ from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Budget, ChecksRoom, Split
 from condensegrpo.core.thread_call import result_in_thread
-from condensegrpo.learner.policy import check_vocabulary, positions
+from condensegrpo.learner.policy import check_heads, check_vocabulary, positions
 from condensegrpo.learner.targets import check_targets_of
 from condensegrpo.rollout.boundary import asynchronous, checked_messages
 from condensegrpo.rollout.chat_template import first_rendering
@@ -27,7 +27,8 @@ def check_model(components: Components, source: str) -> None:
     Raises:
         ConfigError: the tokenizer has more ids than the model, the chat template fails, is slow or knows no tool
             results, system message, question and a reply, or a context with its reply, are too long (the message says
-            which key to change), or the model has no layers for the adapters.
+            which key to change), the model has no layers for the adapters, or its heads do not divide over the ranks
+            that share a row.
     """
     check_vocabulary(source)
     config = components.config
@@ -37,6 +38,7 @@ def check_model(components: Components, source: str) -> None:
     check_prompts(components, lambda varied: renderer_for(varied, source), positions=positions(source))
     if config.model.lora is not None:
         check_targets_of(source, config.model.lora.targets)
+    check_heads(source, config.learner.sequence_parallel)
 
 
 def check_prompts(components: Components, renderer: Callable[[Components], Renderer], positions: int | None) -> None:

@@ -34,6 +34,7 @@ def open_learner(
         total_steps=total_steps,
         dtype=config.model.dtype,
         offload=config.learner.offload.training,
+        sequence_parallel=config.learner.sequence_parallel,
     )
     engine.module.kernel = config.model.attention
     random.seed(config.seed + rank())
@@ -48,6 +49,10 @@ def choices(config: RunConfig, learner: DeepSpeedEngine) -> list[str]:
         notes.append(
             "decoder layers keep only their inputs for backward, which computes them again: memory falls and a step "
             "takes about a third longer (learner.checkpoint_activations)"
+        )
+    if learner.module.ranks_a_row > 1:
+        notes.append(
+            f"{learner.module.ranks_a_row} ranks compute every micro-batch together (learner.sequence_parallel)"
         )
     return notes
 

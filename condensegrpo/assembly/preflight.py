@@ -26,7 +26,7 @@ def check_run(components: Components) -> tuple[str, ...]:
     """Check what training needs beyond what ``build`` checks. Loads no weights.
 
     Returns:
-        Estimator and dtype with the reasons for them, and what could not be checked.
+        The estimator with the reason for it, and what could not be checked.
 
     Raises:
         ConfigError: the run cannot work; the message names the key to change.
@@ -35,7 +35,7 @@ def check_run(components: Components) -> tuple[str, ...]:
     _check_batch(components)
     _check_variants(components)
     _check_attention(components.config)
-    return (_estimator(components.config), _dtype(components.config), *_check_policy(components))
+    return (_estimator(components.config), *_check_policy(components))
 
 
 def demonstrating(task: Task, doing: str, why_not: str) -> Demonstrates:
@@ -66,11 +66,6 @@ def _estimator(config: RunConfig) -> str:
     chosen = config.algorithm.advantage.estimator is not None
     why = "set by algorithm.advantage.estimator" if chosen else f"the default where reward.name is {config.reward.name}"
     return f"estimator {config.estimator}: {why}"
-
-
-def _dtype(config: RunConfig) -> str:
-    why = "set by model.dtype" if "dtype" in config.model.model_fields_set else "the default on this machine"
-    return f"{config.model.dtype}: {why}"
 
 
 def _check_reward(components: Components) -> None:

@@ -3,10 +3,13 @@
 import io
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from typing import cast
 
 import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 if not torch.accelerator.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise the import of DeepSpeed warns that there is no GPU
@@ -35,3 +38,10 @@ def without_output() -> Iterator[None]:
     """``without_deprecations``, and without the memory report that DeepSpeed prints when it trains in bfloat16."""
     with without_deprecations(), redirect_stdout(io.StringIO()):
         yield
+
+
+def exchanging_heads(attention: Callable[..., Tensor], group: ProcessGroup) -> nn.Module:
+    """Attention of (1, S, h/k, d) as attention of (1, S/k, h, d) on each of the k ranks of a group, by all-to-all."""
+    from deepspeed.sequence.layer import DistributedAttention  # only sequence parallelism needs it
+
+    return cast(nn.Module, DistributedAttention(attention, group, scatter_idx=2, gather_idx=1))

@@ -56,6 +56,7 @@ def open_engine(
     total_steps: int,
     dtype: Dtype,
     offload: Offload = "none",
+    sequence_parallel: int = 1,
 ) -> DeepSpeedEngine:
     """A DeepSpeed engine that trains ``policy``, those of its weights that take a gradient; every rank must call it.
 
@@ -70,9 +71,10 @@ def open_engine(
         zero_stage: how much the ranks share out: 0 nothing, 1 optimiser, 2 gradients as well, 3 weights as well.
         dtype: of the weights.
         offload: what lies in the machine's memory instead of the GPU's. The optimiser's step is then taken by the CPU.
+        sequence_parallel: how many consecutive ranks compute every micro-batch together; they must be given the same.
 
     Raises:
-        ConfigError: there is no such ZeRO stage.
+        ConfigError: there is no such ZeRO stage, or ranks, heads or attention do not allow ``sequence_parallel``.
         LearnerError: the model's logits are not just its LM head's.
     """
     if zero_stage not in STAGES:
@@ -90,6 +92,8 @@ def open_engine(
     rate, decay = optimizer.lr, optimizer.weight_decay
     adamw = partial(AdamW, lr=rate, betas=optimizer.betas, eps=optimizer.eps, weight_decay=decay, fused=True)
     barrier()  # a rank may still load its policy, and DeepSpeed's new groups have torch's time limit at first
+    if sequence_parallel > 1:
+        module.share_rows(sequence_parallel)
     with without_output():
         engine, *_ = deepspeed.initialize(
             model=module,
@@ -155,7 +159,8 @@ def optimizer_step(
             engine.set_gradient_accumulation_boundary(index == rounds - 1)
             summed: Summed = engine(*batch.inputs, temperature, share=Share(objective, batch))
             engine.backward(summed.loss * world_size())
-            tallies.append(_tally(summed, (batch.weights != 0) | (batch.kl_weights != 0)))
+            own = engine.module.own(batch)
+            tallies.append(_tally(summed, (own.weights != 0) | (own.kl_weights != 0)))
         stats = _stats(tallies)
         grad_norm = _step(engine, stats["loss"])
     return {**stats, "grad_norm": grad_norm, "lr": learning}

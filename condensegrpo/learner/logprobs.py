@@ -14,13 +14,14 @@ from torch.nn import functional
 from transformers import PretrainedConfig, PreTrainedModel
 
 from condensegrpo.algorithms.objective import Share, Summed
-from condensegrpo.algorithms.packing import lay_out
+from condensegrpo.algorithms.packing import PackedBatch, lay_out
 from condensegrpo.algorithms.segments import reply_row
-from condensegrpo.core.errors import LearnerError
+from condensegrpo.core.errors import ConfigError, LearnerError
 from condensegrpo.learner.attention_kernels import Heads, Kernels, kernels_on
 from condensegrpo.learner.head import ChunkedHead, Predicted
 from condensegrpo.learner.interval_attention import Intervals
 from condensegrpo.learner.padded_rows import pad_rows
+from condensegrpo.learner.sequence_parallel import RankGroup, rank_group
 from condensegrpo.learner.settings import TREE_KERNELS
 from condensegrpo.learner.tree_attention import TREE_ATTENTION, Along, use_tree_attention
 
@@ -36,9 +37,11 @@ class TrainedLogprobs(nn.Module):
 
     ``policy`` is the model itself; ``head`` shares its LM head. ``without_trees`` is why the model takes plain rows
     only; None: it computes prefix trees. ``kernel`` is the one that shall compute them, as in ``model.attention``.
+    ``group`` is the ranks that compute every micro-batch with this one; None: it computes them alone.
     """
 
     kernel = "auto"
+    group: RankGroup | None = None
 
     def __init__(self, policy: PreTrainedModel) -> None:
         super().__init__()
@@ -76,8 +79,17 @@ class TrainedLogprobs(nn.Module):
             entropy: whether to compute the exact entropy of the distributions too.
             share: a loss of the log-probabilities; if given, the result is that loss.
         """
-        hidden = self._hidden(token_ids, position_ids, source)
-        return cast(Predicted | Summed, self.head(hidden, target, temperature, entropy, share))
+        if self.group is None:
+            hidden = self._hidden(token_ids, position_ids, source)
+            return cast(Predicted | Summed, self.head(hidden, target, temperature, entropy, share))
+        which = self.group.trained(token_ids, source)
+        hidden = self._hidden(token_ids, position_ids, source[which])
+        if share is not None:
+            share = self.group.share(share, which)
+            return cast(Summed, self.head(hidden, target[which], temperature, entropy, share))
+        own: Predicted = self.head(hidden, target[which], temperature, entropy)
+        entropy_T = None if own.entropy_T is None else self.group.together(own.entropy_T, which, len(target))
+        return Predicted(self.group.together(own.logp_T, which, len(target)), entropy_T)
 
     @property
     def config(self) -> PretrainedConfig:
@@ -102,13 +114,40 @@ class TrainedLogprobs(nn.Module):
             f"prefixes that rows share are computed once for every row: {self.without_trees}"
         )
 
+    @property
+    def ranks_a_row(self) -> int:
+        """How many ranks compute a row together."""
+        return 1 if self.group is None else self.group.size
+
+    def share_rows(self, ranks: int) -> None:
+        """Compute every micro-batch together with the ranks beside this one; every rank must call it, after ``check``.
+
+        Raises:
+            ConfigError: the ranks do not divide into such groups, or the model takes plain rows only.
+        """
+        if self.without_trees is not None:
+            raise ConfigError(
+                f"sharing rows among {ranks} ranks: that needs attention along prefix trees, and this model has none: "
+                f"{self.without_trees}. Set learner.sequence_parallel=1."
+            )
+        self.group = rank_group(ranks)
+
+    def own(self, batch: PackedBatch) -> PackedBatch:
+        """The micro-batch with the trained tokens that this rank predicts; it has all without sequence parallelism."""
+        return batch if self.group is None else batch.trained(self.group.trained(batch.token_ids, batch.source))
+
     def _hidden(self, token_ids: Tensor, position_ids: Tensor, source: Tensor) -> Tensor:
         """The decoder's last hidden states (T, H) at ``source``; no row sees another."""
         if self.computes_trees:
+            if self.group is not None:
+                token_ids, position_ids = self.group.padded(token_ids), self.group.padded(position_ids)
             along = self.kernels(token_ids.device).along(position_ids[0])
             if isinstance(along, Intervals):  # padding lies behind all rows, and no token sees it
                 padding = (0, along.tokens - token_ids.numel())
                 token_ids, position_ids = (functional.pad(each, padding) for each in (token_ids, position_ids))
+            if self.group is not None:
+                token_ids, position_ids = self.group.own(token_ids), self.group.own(position_ids)
+                along, source = self.group.across(along), source % token_ids.numel()
             return self._decode(token_ids, position_ids, along)[0].index_select(0, source)
         if self.in_line:  # such attention tells rows apart by their positions, and skips other rows by itself
             return self._decode(token_ids, position_ids)[0].index_select(0, source)

@@ -195,6 +195,23 @@ def check_vocabulary(path: str) -> None:
         )
 
 
+def check_heads(path: str, ranks: int) -> None:
+    """Check that the attention heads of a model divide over the ranks that compute its rows together.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    config = configuration(path).get_text_config()
+    heads: int = config.num_attention_heads
+    keys: int = config.to_dict().get("num_key_value_heads") or heads  # some models have no such key
+    able = [count for count in range(1, heads + 1) if not (heads % count or (keys % count and count % keys))]
+    if ranks not in able:
+        raise ConfigError(
+            f"checking learner.sequence_parallel: found {ranks}, and {path} has {heads} attention heads and {keys} key "
+            f"heads, which do not divide over so many ranks. Set one of {', '.join(map(str, able))}."
+        )
+
+
 def save_policy(
     folder: Path,
     *,

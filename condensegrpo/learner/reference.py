@@ -13,6 +13,7 @@ from condensegrpo.learner.engine import DeepSpeedEngine, measure_logprobs
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.lora import base_only
 from condensegrpo.learner.policy import load_policy
+from condensegrpo.learner.sequence_parallel import RankGroup
 from condensegrpo.learner.settings import Dtype
 
 # Micro-batches and the temperature that their tokens were sampled at: the same, with the reference's log-probabilities
@@ -20,15 +21,19 @@ from condensegrpo.learner.settings import Dtype
 Reference = Callable[[Sequence[PackedBatch], float], list[PackedBatch]]
 
 
-def open_reference(source: str, *, dtype: Dtype, attention: str, device: torch.device | str) -> TrainedLogprobs:
+def open_reference(
+    source: str, *, dtype: Dtype, attention: str, device: torch.device | str, group: RankGroup | None = None
+) -> TrainedLogprobs:
     """The model of a local folder or Hub id, frozen. Every rank holds a whole copy, outside DeepSpeed.
 
     Args:
         device: where it lives; ``against_copy`` moves it for as long as it is used.
+        group: ``TrainedLogprobs.group`` of the learner, whose micro-batches it computes.
     """
     module = TrainedLogprobs(load_policy(source, dtype=dtype, attention=attention).requires_grad_(False))
     module.kernel = attention
     module.check()
+    module.group = group
     return module.to(device)
 
 
@@ -36,7 +41,10 @@ def open_reference(source: str, *, dtype: Dtype, attention: str, device: torch.d
 def against_copy(
     reference: TrainedLogprobs, device: torch.device | str, batches: Sequence[PackedBatch], temperature: float
 ) -> list[PackedBatch]:
-    """The batches with the log-probabilities of a frozen copy, which is on ``device`` meanwhile. Not collective."""
+    """The batches with the log-probabilities of a frozen copy, which is on ``device`` meanwhile.
+
+    Collective among the ranks that compute micro-batches together, and not otherwise.
+    """
     home = next(reference.parameters()).device
     reference.to(device)
     measured = []

@@ -12,7 +12,6 @@ from condensegrpo.core.protocols import Sampler
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.engine import DeepSpeedEngine
-from condensegrpo.learner.engine_state import to_main_memory
 from condensegrpo.learner.weights import gathered
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.prefetch_files import restore_batches
@@ -57,8 +56,6 @@ def resume(
     for step, batch in batches.items():
         for scored in batch.trajectories:
             write(step, scored)
-    if config.learner.offload.rollouts:
-        to_main_memory(learner)
     sampler.update_weights(gathered(learner), done)
     return done, batches
 

@@ -7,7 +7,7 @@ Only this file sees all components of a run; every step takes the values that it
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,9 +33,7 @@ from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.evaluation.evaluate import evaluate
 from condensegrpo.evaluation.figures import flat
 from condensegrpo.learner import checkpoint, ranks
-from condensegrpo.learner.dtypes import gpu_bfloat16, precision_warning
 from condensegrpo.learner.engine import DeepSpeedEngine, close_engine
-from condensegrpo.learner.engine_state import on_device
 from condensegrpo.learner.policy import end_ids, load_tokenizer, save_policy, save_tokenizer
 from condensegrpo.learner.reference import Reference, against_base, against_copy, open_reference
 from condensegrpo.learner.weights import gathered, save_adapter
@@ -95,7 +93,7 @@ def train(components: Components, folder: RunFolder, *, observer: Observer, stop
     check_ranks(components, folder.path)
     if ranks.rank() == 0:
         write_environment(folder.path)
-    for warning in _warnings(config):
+    for warning in _ignored_settings(config):
         observer.say(warning)
     source = base_policy(config, components.task, folder)
     check_model(components, source)
@@ -122,8 +120,6 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
     sampler = open_sampler(config, source)
     if isinstance(sampler, Describes):
         observer.say(sampler.describe())
-    if isinstance(sampler, Sleeps):
-        sampler.sleep(keep_weights=False)  # they are sent when the learner has been opened, which takes memory
     learner = open_learner(
         config,
         source,
@@ -195,7 +191,8 @@ def _reference(config: RunConfig, source: str, learner: DeepSpeedEngine) -> Refe
     if model.lora is not None:
         return partial(against_base, learner)
     home = "cpu" if config.learner.offload.reference else device
-    copy = open_reference(source, dtype=model.dtype, attention=model.attention, device=home)
+    group = learner.module.group
+    copy = open_reference(source, dtype=model.dtype, attention=model.attention, device=home, group=group)
     return partial(against_copy, copy, device)
 
 
@@ -273,17 +270,16 @@ def _learn(run: _Run, step: int, batch: StepBatch) -> tuple[StepCredit, dict[str
         idle=run.reference is not None,
     )
     run.observer.phase(f"step {step}: learning", None)
-    with on_device(run.learner) if run.config.learner.offload.rollouts else nullcontext():
-        statistics = update(
-            run.learner,
-            rows,
-            run.components.objective,
-            reference=run.reference,
-            updates=algorithm.updates_per_batch,
-            measure_old=bool(algorithm.importance.cap) and algorithm.updates_per_batch > 1,
-            temperature=rollout.temperature,
-            max_tokens=run.config.learner.tokens_per_micro_batch,
-        )
+    statistics = update(
+        run.learner,
+        rows,
+        run.components.objective,
+        reference=run.reference,
+        updates=algorithm.updates_per_batch,
+        measure_old=bool(algorithm.importance.cap) and algorithm.updates_per_batch > 1,
+        temperature=rollout.temperature,
+        max_tokens=run.config.learner.tokens_per_micro_batch,
+    )
     return credit, statistics
 
 
@@ -372,10 +368,8 @@ def _log(trackers: tuple[Tracker, ...], step: int, metrics: Mapping[str, float])
             raise RunError(f"logging step {step} with {name}: {type(error).__name__}: {error}") from error
 
 
-def _warnings(config: RunConfig) -> Iterator[str]:
-    """Warnings of a slow dtype, and of settings that the estimator does not use."""
-    if slow := precision_warning(config.model.dtype, gpu_bfloat16()):
-        yield slow
+def _ignored_settings(config: RunConfig) -> Iterator[str]:
+    """Warnings of settings that the estimator does not use."""
     name = config.estimator
     if names.ESTIMATORS[name].learns_from == "score" and "penalise" in config.algorithm.stops.handling.values():
         yield (

@@ -37,7 +37,9 @@ def update(
         temperature: of the distribution sampled from; greedy replies (0) are learned at 1.
         max_tokens: of a micro-batch.
     """
-    batches = pack_rows(rows, max_tokens=max_tokens, share=learner.module.computes_trees)
+    together: int = learner.module.ranks_a_row
+    share = learner.module.computes_trees
+    batches = pack_rows(rows, max_tokens=max_tokens, share=share, ranks_a_row=together)
     count, in_rows, computed = ranks.sum_over_ranks(
         [len(rows), sum(len(row.token_ids) for row in rows), sum(batch.token_ids.numel() for batch in batches)]
     )
@@ -51,7 +53,7 @@ def update(
     stats: dict[str, float] = {}
     for _ in range(updates):
         stats = optimizer_step(learner, batches, objective, temperature=temperature)
-    return {"rows": count, "tokens/rows": in_rows, "tokens/computed": computed, **stats}
+    return {"rows": count, "tokens/rows": in_rows, "tokens/computed": computed / together, **stats}
 
 
 def _with_old_logprobs(

@@ -231,4 +231,5 @@ def _micro_batches(pairs: Sequence[Pair], learner: DeepSpeedEngine, max_tokens: 
     """This rank's micro-batches of a step; every reply token of every rank weighs the same."""
     weight = 1 / sum(len(reply) for _, reply in pairs)
     rows = [reply_row(prompt, reply, weight=weight) for prompt, reply in pairs[ranks.rank() :: ranks.world_size()]]
-    return pack_rows(rows, max_tokens=max_tokens, share=learner.module.computes_trees)
+    model = learner.module
+    return pack_rows(rows, max_tokens=max_tokens, share=model.computes_trees, ranks_a_row=model.ranks_a_row)

@@ -1,0 +1,138 @@
+"""Sequence parallelism: k consecutive ranks compute every micro-batch together, for rows that no device holds alone.
+
+DeepSpeed's Ulysses (https://arxiv.org/abs/2309.14509): every rank has a part of the tokens, and in attention a part of
+the heads instead.
+
+    S packed tokens ─▶ S/k on each rank ─▶ a layer's linear parts, the LM head on the trained tokens among them
+                          q k v  (1, h, S/k, d) ─ all-to-all ─▶ (1, h/k, S, d) ─▶ attention along the paths of trees
+                          output (1, S/k, h, d) ◀─ all-to-all ─ (1, S, h/k, d) ◀─┘
+
+Attention sees the whole micro-batch, so that trees and packed rows need nothing of their own. Where there are fewer key
+heads than ranks each goes to several. The tokens are padded to a multiple of k, on a GPU also of ``GPU_STEP``, by trees
+of one token.
+
+What divides by what: every rank's loss is Σ w·l over the trained tokens that it predicts, so that the losses of all
+ranks add up to the loss of the step, and their gradients to its gradient. To DeepSpeed the ranks have different rows.
+
+What a rank keeps in a layer until backward, beside what S/k tokens keep without: the output of attention once more, as
+S/k·h·d numbers, since it lies both in heads and in tokens; and, where there are fewer key heads g than ranks, k/g times
+the keys and values. The LM head has the trained tokens of the rank, at most all T. Weights, gradients and optimiser are
+as without: ZeRO shares them out over all ranks.
+
+Legend: k ranks, S packed tokens of a micro-batch, T trained tokens, h query heads, g key heads, d their size.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from math import lcm
+
+from torch import Tensor, distributed
+from torch.distributed._functional_collectives import all_reduce, wait_tensor  # torch's, with gradient
+from torch.nn import functional
+
+from condensegrpo.algorithms.objective import Minimised, ObjectiveValue, Share
+from condensegrpo.algorithms.packing import PackedBatch
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.learner.deepspeed_import import exchanging_heads
+from condensegrpo.learner.ranks import rank, world_size
+from condensegrpo.learner.tree_attention import Along
+
+GPU_STEP = 256  # tokens that kernels on a GPU take at a time; they then pad no further
+
+
+def check_groups(ranks: int) -> None:
+    """Check that all ranks divide into groups of so many.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    if world_size() % ranks:
+        raise ConfigError(
+            f"checking learner.sequence_parallel: found {ranks}, and the {world_size()} ranks do not divide into "
+            f"groups of {ranks}. Start a multiple of {ranks} processes, or set a divisor of {world_size()}."
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankGroup:
+    """The ranks that share every row with this one."""
+
+    size: int  # k
+    place: int  # of this rank among them
+    group: distributed.ProcessGroup
+
+    def padded(self, packed: Tensor) -> Tensor:
+        """Packed token ids or positions (1, S) with as many 0 behind them as make S divide over the ranks."""
+        step = self.size if packed.device.type == "cpu" else lcm(self.size, GPU_STEP)
+        return functional.pad(packed, (0, -packed.numel() % step))
+
+    def own(self, padded: Tensor) -> Tensor:
+        """This rank's part (1, S/k)."""
+        return padded.chunk(self.size, dim=1)[self.place]
+
+    def trained(self, token_ids: Tensor, source: Tensor) -> Tensor:
+        """Which of the trained tokens are predicted at this rank's part, of packed ``token_ids`` (1, S)."""
+        return (source // (self.padded(token_ids).numel() // self.size) == self.place).nonzero()[:, 0]
+
+    def together(self, own: Tensor, which: Tensor, total: int) -> Tensor:
+        """Numbers (T,) of which every rank has those at the indices ``which``; on every rank, with gradient."""
+        whole_T = own.new_zeros(total).index_put((which,), own)
+        summed: Tensor = wait_tensor(all_reduce(whole_T, "sum", self.group))  # type: ignore[no-untyped-call]  # torch's
+        return summed
+
+    def share(self, share: Share, which: Tensor) -> Share:
+        """What the trained tokens ``which`` add to the loss; it is computed of all where tokens depend on others."""
+        part = share.batch.trained(which)
+        if share.divisible:
+            return Share(share.objective, part)
+        return Share(partial(self._of_all, share.objective, share.batch, which), part)
+
+    def _of_all(
+        self, objective: Minimised, batch: PackedBatch, which: Tensor, own: Tensor, _part: PackedBatch
+    ) -> ObjectiveValue:
+        value = objective(self.together(own, which, len(batch.target)), batch)
+        return ObjectiveValue(
+            loss_T=value.loss_T[which],
+            statistics={name: statistic_T[which] for name, statistic_T in value.statistics.items()},
+            kl_T=None if value.kl_T is None else value.kl_T[which],
+        )
+
+    def across(self, along: Along) -> Along:
+        """Attention whose queries, keys and values are this rank's part, and whose trees are those of all tokens."""
+        return _Across(self, along)
+
+
+def rank_group(ranks: int) -> RankGroup:
+    """The group of this rank; every rank must call it.
+
+    Raises:
+        ConfigError: as ``check_groups``.
+    """
+    check_groups(ranks)
+    group, _ = distributed.new_subgroups(group_size=ranks)  # type: ignore[no-untyped-call]  # torch's
+    return RankGroup(ranks, rank() % ranks, group)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Across:
+    """Attention along paths by several ranks, of which each computes some heads."""
+
+    ranks: RankGroup
+    along: Along
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float = 0.0
+    ) -> Tensor:
+        """The output (1, S/k, h, d) of queries (1, h, S/k, d), keys and values (1, g, S/k, d)."""
+        copies = self.ranks.size // key.shape[1]
+        if copies > 1:
+            key, value = (each.repeat_interleave(copies, dim=1) for each in (key, value))
+        exchange = exchanging_heads(partial(self._attend_all, scaling=scaling, dropout=dropout), self.ranks.group)
+        output: Tensor = exchange(*(each.transpose(1, 2) for each in (query, key, value)), batch_dim_idx=0)
+        return output
+
+    def _attend_all(
+        self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float
+    ) -> Tensor:
+        states = (each.transpose(1, 2) for each in (query, key, value))
+        return self.along.attend(*states, scaling=scaling, dropout=dropout)
