@@ -35,6 +35,9 @@ class StandIn:
     prompts: list[tuple[int, ...]] = field(default_factory=list)
     url: str = ""
     nccl: bool = False
+    lora_rank: int = 0
+    adapters: list[str] = field(default_factory=list)  # folders
+    models: list[str | None] = field(default_factory=list)  # that requests named
     transfers: list[tuple[str, Any]] = field(default_factory=list)  # steps of weights that come over NCCL
 
     async def health(self, request: web.Request) -> web.Response:
@@ -50,11 +53,16 @@ class StandIn:
             "logprobs_mode": "processed_logprobs",
             "max_model_len": self.max_model_len,
             "world_size": 1,
+            "lora_rank": self.lora_rank,
             "nccl": self.nccl,
             "head_size": 32,
             "head_sizes": None,
         }
         return web.json_response({"results": [found]})
+
+    async def load_adapter(self, request: web.Request) -> web.Response:
+        self.adapters.append((await request.json())["lora_path"])
+        return web.Response(text="Success")
 
     async def weight_info(self, request: web.Request) -> web.Response:
         return web.json_response({"weight_version": self.label})
@@ -73,7 +81,9 @@ class StandIn:
         return web.json_response({"message": "done"})
 
     async def generate(self, request: web.Request) -> web.Response:
-        self.prompts.append(tuple((await request.json())["token_ids"]))
+        asked = await request.json()
+        self.prompts.append(tuple(asked["token_ids"]))
+        self.models.append(asked.get("model"))
         await asyncio.sleep(self.seconds)
         status = self.statuses.pop(0) if self.statuses else 200
         if status != 200:
@@ -104,6 +114,7 @@ def serving(server: StandIn, *, port: int = 0) -> Iterator[StandIn]:
         [
             web.get("/health", server.health),
             web.post("/collective_rpc", server.rpc),
+            web.post("/v1/load_lora_adapter", server.load_adapter),
             web.get("/weight_info", server.weight_info),
             web.post("/update_weight_version", server.name_weights),
             web.post("/reset_prefix_cache", server.reset),

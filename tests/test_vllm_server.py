@@ -9,12 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from adapters import trained_weights
 from needs_vllm import needs_vllm
 from served import LONG, ROOM, change, gap, save_model, together
 from transformers import PreTrainedModel
 
 from condensegrpo.assembly.plugins import build
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.learner.lora import add_adapters
+from condensegrpo.learner.policy import load_policy
+from condensegrpo.learner.settings import LoraSettings
+from condensegrpo.samplers.vllm_server.guard import TOKEN_VARIABLE
 from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
 
 pytestmark = needs_vllm
@@ -38,7 +44,11 @@ def sampler(folder: Path, policy: PreTrainedModel) -> Iterator[VllmServerSampler
     made: VllmServerSampler = build(
         "samplers",
         "vllm_server",
-        {"model_path": str(folder), "max_model_len": ROOM, "server": {"kv_cache_gib": 0.02, "start_seconds": 400}},
+        {
+            "model_path": str(folder),
+            "max_model_len": ROOM,
+            "server": {"kv_cache_gib": 0.02, "start_seconds": 400, "flags": ["--enable-lora", "--max-lora-rank", "8"]},
+        },
     )
     yield made
     made.close()
@@ -116,6 +126,30 @@ def test_after_its_server_was_killed_a_run_continues_with_the_current_weights(
     assert worst_gap(sampler, policy) < 1e-4
     assert sampler.starts == (2,)
     assert sampler.process_ids != (server,)
+
+
+def test_adapters_alone_reach_a_running_server_whose_base_is_loaded_first(
+    sampler: VllmServerSampler, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its base is that of other updates; cached prompts are of other adapters."""
+    (process,) = sampler._processes
+    monkeypatch.setenv(TOKEN_VARIABLE, process._environment[TOKEN_VARIABLE])
+    lora = LoraSettings(rank=4, alpha=8.0, sampler="native")
+    policy = add_adapters(load_policy(str(folder), dtype="float32"), lora, base=str(folder), seed=0)
+    second = VllmServerSampler(str(folder), max_model_len=ROOM, lora=lora, urls=(process.url,))
+    assert second.takes_adapters
+    assert worst_gap(second, policy) < 1e-4  # before the first update: B = 0
+    draw = torch.Generator().manual_seed(0)
+    for version in (1, 2):
+        with torch.no_grad():
+            for tensor in trained_weights(policy).values():
+                tensor += 0.2 * torch.randn(tensor.shape, generator=draw)
+        (before,) = together(second, [(LONG, params())])
+        sent = {name.replace(".default", ""): tensor for name, tensor in trained_weights(policy).items()}
+        second.update_weights([(f"base_model.model.{name}", tensor) for name, tensor in sent.items()], version)
+        assert gap(policy, LONG, before) > 0.01
+        assert worst_gap(second, policy) < 1e-4
+    second.close()
 
 
 # --- its processes ----------------------------------------------------------------------------------------------------

@@ -5,11 +5,14 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from adapters import adapted_qwen3, trained_weights
+from safetensors.torch import load_file
 from stand_in_server import TOKEN, StandIn, serving
 from tiny import qwen3
 from transformers import AutoConfig
@@ -18,15 +21,17 @@ from condensegrpo.assembly.plugins import check
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import ConfigError, PluginError, SamplerError
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.publish import FolderPublisher
 from condensegrpo.samplers.vllm_server.replica import WeightsLabel
 from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
-from condensegrpo.samplers.vllm_server.settings import RequestSettings, ServerSettings
+from condensegrpo.samplers.vllm_server.settings import TEMPORARY, RequestSettings, ServerSettings
 from condensegrpo.samplers.vllm_server.weights import free_bytes
 from condensegrpo.samplers.vllm_server.worker import shape_of
 
 MODEL = qwen3()
+LORA = LoraSettings(rank=4, alpha=8.0, sampler="native")
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +49,21 @@ def shape(folder: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 @contextmanager
 def sampling(
-    folder: str, *servers: StandIn, seconds: float = 2.0, retries: int = 3, weights_dir: str | None = None
+    folder: str,
+    *servers: StandIn,
+    seconds: float = 2.0,
+    retries: int = 3,
+    weights: str = TEMPORARY,
+    lora: LoraSettings | None = None,
 ) -> Iterator[VllmServerSampler]:
     """A sampler over some servers, whose time limits are all ``seconds``."""
     sampler = VllmServerSampler(
         folder,
+        dtype="float32" if lora is None else "bfloat16",
+        lora=lora,
         urls=tuple(server.url for server in servers),
-        server=ServerSettings(start_seconds=seconds),
+        server=ServerSettings(start_seconds=seconds, weights=weights),
         requests=RequestSettings(seconds=seconds, retries=retries),
-        weights_dir=weights_dir,
     )
     try:
         yield sampler
@@ -72,6 +83,11 @@ def ask_all(sampler: VllmServerSampler, count: int) -> list[Generation]:
         return await asyncio.gather(*asked)
 
     return asyncio.run(all_at_once())
+
+
+def adapter_tensors() -> dict[str, torch.Tensor]:
+    trained = trained_weights(adapted_qwen3(LORA))
+    return {f"base_model.model.{name.replace('.default', '')}": tensor for name, tensor in trained.items()}
 
 
 @contextmanager
@@ -231,6 +247,40 @@ def test_a_cancelled_request_does_not_block_an_update(folder: str, shape: dict[s
         assert sampler.version == 1
 
 
+def test_adapters_are_sent_alone_and_requests_name_them(folder: str, shape: dict[str, str]) -> None:
+    """A server that lost them gets them again; one with another run's weights gets the base first."""
+    server = StandIn(shape, lora_rank=8)
+    adapters = adapter_tensors()
+    with serving(server), sampling(folder, server, lora=LORA) as sampler:
+        assert sampler.takes_adapters
+        assert server.loaded == [folder]
+        ask(sampler)
+        sampler.update_weights(adapters.items(), 1)
+        ask(sampler)
+        assert server.models == [None, "adapters"]
+        assert load_file(Path(server.adapters[-1]) / "adapter_model.safetensors").keys() == adapters.keys()
+        ours, server.label = server.label, f"{server.label.partition(':')[0]}:0"  # it missed an update
+        ask(sampler)
+        assert (len(server.adapters), server.loaded) == (2, [folder])
+        server.label = "another run:3"
+        ask(sampler)
+        assert (len(server.adapters), server.loaded) == (3, [folder, folder])
+        assert server.label == ours
+        first = Path(server.adapters[-1])
+        sampler.update_weights(adapters.items(), 2)
+        assert not first.exists()
+        with pytest.raises(SamplerError, match="is no weight of its model"):
+            sampler.update_weights(MODEL.named_parameters(), 3)
+
+
+def test_merged_weights_are_sent_to_servers_that_cannot_compute_adapters(folder: str, shape: dict[str, str]) -> None:
+    with serving(StandIn(shape, lora_rank=0)) as server:
+        with sampling(folder, server, lora=replace(LORA, sampler="auto")) as sampler:
+            assert not sampler.takes_adapters
+        with pytest.raises(SamplerError, match=r"was started without --enable-lora for this rank.*sampler=merged"):
+            sampling(folder, server, lora=LORA).__enter__()
+
+
 def test_wrong_weights_are_refused_before_a_server_loads_them(folder: str, shape: dict[str, str]) -> None:
     with serving(StandIn(shape)) as server, sampling(folder, server) as sampler:
         loaded, named = list(server.loaded), dict(MODEL.named_parameters())
@@ -254,8 +304,8 @@ def test_weights_that_cannot_be_written_are_an_error_with_the_folder(
     place = str(tmp_path / "a file" / "in it")
     with (
         serving(StandIn(shape)) as server,
-        sampling(folder, server, weights_dir=place) as sampler,
-        pytest.raises(SamplerError, match=r"writing weights for the servers into .*in it.*weights_dir"),
+        sampling(folder, server, weights=place) as sampler,
+        pytest.raises(SamplerError, match=r"writing weights for the servers into .*in it.*server\.weights"),
     ):
         sampler.update_weights(MODEL.named_parameters(), 1)
 
@@ -269,7 +319,7 @@ def test_a_folder_without_room_for_two_updates_is_an_error_before_anything_is_wr
         pool = ReplicaPool(WeightsLabel(label="default", folder=None), RequestSettings())
         loop.run(pool.open([(server.url, None)], token=TOKEN, shape=shape, start_seconds=2.0))
         publisher = FolderPublisher(loop, tmp_path, torch.float32, size, free=room.__getitem__)
-        with pytest.raises(SamplerError, match=r"found 0\.00 GB free, wanted 0\.00 GB.*--shm-size=1g.*weights_dir"):
+        with pytest.raises(SamplerError, match=r"found 0\.00 GB free, wanted 0\.00 GB.*--shm-size=1g.*server\.weights"):
             publisher.publish(pool, iter(MODEL.named_parameters()), "run:1")
         assert not list(tmp_path.iterdir())
         room[tmp_path] = 2 * size
@@ -334,6 +384,7 @@ def test_a_closed_sampler_is_an_error_and_closes_twice(folder: str, shape: dict[
         ({"urls": "http://here"}, "wanted a list"),
         ({"requests": {"retries": -1}}, r"the option requests\['retries'\] is -1, wanted at least 0"),
         ({"retries": 5}, r"the option retries was renamed to requests\.retries"),
+        ({"weights_dir": "here"}, r"the option weights_dir was renamed to server\.weights"),
         ({"request_seconds": 5}, r"the option request_seconds was renamed to requests\.seconds"),
         ({"urls": ["here:8000"]}, "wanted addresses such as http"),
         (

@@ -14,6 +14,7 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols import Measures, Sampler, Tracker
 from condensegrpo.learner.policy import end_ids, load_tokenizer
+from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.information import AnswerProbe
 from condensegrpo.rollout.render import Renderer
@@ -29,15 +30,16 @@ def use_threads(config: RunConfig) -> None:
         torch.set_num_threads(config.learner.threads)
 
 
-def open_sampler(config: RunConfig, model_path: str) -> Sampler:
-    """The sampler, with the weights of a model folder."""
-    arguments = _sampler_arguments(config, model_path)
+def open_sampler(config: RunConfig, model_path: str, *, lora: LoraSettings | None = None) -> Sampler:
+    """The sampler, with the weights of a model folder; ``lora``: of the adapters that train beside them."""
+    arguments = _sampler_arguments(config, model_path, lora)
     built: Sampler = plugins.build("samplers", config.sampler.name, config.sampler.options, arguments)
     return built
 
 
-def _sampler_arguments(config: RunConfig, model_path: str) -> dict[str, object]:
-    return {"model_path": model_path, "dtype": config.model.dtype, "max_model_len": longest_request(config)}
+def _sampler_arguments(config: RunConfig, model_path: str, lora: LoraSettings | None) -> dict[str, object]:
+    longest = longest_request(config)
+    return {"model_path": model_path, "dtype": config.model.dtype, "max_model_len": longest, "lora": lora}
 
 
 def open_trackers(config: RunConfig) -> tuple[Tracker, ...]:
@@ -108,7 +110,14 @@ def check_sampler(config: RunConfig) -> None:
     Raises:
         ConfigError: it refuses an option, or cannot measure.
     """
-    plugins.check("samplers", config.sampler.name, config.sampler.options, _sampler_arguments(config, ""))
+    lora, given = config.model.lora, (config.sampler.name, config.sampler.options)
+    supplied = _sampler_arguments(config, "", lora)
+    plugins.check("samplers", *given, supplied)
+    if lora is not None and lora.sampler == "native" and "lora" not in plugins.arguments("samplers", *given, supplied):
+        raise ConfigError(
+            f"checking model.lora.sampler: found native, and the sampler {config.sampler.name} takes merged weights "
+            f"only. Set model.lora.sampler=merged, or sampler.name=vllm or vllm_server."
+        )
     sampler = load("samplers", config.sampler.name)
     if config.rollout.answer_form is not None and isinstance(sampler, type) and not issubclass(sampler, Measures):
         raise _cannot_measure(config)

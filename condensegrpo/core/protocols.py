@@ -51,6 +51,15 @@ class Sleeps(Protocol):
 
 
 @runtime_checkable
+class TakesAdapters(Protocol):
+    """A sampler that may take LoRA adapters under PEFT's names in ``update_weights``, beside base weights that stay."""
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether it takes the adapters alone; otherwise base and adapters merged."""
+
+
+@runtime_checkable
 class Describes(Protocol):
     """A sampler that chose settings by itself."""
 

@@ -34,6 +34,9 @@ class LoraSettings:
     """Share of an adapter's inputs set to 0 during an optimiser step; inactive everywhere else."""
     targets: Targets = LINEAR
     """Linear layers by the last part of their names, each of which must exist; all-linear: all but the LM head."""
+    sampler: Literal["auto", "native", "merged"] = "auto"
+    """What the sampler gets: native: the adapters alone (vLLM); merged: one weight of base and adapter, rounded to the
+    sampler's type; auto: native in bfloat16 where vLLM supports it, else merged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

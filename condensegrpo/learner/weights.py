@@ -56,6 +56,16 @@ def whole(engine: DeepSpeedEngine, own: Sequence[nn.Parameter]) -> Iterator[None
         yield
 
 
+def adapters(engine: DeepSpeedEngine) -> Iterator[tuple[str, Tensor]]:
+    """The adapters alone under PEFT's names, one layer at a time; otherwise as ``gathered``."""
+    for name, part in engine.module.policy.named_modules():
+        layer = adapted(part)
+        if layer is not None:
+            with whole(engine, [layer.a, layer.b]):
+                yield f"base_model.model.{name}.lora_A.weight", layer.a.detach()
+                yield f"base_model.model.{name}.lora_B.weight", layer.b.detach()
+
+
 def save_adapter(folder: Path, engine: DeepSpeedEngine) -> None:
     """Write the adapters as a PEFT folder, which ``PeftModel.from_pretrained(base, folder)`` loads.
 
@@ -63,14 +73,9 @@ def save_adapter(folder: Path, engine: DeepSpeedEngine) -> None:
     """
     policy: PreTrainedModel = engine.module.policy
     tensors = {}
-    for name, part in policy.named_modules():
-        layer = adapted(part)
-        if layer is None:
-            continue
-        with whole(engine, layer):
-            if rank() == 0:
-                tensors[f"base_model.model.{name}.lora_A.weight"] = layer.a.detach().to("cpu", copy=True)
-                tensors[f"base_model.model.{name}.lora_B.weight"] = layer.b.detach().to("cpu", copy=True)
+    for name, tensor in adapters(engine):
+        if rank() == 0:
+            tensors[name] = tensor.to("cpu", copy=True)
     if rank() == 0:
         config = copy(policy.peft_config[ADAPTER])
         config.inference_mode = True

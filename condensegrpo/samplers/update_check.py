@@ -1,12 +1,15 @@
 """Checks the names and shapes of the weights that a sampler is given."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
+import torch
 from torch import Tensor, nn
 
 from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.protocols import NamedTensors
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +48,15 @@ class UpdateCheck:
             return False
         self.taken.add(name)
         return True
+
+    def nbytes(self, dtype: torch.dtype) -> int:
+        """Bytes of all weights in a type, tied ones once."""
+        return sum(math.prod(self.shapes[min(group)]) for group in self.groups) * dtype.itemsize
+
+    def passed(self, named_tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors that match, and raise after the last one unless all of them did; see ``complete``."""
+        yield from ((name, tensor) for name, tensor in named_tensors if self.takes(name, tensor))
+        self.complete()
 
     def complete(self) -> None:
         """Check that every weight was given, under one of its names.

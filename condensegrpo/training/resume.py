@@ -12,10 +12,10 @@ from condensegrpo.core.protocols import Sampler
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.engine import DeepSpeedEngine
-from condensegrpo.learner.weights import gathered
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.prefetch_files import restore_batches
 from condensegrpo.training.rollout_step import StepBatch
+from condensegrpo.training.update_step import sampled_weights
 
 
 def resume(
@@ -56,7 +56,7 @@ def resume(
     for step, batch in batches.items():
         for scored in batch.trajectories:
             write(step, scored)
-    sampler.update_weights(gathered(learner), done)
+    sampler.update_weights(sampled_weights(sampler, learner), done)
     return done, batches
 
 

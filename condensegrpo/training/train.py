@@ -48,7 +48,7 @@ from condensegrpo.training.prefetch_files import write_batches
 from condensegrpo.training.prefetching import RolloutPrefetcher
 from condensegrpo.training.resume import resume, rollout_settings
 from condensegrpo.training.rollout_step import BatchRollout, StepBatch, batch_filter, trajectory_writer
-from condensegrpo.training.update_step import update
+from condensegrpo.training.update_step import sampled_weights, update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
     observer.phase("loading the policy", None)
     if ranks.rank() == 0:
         save_tokenizer(source, folder.path)
-    sampler = open_sampler(config, source)
+    sampler = open_sampler(config, source, lora=config.model.lora)
     if isinstance(sampler, Describes):
         observer.say(sampler.describe())
     learner = open_learner(
@@ -306,7 +306,7 @@ def _send_weights(run: _Run, step: int) -> float:
         return 0.0
     run.prefetcher.finish()
     waited = time.monotonic() - began
-    run.sampler.update_weights(gathered(run.learner), step)
+    run.sampler.update_weights(sampled_weights(run.sampler, run.learner), step)
     return waited
 
 

@@ -1,15 +1,17 @@
-"""The optimiser steps of one batch."""
+"""The optimiser steps of one batch, and the weights that the sampler gets after them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from condensegrpo.algorithms.objective import Minimised
 from condensegrpo.algorithms.packing import PackedBatch
+from condensegrpo.core.protocols import NamedTensors, Sampler, TakesAdapters
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner import ranks
 from condensegrpo.learner.engine import DeepSpeedEngine, measure_logprobs, optimizer_step
 from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.reference import Reference
+from condensegrpo.learner.weights import adapters, gathered
 
 
 def update(
@@ -54,6 +56,11 @@ def update(
     for _ in range(updates):
         stats = optimizer_step(learner, batches, objective, temperature=temperature)
     return {"rows": count, "tokens/rows": in_rows, "tokens/computed": computed / together, **stats}
+
+
+def sampled_weights(sampler: Sampler, learner: DeepSpeedEngine) -> NamedTensors:
+    """What a sampler gets of the learner's weights: adapters alone where it computes them, else all, merged."""
+    return adapters(learner) if isinstance(sampler, TakesAdapters) and sampler.takes_adapters else gathered(learner)
 
 
 def _with_old_logprobs(

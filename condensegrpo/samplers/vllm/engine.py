@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +24,8 @@ from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols import NamedTensors
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.learner.devices import stream_restored
-from condensegrpo.learner.settings import TIMEOUT_MINUTES
+from condensegrpo.learner.settings import TIMEOUT_MINUTES, LoraSettings
+from condensegrpo.samplers.vllm.adapters import NativeAdapters, native_rank, unsupported_by
 from condensegrpo.samplers.vllm.settings import EngineSettings
 from condensegrpo.samplers.vllm.weights import ExpectedWeights, repack_heads
 
@@ -57,6 +59,7 @@ class VllmEngine:
         max_model_len: int | None,
         settings: EngineSettings,
         can_sleep: bool,
+        lora: LoraSettings | None,
     ) -> None:
         """Load the model. See ``VllmSampler`` for the arguments.
 
@@ -73,9 +76,17 @@ class VllmEngine:
             self._import()
             self._check_head_size()
             _make_llvmlite_inspectable()
+            unsupported = partial(unsupported_by, self._expected.architectures)
+            rank = native_rank(lora, dtype=dtype, unsupported=unsupported)
+            self.adapters = None if lora is None or rank is None else NativeAdapters(lora, rank)  # None: merged weights
             try:
                 self._engine = self._create(
-                    settings, model=model_path, dtype=dtype, max_model_len=max_model_len, enable_sleep_mode=can_sleep
+                    settings,
+                    model=model_path,
+                    dtype=dtype,
+                    max_model_len=max_model_len,
+                    enable_sleep_mode=can_sleep,
+                    **(self.adapters.options if self.adapters else {}),
                 )
             except Exception as error:  # the boundary to vLLM: a model it has no code for, too little memory, …
                 raise SamplerError(
@@ -108,6 +119,7 @@ class VllmEngine:
                 flat_logprobs=True,
                 output_kind=self._final,
             ),
+            lora_request=self.adapters and self.adapters.request,
         )
 
     def add_reading(self, name: str, token_ids: Sequence[int]) -> None:
@@ -127,6 +139,7 @@ class VllmEngine:
                 ignore_eos=True,
                 output_kind=self._final,
             ),
+            lora_request=self.adapters and self.adapters.request,
         )
 
     def abort(self, names: Sequence[str]) -> None:
@@ -148,17 +161,22 @@ class VllmEngine:
         return {output.request_id: _result(output) for output in outputs if output.finished}
 
     def load(self, named_tensors: NamedTensors) -> None:
-        """Load weights under their Hugging Face names and drop every cached key and value.
+        """Load weights under their Hugging Face names, or the adapters alone, and drop every cached key and value.
 
         Raises:
             SamplerError: a name is unknown or missing, or a shape differs (matching tensors were loaded); or requests
                 are in flight.
         """
-        check = self._expected.check()
-        tensors = ((name, tensor.detach().clone()) for name, tensor in named_tensors if check.takes(name, tensor))
+        check = self._expected.check(self.adapters.lora if self.adapters else None)
         with _quiet():
-            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
-            self._engine.apply_model(repack_heads)
+            if self.adapters:
+                self.adapters.load(self._engine, check.passed(named_tensors))
+            else:
+                tensors = (
+                    (name, tensor.detach().clone()) for name, tensor in named_tensors if check.takes(name, tensor)
+                )
+                self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
+                self._engine.apply_model(repack_heads)
         if not self._engine.reset_prefix_cache():
             raise SamplerError(
                 "updating the sampler's weights: vLLM still holds keys and values of requests under way, computed "
@@ -185,6 +203,8 @@ class VllmEngine:
         self._engine.engine_core._finalizer.detach()
         self._engine.model_executor.shutdown()
         destroy_model_parallel()
+        if self.adapters:
+            self.adapters.close()
         del self._engine
         gc.unfreeze()
         gc.collect()

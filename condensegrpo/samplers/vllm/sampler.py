@@ -11,6 +11,7 @@ from condensegrpo.core.protocols import NamedTensors
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.dtypes import DtypeName
 from condensegrpo.learner.policy import trained_steps
+from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.vllm.engine import VllmEngine
 from condensegrpo.samplers.vllm.engine_queue import EngineQueue
 from condensegrpo.samplers.vllm.request import INSTALL, check_request
@@ -35,6 +36,7 @@ class VllmSampler:
         *,
         dtype: DtypeName = "float32",
         max_model_len: Annotated[int, Ge(2)] | None = None,
+        lora: LoraSettings | None = None,
         engine: EngineSettings = ENGINE,
         sleep: bool | None = None,
     ) -> None:
@@ -43,6 +45,7 @@ class VllmSampler:
         Args:
             model_path: a Hugging Face folder or Hub id.
             max_model_len: most tokens of a prompt and its reply; by default the largest of the run's rollouts.
+            lora: adapters that updates may bring instead of weights; a run gives its own.
             engine: memory and batches of vLLM's engine.
             sleep: whether memory is freed while the learner works; by default on a GPU, impossible elsewhere.
         """
@@ -50,8 +53,9 @@ class VllmSampler:
         self._can_sleep = torch.cuda.is_available() if sleep is None else sleep
         self.version = trained_steps(model_path) or 0  # the optimiser step whose weights are in use
         loaded = VllmEngine(
-            model_path, dtype=dtype, max_model_len=max_model_len, settings=engine, can_sleep=self._can_sleep
+            model_path, dtype=dtype, max_model_len=max_model_len, settings=engine, can_sleep=self._can_sleep, lora=lora
         )
+        self.takes_adapters = loaded.adapters is not None  # vLLM computes them beside the base
         self._room = loaded.max_model_len
         self._batches = loaded.batches
         self._queue = EngineQueue(loaded)
@@ -70,7 +74,8 @@ class VllmSampler:
 
     def describe(self) -> str:
         """The sizes of the engine's batches, which vLLM chooses by the device unless they are set."""
-        return f"vLLM: {self._batches}, {self._room} tokens a prompt with its reply"
+        adapters = ", adapters beside the base" if self.takes_adapters else ""
+        return f"vLLM: {self._batches}, {self._room} tokens a prompt with its reply{adapters}"
 
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """One reply to one prompt, batched with the other requests.
@@ -95,7 +100,7 @@ class VllmSampler:
         return (await self._queue.ask(tokens, None)).logprobs[-len(output_ids) :]
 
     def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
-        """Load the learner's weights by name, one tensor at a time, and drop all cached keys and values.
+        """Load the learner's weights by name, or its adapters alone, and drop all cached keys and values.
 
         Raises:
             SamplerError: a name is unknown or missing, a shape differs, or requests are in flight.
@@ -106,7 +111,8 @@ class VllmSampler:
     def sleep(self, *, keep_weights: bool) -> None:
         """Free the GPU's memory until the next request or update; weights that are kept wait in main memory."""
         if self._can_sleep:
-            self._queue.sleep(keep_weights=keep_weights)
+            # an update of adapters does not bring the base back
+            self._queue.sleep(keep_weights=keep_weights or self.takes_adapters)
 
     def close(self) -> None:
         """Free engine and memory. Later requests fail."""

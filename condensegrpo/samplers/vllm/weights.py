@@ -1,11 +1,12 @@
 """Weights of a model by name and shape, checked before vLLM loads them, and copies that vLLM does not update."""
 
 import torch
-from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from condensegrpo.core.errors import SamplerError
+from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.update_check import UpdateCheck
+from condensegrpo.samplers.vllm.adapters import adapter_check
 
 
 class ExpectedWeights:
@@ -24,27 +25,24 @@ class ExpectedWeights:
         try:
             config = AutoConfig.from_pretrained(model_path)
             with torch.device("meta"):
-                model: nn.Module = AutoModelForCausalLM.from_config(config)
+                model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
         except (OSError, ValueError) as error:
             raise SamplerError(
                 f"loading the sampler's model from {model_path!r}: {error} Wanted a Hugging Face folder or Hub id of "
                 f"a causal language model."
             ) from error
         self._model = model  # on the meta device
+        self.architectures: tuple[str, ...] = tuple(config.architectures or ())
         text = config.get_text_config().to_dict()
         width, heads = text.get("hidden_size"), text.get("num_attention_heads")
         self.head_size: int | None = text.get("head_dim") or (width // heads if width and heads else None)
 
-    def nbytes(self, dtype: torch.dtype) -> int:
-        """Bytes of all weights in a type, tied ones once."""
-        return sum(weight.numel() for weight in self._model.parameters()) * dtype.itemsize
-
-    def check(self) -> UpdateCheck:
-        """A new check of one update."""
-        return UpdateCheck.of(self._model)
+    def check(self, lora: LoraSettings | None = None) -> UpdateCheck:
+        """A new check of one update of all weights, or of adapters alone."""
+        return UpdateCheck.of(self._model) if lora is None else adapter_check(self._model, lora)
 
 
-def repack_heads(model: nn.Module) -> None:
+def repack_heads(model: torch.nn.Module) -> None:
     """Repack a tied LM head from the embedding that it is tied to.
 
     On a CPU vLLM multiplies by packed copies of its weights. Loading new weights repacks them layer by layer but skips

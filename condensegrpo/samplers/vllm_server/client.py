@@ -12,6 +12,7 @@ import aiohttp
 
 from condensegrpo.core.errors import SamplerError, ServerUnreachable
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.samplers.vllm.adapters import NAME as ADAPTERS
 from condensegrpo.samplers.vllm_server.guard import TOKEN_VARIABLE
 
 Json = dict[str, Any]  # a parsed body
@@ -28,6 +29,7 @@ class Description(NamedTuple):
     logprobs_mode: str
     max_model_len: int  # tokens of prompt and output together
     world_size: int  # processes, one a GPU
+    lora_rank: int  # of the largest adapters that it computes; 0: none
     nccl: bool  # whether it receives weights over NCCL
     head_size: int  # of the model's attention
     head_sizes: Sequence[int] | None  # that its device has kernels for; None: not reported
@@ -67,10 +69,17 @@ class ServerClient:
         """The label of the current weights; ``default``: those of the server's start."""
         return str((await self._call("GET", "/weight_info", None, SHORT_SECONDS))["weight_version"])
 
-    async def load(self, folder: str, label: str, seconds: float) -> None:
-        """Load the weights of a folder that the server can read, and drop all results of the old ones."""
+    async def load_weights(self, folder: str, seconds: float) -> None:
+        """Load the weights of a folder that the server can read; ``renew`` is to follow."""
         await self._rpc("condensegrpo_load", folder, seconds=seconds)
-        await self.renew(label)
+
+    async def load_adapters(self, folder: str, seconds: float) -> None:
+        """Load the adapters of a PEFT folder in place of the former ones; ``renew`` is to follow."""
+        body = {"lora_name": ADAPTERS, "lora_path": folder, "load_inplace": True}
+        status, text = await self._exchange("POST", "/v1/load_lora_adapter", body, seconds)
+        await self._check_accepted("the adapters", status, text)
+        if status != 200:  # with 200 it answers in words
+            raise self._refusal("/v1/load_lora_adapter", status, text)
 
     async def renew(self, label: str) -> None:
         """Drop the prefix cache, which holds keys and values of the old weights, and set the label of the new ones.
@@ -86,9 +95,11 @@ class ServerClient:
         """One step of vLLM's native weight transfer: ``init_weight_transfer_engine``, ``start_weight_update``, …."""
         await self._call("POST", f"/{step}", body, seconds)
 
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, seconds: float) -> Reply:
-        """Sample one reply."""
-        body = request_body(prompt_ids, params)
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, seconds: float, *, adapters: bool = False
+    ) -> Reply:
+        """Sample one reply, with the adapters or without."""
+        body = request_body(prompt_ids, params) | ({"model": ADAPTERS} if adapters else {})
         return reply_of(await self._call("POST", "/inference/v1/generate", body, seconds))
 
     async def close(self) -> None:
@@ -98,9 +109,12 @@ class ServerClient:
     async def _rpc(self, method: str, *arguments: str, seconds: float) -> Json:
         body = {"method": method, "args": arguments, "timeout": seconds}
         status, text = await self._exchange("POST", "/collective_rpc", body, seconds)
-        if status >= 500 and await self.healthy():  # the server runs: its workers refused
-            raise SamplerError(f"asking {self.url} for {method}: {_reason(text)}")
+        await self._check_accepted(method, status, text)
         return self._read("/collective_rpc", status, text)
+
+    async def _check_accepted(self, what: str, status: int, text: str) -> None:
+        if status >= 500 and await self.healthy():  # the server runs: its workers refused
+            raise SamplerError(f"asking {self.url} for {what}: {_reason(text)}")
 
     async def _call(self, verb: str, route: str, body: Body, seconds: float) -> Json:
         return self._read(route, *await self._exchange(verb, route, body, seconds))

@@ -15,9 +15,10 @@ import torch
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.learner.policy import positions
+from condensegrpo.samplers.vllm.adapters import native_rank, targets_of
 from condensegrpo.samplers.vllm.request import INSTALL
 from condensegrpo.samplers.vllm_server.guard import TOKEN_VARIABLE
-from condensegrpo.samplers.vllm_server.settings import ServedModel, ServerSettings
+from condensegrpo.samplers.vllm_server.settings import NCCL, ServedModel, ServerSettings
 
 NAME = "policy"  # of the model in the server's API
 LOOPBACK = "127.0.0.1"
@@ -61,7 +62,7 @@ def environment(token: str, *, device: str | None = None) -> dict[str, str]:
     Args:
         device: its ``CUDA_VISIBLE_DEVICES``.
     """
-    own = {TOKEN_VARIABLE: token, "VLLM_SERVER_DEV_MODE": "1"}
+    own = {TOKEN_VARIABLE: token, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
     if device is not None:
         own["CUDA_VISIBLE_DEVICES"] = device
     quiet = {
@@ -90,7 +91,12 @@ def _sizes(model: ServedModel, settings: ServerSettings) -> Iterator[str]:
     else:  # on a CPU a seeded request prefilled in two steps crashes the engine of vLLM 0.32
         longest = model.max_model_len or positions(model.path) or 0
         yield from ("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(longest, SHORTEST_BATCH)))
-    if settings.weights == "nccl":
+    rank = native_rank(model.lora, dtype=model.dtype)
+    if model.lora is not None and rank is not None and settings.weights != NCCL:
+        yield from ("--enable-lora", "--max-lora-rank", str(rank))
+        if targets := targets_of(model.lora):
+            yield from ("--lora-target-modules", *targets)
+    if settings.weights == NCCL:
         yield from ("--weight-transfer-config", '{"backend": "nccl"}')
 
 
@@ -166,7 +172,8 @@ class ServerProcess:
         raise SamplerError(
             f"starting a vLLM server for {self._model.path}: it ended with code {self._process.returncode}. The end of "
             f"its log {self.log}:\n{self.last_words()}\nIf it lacks memory for keys and values, lower "
-            f"sampler.options.max_model_len or raise server.kv_cache_gib (on a GPU, server.gpu_memory_utilization)."
+            f"sampler.options.max_model_len or raise server.kv_cache_gib (on a GPU, server.gpu_memory_utilization). "
+            f"If the model does not support LoRA, set model.lora.sampler=merged."
         )
 
     def last_words(self) -> str:

@@ -13,6 +13,8 @@ from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols import NamedTensors
 from condensegrpo.learner.ranks import from_first, rank
+from condensegrpo.learner.settings import LoraSettings
+from condensegrpo.samplers.vllm.adapters import write_adapters
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.replica import WeightsLabel
 from condensegrpo.samplers.vllm_server.weights import check_room, free_bytes, write_weights
@@ -20,12 +22,14 @@ from condensegrpo.samplers.vllm_server.weights import check_room, free_bytes, wr
 
 @dataclass(frozen=True, slots=True)
 class FolderPublisher:
-    """Writes safetensors files into a folder that every server loads. The files of the last update are kept."""
+    """Writes files into a folder that every server loads. The files of the last update are kept."""
 
     loop: BackgroundLoop
     folder: Path
     dtype: torch.dtype
     nbytes: int  # of one update
+    lora: LoraSettings | None = None  # updates bring adapters; None: all weights
+    base: str | None = None  # the folder of the weights below adapters; None: those that the servers start with
     free: Callable[[Path], int] = free_bytes
 
     def publish(self, pool: ReplicaPool, named_tensors: Iterator[tuple[str, Tensor]], label: str) -> WeightsLabel:
@@ -34,13 +38,17 @@ class FolderPublisher:
         Raises:
             SamplerError: the folder has no room or cannot be written, a server refused, or no server is left.
         """
-        before = pool.weights.folder
+        before = pool.weights.adapters or pool.weights.folder
         written = before is not None and Path(before).parent == self.folder.resolve()
         # two updates lie there for a moment: the first must leave room for the second
         check_room(self.folder, self.nbytes if written else 2 * self.nbytes, self.free)
         folder = self.folder / f"{label.replace(':', '-')}-{secrets.token_hex(2)}"
-        write_weights(folder, named_tensors, self.dtype)
-        weights = WeightsLabel(label=label, folder=str(folder.resolve()))
+        if self.lora is None:
+            write_weights(folder, named_tensors, self.dtype)
+            weights = WeightsLabel(label=label, folder=str(folder.resolve()))
+        else:
+            write_adapters(folder, named_tensors, self.lora)
+            weights = WeightsLabel(label=label, folder=self.base, adapters=str(folder.resolve()))
         try:
             self.loop.run(pool.load(weights))
         except BaseException:

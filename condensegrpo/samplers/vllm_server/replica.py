@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from condensegrpo.core.errors import SamplerError, ServerUnreachable
 from condensegrpo.core.trajectory import SamplingParams
+from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.vllm_server.client import Description, Reply, ServerClient
 from condensegrpo.samplers.vllm_server.process import ServerProcess
 
@@ -17,8 +18,13 @@ STARTED_WITH = "default"  # vLLM's label for the weights that a server was start
 class WeightsLabel(NamedTuple):
     """The weights that every reply must come from."""
 
-    label: str
+    label: str  # run:version
     folder: str | None  # that servers load them from; None: they started with them, or received them over NCCL
+    adapters: str | None = None  # the PEFT folder of what comes beside the weights
+
+    def shares_base_with(self, other: str) -> bool:
+        """Whether the weights of another label have the same base, so that only the adapters differ."""
+        return self.adapters is not None and other.partition(":")[0] == self.label.partition(":")[0]
 
 
 class Replica:
@@ -56,6 +62,10 @@ class Replica:
         """Where it listens."""
         return self.client.url
 
+    def computes(self, lora: LoraSettings | None) -> bool:
+        """Whether the server was started for adapters of this rank."""
+        return lora is not None and self.description is not None and self.description.lora_rank >= lora.rank
+
     def revive(self) -> "asyncio.Task[None]":
         """Start to bring it up unless it is already being brought up. Callers share the task: shield it."""
         if self._revival is None or self._revival.done():
@@ -72,7 +82,8 @@ class Replica:
     async def generate(self, prompt_ids: tuple[int, ...], params: SamplingParams, seconds: float) -> Reply:
         """Sample one reply; marks the replica as failed where it cannot be reached."""
         try:
-            return await self.client.generate(prompt_ids, params, seconds)
+            adapters = self._wanted().adapters is not None
+            return await self.client.generate(prompt_ids, params, seconds, adapters=adapters)
         except ServerUnreachable:
             self.fail()
             raise
@@ -80,7 +91,7 @@ class Replica:
     async def load(self, weights: WeightsLabel) -> None:
         """Load new weights; marks it as failed where it cannot be reached."""
         try:
-            await self.client.load(str(weights.folder), weights.label, self._start_seconds)
+            await self._give(weights, base=weights.adapters is None)
         except ServerUnreachable:
             self.fail()
             raise
@@ -108,16 +119,27 @@ class Replica:
         self.description = await self.client.describe()
         self._check(self.description)
         self.lives += 1
-        while await self.client.weights_label() != (weights := self._wanted()).label:
-            if weights.folder is None:
+        while (held := await self.client.weights_label()) != (weights := self._wanted()).label:
+            base = not weights.shares_base_with(held)
+            if weights.adapters is not None and weights.folder is None and held == STARTED_WITH:
+                base = False
+            if base and weights.folder is None:
                 self.awaits_weights = True
                 raise SamplerError(
                     f"bringing up {self.url}: it does not hold the current weights ({weights.label}), and there is no "
                     f"folder to load them from: it gets the next ones. Where servers may be lost, set "
                     f"server.weights=folder."
                 )
-            await self.client.load(weights.folder, weights.label, self._start_seconds)
+            await self._give(weights, base=base)
         self.ready = True
+
+    async def _give(self, weights: WeightsLabel, *, base: bool) -> None:
+        """Have the server load the weights and take their label last: replies until then are known to be of others."""
+        if base:
+            await self.client.load_weights(str(weights.folder), self._start_seconds)
+        if weights.adapters is not None:
+            await self.client.load_adapters(weights.adapters, self._start_seconds)
+        await self.client.renew(weights.label)
 
     async def _answers(self) -> bool:
         """Whether it answers within some attempts: a broken connection is no reason to end a server."""

@@ -27,6 +27,8 @@ from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.dtypes import DTYPES, DtypeName
 from condensegrpo.learner.policy import trained_steps
 from condensegrpo.learner.ranks import from_first, world_size
+from condensegrpo.learner.settings import LoraSettings
+from condensegrpo.samplers.vllm.adapters import native_rank
 from condensegrpo.samplers.vllm.request import check_request
 from condensegrpo.samplers.vllm.weights import ExpectedWeights
 from condensegrpo.samplers.vllm_server.guard import TOKEN_VARIABLE
@@ -38,8 +40,7 @@ from condensegrpo.samplers.vllm_server.publish import (
     publish_on_first_rank,
 )
 from condensegrpo.samplers.vllm_server.replica import STARTED_WITH, WeightsLabel
-from condensegrpo.samplers.vllm_server.settings import RequestSettings, ServedModel, ServerSettings
-from condensegrpo.samplers.vllm_server.weights import checked
+from condensegrpo.samplers.vllm_server.settings import NCCL, TEMPORARY, RequestSettings, ServedModel, ServerSettings
 from condensegrpo.samplers.vllm_server.worker import shape_of
 
 SERVER, REQUESTS = ServerSettings(), RequestSettings()
@@ -51,6 +52,7 @@ class VllmServerSampler:
     renamed_options: ClassVar[Mapping[str, str]] = {
         "request_seconds": "requests.seconds",
         "retries": "requests.retries",
+        "weights_dir": "server.weights",
     }
 
     def __init__(
@@ -59,10 +61,10 @@ class VllmServerSampler:
         *,
         dtype: DtypeName = "float32",
         max_model_len: Annotated[int, Ge(2)] | None = None,
+        lora: LoraSettings | None = None,
         urls: tuple[str, ...] = (),
         replicas: Annotated[int, Ge(1)] = 1,
         server: ServerSettings = SERVER,
-        weights_dir: str | None = None,
         requests: RequestSettings = REQUESTS,
     ) -> None:
         """Start servers or connect to running ones; every server must serve this model.
@@ -71,11 +73,11 @@ class VllmServerSampler:
             model_path: a Hugging Face folder or Hub id.
             max_model_len: most tokens of a prompt and its reply; a run gives the largest of its rollouts. Running
                 servers have their own.
+            lora: adapters that updates may bring instead of weights; a run gives its own.
             urls: of running servers, such as ``http://10.0.0.5:8000``; their token is in ``VLLM_API_KEY``. Empty: the
                 sampler starts servers on free ports of the loopback interface, which end with it.
             replicas: number of servers to start.
             server: settings of the servers to start; ``weights`` and ``start_seconds`` apply to running ones too.
-            weights_dir: folder for updates that every server can read; by default a temporary one, in memory if any.
             requests: limits of a request.
         """
         self.check_options(urls=urls, replicas=replicas, server=server)
@@ -88,21 +90,19 @@ class VllmServerSampler:
         self._remove = weakref.finalize(self, shutil.rmtree, self._home, ignore_errors=True)
         self._expected = ExpectedWeights(model_path)
         self._loop = BackgroundLoop("vllm-servers")
-        folder, kind = Path(weights_dir) if weights_dir else self._home, DTYPES[dtype]
-        self._publisher = (
-            NcclPublisher(self._loop, seconds=server.start_seconds, dtype=kind)
-            if server.weights == "nccl"
-            else FolderPublisher(self._loop, folder, kind, self._expected.nbytes(kind))
-        )
-        self._pool = ReplicaPool(_first_weights(model_path, self._run, running=bool(urls)), requests)
+        self._publisher: NcclPublisher | FolderPublisher | None = None
+        first = _first_weights(model_path, self._run, running=bool(urls))
+        self._pool = ReplicaPool(first, requests)
         token = os.environ.get(TOKEN_VARIABLE, "") if urls else secrets.token_urlsafe(24)
-        model = ServedModel(path=model_path, dtype=dtype, max_model_len=max_model_len)
+        model = ServedModel(path=model_path, dtype=dtype, max_model_len=max_model_len, lora=lora)
         self._processes = () if urls else _processes(model, server, replicas, token=token, folder=self._home)
         servers = [*((url, None) for url in urls), *((process.url, process) for process in self._processes)]
         try:
             shape = shape_of(AutoConfig.from_pretrained(model_path))
             opening = self._pool.open(servers, token=token, shape=shape, start_seconds=server.start_seconds)
             self._loop.run(opening)
+            self._lora = self._native(lora, dtype, server)  # None: updates bring all weights
+            self._publisher = self._open_publisher(server, DTYPES[dtype], first.folder)
         except BaseException:
             self.close()
             raise
@@ -121,7 +121,7 @@ class VllmServerSampler:
             raise ValueError(f"urls={list(urls)}: wanted addresses such as http://10.0.0.5:8000")
         if server.devices and len(server.devices) != replicas:
             raise ValueError(f"server.devices={list(server.devices)}: wanted one for each of {replicas} replicas")
-        if server.weights == "nccl" and not torch.cuda.is_available():
+        if server.weights == NCCL and not torch.cuda.is_available():
             raise ValueError("server.weights='nccl': NCCL needs a GPU, and there is none; use weights=folder")
         if not urls:
             check_installed()
@@ -142,7 +142,7 @@ class VllmServerSampler:
             self._in_flight -= 1
 
     def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
-        """Write the learner's weights to a folder, have every server load them and drop its prefix cache.
+        """Write the learner's weights or adapters to a folder; every server loads them and drops its prefix cache.
 
         Several ranks that share servers must all call it: the first writes, the others wait. A server that is gone gets
         the weights before it serves again. With ``server.weights=nccl`` they go from GPU to GPU instead, and a server
@@ -151,19 +151,47 @@ class VllmServerSampler:
         Raises:
             SamplerError: requests are in flight, the weights are not those of the model, or no server took them.
         """
+        if self._publisher is None:
+            raise SamplerError(f"updating the servers' weights to version {version}: the sampler was closed")
         if self._in_flight:
             raise SamplerError(
                 f"updating the servers' weights to version {version}: {self._in_flight} requests are under way, and a "
                 f"reply must come from one policy. Wait for them, or cancel them, first."
             )
-        label = f"{self._run}:{version}"
+        label, publisher = f"{self._run}:{version}", self._publisher
 
         def publish() -> WeightsLabel:
-            return self._publisher.publish(self._pool, checked(named_tensors, self._expected), label)
+            return publisher.publish(self._pool, self._expected.check(self._lora).passed(named_tensors), label)
 
         shared = self._shared and world_size() > 1
         self._pool.weights = publish_on_first_rank(publish, named_tensors) if shared else publish()
         self.version = version
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether an update brings the adapters alone, which every server computes beside the base."""
+        return self._lora is not None
+
+    def _native(self, lora: LoraSettings | None, dtype: str, server: ServerSettings) -> LoraSettings | None:
+        """The adapters that every server computes itself; None: it gets merged weights."""
+
+        def unsupported() -> str:
+            if server.weights == NCCL:
+                return "server.weights=nccl sends whole weights"
+            small = [replica.url for replica in self._pool.replicas if not replica.computes(lora)]
+            return f"{', '.join(small)} was started without --enable-lora for this rank" if small else ""
+
+        return lora if native_rank(lora, dtype=dtype, unsupported=unsupported) is not None else None
+
+    def _open_publisher(
+        self, server: ServerSettings, kind: torch.dtype, base: str | None
+    ) -> NcclPublisher | FolderPublisher:
+        if server.weights == NCCL:
+            return NcclPublisher(self._loop, seconds=server.start_seconds, dtype=kind)
+        folder = self._home if server.weights == TEMPORARY else Path(server.weights)
+        return FolderPublisher(
+            self._loop, folder, kind, self._expected.check(self._lora).nbytes(kind), self._lora, base
+        )
 
     @property
     def process_ids(self) -> tuple[int | None, ...]:
@@ -177,7 +205,9 @@ class VllmServerSampler:
 
     def close(self) -> None:
         """End the sampler's own servers and all connections. May be called twice; later requests fail."""
-        self._publisher.close()
+        publisher, self._publisher = self._publisher, None
+        if publisher is not None:
+            publisher.close()
         if self._pool.replicas:
             self._loop.run(self._pool.close())
         self._loop.close()

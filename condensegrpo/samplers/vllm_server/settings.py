@@ -1,15 +1,19 @@
 """Settings of the servers and of the requests to them, as ``sampler.options`` holds them."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Gt, Le
 from pydantic import ConfigDict
+
+from condensegrpo.learner.settings import LoraSettings
 
 OURS = (  # flags that ``process.command`` sets, or that would undo one of them
     *("--api-key", "--middleware", "--logprobs-mode", "--generation-config", "--override-generation-config"),
     *("--worker-extension-cls", "--model", "--served-model-name", "--host", "--port", "--uds"),
 )
+NCCL = "nccl"  # of ServerSettings.weights
+TEMPORARY = "folder"  # likewise
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
@@ -26,8 +30,9 @@ class ServerSettings:
     """GPUs that share one copy of the model."""
     enforce_eager: bool | None = None
     """Whether to run without compilation and CUDA graphs; None: only on a CPU."""
-    weights: Literal["folder", "nccl"] = "folder"
-    """How updates reach the server: through a folder that it reads, or from GPU to GPU."""
+    weights: str = TEMPORARY
+    """How updates reach the server. folder: through a temporary folder, in /dev/shm if there is one; a path: through
+    that folder, which every server can read; nccl: from GPU to GPU."""
     start_seconds: Annotated[float, Gt(0)] = 600.0
     """Time limit of a start and of loading weights."""
     devices: tuple[str, ...] = ()
@@ -59,3 +64,4 @@ class ServedModel:
     path: str  # a Hugging Face folder or Hub id
     dtype: str
     max_model_len: int | None  # tokens of prompt and output together; None: as many as the model has positions
+    lora: LoraSettings | None = None  # of adapters that it may compute beside the base

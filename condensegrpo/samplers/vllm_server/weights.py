@@ -1,4 +1,4 @@
-"""Checks the learner's weights and writes them as safetensors files, which servers load."""
+"""Writes the learner's weights as safetensors files, which servers load."""
 
 import math
 import shutil
@@ -10,21 +10,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.protocols import NamedTensors
-from condensegrpo.samplers.vllm.weights import ExpectedWeights
 
 SHARD_BYTES = 2 << 30  # of one file: the memory needed besides the learner's own
-
-
-def checked(named_tensors: NamedTensors, expected: ExpectedWeights) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors that match the model, and raise after the last one unless all of them did.
-
-    Raises:
-        SamplerError: a name is unknown or missing, or a shape differs.
-    """
-    check = expected.check()
-    yield from ((name, tensor) for name, tensor in named_tensors if check.takes(name, tensor))
-    check.complete()
 
 
 def free_bytes(folder: Path) -> int:
@@ -45,7 +32,7 @@ def check_room(folder: Path, needed: int, free: Callable[[Path], int] = free_byt
         raise SamplerError(
             f"writing weights for the servers into {folder}: found {found / 1e9:.2f} GB free, wanted "
             f"{needed / 1e9:.2f} GB. In a container enlarge /dev/shm (docker run --shm-size={size}g), or set "
-            f"sampler.options.weights_dir to a folder with enough space that the servers can read."
+            f"sampler.options.server.weights to a folder with enough space that the servers can read."
         )
 
 
@@ -64,7 +51,7 @@ def write_weights(folder: Path, named_tensors: Iterator[tuple[str, Tensor]], dty
         free = shutil.disk_usage(folder.parent).free / 1e9 if folder.parent.is_dir() else 0.0
         raise SamplerError(
             f"writing weights for the servers into {folder}: {type(error).__name__}: {error}; {free:.2f} GB are free. "
-            f"Set sampler.options.weights_dir to a folder with enough space that the servers can read."
+            f"Set sampler.options.server.weights to a folder with enough space that the servers can read."
         ) from error
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

@@ -36,6 +36,7 @@ class ServedWeights:
             "logprobs_mode": str(model.logprobs_mode),
             "max_model_len": int(model.max_model_len),
             "world_size": int(self.vllm_config.parallel_config.world_size),
+            "lora_rank": getattr(self.vllm_config.lora_config, "max_lora_rank", 0),
             "nccl": self.vllm_config.weight_transfer_config is not None,
             "head_size": int(model.get_head_size()),
             "head_sizes": _head_sizes(),
@@ -51,7 +52,7 @@ class ServedWeights:
         if not files:
             raise FileNotFoundError(
                 f"loading weights from {folder}: this server sees no safetensors file there. Learner and servers must "
-                f"share the folder: set sampler.options.weights_dir to one that both see."
+                f"share the folder: set sampler.options.server.weights to one that both see."
             )
         from condensegrpo.samplers.vllm.weights import repack_heads
 
