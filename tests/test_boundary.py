@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import math
+import os
+import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -29,7 +31,7 @@ def ended(work: Play, seconds: float | None = None) -> Ended:
 
     async def run() -> Ended:
         with pytest.raises(Ended) as caught:
-            await guarded(work, who="it", stop=Stop.ENVIRONMENT_ERROR, seconds=seconds)
+            await guarded(work, who="it", stop=Stop.ENVIRONMENT_ERROR, turn_seconds=5, seconds=seconds)
         return caught.value
 
     return asyncio.run(run())
@@ -60,7 +62,7 @@ def test_what_the_work_returns_comes_back() -> None:
         await asyncio.sleep(0)
         return 5
 
-    assert asyncio.run(guarded(five, who="it", stop=Stop.ENVIRONMENT_ERROR, seconds=5)) == 5
+    assert asyncio.run(guarded(five, who="it", stop=Stop.ENVIRONMENT_ERROR, turn_seconds=5, seconds=5)) == 5
 
 
 class Panic(BaseException):
@@ -116,7 +118,7 @@ def test_work_that_ignores_its_cancellation_is_not_waited_for() -> None:
 
     async def run() -> tuple[str, list[str]]:
         with pytest.raises(Ended) as caught:
-            await guarded(stubborn, who="it", stop=Stop.ENVIRONMENT_ERROR, seconds=0.05)
+            await guarded(stubborn, who="it", stop=Stop.ENVIRONMENT_ERROR, turn_seconds=5, seconds=0.05)
         return caught.value.detail, list(finished)
 
     detail, before = asyncio.run(run())
@@ -133,7 +135,7 @@ def test_what_abandoned_work_raises_later_disturbs_nobody(caplog: pytest.LogCapt
 
     async def run() -> None:
         with pytest.raises(Ended):
-            await guarded(late, who="it", stop=Stop.ENVIRONMENT_ERROR, seconds=0.02)
+            await guarded(late, who="it", stop=Stop.ENVIRONMENT_ERROR, turn_seconds=5, seconds=0.02)
         await asyncio.sleep(0.02)
 
     with caplog.at_level(logging.ERROR, logger="asyncio"):
@@ -154,7 +156,7 @@ def test_a_cancellation_of_the_episode_reaches_the_work_and_passes_through(pause
             raise
 
     async def run() -> bool:
-        task = asyncio.create_task(guarded(patient, who="it", stop=Stop.ENVIRONMENT_ERROR, seconds=20))
+        task = asyncio.create_task(guarded(patient, who="it", stop=Stop.ENVIRONMENT_ERROR, turn_seconds=5, seconds=20))
         await asyncio.sleep(pause)
         task.cancel()
         await asyncio.wait({task})
@@ -166,12 +168,29 @@ def test_a_cancellation_of_the_episode_reaches_the_work_and_passes_through(pause
     assert pause == 0 or seen
 
 
-def test_ctrl_c_is_not_the_plugins() -> None:
+@pytest.mark.parametrize("times", [1, 2])  # the first cancels the main task, see asyncio.Runner; the second raises
+def test_ctrl_c_is_not_the_plugins(times: int) -> None:
+    async def interrupted() -> None:
+        (main,) = asyncio.all_tasks() - {asyncio.current_task()}
+        os.kill(os.getpid(), signal.SIGINT)  # handled in the main thread, which waits for this
+        while not main.cancelling():
+            time.sleep(0.01)
+        if times == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(20)
+        await asyncio.sleep(20)
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(guarded(interrupted, who="it", stop=Stop.ENVIRONMENT_ERROR, turn_seconds=30))
+    assert time.monotonic() - began < 2
+
+
+def test_an_interrupt_that_the_work_raises_is_its_failure() -> None:
     async def interrupted() -> NoReturn:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        asyncio.run(guarded(interrupted, who="it", stop=Stop.ENVIRONMENT_ERROR))
+    assert ended(interrupted).detail.startswith("it: KeyboardInterrupt (tests/test_boundary.py:")
 
 
 # --- messages of others -----------------------------------------------------------------------------------------------

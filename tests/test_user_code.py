@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import inspect
 import json
 import signal
 import sys
@@ -24,7 +25,7 @@ from condensegrpo.assembly.build import build
 from condensegrpo.assembly.model_checks import check_model
 from condensegrpo.config.load import validate
 from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
-from condensegrpo.core.errors import ConfigError, PluginError, RolloutError
+from condensegrpo.core.errors import ConfigError, PluginError
 from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.plugins import load
@@ -79,8 +80,7 @@ def collected(
 ) -> tuple[ScoredTrajectory, ...]:
     """One group, rolled out as training does: on a loop of its own. Every reply answers at once."""
     parts = parts or engine(ScriptedSampler(lambda _: said("answer 1")), reward_seconds=0.5)
-    seconds = parts.limits.turn_seconds
-    with BackgroundLoop("test", close_seconds=PLUGIN_SECONDS, blocked_seconds=seconds) as loop:
+    with BackgroundLoop("test", close_seconds=PLUGIN_SECONDS) as loop:
         return loop.run(
             collect(
                 problem_groups([problem()], 0),
@@ -233,49 +233,56 @@ def test_an_exit_in_a_task_of_a_plugin_does_not_end_the_event_loop() -> None:
     assert one.trajectory.stop is Stop.ANSWERED
 
 
-class Spins(Counting):
-    """An environment whose step may never return, nor let the event loop go on."""
+class Hangs(Counting):
+    """An environment whose first step lets the event loop go on no more: inside or outside of Python, or in a task."""
 
-    spinning = True
+    def __init__(self, posed: Problem, how: str) -> None:
+        super().__init__(posed)
+        self.how = how
 
     async def step(self, reply: Message) -> Step:
-        while self.spinning:
+        while self.how == "python":
             pass
+        if self.how == "outside":
+            RELEASE.wait(60)
+        if self.how == "task":
+            await asyncio.gather(asyncio.to_thread(len, ""), self.wait())
         return await super().step(reply)
 
-
-class Sleeps(Counting):
-    """An environment that waits for ever, outside of Python."""
-
-    async def step(self, reply: Message) -> Step:
+    async def wait(self) -> None:
         RELEASE.wait(60)
-        return await super().step(reply)
 
 
 RELEASE = threading.Event()
 
 
-def test_a_busy_loop_in_an_environment_ends_its_own_trajectory() -> None:
-    begun = iter(range(3))
-
-    def environment(posed: Problem) -> Spins:
-        made = Spins(posed)
-        made.spinning = next(begun) == 0
-        return made
-
-    found = collected(fine, samples=3, environment=environment, parts=one_second())
-    assert [one.trajectory.stop for one in found] == [Stop.ENVIRONMENT_ERROR, Stop.ANSWERED, Stop.ANSWERED]
-    assert found[0].trajectory.detail.startswith("the environment: Blocked: it blocked the event loop on which all")
-
-
-def test_an_environment_that_blocks_the_loop_outside_of_python_stops_the_run_with_its_line() -> None:
-    with pytest.raises(RolloutError, match=r"code at tests/test_user_code.py:\d+ has blocked their event loop"):
-        collected(fine, samples=1, environment=Sleeps, parts=one_second())
+@pytest.mark.parametrize("how", ["python", "outside", "task"])
+def test_an_environment_that_holds_up_the_event_loop_ends_its_own_trajectory(how: str) -> None:
+    hows = iter([how, "", "", ""])
+    parts = engine(ScriptedSampler(lambda _: said("answer 1")), turn_seconds=1.0)
+    found = collected(fine, samples=4, environment=lambda posed: Hangs(posed, next(hows)), parts=parts)
     RELEASE.set()
+    assert [one.trajectory.stop for one in found] == [Stop.ENVIRONMENT_ERROR, *[Stop.ANSWERED] * 3]
+    line = inspect.getsourcelines(Hangs)[1]
+    message = "it held up the event loop for more than 1 seconds, abandoned; put blocking code into asyncio.to_thread"
+    detail = found[0].trajectory.detail
+    assert detail.startswith(f"the environment: {'Blocked: ' * (how == 'task')}{message} (tests/test_user_code.py:")
+    assert line < int(detail.rstrip(")").rpartition(":")[2]) < line + 20
+    RELEASE.clear()
 
 
-def one_second() -> Engine:
-    return engine(ScriptedSampler(lambda _: said("answer 1")), turn_seconds=1.0)
+def test_a_tool_that_holds_up_the_event_loop_is_an_observation() -> None:
+    async def blocks() -> str:
+        """Blocks."""
+        RELEASE.wait(60)
+        return "late"
+
+    parts = engine(agent(partial(calls, "blocks")), tools={"blocks": blocks}, tool_seconds=0.2)
+    (one,) = collected(fine, samples=1, parts=parts)
+    RELEASE.set()
+    assert one.trajectory.answer == "Error: blocks did not finish within 0.2 seconds"
+    assert summarise([facts_of(one, turn_reward=0.0)])["tool_calls_abandoned"] == 1.0
+    RELEASE.clear()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])

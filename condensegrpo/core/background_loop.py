@@ -4,26 +4,12 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future, InvalidStateError
-from typing import Any, Self, TypeVar
-
-from condensegrpo.core.errors import RolloutError
-from condensegrpo.core.thread_call import place_in_thread, raise_in_thread
+from concurrent.futures import Future
+from typing import Self, TypeVar
 
 T = TypeVar("T")
 CLOSE_SECONDS = 60.0  # that ``close`` waits for the thread: a coroutine may block the loop for ever
 PLUGIN_SECONDS = 2.0  # the same where plug-ins run on the loop: one may ignore its cancellation
-LEAST_BLOCKED_SECONDS = 60.0  # that the loop of episodes may be blocked: it may render many prompts in a row
-CHECKS = 20  # of the loop within the seconds that it may be blocked
-GRACE = 4  # further checks, for blocking code to end
-
-
-class Blocked(SystemExit):
-    """Raised in code that blocks the event loop."""
-
-    def __str__(self) -> str:
-        """What happened and what to do."""
-        return "it blocked the event loop on which all episodes run; put blocking code into asyncio.to_thread"
 
 
 class BackgroundLoop:
@@ -36,30 +22,21 @@ class BackgroundLoop:
         future.result()                     # the result of work(), or the exception that it raised
     """
 
-    def __init__(
-        self, name: str, *, close_seconds: float = CLOSE_SECONDS, blocked_seconds: float | None = None
-    ) -> None:
+    def __init__(self, name: str, *, close_seconds: float = CLOSE_SECONDS) -> None:
         """Start the thread.
 
         Args:
             name: of the thread.
             close_seconds: longest wait of ``close``. A thread that is still blocked then is abandoned; it is a daemon
                 and does not keep the process alive.
-            blocked_seconds: after which code that blocks the loop gets ``Blocked``. If it blocks on, outside of Python,
-                all work that was submitted fails with a ``RolloutError``. None: it may block for ever.
         """
         self._close_seconds = close_seconds
-        self._futures: set[Future[Any]] = set()
         self._closing = asyncio.Event()
         self._closed = False
-        self._ended = threading.Event()
         started: Future[asyncio.AbstractEventLoop] = Future()
         self._thread = threading.Thread(target=self._run, args=(started,), name=name, daemon=True)
         self._thread.start()
         self._loop = started.result()
-        if blocked_seconds is not None:
-            watch = threading.Thread(target=self._watch, args=(blocked_seconds,), name=f"{name} watch", daemon=True)
-            watch.start()
 
     def __enter__(self) -> Self:
         return self
@@ -76,10 +53,7 @@ class BackgroundLoop:
         if self._closed:
             work.close()
             raise RuntimeError(f"starting a coroutine: the background loop {self._thread.name!r} was closed")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        self._futures.add(future)
-        future.add_done_callback(self._futures.discard)
-        return future
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[object, object, T]) -> T:
         """Wait for the result of ``work`` in a thread without an event loop. Ctrl-C cancels the work."""
@@ -99,7 +73,6 @@ class BackgroundLoop:
         if self._closed:
             return
         self._closed = True
-        self._ended.set()
         self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(self._close_seconds)
 
@@ -117,35 +90,3 @@ class BackgroundLoop:
         """Keep the loop running. After the return ``asyncio.Runner`` cancels the remaining tasks and waits for them."""
         started.set_result(asyncio.get_running_loop())
         await self._closing.wait()
-
-    def _watch(self, seconds: float) -> None:
-        """Check that the loop turns. Counted in checks and not in time: a stopped process does not block its loop."""
-        alive, missed = threading.Event(), 0
-        alive.set()
-        while not self._ended.wait(seconds / CHECKS):
-            missed = 0 if alive.is_set() else missed + 1
-            if missed == 0:
-                alive.clear()
-                with contextlib.suppress(RuntimeError):  # the loop has just closed
-                    self._loop.call_soon_threadsafe(alive.set)
-            elif missed == CHECKS:
-                raise_in_thread(self._thread, Blocked)
-            elif missed == CHECKS + GRACE:
-                self._fail(seconds)
-
-    def _fail(self, seconds: float) -> None:
-        """Let all submitted work fail, since the loop is lost."""
-        error = RolloutError(
-            f"running the episodes: code at {place_in_thread(self._thread) or 'an unknown place'} has blocked their "
-            f"event loop for more than {seconds:g} seconds (rollout.limits.turn_seconds). Put blocking code into "
-            f"asyncio.to_thread, with a time limit of its own."
-        )
-        for future in tuple(self._futures):
-            with contextlib.suppress(InvalidStateError):
-                future.set_exception(error)
-
-
-def episode_loop(name: str, turn_seconds: float) -> BackgroundLoop:
-    """A loop for episodes, on which plug-ins run: it waits for none of them, and none may block it for long."""
-    blocked_seconds = max(LEAST_BLOCKED_SECONDS, turn_seconds)
-    return BackgroundLoop(name, close_seconds=PLUGIN_SECONDS, blocked_seconds=blocked_seconds)

@@ -24,11 +24,6 @@ class Failure:
     place: str = ""  # file:line of the plug-in's own code; empty: not known
     traceback: str = ""  # empty: nothing was raised
 
-    @property
-    def abandoned(self) -> bool:
-        """Whether nothing was raised: the call exceeded its time limit, or was not made."""
-        return not self.error
-
     def __str__(self) -> str:
         """One line without a full stop: ``the reward Brief: KeyError: 'level' (mine.py:12)``."""
         text = ": ".join(part for part in (self.source, self.error, self.message) if part).removesuffix(".")

@@ -64,15 +64,21 @@ async def awaited_in_thread(call: Callable[[], T], *, name: str, seconds: float,
     return started.outcome.result()
 
 
-def place_in_thread(thread: threading.Thread) -> str:
-    """Where a thread is in the code of a plug-in, see ``place_of``."""
+def abandon(thread: threading.Thread, name: str) -> str:
+    """Leave a thread to itself, with an exception. Returns where it is in the code of a plug-in, see ``place_of``."""
     frame = sys._current_frames().get(thread.ident or 0)
-    return place_of(traceback.walk_stack(frame)) if frame is not None else ""
+    place = place_of(traceback.walk_stack(frame)) if frame is not None else ""
+    thread.name = f"{ABANDONED}{name}"
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_Stopped))
+    return place
 
 
-def raise_in_thread(thread: threading.Thread, error: type[BaseException]) -> None:
-    """Raise an exception in another thread, at its next instruction of Python."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(error))
+def too_many_abandoned() -> str:
+    """Why no further call is started; empty: it may be."""
+    running = sum(thread.name.startswith(ABANDONED) for thread in threading.enumerate())
+    if running < MAX_ABANDONED:
+        return ""
+    return f"not called: {running} calls that exceeded their time limit are still running"
 
 
 @dataclass(eq=False)
@@ -93,16 +99,10 @@ class _Call(Generic[T]):
 
     def abandoned(self, seconds: float, setting: str) -> Failure:
         """Leave the call to itself; where it is now is the place of the failure."""
-        place = place_in_thread(self.thread)
-        self.thread.name = f"{ABANDONED}{self.name}"
-        raise_in_thread(self.thread, _Stopped)
         message = f"no result within {seconds:g} seconds{setting and f' ({setting})'}, abandoned"
-        return Failure(source=self.name, error="", message=message, place=place)
+        return Failure(source=self.name, error="", message=message, place=abandon(self.thread, self.name))
 
 
 def _started(call: Callable[[], T], name: str) -> "_Call[T] | Failure":
-    running = [thread.name for thread in threading.enumerate() if thread.name.startswith(ABANDONED)]
-    if len(running) < MAX_ABANDONED:
-        return _Call(call, name)
-    message = f"not called: {len(running)} calls that exceeded their time limit are still running"
-    return Failure(source=name, error="", message=message, place="")
+    refused = too_many_abandoned()
+    return Failure(source=name, error="", message=refused) if refused else _Call(call, name)

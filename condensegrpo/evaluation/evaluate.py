@@ -7,7 +7,7 @@ from pathlib import Path
 from condensegrpo.algorithms.credit import turn_sums
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.runtime import evaluation_temperature, provenance, renderer_for, trajectory_engine
-from condensegrpo.core.background_loop import episode_loop
+from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Sampler
@@ -65,7 +65,7 @@ def evaluate(
             write_trajectory(file, trajectory, sampled_with)
         on_scored(trajectory)
 
-    with episode_loop("evaluation", engine.limits.turn_seconds) as loop:
+    with BackgroundLoop("evaluation", close_seconds=PLUGIN_SECONDS) as loop:
         scored = loop.run(
             collect(
                 own,

@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from types import FrameType
 from typing import Self, TypeVar, get_args
@@ -10,6 +9,7 @@ from typing import Self, TypeVar, get_args
 from condensegrpo.core.errors import ContextOverflow, SamplerError
 from condensegrpo.core.failures import Failure, failure_of, place_of
 from condensegrpo.core.messages import Message, Role
+from condensegrpo.core.plugin_task import Blocked, plugin_task, wait_for_task
 from condensegrpo.core.trajectory import Stop
 
 T = TypeVar("T")
@@ -35,6 +35,7 @@ async def guarded(
     *,
     who: str,
     stop: Stop,
+    turn_seconds: float,
     seconds: float | None = None,
     plugin: object = None,
 ) -> T:
@@ -42,22 +43,26 @@ async def guarded(
 
     The work runs in a task of its own: if it ignores its cancellation it is abandoned, and if it raises
     ``CancelledError`` or cancels its task, only the work ends. A cancellation of the episode cancels the work and
-    propagates. ``ContextOverflow``, ``SamplerError`` and ``Ended`` keep their meaning. A ``KeyboardInterrupt`` is
-    Ctrl-C only in the main thread, where Python raises it; training and evaluation run their episodes in another one.
+    propagates. ``ContextOverflow``, ``SamplerError`` and ``Ended`` keep their meaning. A ``KeyboardInterrupt`` that the
+    work raises is its failure: Python raises that of Ctrl-C in the main thread, where no plug-in runs.
 
     Args:
+        turn_seconds: for which the work may hold up the event loop, see ``plugin_task``.
+        seconds: for all of the work; None: its steps have limits of their own.
         plugin: what is called, see ``failure_of``.
     """
-    task = asyncio.create_task(_translated(work, who, stop, plugin))
+    coroutine = _translated(work, who, stop, plugin)
+    task = plugin_task(coroutine, name=who, seconds=turn_seconds)
     task.add_done_callback(_retrieve)
     try:
-        await asyncio.wait({task}, timeout=seconds)  # not wait_for: that waits for a task that ignores its cancellation
-        if not task.done():
+        if not await wait_for_task(task, seconds):
             message = f"no result within {seconds:g} seconds (rollout.limits.turn_seconds)"
-            raise Ended.by(Failure(source=who, error="", message=message, place=place_of(_suspended(task))), stop)
+            raise Ended.by(Failure(source=who, error="", message=message, place=place_of(_suspended(coroutine))), stop)
         if task.cancelled():
             raise Ended.by(Failure(source=who, error="CancelledError", message="it cancelled itself"), stop)
         return task.result()
+    except Blocked as error:
+        raise Ended.by(Failure(source=who, error="", message=error.message, place=error.place), stop) from error
     finally:
         task.cancel()
 
@@ -107,15 +112,12 @@ async def _translated(work: Callable[[], Coroutine[object, object, T]], who: str
     except SamplerError as error:  # of a sampler that the plug-in called
         raise Ended.by(failure_of(who, error), Stop.SAMPLER_ERROR) from error
     except BaseException as error:  # the boundary to plug-ins; sys.exit() and a panic of Rust code are no Exception
-        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-            raise
         raise Ended.by(failure_of(who, error, plugin=plugin), stop) from error
 
 
-def _suspended(task: asyncio.Task[object]) -> Iterator[tuple[FrameType, int]]:
-    """The frames in which a task waits, the innermost first."""
+def _suspended(waiting: object) -> Iterator[tuple[FrameType, int]]:
+    """The frames in which a coroutine waits, the innermost first."""
     frames = list[FrameType]()
-    waiting: object = task.get_coro()
     while inspect.iscoroutine(waiting) and waiting.cr_frame is not None:
         frames.append(waiting.cr_frame)
         waiting = waiting.cr_await

@@ -200,6 +200,7 @@ async def _prompted(
             partial(next_prompt, engine, history, last, draw=draw, write=write, writes=writer.max_texts),
             who="rendering the prompt",
             stop=Stop.ENVIRONMENT_ERROR,
+            turn_seconds=engine.limits.turn_seconds,
         )
         writer.check(upcoming.rejected)
     except Ended as end:
@@ -216,6 +217,7 @@ async def _started(
         partial(_start, environment, problem),
         who="starting the environment",
         stop=Stop.ENVIRONMENT_ERROR,
+        turn_seconds=seconds,
         seconds=seconds,
         plugin=environment,
     )
@@ -241,6 +243,7 @@ async def _answer_information(engine: Engine, problem: Problem, prompt: Prompt) 
         partial(engine.probe.measure, problem, prompt.ids),
         who="measuring what the context knows of the answer",
         stop=Stop.SAMPLER_ERROR,
+        turn_seconds=engine.limits.turn_seconds,
         seconds=engine.limits.turn_seconds,
     )
 
@@ -258,7 +261,10 @@ async def _react(engine: Engine, environment: Environment, sampled: Sampled, rec
         return _Reaction(reply=reply, ending=_Ending(stop=Stop.TURN_LIMIT, detail=detail))
     try:
         answers = await guarded(  # each call has the toolbox's own time limit
-            partial(engine.toolbox.answer, sampled.text), who="the tools", stop=Stop.ENVIRONMENT_ERROR
+            partial(engine.toolbox.answer, sampled.text),
+            who="the tools",
+            stop=Stop.ENVIRONMENT_ERROR,
+            turn_seconds=engine.limits.turn_seconds,
         )
         if answers.attempted:
             return _Reaction(
@@ -272,6 +278,7 @@ async def _react(engine: Engine, environment: Environment, sampled: Sampled, rec
             partial(_step, environment, reply),
             who="the environment",
             stop=Stop.ENVIRONMENT_ERROR,
+            turn_seconds=engine.limits.turn_seconds,
             seconds=engine.limits.turn_seconds,
             plugin=environment,
         )

@@ -159,6 +159,7 @@ async def _condense(engine: Engine, history: History, budget: Budget) -> Condens
         partial(_accounted, engine, history, budget),
         who=f"the condenser {engine.condenser_name!r}",
         stop=Stop.ENVIRONMENT_ERROR,
+        turn_seconds=engine.limits.turn_seconds,
         seconds=budget.seconds,
         plugin=engine.condenser,
     )

@@ -73,6 +73,7 @@ async def sample(
         partial(_sampled, engine, prompt, params),
         who="the sampler",
         stop=Stop.SAMPLER_ERROR,
+        turn_seconds=engine.limits.turn_seconds,
         seconds=engine.limits.turn_seconds,
     )
     if sampled.generation.finish is Finish.ABORT:

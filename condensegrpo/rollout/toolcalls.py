@@ -8,7 +8,6 @@ Whatever a model writes and whatever a tool does, the outcome is a message: a fa
 
 import asyncio
 import inspect
-import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from typing import Any
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import Message, ToolCall
+from condensegrpo.core.plugin_task import Blocked, plugin_task, wait_for_task
 from condensegrpo.core.protocols import Tool
 from condensegrpo.core.thread_call import awaited_in_thread
 from condensegrpo.rollout.codeformat import Code
@@ -51,7 +51,7 @@ class Toolbox:
     The calls of one reply run at the same time, so tools must not depend on each other's order; their results come back
     in the order of the calls. A synchronous tool runs in a daemon thread of its own: one that hangs costs its own call
     the time limit and then lingers, since a thread cannot be stopped, but holds up neither its siblings nor the exit.
-    An asynchronous tool is cancelled at the limit; one that blocks the event loop cannot be.
+    An asynchronous tool is cancelled at the limit, or abandoned in its thread if it holds up the event loop.
     """
 
     def __init__(
@@ -152,13 +152,13 @@ class Toolbox:
         if not inspect.iscoroutinefunction(tool):
             outcome = await awaited_in_thread(partial(_ran, name, call), name=f"tool {name}", seconds=self._seconds)
             return self._abandoned(name) if isinstance(outcome, Failure) else outcome
-        task = asyncio.ensure_future(_awaited(name, call))
+        task = plugin_task(_awaited(name, call), name=f"tool {name}", seconds=self._seconds)
         try:
-            # not wait_for: that would wait for a tool that ignores its cancellation
-            await asyncio.wait({task}, timeout=self._seconds)
-            if not task.done():
+            if not await wait_for_task(task, self._seconds):
                 return self._abandoned(name)
             return _failed(f"{name} was cancelled") if task.cancelled() else task.result()
+        except Blocked:
+            return self._abandoned(name)
         finally:
             task.cancel()
 
@@ -196,8 +196,6 @@ async def _awaited(name: str, call: Callable[[], Any]) -> _Outcome:
     try:
         return _returned(await call())
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # the boundary to a tool; an exit would end the loop
-        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-            raise  # Ctrl-C, see ``boundary.guarded``
         return _raised(name, error)
 
 

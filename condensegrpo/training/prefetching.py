@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from condensegrpo.algorithms.staleness import check_staleness, last_prefetched, sampler_gets_weights
-from condensegrpo.core.background_loop import episode_loop
+from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.training.rollout_step import BatchFilter, BatchRollout, Round, StepBatch, complete_batch
@@ -47,7 +47,7 @@ class RolloutPrefetcher:
         self._complete_batches = dict(batches)
         self._running: dict[int, Future[Scored]] = {}
         self._one_at_a_time = asyncio.Lock()  # first come, first served
-        self._loop = episode_loop("rollout", rollout.engine.limits.turn_seconds)
+        self._loop = BackgroundLoop("rollout", close_seconds=PLUGIN_SECONDS)
 
     def __enter__(self) -> Self:
         """Return the prefetcher itself."""
