@@ -120,7 +120,7 @@ def trial(config: RunConfig, folder: RunFolder) -> Trial:
         rows = _samples(sampler, prompts, temperature=1.0)
         batches = pack_rows(rows, max_tokens=MICRO_BATCH, share=learner.module.computes_trees)
         if isinstance(sampler, Sleeps):
-            sampler.sleep()
+            sampler.sleep(keep_weights=False)
         old_T = torch.cat(measure_logprobs(learner, batches))
         optimizer_step(learner, batches, Tokenwise(supervised))
         new_T = torch.cat(measure_logprobs(learner, batches))
