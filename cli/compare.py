@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from condensegrpo.cli import theme
-from condensegrpo.cli.neutral import counted
 from condensegrpo.core.errors import ConfigError, RunError
+from condensegrpo.core.wording import counted
 from condensegrpo.storage.files import write_atomically
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from condensegrpo.cli.neutral import counted, neutral
+from condensegrpo.cli.neutral import neutral
 from condensegrpo.core.observer import Observer
+from condensegrpo.core.wording import counted
 from condensegrpo.storage.files import write_error
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ class PhaseDisplay(Observer):
 
     def failed(self, text: str, traceback: str) -> None:
         """Say which trajectories failed, and how."""
-        self.say(neutral(f"{text}\n{traceback}".rstrip() if self._debug else text))
+        hint = " (--debug shows the traceback)" if traceback else ""
+        self.say(neutral(f"{text}\n{traceback}".rstrip() if self._debug else f"{text}{hint}"))
 
     def say(self, text: str) -> None:
         """Print a line above the display."""

@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from condensegrpo.cli.findings import Finding, ok, problem, warning
-from condensegrpo.cli.neutral import counted
+from condensegrpo.core.wording import counted
 from condensegrpo.sandbox.isolation import Isolation
 from condensegrpo.sandbox.probing import AUTO, REMEDIES, probe_backends
 from condensegrpo.storage.hub import hub_fault

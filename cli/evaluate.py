@@ -13,8 +13,8 @@ from rich.table import Table
 
 from condensegrpo.cli.compare import compare as run_comparison
 from condensegrpo.cli.debugging import Debug, tracebacks
-from condensegrpo.cli.neutral import counted
 from condensegrpo.core.errors import ConfigError, RunError
+from condensegrpo.core.wording import counted
 from condensegrpo.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:

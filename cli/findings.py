@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from condensegrpo.cli import theme
-from condensegrpo.cli.neutral import counted, neutral
+from condensegrpo.cli.neutral import neutral
+from condensegrpo.core.wording import counted
 
 
 class Level(StrEnum):

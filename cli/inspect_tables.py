@@ -8,8 +8,9 @@ from rich.text import Text
 
 from condensegrpo.cli import theme
 from condensegrpo.cli.inspection import Group, Sibling
-from condensegrpo.cli.neutral import counted, one_line
+from condensegrpo.cli.neutral import one_line
 from condensegrpo.core.trajectory import Stop
+from condensegrpo.core.wording import counted
 
 MOST_COMPONENTS = 5  # columns; the rest is in --json
 WIDE = 110  # columns of a console that has room for everything

@@ -14,10 +14,11 @@ from condensegrpo.cli import theme
 from condensegrpo.cli.filters import parse_where, sort_key
 from condensegrpo.cli.inspect_tables import group_table, sibling_table
 from condensegrpo.cli.inspection import Group, Sibling, TokenTexts, TurnView, groups, siblings, turns
-from condensegrpo.cli.neutral import counted, neutral, one_line
+from condensegrpo.cli.neutral import neutral, one_line
 from condensegrpo.cli.opening import InspectedStep, budget_of, every_step, open_step, step_of
 from condensegrpo.cli.trajectory_view import details, heading, overview
 from condensegrpo.core.errors import DataError
+from condensegrpo.core.wording import counted
 from condensegrpo.metrics.information import changes, description
 from condensegrpo.storage.codec import dump_line
 from condensegrpo.storage.files import write_atomically
@@ -52,6 +53,7 @@ def inspect_trajectory(
         Path,
         typer.Argument(metavar="RUN_OR_FILE", help="A run folder, a folder of eval --save, or a trajectory file."),
     ],
+    trajectory_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="As --trajectory.")] = None,
     step: Annotated[int | None, typer.Option(help="Of a run; by default that of the id, or the last.")] = None,
     evaluation: Annotated[
         str | None, typer.Option(metavar="NAME", help="This evaluation, such as held-out, not the training batch.")
@@ -78,6 +80,7 @@ def inspect_trajectory(
 
     Example: condensegrpo inspect-trajectory runs/quickstart --where 'correct == 0' --sort -context --tokens
     """
+    trajectory = trajectory or trajectory_id
     if check:
         _check(every_step(path, step, evaluation), as_json=as_json)
         return

@@ -27,11 +27,6 @@ def excerpt(text: str, *, characters: int) -> str:
     return f"{neutral(text[:characters])}… ({len(text) - characters} more characters: --full)"
 
 
-def counted(number: int, singular: str, plural: str) -> str:
-    """``1 group``, ``2 groups``."""
-    return f"{number} {singular if number == 1 else plural}"
-
-
 def _visible(char: str) -> str:
     code = ord(char)
     if code < 0x20:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from condensegrpo.cli import theme
 from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.wording import counted
 
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
@@ -99,7 +100,7 @@ def _show(config: "RunConfig", predicted: "Plan") -> None:
     tokens, batch = predicted.tokens, predicted.batch
     console.print(
         f"a step    at most {tokens.step:,} tokens, {tokens.trained:,} of them trained, over all ranks; "
-        f"{tokens.micro_batches:,} micro-batches of at most {batch.tokens:,} tokens on each\n"
+        f"{counted(tokens.micro_batches, 'micro-batch', 'micro-batches')} of at most {batch.tokens:,} tokens on each\n"
         f"sampling  at most {predicted.requests:,} requests at a time\n"
         f"the run   {tokens.optimiser_steps:,} optimiser steps"
     )

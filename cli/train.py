@@ -1,6 +1,7 @@
 """``condensegrpo train``."""
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,10 +11,10 @@ from rich.console import Console
 
 from condensegrpo.cli.debugging import Debug, tracebacks
 from condensegrpo.cli.interrupts import StopRequest
-from condensegrpo.cli.neutral import counted
 from condensegrpo.cli.summary import print_summary
 from condensegrpo.core.errors import CondenseError, ConfigError, Interrupted, RunError
 from condensegrpo.core.observer import Observer, Silent
+from condensegrpo.core.wording import counted
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.run_folder import RunFolder
 
@@ -91,7 +92,7 @@ def _train(arguments: list[str], resume: Path | None, *, dry_run: bool, allow_ch
         if not _run(config, components, RunFolder(Path()), Silent()):
             raise typer.Exit(130)
     else:
-        _train_as_first_rank(config, components, resume, changes, debug=debug)
+        _train_as_first_rank(config, components, resume, (*([changes] if changes else []), *notes), debug=debug)
 
 
 def _source(arguments: list[str], resume: Path | None) -> tuple[Path, list[str]]:
@@ -128,17 +129,17 @@ def _new_folder(config: "RunConfig") -> RunFolder:
 
 
 def _train_as_first_rank(
-    config: "RunConfig", components: "Components", resume: Path | None, changes: str, *, debug: bool
+    config: "RunConfig", components: "Components", resume: Path | None, notes: Sequence[str], *, debug: bool
 ) -> None:
-    """Train as rank 0, which shows the progress (first, what a resume changes) and writes the files."""
+    """Train as rank 0, which shows the progress (first, notes on the configuration) and writes the files."""
     from condensegrpo.cli.console import TrainingConsole
 
     folder = RunFolder.open(resume) if resume else _new_folder(config)
     with folder.locked():
         with TrainingConsole(steps=config.train.steps, log=folder.log, debug=debug) as console:
             console.say(f"run folder {folder.path}")
-            if changes:
-                console.say(changes)
+            for note in notes:
+                console.say(note)
             console.phase("loading DeepSpeed", None)
             try:
                 finished = _run(config, components, folder, console)

@@ -12,11 +12,12 @@ from condensegrpo.cli import context_bar, theme
 from condensegrpo.cli.context_view import newest_messages
 from condensegrpo.cli.inspect_tables import verdict
 from condensegrpo.cli.inspection import Sibling, TurnView
-from condensegrpo.cli.neutral import counted, excerpt, one_line
+from condensegrpo.cli.neutral import excerpt, one_line
 from condensegrpo.cli.opening import ranges
 from condensegrpo.cli.token_view import token_grid
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import Condensation, SpanStatus
+from condensegrpo.core.wording import counted
 
 KNOWN_WIDTH = 12  # columns of the bar of what a context knows of the answer
 EXCERPT = 600  # characters of a text without --full

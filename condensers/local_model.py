@@ -33,17 +33,23 @@ class LocalModel:
         """Check that the model is there. Loads no weights.
 
         Raises:
-            ValueError: it is not, or it has no chat template.
+            ValueError: it is not, it has no chat template, or its tokenizer has more ids than the model.
         """
         from transformers import AutoConfig, AutoTokenizer
 
         try:
-            AutoConfig.from_pretrained(self.model)
+            config = AutoConfig.from_pretrained(self.model)
             tokenizer = AutoTokenizer.from_pretrained(self.model)
         except (OSError, ValueError) as error:
             raise ValueError(f"loading {self.model}, which is to write the summaries: {error}") from error
         if tokenizer.chat_template is None:
             raise ValueError(f"loading {self.model}, which is to write the summaries: it has no chat template")
+        largest, rows = max(tokenizer.get_vocab().values()), config.get_text_config().vocab_size
+        if largest >= rows:
+            raise ValueError(
+                f"loading {self.model}, which is to write the summaries: its tokenizer has ids up to {largest}, and "
+                f"the model has embeddings for {rows} ids"
+            )
 
     async def write(self, text: str, max_tokens: int) -> Written:
         """The model's reply to a text.

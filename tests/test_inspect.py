@@ -255,6 +255,7 @@ def test_a_group_and_a_trajectory_can_be_named(demo: Path) -> None:
     assert "groups," not in text
     assert "group p2: no signal, nothing is learned from it" in text
     assert "p2/1   ✓ correct" in inspect(demo, "--trajectory", "p2/1")
+    assert "p2/1   ✓ correct" in inspect(demo, "p2/1")
 
 
 def test_without_a_configuration_the_budget_is_the_largest_context(demo: Path) -> None:

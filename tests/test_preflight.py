@@ -70,7 +70,10 @@ def test_training_is_on_a_reward_of_the_users_own(tmp_path: Path, chosen: dict[s
     [
         (["algorithm={}"], "estimator efficient: the default where reward.name is correct"),
         (["algorithm={}", "reward.name=format"], "estimator grpo: the default where reward.name is format"),
-        (["reward.name=format"], "estimator efficient: set by algorithm.advantage.estimator"),
+        (
+            ["reward.name=format"],
+            "estimator efficient: set by algorithm.advantage.estimator; its score is the total of the reward",
+        ),
     ],
 )
 def test_the_estimator_follows_the_reward_and_a_dry_run_says_why(overrides: list[str], note: str) -> None:
@@ -117,12 +120,15 @@ def test_a_reward_that_the_estimator_cannot_learn_from_is_refused() -> None:
             ["model.new.vocab_size=64", "task={name: facts}", "condenser={name: full}"],
             "checking model.new: making",
         ),
+        (["rollout.condense.to=0.01"], "checking rollout.condense.to: found 0.01, which leaves a condensed prompt"),
+        (["sandbox.packages=[/nowhere]"], "checking sandbox.packages: there is no folder /nowhere. Install"),
+        (["runs_dir=QUESTIONS/runs"], "questions.jsonl, and it is no folder. Set runs_dir"),
         (["rollout.temperature=0"], "all samples of a problem are the same"),
         (
             ["evaluate.variants={big: [model.new.layers=3]}"],
             "evaluate.variants.big: it changes model",
         ),
-        (["train.problems_per_step=100001"], "found 100001, and there are 100000 training problems"),
+        (["train.problems_per_step=100001"], "found 100001, and the task has 100000 training problems"),
         (
             [
                 f"algorithm.stops.handling.{stop}=mask"
@@ -181,6 +187,26 @@ def test_data_of_the_hub_without_network_is_refused_within_seconds(
     assert f"loading the split 'train' of 'openai/gsm8k' from the Hugging Face Hub: {why}, and the data set is" in text
     assert "set task.data and task.eval_data to local JSONL or Parquet files" in text
     assert seconds < 5
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A proxy that lets no request through."""
+
+    def do_HEAD(self) -> None:
+        self.send_response(403)
+        self.end_headers()
+
+    def log_message(self, *given: object) -> None:
+        """Write nothing to standard error."""
+
+
+def test_a_proxy_that_refuses_every_request_is_not_the_hub(tmp_path: Path) -> None:
+    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        text, _ = hub_error("model_fault('owner/model')", HF_ENDPOINT=endpoint, HF_HOME=str(tmp_path))
+        server.shutdown()
+    assert text == f"{endpoint} answers with the HTTP status 403"
 
 
 class NoSuchModel(BaseHTTPRequestHandler):

@@ -16,6 +16,7 @@ from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import GroupReward, Problem, RewardResult
 from condensegrpo.core.trajectory import Score, Stop, Trajectory, Turn
+from condensegrpo.core.wording import counted
 from condensegrpo.rollout.scoring import score, score_group, with_score
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS
 
@@ -218,16 +219,16 @@ def test_a_turn_reward_that_is_not_finite_names_turn_and_value(value: float) -> 
 
 @pytest.mark.parametrize("given", [(0.5,), (0.5, 0.5, 0.5)])
 def test_turn_rewards_come_one_a_turn(given: tuple[float, ...]) -> None:
-    wanted = f"the reward fixed: ScoreError: returned {len(given)} turn rewards for 2 turns, wanted one for each turn"
+    wanted = (
+        f"the reward fixed: ScoreError: returned {counted(len(given), 'turn reward')} for 2 turns, wanted one for each"
+    )
     assert wanted in failing(outcome(RewardResult(total=1.0, turn_rewards=given)))
 
 
 def test_a_trajectory_without_turns_has_no_turn_to_pay() -> None:
     empty = trajectory(stop=Stop.CONTEXT_OVERFLOW, answer=None)
     assert paying(RewardResult(total=0.0), empty).turn_rewards == ()
-    assert "returned 1 turn rewards for 0 turns" in failing(
-        outcome(RewardResult(total=0.0, turn_rewards=(0.5,)), empty)
-    )
+    assert "returned 1 turn reward for 0 turns" in failing(outcome(RewardResult(total=0.0, turn_rewards=(0.5,)), empty))
 
 
 # --- groups ---------------------------------------------------------------------------------------------------------
@@ -283,7 +284,9 @@ def test_results_of_a_group_are_taken_as_those_of_one_trajectory() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_group_reward_gives_one_result_a_trajectory(count: int) -> None:
-    wanted = f"the reward Listed: ScoreError: returned {count} results for 2 trajectories, wanted one for each"
+    wanted = (
+        f"the reward Listed: ScoreError: returned {counted(count, 'result')} for 2 trajectories, wanted one for each"
+    )
     for found in score_group(GROUP, PROBLEM, Listed([{"sum": 1.0}] * count)):
         assert wanted in failing(found)
 

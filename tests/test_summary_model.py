@@ -270,6 +270,16 @@ def test_a_local_model_without_a_chat_template_is_found_before_a_run_starts(fold
     assert "no summary can be used: writing with" in condense(SummaryModel(str(tmp_path))).reason
 
 
+def test_a_local_model_with_fewer_embeddings_than_its_tokenizer_has_ids_is_refused(
+    folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 9}))
+    with pytest.raises(ValueError, match="and the model has embeddings for 9 ids"):
+        SummaryModel(str(tmp_path)).check_room(PINNED, budget(100))
+
+
 def test_who_waits_for_a_turn_gives_up_before_the_engine_does() -> None:
     """A dead endpoint costs summaries and no trajectories, however many wait for it."""
     with endpoint(Behaviour(seconds=5)) as url:

@@ -171,6 +171,8 @@ def test_a_resume_that_changes_what_is_learned_needs_permission_and_is_marked_in
     assert "condenser.options.keep_last  1 → 2  changes what is learned" in refused.stderr
     assert re.search(r"train.steps +4 → 5\n", refused.stderr)
     assert "Add --allow-changes" in refused.stderr
+    refused = run("train", "--resume", str(folder), "--allow-changes", "learner.zero_stage=2")
+    assert "the checkpoints are split by the former learner.zero_stage" in refused.stderr
     out = succeed("train", "--resume", str(folder), "--allow-changes", *overrides)
     assert "condenser.options.keep_last  1 → 2  changes what is learned" in out.partition("resumed after")[0]
     assert "changed     from step 5 on, condenser.options.keep_last: 1 → 2" in out.partition("held-out problems")[2]

@@ -28,6 +28,7 @@ from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
 from condensegrpo.core.errors import ConfigError, PluginError
 from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import History, Message
+from condensegrpo.core.observer import Silent
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols import Budget, Condensed, Problem, Reward, Step
 from condensegrpo.core.thread_call import ABANDONED, MAX_ABANDONED, result_in_thread
@@ -41,6 +42,7 @@ from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage import codec
 from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
+from condensegrpo.training.credit_step import condenser_counts
 
 REWARDS = '''
 import re, sys, time
@@ -264,7 +266,7 @@ def test_an_environment_that_holds_up_the_event_loop_ends_its_own_trajectory(how
     RELEASE.set()
     assert [one.trajectory.stop for one in found] == [Stop.ENVIRONMENT_ERROR, *[Stop.ANSWERED] * 3]
     line = inspect.getsourcelines(Hangs)[1]
-    message = "it held up the event loop for more than 1 seconds, abandoned; put blocking code into asyncio.to_thread"
+    message = "it held up the event loop for more than 1 second, abandoned; put blocking code into asyncio.to_thread"
     detail = found[0].trajectory.detail
     assert detail.startswith(f"the environment: {'Blocked: ' * (how == 'task')}{message} (tests/test_user_code.py:")
     assert line < int(detail.rstrip(")").rpartition(":")[2]) < line + 20
@@ -367,6 +369,50 @@ def test_an_exit_while_a_plugin_is_loaded_is_an_error(tmp_path: Path) -> None:
         load("rewards", f"{tmp_path}/leaves.py:Anything")
 
 
+@pytest.mark.parametrize("body", ["raise KeyboardInterrupt", "sys.exit('no')"])
+def test_what_a_constructor_raises_ends_a_command_with_its_line(tmp_path: Path, body: str) -> None:
+    (tmp_path / "mine.py").write_text(
+        f"import sys\nclass Mine:\n    def __init__(self):\n        {body}\n    def __call__(self, t, p): ...\n"
+    )
+    done = run("train", *TINY, f"reward={{name: '{tmp_path}/mine.py:Mine'}}", f"runs_dir={tmp_path}")
+    assert done.returncode == 2
+    assert "setting up the reward" in done.stderr
+    assert f"{tmp_path}/mine.py:4)" in done.stderr
+
+
+class Broken(InterruptingCondenser):
+    """A condenser whose figures and properties fail."""
+
+    @property
+    def writes(self) -> int:
+        raise LookupError("nothing")
+
+    def counts(self) -> Mapping[str, float]:
+        raise LookupError("nothing")
+
+
+def test_a_property_of_a_condenser_that_raises_ends_its_trajectory() -> None:
+    (one,) = collected(fine, samples=1, parts=engine(agent(counting), condenser=Broken()))
+    assert one.trajectory.detail.startswith("the condenser 'chosen': LookupError: nothing (tests/test_user_code.py:")
+
+
+class Reported(Silent):
+    """Keeps the failures that it is shown."""
+
+    def __init__(self) -> None:
+        self.failures: list[str] = []
+
+    def failed(self, text: str, traceback: str) -> None:
+        self.failures.append(text)
+
+
+def test_counts_of_a_condenser_that_raise_are_reported_and_left_out() -> None:
+    reported = Reported()
+    assert condenser_counts(Broken(), reported) == {}
+    (text,) = reported.failures
+    assert text.startswith("the counts of the condenser: LookupError: nothing (tests/test_user_code.py:")
+
+
 # --- chat templates and tokenizers ------------------------------------------------------------------------------------
 
 
@@ -386,7 +432,7 @@ def test_whatever_a_chat_template_raises_is_one_clear_error(template: str, compl
 
 def test_a_chat_template_that_takes_seconds_is_refused() -> None:
     slow = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"  # hours
-    with pytest.raises(ConfigError, match="the chat template: no result within 1 seconds, abandoned"):
+    with pytest.raises(ConfigError, match="the chat template: no result within 1 second, abandoned"):
         Renderer(tokenizer(slow + CHATML), render_seconds=0.05)
     with pytest.raises(ConfigError, match=r"the chat template took \d.\d seconds to render a few messages"):
         Renderer(tokenizer(slow.replace("99999", "700") + CHATML), render_seconds=0.01)

@@ -7,7 +7,7 @@ from condensegrpo.algorithms.credit import Estimator
 from condensegrpo.algorithms.objective import Minimised
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CondenseError, ConfigError
-from condensegrpo.core.failures import message_of
+from condensegrpo.core.failures import is_ctrl_c, message_of
 from condensegrpo.core.protocols import Condenser, GroupReward, Problem, Reward, Split, Task
 from condensegrpo.rollout.toolcalls import Toolbox
 from condensegrpo.sandbox.sandbox import Sandbox
@@ -44,7 +44,9 @@ def problems(task: Task, split: Split) -> Sequence[Problem]:
         first = split_problems[0] if len(split_problems) else None
     except CondenseError:
         raise
-    except (Exception, SystemExit) as error:  # the boundary to a task
+    except BaseException as error:  # the boundary to a task
+        if is_ctrl_c(error):
+            raise
         raise ConfigError(f"making the {split} problems of the task: {message_of(error)}") from error
     if first is None:
         raise ConfigError(f"reading the {split} problems of the task: found none. Check task.data and task.eval_data.")

@@ -9,7 +9,7 @@ from condensegrpo.assembly.scorers import check_models, names_of
 from condensegrpo.config.load import HELD_OUT, longest_request
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CondenseError, ConfigError, ContextOverflow
-from condensegrpo.core.failures import Failure
+from condensegrpo.core.failures import Failure, message_of
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Budget, ChecksRoom, Split
 from condensegrpo.core.thread_call import result_in_thread
@@ -77,8 +77,21 @@ def _check_lengths(components: Components, renderer: Renderer, pinned: Sequence[
         raise ConfigError(str(error)) from error
     if limits.max_turns > 1:
         _check_reply(components, renderer, pinned)
+    _check_share(components.config, renderer.count(pinned))
     _check_condenser(components, renderer, pinned)
     check_confidence(components.config, renderer)
+
+
+def _check_share(config: RunConfig, tokens: int) -> None:
+    """Check that the share of a condensed prompt has room for the pinned messages."""
+    condense = config.rollout.condense
+    room = condense.room(config.rollout.limits.max_context_tokens, draw=0.0)
+    if condense.to is not None and room < tokens:
+        raise ConfigError(
+            f"checking rollout.condense.to: found {condense.to:g}, which leaves a condensed prompt {room} tokens; "
+            f"system message and question need {tokens}, which no condenser shortens. Raise it, or "
+            f"rollout.limits.max_context_tokens."
+        )
 
 
 def _check_reply(components: Components, renderer: Renderer, pinned: Sequence[Message]) -> None:
@@ -130,8 +143,9 @@ def _check_condenser(components: Components, renderer: Renderer, pinned: Sequenc
     )
     try:
         components.condenser.check_room(pinned, room)
-    except ValueError as error:
-        raise ConfigError(f"checking the room of the condenser {config.condenser.name}: {error}.") from error
+    except Exception as error:  # the boundary to a condenser
+        fault = message_of(error).removesuffix(".")
+        raise ConfigError(f"checking the room of the condenser {config.condenser.name}: {fault}.") from error
 
 
 def check_confidence(config: RunConfig, renderer: Renderer) -> None:

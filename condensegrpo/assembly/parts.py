@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 from condensegrpo.assembly.plugins import build
@@ -55,6 +56,12 @@ def shared_options(config: RunConfig) -> Iterator[tuple[str, str, object]]:
 def build_sandbox(config: RunConfig) -> Sandbox:
     """The sandbox of the tools and the reward; its process starts with the first call."""
     section = config.sandbox
+    for folder in section.packages:
+        if not Path(folder).is_dir():
+            raise ConfigError(
+                f"checking sandbox.packages: there is no folder {folder}. Install the packages there (pip install "
+                f"--target {folder} …), or remove it from the list."
+            )
     return Sandbox(
         isolation=section.isolation, limits=section.limits, parallel=section.parallel, packages=section.packages
     )

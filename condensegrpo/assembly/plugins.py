@@ -19,7 +19,7 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
 from condensegrpo.core.errors import CondenseError, PluginError
-from condensegrpo.core.failures import message_of
+from condensegrpo.core.failures import is_ctrl_c, message_of
 from condensegrpo.core.plugins import load
 from condensegrpo.core.suggestions import did_you_mean
 
@@ -97,7 +97,9 @@ def _called(
         return factory(**arguments)
     except CondenseError:
         raise
-    except (Exception, SystemExit) as error:  # the boundary to a plug-in
+    except BaseException as error:  # the boundary to a plug-in
+        if is_ctrl_c(error):
+            raise
         given = f" with {dict(options)}" if options else ""
         raise PluginError(f"{where}{given}: {message_of(error).removesuffix('.')}.") from error
 

@@ -1,6 +1,8 @@
 """Checks of a training run before its folder is made: all that can be known without the weights of its model."""
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from condensegrpo.algorithms import names
@@ -11,6 +13,7 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.protocols import Demonstrates, SumsParts, Task, TurnReward
 from condensegrpo.core.trajectory import Stop
+from condensegrpo.core.wording import counted
 from condensegrpo.learner.new_model import new_tokenizer
 from condensegrpo.learner.policy import local_source
 from condensegrpo.learner.settings import NewModel
@@ -31,11 +34,12 @@ def check_run(components: Components) -> tuple[str, ...]:
     Raises:
         ConfigError: the run cannot work; the message names the key to change.
     """
+    _check_folder(components.config)
     _check_reward(components)
     _check_batch(components)
     _check_variants(components)
     _check_attention(components.config)
-    return (_estimator(components.config), *_check_policy(components))
+    return (_estimator(components), *_check_policy(components))
 
 
 def demonstrating(task: Task, doing: str, why_not: str) -> Demonstrates:
@@ -62,10 +66,24 @@ def made_tokenizer(task: Task, new: NewModel) -> "PreTrainedTokenizerFast":
         raise ConfigError(f"checking model.new: {error}.") from error
 
 
-def _estimator(config: RunConfig) -> str:
+def _estimator(components: Components) -> str:
+    config = components.config
     chosen = config.algorithm.advantage.estimator is not None
     why = "set by algorithm.advantage.estimator" if chosen else f"the default where reward.name is {config.reward.name}"
-    return f"estimator {config.estimator}: {why}"
+    total = components.estimator.traits.learns_from == "score" and config.reward.name != "correct"
+    return f"estimator {config.estimator}: {why}{'; its score is the total of the reward' if total else ''}"
+
+
+def _check_folder(config: RunConfig) -> None:
+    """Check that the folder of the run can be made."""
+    folder = Path(config.runs_dir).absolute()
+    existing = next(each for each in (folder, *folder.parents) if each.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        found = "you may not write to it" if existing.is_dir() else "it is no folder"
+        raise ConfigError(
+            f"checking runs_dir={config.runs_dir}: the run is written below {existing}, and {found}. Set runs_dir to a "
+            f"folder that you may write to."
+        )
 
 
 def _check_reward(components: Components) -> None:
@@ -94,8 +112,9 @@ def _check_batch(components: Components) -> None:
     wanted = config.train.problems_per_step
     if config.train.steps and wanted > size:
         raise ConfigError(
-            f"checking train.problems_per_step: found {wanted}, and there are {size} training problems; a step would "
-            f"sample the same problem several times. Lower it to at most {size}, or give more data."
+            f"checking train.problems_per_step: found {wanted}, and the task has "
+            f"{counted(size, 'training problem')}; a step would sample the same problem several times. Lower it to at "
+            f"most {size}, or give more data."
         )
     if config.train.steps and config.rollout.temperature == 0:
         raise ConfigError(

@@ -2,7 +2,9 @@
 
 import inspect
 import os
+import signal
 import sysconfig
+import threading
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -51,6 +53,17 @@ def failure_of(source: str, error: BaseException, *, plugin: object = None) -> F
 def message_of(error: BaseException) -> str:
     """The message of a plug-in's error: that of a ``ValueError`` is for users, others need their type and line."""
     return str(error) if isinstance(error, ValueError) else str(failure_of("", error))
+
+
+def is_ctrl_c(error: BaseException) -> bool:
+    """Whether a ``KeyboardInterrupt`` may be Ctrl-C: Python raises that in the main thread, by its own handler.
+
+    The commands install another handler, which raises nothing.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    return (
+        isinstance(error, KeyboardInterrupt) and main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
 
 
 def place_of(frames: Iterable[tuple[FrameType, int]]) -> str:

@@ -25,6 +25,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from condensegrpo.core.thread_call import abandon, too_many_abandoned
+from condensegrpo.core.wording import counted
 
 T = TypeVar("T")
 CHECKS = 20  # of a part within its seconds. Counted in checks, since a stopped process is not a part that hangs
@@ -159,8 +160,8 @@ class _Workers:
             self.lost += seconds
             self.strikes[limit.name] += 1
             raise Blocked(
-                f"it held up the event loop for more than {seconds:g} seconds, abandoned; put blocking code into "
-                f"asyncio.to_thread",
+                f"it held up the event loop for more than {counted(seconds, 'second')}, abandoned; put blocking "
+                f"code into asyncio.to_thread",
                 place,
             ) from None
         if outcome[1] is not None:  # the task has ended

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from condensegrpo.core.errors import PluginError
+from condensegrpo.core.failures import failure_of, is_ctrl_c
 from condensegrpo.core.suggestions import did_you_mean
 
 KINDS = ("condensers", "rewards", "tasks", "tools", "samplers", "trackers")
@@ -38,9 +39,11 @@ def load(kind: str, name: str) -> Any:  # noqa: ANN401  a plug-in is whatever it
         )
     try:
         return points[name].load()
-    except (Exception, SystemExit) as error:  # the boundary to somebody else's import
+    except BaseException as error:  # the boundary to somebody else's import
+        if is_ctrl_c(error):
+            raise
         raise PluginError(
-            f"importing {name!r} ({points[name].value}) of the {kind}: {type(error).__name__}: {error}"
+            f"importing {name!r} ({points[name].value}) of the {kind}: {failure_of('', error)}"
         ) from error
 
 
@@ -72,7 +75,9 @@ def _import_file(path: Path) -> ModuleType:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # the boundary to a user's file
+    except BaseException as error:  # the boundary to a user's file
         del sys.modules[module_name]
-        raise PluginError(f"importing {path}: {type(error).__name__}: {error}") from error
+        if is_ctrl_c(error):
+            raise
+        raise PluginError(f"importing {path}: {failure_of('', error)}") from error
     return module

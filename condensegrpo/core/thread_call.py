@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from condensegrpo.core.failures import Failure, failure_of, place_of
+from condensegrpo.core.wording import counted
 
 T = TypeVar("T")
 ABANDONED = "abandoned: "  # how the names of abandoned threads begin
@@ -99,7 +100,7 @@ class _Call(Generic[T]):
 
     def abandoned(self, seconds: float, setting: str) -> Failure:
         """Leave the call to itself; where it is now is the place of the failure."""
-        message = f"no result within {seconds:g} seconds{setting and f' ({setting})'}, abandoned"
+        message = f"no result within {counted(seconds, 'second')}{setting and f' ({setting})'}, abandoned"
         return Failure(source=self.name, error="", message=message, place=abandon(self.thread, self.name))
 
 

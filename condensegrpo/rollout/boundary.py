@@ -11,6 +11,7 @@ from condensegrpo.core.failures import Failure, failure_of, place_of
 from condensegrpo.core.messages import Message, Role
 from condensegrpo.core.plugin_task import Blocked, plugin_task, wait_for_task
 from condensegrpo.core.trajectory import Stop
+from condensegrpo.core.wording import counted
 
 T = TypeVar("T")
 
@@ -55,8 +56,8 @@ async def guarded(
     task = plugin_task(coroutine, name=who, seconds=turn_seconds)
     task.add_done_callback(_retrieve)
     try:
-        if not await wait_for_task(task, seconds):
-            message = f"no result within {seconds:g} seconds (rollout.limits.turn_seconds)"
+        if not await wait_for_task(task, seconds) and seconds is not None:
+            message = f"no result within {counted(seconds, 'second')} (rollout.limits.turn_seconds)"
             raise Ended.by(Failure(source=who, error="", message=message, place=place_of(_suspended(coroutine))), stop)
         if task.cancelled():
             raise Ended.by(Failure(source=who, error="CancelledError", message="it cancelled itself"), stop)

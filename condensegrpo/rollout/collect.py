@@ -156,8 +156,7 @@ def report_failures(ranks: Sequence[Failures], observer: Observer) -> None:
         observer.failed(f"{text}; first in {kind.trajectory}", kind.first.traceback)
     if kinds and sum(kind.count for kind in kinds) == trajectories:
         raise RolloutError(
-            f"all {trajectories} trajectories failed, {kinds[0].count} of them like this: {kinds[0].first}. The option "
-            f"--debug shows the traceback."
+            f"all {trajectories} trajectories failed, {kinds[0].count} of them like this: {kinds[0].first}."
         )
 
 

@@ -9,6 +9,7 @@ from condensegrpo.core.errors import ScoreError
 from condensegrpo.core.failures import Failure, failure_of
 from condensegrpo.core.protocols import GroupReward, Problem, Reward, RewardResult
 from condensegrpo.core.trajectory import Score, ScoredTrajectory, Stop, Trajectory
+from condensegrpo.core.wording import counted
 
 
 def score(trajectory: Trajectory, problem: Problem, reward: Reward) -> Score | Failure:
@@ -42,7 +43,10 @@ def score_group(
     try:
         given = list(reward.score_group(trajectories, problem))
         if len(given) != len(trajectories):
-            raise ScoreError(f"returned {len(given)} results for {len(trajectories)} trajectories, wanted one for each")
+            raise ScoreError(
+                f"returned {counted(len(given), 'result')} for "
+                f"{counted(len(trajectories), 'trajectory', 'trajectories')}, wanted one for each"
+            )
     except (Exception, SystemExit) as error:  # the boundary to a plug-in
         return (failure_of(named(reward), error, plugin=reward),) * len(trajectories)
     return tuple(_score_of(result, each, reward) for result, each in zip(given, trajectories, strict=True))
@@ -84,8 +88,8 @@ def _checked(result: RewardResult, trajectory: Trajectory) -> Score:
         raise ScoreError(f"returned correct = {correct}, wanted a number from 0 to 1")
     if len(result.turn_rewards) not in (0, len(trajectory.turns)):
         raise ScoreError(
-            f"returned {len(result.turn_rewards)} turn rewards for {len(trajectory.turns)} turns, wanted one for each "
-            f"turn or none"
+            f"returned {counted(len(result.turn_rewards), 'turn reward')} for "
+            f"{counted(len(trajectory.turns), 'turn')}, wanted one for each turn or none"
         )
     return Score(
         total=result.total,

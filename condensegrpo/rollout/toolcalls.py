@@ -21,6 +21,7 @@ from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.plugin_task import Blocked, plugin_task, wait_for_task
 from condensegrpo.core.protocols import Tool
 from condensegrpo.core.thread_call import awaited_in_thread
+from condensegrpo.core.wording import counted
 from condensegrpo.rollout.codeformat import Code
 from condensegrpo.rollout.toolformats import (
     JSON_FORMATS,
@@ -164,7 +165,9 @@ class Toolbox:
 
     def _abandoned(self, name: str) -> "_Outcome":
         return _Outcome(
-            text=f"Error: {name} did not finish within {self._seconds:g} seconds", succeeded=False, abandoned=True
+            text=f"Error: {name} did not finish within {counted(self._seconds, 'second')}",
+            succeeded=False,
+            abandoned=True,
         )
 
     def _known(self) -> str:

@@ -8,6 +8,7 @@ turn 6   act        pinned [S] u4                   → reply   declared condens
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from condensegrpo.core.failures import failure_of
 from condensegrpo.core.messages import History
 from condensegrpo.core.protocols import Request, Write, Writes, Written
 from condensegrpo.core.trajectory import Stop
@@ -25,7 +26,11 @@ class Writer:
         self._engine = engine
         self._trajectory = trajectory
         self._seed = seed
-        self.max_texts = engine.condenser.writes if isinstance(engine.condenser, Writes) else 0
+        try:
+            self.max_texts = engine.condenser.writes if isinstance(engine.condenser, Writes) else 0
+        except Exception as error:  # the boundary to a condenser
+            failure = failure_of(f"the condenser {engine.condenser_name!r}", error, plugin=engine.condenser)
+            raise Ended.by(failure, Stop.ENVIRONMENT_ERROR) from error
         self.attempts: list[Sampled] = []
 
     def write_function(self, history: History, last: Sampled) -> Write | None:

@@ -5,25 +5,25 @@ import threading
 from functools import cache
 
 SECONDS = 3.0  # for one answer, name resolution included
+REFUSALS = (403, 407)  # HTTP statuses of a proxy that lets no request through
 
 
 @cache
 def hub_fault() -> str | None:
     """Why the Hub cannot be reached, as the end of a sentence; None: it answers.
 
-    Asked once in a process. If the Hub does not answer, its clients stay offline from then on: they read what their
-    caches hold and fail at once otherwise.
+    Asked once in a process. If the Hub does not answer, or a proxy refuses, its clients stay offline from then on: they
+    read what their caches hold and fail at once otherwise.
     """
     from huggingface_hub import constants, get_session
 
     if constants.is_offline_mode():
         return "HF_HUB_OFFLINE is set"
-    answered, ended = threading.Event(), threading.Event()
+    statuses, ended = list[int](), threading.Event()
 
     def ask() -> None:
         try:
-            get_session().head(constants.ENDPOINT, timeout=SECONDS)
-            answered.set()
+            statuses.append(get_session().head(constants.ENDPOINT, timeout=SECONDS).status_code)
         except Exception:  # boundary to the client: any failure is no answer
             pass
         finally:
@@ -31,12 +31,12 @@ def hub_fault() -> str | None:
 
     threading.Thread(target=ask, daemon=True).start()  # a thread: no timeout of the client bounds the name resolution
     ended.wait(SECONDS)
-    if answered.is_set():
+    if statuses and statuses[0] not in REFUSALS and statuses[0] < 500:  # a mirror may have no page at its root
         return None
     # read by processes started, and libraries imported, from now on
     os.environ["HF_HUB_OFFLINE"] = "1"
     constants.HF_HUB_OFFLINE = True
-    return f"{constants.ENDPOINT} does not answer"
+    return f"{constants.ENDPOINT} {f'answers with the HTTP status {statuses[0]}' if statuses else 'does not answer'}"
 
 
 def model_fault(name: str) -> str | None:

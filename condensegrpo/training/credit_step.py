@@ -13,7 +13,10 @@ from condensegrpo.algorithms.credit import Scores, condense_turns, scores_of, tu
 from condensegrpo.algorithms.losses import Totals, share_of_summaries, token_weights, totals, with_share
 from condensegrpo.algorithms.settings import Aggregation, AggregationSettings, StopSettings
 from condensegrpo.algorithms.staleness import staleness_of
+from condensegrpo.core.failures import Failure
+from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Condenser, Counted
+from condensegrpo.core.thread_call import result_in_thread
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.learner import ranks
 from condensegrpo.metrics.credit import Credited, credit_metrics
@@ -22,6 +25,7 @@ from condensegrpo.storage.credit import Credit, write_credit
 from condensegrpo.training.rollout_step import StepBatch
 
 T = TypeVar("T")
+COUNT_SECONDS = 10.0  # that a condenser may take to report its counts
 
 
 class StepCredit(NamedTuple):
@@ -96,6 +100,7 @@ def step_metrics(
     condenser: Condenser,
     stops: StopSettings,
     outcome_N: Tensor,
+    observer: Observer,
 ) -> dict[str, float]:
     """The metrics of the trajectories of all ranks and of their credit, each trajectory counted once.
 
@@ -109,20 +114,27 @@ def step_metrics(
         **summarise(facts),
         **multi_turn(facts),
         **credit_metrics(_over_ranks(rows)),
-        **_condenser_counts(condenser),
+        **condenser_counts(condenser, observer),
         "staleness": fmean(ages),
         "staleness_max": float(max(ages)),
     }
 
 
-def _condenser_counts(condenser: Condenser) -> dict[str, float]:
-    """What the condensers of all ranks counted in this step."""
-    own = dict(condenser.counts()) if isinstance(condenser, Counted) else {}
+def condenser_counts(condenser: Condenser, observer: Observer) -> dict[str, float]:
+    """What the condensers of all ranks counted in this step; nothing of one that fails, which is reported."""
+    own = result_in_thread(partial(_counts, condenser), name="the counts of the condenser", seconds=COUNT_SECONDS)
+    if isinstance(own, Failure):
+        observer.failed(str(own), own.traceback)
     sums: dict[str, float] = {}
-    for counts in ranks.gather(own):
+    for counts in ranks.gather({} if isinstance(own, Failure) else own):
         for name, value in counts.items():
             sums[f"condenser/{name}"] = sums.get(f"condenser/{name}", 0.0) + value
     return sums
+
+
+def _counts(condenser: Condenser) -> dict[str, float]:
+    given = condenser.counts() if isinstance(condenser, Counted) else {}
+    return {str(name): float(value) for name, value in given.items()}
 
 
 def _over_ranks(own: Sequence[T]) -> list[T]:

@@ -292,6 +292,7 @@ def _metrics(run: _Run, step: int, batch: StepBatch, credit: StepCredit) -> dict
         condenser=run.components.condenser,
         stops=run.config.algorithm.stops,
         outcome_N=run.components.estimator.outcome(credit.scores),
+        observer=run.observer,
     )
     for name, value in metrics.items():
         if name.startswith("condenser/") and name.endswith("refused") and value:
