@@ -1,11 +1,15 @@
 """Optimiser and weights in the machine's memory: what DeepSpeed is told, and that the steps stay the same."""
 
+import gc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from adapters import moved_qwen3
+from command import TINY, succeed
 from tiny import qwen3, rows
+from transformers import PreTrainedModel
 from two_ranks import OPTIMISER, loss, micro_batches
 
 from condensegrpo.config.checks import check_figures
@@ -13,6 +17,7 @@ from condensegrpo.config.load import find_config, load_config
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner import checkpoint
+from condensegrpo.learner.dtypes import DTYPES
 from condensegrpo.learner.engine import (
     DeepSpeedEngine,
     Offload,
@@ -21,7 +26,10 @@ from condensegrpo.learner.engine import (
     open_engine,
     optimizer_step,
 )
+from condensegrpo.learner.engine_state import on_device, to_main_memory
+from condensegrpo.learner.settings import Dtype
 from condensegrpo.learner.weights import gathered
+from condensegrpo.storage.trackers import read_metrics
 
 WHERE = {"device": "cpu", "pin_memory": torch.accelerator.is_available()}
 
@@ -84,12 +92,79 @@ def test_resume_with_offload_continues_bit_equal(tmp_path: Path, offload: Offloa
     close_engine(second)
 
 
+@pytest.fixture
+def _small_heap() -> Iterator[None]:
+    """DeepSpeed collects garbage whenever it moves a state: a second each time with all that the tests have loaded."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("_small_heap")
+@pytest.mark.parametrize(
+    ("make", "stage", "dtype"),
+    [
+        (qwen3, 0, "float32"),
+        (moved_qwen3, 1, "float32"),
+        (qwen3, 2, "bfloat16"),
+        (moved_qwen3, 3, "float32"),
+        (qwen3, 3, "bfloat16"),
+    ],
+)
+def test_steps_are_bit_equal_though_the_state_leaves_between_them(
+    make: Callable[[], PreTrainedModel], stage: int, dtype: Dtype, tmp_path: Path
+) -> None:
+    """A checkpoint is saved while it is away, as a run does, and loaded by an engine whose state is there."""
+    batches = [micro_batches(rows(5, seed=step), 2) for step in range(4)]
+
+    def opened() -> DeepSpeedEngine:
+        policy = make().to(DTYPES[dtype])
+        return open_engine(policy, zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype=dtype)
+
+    def weights(engine: DeepSpeedEngine) -> dict[str, torch.Tensor]:
+        return {name: tensor.clone() for name, tensor in gathered(engine)}
+
+    staying, leaving, resumed = opened(), opened(), opened()
+    wanted = [optimizer_step(staying, some, loss) for some in batches]
+    found = []
+    to_main_memory(leaving)
+    for step, some in enumerate(batches):
+        with on_device(leaving):
+            found.append(optimizer_step(leaving, some, loss))
+        if step == 1:
+            path = checkpoint.save(leaving, tmp_path, step=2, state={})
+    checkpoint.load(resumed, path)
+    to_main_memory(resumed)
+    for some in batches[2:]:
+        with on_device(resumed):
+            optimizer_step(resumed, some, loss)
+    assert found == wanted
+    for engine in (leaving, resumed):
+        assert all(torch.equal(weights(staying)[name], tensor) for name, tensor in weights(engine).items())
+    for engine in (staying, leaving, resumed):
+        close_engine(engine)
+
+
 @pytest.mark.parametrize(("offload", "stage", "least"), [("optimiser", 0, 1), ("optimiser_and_weights", 2, 3)])
 def test_offload_that_the_stage_does_not_share_out_is_refused(offload: str, stage: int, least: int) -> None:
     with pytest.raises(ConfigError) as caught:
         check_figures(quickstart(f"learner.offload.training={offload}", f"learner.zero_stage={stage}"))
     assert f"learner.offload.training: found {offload}, and learner.zero_stage is {stage}" in str(caught.value)
     assert f"Set learner.zero_stage={least}, or learner.offload.training=none" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("other", "wanted"),
+    [
+        ("learner.offload.training=optimiser", "learner.offload.training is optimiser, which keeps the state"),
+        ("rollout.staleness=1", "rollout.staleness is 1: the sampler then samples while the learner works"),
+    ],
+)
+def test_a_state_that_cannot_leave_during_rollouts_is_refused(other: str, wanted: str) -> None:
+    changes = ("learner.zero_stage=1", "algorithm.importance.cap=2", "learner.offload.rollouts=true")
+    with pytest.raises(ConfigError, match=f"learner.offload.rollouts: found true, and {wanted}"):
+        check_figures(quickstart(*changes, other))
+    check_figures(quickstart(*changes))
 
 
 def test_offload_that_the_stage_shares_out_is_fine() -> None:
@@ -101,3 +176,31 @@ def test_offload_that_the_stage_shares_out_is_fine() -> None:
 def test_with_adapters_there_is_no_reference_to_offload() -> None:
     with pytest.raises(ConfigError, match=r"learner\.offload\.reference: found true, and model\.lora is set"):
         check_figures(quickstart("learner.offload.reference=true", "model.lora.rank=4"))
+
+
+def test_a_run_moves_its_state_out_for_the_sampler_and_back_to_learn(tmp_path: Path) -> None:
+    """Sampler and state never need the device at once; the run is bit-equal to that of a state that stays."""
+    log, losses = tmp_path / "log", []
+    sampler = f"sampler={{name: tests/sharing_sampler.py:SharingSampler, options: {{log: {log}}}}}"
+    for rollouts in ("true", "false"):
+        succeed(
+            "train",
+            *TINY,
+            sampler,
+            "reward={name: tests/sharing_sampler.py:Alternating, options: {}}",
+            "learner.zero_stage=1",
+            "warm_start.steps=0",
+            "train.steps=2",
+            "train.eval_every=0",
+            f"learner.offload.rollouts={rollouts}",
+            f"runs_dir={tmp_path}",
+            f"name=rollouts-{rollouts}",
+        )
+        lines = read_metrics(tmp_path / f"rollouts-{rollouts}/metrics.jsonl")
+        losses.append([line["loss"] for line in lines if "loss" in line])
+        if rollouts == "true":
+            events = log.read_text().split("\n")[:-1]
+    step = ["sample", "sleep", "reload_states", "step", "offload_states", "update"]
+    assert events == ["sleep", "offload_states", "update", *step, *step, "sample"]  # at last the evaluation
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 2

@@ -103,6 +103,17 @@ def _check_offload(config: RunConfig) -> None:
             "checking learner.offload.reference: found true, and model.lora is set; the reference is then the "
             "learner's own base, and there is no copy to take out of the GPU. Set learner.offload.reference=false."
         )
+    if config.learner.offload.rollouts and offload != "none":
+        raise ConfigError(
+            f"checking learner.offload.rollouts: found true, and learner.offload.training is {offload}, which keeps "
+            f"the state in main memory at all times. Set one of the two."
+        )
+    if config.learner.offload.rollouts and config.rollout.staleness:
+        raise ConfigError(
+            f"checking learner.offload.rollouts: found true, and rollout.staleness is {config.rollout.staleness}: the "
+            f"sampler then samples while the learner works, and both need the GPU at once. Set "
+            f"learner.offload.rollouts=false, or rollout.staleness=0."
+        )
 
 
 def _check_staleness(config: RunConfig) -> None:

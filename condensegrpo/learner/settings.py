@@ -66,6 +66,8 @@ class OffloadSettings:
     """The optimiser needs zero_stage ≥ 1, the weights 3."""
     reference: bool = False
     """Whether the reference model of algorithm.kl lies there while it is not in use; with LoRA there is none."""
+    rollouts: bool = False
+    """Whether optimiser, fp32 weights and gradients lie there while the sampler samples, which shares the GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

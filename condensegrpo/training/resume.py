@@ -12,6 +12,7 @@ from condensegrpo.core.protocols import Sampler
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.engine import DeepSpeedEngine
+from condensegrpo.learner.engine_state import to_main_memory
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.prefetch_files import restore_batches
 from condensegrpo.training.rollout_step import StepBatch
@@ -56,6 +57,8 @@ def resume(
     for step, batch in batches.items():
         for scored in batch.trajectories:
             write(step, scored)
+    if config.learner.offload.rollouts:
+        to_main_memory(learner)
     sampler.update_weights(sampled_weights(sampler, learner), done)
     return done, batches
 

@@ -7,7 +7,7 @@ Only this file sees all components of a run; every step takes the values that it
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from condensegrpo.evaluation.evaluate import evaluate
 from condensegrpo.evaluation.figures import flat
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.engine import DeepSpeedEngine, close_engine
+from condensegrpo.learner.engine_state import on_device
 from condensegrpo.learner.policy import end_ids, load_tokenizer, save_policy, save_tokenizer
 from condensegrpo.learner.reference import Reference, against_base, against_copy, open_reference
 from condensegrpo.learner.weights import gathered, save_adapter
@@ -120,6 +121,8 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
     sampler = open_sampler(config, source, lora=config.model.lora)
     if isinstance(sampler, Describes):
         observer.say(sampler.describe())
+    if isinstance(sampler, Sleeps):
+        sampler.sleep(keep_weights=False)  # they are sent when the learner has been opened, which takes memory
     learner = open_learner(
         config,
         source,
@@ -270,16 +273,17 @@ def _learn(run: _Run, step: int, batch: StepBatch) -> tuple[StepCredit, dict[str
         idle=run.reference is not None,
     )
     run.observer.phase(f"step {step}: learning", None)
-    statistics = update(
-        run.learner,
-        rows,
-        run.components.objective,
-        reference=run.reference,
-        updates=algorithm.updates_per_batch,
-        measure_old=bool(algorithm.importance.cap) and algorithm.updates_per_batch > 1,
-        temperature=rollout.temperature,
-        max_tokens=run.config.learner.tokens_per_micro_batch,
-    )
+    with on_device(run.learner) if run.config.learner.offload.rollouts else nullcontext():
+        statistics = update(
+            run.learner,
+            rows,
+            run.components.objective,
+            reference=run.reference,
+            updates=algorithm.updates_per_batch,
+            measure_old=bool(algorithm.importance.cap) and algorithm.updates_per_batch > 1,
+            temperature=rollout.temperature,
+            max_tokens=run.config.learner.tokens_per_micro_batch,
+        )
     return credit, statistics
 
 
