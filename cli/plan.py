@@ -57,6 +57,7 @@ def plan(
 
     if device is None:
         device = "gpu" if room is not None or torch.cuda.is_available() else "cpu"
+    loaded = loaded.on_device(device)
     predicted = predict(loaded, architecture(loaded.model), ranks=ranks, device=device)
     fits = room is None or predicted.peak.bytes <= room
     change = None if room is None or fits else remedy(loaded, predicted, room)

@@ -29,7 +29,7 @@ def check_run(components: Components) -> tuple[str, ...]:
     """Check what training needs beyond what ``build`` checks. Loads no weights.
 
     Returns:
-        The estimator with the reason for it, and what could not be checked.
+        Estimator and dtype with the reasons for them, and what could not be checked.
 
     Raises:
         ConfigError: the run cannot work; the message names the key to change.
@@ -39,7 +39,7 @@ def check_run(components: Components) -> tuple[str, ...]:
     _check_batch(components)
     _check_variants(components)
     _check_attention(components.config)
-    return (_estimator(components), *_check_policy(components))
+    return (_estimator(components), _dtype(components.config), *_check_policy(components))
 
 
 def demonstrating(task: Task, doing: str, why_not: str) -> Demonstrates:
@@ -84,6 +84,11 @@ def _check_folder(config: RunConfig) -> None:
             f"checking runs_dir={config.runs_dir}: the run is written below {existing}, and {found}. Set runs_dir to a "
             f"folder that you may write to."
         )
+
+
+def _dtype(config: RunConfig) -> str:
+    why = "set by model.dtype" if "dtype" in config.model.model_fields_set else "the default on this machine"
+    return f"{config.model.dtype}: {why}"
 
 
 def _check_reward(components: Components) -> None:

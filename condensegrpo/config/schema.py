@@ -77,11 +77,29 @@ class ModelSettings(Section):
     path: str | None = None
     """Folder or Hub id with a tokenizer and a chat template. Not together with ``new``."""
     new: NewModel | None = None
-    dtype: Dtype = "float32"
+    dtype: Dtype = Field(default="auto", validate_default=True)
+    """auto: bfloat16 on a GPU that computes in it, else float32. A run's ``config.yaml`` holds the resolved value."""
     attention: str = "auto"
     """The learner's kernel: auto chooses; sdpa, flex and flash compute prefix trees; other names are transformers'."""
     lora: LoraSettings | None = None
     """null: all weights train. The warm start of a new model trains all of them in any case."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_auto(cls, section: object) -> object:
+        """Leave out a dtype of auto: ``on_device`` chooses those that are not set."""
+        if isinstance(section, dict) and section.get("dtype") == "auto":
+            return {key: value for key, value in section.items() if key != "dtype"}
+        return section
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _of_this_machine(cls, dtype: object) -> object:
+        if dtype != "auto":
+            return dtype
+        from condensegrpo.learner.dtypes import default_dtype, gpu_bfloat16  # imports torch
+
+        return default_dtype(gpu_bfloat16())
 
     @model_validator(mode="after")
     def _one_source(self) -> "ModelSettings":
@@ -269,6 +287,13 @@ class RunProcedure(Section):
 
 class RunConfig(RunProcedure, RunIdentity):
     """One run."""
+
+    def on_device(self, device: Literal["cpu", "gpu"]) -> "RunConfig":
+        """The configuration that it is on another machine: a dtype that is not set is the one of that device."""
+        if "dtype" in self.model.model_fields_set:
+            return self
+        dtype = "bfloat16" if device == "gpu" else "float32"
+        return self.model_copy(update={"model": self.model.model_copy(update={"dtype": dtype})})
 
     @property
     def estimator(self) -> str:

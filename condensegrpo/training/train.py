@@ -33,6 +33,7 @@ from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.evaluation.evaluate import evaluate
 from condensegrpo.evaluation.figures import flat
 from condensegrpo.learner import checkpoint, ranks
+from condensegrpo.learner.dtypes import gpu_bfloat16, precision_warning
 from condensegrpo.learner.engine import DeepSpeedEngine, close_engine
 from condensegrpo.learner.engine_state import on_device
 from condensegrpo.learner.policy import end_ids, load_tokenizer, save_policy, save_tokenizer
@@ -94,7 +95,7 @@ def train(components: Components, folder: RunFolder, *, observer: Observer, stop
     check_ranks(components, folder.path)
     if ranks.rank() == 0:
         write_environment(folder.path)
-    for warning in _ignored_settings(config):
+    for warning in _warnings(config):
         observer.say(warning)
     source = base_policy(config, components.task, folder)
     check_model(components, source)
@@ -373,8 +374,10 @@ def _log(trackers: tuple[Tracker, ...], step: int, metrics: Mapping[str, float])
             raise RunError(f"logging step {step} with {name}: {type(error).__name__}: {error}") from error
 
 
-def _ignored_settings(config: RunConfig) -> Iterator[str]:
-    """Warnings of settings that the estimator does not use."""
+def _warnings(config: RunConfig) -> Iterator[str]:
+    """Warnings of a slow dtype, and of settings that the estimator does not use."""
+    if slow := precision_warning(config.model.dtype, gpu_bfloat16()):
+        yield slow
     name = config.estimator
     if names.ESTIMATORS[name].learns_from == "score" and "penalise" in config.algorithm.stops.handling.values():
         yield (
