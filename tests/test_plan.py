@@ -410,7 +410,7 @@ def test_shipped_configurations_with_a_new_model_are_planned(name: str) -> None:
 
 
 def test_what_does_not_fit_exits_with_1_and_says_what_would() -> None:
-    done = run("plan", "gsm8k", "--device-memory", "1GiB")
+    done = run("plan", "gsm8k", "model.dtype=float32", "--device-memory", "1GiB")
     assert done.returncode == 1
     assert "does not fit: needs 1.25 GiB, available 1.00 GiB" in done.stdout
     assert "sampler.options.max_batch=64 would fit" in done.stdout
