@@ -34,6 +34,8 @@ from condensegrpo.learner.attention_kernels import (
     check_name,
     difference,
     kernels_on,
+    said,
+    why_not,
 )
 from condensegrpo.learner.branch_attention import Branches, branches, gathered_keys
 from condensegrpo.learner.interval_attention import BLOCK, Intervals, block_mask, compiled_flex, ends, intervals
@@ -278,6 +280,33 @@ def test_a_kernel_that_computes_something_else_is_told_by_its_difference() -> No
         assert difference(make, heads, torch.float32, CPU) < 1e-5
         assert difference(make, heads, torch.bfloat16, CPU) < 4 * torch.finfo(torch.bfloat16).eps
     assert difference(sees_all_before, heads, torch.float32, CPU) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("faults", "wanted"),
+    [
+        ({"flash": None, "flex": None}, "flash up to 2 gathered keys a token, flex beyond"),
+        ({"flash": "it is not there", "flex": None}, "flex; flash is not used: it is not there"),
+        (
+            {"flash": None, "flex": "no triton"},
+            "flash up to 2 gathered keys a token, sdpa beyond; flex is not used: no triton",
+        ),
+        ({"flash": "a", "flex": "b"}, "sdpa; flash is not used: a; flex is not used: b"),
+    ],
+)
+def test_the_log_says_what_is_used_on_a_gpu_and_what_is_not(faults: dict[str, str | None], wanted: str) -> None:
+    assert said("auto", faults) == f"attention kernel: {wanted}"
+
+
+def test_what_a_gpu_lacks_for_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert why_not("flash", "float32") == "it computes bfloat16, and model.dtype is float32"
+    assert why_not("flash", "bfloat16") == (
+        "neither flash-attn nor kernels is installed (pip install 'condensegrpo[kernels]')"
+    )
+    assert why_not("flex", "float32") == "it is compiled by triton, which is not installed"
+    monkeypatch.setattr("torch._dynamo.config.disable", True)
+    assert "TORCH_COMPILE_DISABLE" in str(why_not("flex", "float32"))
 
 
 @pytest.mark.parametrize("kernel", ["flex", "flash"])

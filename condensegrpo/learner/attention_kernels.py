@@ -10,7 +10,7 @@ for the others. Both are first compared with sdpa on that GPU, with the model's 
 differs is not used, and the log says so. Any other name is an attention of transformers, which computes plain rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.util import find_spec
 from math import inf
@@ -18,8 +18,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._dynamo import config as dynamo_config
 from transformers import AttentionInterface
-from transformers.utils import is_flash_attn_2_available, is_kernels_available
+from transformers.utils import (
+    is_flash_attn_2_available,
+    is_flash_attn_3_available,
+    is_flash_attn_4_available,
+    is_kernels_available,
+)
 
 from condensegrpo.core.errors import ConfigError, LearnerError
 from condensegrpo.learner.branch_attention import Varlen, branches, flash_varlen, gathered_keys
@@ -32,6 +38,7 @@ LISTED = (*TREE_KERNELS, "eager", "flash_attention_2", "flash_attention_3", "fla
 # Most keys that flash gathers a token. It computes the same pairs as flex, and faster; what it costs is the memory of
 # the keys. Twice as many are 3 % more of what a layer of Qwen3-8B keeps of a token, 10 % where every head has its own.
 MOST_KEYS = 2.0
+PACKAGES = {"flash_attention_3": is_flash_attn_3_available, "flash_attention_4": is_flash_attn_4_available}
 INSTALL = "pip install 'condensegrpo[kernels]'"
 SMALLEST_HEAD = 16  # channels, of Triton's matrix products
 # Two trees of 392 tokens and 64, and 56 trees of one. The first has branches at depths 150 and 37.
@@ -90,18 +97,22 @@ def why_not(attention: str, dtype: str) -> str | None:
     if not torch.cuda.is_available():
         return "it runs on a GPU, and torch finds none"
     if attention in ("flex", "flex_attention"):
+        if dynamo_config.disable:
+            return (
+                "torch.compile is switched off (TORCH_COMPILE_DISABLE), and uncompiled it computes all pairs of tokens"
+            )
         return None if find_spec("triton") else "it is compiled by triton, which is not installed"
     if dtype != "bfloat16":
         return f"it computes bfloat16, and model.dtype is {dtype}"
-    if not is_flash_attn_2_available() and not is_kernels_available():
+    if not (PACKAGES.get(attention, is_flash_attn_2_available)() or is_kernels_available()):
         return f"neither flash-attn nor kernels is installed ({INSTALL})"
     return None
 
 
-def planned(attention: str, *, dtype: str, on_gpu: bool) -> str:
-    """The kernel to count memory for before the device is known: that of micro-batches that share much."""
+def planned(attention: str, *, gpu: bool) -> str:
+    """The kernel to count memory for before the device is there; ``auto`` on a GPU: that of rows that share much."""
     if attention == "auto":
-        return "flex" if on_gpu else "sdpa"
+        return "flex" if gpu else "sdpa"
     return attention
 
 
@@ -114,23 +125,37 @@ def kernels_on(attention: str, heads: Heads, dtype: torch.dtype, device: torch.d
     """
     if attention == "sdpa" or device.type == "cpu":
         return Kernels("attention kernel: sdpa")
-    checks = {
-        name: check_kernel(name, heads, dtype, device) for name in ("flex", "flash") if attention in (name, "auto")
+    faults = {
+        name: check_kernel(name, heads, dtype, device).fault
+        for name in ("flash", "flex")
+        if attention in (name, "auto")
     }
-    faults = {name: check.fault for name, check in checks.items() if check.fault is not None}
-    if attention in faults:
+    if faults.get(attention) is not None:
         raise LearnerError(
             f"computing attention with {attention} on {device}: {faults[attention]}. Set model.attention=auto, which "
             f"takes a kernel that can be used."
         )
-    flex = compiled_flex() if "flex" in checks.keys() - faults else None
-    varlen = flash_varlen() if "flash" in checks.keys() - faults else None
-    others = "sdpa" if flex is None else "flex"
-    used = others if varlen is None else f"flash up to {MOST_KEYS:g} gathered keys a token, {others} beyond"
-    said = "; ".join([f"attention kernel: {used}", *[f"{name} is not used: {fault}" for name, fault in faults.items()]])
-    if attention == "flash":
-        return Kernels("attention kernel: flash", varlen=varlen, most_keys=inf)
-    return Kernels(said, flex=flex, varlen=varlen)
+    usable = [name for name, fault in faults.items() if fault is None]
+    return Kernels(
+        said(attention, faults),
+        flex=compiled_flex() if "flex" in usable else None,
+        varlen=flash_varlen() if "flash" in usable else None,
+        most_keys=inf if attention == "flash" else MOST_KEYS,
+    )
+
+
+def said(attention: str, faults: Mapping[str, str | None]) -> str:
+    """The choice on a GPU, for the log, by the faults of the kernels that were checked (None: it can be used).
+
+    Example: attention kernel: flash up to 2 gathered keys a token, flex beyond
+    """
+    usable = [name for name, fault in faults.items() if fault is None]
+    if attention != "auto":
+        return f"attention kernel: {attention}"
+    others = "flex" if "flex" in usable else "sdpa"
+    used = f"flash up to {MOST_KEYS:g} gathered keys a token, {others} beyond" if "flash" in usable else others
+    unused = [f"{name} is not used: {fault}" for name, fault in faults.items() if fault is not None]
+    return "; ".join([f"attention kernel: {used}", *unused])
 
 
 def check_kernel(kernel: str, heads: Heads, dtype: torch.dtype, device: torch.device) -> KernelCheck:
