@@ -33,7 +33,6 @@ from torch.nn import functional
 from condensegrpo.algorithms.objective import Minimised, ObjectiveValue, Share
 from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.learner.deepspeed_import import exchanging_heads
 from condensegrpo.learner.ranks import rank, world_size
 from condensegrpo.learner.tree_attention import Along
 
@@ -124,6 +123,8 @@ class _Across:
         self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float = 0.0
     ) -> Tensor:
         """The output (1, S/k, h, d) of queries (1, h, S/k, d), keys and values (1, g, S/k, d)."""
+        from condensegrpo.learner.deepspeed_import import exchanging_heads  # a plan needs no DeepSpeed
+
         copies = self.ranks.size // key.shape[1]
         if copies > 1:
             key, value = (each.repeat_interleave(copies, dim=1) for each in (key, value))
