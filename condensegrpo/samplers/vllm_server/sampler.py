@@ -31,6 +31,7 @@ from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.vllm.adapters import native_rank
 from condensegrpo.samplers.vllm.request import check_request
 from condensegrpo.samplers.vllm.weights import ExpectedWeights
+from condensegrpo.samplers.vllm_server.devices import devices_of
 from condensegrpo.samplers.vllm_server.guard import TOKEN_VARIABLE
 from condensegrpo.samplers.vllm_server.nccl import NcclPublisher
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
@@ -218,10 +219,9 @@ def _processes(
     model: ServedModel, settings: ServerSettings, count: int, *, token: str, folder: Path
 ) -> tuple[ServerProcess, ...]:
     """The servers to start, with their logs in a folder."""
-    devices: list[str | None] = [*settings.devices] or [None] * count
     return tuple(
         ServerProcess(model, settings, token=token, log=folder / f"server-{number}.log", device=device)
-        for number, device in enumerate(devices)
+        for number, device in enumerate(devices_of(settings, count))
     )
 
 

@@ -36,7 +36,7 @@ class ServerSettings:
     start_seconds: Annotated[float, Gt(0)] = 600.0
     """Time limit of a start and of loading weights."""
     devices: tuple[str, ...] = ()
-    """CUDA_VISIBLE_DEVICES of each replica, such as ["1", "2,3"]; empty: the devices of the run."""
+    """CUDA_VISIBLE_DEVICES of each replica, such as ["1", "2,3"]; empty: those that no rank of the learner uses."""
     flags: tuple[str, ...] = ()
     """Further flags of vLLM's server."""
 
