@@ -182,7 +182,7 @@ def test_two_ranks_that_share_every_row_equal_one(ranks: Path, name: str) -> Non
 
 
 def test_each_of_two_ranks_keeps_half_of_the_activations(ranks: Path) -> None:
-    """And half of attention's output once more, of the 20 numbers or so of a token and channel that a layer keeps."""
+    """Masks and indices are those of all tokens on both."""
     for number in range(2):
         alone, together = torch.load(ranks / f"bytes_rank{number}.pt")
         assert 0.5 * alone < together < 0.55 * alone
