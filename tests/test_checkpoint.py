@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny import qwen3, rows, tokenizer
-from two_ranks import loss, micro_batches
+from two_ranks import FEWER, MINUTES, MORE, OPTIMISER, loss, micro_batches, steps_of
 
 from condensegrpo.core.errors import CheckpointError
 from condensegrpo.learner import checkpoint
@@ -27,7 +27,8 @@ from condensegrpo.learner.engine import (
     optimizer_step,
 )
 from condensegrpo.learner.policy import save_policy
-from condensegrpo.learner.settings import OptimizerSettings
+from condensegrpo.learner.settings import Dtype, OptimizerSettings
+from condensegrpo.learner.training_state import training_state
 from condensegrpo.learner.weights import gathered
 
 HERE = Path(__file__).parent
@@ -130,24 +131,117 @@ def test_in_bfloat16_opening_and_resuming_print_nothing(tmp_path: Path, capsys: 
     assert capsys.readouterr().out == ""
 
 
-def test_resume_on_two_ranks_continues_bit_equal(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two ranks of one ``torchrun`` did, after this process saved checkpoints for them to take up."""
+    folder = tmp_path_factory.mktemp("ranks")
+    for stage in (1, 3):
+        first = open_engine(qwen3(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+        steps_of(first, range(3))
+        checkpoint.save(first, folder / MORE.format(stage), step=3, state={})
+        close_engine(first)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += [str(HERE / "two_ranks.py"), "saved_and_resumed", str(tmp_path)]
+    names = "saved_and_resumed,resharded,saved_in_background,fails_on_one_rank,late"
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
+        [*command, str(HERE / "two_ranks.py"), names, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[str, torch.Tensor]:
+    """The weights after six steps of one rank that nothing interrupted."""
+    learner = open_engine(qwen3(), zero_stage=0, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    weights = steps_of(learner, range(6))
+    close_engine(learner)
+    return weights
+
+
+def assert_near(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6, msg=lambda text, name=name: name + text)
+
+
+def test_resume_on_two_ranks_continues_bit_equal(ranks: Path) -> None:
     for rank in range(2):
-        whole, halves, state = torch.load(tmp_path / f"resumed_rank{rank}.pt")
+        whole, halves, state = torch.load(ranks / f"resumed_rank{rank}.pt")
         assert state == {"cursor": 3}
         assert [name for name, tensor in whole.items() if not torch.equal(tensor, halves[name])] == []
-    manifest = checkpoint.verify(tmp_path / "checkpoints" / "step_000003")
+    manifest = checkpoint.verify(ranks / "checkpoints" / "step_000003")
     assert [name for name in manifest.hashes if name.startswith("rng_")] == ["rng_rank_0.pt", "rng_rank_1.pt"]
     assert "late.txt" in manifest.hashes  # the first rank waits for whatever the others still write
-    learner = engine(2)
-    with pytest.raises(CheckpointError, match="saved by 2 ranks with ZeRO stage 2, and this run has 1 ranks"):
-        checkpoint.load(learner, tmp_path / "checkpoints" / "step_000003")
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_two_ranks_go_on_from_what_one_saved(ranks: Path, undisturbed: dict[str, torch.Tensor], stage: int) -> None:
+    for rank in range(2):
+        assert_near(torch.load(ranks / f"more_stage{stage}_rank{rank}.pt"), undisturbed)
+
+
+@pytest.mark.parametrize(("stage", "to"), [(1, 1), (3, 3), (3, 0), (1, 2)])
+def test_one_rank_goes_on_from_what_two_saved_under_any_stage(
+    ranks: Path, undisturbed: dict[str, torch.Tensor], stage: int, to: int
+) -> None:
+    """Weights, moments and the place in the schedule are the same; gradients are added up in another order."""
+    learner = open_engine(qwen3(seed=9), zero_stage=to, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    checkpoint.load(learner, ranks / FEWER.format(stage) / "step_000003")
+    found = steps_of(learner, range(3, 6))
     close_engine(learner)
+    assert_near(found, undisturbed)
+
+
+@pytest.mark.parametrize(("dtype", "stages"), [("float32", (0, 1, 3, 2)), ("bfloat16", (1, 2, 3, 1))])
+def test_on_one_rank_another_zero_stage_continues_bit_equal(
+    tmp_path: Path, dtype: Dtype, stages: tuple[int, ...]
+) -> None:
+    """DeepSpeed has another optimiser for each of these; in bfloat16 the weights are those of its fp32 copies."""
+    path: Path | None = None
+    for step, stage in enumerate(stages):
+        learner = open_engine(qwen3(step), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype=dtype)
+        if path is not None:
+            saved = torch.load(path / "train_rank_0.pt", weights_only=True)
+            checkpoint.load(learner, path)
+            again = training_state(learner)
+            assert (again["steps"], again["scheduled"]) == (saved["steps"], saved["scheduled"]) == (step, step)
+            assert again["pieces"].keys() == saved["pieces"].keys()
+            for name, (_, tensors) in again["pieces"].items():
+                assert all(torch.equal(tensors[key], saved["pieces"][name][1][key]) for key in tensors), name
+            weights = {name: tensor.flatten() for name, tensor in gathered(learner)}
+            masters = {name: tensors["weight"] for name, (_, tensors) in saved["pieces"].items()}
+            assert all(torch.equal(weights[name], masters[name].to(weights[name].dtype)) for name in masters)
+        steps_of(learner, range(step, step + 1))
+        path = checkpoint.save(learner, tmp_path, step=step + 1, state={})
+        close_engine(learner)
+
+
+def test_a_checkpoint_in_the_background_is_that_of_the_step_it_was_begun_after(ranks: Path) -> None:
+    for rank in range(2):
+        beside, again = torch.load(ranks / f"background_rank{rank}.pt")
+        assert [name for name, tensor in beside.items() if not torch.equal(tensor, again[name])] == []
+    assert "late.txt" in checkpoint.verify(ranks / "background/step_000002").hashes
+
+
+def test_every_rank_says_that_one_of_them_could_not_write(ranks: Path) -> None:
+    """The first waited for the second for ever."""
+    first, second = ((ranks / f"error_rank{rank}.txt").read_text() for rank in range(2))
+    assert first == second
+    assert "No space left on device" in first
+    assert [*(ranks / "failed").iterdir()] == []
+
+
+def test_a_rank_may_be_later_than_the_limit_of_the_groups_for_gradients(ranks: Path) -> None:
+    for rank in range(2):
+        others, limits, gathered_values, sums = torch.load(ranks / f"late_rank{rank}.pt")
+        assert others > 1  # groups that DeepSpeed made after that of all ranks
+        assert limits == {MINUTES}
+        assert (gathered_values, sums) == ([0, 1], (3.0, 0.5))
 
 
 def test_killed_while_saving_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
@@ -188,13 +282,13 @@ def test_a_disk_that_is_full_while_extra_writes_says_what_to_do(tmp_path: Path) 
 
 def test_a_flipped_bit_is_found_and_its_file_named(tmp_path: Path) -> None:
     path = saved(tmp_path, 1)
-    victim = next((path / "engine").glob("*model_states.pt"))
+    victim = path / "train_rank_0.pt"
     content = bytearray(victim.read_bytes())
     content[len(content) // 2] ^= 1
     victim.write_bytes(content)
     assert checkpoint.latest(tmp_path) == path  # the sizes are right
     learner = engine()
-    with pytest.raises(CheckpointError, match=rf"engine/{victim.name} its SHA-256 begins"):
+    with pytest.raises(CheckpointError, match=rf"{victim.name} its SHA-256 begins"):
         checkpoint.load(learner, path)
     close_engine(learner)
 
@@ -212,10 +306,13 @@ def test_a_missing_or_short_file_is_found_and_named(tmp_path: Path) -> None:
         checkpoint.verify(path)
 
 
-def test_another_zero_stage_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_an_earlier_version_can_be_exported_but_not_resumed(tmp_path: Path) -> None:
     path = saved(tmp_path, 1)
-    learner = engine(1)
-    with pytest.raises(CheckpointError, match="ZeRO stage 0, and this run has 1 ranks with ZeRO stage 1"):
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, "format": 2}))
+    assert checkpoint.verify(path).format == 2
+    learner = engine()
+    with pytest.raises(CheckpointError, match=r"earlier version \(format 2, wanted 3\).*condensegrpo export"):
         checkpoint.load(learner, path)
     close_engine(learner)
 

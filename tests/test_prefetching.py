@@ -87,12 +87,12 @@ def test_trajectories_keep_every_invariant(finished: Path) -> None:
 
 def test_a_run_stopped_and_killed_goes_on_with_the_batch_that_was_sampled_ahead(finished: Path, begun: Path) -> None:
     """Sampled anew it would be of newer weights: the run would go another way."""
-    process = start("train", "--resume", str(begun), "train.save_every=0")
+    process = start("train", "--resume", str(begun), "train.save_every=0", "train.save_in_background=true")
     wait_for(begun / "trajectories/step_000002.jsonl", process)  # while step 1 is learned
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130, out + err
-    process = start("train", "--resume", str(begun), "train.save_every=2")
+    process = start("train", "--resume", str(begun), "train.save_every=2", "train.save_in_background=false")
     wait_for(begun / "trajectories/step_000004.jsonl", process)  # begun after the checkpoint of step 2
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -102,11 +102,16 @@ def test_a_run_stopped_and_killed_goes_on_with_the_batch_that_was_sampled_ahead(
 
 
 def test_two_ranks_sample_ahead_what_one_does_and_go_on(finished: Path, tmp_path: Path) -> None:
-    one_step(finished, tmp_path / "two", "train.steps=2", "train.save_every=1", launcher=TWO_RANKS)
+    saving = ("train.save_every=1", "train.save_in_background=true")
+    one_step(finished, tmp_path / "two", "train.steps=2", *saving, launcher=TWO_RANKS)
     for step in (1, 2):
         assert sampled(tmp_path / "two", step) == sampled(finished, step)
     (tmp_path / "two/checkpoints/latest").write_text("step_000001")  # with batch 2 sampled, a half on each rank
     shutil.rmtree(tmp_path / "two/checkpoints/step_000002")
+    ahead = read_batches(tmp_path / "two/checkpoints/step_000001")[2]  # on one rank
+    places = [int(scored.trajectory.group_id.split("/")[1]) for scored in ahead.kept]
+    assert len(ahead.trajectories) == 16
+    assert places == sorted(places)
     before = json.dumps(read_metrics(tmp_path / "two/metrics.jsonl")[-2]["loss"])
     process = start("train", "--resume", str(tmp_path / "two"), launcher=TWO_RANKS)
     out, err = process.communicate(timeout=240)

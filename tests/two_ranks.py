@@ -3,12 +3,16 @@
 Every scenario writes what it found as ``FOLDER/<name>.pt``; the tests compare that with plain torch in their process.
 """
 
+import errno
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
+from threading import Thread
 from typing import cast
 
 import torch
@@ -17,6 +21,7 @@ from builders import scored, trajectory
 from packed import collate, hidden_and_bytes
 from tiny import forking_rows, kl_surrogate, llama, qwen3, rows, segment, surrogate, wide_llama
 from torch import Tensor
+from torch.distributed import distributed_c10d
 from transformers import PreTrainedModel
 
 from condensegrpo.algorithms.objective import Minimised, Objective, ObjectiveValue, PolicyLoss, Tokenwise
@@ -27,7 +32,14 @@ from condensegrpo.core.observer import Observer
 from condensegrpo.core.trajectory import Segment, Stop
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.activation_checkpointing import checkpoint_layers
-from condensegrpo.learner.engine import STAGES, close_engine, measure_logprobs, open_engine, optimizer_step
+from condensegrpo.learner.engine import (
+    STAGES,
+    DeepSpeedEngine,
+    close_engine,
+    measure_logprobs,
+    open_engine,
+    optimizer_step,
+)
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.reference import against_base
@@ -214,8 +226,88 @@ def saved_and_resumed(folder: Path) -> None:
     torch.save((whole, halves, state), folder / f"resumed_rank{rank}.pt")
 
 
+FEWER, MORE = "two_stage{}", "one_stage{}"  # folders of checkpoints that two ranks saved for one, and one for two
+
+
+def steps_of(engine: DeepSpeedEngine, numbers: range, share: slice = slice(None)) -> dict[str, Tensor]:
+    """Steps of an engine on this rank's share of their rows; the weights after them."""
+    for step in numbers:
+        optimizer_step(engine, micro_batches(rows(5, seed=step)[share], 2), loss, temperature=0.9)
+    return {name: tensor.clone() for name, tensor in gathered(engine)}
+
+
+def resharded(folder: Path) -> None:
+    """Two ranks save after three steps for one rank, and take three steps from what one rank saved."""
+    mine = slice(ranks.rank(), None, 2)
+    for stage in (1, 3):
+        first = open_engine(qwen3(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+        steps_of(first, range(3), mine)
+        checkpoint.save(first, folder / FEWER.format(stage), step=3, state={})
+        close_engine(first)
+        second = open_engine(qwen3(seed=9), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+        checkpoint.load(second, folder / MORE.format(stage) / "step_000003")
+        torch.save(steps_of(second, range(3, 6), mine), folder / f"more_stage{stage}_rank{ranks.rank()}.pt")
+        close_engine(second)
+
+
+def saved_in_background(folder: Path) -> None:
+    """Two ranks write a checkpoint of step 2 while step 3 is taken, the second slowly; then both take step 3 again."""
+    mine = slice(ranks.rank(), None, 2)
+    first = open_engine(qwen3(), zero_stage=2, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    steps_of(first, range(2), mine)
+    write = checkpoint.collect(first, folder / "background", step=2, state={}, extra=_late, copied=True)
+    with ThreadPoolExecutor(1) as thread:
+        writing = thread.submit(write)
+        beside = steps_of(first, range(2, 3), mine)
+        assert not writing.done()
+        path = writing.result()
+    close_engine(first)
+    second = open_engine(qwen3(seed=9), zero_stage=2, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    checkpoint.load(second, path)
+    torch.save((beside, steps_of(second, range(2, 3), mine)), folder / f"background_rank{ranks.rank()}.pt")
+    close_engine(second)
+
+
+def fails_on_one_rank(folder: Path) -> None:
+    """The second rank cannot write its part of a checkpoint."""
+
+    def full(_: Path) -> None:
+        if ranks.rank() == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    engine = open_engine(qwen3(), zero_stage=0, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    try:
+        checkpoint.save(engine, folder / "failed", step=1, state={}, extra=full)
+    except LearnerError as error:
+        (folder / f"error_rank{ranks.rank()}.txt").write_text(f"{type(error).__name__}: {error}")
+    close_engine(engine)
+
+
+LIMIT = timedelta(seconds=2)  # of every group that gradients travel over; DeepSpeed's is 10 minutes
+LATE = 3.5  # seconds
+MINUTES = 77.0  # learner.timeout_minutes
+
+
+def late(folder: Path) -> None:
+    """The second rank comes late to an exchange of values, and to an optimiser step."""
+    rank = ranks.rank()
+    engine = open_engine(qwen3(), zero_stage=2, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    groups, own = [*distributed_c10d._world.pg_map], {*ranks._gloo.values()}
+    limits = {ranks.time_limit(group).total_seconds() / 60 for group in groups}
+    for group in groups:
+        distributed_c10d._set_pg_timeout(timedelta(minutes=MINUTES) if group in own else LIMIT, group)
+    time.sleep(rank * LATE)
+    gathered_values, sums = ranks.gather(rank), ranks.sum_over_ranks((1.0 + rank, 0.25))
+    time.sleep(rank * LATE)
+    steps_of(engine, range(1), slice(rank, None, 2))
+    torch.save((len(groups) - len(own), limits, gathered_values, sums), folder / f"late_rank{rank}.pt")
+    for group in groups:
+        distributed_c10d._set_pg_timeout(timedelta(minutes=MINUTES), group)
+    close_engine(engine)
+
+
 def dies_while_saving(folder: Path) -> None:
-    """One good checkpoint, then a save that never ends: the test kills this process in the middle of it."""
+    """One good checkpoint, then one in the background that never ends: the test kills this process meanwhile."""
 
     def stall(_: Path) -> None:
         (folder / "stalled").touch()
@@ -223,7 +315,10 @@ def dies_while_saving(folder: Path) -> None:
 
     engine = open_engine(qwen3(), zero_stage=0, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     checkpoint.save(engine, folder / "checkpoints", step=1, state={"cursor": 1})
-    checkpoint.save(engine, folder / "checkpoints", step=2, state={"cursor": 2}, extra=stall)
+    write = checkpoint.collect(engine, folder / "checkpoints", step=2, state={}, extra=stall, copied=True)
+    Thread(target=write).start()
+    for step in range(1000):
+        steps_of(engine, range(step, step + 1))
 
 
 def runs_out_of_disk(folder: Path) -> None:
@@ -266,6 +361,10 @@ SCENARIOS: dict[str, Callable[[Path], None]] = {
         checkpointed,
         shared_rows,
         saved_and_resumed,
+        resharded,
+        saved_in_background,
+        fails_on_one_rank,
+        late,
         dies_while_saving,
         runs_out_of_disk,
         one_rank_fails,
@@ -274,7 +373,7 @@ SCENARIOS: dict[str, Callable[[Path], None]] = {
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    ranks.join()
+    ranks.join(MINUTES)
     for wanted in sys.argv[1].split(","):
         SCENARIOS[wanted](Path(sys.argv[2]))
     ranks.leave()

@@ -230,6 +230,8 @@ class TrainSettings(Section):
     save_every: int = Field(default=50, ge=0)
     """Steps between checkpoints; 0: only at the end."""
     keep_checkpoints: int = Field(default=2, ge=1)
+    save_in_background: bool = False
+    """Whether a checkpoint is written while the next steps are taken, from a copy in main memory."""
 
 
 class EvaluateSettings(Section):

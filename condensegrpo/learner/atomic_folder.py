@@ -45,18 +45,30 @@ def remove_leftover(folder: Path) -> None:
 
 @contextmanager
 def temporary_folder(temporary: Path) -> Iterator[Path]:
-    """Create a folder to write into; remove it if writing fails.
-
-    Several ranks may write into it together, so it is not emptied here: call ``remove_leftover`` first, on one rank.
+    """Create a folder to write into; remove it if writing fails. It is not emptied: call ``remove_leftover`` first.
 
     Raises:
-        CheckpointError: the folder cannot be written; replaces the errors of the file system, torch and safetensors.
+        CheckpointError: the folder cannot be written, see ``write_errors``.
     """
     try:
-        temporary.mkdir(parents=True, exist_ok=True)
-        yield temporary
-    except (OSError, RuntimeError, SafetensorError) as error:
+        with write_errors(temporary):
+            temporary.mkdir(parents=True, exist_ok=True)
+            yield temporary
+    except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def write_errors(temporary: Path) -> Iterator[None]:
+    """Replace the errors of the file system, torch and safetensors while a folder is written that is then removed.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
         full = getattr(error, "errno", None) in DISK_FULL or any(sign in str(error) for sign in FULL_SIGNS)
         free = shutil.disk_usage(temporary.parent).free if temporary.parent.is_dir() else 0
         advice = (
@@ -68,9 +80,6 @@ def temporary_folder(temporary: Path) -> Iterator[Path]:
             f"writing {temporary}: {type(error).__name__}: {error}; {free / 1e9:.2f} GB are free there. The unfinished "
             f"folder was removed; earlier checkpoints are untouched. {advice}"
         ) from error
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
 
 
 def publish(temporary: Path, folder: Path) -> None:

@@ -6,7 +6,7 @@ checkpoints/
         manifest.json       size and SHA-256 of every file below, step, world size, ZeRO stage
         state.json          the loop's own state, such as the data cursor
         rng_rank_0.pt       states of the random number generators, a file per rank
-        engine/             DeepSpeed's: weights that are trained, optimiser, schedule
+        train_rank_0.pt     its share of weights that are trained, optimiser, schedule (``training_state.py``)
         model/ adapter/     whatever ``extra`` writes, such as the Hugging Face folder
     step_000150.tmp-4711/   left by a killed process; never read, removed by ``prune``
 
@@ -14,7 +14,6 @@ Frozen weights, the base under adapters, are not saved again: the engine that lo
 the manifest says whether they are the same.
 """
 
-import hashlib
 import json
 import os
 import random
@@ -28,26 +27,28 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from condensegrpo.core.errors import CheckpointError
+from condensegrpo.core.errors import CheckpointError, CondenseError
 from condensegrpo.learner.atomic_folder import (
     is_leftover,
     publish,
     remove_leftover,
     sync,
-    temporary_folder,
     temporary_name,
+    write_errors,
 )
-from condensegrpo.learner.deepspeed_import import without_deprecations, without_output
-from condensegrpo.learner.engine import DeepSpeedEngine
-from condensegrpo.learner.ranks import any_rank, barrier, rank, sum_over_ranks, world_size
+from condensegrpo.learner.deepspeed_import import DeepSpeedEngine
+from condensegrpo.learner.hashed_files import HashedFiles, InMemory, sha256_of
+from condensegrpo.learner.ranks import any_rank, from_first, gather, rank, world_size
+from condensegrpo.learner.training_state import restore_training_state, training_state
 from condensegrpo.learner.weights import fingerprint
-from condensegrpo.storage.files import replace_text
+from condensegrpo.storage.files import TEMPORARY, replace_text
 
-FORMAT = 2
+FORMAT = 3
+READABLE = (2, FORMAT)  # 2 held DeepSpeed's own files
 MANIFEST = "manifest.json"
 STATE = "state.json"
-ENGINE = "engine"
 LATEST = "latest"
+_RNG, _TRAIN = "rng_rank_{}.pt", "train_rank_{}.pt"
 _STEP = re.compile(r"step_\d{6,}")
 
 
@@ -72,63 +73,123 @@ def save(
     state: Mapping[str, object],
     extra: Callable[[Path], None] | None = None,
 ) -> Path:
-    """Write the checkpoint of optimiser step ``step``; every rank must call it.
+    """Write the checkpoint of optimiser step ``step`` now; every rank must call it. See ``collect``."""
+    return collect(engine, folder, step=step, state=state, extra=extra)()
+
+
+def collect(
+    engine: DeepSpeedEngine,
+    folder: Path,
+    *,
+    step: int,
+    state: Mapping[str, object],
+    extra: Callable[[Path], None] | None = None,
+    copied: bool = False,
+) -> Callable[[], Path]:
+    """Collect what the checkpoint of optimiser step ``step`` holds; every rank must call it, and what it returns.
 
     Args:
         engine: with weights, optimiser and schedule.
         folder: of all checkpoints of the run.
         step: optimiser steps taken; a checkpoint of the same step is replaced.
         state: JSON, what the loop needs to continue; the first rank's is kept.
-        extra: writes further files into the folder that it is given; called on every rank.
+        extra: writes further files of this rank into the folder that it is given; called on every rank.
+        copied: to main memory: the checkpoint may then be written by another thread while the engine goes on.
 
     Returns:
-        The checkpoint's folder.
+        Writes and publishes the checkpoint, and returns its folder.
 
-    Raises:
-        CheckpointError: it cannot be written; the unfinished checkpoint is removed, earlier ones are untouched.
+        It raises a CheckpointError on every rank if one of them cannot write; the unfinished checkpoint is removed,
+        earlier ones are untouched.
     """
-    target = folder / f"step_{step:06d}"
-    with temporary_folder(_place_aside(target)) as temporary:
-        with without_deprecations():
-            engine.save_checkpoint(str(temporary), tag=ENGINE, save_latest=False, exclude_frozen_parameters=True)
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-        states = {"python": random.getstate(), "torch": torch.get_rng_state(), "cuda": cuda}
-        torch.save(states, temporary / f"rng_rank_{rank()}.pt")
-        if extra is not None:
-            extra(temporary)
-        policy = fingerprint(engine)
-        barrier()  # all ranks have written
-        if rank() == 0:
-            (temporary / STATE).write_text(json.dumps(state), encoding="utf-8")
-            manifest = _manifest(temporary, step=step, zero_stage=engine.zero_optimization_stage(), policy=policy)
-            (temporary / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
-            publish(temporary, target)
-            replace_text(folder / LATEST, target.name)
-            sync(folder)
-    barrier()  # published
-    return target
+    target, policy, stage = folder / f"step_{step:06d}", fingerprint(engine), int(engine.zero_optimization_stage())
+    temporary = _place_aside(target)
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    own: dict[str, object] = {
+        _RNG.format(rank()): {"python": random.getstate(), "torch": torch.get_rng_state(), "cuda": cuda},
+        _TRAIN.format(rank()): training_state(engine),
+    }
+    if copied:
+        own = {name: InMemory(value) for name, value in own.items()}
+
+    def write() -> Path:
+        files, error = HashedFiles(temporary), None
+        try:
+            with write_errors(temporary):
+                _write_own(files, own, extra)
+        except CondenseError as caught:
+            error = caught
+        outcomes = gather((error, files.digests), "saving")
+        error = next((failed for failed, _ in outcomes if failed), None)
+        if error is None and rank() == 0:
+            files.digests = {name: digest for _, digests in outcomes for name, digest in digests.items()}
+            try:
+                with write_errors(temporary):
+                    _publish(files, target, state, step=step, zero_stage=stage, policy=policy)
+            except CondenseError as caught:
+                error = caught
+        error = gather(error, "saving")[0] or error
+        if error is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise error
+        return target
+
+    return write
+
+
+def _write_own(files: HashedFiles, own: Mapping[str, object], extra: Callable[[Path], None] | None) -> None:
+    """Write the files of this rank."""
+    files.folder.mkdir(parents=True, exist_ok=True)
+    for name, value in own.items():
+        files.save(name, value)
+    if extra is not None:
+        apart = files.folder / f"{TEMPORARY}{rank()}"
+        apart.mkdir()
+        extra(apart)
+        files.adopt(apart)
+        shutil.rmtree(apart)
+
+
+def _publish(
+    files: HashedFiles, target: Path, state: Mapping[str, object], *, step: int, zero_stage: int, policy: str
+) -> None:
+    """Complete the checkpoint with state and manifest, give it its name, and point to it."""
+    files.write_text(STATE, json.dumps(state))
+    digests = dict(sorted(files.digests.items()))
+    manifest = Manifest(
+        format=FORMAT,
+        step=step,
+        world_size=world_size(),
+        zero_stage=zero_stage,
+        policy=policy,
+        sizes={name: digest.size for name, digest in digests.items()},
+        hashes={name: digest.sha256 for name, digest in digests.items()},
+    )
+    (files.folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
+    publish(files.folder, target)
+    replace_text(target.parent / LATEST, target.name)
+    sync(target.parent)
 
 
 def load(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
     """Restore weights, optimiser, schedule and random number generators; every rank must call it.
 
-    Of optimiser and schedule, the moments and the number of steps are restored. Learning rate, decay and betas stay
-    those that the engine was opened with, so that a resumed run may change them.
+    The checkpoint may be that of another number of ranks and of another ZeRO stage. A rank whose generators were not
+    saved keeps their states. Of optimiser and schedule, the moments and the number of steps are restored. Learning
+    rate, decay and betas stay those that the engine was opened with, so that a resumed run may change them.
 
     Returns:
         The loop's own state, as it was given to ``save``.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, or of another number of ranks, ZeRO stage or model.
+        CheckpointError: the checkpoint is damaged, or of another version or model.
     """
     manifest = verify(checkpoint) if rank() == 0 else _complete(checkpoint)
-    saved_by, stage = manifest.world_size, manifest.zero_stage
-    wanted = (world_size(), int(engine.zero_optimization_stage()))
-    if (saved_by, stage) != wanted:
+    if manifest.format != FORMAT:
         raise CheckpointError(
-            f"loading {checkpoint}: it was saved by {saved_by} ranks with ZeRO stage {stage}, and this run has "
-            f"{wanted[0]} ranks with ZeRO stage {wanted[1]}. Resume with the former (torchrun "
-            f"--nproc_per_node {saved_by}, learner.zero_stage={stage}), or start a new run from its exported model."
+            f"loading {checkpoint}: it was saved by an earlier version (format {manifest.format}, wanted {FORMAT}), "
+            f"which can be exported but not resumed. Run `condensegrpo export`, and start a new run with the exported "
+            f"folder as model.path."
         )
     policy = fingerprint(engine)  # every rank must compute it
     if any_rank(rank() == 0 and policy != manifest.policy):
@@ -136,27 +197,23 @@ def load(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
             f"loading {checkpoint}: it belongs to another model: names or shapes of weights differ, or the values "
             f"of frozen weights under adapters. Set model.path (and model.lora) to the values the run was started with."
         )
+    names = [_TRAIN.format(number) for number in range(manifest.world_size)]
+    restore_training_state(engine, [_read(checkpoint / name, mmap=True) for name in names])
     schedule: LambdaLR = engine.lr_scheduler
-    rates = list(schedule.base_lrs)
-    settings = [{key: group[key] for key in group if key != "params"} for group in schedule.optimizer.param_groups]
-    with without_output():
-        path, _ = engine.load_checkpoint(str(checkpoint), tag=ENGINE, load_module_strict=False)
-    if path is None:
-        raise CheckpointError(
-            f"loading {checkpoint}: DeepSpeed found nothing in {ENGINE}/. Resume from another checkpoint."
-        )
-    schedule.base_lrs = rates
-    for group, own, rate, part in zip(
-        schedule.optimizer.param_groups, settings, rates, schedule.lr_lambdas, strict=True
-    ):
-        group.update({**own, "lr": rate * part(schedule.last_epoch)})
-    states = torch.load(checkpoint / f"rng_rank_{rank()}.pt", weights_only=True)
-    random.setstate(states["python"])
-    torch.set_rng_state(states["torch"])
-    if states["cuda"]:
-        torch.cuda.set_rng_state_all(states["cuda"])
+    for group, rate, part in zip(schedule.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
+        group["lr"] = rate * part(schedule.last_epoch)
+    if rank() < manifest.world_size:
+        states = _read(checkpoint / _RNG.format(rank()))
+        random.setstate(states["python"])
+        torch.set_rng_state(states["torch"])
+        if states["cuda"]:
+            torch.cuda.set_rng_state_all(states["cuda"])
     state: dict[str, Any] = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
     return state
+
+
+def _read(path: Path, *, mmap: bool = False) -> Any:  # noqa: ANN401  torch.load is untyped
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
 
 
 def latest(folder: Path) -> Path | None:
@@ -185,7 +242,7 @@ def verify(checkpoint: Path) -> Manifest:
     """
     manifest = _complete(checkpoint)
     for name, wanted in manifest.hashes.items():
-        digest = _sha256(checkpoint / name)
+        digest = sha256_of(checkpoint / name)
         if digest != wanted:
             raise _damaged(checkpoint, name, f"its SHA-256 begins {digest[:12]}", f"wanted {wanted[:12]}")
     return manifest
@@ -217,8 +274,7 @@ def _place_aside(target: Path) -> Path:
     if rank() == 0:
         remove_leftover(temporary_name(target, os.getpid()))
     # The ranks agree on the name and wait for each other: none writes before the first has removed the leftover.
-    token = int(sum_over_ranks([os.getpid() if rank() == 0 else 0])[0])
-    return temporary_name(target, token)
+    return temporary_name(target, from_first(os.getpid()))
 
 
 def _pointed_to(folder: Path) -> Path | None:
@@ -233,7 +289,7 @@ def _complete(checkpoint: Path) -> Manifest:
         manifest = Manifest(**json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise _damaged(checkpoint, MANIFEST, f"cannot be read ({error})", "wanted a manifest") from error
-    if manifest.format != FORMAT:
+    if manifest.format not in READABLE:
         raise _damaged(checkpoint, MANIFEST, f"is of format {manifest.format}", f"wanted {FORMAT}")
     for name, size in manifest.sizes.items():
         path = checkpoint / name
@@ -249,21 +305,3 @@ def _damaged(checkpoint: Path, name: str, found: str, wanted: str) -> Checkpoint
         f"reading the checkpoint {checkpoint}: {name} {found}, {wanted}. It is damaged: restore it from a copy, or "
         f"write the name of an older step_… folder into {checkpoint.parent / LATEST} to resume from that."
     )
-
-
-def _manifest(temporary: Path, *, step: int, zero_stage: int, policy: str) -> Manifest:
-    files = sorted(path for path in temporary.rglob("*") if path.is_file())
-    return Manifest(
-        format=FORMAT,
-        step=step,
-        world_size=world_size(),
-        zero_stage=int(zero_stage),
-        policy=policy,
-        sizes={path.relative_to(temporary).as_posix(): path.stat().st_size for path in files},
-        hashes={path.relative_to(temporary).as_posix(): _sha256(path) for path in files},
-    )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

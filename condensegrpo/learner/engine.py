@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
@@ -86,7 +86,6 @@ def open_engine(
         zero_stage = max(zero_stage, 1)
     module = TrainedLogprobs(policy.eval())
     module.check()
-    module.register_state_dict_post_hook(_drop_frozen)  # type: ignore[no-untyped-call]  # torch left it untyped
     deepspeed.utils.set_z3_leaf_modules(module, [ChunkedHead])
     trained = [tensor for tensor in policy.parameters() if tensor.requires_grad]
     rate, decay = optimizer.lr, optimizer.weight_decay
@@ -246,13 +245,6 @@ def _stats(tallies: Sequence[Tally]) -> dict[str, float]:
     means = {name: total if name == KL_LOSS else total / max(tokens, 1.0) for name, total in sums_of.items()}
     tops = {f"{name}_max": maxima[name] if tokens else 0.0 for name in MAXIMA if name in maxima}
     return {"loss": loss, "tokens": tokens, **means, **tops}
-
-
-def _drop_frozen(module: nn.Module, state: dict[str, Tensor], prefix: str, metadata: object) -> None:
-    """Keep frozen weights out of checkpoints, under their second names too, which DeepSpeed would leave in."""
-    for name, tensor in module.named_parameters(remove_duplicate=False):
-        if not tensor.requires_grad:
-            state.pop(prefix + name, None)
 
 
 def deepspeed_settings(

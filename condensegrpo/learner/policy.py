@@ -3,7 +3,7 @@
 import copy
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -221,14 +221,41 @@ def save_policy(
     stop_ids: Sequence[int] = (),
     steps: int | None = None,
 ) -> None:
-    """Write a plain Hugging Face folder that ``AutoModelForCausalLM`` and vLLM load; it appears whole or not at all.
+    """Write a policy as ``write_policy`` does, on the first rank; every rank must call it.
 
-    Every rank must call it: all take the weights, which may be gathered from all, the first writes them.
+    Args:
+        named_tensors: the weights, a tied one once; every rank takes them, they may be gathered from all.
+    """
+    tensors = in_main_memory(named_tensors)
+    if rank() == 0:
+        write_policy(folder, model_config, tensors, tokenizer=tokenizer, stop_ids=stop_ids, steps=steps)
+    barrier()  # so that every rank finds the folder afterwards
+
+
+def in_main_memory(named_tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Copies of weights on the first rank, none on others. Every rank must call it: they may be gathered from all."""
+    tensors = {}
+    for name, tensor in named_tensors:
+        if rank() == 0:
+            tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
+    return tensors
+
+
+def write_policy(
+    folder: Path,
+    model_config: "PretrainedConfig",
+    tensors: Mapping[str, Tensor],
+    *,
+    tokenizer: "PreTrainedTokenizerBase",
+    stop_ids: Sequence[int] = (),
+    steps: int | None = None,
+) -> None:
+    """Write a plain Hugging Face folder that ``AutoModelForCausalLM`` and vLLM load; it appears whole or not at all.
 
     Args:
         folder: is replaced if it holds a model.
         model_config: of the policy; its architecture and data type are filled in.
-        named_tensors: the weights, a tied one once.
+        tensors: the weights in main memory.
         tokenizer: is written beside them.
         stop_ids: what ends a reply beside the tokenizer's eos; ``end_ids`` finds them again.
         steps: of GRPO that the weights have taken; ``trained_steps`` finds them again. None: not known.
@@ -239,31 +266,24 @@ def save_policy(
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GenerationConfig
 
-    first = rank() == 0
-    tensors = {}
-    for name, tensor in named_tensors:
-        if first:
-            tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
-    if first:
-        if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").is_file():
-            raise ConfigError(
-                f"writing the model to {folder}: the folder holds something else. Give a new or empty folder."
-            )
-        config = copy.deepcopy(model_config)
-        config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
-        config.dtype = next(iter(tensors.values())).dtype
-        place = temporary_name(folder, os.getpid())
-        remove_leftover(place)
-        with temporary_folder(place) as temporary:
-            save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
-            config.save_pretrained(temporary)
-            tokenizer.save_pretrained(temporary)
-            if stop_ids:
-                GenerationConfig(eos_token_id=list(stop_ids)).save_pretrained(temporary)
-            if steps is not None:
-                (temporary / STEPS_FILE).write_text(json.dumps({"step": steps}), encoding="utf-8")
-            publish(temporary, folder)
-    barrier()  # so that every rank finds the folder afterwards
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"writing the model to {folder}: the folder holds something else. Give a new or empty folder."
+        )
+    config = copy.deepcopy(model_config)
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
+    config.dtype = next(iter(tensors.values())).dtype
+    place = temporary_name(folder, os.getpid())
+    remove_leftover(place)
+    with temporary_folder(place) as temporary:
+        save_file(dict(tensors), temporary / "model.safetensors", metadata={"format": "pt"})
+        config.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        if stop_ids:
+            GenerationConfig(eos_token_id=list(stop_ids)).save_pretrained(temporary)
+        if steps is not None:
+            (temporary / STEPS_FILE).write_text(json.dumps({"step": steps}), encoding="utf-8")
+        publish(temporary, folder)
 
 
 def _source(path: str, part: str) -> str:

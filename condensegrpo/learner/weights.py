@@ -1,7 +1,7 @@
 """The learner's weights under their Hugging Face names, for samplers and export, and a hash that identifies them."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from pathlib import Path
@@ -66,22 +66,13 @@ def adapters(engine: DeepSpeedEngine) -> Iterator[tuple[str, Tensor]]:
                 yield f"base_model.model.{name}.lora_B.weight", layer.b.detach()
 
 
-def save_adapter(folder: Path, engine: DeepSpeedEngine) -> None:
-    """Write the adapters as a PEFT folder, which ``PeftModel.from_pretrained(base, folder)`` loads.
-
-    Every rank must call it; the first writes.
-    """
-    policy: PreTrainedModel = engine.module.policy
-    tensors = {}
-    for name, tensor in adapters(engine):
-        if rank() == 0:
-            tensors[name] = tensor.to("cpu", copy=True)
-    if rank() == 0:
-        config = copy(policy.peft_config[ADAPTER])
-        config.inference_mode = True
-        folder.mkdir()
-        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-        config.save_pretrained(str(folder))
+def write_adapter(folder: Path, policy: PreTrainedModel, tensors: Mapping[str, Tensor]) -> None:
+    """Write adapters as a PEFT folder, which ``PeftModel.from_pretrained(base, folder)`` loads; on one rank."""
+    config = copy(policy.peft_config[ADAPTER])
+    config.inference_mode = True
+    folder.mkdir()
+    save_file(dict(tensors), folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    config.save_pretrained(str(folder))
 
 
 @torch.no_grad()

@@ -3,7 +3,9 @@
 ahead/rank_0/step_000021/kept.jsonl  masked.jsonl  dropped.jsonl     as in trajectories/, in the order of the batch
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from operator import add
 from pathlib import Path
 
 from condensegrpo.core.errors import CheckpointError
@@ -27,17 +29,44 @@ def write_batches(checkpoint: Path, batches: Mapping[int, StepBatch]) -> None:
 
 
 def read_batches(checkpoint: Path) -> dict[int, StepBatch]:
-    """The batches that ``write_batches`` wrote on this rank, by step; empty if the checkpoint has none.
+    """This rank's share of the batches that ``write_batches`` wrote, by step; empty if the checkpoint has none.
+
+    If another number of ranks wrote them, their groups are shared out again, as ``BatchRollout`` shares them out.
 
     Raises:
         CheckpointError: a file ends in half a line.
         TrajectoryFileError: a file is damaged or of another version.
     """
-    folders = sorted(_folder(checkpoint).glob("step_*"))
+    writers = len([*(checkpoint / FOLDER).glob("rank_*")])
+    if writers == ranks.world_size():
+        return _read_share(_folder(checkpoint))
+    shares = [_read_share(checkpoint / FOLDER / f"rank_{number}") for number in range(writers)]
+    steps = sorted({step for share in shares for step in share})
+    return {step: _own_groups([share[step] for share in shares if step in share]) for step in steps}
+
+
+def _read_share(folder: Path) -> dict[int, StepBatch]:
     return {
-        int(folder.name.removeprefix("step_")): StepBatch(*(_read(folder / f"{name}.jsonl") for name in FILES))
-        for folder in folders
+        int(each.name.removeprefix("step_")): StepBatch(*(_read(each / f"{name}.jsonl") for name in FILES))
+        for each in sorted(folder.glob("step_*"))
     }
+
+
+def _own_groups(shares: Sequence[StepBatch]) -> StepBatch:
+    """This rank's groups of a batch, in the order of their problems."""
+    batch = reduce(add, shares)
+    places = sorted({_place(scored) for scored in batch.trajectories})
+    own = frozenset(places[ranks.rank() :: ranks.world_size()])
+    parts = (
+        tuple(sorted((scored for scored in part if _place(scored) in own), key=_place))
+        for part in (batch.kept, batch.masked, batch.dropped)
+    )
+    return StepBatch(*parts)
+
+
+def _place(scored: ScoredTrajectory) -> int:
+    """The place of the problem in its step: 12 of the group 6/12."""
+    return int(scored.trajectory.group_id.rpartition("/")[2])
 
 
 def restore_batches(

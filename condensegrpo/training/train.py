@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from condensegrpo.algorithms import names
 from condensegrpo.algorithms.credit import rows_of
@@ -32,13 +31,12 @@ from condensegrpo.core.protocols import Describes, Sampler, Sleeps, Tracker
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.evaluation.evaluate import evaluate
 from condensegrpo.evaluation.figures import flat
-from condensegrpo.learner import checkpoint, ranks
+from condensegrpo.learner import ranks
 from condensegrpo.learner.dtypes import gpu_bfloat16, precision_warning
 from condensegrpo.learner.engine import DeepSpeedEngine, close_engine
 from condensegrpo.learner.engine_state import on_device
-from condensegrpo.learner.policy import end_ids, load_tokenizer, save_policy, save_tokenizer
+from condensegrpo.learner.policy import save_tokenizer
 from condensegrpo.learner.reference import Reference, against_base, against_copy, open_reference
-from condensegrpo.learner.weights import gathered, save_adapter
 from condensegrpo.rollout.engine import Engine
 from condensegrpo.storage.environment import write_environment
 from condensegrpo.storage.run_folder import RunFolder
@@ -46,10 +44,10 @@ from condensegrpo.storage.trackers import JsonlTracker, read_metrics
 from condensegrpo.training.agreement import check_ranks
 from condensegrpo.training.credit_step import StepCredit, give_credit, record_credit, step_metrics
 from condensegrpo.training.initial_policy import base_policy, first_policy
-from condensegrpo.training.prefetch_files import write_batches
 from condensegrpo.training.prefetching import RolloutPrefetcher
-from condensegrpo.training.resume import resume, rollout_settings
+from condensegrpo.training.resume import resume
 from condensegrpo.training.rollout_step import BatchRollout, StepBatch, batch_filter, trajectory_writer
+from condensegrpo.training.saving import CheckpointSaver
 from condensegrpo.training.update_step import sampled_weights, update
 
 
@@ -64,6 +62,7 @@ class _Run:
     learner: DeepSpeedEngine
     reference: Reference | None  # only where a KL term is measured against it
     prefetcher: RolloutPrefetcher
+    saver: CheckpointSaver
     observer: Observer
     trackers: tuple[Tracker, ...]  # none on any rank but the first
 
@@ -142,14 +141,17 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
     trackers = (JsonlTracker(folder.metrics), *open_trackers(config)) if ranks.rank() == 0 else ()
     try:
         done, batches = resume(config, folder, sampler, learner, observer, write=write)
-        with RolloutPrefetcher(
-            batch_rollout(components, engine, write),
-            batch_filter(components),
-            staleness=config.rollout.staleness,
-            steps=config.train.steps,
-            observer=observer,
-            batches=batches,
-        ) as prefetcher:
+        with (
+            CheckpointSaver(config, folder.checkpoints, source, learner) as saver,
+            RolloutPrefetcher(
+                batch_rollout(components, engine, write),
+                batch_filter(components),
+                staleness=config.rollout.staleness,
+                steps=config.train.steps,
+                observer=observer,
+                batches=batches,
+            ) as prefetcher,
+        ):
             yield (
                 _Run(
                     components=components,
@@ -159,6 +161,7 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
                     learner=learner,
                     reference=_reference(config, source, learner),
                     prefetcher=prefetcher,
+                    saver=saver,
                     observer=observer,
                     trackers=trackers,
                 ),
@@ -338,29 +341,9 @@ def _evaluate(run: _Run, step: int) -> None:
 
 
 def _save(run: _Run, step: int) -> None:
-    """Publish a checkpoint with the policy as a Hugging Face folder inside, and adapters as a PEFT folder.
-
-    Prefetched batches are saved too: sampled again after a resume they would be of newer weights.
-    """
     batches = run.prefetcher.finish()
-
-    def export(folder: Path) -> None:
-        write_batches(folder, batches)
-        save_policy(
-            folder / "model",
-            model_config=run.learner.module.policy.config,
-            named_tensors=gathered(run.learner),
-            tokenizer=load_tokenizer(run.source),
-            stop_ids=end_ids(run.source),
-            steps=step,
-        )
-        if run.config.model.lora is not None:
-            save_adapter(folder / "adapter", run.learner)
-
     run.observer.phase("saving a checkpoint", None)
-    state = {"step": step, "sampled_by": rollout_settings(run.config)}
-    checkpoint.save(run.learner, run.folder.checkpoints, step=step, state=state, extra=export)
-    checkpoint.prune(run.folder.checkpoints, run.config.train.keep_checkpoints)
+    run.saver.save(step, batches)
 
 
 def _log(trackers: tuple[Tracker, ...], step: int, metrics: Mapping[str, float]) -> None:

@@ -1,0 +1,111 @@
+"""Saving the checkpoints of a run: what the loop adds to the learner's state, and a thread that writes if asked."""
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.errors import CondenseError
+from condensegrpo.learner import checkpoint, ranks
+from condensegrpo.learner.engine import DeepSpeedEngine
+from condensegrpo.learner.policy import end_ids, in_main_memory, load_tokenizer, write_policy
+from condensegrpo.learner.weights import adapters, gathered, write_adapter
+from condensegrpo.training.prefetch_files import write_batches
+from condensegrpo.training.resume import rollout_settings
+from condensegrpo.training.rollout_step import StepBatch
+
+
+class CheckpointSaver:
+    """Saves checkpoints one after another: at once, or in a thread while the run goes on. Its end waits for it."""
+
+    def __init__(self, config: RunConfig, folder: Path, source: str, learner: DeepSpeedEngine) -> None:
+        """Save the learner's checkpoints into a folder.
+
+        Args:
+            source: the folder or Hub id that GRPO started from.
+        """
+        self._config, self._folder, self._source, self._learner = config, folder, source, learner
+        self._pending: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        """Return the saver itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for the checkpoint that is being written; an error of the run comes before one of writing it."""
+        with suppress(*(() if kind is None else (CondenseError,))):
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until nothing is being written.
+
+        Raises:
+            CheckpointError: the last checkpoint could not be written.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def save(self, step: int, batches: Mapping[int, StepBatch]) -> None:
+        """Save the checkpoint of a step; every rank must call it.
+
+        It holds the policy as a Hugging Face folder, adapters as a PEFT folder, and prefetched batches: sampled again
+        after a resume they would be of newer weights.
+
+        Raises:
+            CheckpointError: this checkpoint, or the one before, could not be written.
+        """
+        self.wait()
+        learner, settings = self._learner, self._config.train
+        tensors = in_main_memory(gathered(learner))
+        adapter = None if self._config.model.lora is None else in_main_memory(adapters(learner))
+        tokenizer, stop_ids = load_tokenizer(self._source), end_ids(self._source)
+        policy = learner.module.policy
+
+        def export(folder: Path) -> None:
+            write_batches(folder, batches)
+            if ranks.rank() == 0:
+                target = folder / "model"
+                write_policy(target, policy.config, tensors, tokenizer=tokenizer, stop_ids=stop_ids, steps=step)
+                if adapter is not None:
+                    write_adapter(folder / "adapter", policy, adapter)
+
+        write = checkpoint.collect(
+            learner,
+            self._folder,
+            step=step,
+            state={"step": step, "sampled_by": rollout_settings(self._config)},
+            extra=export,
+            copied=settings.save_in_background,
+        )
+
+        def write_and_prune() -> None:
+            write()
+            checkpoint.prune(self._folder, settings.keep_checkpoints)
+
+        if settings.save_in_background:
+            self._pending = _in_thread(write_and_prune)
+        else:
+            write_and_prune()
+
+
+def _in_thread(call: Callable[[], None]) -> "Future[None]":
+    """Call in a thread that does not keep the process alive: a run that is ended at once leaves a leftover."""
+    outcome: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:  # whoever waits for the outcome raises it
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(None)
+
+    threading.Thread(target=run, name="checkpoint", daemon=True).start()
+    return outcome
