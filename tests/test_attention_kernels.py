@@ -30,6 +30,7 @@ from condensegrpo.learner.attention_kernels import (
     PROBE,
     Heads,
     Kernels,
+    agreed,
     check_kernel,
     check_name,
     difference,
@@ -280,6 +281,13 @@ def test_a_kernel_that_computes_something_else_is_told_by_its_difference() -> No
         assert difference(make, heads, torch.float32, CPU) < 1e-5
         assert difference(make, heads, torch.bfloat16, CPU) < 4 * torch.finfo(torch.bfloat16).eps
     assert difference(sees_all_before, heads, torch.float32, CPU) > 0.1
+
+
+def test_a_kernel_that_fails_on_one_rank_is_used_on_none() -> None:
+    assert agreed([{"flash": None, "flex": None}, {"flash": "no such device", "flex": None}]) == {
+        "flash": "no such device (rank 1)",
+        "flex": None,
+    }
 
 
 @pytest.mark.parametrize(

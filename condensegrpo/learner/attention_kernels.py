@@ -10,7 +10,7 @@ for the others. Both are first compared with sdpa on that GPU, with the model's 
 differs is not used, and the log says so. Any other name is an attention of transformers, which computes plain rows.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from math import inf
@@ -30,6 +30,7 @@ from transformers.utils import (
 from condensegrpo.core.errors import ConfigError, LearnerError
 from condensegrpo.learner.branch_attention import Varlen, branches, flash_varlen, gathered_keys
 from condensegrpo.learner.interval_attention import Flex, compiled_flex, intervals
+from condensegrpo.learner.ranks import gather
 from condensegrpo.learner.settings import TREE_KERNELS
 from condensegrpo.learner.tree_attention import Along, paths
 
@@ -118,18 +119,17 @@ def planned(attention: str, *, gpu: bool) -> str:
 
 @cache
 def kernels_on(attention: str, heads: Heads, dtype: torch.dtype, device: torch.device) -> Kernels:
-    """What computes trees with ``model.attention`` on a device. The first call on a GPU compiles and compares kernels.
+    """What computes trees with ``model.attention`` on a device, the same on every rank.
+
+    The first call on a GPU compiles and compares kernels; every rank must make it.
 
     Raises:
         LearnerError: a kernel was chosen by name, and cannot be used.
     """
     if attention == "sdpa" or device.type == "cpu":
         return Kernels("attention kernel: sdpa")
-    faults = {
-        name: check_kernel(name, heads, dtype, device).fault
-        for name in ("flash", "flex")
-        if attention in (name, "auto")
-    }
+    wanted = [name for name in ("flash", "flex") if attention in (name, "auto")]
+    faults = agreed(gather({name: check_kernel(name, heads, dtype, device).fault for name in wanted}))
     if faults.get(attention) is not None:
         raise LearnerError(
             f"computing attention with {attention} on {device}: {faults[attention]}. Set model.attention=auto, which "
@@ -142,6 +142,17 @@ def kernels_on(attention: str, heads: Heads, dtype: torch.dtype, device: torch.d
         varlen=flash_varlen() if "flash" in usable else None,
         most_keys=inf if attention == "flash" else MOST_KEYS,
     )
+
+
+def agreed(faults: Sequence[Mapping[str, str | None]]) -> dict[str, str | None]:
+    """The faults of kernels from those on each rank: one that fails anywhere is used nowhere.
+
+    Ranks that share a row pad it alike only with the same kernel.
+    """
+    return {
+        name: next((f"{each[name]} (rank {rank})" for rank, each in enumerate(faults) if each[name] is not None), None)
+        for name in faults[0]
+    }
 
 
 def said(attention: str, faults: Mapping[str, str | None]) -> str:
