@@ -2,8 +2,11 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,12 +14,15 @@ import pytest
 import torch
 from tiny import qwen3, tokenizer
 
-from condensegrpo.core.errors import SamplerError
+from condensegrpo.config.checks import check_figures
+from condensegrpo.config.load import find_config, load_config
+from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.learner import devices
 from condensegrpo.samplers.transformers import TransformersSampler
 from condensegrpo.samplers.vllm.engine import VllmEngine
 from condensegrpo.samplers.vllm.engine_queue import EngineQueue
+from condensegrpo.samplers.vllm.tensor_parallel import LockstepEngine, Word
 
 REPLY = Generation(token_ids=(7,), logprobs=(-0.5,), finish=Finish.LENGTH)
 
@@ -61,8 +67,13 @@ class StubEngine:
     calls: list[str] = field(default_factory=list)
     used: set[object] = field(default_factory=set)  # devices on which it stepped
     open: list[str] = field(default_factory=list)
+    asleep: set[str] = field(default_factory=set)
+    reply: Generation = REPLY
 
     def add(self, name: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        if params.max_tokens > 9:
+            raise ValueError("too long")
+        self.calls.append(f"add {name}")
         self.open.append(name)
 
     def abort(self, names: Sequence[str]) -> None:
@@ -72,7 +83,7 @@ class StubEngine:
         self.calls.append("step")
         self.used.add(devices.gpu.current_device() if devices.gpu.is_available() else None)
         done, self.open = self.open, []
-        return dict.fromkeys(done, REPLY)
+        return dict.fromkeys(done, self.reply)
 
     def load(self, named_tensors: Any) -> None:
         if devices.gpu.is_available():
@@ -84,9 +95,15 @@ class StubEngine:
 
     def sleep(self, *, keep_weights: bool) -> None:
         self.calls.append("sleep" if keep_weights else "sleep without weights")
+        self.asleep = {"weights", "kv_cache"}
 
     def wake(self, part: str) -> None:
-        self.calls.append(f"wake {part}")
+        if part in self.asleep:
+            self.calls.append(f"wake {part}")
+            self.asleep.remove(part)
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def close(self) -> None:
         pass
@@ -96,8 +113,8 @@ def queue_of(engine: StubEngine) -> EngineQueue:
     return EngineQueue(cast(VllmEngine, engine))
 
 
-def ask(queue: EngineQueue) -> Generation:
-    return asyncio.run(queue.ask([5], SamplingParams(max_tokens=1)))
+def ask(queue: EngineQueue, max_tokens: int = 1) -> Generation:
+    return asyncio.run(queue.ask([5], SamplingParams(max_tokens=max_tokens)))
 
 
 def test_the_thread_that_steps_the_engine_uses_the_device_of_its_rank(gpu: Gpu) -> None:
@@ -135,7 +152,7 @@ def test_weights_that_an_update_replaces_are_dropped_and_wake_before_the_cache()
     queue.load([], 1)
     ask(queue)
     queue.close()
-    assert engine.calls == ["sleep without weights", "wake weights", "load", "wake kv_cache", "step"]
+    assert engine.calls == ["sleep without weights", "wake weights", "load", "wake kv_cache", "add 0", "step"]
 
 
 def test_a_request_without_an_update_wakes_weights_that_were_kept() -> None:
@@ -146,7 +163,7 @@ def test_a_request_without_an_update_wakes_weights_that_were_kept() -> None:
     ask(queue)
     queue.load([], 1)
     queue.close()
-    assert engine.calls == ["sleep", "wake weights", "wake kv_cache", "step", "load"]
+    assert engine.calls == ["sleep", "wake weights", "wake kv_cache", "add 0", "step", "load"]
 
 
 def test_no_reply_comes_from_weights_that_were_dropped() -> None:
@@ -162,3 +179,71 @@ def test_no_reply_comes_from_weights_that_were_dropped() -> None:
     queue.load([], 2)
     assert ask(queue) == REPLY
     queue.close()
+
+
+# --- ranks that share a copy of the model
+
+
+@dataclass(eq=False)
+class Ranks:
+    """Two ranks as threads: what each says in a round is there for both."""
+
+    words: list[Word | None] = field(default_factory=lambda: [None, None])
+    together: threading.Barrier = field(default_factory=lambda: threading.Barrier(2, timeout=20))
+
+    def exchange(self, place: int, word: Word) -> list[Word]:
+        self.words[place] = word
+        self.together.wait()
+        words = [word for word in self.words if word is not None]
+        self.together.wait()
+        return words
+
+    def queues(self, engines: Sequence[StubEngine]) -> list[EngineQueue]:
+        return [
+            EngineQueue(LockstepEngine(cast(VllmEngine, engine), partial(self.exchange, place), place))
+            for place, engine in enumerate(engines)
+        ]
+
+
+def on_both(call: Callable[[EngineQueue], object], queues: Sequence[EngineQueue]) -> list[object]:
+    with ThreadPoolExecutor(len(queues)) as ranks:
+        return list(ranks.map(call, queues))
+
+
+def test_ranks_that_share_a_model_make_the_same_calls_whichever_rank_asks() -> None:
+    engines = [StubEngine(), StubEngine()]
+    first, second = queues = Ranks().queues(engines)
+    on_both(lambda queue: queue.sleep(keep_weights=True), queues)
+    assert ask(second) == REPLY  # the first rank has no request, and takes part
+    with pytest.raises(SamplerError, match="handing vLLM a prompt of 1 tokens: ValueError: too long"):
+        ask(first, max_tokens=10)
+    on_both(lambda queue: queue.sleep(keep_weights=False), queues)
+    on_both(lambda queue: queue.load([], 1), queues)
+    assert on_both(ask, queues) == [REPLY, REPLY]
+    on_both(lambda queue: queue.close(), queues)
+    woken = ["wake weights", "wake kv_cache", "add 1/0", "step"]
+    assert engines[0].calls[:9] == [
+        *("sleep", *woken),
+        *("sleep without weights", "wake weights", "load", "wake kv_cache"),
+    ]
+    assert engines[0].calls == engines[1].calls
+    assert {"add 0/1", "add 1/1"} < set(engines[0].calls)
+
+
+def test_ranks_that_sample_different_replies_in_one_step_are_an_error() -> None:
+    """Their keys and values, and all later replies, would be of two conversations."""
+    other = Generation(token_ids=(8,), logprobs=(-0.5,), finish=Finish.LENGTH)
+    first, second = queues = Ranks().queues([StubEngine(), StubEngine(reply=other)])
+    ask(first)
+    for queue in (first, second):
+        with pytest.raises(SamplerError, match="the ranks sampled different replies in the same step"):
+            ask(queue)
+    on_both(lambda queue: queue.close(), queues)
+
+
+def test_staleness_beside_ranks_that_sample_together_is_refused() -> None:
+    changes = ("rollout.staleness=1", "algorithm.importance.cap=2", "sampler.name=vllm")
+    engine = "sampler.options.engine.tensor_parallel_size"
+    with pytest.raises(ConfigError, match=f"rollout.staleness: found 1, and {engine} is 2"):
+        check_figures(load_config(find_config("quickstart"), [*changes, f"{engine}=2"]))
+    check_figures(load_config(find_config("quickstart"), [*changes, f"{engine}=1"]))

@@ -119,6 +119,13 @@ def _check_offload(config: RunConfig) -> None:
 def _check_staleness(config: RunConfig) -> None:
     """Trajectories of an older policy are weighted by how likely the one that learns was to make them."""
     staleness = config.rollout.staleness
+    engine = config.sampler.options.get("engine")
+    if staleness and isinstance(engine, dict) and engine.get("tensor_parallel_size", 1) != 1:
+        raise ConfigError(
+            f"checking rollout.staleness: found {staleness}, and sampler.options.engine.tensor_parallel_size is "
+            f"{engine['tensor_parallel_size']}: ranks that sample together while they learn together may wait for "
+            f"each other for ever. Set rollout.staleness=0, or use sampler.name=vllm_server."
+        )
     if staleness and not config.algorithm.importance.cap:
         raise ConfigError(
             f"checking algorithm.importance.cap: found 0, no correction, and rollout.staleness is {staleness}; a batch "

@@ -10,9 +10,10 @@ import random
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -32,6 +33,7 @@ from condensegrpo.samplers.vllm.weights import ExpectedWeights, repack_heads
 GIB = 1 << 30
 MAX_RUNNING = 256  # requests in one step on a CPU
 Part = Literal["weights", "kv_cache"]  # of what sleeps, by vLLM's names
+PARTS: tuple[Part, ...] = ("weights", "kv_cache")
 FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH}
 SETTINGS = {  # environment variables, unless the user set them
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -70,11 +72,14 @@ class VllmEngine:
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
         self._closed = False
+        self.asleep: set[Part] = set()
         self._expected = ExpectedWeights(model_path)
         with _undisturbed():
             _join_alone()
+            _check_ranks(settings.tensor_parallel_size)
+            _remove_shared_memory(settings.tensor_parallel_size)
             self._import()
-            self._check_head_size()
+            _check_head_size(self._expected.head_size)
             _make_llvmlite_inspectable()
             unsupported = partial(unsupported_by, self._expected.architectures)
             rank = native_rank(lora, dtype=dtype, unsupported=unsupported)
@@ -187,10 +192,17 @@ class VllmEngine:
     def sleep(self, *, keep_weights: bool) -> None:
         """Free the GPU: drop keys and values, and move the weights to main memory or drop them too."""
         self._engine.sleep(level=1 if keep_weights else 2)
+        self.asleep = set(PARTS)
 
     def wake(self, part: Part) -> None:
-        """Take memory of the GPU for a part again; scheduling goes on when both have it."""
-        self._engine.wake_up([part])
+        """Take memory of the GPU for a part that sleeps; scheduling goes on when both have it."""
+        if part in self.asleep:
+            self._engine.wake_up([part])
+            self.asleep.remove(part)
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """No other rank steps this engine: it is this rank's alone."""
+        return nullcontext()
 
     def close(self) -> None:
         """Free the engine. May be called twice."""
@@ -205,6 +217,7 @@ class VllmEngine:
         destroy_model_parallel()
         if self.adapters:
             self.adapters.close()
+        _remove_shared_memory(self._engine.vllm_config.parallel_config.tensor_parallel_size)
         del self._engine
         gc.unfreeze()
         gc.collect()
@@ -234,7 +247,8 @@ class VllmEngine:
             enable_chunked_prefill=None if on_gpu else False,
             max_num_seqs=settings.max_num_seqs or (None if on_gpu else MAX_RUNNING),
             max_num_batched_tokens=settings.max_num_batched_tokens,
-            # each rank has its own engine on its own device, although the ranks share a process group
+            tensor_parallel_size=settings.tensor_parallel_size,
+            # ranks are workers already: each has an engine, or a share of one, on its own device
             distributed_executor_backend="external_launcher" if distributed.get_world_size() > 1 else None,
             disable_log_stats=True,
             use_tqdm_on_load=False,
@@ -242,26 +256,27 @@ class VllmEngine:
         )
         return self._vllm.LLMEngine.from_engine_args(arguments, usage_context(on_gpu=on_gpu))
 
-    def _check_head_size(self) -> None:
-        """Refuse a head size without a kernel, which would crash vLLM only in the first step."""
-        if torch.cuda.is_available() or self._expected.head_size is None:
-            return
-        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-        known = CPUAttentionBackend.get_supported_head_sizes()
-        if self._expected.head_size not in known:
-            raise SamplerError(
-                f"starting vLLM on a CPU: the model's attention heads have {self._expected.head_size} dimensions, and "
-                f"it has kernels for {', '.join(map(str, known))}. A new model has hidden_size/heads of them: change "
-                f"model.new.heads, or set sampler.name=transformers."
-            )
-
 
 def usage_context(*, on_gpu: bool) -> Any:  # noqa: ANN401  vLLM's classes are untyped
     """What vLLM is told it is used for: only for some answers it sizes batches by the kind and memory of the device."""
     from vllm.usage.usage_lib import UsageContext
 
     return UsageContext.LLM_CLASS if on_gpu else UsageContext.ENGINE_CONTEXT
+
+
+def _check_head_size(head_size: int | None) -> None:
+    """Refuse a head size without a kernel, which would crash vLLM only in the first step."""
+    if torch.cuda.is_available() or head_size is None:
+        return
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    known = CPUAttentionBackend.get_supported_head_sizes()
+    if head_size not in known:
+        raise SamplerError(
+            f"starting vLLM on a CPU: the model's attention heads have {head_size} dimensions, and "
+            f"it has kernels for {', '.join(map(str, known))}. A new model has hidden_size/heads of them: change "
+            f"model.new.heads, or set sampler.name=transformers."
+        )
 
 
 def _result(output: Any) -> Generation | SamplerError:  # noqa: ANN401  vLLM's classes are untyped
@@ -296,6 +311,27 @@ def _join_alone() -> None:
         distributed.init_process_group(timeout=timedelta(minutes=TIMEOUT_MINUTES))
     else:
         distributed.init_process_group(store=HashStore(), rank=0, world_size=1)
+
+
+def _check_ranks(sharing: int) -> None:
+    """Check that the ranks divide into groups that share a copy of the model, each on one machine."""
+    ranks = distributed.get_world_size()
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    if ranks % sharing or here % sharing:
+        raise SamplerError(
+            f"starting vLLM with sampler.options.engine.tensor_parallel_size={sharing}: found {here} ranks on this "
+            f"machine, wanted a multiple of it. Start as many with torchrun --nproc_per_node, or use "
+            f"sampler.name=vllm_server, whose servers take several GPUs each."
+        )
+
+
+def _remove_shared_memory(sharing: int) -> None:
+    """Remove the file over which ranks on a CPU share a model: its name is fixed, and vLLM refuses one that exists."""
+    place = distributed.get_rank() % sharing
+    first = distributed.get_rank() - place
+    group = "-".join(map(str, range(first, first + sharing)))
+    for path in Path("/dev/shm").glob(f"-tp:*-[[]{group}]-cpushm_{place}"):
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

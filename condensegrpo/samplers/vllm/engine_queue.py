@@ -17,7 +17,9 @@ from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols import NamedTensors
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.devices import on_this_device, stream_restored
-from condensegrpo.samplers.vllm.engine import Part, VllmEngine
+from condensegrpo.samplers.vllm.engine import PARTS, VllmEngine
+from condensegrpo.samplers.vllm.request import refused
+from condensegrpo.samplers.vllm.tensor_parallel import LockstepEngine
 
 STRETCH_SECONDS = 1.0  # longest run of steps in the thread before the event loop gets their results
 STUCK_SECONDS = 600.0  # a run of steps that takes longer hangs: its requests fail
@@ -36,9 +38,8 @@ class _Request:
 class EngineQueue:
     """The requests of an engine. It serves one event loop at a time, and any number of them one after another."""
 
-    def __init__(self, engine: VllmEngine) -> None:
+    def __init__(self, engine: VllmEngine | LockstepEngine) -> None:
         self._engine = engine
-        self._asleep: set[Part] = set()
         self._dropped = False  # the weights, when it was put to sleep
         self._numbers = count()
         self._new: list[_Request] = []  # not in the engine yet
@@ -81,19 +82,19 @@ class EngineQueue:
                 f"updating the sampler's weights to version {version}: {len(self._open) + len(self._new)} requests are "
                 f"under way, and their replies would be of two policies. Await them first."
             )
-        with stream_restored():
-            self._wake("weights")
-            self._engine.abort(self._take_abandoned())
+        self._engine.abort(self._take_abandoned())
+        with stream_restored(), self._engine.exclusive():
+            self._engine.wake("weights")
             self._engine.load(named_tensors)
             self._dropped = False
-            self._wake("kv_cache")  # last: so the learner's copies of weights never lie beside keys and values
+            self._engine.wake("kv_cache")  # last: so the learner's copies of weights never lie beside keys and values
 
     def sleep(self, *, keep_weights: bool) -> None:
         """Free the GPU until the next request or update, or until the next update if the weights are dropped."""
-        if not self._asleep:
+        if not self._engine.asleep:
             work = self._worker.submit(partial(self._engine.sleep, keep_weights=keep_weights))
             _result(work, "putting vLLM to sleep")
-            self._asleep, self._dropped = {"weights", "kv_cache"}, not keep_weights
+            self._dropped = not keep_weights
 
     def close(self) -> None:
         """End the thread and free the engine. Later requests fail."""
@@ -146,8 +147,8 @@ class EngineQueue:
         """In the worker thread: update the engine's requests, then step until one is done, cancelled or new."""
         if self._dropped:
             raise SamplerError("the weights were dropped when vLLM was put to sleep, and no new ones were sent since")
-        self._wake("weights")
-        self._wake("kv_cache")
+        for part in PARTS:
+            self._engine.wake(part)
         self._engine.abort(abandoned)
         outcomes: dict[str, Outcome] = {}
         for request in new:
@@ -169,19 +170,12 @@ class EngineQueue:
             else:
                 self._engine.add(request.id, request.prompt_ids, request.params)
         except Exception as error:  # the boundary to vLLM
-            return SamplerError(
-                f"handing vLLM a prompt of {len(request.prompt_ids)} tokens: {type(error).__name__}: {error}"
-            )
+            return refused(request.prompt_ids, error)
         return None
 
     def _take_abandoned(self) -> list[str]:
         abandoned, self._abandoned = self._abandoned, []
         return abandoned
-
-    def _wake(self, part: Part) -> None:
-        if part in self._asleep:
-            self._engine.wake(part)
-            self._asleep.remove(part)
 
 
 def _begin_thread(use_device: Callable[[], None]) -> None:

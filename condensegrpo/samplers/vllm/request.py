@@ -40,3 +40,8 @@ def check_request(prompt_ids: Sequence[int], params: SamplingParams, *, room: in
             f"rollout.limits.max_context_tokens or rollout.limits.max_output_tokens, or raise "
             f"sampler.options.max_model_len (of servers that run already: their --max-model-len)."
         )
+
+
+def refused(prompt_ids: Sequence[int], error: Exception) -> SamplerError:
+    """The error of a request that vLLM does not take."""
+    return SamplerError(f"handing vLLM a prompt of {len(prompt_ids)} tokens: {type(error).__name__}: {error}")

@@ -16,6 +16,7 @@ from condensegrpo.samplers.vllm.engine import VllmEngine
 from condensegrpo.samplers.vllm.engine_queue import EngineQueue
 from condensegrpo.samplers.vllm.request import INSTALL, check_request
 from condensegrpo.samplers.vllm.settings import EngineSettings
+from condensegrpo.samplers.vllm.tensor_parallel import lockstep
 
 ENGINE = EngineSettings()
 
@@ -58,7 +59,7 @@ class VllmSampler:
         self.takes_adapters = loaded.adapters is not None  # vLLM computes them beside the base
         self._room = loaded.max_model_len
         self._batches = loaded.batches
-        self._queue = EngineQueue(loaded)
+        self._queue = EngineQueue(lockstep(loaded) if engine.tensor_parallel_size > 1 else loaded)
 
     @staticmethod
     def check_options(*, sleep: bool | None = None, **_: object) -> None:

@@ -22,3 +22,5 @@ class EngineSettings:
     """Tokens that one step computes; None: what vLLM chooses for the device."""
     enforce_eager: bool | None = None
     """Whether to run without compilation and CUDA graphs; None: only on a CPU, where compilation is slow."""
+    tensor_parallel_size: Annotated[int, Ge(1)] = 1
+    """Neighbouring ranks of one machine that share a copy of the model; each still rolls out its own groups."""

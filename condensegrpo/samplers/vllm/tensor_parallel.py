@@ -1,0 +1,228 @@
+"""Tensor parallel in process: the ranks that share a copy of the model step it together, each with its own requests.
+
+    rank 0   a, b ─┐                 ┌─▶ add 0/a 0/b 1/c, step ─▶ replies to a and b
+                   ├─▶ every round ──┤
+    rank 1   c    ─┘                 └─▶ add 0/a 0/b 1/c, step ─▶ reply to c
+
+vLLM schedules by what was added and in which order (its ``external_launcher``), so all ranks compute the same step. A
+thread takes part in the rounds also while its own rank has no request.
+"""
+
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from torch import distributed
+
+from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.protocols import NamedTensors
+from condensegrpo.core.trajectory import Generation, SamplingParams
+from condensegrpo.learner.devices import on_this_device
+from condensegrpo.samplers.vllm.engine import PARTS, Part, VllmEngine
+from condensegrpo.samplers.vllm.request import refused
+
+IDLE_SECONDS = 0.005  # between two rounds without a request on any rank
+STEP_SECONDS = 0.05  # longest wait of ``step`` for a reply
+CLOSE_SECONDS = 10.0  # that ``close`` waits for the other ranks, which may have failed
+
+Outcome = Generation | SamplerError
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    name: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams | None  # None: the prompt is only read
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What a rank tells the others in a round."""
+
+    added: tuple[_Request, ...]
+    removed: tuple[str, ...]
+    pausing: bool  # the round is the last one if all ranks say so
+    replies: int  # a checksum of all replies of the last step
+
+
+Exchange = Callable[[Word], Sequence[Word]]  # of this rank's word for those of all ranks, in their order
+
+
+class LockstepEngine:
+    """``VllmEngine`` for ranks that share its model. All ranks must make its calls but ``add`` and ``abort``."""
+
+    def __init__(self, engine: VllmEngine, exchange: Exchange, place: int) -> None:
+        """Start the thread.
+
+        Args:
+            place: of this rank among those that share the model.
+        """
+        self._engine, self._exchange, self._place = engine, exchange, place
+        self._lock = threading.Lock()
+        self._added: list[_Request] = []  # not told yet
+        self._removed: list[str] = []  # likewise
+        self._waiting: set[str] = set()  # requests of this rank without a reply
+        self._open: set[str] = set()  # requests of all ranks in the engine, as place/name
+        self._finished: SimpleQueue[dict[str, Outcome]] = SimpleQueue()
+        self._replies = 0
+        self._failure: SamplerError | None = None
+        self._pausing = threading.Event()
+        self._exclusive = False
+        self._use_device = on_this_device()
+        self._resume()
+
+    @property
+    def asleep(self) -> set[Part]:
+        """The parts that sleep."""
+        return self._engine.asleep
+
+    def add(self, name: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        """Add a request in the next round."""
+        self._add(_Request(name, tuple(prompt_ids), params))
+
+    def add_reading(self, name: str, token_ids: Sequence[int]) -> None:
+        """Add a request for log-probabilities in the next round."""
+        self._add(_Request(name, tuple(token_ids), None))
+
+    def abort(self, names: Sequence[str]) -> None:
+        """Remove requests in the next round; no reply to them comes any more."""
+        self._waiting.difference_update(names)
+        with self._lock:
+            self._removed += names
+
+    def step(self) -> dict[str, Outcome]:
+        """Wait a moment for replies to this rank's requests.
+
+        Raises:
+            SamplerError: the engine failed, or the ranks do not compute the same.
+        """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            outcomes = self._finished.get(timeout=STEP_SECONDS)
+        except Empty:
+            return {}
+        mine = {name: outcome for name, outcome in outcomes.items() if name in self._waiting}
+        self._waiting.difference_update(mine)
+        return mine
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """No rank steps the engine."""
+        self._pausing.set()
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+        self._exclusive = True
+        try:
+            yield
+        finally:
+            self._exclusive = False
+            self._resume()
+
+    def load(self, named_tensors: NamedTensors) -> None:
+        """As ``VllmEngine``; every rank keeps its share of the weights."""
+        self._engine.load(named_tensors)
+
+    def sleep(self, *, keep_weights: bool) -> None:
+        """As ``VllmEngine``."""
+        with self.exclusive():
+            self._engine.sleep(keep_weights=keep_weights)
+
+    def wake(self, part: Part) -> None:
+        """As ``VllmEngine`` for an update; all ranks wake for the first request of any rank."""
+        if self._exclusive:
+            self._engine.wake(part)
+
+    def close(self) -> None:
+        """End the thread and free the engine. If other ranks failed, both are left to the end of the process."""
+        self._pausing.set()
+        self._thread.join(CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            self._engine.close()
+
+    def _add(self, request: _Request) -> None:
+        self._waiting.add(request.name)
+        with self._lock:
+            self._added.append(request)
+
+    def _resume(self) -> None:
+        self._pausing.clear()
+        self._thread = threading.Thread(target=self._run, name="vllm lockstep", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._use_device()
+        try:
+            while self._round():
+                pass
+        except Exception as error:  # the boundary to vLLM and to the other ranks
+            self._failure = SamplerError(f"stepping vLLM together with other ranks: {type(error).__name__}: {error}")
+
+    def _round(self) -> bool:
+        """Tell the other ranks of new requests, add those of all ranks and step; returns whether to go on."""
+        pausing = self._pausing.is_set()  # before the rest: what was called before it is told in this round
+        with self._lock:
+            added, self._added = tuple(self._added), []
+            removed, self._removed = tuple(self._removed), []
+        words = self._exchange(Word(added, removed, pausing, self._replies))
+        if len({word.replies for word in words}) > 1:
+            raise SamplerError("the ranks sampled different replies in the same step")
+        for place, word in enumerate(words):
+            names = {f"{place}/{name}" for name in word.removed}
+            self._open -= names
+            self._engine.abort(sorted(names))
+            for request in word.added:
+                if request.name not in word.removed:
+                    self._enter(place, request)
+        if all(word.pausing for word in words):
+            return False
+        if self._open:
+            self._deliver(self._engine.step())
+        else:
+            time.sleep(IDLE_SECONDS)
+        return True
+
+    def _enter(self, place: int, request: _Request) -> None:
+        """Put a request of any rank into the engine; every rank does the same."""
+        name = f"{place}/{request.name}"
+        for part in PARTS:
+            self._engine.wake(part)
+        try:
+            if request.params is None:
+                self._engine.add_reading(name, request.prompt_ids)
+            else:
+                self._engine.add(name, request.prompt_ids, request.params)
+        except Exception as error:  # the boundary to vLLM
+            self._deliver({name: refused(request.prompt_ids, error)})
+        else:
+            self._open.add(name)
+
+    def _deliver(self, outcomes: dict[str, Outcome]) -> None:
+        self._open.difference_update(outcomes)
+        ids = [
+            (name, outcome.token_ids if isinstance(outcome, Generation) else ()) for name, outcome in outcomes.items()
+        ]
+        self._replies = zlib.crc32(repr(sorted(ids)).encode(), self._replies)
+        own = f"{self._place}/"
+        mine = {name.removeprefix(own): outcome for name, outcome in outcomes.items() if name.startswith(own)}
+        if mine:
+            self._finished.put(mine)
+
+
+def lockstep(engine: VllmEngine) -> LockstepEngine:
+    """The engine of this rank in step with the ranks of its tensor-parallel group."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    group = get_tp_group()
+
+    def exchange(word: Word) -> list[Word]:
+        words = [word] * group.world_size
+        distributed.all_gather_object(words, word, group=group.cpu_group)
+        return words
+
+    return LockstepEngine(engine, exchange, group.rank_in_group)
