@@ -140,6 +140,44 @@ def test_a_restarted_server_gets_the_weights_before_it_serves(folder: str, shape
         assert new.loaded == server.loaded[-1:]
 
 
+@contextmanager
+def pools_of_two_ranks(server: StandIn, loop: BackgroundLoop, weights: WeightsLabel) -> Iterator[list[ReplicaPool]]:
+    """The first rank's, which watches over the server, and another's."""
+    requests = RequestSettings(seconds=2.0, retries=3)
+    pools = [ReplicaPool(weights, requests, restores=first) for first in (True, False)]
+
+    async def opened() -> None:
+        opening = (pool.open([(server.url, None)], token=TOKEN, shape=server.shape, start_seconds=10) for pool in pools)
+        await asyncio.gather(*opening)
+        await pools[0].watch(0.1)
+
+    loop.run(opened())
+    try:
+        yield pools
+    finally:
+        for pool in pools:
+            loop.run(pool.close())
+
+
+@pytest.mark.parametrize("asking", [(0, 1), (1,)])
+def test_a_lost_server_gets_the_weights_from_the_first_rank_alone(
+    shape: dict[str, str], tmp_path: Path, asking: tuple[int, ...]
+) -> None:
+    """Both ranks notice at once, or the other one alone, which waits."""
+    server, weights = StandIn(shape), WeightsLabel(label="run:3", folder=str(tmp_path))
+    with serving(server), BackgroundLoop("test") as loop, pools_of_two_ranks(server, loop, weights) as pools:
+        assert server.loaded == [str(tmp_path)]  # as both opened
+        server.label = "default"  # it was restarted
+
+        async def ask_from_both() -> list[Generation]:
+            params = SamplingParams(max_tokens=4)
+            return await asyncio.gather(*(pools[number].sample((3, number), params) for number in asking * 4))
+
+        assert len(loop.run(ask_from_both())) == 4 * len(asking)
+        assert server.loaded == [str(tmp_path)] * 2
+        assert server.label == "run:3"
+
+
 # --- retries ----------------------------------------------------------------------------------------------
 
 

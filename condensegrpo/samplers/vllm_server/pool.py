@@ -11,16 +11,26 @@ from condensegrpo.samplers.vllm_server.process import ServerProcess
 from condensegrpo.samplers.vllm_server.replica import Replica, WeightsLabel
 from condensegrpo.samplers.vllm_server.settings import RequestSettings
 
+WATCH_SECONDS = 2.0  # between two looks of the first rank at servers that several ranks share
 PAUSE_SECONDS = 0.2  # before the first retry of a request; doubled before each further retry
 
 
 class ReplicaPool:
     """Replicas that serve one policy. All its coroutines run in one event loop; ``close`` in the same."""
 
-    def __init__(self, weights: WeightsLabel, requests: RequestSettings) -> None:
+    def __init__(self, weights: WeightsLabel, requests: RequestSettings, *, restores: bool = True) -> None:
+        """Know no server yet.
+
+        Args:
+            restores: whether a server that lost the weights gets them from here; False: from the first rank of several
+                that share the servers, whose pool watches over them.
+        """
         self.weights = weights  # that every reply must come from
         self.replicas: tuple[Replica, ...] = ()
         self._requests = requests
+        self._restores = restores
+        self._update = asyncio.Lock()
+        self._watch: asyncio.Task[None] | None = None
 
     async def open(
         self,
@@ -45,10 +55,22 @@ class ReplicaPool:
                 shape=shape,
                 wanted=lambda: self.weights,
                 start_seconds=start_seconds,
+                restores=self._restores,
             )
             for place, (url, process) in enumerate(servers)
         )
         await asyncio.gather(*(asyncio.shield(replica.revive()) for replica in self.replicas))
+
+    async def watch(self, seconds: float = WATCH_SECONDS) -> None:
+        """Look after the servers from now on: one that no request of this rank goes to may be lost to the others."""
+
+        async def look() -> None:
+            while True:
+                await asyncio.sleep(seconds)
+                async with self._update:
+                    await asyncio.gather(*(replica.look_after() for replica in self.replicas))
+
+        self._watch = asyncio.create_task(look())
 
     @property
     def room(self) -> int | None:
@@ -84,15 +106,18 @@ class ReplicaPool:
         Raises:
             SamplerError: a server refused, or no server is left. The old weights are then the current ones.
         """
-        before, self.weights = self.weights, weights
-        try:
-            await self._load()
-        except BaseException:
-            self.weights = before
-            raise
+        async with self._update:
+            before, self.weights = self.weights, weights
+            try:
+                await self._load()
+            except BaseException:
+                self.weights = before
+                raise
 
     async def close(self) -> None:
         """End the processes that the sampler started and all connections. May be called twice."""
+        if self._watch is not None:
+            self._watch.cancel()
         replicas, self.replicas = self.replicas, ()
         await asyncio.gather(*(replica.close() for replica in replicas))
 

@@ -43,12 +43,19 @@ class Replica:
         shape: Mapping[str, str],
         wanted: Callable[[], WeightsLabel],
         start_seconds: float,
+        restores: bool = True,
     ) -> None:
+        """Know the server, without a call to it.
+
+        Args:
+            restores: whether a server that lost the weights gets them from here; False: from the first rank of the run.
+        """
         self.client = client
         self._child = child
         self._shape = shape
         self._wanted = wanted
         self._start_seconds = start_seconds
+        self._restores = restores
         self.place = place  # among the sampler's replicas; determines which trajectories it serves
         self._revival: asyncio.Task[None] | None = None
         self.ready = False
@@ -119,6 +126,7 @@ class Replica:
         self.description = await self.client.describe()
         self._check(self.description)
         self.lives += 1
+        deadline = asyncio.get_running_loop().time() + self._start_seconds
         while (held := await self.client.weights_label()) != (weights := self._wanted()).label:
             base = not weights.shares_base_with(held)
             if weights.adapters is not None and weights.folder is None and held == STARTED_WITH:
@@ -130,8 +138,28 @@ class Replica:
                     f"folder to load them from: it gets the next ones. Where servers may be lost, set "
                     f"server.weights=folder."
                 )
-            await self._give(weights, base=base)
+            if self._restores:
+                await self._give(weights, base=base)
+            elif asyncio.get_running_loop().time() > deadline:
+                raise ServerUnreachable(
+                    f"waiting for {self.url}: it holds the weights {held}, and the first rank of the run did not give "
+                    f"it {weights.label} within {self._start_seconds:g} seconds (server.start_seconds); see its log"
+                )
+            else:
+                await asyncio.sleep(POLL_SECONDS)
         self.ready = True
+
+    async def look_after(self) -> None:
+        """Start to bring it up again if it does not answer, or does not hold the current weights."""
+        if self.ready:
+            try:
+                held = await self.client.weights_label()
+            except SamplerError as error:
+                held = str(error)
+            if held != self._wanted().label:
+                self.fail()
+        elif not self.awaits_weights:
+            self.revive()
 
     async def _give(self, weights: WeightsLabel, *, base: bool) -> None:
         """Have the server load the weights and take their label last: replies until then are known to be of others."""

@@ -26,7 +26,7 @@ from condensegrpo.core.protocols import NamedTensors
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.dtypes import DTYPES, DtypeName
 from condensegrpo.learner.policy import trained_steps
-from condensegrpo.learner.ranks import from_first, world_size
+from condensegrpo.learner.ranks import from_first, rank, world_size
 from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.vllm.adapters import native_rank
 from condensegrpo.samplers.vllm.request import check_request
@@ -93,7 +93,7 @@ class VllmServerSampler:
         self._loop = BackgroundLoop("vllm-servers")
         self._publisher: NcclPublisher | FolderPublisher | None = None
         first = _first_weights(model_path, self._run, running=bool(urls))
-        self._pool = ReplicaPool(first, requests)
+        self._pool = ReplicaPool(first, requests, restores=not self._shared or rank() == 0)
         token = os.environ.get(TOKEN_VARIABLE, "") if urls else secrets.token_urlsafe(24)
         model = ServedModel(path=model_path, dtype=dtype, max_model_len=max_model_len, lora=lora)
         self._processes = () if urls else _processes(model, server, replicas, token=token, folder=self._home)
@@ -104,6 +104,8 @@ class VllmServerSampler:
             self._loop.run(opening)
             self._lora = self._native(lora, dtype, server)  # None: updates bring all weights
             self._publisher = self._open_publisher(server, DTYPES[dtype], first.folder)
+            if self._shared and world_size() > 1 and rank() == 0 and isinstance(self._publisher, FolderPublisher):
+                self._loop.run(self._pool.watch())
         except BaseException:
             self.close()
             raise
