@@ -58,8 +58,8 @@ def plan(
     if device is None:
         device = "gpu" if room is not None or torch.cuda.is_available() else "cpu"
     loaded = loaded.on_device(device)
-    predicted = predict(loaded, architecture(loaded.model), ranks=ranks, device=device)
-    fits = room is None or predicted.peak.bytes <= room
+    predicted = predict(loaded, architecture(loaded.model), ranks=ranks, device=device, memory=room)
+    fits = room is None or predicted.fits(room)
     change = None if room is None or fits else remedy(loaded, predicted, room)
     if as_json:
         typer.echo(json.dumps(_as_json(predicted, room, change), indent=2))
@@ -132,18 +132,24 @@ def _sizes(phase: "Phase") -> dict[str, int]:
 
 def _verdict(predicted: "Plan", room: int, change: "tuple[Overrides, Plan] | None") -> None:
     console, needed = theme.console(), predicted.peak.bytes
-    if needed <= room:
+    if predicted.fits(room):
         console.print(f"\nfits      {_size(needed)} of {_size(room)}", style=theme.GOOD)
         return
-    advice = (
-        "does not fit with smaller micro-batches, bfloat16, or ZeRO 3 on up to 64 devices (numbers that divide "
-        "train.problems_per_step). Use a smaller model, or lower rollout.limits.max_context_tokens."
-    )
-    if change is not None:
-        overrides, changed = change
-        ranks = f" --ranks {changed.ranks}" if "learner.zero_stage=3" in overrides else ""
-        advice = f"{' '.join(overrides)}{ranks} would fit, with {_size(changed.peak.bytes)}"
-    console.print(f"\ndoes not fit: needs {_size(needed)}, available {_size(room)}\n→ {advice}", style=theme.BAD)
+    console.print(f"\ndoes not fit: needs {_size(needed)}, available {_size(room)}", style=theme.BAD)
+    if predicted.refusal is not None:
+        console.print(predicted.refusal, style=theme.BAD)
+    if change is None:
+        console.print(
+            "→ no smaller batch, bfloat16, activation checkpointing, offload or ZeRO 3 on up to 64 devices (numbers "
+            "that divide train.problems_per_step) makes it fit. Use a smaller model, model.lora, or lower "
+            "rollout.limits.max_context_tokens.",
+            style=theme.BAD,
+        )
+        return
+    overrides, changed = change
+    where = "" if changed.ranks == predicted.ranks else f" on {changed.ranks} devices (--ranks {changed.ranks})"
+    console.print(f"→ it would fit{where}, with {_size(changed.peak.bytes)}:", style=theme.BAD)
+    typer.echo(f"  {' '.join(overrides)}")  # on one line, to be copied
 
 
 def _as_json(predicted: "Plan", room: int | None, change: "tuple[Overrides, Plan] | None") -> dict[str, object]:
@@ -163,6 +169,7 @@ def _as_json(predicted: "Plan", room: int | None, change: "tuple[Overrides, Plan
         "requests": predicted.requests,
         "notes": predicted.notes,
         "device_memory": room,
-        "fits": room is None or predicted.peak.bytes <= room,
+        "fits": room is None or predicted.fits(room),
+        "refusal": predicted.refusal,
         "remedy": None if change is None else {"overrides": change[0], "ranks": change[1].ranks},
     }

@@ -159,9 +159,13 @@ def attention_bytes(decoder: Decoder, element: int) -> int:
     return element * (2 * decoder.queries + 2 * decoder.keys) + FLOAT * decoder.heads
 
 
-def ends_bytes(decoder: Decoder, element: int) -> int:
-    """What a decoder keeps of a token besides its layers: the token's id, cosine and sine, x and x̂ of the last norm."""
-    return INDEX + 2 * decoder.head_size * element + (FLOAT + element) * decoder.hidden + FLOAT
+def ends_bytes(decoder: Decoder, element: int, *, trained: bool = True) -> int:
+    """What a decoder keeps of a token besides its layers: the token's id, cosine and sine, x and x̂ of the last norm.
+
+    Without training its own weights it needs neither the id nor x̂.
+    """
+    weights = INDEX + element * decoder.hidden if trained else 0
+    return 2 * decoder.head_size * element + FLOAT * decoder.hidden + FLOAT + weights
 
 
 def activation_bytes(decoder: Decoder, batch: MicroBatch, element: int) -> int:
@@ -179,8 +183,13 @@ def adapted_activation_bytes(decoder: Decoder, batch: MicroBatch, element: int, 
         width: the ranks of all adapters together.
     """
     layers = decoder.layers * layer_bytes(decoder, element, trained=False) - FLOAT * (decoder.hidden + 1)
-    ends = 2 * decoder.head_size * element + FLOAT * decoder.hidden + FLOAT
-    return batch.tokens * (layers + ends + element * width)
+    return batch.tokens * (layers + ends_bytes(decoder, element, trained=False) + element * width)
+
+
+def checkpointed_bytes(decoder: Decoder, batch: MicroBatch, element: int, *, trained: bool = True) -> int:
+    """What a forward pass keeps with activation checkpointing: the input of every layer, and what is outside them."""
+    inputs = decoder.layers * element * decoder.hidden
+    return batch.tokens * (inputs + ends_bytes(decoder, element, trained=trained))
 
 
 def paths_bytes(decoder: Decoder, batch: MicroBatch, gathered: Gathered, element: int) -> int:
@@ -313,3 +322,19 @@ def decoding_bytes(decoder: Decoder, *, requests: int, element: int) -> int:
     each).
     """
     return requests * decoder.vocabulary * (element + 2 * FLOAT + 16)
+
+
+def paged_cache_bytes(decoder: Decoder, *, requests: int, length: int, element: int) -> int:
+    """Keys and values of vLLM, whose pages lie in place while they fill."""
+    return 2 * decoder.keys * element * decoder.layers * requests * length
+
+
+def sampling_step_bytes(decoder: Decoder, *, tokens: int, requests: int, element: int) -> int:
+    """A step of vLLM at its largest: so many tokens in one layer, and the logits of so many requests.
+
+    tokens     residual, its norm, gate, up and their product
+    requests   logits as the head leaves them (e), in fp32 (4), log-probabilities (4)
+    """
+    return element * tokens * (2 * decoder.hidden + 3 * decoder.ffn) + requests * decoder.vocabulary * (
+        element + 2 * FLOAT
+    )

@@ -1,56 +1,159 @@
-"""The mildest change of the configuration with which a plan fits, found by planning with each candidate."""
+"""The mildest change of the configuration with which a plan fits, found by planning with each candidate.
+
+While a plan does not fit, the first candidate in ``_candidates`` that lowers its peak is taken, so that changes that
+cost little come first. What turns out not to be needed is taken back, and batches grow again as far as they fit.
+"""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+from condensegrpo.config.checks import check_figures
 from condensegrpo.config.load import vary
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.planning.plan import COLOCATED, Plan, plan
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.learner.activation_checkpointing import is_on
+from condensegrpo.planning.learning import row_length
+from condensegrpo.planning.plan import Plan, plan
+from condensegrpo.planning.sampling import COLOCATED, VLLM
 
 MOST_RANKS = 64
+LARGE_BATCH = 4096  # tokens; smaller micro-batches keep a GPU less busy
+TOKENS, REQUESTS = "learner.tokens_per_micro_batch", "sampler.options.max_batch"
+SHARE = "sampler.options.engine.gpu_memory_utilization"
+SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1)  # of a GPU, for vLLM
 Overrides = tuple[str, ...]  # of the configuration
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """A configuration with overrides, and its plan."""
+
+    overrides: dict[str, str]  # key → value
+    config: RunConfig
+    planned: Plan
+
+    def with_(self, start: RunConfig, overrides: dict[str, str]) -> "Changed | None":
+        """The same with these overrides of ``start`` instead; None: they contradict the rest of it."""
+        try:
+            config = vary(start, lines(overrides))
+            check_figures(config)
+            before = self.planned
+            planned = plan(config, before.architecture, ranks=before.ranks, device=before.device, memory=before.memory)
+        except ConfigError:
+            return None
+        return Changed(overrides=overrides, config=config, planned=planned)
+
+
+def lines(overrides: dict[str, str]) -> Overrides:
+    """As they stand on a command line."""
+    return tuple(f"{key}={value}" for key, value in overrides.items())
+
+
 def remedy(config: RunConfig, planned: Plan, room: int) -> tuple[Overrides, Plan] | None:
-    """The first change of ``_changes`` under which the peak is at most ``room`` bytes; None if there is none."""
-    for overrides, ranks in _changes(config, planned):
-        changed = plan(vary(config, overrides), planned.architecture, ranks=ranks, device=planned.device)
-        if changed.peak.bytes <= room:
-            return overrides, changed
+    """Overrides under which the run takes at most ``room`` bytes of each device, and their plan; None: there are none.
+
+    More devices than ``planned`` has, with ZeRO 3, are the last resort.
+    """
+    ranks = planned.ranks
+    while ranks <= max(MOST_RANKS, planned.ranks):
+        if config.train.problems_per_step % ranks == 0:
+            overrides = {} if ranks == planned.ranks else {"learner.zero_stage": "3"}
+            varied = vary(config, lines(overrides))
+            start = plan(varied, planned.architecture, ranks=ranks, device=planned.device, memory=planned.memory)
+            fitting = _fitting(config, Changed(overrides=overrides, config=varied, planned=start), room)
+            if fitting is not None:
+                return lines(fitting.overrides), fitting.planned
+        ranks = max(2, 2 * ranks)
     return None
 
 
-def _changes(config: RunConfig, planned: Plan) -> Iterator[tuple[Overrides, int]]:
-    """Overrides and ranks, from mild to drastic: smaller batches, bfloat16, both, then more devices with ZeRO 3."""
-    smaller = _smaller(config, planned)
-    narrow = ("model.dtype=bfloat16",) if config.model.dtype == "float32" else ()
-    for overrides in (*smaller, *([narrow, *((*narrow, *size) for size in smaller)] if narrow else [])):
-        yield overrides, planned.ranks
-    least = smaller[-1] if smaller else ()
-    ranks = max(2, 2 * planned.ranks)
-    while ranks <= MOST_RANKS:
-        if config.train.problems_per_step % ranks == 0:
-            yield ("learner.zero_stage=3",), ranks
-            yield ("learner.zero_stage=3", *narrow, *least), ranks
-        ranks *= 2
+def _fitting(config: RunConfig, start: Changed, room: int) -> Changed | None:
+    """Candidates on top of each other until the plan fits, then as few of them as do."""
+    current = start
+    while not current.planned.fits(room):
+        better = next(_better(config, current), None)
+        if better is None:
+            return None
+        current = better
+    return _grown(config, _needed(config, start, current, room), room)
 
 
-def _smaller(config: RunConfig, planned: Plan) -> list[Overrides]:
-    """Halves of the batch of the largest phase, down to one row or request; last the smallest of both batches."""
-    row = config.rollout.limits.max_context_tokens + config.rollout.limits.max_output_tokens
-    tokens = [f"learner.tokens_per_micro_batch={size}" for size in _halves(planned.batch.tokens, row)]
-    requests = [f"sampler.options.max_batch={size}" for size in _halves(planned.requests, 1)]
-    if config.sampler.name != COLOCATED:
-        requests = []
-    singles: list[Overrides] = [
-        (override,) for override in (requests if planned.peak.name == "rolling out" else tokens)
-    ]
-    return [*singles, (tokens[-1], requests[-1])] if tokens and requests else singles
+def _better(config: RunConfig, current: Changed) -> Iterator[Changed]:
+    """The candidates that start where the current plan would not, or lower the phase that is its peak."""
+    peak = current.planned.peak
+    for override in _candidates(current.config, current.planned):
+        changed = current.with_(config, current.overrides | override)
+        if changed is None or changed.planned.refusal is not None:
+            continue
+        same_phase = next(phase for phase in changed.planned.phases if phase.name == peak.name)
+        if current.planned.refusal is not None or same_phase.bytes < peak.bytes:
+            yield changed
 
 
-def _halves(size: int, least: int) -> list[int]:
-    """Example: 100 and 20 give 50, 25, 20."""
-    sizes = []
-    while size > least:
-        size = max(least, size // 2)
-        sizes.append(size)
-    return sizes
+def _candidates(config: RunConfig, planned: Plan) -> Iterator[dict[str, str]]:
+    """Changes of what a run takes and not of what it learns, from mild to drastic; bfloat16 rounds."""
+    learner, gpu, row = config.learner, planned.device == "gpu", row_length(config)
+    tokens, waiting = planned.batch.tokens, planned.requests
+    if config.sampler.name == VLLM and planned.refusal is not None:
+        yield from ({SHARE: str(share)} for share in reversed(SHARES))
+    if tokens > max(row, LARGE_BATCH):
+        yield {TOKENS: str(max(row, LARGE_BATCH, tokens // 2))}
+    elif tokens > row and tokens <= LARGE_BATCH // 2:  # it is small already
+        yield {TOKENS: str(max(row, tokens // 2))}
+    if config.sampler.name == COLOCATED and waiting > 1:
+        yield {REQUESTS: str(waiting // 2)}
+    if config.sampler.name == VLLM and gpu:
+        yield from ({SHARE: str(share)} for share in SHARES)
+    if gpu and config.model.attention in ("sdpa", "eager"):  # which gather keys, or keep every pair
+        yield {"model.attention": "auto"}
+    if not is_on(learner.checkpoint_activations, gpu=gpu):
+        yield {"learner.checkpoint_activations": "on"}
+    if config.model.dtype == "float32":
+        yield {"model.dtype": "bfloat16"}
+    if tokens > row:
+        yield {TOKENS: str(max(row, tokens // 2))}
+    if gpu:
+        yield from _offloads(config)
+
+
+def _offloads(config: RunConfig) -> Iterator[dict[str, str]]:
+    """To main memory: the reference, then the optimiser's state, and at last the weights."""
+    stage = max(config.learner.zero_stage, 2)  # DeepSpeed's optimiser of bfloat16 below it moves nothing
+    if config.algorithm.kl.coefficient and config.model.lora is None:
+        yield {"learner.offload.reference": "true"}
+    if config.learner.offload.training == "none" and not config.rollout.staleness:
+        yield {"learner.offload.rollouts": "true", "learner.zero_stage": str(stage)}
+    yield {
+        "learner.offload.rollouts": "false",
+        "learner.offload.training": "optimiser",
+        "learner.zero_stage": str(stage),
+    }
+    yield {
+        "learner.offload.rollouts": "false",
+        "learner.offload.training": "optimiser_and_weights",
+        "learner.zero_stage": "3",
+    }
+
+
+def _needed(config: RunConfig, start: Changed, current: Changed, room: int) -> Changed:
+    """Without the overrides that it fits without, the most drastic ones first."""
+    for key in reversed(current.overrides):
+        offloads = any(other.startswith("learner.offload.") for other in current.overrides)
+        if key in start.overrides or (key == "learner.zero_stage" and offloads):  # which need the stage
+            continue
+        fewer = {other: value for other, value in current.overrides.items() if other != key}
+        changed = current.with_(config, fewer)
+        if changed is not None and changed.planned.fits(room):
+            current = changed
+    return current
+
+
+def _grown(config: RunConfig, current: Changed, room: int) -> Changed:
+    """With batches and the share of vLLM as large as they still fit."""
+    for key in (TOKENS, REQUESTS):
+        while key in current.overrides:
+            changed = current.with_(config, current.overrides | {key: str(2 * int(current.overrides[key]))})
+            if changed is None or not changed.planned.fits(room) or changed.planned == current.planned:
+                break
+            current = changed
+    return current
