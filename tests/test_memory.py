@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from condensegrpo.algorithms.objective import Share, Tokenwise, supervised
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner import fused_head
+from condensegrpo.learner.activation_checkpointing import checkpoint_layers
 from condensegrpo.learner.head import ChunkedHead
 from condensegrpo.learner.lora import add_adapters
 from condensegrpo.learner.settings import LoraSettings
@@ -27,6 +28,7 @@ from condensegrpo.planning.formulas import (
     activation_bytes,
     adapted_activation_bytes,
     cache_bytes,
+    checkpointed_bytes,
     chunked_head_bytes,
     decoding_bytes,
     eager_bytes,
@@ -215,6 +217,20 @@ def test_adapters_keep_their_ranks_and_spare_what_frozen_norms_need(kind: str, d
     element = dtype.itemsize
     predicted = adapted_activation_bytes(sizes, batch, element, width=4 * 7 * 3)
     assert kept_along(policy, along, depth) == predicted + paths_bytes(sizes, batch, bucket_sizes(along), element)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("adapted", [False, True])
+def test_checkpointed_layers_keep_their_inputs(adapted: bool, dtype: torch.dtype) -> None:
+    """Beside cosine and sine, which the layers' closures hold and no hook sees."""
+    policy = model("qwen3", dtype, layers=3, head_dim=8)
+    if adapted:
+        lora = LoraSettings(rank=4, alpha=8.0, dropout=0.0, targets="all-linear")
+        add_adapters(policy, lora, base="base", seed=0)
+    checkpoint_layers(policy)
+    sizes, batch, element = decoder(layers=3, normed=True), MicroBatch(tokens=64, length=64, trained=0), dtype.itemsize
+    predicted = checkpointed_bytes(sizes, batch, element, trained=not adapted) - 64 * 2 * 8 * element
+    assert kept_bytes(policy, 1, 64) == predicted
 
 
 def test_paths_by_hand() -> None:

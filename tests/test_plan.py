@@ -37,6 +37,7 @@ TREE = {
     "evaluate": {"problems": 7},
 }
 CONFIG = validate(TREE, source="test")
+WIDE = ("model.new.hidden_size=256", "model.new.vocab_size=1000")
 SDPA = "model.attention=sdpa"
 KEPT = "learner.checkpoint_activations=off"
 FLASH = ("model.attention=flash_attention_2",)
@@ -291,6 +292,110 @@ def test_what_is_not_counted_is_noted() -> None:
     assert any("warm start" in note for note in planned("model.lora.rank=3", "warm_start.steps=5").notes)
 
 
+# --- what is computed again, shared or elsewhere
+
+
+def test_checkpointed_layers_keep_their_inputs_by_hand() -> None:
+    """200 tokens, 2 layers of 16 numbers; outside: id 8, cos and sin 2·8, x and x̂ of 16, 1/rms; one layer anew."""
+    found = planned(FLASH[0])  # a GPU: checkpointing is on
+    assert part(found, "learning", "activations") == 200 * (2 * 4 * 16 + 8 + 4 * 2 * 8 + 2 * 4 * 16 + 4)
+    layer = 2 * (3 * 4 * 16 + 4) + 4 * (2 * 16 + 2 * 16) + 4 * 2 + 4 * 4 * 32 + 8 * (16 + 16) + 4 * (2 + 2)
+    assert part(found, "learning", "a layer, computed again") == 200 * layer
+    assert part(planned(KEPT, *FLASH), "learning", "a layer, computed again") == 0
+
+
+def test_ranks_that_share_a_row_have_a_part_of_its_tokens() -> None:
+    """100 of 200 tokens each, with q, k, v and the output of the heads that attention computes."""
+    whole, shared = planned(*FLASH, ranks=2), planned(*FLASH, "learner.sequence_parallel=2", ranks=2)
+    assert (whole.tokens.micro_batches, shared.tokens.micro_batches) == (3, 5)
+    assert part(shared, "learning", "activations") == part(whole, "learning", "activations") / 2
+    own = part(whole, "learning", "a layer, computed again") // 2
+    assert part(shared, "learning", "a layer, computed again") == own + 100 * (4 * (2 * 16 + 2 * 16) + 4 * 2)
+    with pytest.raises(ConfigError, match="sequence_parallel=2 ranks compute"):
+        planned("learner.sequence_parallel=2")
+
+
+def test_flex_gathers_nothing() -> None:
+    along, flex = (part(planned(KEPT, kernel), "learning", "activations") for kernel in (SDPA, "model.attention=flex"))
+    plain = part(planned(KEPT, *FLASH), "learning", "activations")
+    assert flex - plain == 4 * 4 * 2 * 2 + 4 * 256  # 200 tokens: 2 × 2 blocks, and an integer a token of 256
+    assert along > flex
+    assert part(planned(KEPT), "learning", "activations") == flex  # auto, on a GPU
+
+
+def test_offloads_leave_the_gpu_by_hand() -> None:
+    """6832 parameters in float32: masters, moments and sums are elsewhere, always or while the sampler samples."""
+    on_gpu, kl = 4 * 6832, "algorithm.kl.coefficient=0.1"
+    always = planned("learner.offload.training=optimiser", "learner.zero_stage=2")
+    rollouts = planned("learner.offload.rollouts=true", "learner.zero_stage=2")
+    for found, where in ((always, "learning"), (always, "rolling out"), (rollouts, "rolling out")):
+        assert part(found, where, "weights") == on_gpu
+        assert part(found, where, "fp32 masters") == part(found, where, "Adam's moments") == 0
+    assert part(rollouts, "learning", "Adam's moments") == 2 * on_gpu
+    weights = planned("learner.offload.training=optimiser_and_weights", "learner.zero_stage=3")
+    assert part(weights, "learning", "weights") == 0
+    assert part(weights, "learning", "gathered weights") == on_gpu
+    assert part(planned(kl, "learner.offload.reference=true"), "rolling out", "reference model") == 0
+    assert part(planned(kl), "rolling out", "reference model") == on_gpu
+
+
+# --- vLLM beside the learner
+
+VLLM = "sampler.name=vllm"
+CARD = 10 << 30
+
+
+def test_vllm_takes_its_share_while_it_samples_and_nothing_while_the_learner_works() -> None:
+    found = planned(VLLM, memory=CARD)
+    beside = sum(one.bytes for one in phase(found, "rolling out").parts if not one.name.startswith("sampler:"))
+    assert phase(found, "rolling out").bytes - beside == pytest.approx(0.4 * CARD, abs=1)
+    assert not any(one.bytes for one in phase(found, "learning").parts if one.name.startswith("sampler:"))
+    assert part(found, "publishing", "sampler: weights") == 4 * 6832
+    awake = planned(VLLM, "sampler.options.sleep=false", memory=CARD)
+    assert part(awake, "learning", "sampler: KV cache") == part(found, "rolling out", "sampler: KV cache")
+
+
+def test_a_sampler_that_works_ahead_does_not_sleep() -> None:
+    ahead = planned(VLLM, "rollout.staleness=1", "algorithm.importance.cap=2", memory=CARD)
+    assert part(ahead, "learning", "sampler: KV cache") > 3 << 30
+
+
+def test_keys_and_values_of_vllm_are_those_that_are_set_or_that_all_requests_use() -> None:
+    """7 requests of 40 tokens: 2 layers of 2·16 numbers."""
+    assert part(planned(VLLM), "rolling out", "sampler: KV cache") == 7 * 40 * 2 * 2 * 16 * 4
+    assert any("--device-memory" in note for note in planned(VLLM).notes)
+    set_to = planned(VLLM, "sampler.options.engine.kv_cache_gib=2", memory=CARD)
+    assert part(set_to, "rolling out", "sampler: KV cache") == 2 << 30
+
+
+def test_a_share_that_holds_no_request_is_refused_and_raised() -> None:
+    small = ("sampler.options.engine.gpu_memory_utilization=0.01", "sampler.options.engine.max_num_batched_tokens=100")
+    config = vary(CONFIG, [VLLM, *small])
+    memory = 32 << 20
+    found = plan(config, architecture(config.model), ranks=1, device="gpu", memory=memory)
+    assert found.refusal is not None
+    assert "vLLM would not start" in found.refusal
+    assert not found.fits(1 << 40)
+    change = remedy(config, found, memory)
+    assert change is not None
+    assert [override.partition("=")[0] for override in change[0]] == [small[0].partition("=")[0]]
+
+
+def test_adapters_that_vllm_computes_need_no_merged_weight() -> None:
+    """Rank 3 has the room of 8: 1632·8/3 numbers of 2 bytes. In float32 they are merged."""
+    native, merged = (
+        planned(VLLM, "model.lora.rank=3", f"model.dtype={dtype}", memory=CARD) for dtype in ("bfloat16", "float32")
+    )
+    assert part(native, "rolling out", "sampler: adapters") == 2 * 1632 * 8 // 3
+    assert part(merged, "rolling out", "sampler: adapters") == 0
+
+    def updating(found: Plan) -> int:
+        return part(found, "publishing", "a weight on its way")
+
+    assert updating(native) == 0
+    assert updating(merged) == 4 * 1600 or phase(merged, "publishing").moment == "a checkpoint"
+
+
 # --- the head
 
 
@@ -367,6 +472,28 @@ def test_a_change_that_is_named_fits() -> None:
         found = fitting(int(share * peak), "train.problems_per_step=64")
         if found is not None:
             assert found[1].peak.bytes <= share * peak
+
+
+def test_advice_names_what_lowers_memory_and_what_the_run_accepts() -> None:
+    """Batches are as small as a row: what is left is recomputation, bfloat16, main memory, and other ranks."""
+    narrow = ("learner.tokens_per_micro_batch=40", "sampler.name=scripted", KEPT, SDPA)
+    found = fitting(int(0.9 * planned(*narrow).peak.bytes), *narrow)
+    assert found is not None
+    assert found[0] in {("learner.checkpoint_activations=on",), ("model.attention=auto",)}
+    wide = ("learner.tokens_per_micro_batch=40", "sampler.name=scripted", "model.dtype=bfloat16", *WIDE)
+    found = fitting(int(0.5 * planned(*wide).peak.bytes), *wide)
+    assert found is not None
+    assert any("learner.offload.training=optimiser" in override for override in found[0])
+    assert any("learner.zero_stage=" in override for override in found[0])  # which it needs
+
+
+def test_what_is_not_needed_is_taken_back() -> None:
+    before = planned("train.problems_per_step=64")
+    found = fitting(int(0.6 * before.peak.bytes), "train.problems_per_step=64")
+    assert found is not None
+    for left_out in found[0]:
+        rest = [override for override in found[0] if override != left_out]
+        assert planned("train.problems_per_step=64", *rest).peak.bytes > 0.6 * before.peak.bytes
 
 
 def test_no_change_makes_a_model_fit_into_nothing() -> None:

@@ -33,9 +33,15 @@ def row_length(config: RunConfig) -> int:
 
 
 def largest_batch(config: RunConfig, ranks: int) -> MicroBatch:
-    """A full micro-batch of the longest rows, or all rows of a rank if these are fewer tokens."""
+    """A full micro-batch of the longest rows, or all rows of the ranks that share it if these are fewer tokens."""
     rollout, train, row = config.rollout, config.train, row_length(config)
-    rows = train.problems_per_step // ranks * train.samples_per_problem * rollout.limits.max_turns
+    rows = (
+        train.problems_per_step
+        * config.learner.sequence_parallel
+        // ranks
+        * train.samples_per_problem
+        * rollout.limits.max_turns
+    )
     tokens = min(config.learner.tokens_per_micro_batch, rows * row)
     length = min(row, tokens)
     outputs = min(length - 1, rollout.limits.max_turns * rollout.limits.max_output_tokens)
@@ -45,36 +51,56 @@ def largest_batch(config: RunConfig, ranks: int) -> MicroBatch:
 def learning(
     config: RunConfig, model: Architecture, batch: MicroBatch, learner: Held, device: Device
 ) -> dict[str, tuple[Part, ...]]:
-    """What comes on top of the weights and the optimiser at each moment of an optimiser step."""
+    """What comes on top of the weights and the optimiser at each moment of an optimiser step.
+
+    Args:
+        batch: of all ranks that compute it together, each with a part of its tokens.
+    """
     element, decoder, trained = DTYPES[config.model.dtype].itemsize, model.decoder, model.adapters is None
     found = activations(config, model, batch, device)
+    own = own_part(config, batch)
     kept = Part("activations", found.kept)
     again = Part("a layer, computed again", found.again)
-    backward = formulas.layer_backward_bytes(decoder, batch, element, trained=trained)
+    backward = formulas.layer_backward_bytes(decoder, own, element, trained=trained)
     ending = formulas.embedding_backward_bytes(decoder, element) if trained else 0
     return {
-        "LM head": (*learner.forward, kept, _head(config, model, batch, device)),
+        "LM head": (*learner.forward, kept, _head(config, model, own, device)),
         "last layer backward": (*learner.forward, kept, again, Part("gradients on their way", backward)),
         "end of backward": (*learner.ending, Part("gradients on their way", ending)),
         "optimiser step": learner.stepping,
     }
 
 
+def own_part(config: RunConfig, batch: MicroBatch) -> MicroBatch:
+    """A rank's tokens of a micro-batch (``learner.sequence_parallel``)."""
+    ranks = config.learner.sequence_parallel
+    return replace(batch, tokens=ceil(batch.tokens / ranks), trained=ceil(batch.trained / ranks))
+
+
 def activations(config: RunConfig, model: Architecture, batch: MicroBatch, device: Device) -> Activations:
-    """What forward keeps for backward, with the kernel and the checkpointing of the configuration."""
+    """What forward keeps for backward, with the kernel and the checkpointing of the configuration.
+
+    Attention sees the whole micro-batch. Where ranks share it, each has a part of the heads, and while a layer's
+    attention is computed queries, keys, values and output of these heads lie beside those of its own tokens.
+    """
     element, decoder, trained = DTYPES[config.model.dtype].itemsize, model.decoder, model.adapters is None
+    ranks, own = config.learner.sequence_parallel, own_part(config, batch)
+    exchanged = formulas.attention_bytes(decoder, element) * own.tokens if ranks > 1 else 0
+
+    def kernel(layers: int) -> int:
+        return ceil(_attention(config, model, replace(decoder, layers=layers), batch, device) / ranks)
+
     if not is_on(config.learner.checkpoint_activations, gpu=device == "gpu"):
         if model.adapters is None:
-            kept = formulas.activation_bytes(decoder, batch, element)
+            kept = formulas.activation_bytes(decoder, own, element)
         else:
-            kept = formulas.adapted_activation_bytes(decoder, batch, element, width=model.adapters.width)
-        return Activations(kept=kept + _attention(config, model, decoder, batch, device), again=0)
-    once, single = (_attention(config, model, replace(decoder, layers=layers), batch, device) for layers in (0, 1))
+            kept = formulas.adapted_activation_bytes(decoder, own, element, width=model.adapters.width)
+        return Activations(kept=kept + kernel(decoder.layers) + exchanged, again=0)
     width = 0 if model.adapters is None else model.adapters.width / decoder.layers
     layer = formulas.layer_bytes(decoder, element, trained=trained) + element * width
     return Activations(
-        kept=formulas.checkpointed_bytes(decoder, batch, element, trained=trained) + once,
-        again=ceil(batch.tokens * layer) + single - once,
+        kept=formulas.checkpointed_bytes(decoder, own, element, trained=trained) + kernel(0),
+        again=ceil(own.tokens * layer) + kernel(1) - kernel(0) + exchanged,
     )
 
 

@@ -91,6 +91,12 @@ def plan(config: RunConfig, model: Architecture, *, ranks: int, device: Device, 
             f"planning for {ranks} ranks: train.problems_per_step={config.train.problems_per_step} does not divide "
             f"over them. Choose a multiple, or another --ranks."
         )
+    together = config.learner.sequence_parallel
+    if ranks % together:
+        raise ConfigError(
+            f"planning for {ranks} ranks: learner.sequence_parallel={together} ranks compute a micro-batch together, "
+            f"and do not divide them. Set a divisor, or another --ranks."
+        )
     place = Place(ranks=ranks, device=device, memory=memory if device == "gpu" else None)
     tokens, weights, batch = _tokens(config, ranks), _weights(config, model), largest_batch(config, ranks)
     sampler = sampling(config, model.decoder, weights, place)
@@ -136,7 +142,7 @@ def _tokens(config: RunConfig, ranks: int) -> Tokens:
     return Tokens(
         step=turns * row_length(config),
         trained=turns * rollout.limits.max_output_tokens,
-        micro_batches=ceil(turns / ranks / fitting),
+        micro_batches=ceil(turns * config.learner.sequence_parallel / ranks / fitting),
         optimiser_steps=train.steps * config.algorithm.updates_per_batch,
     )
 
@@ -187,7 +193,7 @@ def _publishing(
     parameters = weights.frozen or weights.trainable
     copied = Part("policy to save", weights.element * parameters if place.device == "cpu" else 0)  # else in main memory
     moments = {
-        "new weights": (*sampler.updating, gathered, merged),
+        "new weights": (*sampler.updating, gathered, *([merged] if sampler.merges else [])),
         "a checkpoint": (*sampler.awake, gathered, merged, copied),
     }
     return _largest("publishing", moments, always)

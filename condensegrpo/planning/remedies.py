@@ -114,6 +114,7 @@ def _candidates(config: RunConfig, planned: Plan) -> Iterator[dict[str, str]]:
         yield {TOKENS: str(max(row, tokens // 2))}
     if gpu:
         yield from _offloads(config)
+        yield from _parallel(config, planned)
 
 
 def _offloads(config: RunConfig) -> Iterator[dict[str, str]]:
@@ -133,6 +134,14 @@ def _offloads(config: RunConfig) -> Iterator[dict[str, str]]:
         "learner.offload.training": "optimiser_and_weights",
         "learner.zero_stage": "3",
     }
+
+
+def _parallel(config: RunConfig, planned: Plan) -> Iterator[dict[str, str]]:
+    """Rows shared by several ranks, where ranks and heads divide."""
+    decoder, ranks = planned.architecture.decoder, 2 * config.learner.sequence_parallel
+    divides = not (decoder.heads % ranks or (decoder.kv_heads % ranks and ranks % decoder.kv_heads))
+    if divides and planned.ranks % ranks == 0:
+        yield {"learner.sequence_parallel": str(ranks)}
 
 
 def _needed(config: RunConfig, start: Changed, current: Changed, room: int) -> Changed:

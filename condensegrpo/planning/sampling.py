@@ -20,6 +20,7 @@ from condensegrpo.planning import formulas
 from condensegrpo.planning.formulas import Decoder, Part, Weights
 from condensegrpo.planning.zero import Device
 from condensegrpo.samplers.transformers import MAX_BATCH
+from condensegrpo.samplers.vllm.adapters import native_rank
 from condensegrpo.samplers.vllm.settings import EngineSettings
 
 COLOCATED, VLLM = "transformers", "vllm"  # the samplers that share the learner's device
@@ -36,6 +37,7 @@ class Sampling:
     moments: dict[str, tuple[Part, ...]]  # while it samples
     resting: tuple[Part, ...]  # while the learner works
     updating: tuple[Part, ...]  # while it takes new weights
+    merges: bool = True  # adapters reach it as one weight with the base
     refusal: str | None = None  # why it would not start
     notes: tuple[str, ...] = ()
 
@@ -107,6 +109,8 @@ def _vllm(config: RunConfig, decoder: Decoder, weights: Weights, place: Place) -
     """On a GPU vLLM takes its share whole; where that is not known, what all requests at once can use."""
     settings, element, longest = _engine(config, place), _element(config), _lengths(config)[1]
     own = _weights(weights, element)
+    rank = native_rank(config.model.lora, dtype=_dtype(config))
+    adapters = Part("sampler: adapters", _adapters(config, weights, rank) * element)
     step = formulas.sampling_step_bytes(
         decoder, tokens=settings.max_num_batched_tokens or 0, requests=settings.max_num_seqs or 0, element=element
     )
@@ -117,7 +121,7 @@ def _vllm(config: RunConfig, decoder: Decoder, weights: Weights, place: Place) -
         cache, option = int(settings.kv_cache_gib * GIB), "kv_cache_gib"
     elif place.memory is not None:
         share = int(settings.gpu_memory_utilization * place.memory)
-        cache, option = share - own.bytes - step, "gpu_memory_utilization"
+        cache, option = share - own.bytes - adapters.bytes - step, "gpu_memory_utilization"
     else:
         cache, option = useful, ""
     refusal = (
@@ -125,14 +129,16 @@ def _vllm(config: RunConfig, decoder: Decoder, weights: Weights, place: Place) -
         f"values, and a request of {longest:,} tokens takes {least / GIB:.2f} GiB"
     )
     unknown = "keys and values of vLLM are those of all requests at once; --device-memory says how much it has for them"
-    taken = (own, Part(CACHE, max(cache, least)), Part("sampler: a step", step))
+    taken = (own, adapters, Part(CACHE, max(cache, least)), Part("sampler: a step", step))
     sleeps = place.device == "gpu" and config.sampler.options.get("sleep") is not False
-    woken = (own,) if sleeps else taken
+    woken = (own, adapters) if sleeps else taken
+    on_its_way = Part("a weight on its way", element * decoder.embedding if rank is None else 0)
     return Sampling(
         awake=taken,
         moments={"vLLM's share": taken},
         resting=(Part(own.name, 0),) if sleeps else taken,
-        updating=(*woken, Part("a weight on its way", element * decoder.embedding)),
+        updating=(*woken, on_its_way),
+        merges=rank is None,
         refusal=refusal if cache < least else None,
         notes=() if option else (unknown,),
     )
@@ -159,10 +165,20 @@ def _weights(weights: Weights, element: int) -> Part:
     return Part("sampler: weights", (weights.frozen or weights.trainable) * element)
 
 
-def _element(config: RunConfig) -> int:
-    """Bytes of an element of the sampler's weights: the learner's, unless its options say otherwise."""
+def _adapters(config: RunConfig, weights: Weights, rank: int | None) -> int:
+    """Elements of the adapters that vLLM computes itself, with room for its next larger rank."""
+    lora = config.model.lora
+    return 0 if lora is None or rank is None else weights.trainable * rank // lora.rank
+
+
+def _dtype(config: RunConfig) -> str:
+    """Of the sampler's weights: the learner's, unless its options say otherwise."""
     dtype = str(config.sampler.options.get("dtype", config.model.dtype))
-    return DTYPES.get(dtype, DTYPES[config.model.dtype]).itemsize
+    return dtype if dtype in DTYPES else config.model.dtype
+
+
+def _element(config: RunConfig) -> int:
+    return DTYPES[_dtype(config)].itemsize
 
 
 def _lengths(config: RunConfig) -> tuple[int, int]:
