@@ -80,12 +80,14 @@ def own_part(config: RunConfig, batch: MicroBatch) -> MicroBatch:
 def activations(config: RunConfig, model: Architecture, batch: MicroBatch, device: Device) -> Activations:
     """What forward keeps for backward, with the kernel and the checkpointing of the configuration.
 
-    Attention sees the whole micro-batch. Where ranks share it, each has a part of the heads, and while a layer's
-    attention is computed queries, keys, values and output of these heads lie beside those of its own tokens.
+    Attention sees the whole micro-batch. Where ranks share it, each has a part of the heads, and a layer keeps the
+    output by heads and by tokens unless the kernel copies it anyway; fewer key heads than ranks are repeated.
     """
     element, decoder, trained = DTYPES[config.model.dtype].itemsize, model.decoder, model.adapters is None
     ranks, own = config.learner.sequence_parallel, own_part(config, batch)
-    exchanged = formulas.attention_bytes(decoder, element) * own.tokens if ranks > 1 else 0
+    output = decoder.queries if ranks > 1 and kernel_of(config, device) != "sdpa" else 0
+    repeated = 2 * decoder.keys * max(0, ranks / decoder.kv_heads - 1)
+    exchanged = ceil(element * own.tokens * (output + repeated))  # in a layer
 
     def kernel(layers: int) -> int:
         return ceil(_attention(config, model, replace(decoder, layers=layers), batch, device) / ranks)
@@ -95,7 +97,7 @@ def activations(config: RunConfig, model: Architecture, batch: MicroBatch, devic
             kept = formulas.activation_bytes(decoder, own, element)
         else:
             kept = formulas.adapted_activation_bytes(decoder, own, element, width=model.adapters.width)
-        return Activations(kept=kept + kernel(decoder.layers) + exchanged, again=0)
+        return Activations(kept=kept + kernel(decoder.layers) + decoder.layers * exchanged, again=0)
     width = 0 if model.adapters is None else model.adapters.width / decoder.layers
     layer = formulas.layer_bytes(decoder, element, trained=trained) + element * width
     return Activations(
@@ -120,7 +122,7 @@ def _attention(config: RunConfig, model: Architecture, decoder: Decoder, batch: 
 
 def kernel_of(config: RunConfig, device: Device) -> str:
     """The kernel of ``model.attention`` that memory is counted for."""
-    return planned(config.model.attention, dtype=config.model.dtype, on_gpu=device == "gpu")
+    return planned(config.model.attention, gpu=device == "gpu")
 
 
 def sharing(config: RunConfig, model: Architecture, batch: MicroBatch, device: Device) -> int:
