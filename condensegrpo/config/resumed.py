@@ -74,12 +74,6 @@ def resumed_config(
             f"{', '.join(fixed)} cannot change any more: the folder has its name, and the policy before step 1 is "
             "made. Leave that unchanged, or start a new run.",
         )
-    if "learner.zero_stage" in [change.key for change in found] and any(folder.checkpoints.glob("step_*")):
-        raise _refused(
-            folder,
-            found,
-            "the checkpoints are split by the former learner.zero_stage. Leave that unchanged, or start a new run.",
-        )
     if not allow_changes and (learned := [change.key for change in found if change.learned]):
         raise _refused(
             folder,
