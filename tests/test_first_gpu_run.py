@@ -1,0 +1,60 @@
+"""The page of the first GPU run: its plans are what ``plan`` prints, its commands and scripts are valid."""
+
+import importlib.util
+import re
+import shlex
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from command import ENVIRONMENT, ROOT
+from forked import ForkedCommand
+
+from condensegrpo.assembly.plugins import arguments
+from condensegrpo.config.load import load_config
+
+PAGE = (ROOT / "docs/how-to/first-gpu-run.md").read_text(encoding="utf-8")
+SCRIPTS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+LINES = re.findall(r"condensegrpo(?:\.cli)? ((?:train|serve) my.yaml[^\n#&>]*)", "".join(SCRIPTS).replace("\\\n", " "))
+
+spec = importlib.util.spec_from_file_location("plans", ROOT / "docs/scripts/plans.py")
+assert spec is not None
+assert spec.loader is not None
+plans = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(plans)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gpu")
+    plans.write_files(PAGE, folder)
+    return folder
+
+
+def test_the_plans_are_what_the_commands_print_and_they_fit(folder: Path) -> None:
+    def run(given: Sequence[str]) -> str:
+        process = ForkedCommand(given, cwd=folder, environment=ENVIRONMENT, more={"COLUMNS": plans.COLUMNS})
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, out + err
+        return out
+
+    assert plans.rewritten(PAGE, run) == PAGE, "run: python docs/scripts/plans.py docs/how-to/first-gpu-run.md"
+    assert PAGE.count("$ condensegrpo plan my.yaml") == PAGE.count("\nfits ") == 4
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_the_keys_of_a_command_exist(line: str, folder: Path) -> None:
+    alone = line.replace("'", "") if line.count("'") == 1 else line  # the last word of bash -c '…'
+    overrides = [word for word in shlex.split(alone) if "=" in word]
+    assert len(LINES) == 13
+    assert "$" not in "".join(overrides).replace("[$URLS]", "").replace("[${urls%,}]", "")
+    valid = [override.replace("$URLS", "http://a:1").replace("${urls%,}", "http://a:1") for override in overrides]
+    config = load_config(folder / "my.yaml", valid)
+    supplied = {"model_path": str(config.model.path), "dtype": config.model.dtype}
+    assert arguments("samplers", config.sampler.name, config.sampler.options, supplied)["dtype"] == config.model.dtype
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_is_bash(script: str) -> None:
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=10)
