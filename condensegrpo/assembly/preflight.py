@@ -1,5 +1,6 @@
 """Checks of a training run before its folder is made: all that can be known without the weights of its model."""
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,7 +80,9 @@ def _check_folder(config: RunConfig) -> None:
     folder = Path(config.runs_dir).absolute()
     existing = next(each for each in (folder, *folder.parents) if each.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        found = "you may not write to it" if existing.is_dir() else "it is no folder"
+        read_only = os.statvfs(existing).f_flag & os.ST_RDONLY
+        denied = f"you cannot write to it: {os.strerror(errno.EROFS)}" if read_only else "you may not write to it"
+        found = denied if existing.is_dir() else "it is no folder"
         raise ConfigError(
             f"checking runs_dir={config.runs_dir}: the run is written below {existing}, and {found}. Set runs_dir to a "
             f"folder that you may write to."
