@@ -85,14 +85,14 @@ def collective(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
 
 
 def parity(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
-    """Sampler and learner on a tiny model, with the run's type of numbers, kernel and sampler options."""
+    """Sampler and learner on a tiny model, with the run's type of numbers, kernel, adapters and sampler options."""
     from condensegrpo.cli.doctor_parity import parity_findings
     from condensegrpo.config.load import vary
     from condensegrpo.training.parity import configuration, trial
 
-    tiny = configuration(config.sampler.name, config.sampler.options)
-    model = config.model
-    tiny = vary(tiny, (f"model.dtype={model.dtype}", f"model.attention={model.attention}"))
+    tiny, model = configuration(config.sampler.name, config.sampler.options), config.model
+    lora = "null" if model.lora is None else json.dumps(asdict(model.lora))
+    tiny = vary(tiny, (f"model.dtype={model.dtype}", f"model.attention={model.attention}", f"model.lora={lora}"))
     return parity_findings(f"sampler {config.sampler.name}", trial(tiny, folder))
 
 
@@ -126,9 +126,9 @@ def transfer(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     from condensegrpo.config.load import vary
     from condensegrpo.training.parity import configuration, trial
 
-    server = {"weights": "nccl", "devices": ["1"]} if torch.cuda.is_available() else {"weights": "folder"}
-    tiny = vary(configuration("vllm_server", {"server": server}), (f"model.dtype={config.model.dtype}",))
-    return parity_findings(f"server, weights={server['weights']}", trial(tiny, folder))
+    way = "nccl" if torch.cuda.is_available() else "folder"
+    tiny = vary(configuration("vllm_server", {"server": {"weights": way}}), (f"model.dtype={config.model.dtype}",))
+    return parity_findings(f"server, weights={way}", trial(tiny, folder))
 
 
 def learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:

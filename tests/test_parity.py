@@ -132,3 +132,12 @@ def test_the_options_of_a_configuration_are_tried(tmp_path: Path) -> None:
     (finding,) = sampler_findings("transformers", str(path), [])
     assert finding.level is Level.PROBLEM
     assert "the option max_batch is 0" in finding.found
+
+
+def test_adapters_are_tried_as_a_run_sends_them(faults: str, tmp_path: Path) -> None:
+    def found(name: str) -> Trial:
+        config = vary(configuration(name, {}), ("model.lora.rank=4",))
+        return trial(config, RunFolder.create(tmp_path / name.rpartition(":")[2]))
+
+    assert found("transformers").passed
+    assert not found(f"{faults}:Stale").passed

@@ -25,9 +25,9 @@ from condensegrpo.core.trajectory import Generation, SamplingParams, Segment
 from condensegrpo.learner import ranks
 from condensegrpo.learner.engine import DeepSpeedEngine, close_engine, measure_logprobs, optimizer_step
 from condensegrpo.learner.micro_batches import pack_rows
-from condensegrpo.learner.weights import gathered
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.initial_policy import base_policy
+from condensegrpo.training.update_step import sampled_weights
 
 TEMPERATURES = (1.0, 0.7)
 PROMPTS, LONGEST, REPLY = 16, 200, 24  # the longest prompt fills a block of vLLM's cache, 128 tokens on a CPU
@@ -86,7 +86,10 @@ class Trial:
 
 
 def configuration(sampler: str, options: Mapping[str, Any]) -> RunConfig:
-    """A model of a few thousand parameters with tied embeddings, and the sampler in question."""
+    """A model of a few thousand parameters with tied embeddings, and the sampler in question.
+
+    With ``model.lora`` the step trains adapters, and the sampler gets them as in a run.
+    """
     return validate(
         {
             "name": "parity",
@@ -110,12 +113,12 @@ def trial(config: RunConfig, folder: RunFolder) -> Trial:
     """
     ranks.join(config.learner.timeout_minutes)  # before the sampler: both live in one process group
     source = base_policy(config, build(config).task, folder)
-    learner = open_learner(config, source, config.learner.optimiser, lora=None, total_steps=1)
+    learner = open_learner(config, source, config.learner.optimiser, lora=config.model.lora, total_steps=1)
     sampler: Sampler | None = None
     try:
-        sampler = open_sampler(config, source)
+        sampler = open_sampler(config, source, lora=config.model.lora)
         prompts = _prompts(learner.module.policy.config.vocab_size)
-        sampler.update_weights(gathered(learner), 0)
+        sampler.update_weights(sampled_weights(sampler, learner), 0)
         before = _compared(learner, sampler, prompts)
         rows = _samples(sampler, prompts, temperature=1.0)
         batches = pack_rows(rows, max_tokens=MICRO_BATCH, share=learner.module.computes_trees)
@@ -124,7 +127,7 @@ def trial(config: RunConfig, folder: RunFolder) -> Trial:
         old_T = torch.cat(measure_logprobs(learner, batches))
         optimizer_step(learner, batches, Tokenwise(supervised))
         new_T = torch.cat(measure_logprobs(learner, batches))
-        sampler.update_weights(gathered(learner), 1)
+        sampler.update_weights(sampled_weights(sampler, learner), 1)
         return Trial(
             bounds=BOUNDS[config.model.dtype, learner.device.type],
             before=before,
