@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from condensegrpo.algorithms.credit import turn_sums
 from condensegrpo.assembly.plugins import build
 from condensegrpo.core.errors import PluginError
-from condensegrpo.core.protocols import Problem, Reward, RewardPart, RewardResult, TurnReward
+from condensegrpo.core.protocols import Problem, Reward, RewardResult, TurnReward
+from condensegrpo.core.reward_parts import RewardPart
 from condensegrpo.core.trajectory import ScoredTrajectory, Stop, Trajectory
 from condensegrpo.rewards.correct import Correct
 from condensegrpo.rewards.format import Format

@@ -10,7 +10,8 @@ from condensegrpo.config.schema import Plugin, RunConfig, StagePlugin, WeightedP
 from condensegrpo.config.yaml_tree import parse
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.plugins import load
-from condensegrpo.core.protocols import Condenser, GroupReward, Reward, RewardPart, Stage, Task, Tool, TurnReward
+from condensegrpo.core.protocols import Condenser, GroupReward, Reward, Stage, Task, Tool, TurnReward
+from condensegrpo.core.reward_parts import RewardPart
 from condensegrpo.rollout.codeformat import TOOL as CODE_TOOL
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
 from condensegrpo.sandbox.sandbox import Sandbox

@@ -12,7 +12,8 @@ from condensegrpo.assembly.model_checks import check_model, check_prompts
 from condensegrpo.assembly.runtime import renderer_with
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.protocols import Demonstrates, SumsParts, Task, TurnReward
+from condensegrpo.core.protocols import Demonstrates, Task, TurnReward
+from condensegrpo.core.reward_parts import SumsParts
 from condensegrpo.core.trajectory import Stop
 from condensegrpo.core.wording import counted
 from condensegrpo.learner.new_model import new_tokenizer

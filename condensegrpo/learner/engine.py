@@ -6,7 +6,7 @@ optimiser step (all ranks, all micro-batches), so that loss = Σ w·l; DeepSpeed
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -88,8 +88,6 @@ def open_engine(
     module.check()
     deepspeed.utils.set_z3_leaf_modules(module, [ChunkedHead])
     trained = [tensor for tensor in policy.parameters() if tensor.requires_grad]
-    rate, decay = optimizer.lr, optimizer.weight_decay
-    adamw = partial(AdamW, lr=rate, betas=optimizer.betas, eps=optimizer.eps, weight_decay=decay, fused=True)
     barrier()  # a rank may still load its policy, and DeepSpeed's new groups have torch's time limit at first
     if sequence_parallel > 1:
         module.share_rows(sequence_parallel)
@@ -97,10 +95,8 @@ def open_engine(
         engine, *_ = deepspeed.initialize(
             model=module,
             model_parameters=trained,
-            optimizer=adamw,
-            lr_scheduler=lambda adamw: LambdaLR(
-                adamw, lambda step: learning_rate(optimizer, step, total_steps=total_steps) / rate
-            ),
+            optimizer=_adamw(optimizer),
+            lr_scheduler=_schedule(optimizer, total_steps),
             config=deepspeed_settings(
                 zero_stage,
                 dtype,
@@ -112,6 +108,17 @@ def open_engine(
         )
     limit_waits()
     return engine
+
+
+def _adamw(settings: OptimizerSettings) -> Callable[..., AdamW]:
+    rate, decay = settings.lr, settings.weight_decay
+    return partial(AdamW, lr=rate, betas=settings.betas, eps=settings.eps, weight_decay=decay, fused=True)
+
+
+def _schedule(settings: OptimizerSettings, total_steps: int) -> Callable[[AdamW], LambdaLR]:
+    return lambda adamw: LambdaLR(
+        adamw, lambda step: learning_rate(settings, step, total_steps=total_steps) / settings.lr
+    )
 
 
 def close_engine(engine: DeepSpeedEngine) -> None:

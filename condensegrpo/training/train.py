@@ -107,6 +107,16 @@ def train(components: Components, folder: RunFolder, *, observer: Observer, stop
         return _loop(run, done, stopping)
 
 
+def _sleeping_sampler(config: RunConfig, source: str, observer: Observer) -> Sampler:
+    """The sampler, asleep if it can be: opening the learner takes memory. It gets the learner's weights afterwards."""
+    sampler = open_sampler(config, source, lora=config.model.lora)
+    if isinstance(sampler, Describes):
+        observer.say(sampler.describe())
+    if isinstance(sampler, Sleeps):
+        sampler.sleep(keep_weights=False)
+    return sampler
+
+
 @contextmanager
 def _opened(components: Components, folder: RunFolder, source: str, observer: Observer) -> Iterator[tuple[_Run, int]]:
     """Load the policy into sampler and learner, resume, and start the prefetcher; every rank must call it.
@@ -118,11 +128,7 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
     observer.phase("loading the policy", None)
     if ranks.rank() == 0:
         save_tokenizer(source, folder.path)
-    sampler = open_sampler(config, source, lora=config.model.lora)
-    if isinstance(sampler, Describes):
-        observer.say(sampler.describe())
-    if isinstance(sampler, Sleeps):
-        sampler.sleep(keep_weights=False)  # they are sent when the learner has been opened, which takes memory
+    sampler = _sleeping_sampler(config, source, observer)
     learner = open_learner(
         config,
         source,

@@ -85,7 +85,7 @@ class VllmEngine:
             rank = native_rank(lora, dtype=dtype, unsupported=unsupported)
             self.adapters = None if lora is None or rank is None else NativeAdapters(lora, rank)  # None: merged weights
             try:
-                self._engine = self._create(
+                self._engine: Any = _create(
                     settings,
                     model=model_path,
                     dtype=dtype,
@@ -232,29 +232,32 @@ class VllmEngine:
         self._vllm.SamplingParams  # noqa: B018  vllm imports lazily: not in the first request
         self._final = RequestOutputKind.FINAL_ONLY
 
-    def _create(self, settings: EngineSettings, **options: object) -> Any:  # noqa: ANN401  vLLM's classes are untyped
-        on_gpu = torch.cuda.is_available()
-        kv_cache_gib = settings.kv_cache_gib or (None if on_gpu else 1.0)
-        arguments = self._vllm.EngineArgs(
-            **options,
-            kv_cache_memory_bytes=None if kv_cache_gib is None else int(kv_cache_gib * GIB),
-            gpu_memory_utilization=settings.gpu_memory_utilization,
-            enforce_eager=not on_gpu if settings.enforce_eager is None else settings.enforce_eager,
-            logprobs_mode="processed_logprobs",  # of the distribution sampled from: temperature applied
-            generation_config="vllm",  # the folder's defaults would change the distribution
-            enable_prefix_caching=True,
-            # on a CPU a seeded request whose prompt is split over two steps crashes the engine
-            enable_chunked_prefill=None if on_gpu else False,
-            max_num_seqs=settings.max_num_seqs or (None if on_gpu else MAX_RUNNING),
-            max_num_batched_tokens=settings.max_num_batched_tokens,
-            tensor_parallel_size=settings.tensor_parallel_size,
-            # ranks are workers already: each has an engine, or a share of one, on its own device
-            distributed_executor_backend="external_launcher" if distributed.get_world_size() > 1 else None,
-            disable_log_stats=True,
-            use_tqdm_on_load=False,
-            seed=0,
-        )
-        return self._vllm.LLMEngine.from_engine_args(arguments, usage_context(on_gpu=on_gpu))
+
+def _create(settings: EngineSettings, **options: object) -> Any:  # noqa: ANN401  vLLM's classes are untyped
+    import vllm
+
+    on_gpu = torch.cuda.is_available()
+    kv_cache_gib = settings.kv_cache_gib or (None if on_gpu else 1.0)
+    arguments = vllm.EngineArgs(
+        **options,
+        kv_cache_memory_bytes=None if kv_cache_gib is None else int(kv_cache_gib * GIB),
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        enforce_eager=not on_gpu if settings.enforce_eager is None else settings.enforce_eager,
+        logprobs_mode="processed_logprobs",  # of the distribution sampled from: temperature applied
+        generation_config="vllm",  # the folder's defaults would change the distribution
+        enable_prefix_caching=True,
+        # on a CPU a seeded request whose prompt is split over two steps crashes the engine
+        enable_chunked_prefill=None if on_gpu else False,
+        max_num_seqs=settings.max_num_seqs or (None if on_gpu else MAX_RUNNING),
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        tensor_parallel_size=settings.tensor_parallel_size,
+        # ranks are workers already: each has an engine, or a share of one, on its own device
+        distributed_executor_backend="external_launcher" if distributed.get_world_size() > 1 else None,
+        disable_log_stats=True,
+        use_tqdm_on_load=False,
+        seed=0,
+    )
+    return vllm.LLMEngine.from_engine_args(arguments, usage_context(on_gpu=on_gpu))
 
 
 def usage_context(*, on_gpu: bool) -> Any:  # noqa: ANN401  vLLM's classes are untyped
