@@ -74,6 +74,10 @@ class ForkedCommand:
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         return code
 
+    def errors(self) -> str:
+        """What was written to standard error so far."""
+        return (self._output / "stderr").read_text(encoding="utf-8")
+
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for the end; what was written to standard output and standard error."""
         self.wait(timeout)
