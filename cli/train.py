@@ -78,7 +78,7 @@ def _train(arguments: list[str], resume: Path | None, *, dry_run: bool, allow_ch
         from condensegrpo.assembly.preflight import check_run
 
         components = build(config)
-        notes = check_run(components)
+        notes = check_run(components, resumed=resume is not None)
     if dry_run:
         typer.echo("".join(f"# {line}\n" for line in changes.splitlines()), nl=False)
         for note in notes:

@@ -144,6 +144,15 @@ def test_what_cannot_work_is_refused_before_training(overrides: list[str], wante
     assert wanted in refused(*(each.replace("QUESTIONS", str(questions)) for each in overrides))
 
 
+def test_a_resumed_run_may_lie_elsewhere_than_runs_dir_says(tmp_path: Path) -> None:
+    """Copied to another machine: ``runs_dir`` cannot change any more, and need not exist there."""
+    (tmp_path / "file").touch()
+    components = build(quickstart(f"runs_dir={tmp_path / 'file' / 'runs'}"))
+    with pytest.raises(ConfigError, match="checking runs_dir"):
+        check_run(components)
+    check_run(components, resumed=True)
+
+
 def test_a_warm_start_without_demonstrations_is_refused(tmp_path: Path) -> None:
     questions = tmp_path / "questions.jsonl"
     questions.write_text("".join(f'{{"question": "{n} + {n}?", "answer": "{2 * n}"}}\n' for n in range(40)))

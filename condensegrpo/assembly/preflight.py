@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 NOT_EVALUATED = ("model", "sampler", "trackers", "algorithm", "warm_start", "train")  # sections that train alone reads
 
 
-def check_run(components: Components) -> tuple[str, ...]:
+def check_run(components: Components, *, resumed: bool = False) -> tuple[str, ...]:
     """Check what training needs beyond what ``build`` checks. Loads no weights.
+
+    Args:
+        resumed: the run has a folder, which may have been moved from ``runs_dir``.
 
     Returns:
         Estimator and dtype with the reasons for them, and what could not be checked.
@@ -36,7 +39,8 @@ def check_run(components: Components) -> tuple[str, ...]:
     Raises:
         ConfigError: the run cannot work; the message names the key to change.
     """
-    _check_folder(components.config)
+    if not resumed:
+        _check_folder(components.config)
     _check_reward(components)
     _check_batch(components)
     _check_variants(components)
