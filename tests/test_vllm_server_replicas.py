@@ -22,12 +22,13 @@ from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import ConfigError, PluginError, SamplerError
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.learner.settings import LoraSettings
+from condensegrpo.samplers.vllm.adapters import write_adapters
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.publish import FolderPublisher
 from condensegrpo.samplers.vllm_server.replica import WeightsLabel
 from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
 from condensegrpo.samplers.vllm_server.settings import TEMPORARY, RequestSettings, ServerSettings
-from condensegrpo.samplers.vllm_server.weights import free_bytes
+from condensegrpo.samplers.vllm_server.weights import free_bytes, write_weights
 from condensegrpo.samplers.vllm_server.worker import shape_of
 
 MODEL = qwen3()
@@ -346,6 +347,20 @@ def test_weights_that_cannot_be_written_are_an_error_with_the_folder(
         pytest.raises(SamplerError, match=r"writing weights for the servers into .*in it.*server\.weights"),
     ):
         sampler.update_weights(MODEL.named_parameters(), 1)
+
+
+def test_a_folder_that_fails_while_weights_are_written_is_an_error_that_all_ranks_can_raise(tmp_path: Path) -> None:
+    """safetensors has an error of its own, of a full disk too; only a SamplerError reaches the ranks that wait."""
+
+    def losing(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+        yield "weight", torch.zeros(2)
+        shutil.rmtree(folder)
+
+    with pytest.raises(SamplerError, match=r"writing weights for the servers into .*SafetensorError"):
+        write_weights(tmp_path / "new", losing(tmp_path / "new"), torch.float32)
+    (tmp_path / "a file").touch()
+    with pytest.raises(SamplerError, match=r"writing adapters for vLLM into .*NotADirectoryError.*server\.weights"):
+        write_adapters(tmp_path / "a file" / "in it", adapter_tensors().items(), LORA)
 
 
 def test_a_folder_without_room_for_two_updates_is_an_error_before_anything_is_written(

@@ -70,20 +70,28 @@ def write_adapters(folder: Path, named_tensors: "Iterable[tuple[str, Tensor]]", 
     """Write adapters as a new PEFT folder that vLLM loads.
 
     Raises:
-        OSError: the folder cannot be written.
+        SamplerError: the folder cannot be written.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in named_tensors}
-    folder.mkdir(parents=True)
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config = {
         "peft_type": "LORA",
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "target_modules": targets_of(lora) or ALL_LINEAR,
     }
-    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    try:
+        folder.mkdir(parents=True)
+        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise SamplerError(
+            f"writing adapters for vLLM into {folder}: {type(error).__name__}: {error}. For vLLM in this process set "
+            f"TMPDIR, for servers sampler.options.server.weights, to a folder that can be written and has space."
+        ) from error
 
 
 def unsupported_by(architectures: Iterable[str]) -> str:

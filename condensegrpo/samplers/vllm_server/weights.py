@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -46,7 +47,7 @@ def write_weights(folder: Path, named_tensors: Iterator[tuple[str, Tensor]], dty
         folder.mkdir(parents=True)
         for number, shard in enumerate(shards(named_tensors, dtype, device="cpu", most=SHARD_BYTES)):
             save_file(shard, folder / f"weights-{number:05d}.safetensors", metadata={"format": "pt"})
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(folder, ignore_errors=True)
         free = shutil.disk_usage(folder.parent).free / 1e9 if folder.parent.is_dir() else 0.0
         raise SamplerError(
