@@ -1,6 +1,7 @@
 """``condensegrpo eval``."""
 
 import json
+import os
 import shlex
 from contextlib import closing
 from dataclasses import asdict
@@ -65,6 +66,9 @@ def evaluate(
         raise ConfigError(
             "reading the options: found --budgets or --out without --compare. Add --compare with the condensers."
         )
+    from condensegrpo.learner.launchers import check_alone
+
+    check_alone(os.environ)
     override = [] if samples is None else [f"evaluate.samples={samples}"]
     config, model = _policy(policy, [*(arguments or []), *override])
     _create_folder(save)

@@ -18,7 +18,7 @@ from runs import wait_for
 
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.learner import checkpoint, ranks
-from condensegrpo.learner.launchers import device_index, hosts, join_launch
+from condensegrpo.learner.launchers import check_alone, device_index, hosts, join_launch
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 
@@ -177,6 +177,14 @@ def test_srun_trains_on_two_nodes_and_scancel_leaves_a_run_that_continues(tmp_pa
     steps = [line["step"] for line in read_metrics(run / "metrics.jsonl") if "seconds/rollout" in line]
     assert steps == list(range(1, last + 2))
     assert not list((tmp_path / "node1").glob("runs*"))
+
+
+@pytest.mark.parametrize("several", [{"RANK": "1", "WORLD_SIZE": "2"}, {"OMPI_COMM_WORLD_SIZE": "2"}])
+def test_an_evaluation_is_one_process(several: dict[str, str]) -> None:
+    check_alone({})
+    check_alone({"RANK": "0", "WORLD_SIZE": "1"})
+    with pytest.raises(ConfigError, match=r"2 processes"):
+        check_alone(dict(several))
 
 
 def test_nodes_without_a_shared_file_system_are_refused(tmp_path: Path) -> None:

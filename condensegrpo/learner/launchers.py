@@ -49,6 +49,21 @@ def join_launch(environment: MutableMapping[str, str]) -> None:
             )
 
 
+def check_alone(environment: MutableMapping[str, str]) -> None:
+    """Check that no launcher started this process as one of several.
+
+    Raises:
+        ConfigError: one did.
+    """
+    join_launch(environment)
+    size = environment.get("WORLD_SIZE", "1")
+    if int(size) > 1:
+        raise ConfigError(
+            f"evaluating: a launcher started {size} processes, and an evaluation is one. Start it without torchrun, "
+            f"deepspeed or srun; several GPUs sample for it through servers (docs/how-to/sample-from-servers.md)."
+        )
+
+
 def hosts(nodelist: str) -> list[str]:
     """The hosts of a list as SLURM writes it, in its order.
 
