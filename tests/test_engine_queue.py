@@ -20,7 +20,7 @@ from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.learner import devices
 from condensegrpo.samplers.transformers import TransformersSampler
-from condensegrpo.samplers.vllm.engine import VllmEngine
+from condensegrpo.samplers.vllm.engine import VllmEngine, check_ranks
 from condensegrpo.samplers.vllm.engine_queue import EngineQueue
 from condensegrpo.samplers.vllm.tensor_parallel import LockstepEngine, Word
 
@@ -239,6 +239,14 @@ def test_ranks_that_sample_different_replies_in_one_step_are_an_error() -> None:
         with pytest.raises(SamplerError, match="the ranks sampled different replies in the same step"):
             ask(queue)
     on_both(lambda queue: queue.close(), queues)
+
+
+@pytest.mark.parametrize("machines", ["abab", "aaabbb", "aab"])
+def test_ranks_that_share_a_model_are_neighbours_on_one_machine(machines: str) -> None:
+    """Where a launcher deals ranks out in turn, or an odd number on each machine, a group would span two machines."""
+    check_ranks("aabb", 2)
+    with pytest.raises(SamplerError, match=r"ranks on 2 machines, wanted groups of 2 neighbouring ranks"):
+        check_ranks(machines, 2)
 
 
 def test_staleness_beside_ranks_that_sample_together_is_refused() -> None:

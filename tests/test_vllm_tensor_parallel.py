@@ -55,5 +55,5 @@ def test_two_ranks_share_a_model_and_each_gets_exact_replies_to_its_own_requests
 
 
 def test_ranks_that_do_not_divide_into_groups_are_refused(folder: Path) -> None:
-    with pytest.raises(SamplerError, match=r"tensor_parallel_size=2: found 1 ranks on this machine, wanted a multiple"):
+    with pytest.raises(SamplerError, match=r"tensor_parallel_size=2: found 1 rank on 1 machine, wanted groups of 2"):
         build("samplers", "vllm", {"model_path": str(folder), "engine": {"tensor_parallel_size": 2}})

@@ -7,6 +7,7 @@ import gc
 import math
 import os
 import random
+import socket
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,9 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # public,
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols import NamedTensors
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.core.wording import counted
 from condensegrpo.learner.devices import stream_restored
+from condensegrpo.learner.ranks import gather
 from condensegrpo.learner.settings import TIMEOUT_MINUTES, LoraSettings
 from condensegrpo.samplers.vllm.adapters import NativeAdapters, native_rank, unsupported_by
 from condensegrpo.samplers.vllm.settings import EngineSettings
@@ -76,7 +79,8 @@ class VllmEngine:
         self._expected = ExpectedWeights(model_path)
         with _undisturbed():
             _join_alone()
-            _check_ranks(settings.tensor_parallel_size)
+            if settings.tensor_parallel_size > 1:
+                check_ranks(gather(socket.gethostname()), settings.tensor_parallel_size)
             _remove_shared_memory(settings.tensor_parallel_size)
             self._import()
             _check_head_size(self._expected.head_size)
@@ -316,15 +320,23 @@ def _join_alone() -> None:
         distributed.init_process_group(store=HashStore(), rank=0, world_size=1)
 
 
-def _check_ranks(sharing: int) -> None:
-    """Check that the ranks divide into groups that share a copy of the model, each on one machine."""
-    ranks = distributed.get_world_size()
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-    if ranks % sharing or here % sharing:
+def check_ranks(machines: Sequence[str], sharing: int) -> None:
+    """Check that the ranks divide into groups that share a copy of the model, each on one machine.
+
+    Args:
+        machines: of the ranks, in their order.
+
+    Raises:
+        SamplerError: they do not.
+    """
+    groups = [machines[first : first + sharing] for first in range(0, len(machines), sharing)]
+    if any(len(group) < sharing or len(set(group)) > 1 for group in groups):
         raise SamplerError(
-            f"starting vLLM with sampler.options.engine.tensor_parallel_size={sharing}: found {here} ranks on this "
-            f"machine, wanted a multiple of it. Start as many with torchrun --nproc_per_node, or use "
-            f"sampler.name=vllm_server, whose servers take several GPUs each."
+            f"starting vLLM with sampler.options.engine.tensor_parallel_size={sharing}: found "
+            f"{counted(len(machines), 'rank')} on {counted(len(set(machines)), 'machine')}, wanted groups of {sharing} "
+            f"neighbouring ranks, each on one machine. Start a multiple of {sharing} on every machine (torchrun "
+            f"--nproc_per_node; srun --ntasks-per-node --distribution=block), or use sampler.name=vllm_server, whose "
+            f"servers take several GPUs each."
         )
 
 
