@@ -167,6 +167,19 @@ def test_a_state_that_cannot_leave_during_rollouts_is_refused(other: str, wanted
     check_figures(quickstart(*changes))
 
 
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_state_that_deepspeed_cannot_move_in_bfloat16_is_refused(stage: int) -> None:
+    """Its optimiser is another below stage 2 (a run ended with an AttributeError after the model was loaded)."""
+    engine = open_engine(qwen3().bfloat16(), zero_stage=stage, optimizer=OPTIMISER, total_steps=1, dtype="bfloat16")
+    with pytest.raises(AttributeError):  # if this fails, DeepSpeed has learned it, and the check can go
+        to_main_memory(engine)
+    close_engine(engine)
+    changes = ("learner.offload.rollouts=true", "model.dtype=bfloat16", "algorithm.importance.cap=2")
+    with pytest.raises(ConfigError, match=rf"zero_stage is {stage} in bfloat16.*Set learner.zero_stage=2"):
+        check_figures(quickstart(*changes, f"learner.zero_stage={stage}"))
+    check_figures(quickstart(*changes, "learner.zero_stage=2"))
+
+
 def test_offload_that_the_stage_shares_out_is_fine() -> None:
     check_figures(quickstart("learner.offload.training=none"))
     check_figures(quickstart("learner.offload.training=optimiser", "learner.zero_stage=1"))

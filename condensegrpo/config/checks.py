@@ -108,6 +108,12 @@ def _check_offload(config: RunConfig) -> None:
             f"checking learner.offload.rollouts: found true, and learner.offload.training is {offload}, which keeps "
             f"the state in main memory at all times. Set one of the two."
         )
+    if config.learner.offload.rollouts and config.model.dtype == "bfloat16" and stage < 2:
+        raise ConfigError(
+            f"checking learner.offload.rollouts: found true, and learner.zero_stage is {stage} in bfloat16; DeepSpeed "
+            f"can move the state of its optimisers from stage 2 on there. Set learner.zero_stage=2, which one GPU "
+            f"takes too, or learner.offload.rollouts=false."
+        )
     if config.learner.offload.rollouts and config.rollout.staleness:
         raise ConfigError(
             f"checking learner.offload.rollouts: found true, and rollout.staleness is {config.rollout.staleness}: the "

@@ -1,7 +1,8 @@
 """The learner's state, moved to main memory while the sampler needs the GPU: moments, fp32 weights, gradients.
 
 The weights that the model computes with stay where they are: the sampler gets them while the state is away. An
-optimiser step needs the state; measuring, sending weights and saving a checkpoint do not.
+optimiser step needs the state; measuring, sending weights and saving a checkpoint do not. Not in bfloat16 below ZeRO 2,
+whose optimiser in DeepSpeed cannot move (``config/checks.py`` refuses it).
 """
 
 from collections.abc import Iterator
