@@ -16,6 +16,7 @@ from condensegrpo.cli.compare import compare as run_comparison
 from condensegrpo.cli.debugging import Debug, tracebacks
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.wording import counted
+from condensegrpo.learner.launchers import check_alone
 from condensegrpo.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -66,8 +67,6 @@ def evaluate(
         raise ConfigError(
             "reading the options: found --budgets or --out without --compare. Add --compare with the condensers."
         )
-    from condensegrpo.learner.launchers import check_alone
-
     check_alone(os.environ)
     override = [] if samples is None else [f"evaluate.samples={samples}"]
     config, model = _policy(policy, [*(arguments or []), *override])
@@ -79,15 +78,19 @@ def evaluate(
             )
             return
         result = _evaluate(config, model, save, quiet=as_json, debug=debug)
-    from condensegrpo.learner.policy import trained_steps
-
-    step = trained_steps(model)
     if as_json:
-        typer.echo(json.dumps({"model": model, "step": step, **asdict(result)}, indent=2))
+        typer.echo(json.dumps({"model": model, "step": _steps(model), **asdict(result)}, indent=2))
         return
-    _print(result, model, step)
+    _print(result, model, _steps(model))
     if save is not None:
         typer.echo(f"next: condensegrpo inspect-trajectory {shlex.quote(str(save))} --tokens")
+
+
+def _steps(model: str) -> int | None:
+    """Of GRPO that the weights of the model have taken, if that is known."""
+    from condensegrpo.learner.policy import trained_steps
+
+    return trained_steps(model)
 
 
 def _create_folder(save: Path | None) -> None:
