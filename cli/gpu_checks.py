@@ -90,10 +90,18 @@ def parity(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     from condensegrpo.config.load import vary
     from condensegrpo.training.parity import configuration, trial
 
-    tiny, model = configuration(config.sampler.name, config.sampler.options), config.model
+    tiny, model = configuration(config.sampler.name, unshared(config.sampler.options)), config.model
     lora = "null" if model.lora is None else json.dumps(asdict(model.lora))
     tiny = vary(tiny, (f"model.dtype={model.dtype}", f"model.attention={model.attention}", f"model.lora={lora}"))
     return parity_findings(f"sampler {config.sampler.name}", trial(tiny, folder))
+
+
+def unshared(options: Mapping[str, object]) -> dict[str, object]:
+    """The options of a sampler for a single rank, which shares its copy of the model with no other."""
+    engine = options.get("engine")
+    if not isinstance(engine, dict):
+        return dict(options)
+    return {**options, "engine": {key: value for key, value in engine.items() if key != "tensor_parallel_size"}}
 
 
 def attention(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
@@ -142,7 +150,8 @@ def learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     from condensegrpo.planning.plan import plan
     from condensegrpo.training.initial_policy import base_policy
 
-    alone = vary(config, ("sampler={name: scripted}",))  # its memory is not the learner's
+    # the sampler's memory is not the learner's, and one rank shares its rows with no other
+    alone = vary(config, ("sampler={name: scripted}", "learner.sequence_parallel=1"))
     source = base_policy(config, build(config).task, folder)
     place: Device = "gpu" if torch.cuda.is_available() else "cpu"
     phases = plan(alone, architecture(config.model), ranks=1, device=place).phases

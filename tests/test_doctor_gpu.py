@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from condensegrpo.cli.app import app
 from condensegrpo.cli.doctor_gpu import checked, run_check
 from condensegrpo.cli.findings import Level
+from condensegrpo.cli.gpu_checks import unshared
 
 TINY = ("quickstart", "learner.tokens_per_micro_batch=512", "train.problems_per_step=2", "train.samples_per_problem=2")
 
@@ -35,10 +36,17 @@ def test_two_ranks_add_up_and_the_first_reports() -> None:
 
 
 def test_a_step_of_the_learner_is_measured_against_the_plan() -> None:
-    (finding,) = run_check("learner", TINY, ranks=1)
+    """On one rank, also where the run's ranks share rows."""
+    (finding,) = run_check("learner", (*TINY, "learner.sequence_parallel=2"), ranks=1)
     assert finding.level is not Level.PROBLEM
     assert "two steps in" in finding.found
     assert "planned" in finding.found
+
+
+def test_the_sampler_is_tried_on_one_rank_also_where_the_runs_ranks_share_it() -> None:
+    options = {"engine": {"tensor_parallel_size": 2, "kv_cache_gib": 1.0}, "max_model_len": 64}
+    assert unshared(options) == {"engine": {"kv_cache_gib": 1.0}, "max_model_len": 64}
+    assert unshared({"max_batch": 2}) == {"max_batch": 2}
 
 
 def test_what_a_configuration_lacks_is_a_problem_and_no_traceback() -> None:
