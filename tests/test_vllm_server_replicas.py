@@ -23,6 +23,7 @@ from condensegrpo.core.errors import ConfigError, PluginError, SamplerError
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.vllm.adapters import write_adapters
+from condensegrpo.samplers.vllm_server import weights
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.publish import FolderPublisher
 from condensegrpo.samplers.vllm_server.replica import WeightsLabel
@@ -384,6 +385,14 @@ def test_a_folder_without_room_for_two_updates_is_an_error_before_anything_is_wr
 
 def test_the_room_of_a_folder_that_is_not_there_yet_is_that_of_its_parent(tmp_path: Path) -> None:
     assert free_bytes(tmp_path / "a" / "b") == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
+
+
+def test_ranks_that_write_at_the_same_time_share_the_room_of_their_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of eight ranks with servers of its own saw all of /dev/shm, and together they filled it."""
+    monkeypatch.setattr(weights, "gather", lambda own: [own, (own[0], 1000), ("another machine", 10)])
+    assert weights.free_bytes_each(tmp_path) == 500
 
 
 # --- refused ----------------------------------------------------------------------------------------------------------

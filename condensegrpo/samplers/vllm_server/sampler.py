@@ -42,6 +42,7 @@ from condensegrpo.samplers.vllm_server.publish import (
 )
 from condensegrpo.samplers.vllm_server.replica import STARTED_WITH, WeightsLabel
 from condensegrpo.samplers.vllm_server.settings import NCCL, TEMPORARY, RequestSettings, ServedModel, ServerSettings
+from condensegrpo.samplers.vllm_server.weights import free_bytes, free_bytes_each
 from condensegrpo.samplers.vllm_server.worker import shape_of
 
 SERVER, REQUESTS = ServerSettings(), RequestSettings()
@@ -192,8 +193,9 @@ class VllmServerSampler:
         if server.weights == NCCL:
             return NcclPublisher(self._loop, seconds=server.start_seconds, dtype=kind)
         folder = self._home if server.weights == TEMPORARY else Path(server.weights)
+        free = free_bytes if self._shared else free_bytes_each
         return FolderPublisher(
-            self._loop, folder, kind, self._expected.check(self._lora).nbytes(kind), self._lora, base
+            self._loop, folder, kind, self._expected.check(self._lora).nbytes(kind), self._lora, base, free
         )
 
     @property
