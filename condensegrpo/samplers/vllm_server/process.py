@@ -27,6 +27,11 @@ SHORTEST_BATCH = 8192  # tokens that the engine takes in one step, at least
 STOP_SECONDS = 15.0  # between SIGTERM and SIGKILL
 ERROR = re.compile(r"\b\w+(Error|Exception): ")  # an exception with a message, as Python prints it
 LAST_LINES = 12  # of a log, in an error message
+LAUNCHED = {  # variables by which torchrun and deepspeed describe ranks
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE"),
+}
+ELASTIC = "TORCHELASTIC_"  # begins further ones of torchrun
 
 
 def check_installed() -> None:
@@ -72,8 +77,10 @@ def environment(token: str, *, device: str | None = None) -> dict[str, str]:
     }
     if not torch.cuda.is_available():
         quiet["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the worker runs in the engine's process: a third less to start
-    launched = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # of the learner; vLLM would join it
-    inherited = {name: value for name, value in os.environ.items() if name not in launched}
+    # of the learner's launcher: vLLM would join its ranks, and wait for torchrun's store in place of its own
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in LAUNCHED and not name.startswith(ELASTIC)
+    }
     return {**quiet, **inherited, **own}
 
 
