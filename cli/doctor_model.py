@@ -148,7 +148,10 @@ def memory_finding(config: "RunConfig", parameters: int, gpus: tuple[int, ...], 
         spread = (
             f"over {math.ceil(learner / (size - sampler))} GPUs {of_size}" if size > sampler else "over larger GPUs"
         )
-        cure = f"use a smaller model (model.path=…), or shard it: learner.zero_stage=3 {spread}"
+        shard = f"shard it: learner.zero_stage=3 {spread}"
+        if not gpus and size >= needed:
+            shard = f"use a machine with a GPU {of_size}"
+        cure = f"use a smaller model (model.path=…), or {shard}"
         return problem("model memory", f"{text}; {free / GIB:.1f} GiB are free", cure)
     if not gpus and parameters > LARGE:
         return warning(

@@ -271,6 +271,8 @@ def test_zero_3_shares_the_learner_among_the_gpus_and_not_the_sampler(tmp_path: 
     assert "over larger GPUs" in memory_finding(config, size, (12 * GIB,) * 8, None).cure
     none = memory_finding(config, 70_000_000_000, (), 64 * GIB)  # 1043 GiB to share, and 130 on each
     assert "over larger GPUs" in none.cure
+    fits_one = memory_finding(config, 2_000_000_000, (), 16 * GIB)  # 29.8 + 3.7 GiB
+    assert fits_one.cure == "use a smaller model (model.path=…), or use a machine with a GPU of 80 GiB"
     assert "over 2 GPUs of 80 GiB" in memory_finding(config, size, (), 64 * GIB).cure  # 104.3 / (80 - 13.0) = 1.6
 
 

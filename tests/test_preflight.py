@@ -48,6 +48,11 @@ def refused(*overrides: str) -> str:
     return str(caught.value)
 
 
+def test_heads_of_a_new_model_must_divide_over_the_ranks_of_a_row() -> None:
+    assert "found 3, and model.new has 2 attention heads" in refused("learner.sequence_parallel=3")
+    check_run(build(quickstart("learner.sequence_parallel=2")))
+
+
 @pytest.mark.parametrize("chosen", [{}, {"estimator": "efficient"}])
 def test_training_is_on_a_reward_of_the_users_own(tmp_path: Path, chosen: dict[str, str]) -> None:
     """By default, and under ``efficient``: the siblings of 1 are pushed up and those of 0 down, right or wrong."""

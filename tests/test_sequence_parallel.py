@@ -23,7 +23,9 @@ def test_trained_tokens_are_predicted_where_their_context_lies() -> None:
 def test_ranks_that_do_not_divide_into_groups_are_refused() -> None:
     join()
     module = TrainedLogprobs(llama())
-    with pytest.raises(ConfigError, match=r"sequence_parallel: found 2, and the 1 ranks .* multiple of 2 processes"):
+    with pytest.raises(
+        ConfigError, match=r"sequence_parallel: found 2, .* number of ranks, 1. Start a multiple of 2 processes"
+    ):
         module.share_rows(2)
 
 

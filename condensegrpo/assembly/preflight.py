@@ -17,7 +17,7 @@ from condensegrpo.core.reward_parts import SumsParts
 from condensegrpo.core.trajectory import Stop
 from condensegrpo.core.wording import counted
 from condensegrpo.learner.new_model import new_tokenizer
-from condensegrpo.learner.policy import local_source
+from condensegrpo.learner.policy import check_divided, local_source
 from condensegrpo.learner.settings import NewModel
 from condensegrpo.storage.hub import model_fault
 
@@ -170,6 +170,8 @@ def _check_policy(components: Components) -> Iterator[str]:
         made = made_tokenizer(task, config.model.new)
         positions = config.model.new.max_positions
         check_prompts(components, lambda varied: renderer_with(varied, made, stop_ids=()), positions=positions)
+        heads = config.model.new.heads
+        check_divided("model.new", heads, heads, config.learner.sequence_parallel)
         return
     source = str(config.model.path)
     at_hand = local_source(source)

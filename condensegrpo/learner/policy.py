@@ -203,12 +203,20 @@ def check_heads(path: str, ranks: int) -> None:
     """
     config = configuration(path).get_text_config()
     heads: int = config.num_attention_heads
-    keys: int = config.to_dict().get("num_key_value_heads") or heads  # some models have no such key
+    check_divided(path, heads, config.to_dict().get("num_key_value_heads") or heads, ranks)  # some have no such key
+
+
+def check_divided(model: str, heads: int, keys: int, ranks: int) -> None:
+    """Check that query and key heads of a model divide over the ranks that compute its rows together.
+
+    Raises:
+        ConfigError: they do not.
+    """
     able = [count for count in range(1, heads + 1) if not (heads % count or (keys % count and count % keys))]
     if ranks not in able:
         raise ConfigError(
-            f"checking learner.sequence_parallel: found {ranks}, and {path} has {heads} attention heads and {keys} key "
-            f"heads, which do not divide over so many ranks. Set one of {', '.join(map(str, able))}."
+            f"checking learner.sequence_parallel: found {ranks}, and {model} has {heads} attention heads and {keys} "
+            f"key heads, which do not divide over so many ranks. Set one of {', '.join(map(str, able))}."
         )
 
 

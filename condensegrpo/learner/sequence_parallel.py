@@ -48,8 +48,8 @@ def check_groups(ranks: int) -> None:
     """
     if world_size() % ranks:
         raise ConfigError(
-            f"checking learner.sequence_parallel: found {ranks}, and the {world_size()} ranks do not divide into "
-            f"groups of {ranks}. Start a multiple of {ranks} processes, or set a divisor of {world_size()}."
+            f"checking learner.sequence_parallel: found {ranks}, which does not divide the number of ranks, "
+            f"{world_size()}. Start a multiple of {ranks} processes, or set a divisor of {world_size()}."
         )
 
 
