@@ -27,7 +27,7 @@ def doctor(
         ),
     ] = None,
     gpu: Annotated[
-        bool, typer.Option("--gpu", help="Also try what a run does on the GPUs of this machine; takes two minutes.")
+        bool, typer.Option("--gpu", help="Also try what a run does on the GPUs of this machine; takes minutes.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""``doctor --gpu``: tries in two minutes what a run will do on this machine's GPUs, one process a check."""
+"""``doctor --gpu``: tries in a few minutes what a run will do on this machine's GPUs, one process a check."""
 
 import json
 import os
@@ -25,6 +25,7 @@ PHASES: Mapping[str, str] = {  # the name of a check → what the user reads whi
     "transfer": "sending weights to a server on another device",
     "learner": "learning two steps on full micro-batches",
 }
+TOGETHER = ("ranks", "learner")  # checks that run on all devices at once
 HANGS: Mapping[str, str] = {
     "ranks": "NCCL_DEBUG=INFO says where it stops; NCCL_P2P_DISABLE=1 or NCCL_IB_DISABLE=1 tries another way",
     "transfer": "NCCL_DEBUG=INFO says where it stops; sampler.options.server.weights=folder needs no NCCL",
@@ -66,7 +67,7 @@ def run_check(
     """The findings of a check in processes of its own; that it hangs or dies is a finding too."""
     with tempfile.TemporaryDirectory(prefix="condensegrpo-") as place:
         file, launcher = Path(place) / "findings.json", ["-m", module]
-        if name == "ranks":
+        if name in TOGETHER and ranks > 1:
             launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *launcher]
         command = [sys.executable, *launcher, name, str(file), *arguments]
         with subprocess.Popen(

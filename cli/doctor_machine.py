@@ -111,7 +111,7 @@ def vllm_finding() -> Finding:
         if installed.split("+")[0] not in pin:
             return warning("vLLM", f"{name} {installed}, tested with {pin}", f"pip install '{name}{pin}'")
         return ok("vLLM", f"{name} {installed} (tested with {pin}); to test it: condensegrpo doctor --sampler vllm")
-    return ok("vLLM", "not installed: sampler.name=transformers needs none (to install it: docs/reference/samplers.md)")
+    return ok("vLLM", "not installed: sampler.name=transformers needs none (to install it: docs/how-to/sample-with-vllm.md)")
 
 
 def memory_findings() -> list[Finding]:

@@ -28,7 +28,7 @@ def sampler_findings(name: str, config: str | None, overrides: list[str]) -> lis
         with tempfile.TemporaryDirectory(prefix="condensegrpo-") as place:
             outcome = trial(configuration(name, options), RunFolder.create(Path(place) / "run"))
     except CondenseError as error:
-        return [problem(area, str(error), "see condensegrpo plugins and docs/reference/samplers.md")]
+        return [problem(area, str(error), "see condensegrpo plugins and docs/how-to/sample-with-vllm.md")]
     return parity_findings(area, outcome)
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from condensegrpo.cli.findings import Finding, ok, problem, warning
 from condensegrpo.core.errors import CondenseError
+from condensegrpo.core.wording import counted
 
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
@@ -140,21 +141,24 @@ def transfer(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
 
 
 def learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
-    """Two optimiser steps on the longest rows, and their peak memory against the plan."""
+    """Two optimiser steps on the longest rows, a rank on every device, and their peak memory against the plan."""
     import torch
 
     from condensegrpo.assembly.build import build
     from condensegrpo.config.load import vary
+    from condensegrpo.learner import ranks
     from condensegrpo.planning.architecture import architecture
     from condensegrpo.planning.measured import measure_learning
     from condensegrpo.planning.plan import plan
     from condensegrpo.training.initial_policy import base_policy
 
-    # the sampler's memory is not the learner's, and one rank shares its rows with no other
-    alone = vary(config, ("sampler={name: scripted}", "learner.sequence_parallel=1"))
-    source = base_policy(config, build(config).task, folder)
+    ranks.join()
+    size, sharing = ranks.world_size(), config.learner.sequence_parallel
+    # the sampler's memory is not the learner's
+    alone = vary(config, ("sampler={name: scripted}", *(["learner.sequence_parallel=1"] if size % sharing else [])))
+    source = base_policy(config, build(config).task, ranks.from_first(folder))
     place: Device = "gpu" if torch.cuda.is_available() else "cpu"
-    phases = plan(alone, architecture(config.model), ranks=1, device=place).phases
+    phases = plan(alone, architecture(config.model), ranks=size, device=place).phases
     planned = next(phase.bytes for phase in phases if phase.name == "learning")
     began = time.monotonic()
     try:
@@ -163,8 +167,8 @@ def learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
         cure = "condensegrpo plan … --device-memory SIZE prints settings that fit"
         return [problem("learner", f"a step takes more memory than the device has: {error}", cure)]
     text = (
-        f"two steps in {time.monotonic() - began:.0f} s with loading, peak {measured / GIB:.2f} GiB, "
-        f"planned {planned / GIB:.2f} GiB ({planned / measured - 1:+.0%})"
+        f"two steps on {counted(size, 'rank', 'ranks')} in {time.monotonic() - began:.0f} s with loading, peak "
+        f"{measured / GIB:.2f} GiB, planned {planned / GIB:.2f} GiB ({planned / measured - 1:+.0%})"
     )
     if abs(planned / measured - 1) > OFF_BY:
         return [warning("learner", text, "leave that much room: the plan is off here; please report it")]

@@ -310,7 +310,7 @@ def test_what_a_gpu_lacks_for_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert why_not("flash", "float32") == "it computes bfloat16, and model.dtype is float32"
     assert why_not("flash", "bfloat16") == (
-        "neither flash-attn nor kernels is installed (pip install 'condensegrpo[kernels]')"
+        "neither flash-attn nor kernels is installed (pip install -e '.[kernels]')"
     )
     monkeypatch.setattr("torch._dynamo.config.disable", True)
     assert "TORCH_COMPILE_DISABLE" in str(why_not("flex", "float32"))

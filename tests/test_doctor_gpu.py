@@ -35,11 +35,12 @@ def test_two_ranks_add_up_and_the_first_reports() -> None:
     assert finding.found.startswith("2 ranks add up 64 MiB over gloo: ")
 
 
-def test_a_step_of_the_learner_is_measured_against_the_plan() -> None:
-    """On one rank, also where the run's ranks share rows."""
-    (finding,) = run_check("learner", (*TINY, "learner.sequence_parallel=2"), ranks=1)
-    assert finding.level is not Level.PROBLEM
-    assert "two steps in" in finding.found
+@pytest.mark.parametrize(("ranks", "said"), [(1, "two steps on 1 rank in"), (2, "two steps on 2 ranks in")])
+def test_a_step_of_the_learner_on_all_devices_is_measured_against_the_plan(ranks: int, said: str) -> None:
+    """Ranks that share rows do so if there are enough of them."""
+    (finding,) = run_check("learner", (*TINY, "learner.sequence_parallel=2", "learner.zero_stage=3"), ranks=ranks)
+    assert finding.level is not Level.PROBLEM, finding
+    assert said in finding.found
     assert "planned" in finding.found
 
 

@@ -96,7 +96,7 @@ def _check_folder(config: RunConfig) -> None:
 
 def _dtype(config: RunConfig) -> str:
     why = "set by model.dtype" if "dtype" in config.model.model_fields_set else "the default on this machine"
-    return f"{config.model.dtype}: {why}"
+    return f"model and learner compute in {config.model.dtype}: {why}"
 
 
 def _check_reward(components: Components) -> None:

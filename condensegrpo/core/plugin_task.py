@@ -160,7 +160,7 @@ class _Workers:
             self.lost += seconds
             self.strikes[limit.name] += 1
             raise Blocked(
-                f"it held up the event loop for more than {counted(seconds, 'second')}, abandoned; put blocking "
+                f"it held up the event loop for more than {counted(seconds, 'second')}, and was abandoned; put blocking "
                 f"code into asyncio.to_thread",
                 place,
             ) from None

@@ -40,7 +40,7 @@ LISTED = (*TREE_KERNELS, "eager", "flash_attention_2", "flash_attention_3", "fla
 # the keys. Twice as many are 3 % more of what a layer of Qwen3-8B keeps of a token, 10 % where every head has its own.
 MOST_KEYS = 2.0
 PACKAGES = {"flash_attention_3": is_flash_attn_3_available, "flash_attention_4": is_flash_attn_4_available}
-INSTALL = "pip install 'condensegrpo[kernels]'"
+INSTALL = "pip install -e '.[kernels]'"
 SMALLEST_HEAD = 16  # channels, of Triton's matrix products
 # Two trees of 392 tokens and 64, and 56 trees of one. The first has branches at depths 150 and 37.
 PROBE = (*range(200), *range(150, 230), *range(37, 149), *range(64), *[0] * 56)

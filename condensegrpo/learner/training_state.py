@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from condensegrpo.core.errors import CheckpointError
 from condensegrpo.learner.deepspeed_import import DeepSpeedEngine, deepspeed, without_deprecations
 from condensegrpo.learner.ranks import rank
 
@@ -103,9 +104,15 @@ def _values(engine: DeepSpeedEngine, place: _Place) -> dict[str, Tensor]:
 
 def _range(pieces: Sequence[tuple[int, Mapping[str, Tensor]]], key: str, start: int, length: int) -> Tensor:
     """Elements of a weight, or of a moment of it, from the pieces that hold them."""
-    elements = torch.empty(length)
+    elements, filled = torch.empty(length), 0
     for first, tensors in pieces:
         low, high = max(start, first), min(start + length, first + tensors[key].numel())
         if low < high:
             elements[low - start : high - start] = tensors[key][low - first : high - first]
+            filled += high - low
+    if filled < length:
+        raise CheckpointError(
+            f"loading {key} from a checkpoint: found {filled} of {length} numbers from {start} on in the files of all "
+            f"ranks. The checkpoint is incomplete: resume from another one."
+        )
     return elements

