@@ -21,7 +21,7 @@ LOW_MEMORY = 2 * GIB
 LOW_DISK = 5 * GIB
 FULL_DISK = GIB // 4
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-INSTALL = "pip install -e . (in the repository), or pip install condensegrpo"
+INSTALL = "pip install -e . in a clone of the repository"
 
 
 def machine_findings() -> list[Finding]:
@@ -111,7 +111,9 @@ def vllm_finding() -> Finding:
         if installed.split("+")[0] not in pin:
             return warning("vLLM", f"{name} {installed}, tested with {pin}", f"pip install '{name}{pin}'")
         return ok("vLLM", f"{name} {installed} (tested with {pin}); to test it: condensegrpo doctor --sampler vllm")
-    return ok("vLLM", "not installed: sampler.name=transformers needs none (to install it: docs/how-to/sample-with-vllm.md)")
+    return ok(
+        "vLLM", "not installed: sampler.name=transformers needs none (to install it: docs/how-to/sample-with-vllm.md)"
+    )
 
 
 def memory_findings() -> list[Finding]:

@@ -309,9 +309,7 @@ def test_the_log_says_what_is_used_on_a_gpu_and_what_is_not(faults: dict[str, st
 def test_what_a_gpu_lacks_for_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert why_not("flash", "float32") == "it computes bfloat16, and model.dtype is float32"
-    assert why_not("flash", "bfloat16") == (
-        "neither flash-attn nor kernels is installed (pip install -e '.[kernels]')"
-    )
+    assert why_not("flash", "bfloat16") == ("neither flash-attn nor kernels is installed (pip install -e '.[kernels]')")
     monkeypatch.setattr("torch._dynamo.config.disable", True)
     assert "TORCH_COMPILE_DISABLE" in str(why_not("flex", "float32"))
 

@@ -49,7 +49,9 @@ def test_a_plan_for_another_machine_has_the_dtype_of_that() -> None:
 
 
 def test_the_dry_run_shows_the_dtype_and_why() -> None:
-    assert "# model and learner compute in float32: the default on this machine" in succeed("train", str(QUICKSTART), "--dry-run")
+    assert "# model and learner compute in float32: the default on this machine" in succeed(
+        "train", str(QUICKSTART), "--dry-run"
+    )
 
 
 def test_a_run_on_a_gpu_warns_of_another_dtype(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -266,7 +266,9 @@ def test_an_environment_that_holds_up_the_event_loop_ends_its_own_trajectory(how
     RELEASE.set()
     assert [one.trajectory.stop for one in found] == [Stop.ENVIRONMENT_ERROR, *[Stop.ANSWERED] * 3]
     line = inspect.getsourcelines(Hangs)[1]
-    message = "it held up the event loop for more than 1 second, and was abandoned; put blocking code into asyncio.to_thread"
+    message = (
+        "it held up the event loop for more than 1 second, and was abandoned; put blocking code into asyncio.to_thread"
+    )
     detail = found[0].trajectory.detail
     assert detail.startswith(f"the environment: {'Blocked: ' * (how == 'task')}{message} (tests/test_user_code.py:")
     assert line < int(detail.rstrip(")").rpartition(":")[2]) < line + 20

@@ -160,8 +160,8 @@ class _Workers:
             self.lost += seconds
             self.strikes[limit.name] += 1
             raise Blocked(
-                f"it held up the event loop for more than {counted(seconds, 'second')}, and was abandoned; put blocking "
-                f"code into asyncio.to_thread",
+                f"it held up the event loop for more than {counted(seconds, 'second')}, and was abandoned; put "
+                f"blocking code into asyncio.to_thread",
                 place,
             ) from None
         if outcome[1] is not None:  # the task has ended

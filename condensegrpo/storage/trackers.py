@@ -88,6 +88,6 @@ def _package(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"setting up the tracker {name}: the package is not installed. Run pip install -e '.[{name}]' in a clone, or "
-            f"take the tracker out of the configuration."
+            f"setting up the tracker {name}: the package is not installed. Run pip install -e '.[{name}]' in a clone, "
+            f"or take the tracker out of the configuration."
         ) from error
