@@ -65,5 +65,5 @@ def test_weights_and_biases_keeps_an_offline_run(tmp_path: Path) -> None:
 
 
 def test_a_tracker_whose_package_is_missing_says_what_to_install() -> None:
-    with pytest.raises(ConfigError, match=r"pip install 'condensegrpo\[no_such_package\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[no_such_package\]'"):
         tracking._package("no_such_package")
