@@ -5,6 +5,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from needs_vllm import needs_vllm
 from typer.testing import CliRunner
 
 from condensegrpo.cli.app import app
@@ -42,6 +43,26 @@ def test_a_step_of_the_learner_on_all_devices_is_measured_against_the_plan(ranks
     assert finding.level is not Level.PROBLEM, finding
     assert said in finding.found
     assert "planned" in finding.found
+
+
+def test_the_device_multiplies_in_the_runs_type_of_numbers() -> None:
+    (finding,) = run_check("device", (*TINY, "model.dtype=bfloat16"), ranks=2)
+    assert (finding.level, finding.found) == (Level.OK, "bfloat16 works on cpu")
+
+
+def test_the_sampler_is_held_against_the_learner_before_and_after_a_step() -> None:
+    findings = run_check("sampler", (*TINY, "model.lora.rank=4"), ranks=1)
+    assert [finding.level for finding in findings] == [Level.OK] * 4
+    assert [finding.found.partition(",")[0] for finding in findings] == ["as loaded"] * 2 + [
+        "after an optimiser step"
+    ] * 2
+
+
+@needs_vllm
+def test_a_server_gets_the_weights_of_a_step() -> None:
+    findings = run_check("transfer", TINY, ranks=2)
+    assert [finding.level for finding in findings] == [Level.OK] * 4, findings
+    assert {finding.area for finding in findings} == {"server, weights=folder"}  # NCCL needs GPUs
 
 
 def test_the_sampler_is_tried_on_one_rank_also_where_the_runs_ranks_share_it() -> None:
