@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import forking_rows, llama, plain_logprobs, qwen3
 from torch import Tensor
+from torch._dynamo import config as dynamo_config
 from torch._dynamo.utils import counters
 from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
@@ -310,8 +311,8 @@ def test_what_a_gpu_lacks_for_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert why_not("flash", "float32") == "it computes bfloat16, and model.dtype is float32"
     assert why_not("flash", "bfloat16") == ("neither flash-attn nor kernels is installed (pip install -e '.[kernels]')")
-    monkeypatch.setattr("torch._dynamo.config.disable", True)
-    assert "TORCH_COMPILE_DISABLE" in str(why_not("flex", "float32"))
+    with dynamo_config.patch(disable=True):  # monkeypatch would delete the setting when it undoes its change
+        assert "TORCH_COMPILE_DISABLE" in str(why_not("flex", "float32"))
 
 
 @pytest.mark.parametrize("kernel", ["flex", "flash"])
