@@ -81,7 +81,7 @@ def run_check(
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # its ranks too
         if not file.is_file():
-            found = f"the check ended with code {process.returncode}: {printed}"
-            return [problem(name, found, HANGS.get(name, AGAIN))]
-        found = json.loads(file.read_text(encoding="utf-8"))
-    return [Finding(**{**each, "level": Level(each["level"])}) for each in found]
+            text = f"the check ended with code {process.returncode}: {printed}"
+            return [problem(name, text, HANGS.get(name, AGAIN))]
+        findings = json.loads(file.read_text(encoding="utf-8"))
+    return [Finding(**{**each, "level": Level(each["level"])}) for each in findings]

@@ -29,18 +29,15 @@ GIB = 1 << 30
 OFF_BY = 0.1  # of the measured peak: how far the prediction may be from it
 SENT = 64 << 20  # bytes that the ranks add up at a time
 ROUNDS = 8
-USUAL = {  # without a configuration: 0.15 B parameters on full micro-batches
-    "name": "gpu-check",
-    "model": {
-        "dtype": "bfloat16",
-        "new": {"hidden_size": 1024, "layers": 12, "heads": 16, "ffn_size": 3072, "initializer_range": 0.02},
-    },
-    "task": {"name": "ledger"},
-    "rollout": {"limits": {"max_turns": 1, "max_context_tokens": 1792, "max_output_tokens": 256}},
-    "train": {"problems_per_step": 8},
-    "learner": {"tokens_per_micro_batch": 8192},
-    "sampler": {"name": "vllm"},
-}
+USUAL = (  # without a configuration: the quickstart's task with 0.15 B parameters and full micro-batches
+    "model.dtype=bfloat16",
+    *("model.new.hidden_size=1024", "model.new.layers=12", "model.new.heads=16", "model.new.ffn_size=3072"),
+    "model.new.initializer_range=0.02",
+    *("rollout.limits.max_turns=1", "rollout.limits.max_context_tokens=1792", "rollout.limits.max_output_tokens=256"),
+    "train.problems_per_step=8",
+    "learner.tokens_per_micro_batch=8192",
+    "sampler.name=vllm",
+)
 
 
 def device(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
@@ -79,8 +76,8 @@ def collective(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     size, wanted = ranks.world_size(), (ranks.world_size() + 1) / 2  # the mean of 1, 2, … N, which stays as it is
     ranks.barrier()
     if float(own[0]) != wanted or float(own[-1]) != wanted:
-        found = f"the mean of the ranks' numbers is {float(own[0])}, wanted {wanted}"
-        return [problem("ranks", found, "NCCL_P2P_DISABLE=1 tries another way between the devices")]
+        text = f"the mean of the ranks' numbers is {float(own[0])}, wanted {wanted}"
+        return [problem("ranks", text, "NCCL_P2P_DISABLE=1 tries another way between the devices")]
     rate = ROUNDS * SENT / seconds / 1e9
     return [ok("ranks", f"{size} ranks add up {SENT >> 20} MiB over {distributed.get_backend()}: {rate:.1f} GB/s")]
 
@@ -189,7 +186,7 @@ CHECKS: Mapping[str, Check] = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a check and write its findings; on several ranks the first one writes."""
     from condensegrpo.cli.quiet import quiet_libraries
-    from condensegrpo.config.load import named_config, validate
+    from condensegrpo.config.load import named_config
     from condensegrpo.storage.run_folder import RunFolder
 
     parser = argparse.ArgumentParser()
@@ -199,9 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     quiet_libraries()
     try:
-        config = (
-            named_config(given.config[0], given.config[1:]) if given.config else validate(USUAL, source="doctor --gpu")
-        )
+        name, *overrides = given.config or ("quickstart", *USUAL)
+        config = named_config(name, overrides)
         with tempfile.TemporaryDirectory(prefix="condensegrpo-") as place:
             findings = CHECKS[given.check](config, RunFolder.create(Path(place) / "run"))
     except CondenseError as error:

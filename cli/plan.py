@@ -45,9 +45,9 @@ def plan(
     """
     room = None if device_memory is None else _bytes(device_memory)
     from condensegrpo.cli.quiet import quiet_libraries
-    from condensegrpo.config.load import named_config
+    from condensegrpo.config.checks import check_figures
+    from condensegrpo.config.load import config_on
 
-    loaded = named_config(config, overrides or ())
     quiet_libraries()
     import torch
 
@@ -57,7 +57,8 @@ def plan(
 
     if device is None:
         device = "gpu" if room is not None or torch.cuda.is_available() else "cpu"
-    loaded = loaded.on_device(device)
+    loaded = config_on(device, config, overrides or ())
+    check_figures(loaded)
     predicted = predict(loaded, architecture(loaded.model), ranks=ranks, device=device, memory=room)
     fits = room is None or predicted.fits(room)
     change = None if room is None or fits else remedy(loaded, predicted, room)

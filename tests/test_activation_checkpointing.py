@@ -1,5 +1,3 @@
-from collections.abc import Iterator
-
 import pytest
 import torch
 from adapters import EVERYWHERE, moved_qwen3, trained_weights
@@ -14,13 +12,7 @@ from condensegrpo.learner.activation_checkpointing import checkpoint_layers, is_
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.lora import dropping
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def opt() -> PreTrainedModel:

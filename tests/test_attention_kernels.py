@@ -34,9 +34,9 @@ from condensegrpo.learner.attention_kernels import (
     agreed,
     check_kernel,
     check_name,
+    describe_choice,
     difference,
     kernels_on,
-    said,
     why_not,
 )
 from condensegrpo.learner.branch_attention import Branches, branches, gathered_keys
@@ -304,7 +304,7 @@ def test_a_kernel_that_fails_on_one_rank_is_used_on_none() -> None:
     ],
 )
 def test_the_log_says_what_is_used_on_a_gpu_and_what_is_not(faults: dict[str, str | None], wanted: str) -> None:
-    assert said("auto", faults) == f"attention kernel: {wanted}"
+    assert describe_choice("auto", faults) == f"attention kernel: {wanted}"
 
 
 def test_what_a_gpu_lacks_for_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

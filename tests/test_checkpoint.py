@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,12 +34,7 @@ HERE = Path(__file__).parent
 COSINE = OptimizerSettings(lr=0.01, weight_decay=0.1, grad_clip=0.05, warmup_steps=2, schedule="cosine")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def engine(stage: int = 0, *, seed: int = 0) -> DeepSpeedEngine:

@@ -1,11 +1,12 @@
 """The dtype that is not set: by the device, stored as it was resolved, and said where a GPU trains in another one."""
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from command import succeed
 
-from condensegrpo.config.load import dump_config, load_config, load_stored
+from condensegrpo.config.load import config_on, dump_config, load_config, load_stored
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.learner import dtypes
 from condensegrpo.learner.dtypes import default_dtype, precision_warning
@@ -41,9 +42,12 @@ def test_a_run_keeps_the_dtype_that_it_started_with(tmp_path: Path, monkeypatch:
 
 
 def test_a_plan_for_another_machine_has_the_dtype_of_that() -> None:
-    automatic, chosen = loaded("model.dtype=auto"), loaded("model.dtype=float32")
-    assert automatic.on_device("gpu").model.dtype == "bfloat16"
-    assert automatic.on_device("cpu").model.dtype == chosen.on_device("gpu").model.dtype == "float32"
+    def on(device: Literal["cpu", "gpu"], dtype: str) -> tuple[str, float | None]:
+        config = config_on(device, str(QUICKSTART), (f"model.dtype={dtype}",))
+        return config.model.dtype, config.algorithm.importance.cap
+
+    assert on("gpu", "auto") == ("bfloat16", 2.0)
+    assert on("cpu", "auto") == on("gpu", "float32") == ("float32", 0.0)
     assert ", bfloat16, ZeRO 0 on 1 × gpu" in succeed("plan", str(QUICKSTART), "--device", "gpu")
     assert ", float32, ZeRO 0 on 1 × cpu" in succeed("plan", str(QUICKSTART), "--device", "cpu")
 

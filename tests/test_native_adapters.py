@@ -1,18 +1,17 @@
 """LoRA adapters that vLLM computes itself: exact after an optimiser step, and nothing of the former ones is cached."""
 
 import asyncio
-import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from adapter_rounding import shares, take_step
 from adapters import adapted_qwen3
 from needs_vllm import needs_vllm
 from served import LONG, ROOM, gap, save_model, together
 from tiny import rows
-from torch import Tensor
 from two_ranks import loss, micro_batches
 
 from condensegrpo.assembly.plugins import build
@@ -21,7 +20,7 @@ from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.engine import DeepSpeedEngine, close_engine, open_engine, optimizer_step
-from condensegrpo.learner.lora import adapted, add_adapters, merged
+from condensegrpo.learner.lora import add_adapters
 from condensegrpo.learner.policy import load_policy
 from condensegrpo.learner.settings import LoraSettings, OptimizerSettings
 from condensegrpo.learner.weights import gathered
@@ -126,36 +125,14 @@ def test_a_sampler_that_takes_no_adapters_gets_merged_weights(learner: DeepSpeed
     assert not any("lora" in name for name in names)
 
 
-def lost(effective: Tensor, wanted: Tensor) -> float:
-    """The share of x·ΔW that is lost, for random x: |x·(effective − wanted)| / |x·wanted|."""
-    x = torch.randn(64, wanted.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return float((x @ (effective.double() - wanted).T).norm() / (x @ wanted.T).norm())
-
-
 def test_a_merge_in_bfloat16_loses_a_small_update_and_adapters_lose_none_of_it() -> None:
     """After one step of AdamW at lr 1e-5, which moves every entry of B by 1e-5; weights of the usual size 0.02."""
-    draw = torch.Generator().manual_seed(0)
     policy = adapted_qwen3(LoraSettings(rank=16, alpha=32.0))
-    with torch.no_grad():
-        for part in policy.modules():
-            layer = adapted(part)
-            if layer is not None:
-                layer.weight.copy_((0.02 * torch.randn(layer.weight.shape, generator=draw)).bfloat16())
-                layer.b.copy_(1e-5 * torch.randn(layer.b.shape, generator=draw).sign())
-    rounded = copy.deepcopy(policy).bfloat16()
-    shares: dict[str, list[float]] = {"native, bf16": [], "merged, bf16": [], "merged, fp32": []}
-    for part, low in zip(policy.modules(), rounded.modules(), strict=True):
-        layer, short = adapted(part), adapted(low)
-        if layer is None or short is None:
-            continue
-        weight, wanted = layer.weight.detach().double(), 2.0 * (layer.b.double() @ layer.a.double()).detach()
-        shares["native, bf16"].append(lost(2.0 * (short.b.double() @ short.a.double()).detach(), wanted))
-        shares["merged, bf16"].append(lost(merged(low).double() - weight, wanted))
-        shares["merged, fp32"].append(lost(merged(part).double() - weight, wanted))
-    worst = {name: max(found) for name, found in shares.items()}
-    assert worst["native, bf16"] < 0.01
-    assert worst["merged, fp32"] < 0.01
-    assert min(shares["merged, bf16"]) > 0.8  # so merged weights are not the default in bfloat16
+    take_step(policy, rate=1e-5)
+    native, merged_bf16, merged_fp32 = zip(*shares(policy, scale=2.0), strict=True)
+    assert max(native) < 0.01
+    assert max(merged_fp32) < 0.01
+    assert min(merged_bf16) > 0.8  # so merged weights are not the default in bfloat16
 
 
 @pytest.mark.parametrize(

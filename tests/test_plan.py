@@ -577,3 +577,12 @@ def test_planning_imports_no_deepspeed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], check=False, timeout=120, cwd=ROOT, env=dict(ENVIRONMENT))
     assert done.returncode == 0
+
+
+def test_what_a_run_would_refuse_on_a_gpu_is_refused_by_its_plan() -> None:
+    """In bfloat16, a GPU's default, DeepSpeed's optimiser of ZeRO 0 cannot move its state."""
+    arguments = ("quickstart", "learner.offload.rollouts=true")
+    assert run("plan", *arguments, "--device", "cpu").returncode == 0
+    done = run("plan", *arguments, "--device", "gpu")
+    assert done.returncode == 2
+    assert "learner.zero_stage=2" in done.stderr

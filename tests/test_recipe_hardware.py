@@ -1,6 +1,7 @@
 """Every shipped recipe fits the hardware that its header names, and Qwen3-8B with LoRA one 80 GiB card, by ``plan``."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ import pytest
 from hub_models import SIZES, write_config
 
 from condensegrpo.config.checks import check_figures
-from condensegrpo.config.load import find_config, load_config, shipped, vary
+from condensegrpo.config.load import config_on, find_config, shipped, vary
 from condensegrpo.config.schema import ModelSettings, RunConfig
 from condensegrpo.planning.architecture import architecture
 from condensegrpo.planning.plan import Plan, plan
@@ -42,10 +43,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-def planned(config: RunConfig, models: Path, on: Hardware) -> tuple[RunConfig, Plan]:
+def planned(name: str, overrides: Sequence[str], models: Path, on: Hardware) -> tuple[RunConfig, Plan]:
     """On that hardware, with the published sizes of the model."""
+    config = config_on(on.device, name, overrides)
     path = [] if config.model.path is None else [f"model.path={write_config(config.model.path, models)}"]
-    varied = vary(config.on_device(on.device), [*path, *on.overrides])
+    varied = vary(config, [*path, *on.overrides])
     check_figures(varied)
     return varied, plan(varied, architecture(varied.model), ranks=on.ranks, device=on.device, memory=on.memory)
 
@@ -60,14 +62,14 @@ def test_a_recipe_fits_the_hardware_that_its_header_names(name: str, models: Pat
     named = hardware(name)
     assert named, f"{name}.yaml has no line such as '# Hardware: 8 × 80 GiB GPU'"
     for on in named:
-        _, found = planned(load_config(find_config(name)), models, on)
+        _, found = planned(name, (), models, on)
         assert found.fits(int(USABLE * on.memory)), (on, found.refusal, found.peak)
 
 
 @pytest.mark.parametrize("name", [name for name in shipped() if hardware(name)[0].device == "gpu"])
 def test_a_recipe_for_gpus_fits_with_vllm_too(name: str, models: Path) -> None:
     on = hardware(name)[0]._replace(overrides=("sampler.name=vllm",))
-    _, found = planned(load_config(find_config(name)), models, on)
+    _, found = planned(name, (), models, on)
     assert found.fits(int(USABLE * on.memory)), (on, found.refusal, found.peak)
 
 
@@ -83,7 +85,7 @@ def test_adapters_of_qwen3_8b_by_hand(models: Path) -> None:
 
     In bfloat16: base and adapters of 2 bytes; masters, two moments and summed gradients of the adapters of 4 each.
     """
-    _, found = planned(load_config(find_config("gsm8k"), LORA), models, CARD)
+    _, found = planned("gsm8k", LORA, models, CARD)
     adapters = 16 * 36 * (8192 + 5120 + 5120 + 8192 + 3 * 16384)
     assert (found.weights.trainable, found.weights.frozen) == (adapters, 8_190_735_360)
     held = {part.name: part.bytes for part in found.phases[2].parts}
@@ -94,7 +96,7 @@ def test_adapters_of_qwen3_8b_by_hand(models: Path) -> None:
 
 @pytest.mark.parametrize("more", [(), ("sampler.name=vllm", "model.dtype=float32"), ("model.lora=null",)])
 def test_a_fitting_setting_for_qwen3_8b_is_found_as_overrides(more: tuple[str, ...], models: Path) -> None:
-    config, found = planned(load_config(find_config("gsm8k"), (*LORA, *LONG, *more)), models, CARD)
+    config, found = planned("gsm8k", (*LORA, *LONG, *more), models, CARD)
     assert not found.fits(CARD.memory)
     change = remedy(config, found, CARD.memory)
     assert change is not None
@@ -107,5 +109,5 @@ def test_a_fitting_setting_for_qwen3_8b_is_found_as_overrides(more: tuple[str, .
 
 def test_qwen3_8b_with_lora_and_vllm_fits_one_card_with_defaults(models: Path) -> None:
     on = CARD._replace(overrides=("sampler.name=vllm",))
-    _, found = planned(load_config(find_config("gsm8k"), (*LORA, *LONG)), models, on)
+    _, found = planned("gsm8k", (*LORA, *LONG), models, on)
     assert found.fits(int(USABLE * CARD.memory))

@@ -1,6 +1,5 @@
 """What a KL term is measured to: a frozen copy, or the learner's own base under its adapters."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,13 +15,7 @@ from condensegrpo.learner.policy import save_policy
 from condensegrpo.learner.reference import against_base, against_copy, open_reference
 from condensegrpo.learner.weights import gathered
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

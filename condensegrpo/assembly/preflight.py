@@ -87,9 +87,9 @@ def _check_folder(config: RunConfig) -> None:
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         read_only = os.statvfs(existing).f_flag & os.ST_RDONLY
         denied = f"you cannot write to it: {os.strerror(errno.EROFS)}" if read_only else "you may not write to it"
-        found = denied if existing.is_dir() else "it is no folder"
+        fault = denied if existing.is_dir() else "it is no folder"
         raise ConfigError(
-            f"checking runs_dir={config.runs_dir}: the run is written below {existing}, and {found}. Set runs_dir to a "
+            f"checking runs_dir={config.runs_dir}: the run is written below {existing}, and {fault}. Set runs_dir to a "
             f"folder that you may write to."
         )
 

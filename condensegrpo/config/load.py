@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from condensegrpo.config.extends import layered, plain, shipped_file, shipped_files, sourced
 from condensegrpo.config.extends import origins as origins_of
@@ -92,6 +92,20 @@ def named_config(name: str, overrides: Sequence[str] = ()) -> RunConfig:
     """
     stored = Path(name) / STORED
     return load_stored(stored, overrides) if stored.is_file() else load_config(find_config(name), overrides)
+
+
+def config_on(device: Literal["cpu", "gpu"], name: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration that a CONFIG argument means on a machine with such a device.
+
+    A dtype that is not set is that device's, and so is what follows from it, such as ``algorithm.importance.cap``.
+
+    Raises:
+        ConfigError: as ``named_config``.
+    """
+    config = named_config(name, overrides)
+    if "dtype" in config.model.model_fields_set:
+        return config
+    return named_config(name, (*overrides, f"model.dtype={'bfloat16' if device == 'gpu' else 'float32'}"))
 
 
 def find_config(name: str) -> Path:

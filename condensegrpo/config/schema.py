@@ -87,7 +87,7 @@ class ModelSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _without_auto(cls, section: object) -> object:
-        """Leave out a dtype of auto: ``on_device`` chooses those that are not set."""
+        """Leave out a dtype of auto: ``load.config_on`` chooses those that are not set."""
         if isinstance(section, dict) and section.get("dtype") == "auto":
             return {key: value for key, value in section.items() if key != "dtype"}
         return section
@@ -289,13 +289,6 @@ class RunProcedure(Section):
 
 class RunConfig(RunProcedure, RunIdentity):
     """One run."""
-
-    def on_device(self, device: Literal["cpu", "gpu"]) -> "RunConfig":
-        """The configuration that it is on another machine: a dtype that is not set is the one of that device."""
-        if "dtype" in self.model.model_fields_set:
-            return self
-        dtype = "bfloat16" if device == "gpu" else "float32"
-        return self.model_copy(update={"model": self.model.model_copy(update={"dtype": dtype})})
 
     @property
     def estimator(self) -> str:

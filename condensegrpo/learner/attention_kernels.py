@@ -57,7 +57,7 @@ class Heads(NamedTuple):
 class Kernels(NamedTuple):
     """What computes the attention of micro-batches; without ``flex`` and ``varlen`` it is sdpa."""
 
-    said: str  # for the log
+    description: str  # for the log
     flex: Flex | None = None
     varlen: Varlen | None = None
     most_keys: float = MOST_KEYS  # gathered a token, up to which it is ``varlen``
@@ -137,7 +137,7 @@ def kernels_on(attention: str, heads: Heads, dtype: torch.dtype, device: torch.d
         )
     usable = [name for name, fault in faults.items() if fault is None]
     return Kernels(
-        said(attention, faults),
+        describe_choice(attention, faults),
         flex=compiled_flex() if "flex" in usable else None,
         varlen=flash_varlen() if "flash" in usable else None,
         most_keys=inf if attention == "flash" else MOST_KEYS,
@@ -155,7 +155,7 @@ def agreed(faults: Sequence[Mapping[str, str | None]]) -> dict[str, str | None]:
     }
 
 
-def said(attention: str, faults: Mapping[str, str | None]) -> str:
+def describe_choice(attention: str, faults: Mapping[str, str | None]) -> str:
     """The choice on a GPU, for the log, by the faults of the kernels that were checked (None: it can be used).
 
     Example: attention kernel: flash up to 2 gathered keys a token, flex beyond
@@ -179,14 +179,15 @@ def check_kernel(kernel: str, heads: Heads, dtype: torch.dtype, device: torch.de
     try:
         if kernel == "flex":
             flex = compiled_flex()
-            found = difference(lambda depth: intervals(depth, flex), heads, dtype, device)
+            measured = difference(lambda depth: intervals(depth, flex), heads, dtype, device)
         else:
             varlen = flash_varlen()
-            found = difference(lambda depth: branches(depth, varlen), heads, dtype, device)
+            measured = difference(lambda depth: branches(depth, varlen), heads, dtype, device)
     except Exception as error:  # the boundary to compilers and packages, which have exceptions of all kinds
         return KernelCheck(kernel, None, f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}")
     most = max(1e-3, 4 * torch.finfo(dtype).eps)  # 3 % in bfloat16; a pair too many or too few moves some by far more
-    return KernelCheck(kernel, found, None if found <= most else f"it differs from sdpa by {found:.2g} of the norm")
+    fault = None if measured <= most else f"it differs from sdpa by {measured:.2g} of the norm"
+    return KernelCheck(kernel, measured, fault)
 
 
 def difference(make: Callable[[Tensor], Along], heads: Heads, dtype: torch.dtype, device: torch.device) -> float:
@@ -201,11 +202,11 @@ def difference(make: Callable[[Tensor], Along], heads: Heads, dtype: torch.dtype
         torch.randn(shape, generator=draw).to(device, dtype)
         for shape in ((1, len(PROBE), heads.queries, heads.size), *shapes)
     ]
-    found, wanted = (
+    computed, wanted = (
         _output_and_gradients(along, weight.to(kind), [each.to(kind) for each in inputs])
         for along, kind in ((make(depth), dtype), (paths(depth), torch.float32))
     )
-    return max(float((one.float() - other).norm() / other.norm()) for one, other in zip(found, wanted, strict=True))
+    return max(float((own.float() - exact).norm() / exact.norm()) for own, exact in zip(computed, wanted, strict=True))
 
 
 def _output_and_gradients(along: Along, weight: Tensor, inputs: list[Tensor]) -> list[Tensor]:

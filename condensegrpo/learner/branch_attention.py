@@ -69,7 +69,7 @@ class Branches(NamedTuple):
         queries, keys, values = (
             each[0].transpose(0, 1) for each in (query, key, functional.pad(value, (0, wide - size)))
         )
-        found = self.varlen(
+        output = self.varlen(
             queries,
             keys.index_select(0, self.keys),
             values.index_select(0, self.keys),
@@ -80,7 +80,7 @@ class Branches(NamedTuple):
             softmax_scale=scaling,
             causal=True,
         )
-        return found[None, ..., :size]
+        return output[None, ..., :size]
 
 
 def gathered_keys(depths: Sequence[int]) -> int:

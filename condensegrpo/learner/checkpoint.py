@@ -257,6 +257,9 @@ def prune(folder: Path, keep: int) -> None:
         steps 5 10 12 30, latest 12, keep 2   ─▶   10 12
 
     Every rank may call it; the first does the work.
+
+    Raises:
+        CheckpointError: one cannot be removed.
     """
     if rank() != 0 or not folder.is_dir():
         return
@@ -266,7 +269,13 @@ def prune(folder: Path, keep: int) -> None:
     kept = existing if end is None else existing[max(0, end - max(keep, 1)) : end]
     leftovers = [path for path in folder.iterdir() if is_leftover(path)]
     for path in (*(step for step in existing if step not in kept), *leftovers):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        try:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        except OSError as error:
+            raise CheckpointError(
+                f"removing {path}, which train.keep_checkpoints no longer keeps: {error.strerror}. Check the folder "
+                f"and its permissions; the newest checkpoint is whole."
+            ) from error
 
 
 def _place_aside(target: Path) -> Path:

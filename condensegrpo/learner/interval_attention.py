@@ -54,8 +54,8 @@ class Intervals(NamedTuple):
         self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float = 0.0
     ) -> Tensor:
         """The output (1, S, h, d) of queries (1, h, S, d), keys and values (1, g, S, d). There is no dropout."""
-        found = self.flex(query, key, value, block_mask=self.mask, scale=scaling, enable_gqa=True)
-        return found.transpose(1, 2)
+        output = self.flex(query, key, value, block_mask=self.mask, scale=scaling, enable_gqa=True)
+        return output.transpose(1, 2)
 
 
 def intervals(depth: Tensor, flex: Flex) -> Intervals:

@@ -108,7 +108,7 @@ class TrainedLogprobs(nn.Module):
     def describe(self, device: torch.device) -> str:
         """How attention is computed on a device, for the log."""
         if self.without_trees is None:
-            return self.kernels(device).said
+            return self.kernels(device).description
         return (
             f"attention kernel: {str(self.policy.config._attn_implementation).replace(TREE_ATTENTION, 'sdpa')}; "
             f"prefixes that rows share are computed once for every row: {self.without_trees}"

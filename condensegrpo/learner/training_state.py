@@ -86,10 +86,10 @@ def _places(engine: DeepSpeedEngine) -> Iterator[tuple[str, _Place]]:
             rest = max(0, min(length, tensor.ds_numel - start))  # type: ignore[attr-defined]  # slices are padded
             yield name, _Place(zero.fp32_partitioned_groups_flat[group], offset, start, rest)
         elif tensor._hp_mapping is not None:  # type: ignore[attr-defined]  # DeepSpeed's
-            mapping = tensor._hp_mapping  # type: ignore[attr-defined]
+            mapping = tensor._hp_mapping  # type: ignore[attr-defined]  # DeepSpeed's
             flat = adamw.param_groups[mapping.param_group_index]["params"][0]
-            here, there = mapping.hp_fragment_address, mapping.lp_fragment_address
-            yield name, _Place(flat, here.start, there.start, here.numel)
+            whole, part = mapping.hp_fragment_address, mapping.lp_fragment_address
+            yield name, _Place(flat, whole.start, part.start, whole.numel)
 
 
 def _values(engine: DeepSpeedEngine, place: _Place) -> dict[str, Tensor]:

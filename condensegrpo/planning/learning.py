@@ -57,10 +57,10 @@ def learning(
         batch: of all ranks that compute it together, each with a part of its tokens.
     """
     element, decoder, trained = DTYPES[config.model.dtype].itemsize, model.decoder, model.adapters is None
-    found = activations(config, model, batch, device)
+    held = activations(config, model, batch, device)
     own = own_part(config, batch)
-    kept = Part("activations", found.kept)
-    again = Part("a layer, computed again", found.again)
+    kept = Part("activations", held.kept)
+    again = Part("a layer, computed again", held.again)
     backward = formulas.layer_backward_bytes(decoder, own, element, trained=trained)
     ending = formulas.embedding_backward_bytes(decoder, element) if trained else 0
     return {

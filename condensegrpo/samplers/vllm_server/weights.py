@@ -26,8 +26,8 @@ def free_bytes(folder: Path) -> int:
 def free_bytes_each(folder: Path) -> int:
     """Free bytes for each rank of this machine, which all write at the same time. Every rank must call it."""
     host = socket.gethostname()
-    free = [found for machine, found in gather((host, free_bytes(folder))) if machine == host]
-    return min(free) // len(free)
+    sizes = [size for machine, size in gather((host, free_bytes(folder))) if machine == host]
+    return min(sizes) // len(sizes)
 
 
 def check_room(folder: Path, needed: int, free: Callable[[Path], int] = free_bytes) -> None:
@@ -36,11 +36,11 @@ def check_room(folder: Path, needed: int, free: Callable[[Path], int] = free_byt
     Raises:
         SamplerError: it has not; the message has the sizes.
     """
-    found = free(folder)
-    if found < needed:
+    room = free(folder)
+    if room < needed:
         size = math.ceil(needed / 1e9)
         raise SamplerError(
-            f"writing weights for the servers into {folder}: found {found / 1e9:.2f} GB free, wanted "
+            f"writing weights for the servers into {folder}: found {room / 1e9:.2f} GB free, wanted "
             f"{needed / 1e9:.2f} GB. In a container enlarge /dev/shm (docker run --shm-size={size}g), or set "
             f"sampler.options.server.weights to a folder with enough space that the servers can read."
         )
