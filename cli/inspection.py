@@ -164,7 +164,7 @@ def turns(
             policy_version=turn.policy_version if version_known else None,
             context=view,
             condensation=turn.condensation,
-            messages=turn.context,
+            messages=tuple(turn.context),
             reply=turn.reply.content,
             calls=turn.reply.tool_calls,
             observations=turn.observations,

@@ -4,8 +4,10 @@ scored trajectories ─▶ Scores ─▶ Estimator: advantage of every turn ─�
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -15,6 +17,7 @@ from condensegrpo.algorithms import names
 from condensegrpo.algorithms.advantages import ESTIMATORS
 from condensegrpo.algorithms.segments import segments
 from condensegrpo.algorithms.settings import DEFAULT_STOPS, StopSettings
+from condensegrpo.core.shared_sequence import shared, shared_ids
 from condensegrpo.core.trajectory import ScoredTrajectory, Segment, Stop, Trajectory
 
 T = TypeVar("T")
@@ -203,12 +206,22 @@ def _labels(values: Iterable[T]) -> dict[T, int]:
 
 
 def _states(scored: Sequence[ScoredTrajectory]) -> Tensor:
-    prompts = [
-        [(each.trajectory.group_id, turn.prompt_ids) for turn in each.trajectory.turns if turn.kind == "act"]
-        for each in scored
-    ]
+    prompts = [[(each.trajectory.group_id, digest) for digest in _prompt_digests(each.trajectory)] for each in scored]
     labels = _labels(prompt for row in prompts for prompt in row)
     return _table([[labels[prompt] for prompt in row] for row in prompts], beyond=-1)
+
+
+def _prompt_digests(trajectory: Trajectory) -> Iterator[bytes]:
+    """A digest of the prompt of every act turn: a prompt that continues the last one costs what it adds."""
+    digest, last = blake2b(), shared_ids(())
+    for turn in trajectory.turns:
+        prompt = shared(turn.prompt_ids)
+        if not prompt.continues(last):
+            digest, last = blake2b(), shared_ids(())
+        digest.update(array("I", prompt[len(last) :]))
+        last = prompt
+        if turn.kind == "act":
+            yield digest.digest()
 
 
 def _table(rows: Sequence[Sequence[int]], *, beyond: int) -> Tensor:

@@ -6,7 +6,7 @@ Every value is frozen; a later stage makes a new value and fills nothing in. ``N
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -114,13 +114,13 @@ class Draft:
 class Turn:
     """One call of the policy: the tokens that it was given and the tokens that it sampled."""
 
-    prompt_ids: tuple[int, ...]  # (P,) exactly what the sampler was given
+    prompt_ids: Sequence[int]  # (P,) exactly what the sampler was given; immutable, in a rollout a SharedSequence
     output_ids: tuple[int, ...]  # (A,) exactly what it returned
     logprobs: tuple[float, ...]  # (A,) nats, under the distribution sampled from
     policy_version: int  # optimiser steps taken when this turn was sampled
     kind: Literal["act", "condense"] = "act"  # condense: it wrote a text that a condenser asked for and used
     condensation: Condensation | None = None
-    context: tuple[Message, ...]  # the messages that prompt_ids render
+    context: Sequence[Message]  # the messages that prompt_ids render; likewise
     reply: Message
     observations: tuple[Message, ...] = ()
     turn_rewards: Mapping[str, float] = field(default_factory=dict)  # by name, from the environment
@@ -146,7 +146,7 @@ class Rejected:
     """A text that the policy wrote for a condenser and that was not used: no turn, and it trains nothing."""
 
     before: int  # index of the turn that it was written for; the number of turns if none followed
-    prompt_ids: tuple[int, ...]  # (P,)
+    prompt_ids: Sequence[int]  # (P,)
     output_ids: tuple[int, ...]  # (A,)
     policy_version: int
     text: str

@@ -16,6 +16,7 @@ from condensegrpo.core.account import account
 from condensegrpo.core.errors import ContextOverflow
 from condensegrpo.core.messages import History, Message, Summary, Unit, flatten
 from condensegrpo.core.protocols import Budget, Condensed, Request, Write
+from condensegrpo.core.shared_sequence import shared, shared_ids
 from condensegrpo.core.trajectory import Condensation, Span, SpanStatus, Stop
 from condensegrpo.rollout.boundary import asynchronous, guarded
 from condensegrpo.rollout.engine import Engine
@@ -69,7 +70,9 @@ async def next_prompt(
     """
     if last is None:
         check_pinned(engine.renderer, history.pinned, engine.limits)
-        return NextPrompt(prompt=Prompt(ids=engine.renderer.prompt(history.pinned), context=history.pinned))
+        return NextPrompt(
+            prompt=Prompt(ids=shared_ids(engine.renderer.prompt(history.pinned)), context=shared(history.pinned))
+        )
     most, continued = engine.limits.max_context_tokens, None
     if engine.trigger.when == "over_budget":
         continued = _continued(engine, history, last)
@@ -116,13 +119,13 @@ def request_prompt(engine: Engine, history: History, last: Sampled, request: Req
 def _continued(engine: Engine, history: History, last: Sampled, *, newest: Unit | None = None) -> Prompt:
     """The last prompt, its reply and the results: by ids, or rendered and declared if the template rewrites replies."""
     newest = newest or history.units[-1]  # given: with an instruction
-    units = (*last.prompt.units, newest)
-    context = flatten(history.pinned, units)
+    units = shared(last.prompt.units).extended((newest,))
+    context = shared(last.prompt.context).extended(newest.messages)
     added = engine.renderer.continuation(last.prompt.context, newest.reply, newest.results, last.generation.token_ids)
-    continued = (*last.prompt.ids, *last.generation.token_ids, *added)
+    continued = shared_ids(last.prompt.ids).extended((*last.generation.token_ids, *added))
     if engine.renderer.keeps_replies(context):
         return Prompt(ids=continued, context=context, units=units, spans=last.prompt.spans)
-    ids = engine.renderer.prompt(context)
+    ids = shared_ids(engine.renderer.prompt(context))
     spans = _spans(engine, history, last.prompt.spans)
     declared = Condensation(
         condenser=CHAT_TEMPLATE,
@@ -136,8 +139,8 @@ def _continued(engine: Engine, history: History, last: Sampled, *, newest: Unit 
 
 def _rewritten(engine: Engine, history: History, condensed: Condensed) -> Prompt:
     """The prompt of the units that the condenser returned, rendered and declared."""
-    context = flatten(history.pinned, condensed.units)
-    ids = engine.renderer.prompt(context)
+    context = shared(flatten(history.pinned, condensed.units))
+    ids = shared_ids(engine.renderer.prompt(context))
     budget = engine.limits.max_context_tokens
     if len(ids) > budget:
         raise ContextOverflow.at(turn=len(history.units), tokens=len(ids), budget=budget)

@@ -1,5 +1,6 @@
 """One reply of the policy, sampled within the limits of the engine; failures of the sampler end the episode."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,9 +14,9 @@ from condensegrpo.rollout.engine import Engine
 class Prompt:
     """What the policy is shown."""
 
-    ids: tuple[int, ...]  # (P,)
-    context: tuple[Message, ...]  # what ids render: the pinned messages and the messages of the units
-    units: tuple[Unit, ...] = ()  # shown after the pinned messages; a condenser may have rewritten them
+    ids: Sequence[int]  # (P,)
+    context: Sequence[Message]  # what ids render: the pinned messages and the messages of the units
+    units: Sequence[Unit] = ()  # shown after the pinned messages; a condenser may have rewritten them
     spans: tuple[Span, ...] = ()  # of the last condensation; units younger than that are shown whole
     condensation: Condensation | None = None  # None: ids continue the last prompt and output
 

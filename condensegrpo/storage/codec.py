@@ -7,7 +7,7 @@ A field that is absent takes its default if it has one, so a later version may a
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from functools import cache, partial
@@ -31,11 +31,13 @@ def decode(kind: type[T], value: object, place: str = "") -> T:
     return cast(T, _decode(kind, value, place))
 
 
-def _plain(value: object) -> dict[str, object]:
+def _plain(value: object) -> dict[str, object] | list[object]:
     if is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
         return dict(value)
+    if isinstance(value, Sequence):
+        return list(value)
     raise TypeError(f"{type(value).__name__} cannot be stored as JSON")
 
 
@@ -46,7 +48,7 @@ def _decode(kind: Any, value: object, place: str) -> object:  # noqa: ANN401  a 
         return None if value is None else _decode(inner, value, place)
     if origin is Literal:
         return _member(get_args(kind), value, place)
-    if origin is tuple:
+    if origin in (tuple, Sequence):
         return _items(get_args(kind)[0], value, place)
     if origin is not None:  # the one mapping that the data has: Mapping[str, X]
         if not isinstance(value, dict):

@@ -30,7 +30,7 @@ Outcome = Generation | SamplerError
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
     id: str
-    prompt_ids: tuple[int, ...]
+    prompt_ids: Sequence[int]
     params: SamplingParams | None  # None: the prompt is only read
     reply: asyncio.Future[Generation]
 
@@ -62,7 +62,7 @@ class EngineQueue:
         """
         loop = asyncio.get_running_loop()
         request = _Request(
-            id=str(next(self._numbers)), prompt_ids=tuple(prompt_ids), params=params, reply=loop.create_future()
+            id=str(next(self._numbers)), prompt_ids=prompt_ids, params=params, reply=loop.create_future()
         )
         self._new.append(request)
         if self._driver is None or self._driver.done() or self._driver.get_loop() is not loop:

@@ -35,7 +35,7 @@ Outcome = Generation | SamplerError
 @dataclass(frozen=True, slots=True)
 class _Request:
     name: str
-    prompt_ids: tuple[int, ...]
+    prompt_ids: Sequence[int]
     params: SamplingParams | None  # None: the prompt is only read
 
 
@@ -82,11 +82,11 @@ class LockstepEngine:
 
     def add(self, name: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         """Add a request in the next round."""
-        self._add(_Request(name, tuple(prompt_ids), params))
+        self._add(_Request(name, prompt_ids, params))
 
     def add_reading(self, name: str, token_ids: Sequence[int]) -> None:
         """Add a request for log-probabilities in the next round."""
-        self._add(_Request(name, tuple(token_ids), None))
+        self._add(_Request(name, token_ids, None))
 
     def abort(self, names: Sequence[str]) -> None:
         """Remove requests in the next round; no reply to them comes any more."""

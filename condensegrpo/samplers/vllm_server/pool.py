@@ -77,7 +77,7 @@ class ReplicaPool:
         """Tokens of prompt and output that every server takes; None: no server has reported it."""
         return min((each.description.max_model_len for each in self.replicas if each.description), default=None)
 
-    async def sample(self, prompt_ids: tuple[int, ...], params: SamplingParams) -> Generation:
+    async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """One reply under the current weights, from the trajectory's server or, if that is gone, from another.
 
         Raises:

@@ -1,7 +1,7 @@
 """One server of a sampler, started by it or not: bring it up, check it, update its weights, bring it up again."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from condensegrpo.core.errors import SamplerError, ServerUnreachable
@@ -86,7 +86,7 @@ class Replica:
         if self.ready or self.awaits_weights:
             self.revive()
 
-    async def generate(self, prompt_ids: tuple[int, ...], params: SamplingParams, seconds: float) -> Reply:
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, seconds: float) -> Reply:
         """Sample one reply; marks the replica as failed where it cannot be reached."""
         try:
             adapters = self._wanted().adapters is not None

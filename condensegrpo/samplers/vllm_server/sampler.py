@@ -141,7 +141,7 @@ class VllmServerSampler:
         check_request(prompt_ids, params, room=self._pool.room)
         self._in_flight += 1
         try:
-            return await self._loop.call(self._pool.sample(tuple(prompt_ids), params))
+            return await self._loop.call(self._pool.sample(prompt_ids, params))
         finally:
             self._in_flight -= 1
 
