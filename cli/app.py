@@ -13,6 +13,7 @@ from condensegrpo.cli.inspect_trajectory import inspect_trajectory
 from condensegrpo.cli.interrupts import end_with_launcher, exit_immediately, handle_first
 from condensegrpo.cli.plan import plan
 from condensegrpo.cli.plugins import plugins
+from condensegrpo.cli.retention import retention
 from condensegrpo.cli.serve import serve
 from condensegrpo.cli.train import train
 from condensegrpo.core.errors import CondenseError, ConfigError
@@ -47,6 +48,9 @@ app.command("doctor")(doctor)
 app.command("plan")(plan)
 app.command("serve")(serve)
 app.command("plugins")(plugins)
+bench = typer.Typer(help="Benchmarks that need no training run.", no_args_is_help=True, rich_markup_mode="rich")
+bench.command("retention")(retention)
+app.add_typer(bench, name="bench")
 
 
 def main() -> None:

@@ -5,13 +5,14 @@ A name may select the layers whose attention is captured, counted from 0: ``poli
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
 from condensegrpo.attention.leave_one_out import LeaveOneOut
 from condensegrpo.attention.scorer import AttentionScorer
 from condensegrpo.core.errors import ConfigError, RolloutError
-from condensegrpo.core.messages import Message
+from condensegrpo.core.messages import History, Message
 from condensegrpo.core.protocols import Attends, Condenser, Measures, RanksUnits, Sampler, UnitScorer
 from condensegrpo.learner.policy import check_vocabulary, configuration, end_ids, load_tokenizer, positions
 from condensegrpo.rollout.render import Renderer
@@ -133,3 +134,29 @@ def frozen(path: str, dtype: Literal["float32", "bfloat16"], layers: tuple[int, 
     tokenizer = load_tokenizer(path)
     renderer = Renderer(tokenizer, stop_ids=end_ids(path))
     return AttentionScorer(TransformersSampler(path, dtype=dtype), renderer, layers=layers)
+
+
+def frozen_scorers(names: Sequence[str]) -> dict[str, UnitScorer]:
+    """Scorers without a policy: every name is a frozen model, which reads as many tokens at once as it has positions.
+
+    Raises:
+        ConfigError: a name asks for the policy, or its model is missing or cannot be read from.
+    """
+    for name in names:
+        if parted(name)[0] in NEEDED:
+            raise ConfigError(
+                f"setting up the scorer {name!r} of the condenser: there is no policy here. Name a frozen model: its "
+                f"folder or Hub id, such as scorer=path/to/model."
+            )
+    check_models(names, "", pinned=(Message(role="user", content="?"),), tokens=0)
+    opened = ((name, *parted(name)) for name in names)
+    return {name: _WithinPositions(frozen(path, "float32", layers), positions(path)) for name, path, layers in opened}
+
+
+@dataclass(frozen=True, slots=True)
+class _WithinPositions:
+    scorer: UnitScorer
+    most: int | None  # tokens that the model can read at once; None: any number
+
+    async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
+        return await self.scorer.score(histories, tokens if self.most is None else min(tokens, self.most))

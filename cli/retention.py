@@ -1,0 +1,137 @@
+"""``condensegrpo bench retention``."""
+
+import json
+import re
+from dataclasses import asdict
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from condensegrpo.cli import theme
+from condensegrpo.cli.compare import parsed_condensers
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.storage.files import write_atomically, write_error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from condensegrpo.evaluation.retention import Retention
+
+CONDENSERS = "full, truncate, last_k keep_last=8, observation_mask keep=1000, random_drop"
+
+SHARE = re.compile(r"\d+/[1-9]\d*|\d*\.?\d+")
+
+
+def retention(
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PLACE", help="A wheel of bfcl-eval, or the folder of its data; by default the installed package."
+        ),
+    ] = None,
+    condensers: Annotated[
+        str, typer.Option(help="With options, separated by commas; the controls are always measured.")
+    ] = CONDENSERS,
+    budgets: Annotated[str, typer.Option(help="Shares of a conversation that may be kept.")] = "1/2,1/4,1/8,1/16",
+    model: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Count tokens of this model (folder or Hub id) and not words.")
+    ] = None,
+    match: Annotated[
+        Literal["words", "substring"], typer.Option(help="An answer stands as whole words, or also inside a word.")
+    ] = "words",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Also write retention.json and retention.md there.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Measure which answers still stand in what condensers keep of a conversation: BFCL v4's 155 memory questions.
+
+    No policy is needed. Controls: the newest messages first, messages in random order, and BM25 with the question.
+
+    Example: condensegrpo bench retention --data bfcl_eval-2026.3.23-py3-none-any.whl
+
+    Example: condensegrpo bench retention --condensers "truncate, attention scorer=path/to/model" --model path/to/model
+    """
+    from condensegrpo.cli.console import PhaseDisplay
+    from condensegrpo.storage.bfcl_memory import read_memory_questions
+
+    named, shares = parsed_condensers(condensers), parsed_shares(budgets)
+    questions = read_memory_questions(data)
+    try:
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise write_error(out or Path(), error) from error
+    with PhaseDisplay(Console(stderr=True, quiet=as_json)) as display:
+        display.phase("loading the condensers", None)
+        from condensegrpo.cli.quiet import quiet_libraries
+        from condensegrpo.evaluation.retention import methods, token_count, words
+        from condensegrpo.evaluation.retention import retention as measured
+
+        quiet_libraries()
+        entrants = methods(named)
+        count = words if model is None else token_count(model)
+        display.phase("measuring", len(entrants) * len(shares))
+        figures = measured(questions, entrants, shares, count=count, match=match, advance=display.advance)
+    unit = "words" if model is None else f"tokens of {model}"
+    report = {
+        "questions": len(questions.questions),
+        "messages": sum(map(len, questions.messages.values())),
+        "budget": unit,
+        "match": match,
+        "figures": [{**asdict(each), "budget": str(each.budget)} for each in figures],
+    }
+    headings, rows = table_rows(figures)
+    title = (
+        f"share of answers that stand in what is kept [95 %]\n"
+        f"{report['questions']} questions about {report['messages']} messages, budgets in {unit}\n"
+        f"second line: less the newest first, paired by question"
+    )
+    text = json.dumps(report, indent=2)
+    if out is not None:
+        write_atomically(out / "retention.json", f"{text}\n")
+        lines = (headings, ["---"] * len(headings), *rows)
+        body = "\n".join(f"| {' | '.join(cell.replace(chr(10), '<br>') for cell in line)} |" for line in lines)
+        write_atomically(out / "retention.md", f"{title}\n\n{body}\n")
+    if as_json:
+        typer.echo(text)
+        return
+    table = Table(*headings, title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, show_lines=True)
+    for row in rows:
+        table.add_row(*row)
+    theme.console().print(table)
+
+
+def parsed_shares(text: str) -> list[Fraction]:
+    """Parse ``--budgets``, such as ``1/2,0.1``.
+
+    Raises:
+        ConfigError: the text has another form, or a share is not above 0 and at most 1.
+    """
+    shares = [Fraction(word) for word in text.replace(" ", "").split(",") if SHARE.fullmatch(word)]
+    if len(shares) != text.count(",") + 1 or not all(0 < share <= 1 for share in shares):
+        raise ConfigError(f"reading --budgets {text!r}: wanted shares above 0 and at most 1, such as 1/4,0.1.")
+    return shares
+
+
+def table_rows(figures: "Sequence[Retention]") -> tuple[list[str], list[list[str]]]:
+    """Headings, and a row for each method: per budget what is retained, and the difference to the baseline below."""
+    names = list(dict.fromkeys(each.name for each in figures))
+    budgets = list(dict.fromkeys(each.budget for each in figures))
+    cells = {(each.name, each.budget): each for each in figures}
+    sees = {each.name: "yes" if each.sees_question else "no" for each in figures}
+    rows = [[name, sees[name], *(_cell(cells[name, budget]) for budget in budgets)] for name in names]
+    return ["condenser", "sees the question", *map(str, budgets)], rows
+
+
+def _cell(figure: "Retention") -> str:
+    retained, difference = figure.retained, figure.difference
+    first = f"{retained.mean:.2f} [{retained.low:.2f}, {retained.high:.2f}]"
+    if difference is None:
+        return first
+    return f"{first}\n{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"
