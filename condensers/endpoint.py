@@ -26,6 +26,7 @@ class Endpoint:
     key_variable: str | None  # name of the environment variable that holds the key; None: no key is sent
     seconds: float  # time limit of one request; the wait for a free slot is not included
     concurrency: int  # open requests at one time, in each event loop
+    max_tokens: int  # of a reply
 
     def __post_init__(self) -> None:
         if urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).netloc:
@@ -38,7 +39,7 @@ class Endpoint:
     def check(self) -> None:
         """Check nothing: an endpoint may start later than the run."""
 
-    async def write(self, text: str, max_tokens: int) -> Written:
+    async def write(self, text: str) -> Written:
         """The model's reply to a text.
 
         Raises:
@@ -47,17 +48,17 @@ class Endpoint:
         slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency))
         async with slots:
             try:
-                return _written(await self._answer(text, max_tokens))
+                return _written(await self._answer(text))
             except TimeoutError as error:  # before ClientError: some of aiohttp's errors are both
                 raise SummaryRefused(f"the endpoint did not answer within {self.seconds:g} seconds") from error
             except (ClientError, OSError) as error:
                 raise SummaryRefused(f"the endpoint cannot be reached: {error}") from error
 
-    async def _answer(self, text: str, max_tokens: int) -> bytes:
+    async def _answer(self, text: str) -> bytes:
         body = {
             "model": self.model,
             "messages": [{"role": "user", "content": text}],
-            "max_tokens": max_tokens,
+            "max_tokens": self.max_tokens,
             "temperature": 0,
         }
         headers = {"Content-Type": "application/json"}

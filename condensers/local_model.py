@@ -1,9 +1,11 @@
-"""A local Hugging Face model that writes summaries, greedily and one at a time."""
+"""A local Hugging Face model that writes summaries, greedily: those requested at the same time in one batch."""
 
 import asyncio
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -18,16 +20,24 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+MAX_TOKENS = 32768  # of prompts and summaries, padded to the longest, that are processed at once
+SETTLE_SECONDS = 0.005  # for which a request waits for others; a summary takes far longer
+
+_Waiting = tuple[str, Future[Written]]  # a text, and where its reply goes
+
+
 @dataclass(eq=False, kw_only=True)
 class LocalModel:
     """Answers one user message with the model's chat template, in a thread of its own."""
 
     model: str  # folder or Hub id; loaded at the first summary
     device: str
-    seconds: float  # time limit of one summary
+    seconds: float  # time limit of a batch of summaries
+    max_tokens: int  # of a summary
 
     def __post_init__(self) -> None:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="summary_model")
+        self._waiting = deque[_Waiting]()
 
     def check(self) -> None:
         """Check that the model is there. Loads no weights.
@@ -51,41 +61,97 @@ class LocalModel:
                 f"the model has embeddings for {rows} ids"
             )
 
-    async def write(self, text: str, max_tokens: int) -> Written:
+    async def write(self, text: str) -> Written:
         """The model's reply to a text.
 
         Raises:
             SummaryRefused: the model cannot be loaded, fails, has no room for the text, or does not finish in time.
         """
+        reply = Future[Written]()
+        self._waiting.append((text, reply))
+        asyncio.get_running_loop().call_later(SETTLE_SECONDS, self._worker.submit, self._write_waiting)
         try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._worker, self._written, text, max_tokens)
+            return await asyncio.wrap_future(reply)
         except (OSError, ValueError, RuntimeError, TemplateError) as error:  # out of memory is a RuntimeError
             raise SummaryRefused(f"writing with {self.model}: {type(error).__name__}: {error}") from error
 
-    def _written(self, text: str, max_tokens: int) -> Written:
+    def _write_waiting(self) -> None:
+        """Write all waiting summaries. In the thread, once per request: a later call finds what came meanwhile."""
+        batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        batch = [(text, reply) for text, reply in batch if reply.set_running_or_notify_cancel()]
+        try:
+            self._write(batch)
+        except Exception as error:  # the boundary to the model: every request that has no reply fails
+            for _, reply in batch:
+                if not reply.done():
+                    reply.set_exception(error)
+
+    def _write(self, batch: Sequence[_Waiting]) -> None:
+        model, tokenizer = _loaded(self.model, on_rank(self.device))
+        most = getattr(model.config, "max_position_embeddings", None)
+        prompts = list[tuple[list[int], Future[Written]]]()
+        for text, reply in batch:
+            ids = tokenizer.apply_chat_template(
+                [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=True
+            )["input_ids"]
+            if most is not None and len(ids) + self.max_tokens > most:
+                room = f"{len(ids)} tokens and {self.max_tokens} of a summary, where {self.model} has room for {most}"
+                reply.set_exception(SummaryRefused(room))
+            else:
+                prompts.append((ids, reply))
+        for part in _parts(prompts, self.max_tokens):
+            for (_, reply), written in zip(part, self._written([ids for ids, _ in part]), strict=True):
+                if isinstance(written, SummaryRefused):
+                    reply.set_exception(written)
+                else:
+                    reply.set_result(written)
+
+    def _written(self, prompts: Sequence[Sequence[int]]) -> Iterator[Written | SummaryRefused]:
+        """The replies to prompts, up to rounding those that each prompt gets by itself.
+
+        A row is padded by its own first id: what the model's generation settings do to ids that occurred, such as a
+        repetition penalty, concerns no other id than without padding.
+        """
         import torch
 
-        device = on_rank(self.device)
-        model, tokenizer = _loaded(self.model, device)
-        prompt = tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], add_generation_prompt=True, return_tensors="pt", return_dict=True
-        ).to(device)
-        length = prompt["input_ids"].shape[1]
-        most = getattr(model.config, "max_position_embeddings", None)
-        if most is not None and length + max_tokens > most:
-            raise SummaryRefused(
-                f"{length} tokens and {max_tokens} of a summary, where {self.model} has room for {most}"
-            )
+        model, tokenizer = _loaded(self.model, on_rank(self.device))
+        width = max(map(len, prompts))
+        ids = torch.tensor([[*[row[0]] * (width - len(row)), *row] for row in prompts], device=model.device)
+        mask = torch.tensor([[*[0] * (width - len(row)), *[1] * len(row)] for row in prompts], device=model.device)
+        ends = model.generation_config.eos_token_id
+        ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
         started = time.monotonic()
         with torch.inference_mode():
-            output = model.generate(**prompt, do_sample=False, max_new_tokens=max_tokens, max_time=self.seconds)
-        reply_ids, ends = output[0, length:].tolist(), model.generation_config.eos_token_id
-        if reply_ids and reply_ids[-1] in (ends if isinstance(ends, list) else [ends]):
-            return Written(text=tokenizer.decode(reply_ids[:-1], skip_special_tokens=False), finish=Finish.STOP)
-        if time.monotonic() - started >= self.seconds:
-            raise SummaryRefused(f"{self.model} did not finish within {self.seconds:g} seconds")
-        return Written(text=tokenizer.decode(reply_ids, skip_special_tokens=False), finish=Finish.LENGTH)
+            output = model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                do_sample=False,
+                max_new_tokens=self.max_tokens,
+                max_time=self.seconds,
+                pad_token_id=ends[0] if ends else 0,  # after the end of a row
+            )
+        late = time.monotonic() - started >= self.seconds
+        for row in output[:, width:].tolist():
+            end = next((place for place, token in enumerate(row) if token in ends), None)
+            if end is None and late:
+                yield SummaryRefused(f"{self.model} did not finish within {self.seconds:g} seconds")
+            else:
+                finish = Finish.LENGTH if end is None else Finish.STOP
+                yield Written(text=tokenizer.decode(row[:end], skip_special_tokens=False), finish=finish)
+
+
+def _parts(
+    prompts: Sequence[tuple[list[int], Future[Written]]], new: int
+) -> Iterator[Sequence[tuple[list[int], Future[Written]]]]:
+    """The prompts by length, in batches of at most ``MAX_TOKENS`` with the ``new`` tokens; one alone may have more."""
+    rows = sorted(prompts, key=lambda prompt: len(prompt[0]))
+    start = 0
+    for place, (ids, _) in enumerate(rows):
+        if place > start and (len(ids) + new) * (place - start + 1) > MAX_TOKENS:
+            yield rows[start:place]
+            start = place
+    if rows:
+        yield rows[start:]
 
 
 def on_rank(device: str) -> str:

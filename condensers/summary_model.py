@@ -3,9 +3,9 @@
 import asyncio
 import hashlib
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Annotated
 
 from annotated_types import Ge, Gt
@@ -16,6 +16,7 @@ from condensegrpo.condensers.summarising import SummaryPlan, planned, read_instr
 from condensegrpo.core.errors import SummaryRefused
 from condensegrpo.core.messages import History, Message, Summary, flatten
 from condensegrpo.core.protocols import Budget, Condensed, Written
+from condensegrpo.core.shared_results import SharedResults
 
 CACHED = 4096  # summaries in the cache
 PATIENCE = 0.9  # share of the condenser's time limit that a summary may take
@@ -27,8 +28,9 @@ class SummaryModel:
     """Keeps the newest units and replaces all earlier units by a summary that another model writes. It is not trained.
 
     The model gets the conversation as text and the instruction that ``summary`` gives the policy. A used summary is
-    cached by its request. If the reply is late, missing, an error or unusable, old results are masked instead: an
-    error text never becomes a summary. Nothing is loaded or requested before the first summary.
+    cached by its request, and trajectories that make the same request at the same time share one call. If the reply is
+    late, missing, an error or unusable, old results are masked instead: an error text never becomes a summary. Nothing
+    is loaded or requested before the first summary.
     """
 
     model: str  # a folder or Hub id; with ``url``, the model's name at the endpoint
@@ -39,14 +41,14 @@ class SummaryModel:
     always: bool = False  # summarise within the budget too, whenever a unit is new
     template: str | None = None  # a text file with $tokens and $kept; None: summary.txt of the package
     seconds: Annotated[float, Gt(0)] = 60.0  # per summary, without the wait for a slot; turn_seconds covers both
-    concurrency: Annotated[int, Ge(1)] = 4  # open requests to the endpoint; a local model writes one at a time
+    concurrency: Annotated[int, Ge(1)] = 4  # open requests to the endpoint; a local model writes in batches
     key_variable: str | None = None  # environment variable with the endpoint's key; None: no key
     device: str = "cpu"  # of a local model
 
     def __post_init__(self) -> None:
         self._instruction = read_instruction(self.template)
         self._writer: Endpoint | LocalModel = (
-            LocalModel(model=self.model, device=self.device, seconds=self.seconds)
+            LocalModel(model=self.model, device=self.device, seconds=self.seconds, max_tokens=self.max_tokens)
             if self.url is None
             else Endpoint(
                 url=self.url,
@@ -54,9 +56,10 @@ class SummaryModel:
                 key_variable=self.key_variable,
                 seconds=self.seconds,
                 concurrency=self.concurrency,
+                max_tokens=self.max_tokens,
             )
         )
-        self._cache: OrderedDict[str, Written] = OrderedDict()
+        self._summaries: SharedResults[str, Written] = SharedResults(CACHED)
         self._counts = dict.fromkeys(COUNTS, 0.0)
 
     def check_room(self, pinned: Sequence[Message], budget: Budget) -> None:
@@ -82,28 +85,26 @@ class SummaryModel:
             return await without(history, budget, tools, why="")
         text = self._request(plan, history)
         key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-        try:
-            written = self._cache[key] if key in self._cache else await self._write(text, budget.seconds)
+        known = key in self._summaries
+        try:  # and time out before the engine does: that would end the trajectory
+            async with asyncio.timeout(None if budget.seconds is None else PATIENCE * budget.seconds):
+                written = await self._summaries.get(key, partial(self._write, text))
             summary = usable(written, plan, history, budget)
-        except SummaryRefused as refusal:
+        except (SummaryRefused, TimeoutError) as error:
+            self._summaries.forget(key)
             self._counts["refused"] += 1
+            late = "it waited or ran too long: raise concurrency or seconds"
+            refusal = error if isinstance(error, SummaryRefused) else late
             return await without(history, budget, tools, why=f"no summary can be used: {refusal}")
-        self._counts["remembered"] += key in self._cache
-        self._cache[key] = written
-        self._cache.move_to_end(key)
-        while len(self._cache) > CACHED:
-            self._cache.popitem(last=False)
+        self._counts["remembered"] += known
         return summarised(summary, plan, history, budget, ())
 
-    async def _write(self, text: str, seconds: float | None) -> Written:
-        """Request a summary, and time out before the engine does: that would end the trajectory."""
+    async def _write(self, text: str) -> Written:
+        """Request a summary."""
         started = time.monotonic()
         self._counts["calls"] += 1
-        work = self._writer.write(text, self.max_tokens)
         try:
-            return await asyncio.wait_for(work, None if seconds is None else PATIENCE * seconds)
-        except TimeoutError as error:
-            raise SummaryRefused("it waited or ran too long: raise concurrency or seconds") from error
+            return await self._writer.write(text)
         finally:
             self._counts["seconds"] += time.monotonic() - started
 

@@ -131,6 +131,16 @@ def test_scores_are_cached_until_the_weights_change(model: TransformersSampler) 
     assert len(recording.readings) == 2
 
 
+def test_trajectories_with_equal_histories_share_a_reading(model: TransformersSampler) -> None:
+    """Siblings often agree for some turns; a history that differs only in an old unit has scores of its own."""
+    recording = Recording(model)
+    scorer = AttentionScorer(recording, Renderer(tokenizer()))
+    pasts = [history("hello", "one", "two"), history("hello", "one", "two"), history("other", "one", "two")]
+    first, second, other = asyncio.run(scorer.score(pasts, 512))
+    assert first == second != other
+    assert len(recording.readings) == 2
+
+
 def test_the_tokens_of_all_pages_grow_linearly_with_the_history(model: TransformersSampler) -> None:
     read = {}
     for units in (20, 40, 80):

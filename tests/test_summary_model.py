@@ -4,24 +4,27 @@ import asyncio
 import json
 import shutil
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from answering import Behaviour, completion, endpoint
 from conformance import PINNED, answered, budget, check_account, count, history
 from talk import engine, tokenizer
 from test_summary import OVER, kinds, play, talker
+from transformers import AutoConfig, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from condensegrpo.algorithms import segments
 from condensegrpo.assembly.parts import build_condenser
-from condensegrpo.condensers.local_model import on_rank
+from condensegrpo.condensers.local_model import LocalModel, on_rank
 from condensegrpo.condensers.summary_model import SummaryModel
 from condensegrpo.config.schema import CondenserPlugin
-from condensegrpo.core.errors import PluginError
+from condensegrpo.core.errors import PluginError, SummaryRefused
 from condensegrpo.core.messages import flatten
-from condensegrpo.core.protocols import Budget, Condensed
+from condensegrpo.core.protocols import Budget, Condensed, Written
 from condensegrpo.core.trajectory import SpanStatus
 
 PAST = history(*(answered(turn, f"think {turn}", "o" * 60) for turn in range(4)))  # 23 + 4·75 tokens
@@ -146,6 +149,26 @@ def test_a_summary_is_remembered_by_what_it_was_made_from() -> None:
     assert set(condenser.counts().values()) == {0.0}
 
 
+def test_trajectories_that_make_the_same_request_at_the_same_time_share_one_call() -> None:
+    behaviour = Behaviour(seconds=0.1)
+
+    async def three(condenser: SummaryModel) -> list[Condensed]:
+        siblings = [history(*PAST.units) for _ in range(3)]
+        room = Budget(tokens=250, count=count)
+        return list(await asyncio.gather(*(condenser.condense(past, room, ()) for past in siblings)))
+
+    with endpoint(behaviour) as url:
+        condenser = SummaryModel("m", url)
+        assert [condensed.summary is not None for condensed in asyncio.run(three(condenser))] == [True] * 3
+        counts = condenser.counts()
+        assert (len(behaviour.asked), counts["calls"], counts["remembered"]) == (1, 1, 2)
+        behaviour.body, condenser = completion(""), SummaryModel("m", url)
+        assert [condensed.summary for condensed in asyncio.run(three(condenser))] == [None] * 3
+        assert (condenser.counts()["refused"], len(behaviour.asked)) == (3, 2)
+        asyncio.run(three(condenser))
+        assert len(behaviour.asked) == 3, "what failed is not remembered"
+
+
 def test_no_more_requests_are_open_at_one_time_than_allowed_in_any_event_loop() -> None:
     behaviour = Behaviour(seconds=0.05)
     pasts = [history(*(answered(turn, f"{word} {turn}", "o" * 60) for turn in range(4))) for word in "abcdefgh"]
@@ -178,8 +201,6 @@ def test_its_summary_stands_in_the_episode_and_is_no_turn(tmp_path: Path) -> Non
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that says the first token of its vocabulary over and over, with a real tokenizer and template."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
     place = tmp_path_factory.mktemp("model")
     words = tokenizer()
     config = Qwen3Config(
@@ -235,6 +256,40 @@ def test_a_local_model_that_ends_its_text_has_written_a_summary(folder: Path, tm
     found = condense(SummaryModel(model, max_tokens=5))
     assert found.summary is not None
     assert found.summary.text == tokenizer().decode([0]) * 4
+
+
+class Batches(LocalModel):
+    """A local model that records the sizes of its batches."""
+
+    sizes: list[int]
+
+    def _written(self, prompts: Sequence[Sequence[int]]) -> Iterator[Written | SummaryRefused]:
+        self.sizes.append(len(prompts))
+        return super()._written(prompts)
+
+
+def test_summaries_requested_at_the_same_time_are_written_in_one_batch_as_each_is_alone(
+    folder: Path, tmp_path: Path
+) -> None:
+    """With a repetition penalty, which must not see what pads a shorter conversation."""
+    shape = AutoConfig.from_pretrained(folder)
+    shape.initializer_range = 0.5
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(shape).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    GenerationConfig(eos_token_id=shape.eos_token_id, repetition_penalty=1.5).save_pretrained(tmp_path)
+    model = Batches(model=str(tmp_path), device="cpu", seconds=60, max_tokens=20)
+    texts = ["a", "some words " * 30, "what follows from this?", "x" * 3000]
+
+    async def all_at_once() -> list[Written | BaseException]:
+        return await asyncio.gather(*map(model.write, texts), return_exceptions=True)
+
+    model.sizes = []
+    *together, refused = asyncio.run(all_at_once())
+    assert model.sizes == [3]
+    assert "has room for 2048" in str(refused)
+    assert together == [asyncio.run(model.write(text)) for text in texts[:3]]
+    assert len({str(written) for written in together}) == 3
 
 
 def test_a_local_model_that_ends_its_text_at_once_has_said_nothing(folder: Path, tmp_path: Path) -> None:

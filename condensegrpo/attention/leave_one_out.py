@@ -1,37 +1,53 @@
 """The oracle scorer: a unit's score is what the newest output loses in probability without it.
 
-It costs one pass per unit: for tests and analysis.
+It costs one pass per unit: for tests and analysis. Scores are cached by history and weights.
 """
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
 
+from condensegrpo.attention.cache import ScoreKey, score_cache
 from condensegrpo.core.messages import History, flatten
 from condensegrpo.core.protocols import Measures
+from condensegrpo.core.shared_results import SharedResults
 from condensegrpo.rollout.render import Renderer
+
+
+class VersionedMeasures(Measures, Protocol):
+    """A sampler that measures replies and has a version of its weights."""
+
+    @property
+    def version(self) -> int:
+        """The optimiser step whose weights are in use."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaveOneOut:
     """Scores by the probability of the newest reply, with and without each unit before it."""
 
-    model: Measures
+    model: VersionedMeasures
     renderer: Renderer  # with that model's tokenizer and chat template
+    _cache: SharedResults[ScoreKey, tuple[float, ...]] = field(default_factory=score_cache, init=False)
 
     async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
         """What the newest reply loses without each unit, in nats, at least 0; 0 for the newest unit itself.
 
         Prompts are measured whole; ``tokens`` is ignored.
         """
-        return await asyncio.gather(*(self._scored(history) for history in histories))
+        version = self.model.version
+        return await asyncio.gather(
+            *(self._cache.get(ScoreKey(history, 0, version), partial(self._measured, history)) for history in histories)
+        )
 
-    async def _scored(self, history: History) -> list[float]:
+    async def _measured(self, history: History) -> tuple[float, ...]:
         if not history.units:
-            return []
+            return ()
         before = History(pinned=history.pinned, units=history.units[:-1])
         output = self.renderer.reply_ids(history.units[-1].reply.content)
-        return [*(max(loss, 0.0) for loss in await losses(self.model, self.renderer, before, output)), 0.0]
+        return (*(max(loss, 0.0) for loss in await losses(self.model, self.renderer, before, output)), 0.0)
 
 
 async def losses(model: Measures, renderer: Renderer, history: History, output_ids: Sequence[int]) -> list[float]:

@@ -3,17 +3,19 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
+from condensegrpo.attention.cache import ScoreKey, score_cache
 from condensegrpo.attention.pages import Page, pages, split
 from condensegrpo.attention.scores import unit_scores
 from condensegrpo.core.messages import History
 from condensegrpo.core.protocols import Attends, Reading
+from condensegrpo.core.shared_results import SharedResults
 from condensegrpo.rollout.render import Renderer
 
 BLANK = "N/A"  # question without content, for calibration
 WINDOW = 64  # most query tokens: half of them from the question
-CACHED = 4096  # histories whose scores are kept
 
 
 class VersionedAttention(Attends, Protocol):
@@ -26,14 +28,17 @@ class VersionedAttention(Attends, Protocol):
 
 @dataclass(slots=True, eq=False)
 class AttentionScorer:
-    """Scores by the attention of the policy or of a frozen model. Scores are cached by history and weights."""
+    """Scores by the attention of the policy or of a frozen model. Scores are cached by history and weights.
+
+    Trajectories whose histories are equal share one reading.
+    """
 
     model: VersionedAttention  # the sampler that holds the weights
     renderer: Renderer  # with that model's tokenizer and chat template
     layers: Sequence[int] = ()  # whose attention is captured, from 0 on; none: up to three from the middle to the end
     window: int = WINDOW  # most query tokens, at least 2
     _blank: tuple[int, ...] = field(init=False)
-    _cache: dict[tuple[History, int, int], tuple[float, ...]] = field(default_factory=dict, init=False)
+    _cache: SharedResults[ScoreKey, tuple[float, ...]] = field(default_factory=score_cache, init=False)
 
     def __post_init__(self) -> None:
         self._blank = self.renderer.text_ids(BLANK)
@@ -44,16 +49,13 @@ class AttentionScorer:
         Raises:
             SamplerError: the model cannot compute them.
         """
-        return await asyncio.gather(*(self._scored(history, tokens) for history in histories))
-
-    async def _scored(self, history: History, tokens: int) -> tuple[float, ...]:
-        key = (history, tokens, self.model.version)
-        if key not in self._cache:
-            scores = await self._read(history, tokens)
-            while len(self._cache) >= CACHED:
-                del self._cache[next(iter(self._cache))]  # the oldest
-            self._cache[key] = scores
-        return self._cache[key]
+        version = self.model.version
+        return await asyncio.gather(
+            *(
+                self._cache.get(ScoreKey(history, tokens, version), partial(self._read, history, tokens))
+                for history in histories
+            )
+        )
 
     async def _read(self, history: History, tokens: int) -> tuple[float, ...]:
         if len(history.units) < 2:
