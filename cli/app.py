@@ -11,6 +11,7 @@ from condensegrpo.cli.evaluate import evaluate
 from condensegrpo.cli.export import export
 from condensegrpo.cli.inspect_trajectory import inspect_trajectory
 from condensegrpo.cli.interrupts import end_with_launcher, exit_immediately, handle_first
+from condensegrpo.cli.model import fetch
 from condensegrpo.cli.plan import plan
 from condensegrpo.cli.plugins import plugins
 from condensegrpo.cli.retention import retention
@@ -51,6 +52,10 @@ app.command("plugins")(plugins)
 bench = typer.Typer(help="Benchmarks that need no training run.", no_args_is_help=True, rich_markup_mode="rich")
 bench.command("retention")(retention)
 app.add_typer(bench, name="bench")
+model = typer.Typer(help="Pretrained models.", no_args_is_help=True, rich_markup_mode="rich")
+model.callback()(lambda: None)  # else its only command would be the whole of it
+model.command("fetch")(fetch)
+app.add_typer(model, name="model")
 
 
 def main() -> None:
