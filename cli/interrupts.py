@@ -17,6 +17,7 @@ from types import FrameType
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 KERNEL_ENDS = sys.platform == "linux" and os.getpid() != 1  # for process 1 the default action is to do nothing
 PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
+SWEEP = "CONDENSEGRPO_SWEEP"  # variable of the runs of a sweep: its process id
 SHOW_CURSOR = b"\x1b[?25h"  # the progress display has hidden it
 
 
@@ -68,9 +69,11 @@ def handle_first(handler: "signal._HANDLER") -> None:
 
 
 def end_with_launcher() -> None:
-    """Have the kernel end this rank when torchrun or deepspeed ends: torchrun's ranks are sessions of their own."""
-    if {"TORCHELASTIC_RUN_ID", "CROSS_RANK"} & os.environ.keys():
+    """Have the kernel end this process with the torchrun, deepspeed or sweep that launched it, however that ends."""
+    if {"TORCHELASTIC_RUN_ID", "CROSS_RANK", SWEEP} & os.environ.keys() and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if str(os.getppid()) != os.environ.get(SWEEP, str(os.getppid())):  # it ended before the line above
+            os._exit(1)
 
 
 def _repeated() -> frozenset[int]:

@@ -6,13 +6,11 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from command import ENVIRONMENT, ROOT, TINY, run, start, succeed
+from command import TINY, run, start, succeed
 from metrics_page import missing, unexplained
 from runs import (
     TWO_RANKS,
@@ -442,18 +440,3 @@ def test_eval_of_a_model_folder_takes_a_configuration(finished: Path) -> None:
     of_the_run = json.loads(succeed("eval", str(finished), "--json"))
     assert undisturbed(result["metrics"]) == undisturbed(of_the_run["metrics"])
     assert result["pass_at"] == of_the_run["pass_at"]
-
-
-def test_the_script_that_runs_the_seeds_prints_its_table(tmp_path: Path) -> None:
-    script = [sys.executable, "benchmarks/seeds.py", "--config", TINY[0], "--runs-dir", str(tmp_path), "--seeds", "3"]
-    done = subprocess.run(
-        [*script, "--set", *TINY[1:], "train.steps=1"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        check=True,
-    )
-    first = read_metrics(tmp_path / "quickstart-seed3/metrics.jsonl")[0]
-    assert f"| 3 | {first['eval/success']:.3f} |" in done.stdout
-    assert "runs meet the bar" in done.stdout

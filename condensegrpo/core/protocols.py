@@ -264,6 +264,7 @@ class Demonstration:
 
     context: tuple[Message, ...]
     reply: str  # without the stop token, which the renderer adds
+    problem: Problem | None = None  # the training problem that it is a turn of; None: not known
 
 
 class Task(Protocol):

@@ -50,11 +50,16 @@ def evaluation(
 
 def flat(result: Evaluation) -> dict[str, float]:
     """An evaluation as metrics: ``eval/success``, or ``eval/<variant>/success`` for a variant."""
-    place = "eval" if result.name == HELD_OUT else f"eval/{result.name}"
+    prefix = place(result.name)
     return {
-        **{f"{place}/{key}": value for key, value in result.metrics.items()},
-        f"{place}/success": result.success,
-        f"{place}/success_low": result.success_low,
-        f"{place}/success_high": result.success_high,
-        f"{place}/seconds": result.seconds,
+        **{f"{prefix}/{key}": value for key, value in result.metrics.items()},
+        f"{prefix}/success": result.success,
+        f"{prefix}/success_low": result.success_low,
+        f"{prefix}/success_high": result.success_high,
+        f"{prefix}/seconds": result.seconds,
     }
+
+
+def place(evaluation: str) -> str:
+    """What the metrics of an evaluation begin with: ``eval``, or ``eval/<variant>``."""
+    return "eval" if evaluation == HELD_OUT else f"eval/{evaluation}"

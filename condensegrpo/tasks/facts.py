@@ -115,7 +115,7 @@ class FactsTask:
                 again = rng.choices(range(1, self.pages + 1), k=rng.choice((0, 0, 0, 1, 2)))
                 read = [*range(1, self.pages + 1), *again]
             context = self._shown(problem, read, rng)
-            yield Demonstration(context=context, reply=_demonstrated_reply(context, self.pages, rng))
+            yield Demonstration(context=context, reply=_demonstrated_reply(context, self.pages, rng), problem=problem)
 
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
         """Whether a reply follows from its context.

@@ -129,8 +129,8 @@ class Gsm8k(QuestionTask):
         units = tuple(self._unit(at, each) for at, each in enumerate(lesson.sums[:turn]))
         shown = units[max(0, turn - self.keep_last) :]
         context = History(pinned=head(system=self.system or "", question=lesson.problem.question), units=shown).messages
-        last = turn == len(lesson.sums)
-        return Demonstration(context=context, reply=_final(lesson.problem) if last else self._reply(lesson.sums[turn]))
+        reply = _final(lesson.problem) if turn == len(lesson.sums) else self._reply(lesson.sums[turn])
+        return Demonstration(context=context, reply=reply, problem=lesson.problem)
 
     def _unit(self, turn: int, use: _Sum) -> Unit:
         result = self._format.result("call_0", TOOL, use.result)

@@ -79,7 +79,7 @@ class Ledger:
                 result = Message(role="user", content=observation)
                 history = history.add(Unit(turn=turn, reply=reply, results=(result,)))
             context = self._shown(history)
-            yield Demonstration(context=context, reply=_demonstrated_reply(context, rng))
+            yield Demonstration(context=context, reply=_demonstrated_reply(context, rng), problem=problem)
 
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
         """Whether a reply's value follows from its context; ``None`` for a well-formed note without a value.

@@ -82,11 +82,11 @@ class SearchQa(QuestionTask):
             asked = head(system=self.system, question=lesson.problem.question)
             search = _search(lesson.problem.question)
             if rng.random() < 0.5:
-                yield Demonstration(context=asked, reply=search)
+                yield Demonstration(context=asked, reply=search, problem=lesson.problem)
             else:
                 result = TAGGED.result("call_0", TOOL, lesson.result)
                 context = (*asked, Message(role="assistant", content=search), result)
-                yield Demonstration(context=context, reply=_answer(lesson.answer))
+                yield Demonstration(context=context, reply=_answer(lesson.answer), problem=lesson.problem)
 
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
         """Whether a reply is well formed: one search that can be parsed, or one answer."""

@@ -1,0 +1,205 @@
+"""``condensegrpo sweep``."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from condensegrpo.cli import theme
+from condensegrpo.cli.debugging import Debug, tracebacks
+from condensegrpo.cli.interrupts import SWEEP, StopRequest
+from condensegrpo.core.wording import counted
+from condensegrpo.learner.launchers import check_alone
+from condensegrpo.storage.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from condensegrpo.config.study import Study
+    from condensegrpo.training.sweep import Launch, RunProcess, StudyRun, Sweep, SweepLog
+
+POLL_SECONDS = 0.5
+STATUS_SECONDS = 60.0  # between two status lines where there is no terminal
+TAIL = 3  # lines of the log of a failed run that are shown
+
+
+def sweep(
+    study: Annotated[Path, typer.Argument(metavar="STUDY", exists=True, dir_okay=False, help="A study file (YAML).")],
+    parallel: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of runs and results; by default runs/ and the name of the study.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, list the runs and how long they will take, run none.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Run a study, arms × seeds of ordinary runs, and write its results; call it again to continue.
+
+    Example: condensegrpo sweep studies/s1_summaries.yaml --parallel 2
+    """
+    check_alone(os.environ)
+    with tracebacks(shown=debug):
+        run_sweep(study, out, parallel=parallel, dry_run=dry_run, launch=start_process)
+
+
+def run_sweep(path: Path, out: Path | None, *, parallel: int, launch: "Launch", dry_run: bool = False) -> None:
+    """Run the study of a file; a test gives another ``launch``."""
+    console = theme.console(sys.stderr)
+    stop = StopRequest()
+    from condensegrpo.config.study import load_study
+    from condensegrpo.training.sweep import RunState, Sweep, SweepLog, check_runs, runs_of
+
+    study = load_study(path)
+    folder = out or Path("runs") / study.name
+    runs = runs_of(study, folder)
+    log = SweepLog(folder / "sweep.jsonl")
+    planned = Sweep(runs, parallel=parallel, launch=launch, log=log)
+    console.print("checking the configurations and that no held-out problem is trained on …")
+    check_runs(run for run in runs if planned.states[run.name] is not RunState.FINISHED)
+    if dry_run:
+        typer.echo(plan_text(planned, log, parallel))
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with RunFolder(folder).locked():
+        stopped = _run(planned, study, stop, SweepProgress(planned, log, console, parallel))
+        _finish(planned, study, folder, console, stopped=stopped)
+
+
+def start_process(run: "StudyRun") -> "RunProcess":
+    """A run in a process and process group of its own, so that only the sweep hears Ctrl-C; it ends with the sweep."""
+    logs = run.folder.path.parent / "logs"
+    logs.mkdir(exist_ok=True)
+    with (logs / f"{run.name}.txt").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "condensegrpo.cli", *run.command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, SWEEP: str(os.getpid())},
+            process_group=0,
+        )
+
+
+def plan_text(sweep: "Sweep", log: "SweepLog", parallel: int) -> str:
+    """A line for each run: its state and its command; then how long the open ones will take."""
+    lines = [f"{run.name:24} {sweep.states[run.name]:9} condensegrpo {shlex.join(run.command)}" for run in sweep.runs]
+    from condensegrpo.training.sweep import run_seconds, seconds_left
+
+    each = run_seconds(sweep.runs, log)
+    if each is None:
+        return "\n".join([*lines, f"{counted(len(sweep.runs), 'run', 'runs')}; the time is known after the first run"])
+    left = _duration(seconds_left(sweep, each, parallel))
+    return "\n".join(
+        [*lines, f"{counted(len(sweep.runs), 'run', 'runs')}; about {left} left with --parallel {parallel}"]
+    )
+
+
+class SweepProgress:
+    """Shows the runs of a sweep: a live table on a terminal, else a line when one starts or ends, and every minute."""
+
+    def __init__(self, sweep: "Sweep", log: "SweepLog", console: Console, parallel: int) -> None:
+        self._sweep, self._log, self._console, self._parallel = sweep, log, console, parallel
+        self._states = dict(sweep.states)
+        self._each: Mapping[str, float] | None = None
+        self._next_status = time.monotonic() + STATUS_SECONDS
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+
+    def __enter__(self) -> "SweepProgress":
+        self._measure()
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def update(self) -> None:
+        """Show what changed."""
+        changed = [run for run in self._sweep.runs if self._states[run.name] != self._sweep.states[run.name]]
+        self._states = dict(self._sweep.states)
+        if changed:
+            self._measure()
+        for run in changed:
+            self._console.print(f"{run.name}: {self._states[run.name]}. {self._summary()}")
+        if self._live:
+            self._live.update(self._table(), refresh=True)
+        elif time.monotonic() > self._next_status:
+            self._next_status = time.monotonic() + STATUS_SECONDS
+            steps = (f"{run.name} step {run.step}/{run.config.train.steps}" for run in self._sweep.active)
+            self._console.print(f"{', '.join(steps)}. {self._summary()}")
+
+    def _measure(self) -> None:
+        from condensegrpo.training.sweep import run_seconds
+
+        self._each = run_seconds(self._sweep.runs, self._log)
+
+    def _summary(self) -> str:
+        from condensegrpo.training.sweep import RunState, seconds_left
+
+        finished = sum(state is RunState.FINISHED for state in self._states.values())
+        text = f"{finished} of {counted(len(self._states), 'run', 'runs')} finished"
+        if self._each is None:
+            return f"{text}; time left: known after the first run"
+        return f"{text}; about {_duration(seconds_left(self._sweep, self._each, self._parallel))} left"
+
+    def _table(self) -> Table:
+        table = Table(box=None, caption=self._summary(), caption_justify="left")
+        for heading in ("arm", "seed", "step", "held-out success"):
+            table.add_column(heading)
+        for run in self._sweep.active:
+            success = " → ".join(f"{line['eval/success']:.3f}" for line in run.evaluated[-4:])
+            table.add_row(Text(run.arm), str(run.seed), f"{run.step}/{run.config.train.steps}", success)
+        return table
+
+
+def _run(sweep: "Sweep", study: "Study", stop: StopRequest, progress: SweepProgress) -> bool:
+    """Run until nothing is left to do; returns whether it was asked to stop."""
+    began, stopping = time.monotonic(), False
+    with progress:
+        while sweep.advance():
+            progress.update()
+            if stop.requested() and not stopping:
+                stopping = True
+                sweep.stop(signal.SIGINT)
+            if study.hours is not None and time.monotonic() - began > study.hours * 3600:
+                sweep.start_no_more()
+            time.sleep(POLL_SECONDS)
+        progress.update()
+    return stopping
+
+
+def _finish(sweep: "Sweep", study: "Study", folder: Path, console: Console, *, stopped: bool) -> None:
+    """Write the results of the finished runs, name the failed ones, and say how to continue."""
+    from condensegrpo.reporting.study_results import RESULTS, markdown, write_results
+    from condensegrpo.training.sweep import RunState
+
+    finished = [run for run in sweep.runs if sweep.states[run.name] is RunState.FINISHED]
+    if finished:
+        figures = write_results(study, [run.config for run in finished], [run.arm for run in finished], folder)
+        typer.echo(markdown(figures))
+        console.print(f"folder {folder}: {', '.join(RESULTS)}")
+    for run in sweep.runs:
+        if sweep.states[run.name] is RunState.FAILED:
+            log = folder / "logs" / f"{run.name}.txt"
+            tail = log.read_text(errors="replace").splitlines()[-TAIL:] if log.is_file() else []
+            console.print("\n  ".join([f"{run.name} failed, see {log}:", *tail]))
+    if missing := len(sweep.runs) - len(finished):
+        console.print(f"{counted(missing, 'run', 'runs')} not finished. To continue, run the same command again.")
+        raise typer.Exit(130 if stopped else 1)
+
+
+def _duration(seconds: float) -> str:
+    """``1:02:03``."""
+    return str(timedelta(seconds=round(seconds)))

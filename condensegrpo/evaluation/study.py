@@ -1,0 +1,179 @@
+"""The figures of a study: arms × seeds, each evaluated on the same held-out problems. Pure functions.
+
+Intervals are those of ``metrics.resampling``, 95 %, over seeds and problems.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+
+from condensegrpo.metrics.estimates import Interval
+from condensegrpo.metrics.resampling import (
+    Matrix,
+    difference,
+    interquartile_mean,
+    mean_interval,
+    probability_of_improvement,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One evaluation of one run."""
+
+    seed: int
+    success: Mapping[str, float]  # problem → mean correctness of its samples after training
+    context: Mapping[str, float]  # problem → mean largest context of its samples after training, tokens
+    before: Mapping[str, float]  # metrics before training, such as success and context_tokens
+    after: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """The held-out success of one run during training."""
+
+    seed: int
+    success: Mapping[int, float]  # step → success
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmFigures:
+    """One arm in one evaluation."""
+
+    arm: str
+    seeds: tuple[int, ...]
+    success: Interval
+    success_iqm: Interval  # the interquartile mean over seeds
+    context: Interval  # tokens, mean over problems of the largest context
+    success_before: float  # before training, mean over seeds
+    context_before: float
+    success_of_seed: Mapping[str, float]
+    metrics: Mapping[str, float]  # means over seeds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmComparison:
+    """An arm against the baseline, on the same problems."""
+
+    arm: str
+    baseline: str
+    difference: Interval  # in success
+    improvement: Interval  # probability that a seed of the arm is more successful than one of the baseline
+    context_ratio: float  # context of the arm over that of the baseline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationFigures:
+    """All arms in one evaluation."""
+
+    name: str
+    problems: int
+    arms: tuple[ArmFigures, ...]
+    comparisons: tuple[ArmComparison, ...]  # of the arms that had the problems of the baseline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """The held-out success of an arm at one step, with its band over seeds."""
+
+    step: int
+    success: Interval
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningCurve:
+    """The held-out success of an arm during training."""
+
+    arm: str
+    points: tuple[CurvePoint, ...]  # at the steps that all its seeds evaluated
+    reached: Mapping[str, int | None]  # seed → first evaluated step with success of at least ``reach``; None: never
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyFigures:
+    """The results of a study; arms without a finished run are missing."""
+
+    study: str
+    question: str | None
+    baseline: str
+    reach: float
+    evaluations: tuple[EvaluationFigures, ...]
+    curves: tuple[LearningCurve, ...]
+
+
+def evaluation_figures(
+    name: str, outcomes: Mapping[str, Sequence[Outcome]], *, baseline: str, metrics: Sequence[str]
+) -> EvaluationFigures:
+    """The figures of an evaluation.
+
+    Args:
+        outcomes: arm → its runs, at least one; all of an arm have the same problems.
+        metrics: to show besides success and context.
+    """
+    success = {arm: _matrix([outcome.success for outcome in runs]) for arm, runs in outcomes.items()}
+    context = {arm: _matrix([outcome.context for outcome in runs]) for arm, runs in outcomes.items()}
+    problems = {arm: frozenset(runs[0].success) for arm, runs in outcomes.items()}
+    return EvaluationFigures(
+        name=name,
+        problems=len(next(iter(problems.values()))),
+        arms=tuple(
+            ArmFigures(
+                arm=arm,
+                seeds=tuple(outcome.seed for outcome in runs),
+                success=mean_interval(success[arm]),
+                success_iqm=interquartile_mean(success[arm]),
+                context=mean_interval(context[arm], share=False),
+                success_before=fmean(outcome.before["success"] for outcome in runs),
+                context_before=fmean(outcome.before["context_tokens"] for outcome in runs),
+                success_of_seed={
+                    str(outcome.seed): mean
+                    for outcome, mean in zip(runs, success[arm].mean(axis=1).tolist(), strict=True)
+                },
+                metrics={
+                    metric: fmean(outcome.after[metric] for outcome in runs)
+                    for metric in metrics
+                    if all(metric in outcome.after for outcome in runs)
+                },
+            )
+            for arm, runs in outcomes.items()
+        ),
+        comparisons=tuple(
+            ArmComparison(
+                arm=arm,
+                baseline=baseline,
+                difference=difference(success[arm], success[baseline]),
+                improvement=probability_of_improvement(success[arm], success[baseline]),
+                context_ratio=float(context[arm].mean() / context[baseline].mean()),
+            )
+            for arm in outcomes
+            if arm != baseline and problems[arm] == problems.get(baseline)
+        ),
+    )
+
+
+def learning_curve(arm: str, courses: Sequence[Course], *, reach: float) -> LearningCurve:
+    """The curve of an arm from its runs, at least one."""
+    steps = sorted(set.intersection(*(set(course.success) for course in courses)))
+    columns = ((step, np.array([[course.success[step]] for course in courses])) for step in steps)
+    return LearningCurve(
+        arm=arm,
+        points=tuple(CurvePoint(step=step, success=mean_interval(column, share=False)) for step, column in columns),
+        reached={
+            str(course.seed): min((step for step, success in course.success.items() if success >= reach), default=None)
+            for course in courses
+        },
+    )
+
+
+def _matrix(values: Sequence[Mapping[str, float]]) -> Matrix:
+    """Runs × problems, the problems in sorted order.
+
+    Raises:
+        ValueError: two runs do not have the same problems.
+    """
+    problems = sorted(values[0])
+    if any(other.keys() != values[0].keys() for other in values):
+        raise ValueError("the runs of an arm were evaluated on different problems")
+    return np.array([[run[problem] for problem in problems] for run in values], dtype=np.float64)

@@ -1,0 +1,55 @@
+"""Checks that no held-out problem of a run is trained on, by GRPO or by the warm start."""
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+
+from condensegrpo.assembly.components import Components
+from condensegrpo.core.errors import DataError
+from condensegrpo.core.protocols import Demonstrates, Problem
+from condensegrpo.training.data_order import indices
+
+Content = tuple[str, str]
+
+
+def check_disjoint(components: Components) -> None:
+    """Compare what a run trains on with the problems of all its evaluations, by content: question and data.
+
+    Training problems are those of the run's steps, or all of the split where dynamic sampling may take any. Of the warm
+    start they are the problems of the demonstrations of its first round; a demonstration without one is not compared.
+
+    Raises:
+        DataError: names the first problem that is in both, and where.
+    """
+    config = components.config
+    held_out: dict[Content, str] = {}
+    for name, part in components.evaluations.items():
+        for problem in part.problems("eval")[: part.config.evaluate.problems]:
+            held_out.setdefault(_content(problem), f"{problem.id} of the evaluation {name}")
+    for place, problem in (*_trained(components), *_demonstrated(components)):
+        if (held := held_out.get(_content(problem))) is not None:
+            raise DataError(
+                f"checking the held-out problems of {config.name}: {held} is also {problem.id} of {place}: "
+                f"{problem.question[:80]!r}. Remove it from one of the two; else success measures memory."
+            )
+
+
+def _trained(components: Components) -> Iterator[tuple[str, Problem]]:
+    config, problems = components.config, components.problems("train")
+    used: set[int] | range = range(len(problems))
+    if not config.algorithm.resample_rounds:
+        steps = range(config.train.steps)
+        count, size = config.train.problems_per_step, len(problems)
+        used = {at for step in steps for at in indices(seed=config.seed, step=step, count=count, size=size)}
+    yield from (("the training problems", problems[at]) for at in used)
+
+
+def _demonstrated(components: Components) -> Iterator[tuple[str, Problem]]:
+    config, task = components.config, components.task
+    count = config.warm_start.steps * config.warm_start.turns_per_step
+    turns = islice(task.demonstrations(config.seed), count) if count and isinstance(task, Demonstrates) else ()
+    yield from (("the demonstrations of the warm start", turn.problem) for turn in turns if turn.problem is not None)
+
+
+def _content(problem: Problem) -> Content:
+    return " ".join(problem.question.split()), json.dumps(problem.data, sort_keys=True, default=str)

@@ -1,0 +1,228 @@
+"""Runs the arms and seeds of a study as ordinary ``condensegrpo train`` processes, continuing until all are done.
+
+What a run has reached is read from its folder alone, so a sweep continues whatever ended it: finished runs are skipped,
+others resume from their newest checkpoint. ``sweep.jsonl`` holds how long the processes took, for estimates only.
+"""
+
+import shutil
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from statistics import fmean
+from typing import Protocol
+
+from condensegrpo.assembly.build import build
+from condensegrpo.config.load import load_stored
+from condensegrpo.config.resumed import Change, change_table, differences
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.config.study import Study, run_name
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.storage.codec import dump_line
+from condensegrpo.storage.files import append_line, read_lines
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.training.held_out import check_disjoint
+
+
+class RunState(StrEnum):
+    """How far a run of a study is."""
+
+    WAITING = "waiting"  # not started
+    STOPPED = "stopped"  # started, not finished, no process of this sweep works on it
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"  # its process ended with an error in this sweep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyRun:
+    """One run of a study."""
+
+    arm: str
+    seed: int
+    config: RunConfig
+    arguments: tuple[str, ...]  # of ``condensegrpo train``, for its first start
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return run_name(self.arm, self.seed)
+
+    @property
+    def folder(self) -> RunFolder:
+        """Where it is written, or will be."""
+        return RunFolder(Path(self.config.runs_dir) / self.config.name)
+
+    @property
+    def finished(self) -> bool:
+        """Whether its last evaluation is recorded and its report written, which is the last that a run writes."""
+        if not (self.folder.path / "report.html").is_file():
+            return False
+        return any(line["step"] == self.config.train.steps for line in self.evaluated)
+
+    @property
+    def evaluated(self) -> tuple[dict[str, float], ...]:
+        """The metrics of its evaluations so far."""
+        return tuple(line for line in read_metrics(self.folder.metrics) if "eval/success" in line)
+
+    @property
+    def step(self) -> int:
+        """Optimiser steps that it logged."""
+        return int(max((line["step"] for line in read_metrics(self.folder.metrics)), default=0))
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The arguments of the command line that starts it, or continues it."""
+        started = self.folder.config.is_file()
+        return ("train", "--resume", str(self.folder.path)) if started else ("train", *self.arguments)
+
+
+class RunProcess(Protocol):
+    """A running process, as of ``subprocess.Popen``."""
+
+    def poll(self) -> int | None:
+        """Its exit code; None: it runs."""
+
+    def send_signal(self, number: int, /) -> None:
+        """Send it a signal."""
+
+
+Launch = Callable[[StudyRun], RunProcess]
+
+
+def runs_of(study: Study, out: Path) -> tuple[StudyRun, ...]:
+    """All runs of a study: the first seed of every arm first, so that an unfinished sweep compares all arms.
+
+    Raises:
+        ConfigError: a configuration is not valid, or the folder of a run holds one of another configuration.
+    """
+    runs = tuple(
+        StudyRun(
+            arm=arm,
+            seed=seed,
+            config=study.config_of(arm, seed, out),
+            arguments=study.run_arguments(arm, seed, out),
+        )
+        for seed in study.seeds
+        for arm in study.arms
+    )
+    for run in runs:
+        if run.folder.config.is_file() and (changes := _changes(load_stored(run.folder.config), run.config)):
+            raise ConfigError(
+                f"continuing the study {study.name}: {run.folder.path} was started with another configuration:\n"
+                f"{change_table(changes)}\nUndo the change, remove that folder, or give --out another folder."
+            )
+    return runs
+
+
+def _changes(before: RunConfig, after: RunConfig) -> list[Change]:
+    """What differs, except for where the run is written: a folder can be moved."""
+    old, new = (config.model_dump(mode="json", exclude={"runs_dir"}) for config in (before, after))
+    leaves = differences(old, new)
+    return [Change(first_step=0, key=key, old=was, new=now) for key, (was, now) in leaves.items()]
+
+
+def check_runs(runs: Iterable[StudyRun]) -> None:
+    """Build the components of runs and check that nothing held out is trained on, before any of them starts.
+
+    Raises:
+        ConfigError: a configuration does not work.
+        DataError: a held-out problem is trained on; names it.
+    """
+    checked: list[tuple[object, ...]] = []
+    for run in runs:
+        config = run.config
+        used = (config.task, config.seed, config.train, config.warm_start, config.evaluate)
+        components = build(config)
+        if used not in checked:
+            checked.append(used)
+            check_disjoint(components)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepLog:
+    """How long the processes of a study took, in ``sweep.jsonl``."""
+
+    path: Path
+
+    def record(self, run: StudyRun, seconds: float) -> None:
+        """Add a process that ended."""
+        append_line(self.path, dump_line({"run": run.name, "arm": run.arm, "seconds": round(seconds, 1)}))
+
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds of each run so far, by its name."""
+        sums: dict[str, float] = defaultdict(float)
+        for _, line in read_lines(self.path)[0] if self.path.is_file() else ():
+            if isinstance(line, dict):
+                sums[str(line["run"])] += float(line["seconds"])
+        return sums
+
+
+def run_seconds(runs: Sequence[StudyRun], log: SweepLog) -> dict[str, float] | None:
+    """Seconds of a run of each arm: the mean of its finished runs, else of those of all arms; None: none is timed."""
+    spent = log.seconds()
+    timed = [run for run in runs if run.name in spent and run.finished]
+    if not timed:
+        return None
+    overall = fmean(spent[run.name] for run in timed)
+    own = {arm: [spent[run.name] for run in timed if run.arm == arm] for arm in {run.arm for run in runs}}
+    return {arm: fmean(seconds) if seconds else overall for arm, seconds in own.items()}
+
+
+class Sweep:
+    """The processes of a study. ``advance`` starts and reaps them; nothing else does."""
+
+    def __init__(self, runs: Sequence[StudyRun], *, parallel: int, launch: Launch, log: SweepLog) -> None:
+        self.runs, self._parallel, self._launch, self._log = tuple(runs), parallel, launch, log
+        self.states = {run.name: _state(run) for run in runs}
+        self._waiting = [run for run in runs if self.states[run.name] is not RunState.FINISHED]
+        self._active: dict[str, tuple[StudyRun, RunProcess, float]] = {}
+        self._stopping = False
+
+    @property
+    def active(self) -> tuple[StudyRun, ...]:
+        """The runs that have a process."""
+        return tuple(run for run, _, _ in self._active.values())
+
+    def advance(self) -> bool:
+        """Reap the processes that ended and start others; False: nothing is left to do."""
+        for name, (run, process, began) in tuple(self._active.items()):
+            if (code := process.poll()) is not None:
+                del self._active[name]
+                self._log.record(run, time.monotonic() - began)
+                failed = code != 0 and not self._stopping and not run.finished
+                self.states[name] = RunState.FAILED if failed else _state(run)
+        while self._waiting and len(self._active) < self._parallel:
+            run = self._waiting.pop(0)
+            if run.folder.path.is_dir() and not run.folder.config.is_file():  # killed before it had a configuration
+                shutil.rmtree(run.folder.path)
+            self._active[run.name] = (run, self._launch(run), time.monotonic())
+            self.states[run.name] = RunState.RUNNING
+        return bool(self._active)
+
+    def start_no_more(self) -> None:
+        """Leave what is waiting for the next sweep."""
+        self._waiting.clear()
+
+    def stop(self, number: int) -> None:
+        """Start no further run, and send a signal to those that run."""
+        self._stopping = True
+        self.start_no_more()
+        for _, process, _ in self._active.values():
+            process.send_signal(number)
+
+
+def seconds_left(sweep: Sweep, each: Mapping[str, float], parallel: int) -> float:
+    """An estimate from the seconds of a run of each arm: the steps that are left, spread over the processes."""
+    open_runs = [run for run in sweep.runs if sweep.states[run.name] not in (RunState.FINISHED, RunState.FAILED)]
+    left = [each[run.arm] * (1 - run.step / max(run.config.train.steps, 1)) for run in open_runs]
+    return max(sum(left) / parallel, max(left, default=0.0))
+
+
+def _state(run: StudyRun) -> RunState:
+    if run.finished:
+        return RunState.FINISHED
+    return RunState.STOPPED if run.folder.config.is_file() else RunState.WAITING

@@ -1,0 +1,109 @@
+"""Study files, and the check that nothing held out is trained on."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command import ROOT
+from test_docs_paths import schema
+
+from condensegrpo.assembly.build import build
+from condensegrpo.config.load import load_config
+from condensegrpo.config.study import Study, load_study
+from condensegrpo.core.errors import ConfigError, DataError
+from condensegrpo.core.protocols import Demonstration
+from condensegrpo.training.held_out import check_disjoint
+from condensegrpo.training.sweep import runs_of
+
+STUDIES = sorted((ROOT / "studies").glob("*.yaml"))
+
+
+def study(folder: Path, text: str) -> Path:
+    path = folder / "study.yaml"
+    path.write_text(f"name: s\nconfig: quickstart\n{text}")
+    return path
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_run_of_a_shipped_study_has_a_valid_configuration(path: Path, tmp_path: Path) -> None:
+    shipped = load_study(path)
+    runs = runs_of(shipped.model_copy(update={"seeds": shipped.seeds[:1]}), tmp_path)
+    assert [run.arm for run in runs] == list(shipped.arms)
+
+
+def test_the_page_of_the_keys_of_a_study_is_up_to_date() -> None:
+    script = schema()
+    assert (ROOT / "docs/reference/studies.md").read_text(encoding="utf-8") == script.page(script.STUDY_HEAD, Study)
+
+
+def test_the_runs_of_a_study_take_turns_over_the_arms(tmp_path: Path) -> None:
+    path = study(tmp_path, "seeds: [3, 5]\noverrides: [train.steps=7]\narms: {a: [], b: [train.steps=9]}")
+    runs = runs_of(load_study(path), tmp_path)
+    assert [run.name for run in runs] == ["a-seed3", "b-seed3", "a-seed5", "b-seed5"]
+    assert [run.config.train.steps for run in runs] == [7, 9, 7, 9]  # an arm overrides what holds for all
+    assert [run.config.seed for run in runs] == [3, 3, 5, 5]
+    assert runs[0].folder.path == tmp_path / "a-seed3"
+
+
+def test_the_configuration_is_looked_for_beside_the_study_first(tmp_path: Path) -> None:
+    (tmp_path / "quickstart").write_text("extends: quickstart.yaml\ntrain: {steps: 3}\n")
+    (run,) = runs_of(load_study(study(tmp_path, "seeds: [0]\narms: {a: []}")), tmp_path)
+    assert run.config.train.steps == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seeds: [0]\narms: {a: []}\nreports: {}", "reports: unknown key. Did you mean 'report'?"),
+        ("seeds: [0, 0]\narms: {a: []}", "has a seed twice"),
+        ("seeds: []\narms: {a: []}", "seeds: "),
+        ("seeds: [0]\narms: {one: []}\nreport: {baseline: two}", "there is no arm 'two'"),
+        ("seeds: [0]\narms: {a: [train.step=3]}", "the arm a of the study s: .*train.step: unknown key"),
+        ("seeds: [0]\narms: {a: []}\nreport: {evaluations: [K=21]}", "report.evaluations names K=21"),
+    ],
+)
+def test_a_wrong_study_says_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        runs_of(load_study(study(tmp_path, text)), tmp_path)
+
+
+def test_no_held_out_problem_of_the_ledger_and_the_facts_is_trained_on() -> None:
+    for name in ("quickstart", "memory"):
+        config = load_config(ROOT / f"configs/{name}.yaml", ["warm_start.steps=10", "train.steps=20"])
+        check_disjoint(build(config))
+
+
+def test_a_held_out_problem_that_is_trained_on_is_named() -> None:
+    overrides = ["warm_start.steps=1", "train.steps=1", "evaluate.variants={}", "evaluate.problems=8"]
+    components = build(load_config(ROOT / "configs/quickstart.yaml", overrides))
+    held_out = components.problems("eval")[3]
+    leaked = [replace(held_out, id="train-0")] * 20
+    leaking = replace(components, data=lambda split: leaked if split == "train" else components.problems("eval"))
+    with pytest.raises(DataError, match=re.escape(f"{held_out.id} of the evaluation held-out is also train-0")):
+        check_disjoint(replace(leaking, evaluations=components.evaluations))
+
+
+class Demonstrator:
+    """A task that demonstrates a held-out problem."""
+
+    def __init__(self, demonstration: Demonstration) -> None:
+        self._demonstration = demonstration
+
+    def demonstrations(self, seed: int) -> list[Demonstration]:
+        return [self._demonstration]
+
+    def corpus(self) -> list[str]:
+        return []
+
+    def sound(self, context: object, reply: str) -> bool | None:
+        return None
+
+
+def test_a_held_out_problem_that_is_demonstrated_is_named() -> None:
+    overrides = ["warm_start.steps=1", "train.steps=1", "evaluate.problems=8"]
+    components = build(load_config(ROOT / "configs/quickstart.yaml", overrides))
+    (longer,) = (problem for problem in components.evaluations["K=20"].problems("eval")[5:6])
+    turn = Demonstration(context=(), reply="", problem=replace(longer, id="a-demonstration"))
+    with pytest.raises(DataError, match=r"evaluation K=20 is also a-demonstration of the demonstrations"):
+        check_disjoint(replace(components, task=Demonstrator(turn)))  # type: ignore[arg-type]

@@ -1,0 +1,136 @@
+"""`condensegrpo sweep`: runs of a study in processes of their own, stopped and killed and continued."""
+
+import json
+import os
+import shutil
+import signal
+import time
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+from command import run, succeed
+from runs import sampled
+from swept import start_sweep
+
+pytest.importorskip("scipy", reason="scipy is a new dependency: pip install -e .")
+
+STUDY = """
+name: two_by_two
+question: Does it matter?
+config: quickstart
+seeds: [0, 1]
+overrides:
+  - "warm_start={steps: 4, turns_per_step: 16, probe_target: null}"
+  - "train={steps: 2, problems_per_step: 2, samples_per_problem: 2, eval_every: 1, save_every: 1}"
+  - evaluate.problems=4
+  - "evaluate.variants={K=9: [task.options.min_ops=9, task.options.max_ops=9, rollout.limits.max_turns=11]}"
+arms:
+  outcome: [algorithm.advantage.estimator=grpo, algorithm.advantage.context_anchors=null]
+  efficient: []
+report: {metrics: [turns]}
+"""
+RUNS = ("outcome-seed0", "efficient-seed0", "outcome-seed1", "efficient-seed1")
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("study") / "study.yaml"
+    path.write_text(STUDY)
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(study: Path) -> Path:
+    out = study.parent / "uninterrupted"
+    end(start_sweep(study, out, parallel=1), 0)
+    return out
+
+
+def end(process: BaseProcess, code: int) -> None:
+    process.join(120)
+    assert process.exitcode == code
+
+
+def appears(path: Path, process: BaseProcess) -> None:
+    deadline = time.monotonic() + 100
+    while not path.exists():
+        assert process.exitcode is None
+        assert time.monotonic() < deadline, path
+        time.sleep(0.01)
+
+
+def test_a_sweep_writes_a_table_a_plot_and_figures_of_every_arm(finished: Path) -> None:
+    results = json.loads((finished / "results.json").read_text())
+    assert [evaluation["name"] for evaluation in results["evaluations"]] == ["held-out", "K=9"]
+    for evaluation in results["evaluations"]:
+        assert [(arm["arm"], arm["seeds"]) for arm in evaluation["arms"]] == [
+            ("outcome", [0, 1]),
+            ("efficient", [0, 1]),
+        ]
+        assert [comparison["arm"] for comparison in evaluation["comparisons"]] == ["efficient"]
+    assert [point["step"] for point in results["curves"][0]["points"]] == [0, 1, 2]
+    table = (finished / "results.md").read_text()
+    assert "## K=9: 4 problems" in table
+    assert "| efficient | 2 | " in table
+    assert (finished / "results.png").stat().st_size > 10_000
+
+
+def test_a_killed_sweep_takes_its_runs_with_it_and_continues_to_the_same_results(finished: Path, study: Path) -> None:
+    out = study.parent / "killed"
+    for name in RUNS[2:]:  # as if the sweep had come that far: the order of the runs does not matter
+        shutil.copytree(finished / name, out / name)
+    report = (out / RUNS[2] / "report.html").stat().st_mtime_ns
+    process = start_sweep(study, out, parallel=2)
+    appears(out / "efficient-seed0/checkpoints/step_000001/manifest.json", process)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    time.sleep(0.2)  # the kernel ends the runs with the sweep
+    metrics = [(out / name / "metrics.jsonl").read_bytes() for name in RUNS[:2]]
+    time.sleep(0.5)
+    assert [(out / name / "metrics.jsonl").read_bytes() for name in RUNS[:2]] == metrics
+    assert not (out / "efficient-seed0/report.html").exists()
+
+    end(start_sweep(study, out, parallel=2), 0)
+    assert (out / "results.json").read_bytes() == (finished / "results.json").read_bytes()
+    assert (out / "results.md").read_bytes() == (finished / "results.md").read_bytes()
+    assert all(sampled(out / name, 2) == sampled(finished / name, 2) for name in RUNS)
+    assert (out / RUNS[2] / "report.html").stat().st_mtime_ns == report  # skipped: it was finished
+    assert sorted(path.name for path in out.glob("*-seed*") if path.is_dir()) == sorted(RUNS)
+
+
+def test_ctrl_c_lets_a_run_save_so_that_the_sweep_can_continue(study: Path, tmp_path: Path) -> None:
+    one = tmp_path / "study.yaml"
+    one.write_text(STUDY.replace("seeds: [0, 1]", "seeds: [0]").replace("train={steps: 2,", "train={steps: 30,"))
+    out = tmp_path / "out"
+    process = start_sweep(one, out, parallel=1)
+    appears(out / "outcome-seed0/checkpoints/step_000001/manifest.json", process)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGINT)
+    end(process, 130)
+    assert "stopped. To continue" in (out / "outcome-seed0.1").read_text()
+    assert not (out / "efficient-seed0").exists()
+
+
+def test_a_dry_run_lists_what_would_run_and_how_long_it_takes(finished: Path, study: Path, tmp_path: Path) -> None:
+    new = succeed("sweep", str(study), "--out", str(tmp_path), "--dry-run")
+    assert "outcome-seed0            waiting   condensegrpo train " in new
+    assert "4 runs; the time is known after the first run" in new
+    assert list(tmp_path.iterdir()) == []
+    (finished / "efficient-seed1/report.html").rename(finished / "hidden")
+    try:
+        done = succeed("sweep", str(study), "--out", str(finished), "--dry-run", "--parallel", "2")
+    finally:
+        (finished / "hidden").rename(finished / "efficient-seed1/report.html")
+    assert f"efficient-seed1          stopped   condensegrpo train --resume {finished}/efficient-seed1" in done
+    assert "4 runs; about 0:00:0" in done
+
+
+def test_a_run_of_another_configuration_is_not_continued(finished: Path, study: Path, tmp_path: Path) -> None:
+    other = tmp_path / "study.yaml"
+    other.write_text(STUDY.replace("samples_per_problem: 2", "samples_per_problem: 3"))
+    done = run("sweep", str(other), "--out", str(finished), "--dry-run")
+    assert done.returncode == 2
+    assert "outcome-seed0 was started with another configuration:" in done.stderr
+    assert "train.samples_per_problem  2 → 3" in done.stderr
