@@ -1,7 +1,8 @@
-"""What rollouts cost: the engine against bare vLLM, samplers, barriers, growth with turns, and new weights.
+"""What rollouts cost: the engine against bare vLLM and TRL's loop, barriers, growth with turns, and new weights.
 
     python benchmarks/rollout.py                        # all parts on a CPU, one thread
     python benchmarks/rollout.py --parts barrier turns  # those that need no vLLM
+    python benchmarks/rollout.py --parts loops          # embedded sampler and vLLM against TRL's loop, if installed
     python benchmarks/rollout.py --quick                # toys: does it run
     python benchmarks/rollout.py --device cuda --dtype bfloat16
 
@@ -17,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -39,6 +40,7 @@ from rollout_sides import (
     with_vllm,
 )
 from rollout_world import NO_LIMIT, Size, World, chatter, engine, make_model, new_tokens, play, processed
+from trl_rollout import MISSING, missing, with_trl
 
 from condensegrpo.assembly.plugins import build
 from condensegrpo.condensers.full import Full
@@ -87,16 +89,8 @@ def _overhead(options: argparse.Namespace, setting: Setting, size: Size) -> Part
     sides = {"engine on vLLM": Side(with_vllm, setting), "bare LLM.generate": Side(bare, setting)}
     if options.transformers:
         sides["engine on transformers"] = Side(with_transformers, setting)
-    readings: dict[str, list[Reading]] = {name: [] for name in sides}
     recorded = sides["engine on vLLM"].run(True).found
-    for turn in range(-1, options.rounds):  # the first round is for warming up
-        for name, side in sides.items():
-            reading = side.run(recorded if name == "bare LLM.generate" else None)
-            print(f"round {turn}: {name}: {reading.wall:.2f} s, {reading.cpu:.2f} CPU s", file=sys.stderr)
-            if turn >= 0:
-                readings[name].append(reading)
-    for side in sides.values():
-        side.close()
+    readings = _in_turns(sides, options.rounds, {"bare LLM.generate": recorded})
     base = readings["bare LLM.generate"]
     tokens = sum(length for wave in recorded for _, length in wave)
     flops = sampling_flops(size.model, recorded)
@@ -122,6 +116,69 @@ def _overhead(options: argparse.Namespace, setting: Setting, size: Size) -> Part
         [
             Bound("engine against bare vLLM, by the clock", 1.10, _ratio(ours, base, "wall")),
             Bound("engine against bare vLLM, CPU seconds", 1.10, _ratio(ours, base, "cpu")),
+        ],
+    )
+
+
+def _in_turns(sides: Mapping[str, Side], rounds: int, given: Mapping[str, object]) -> dict[str, list[Reading]]:
+    """The readings of sides that take turns, without those of a first round for warming up. Closes the sides."""
+    readings: dict[str, list[Reading]] = {name: [] for name in sides}
+    for turn in range(-1, rounds):
+        for name, side in sides.items():
+            reading = side.run(given.get(name))
+            print(f"round {turn}: {name}: {reading.wall:.2f} s, {reading.cpu:.2f} CPU s", file=sys.stderr)
+            if turn >= 0:
+                readings[name].append(reading)
+    for side in sides.values():
+        side.close()
+    return readings
+
+
+def loops(options: argparse.Namespace, folder: Path) -> list[Part]:
+    """The engine on transformers and on vLLM against TRL's loop: 4 × 8 trajectories, even and log-normal replies."""
+    make_model(folder, Size(hidden=128, layers=2, heads=4))
+    parts = []
+    for spread in (0.0, 0.45):
+        median = options.output // 8 if options.quick else options.output
+        world = World(trajectories=32, samples=8, turns=options.turns, reply=(median, median), spread=spread)
+        longest = world.question + world.turns * (max(map(max, world.lengths())) + world.reading + 16)
+        parts.append(_loops(options, Setting(folder=folder, world=world, threads=options.threads, longest=longest)))
+    return parts
+
+
+def _loops(options: argparse.Namespace, setting: Setting) -> Part:
+    sides = {"engine on transformers": Side(with_transformers, setting)}
+    if find_spec("vllm"):
+        sides["engine on vLLM"] = Side(with_vllm, setting)
+    if missing():
+        print(MISSING)
+    else:
+        sides["TRL"] = Side(with_trl, setting)
+    readings = _in_turns(sides, options.rounds, {})
+    base, tokens = readings[list(sides)[-1]], sum(map(sum, setting.world.lengths()))
+    if not missing() and {reading.found for reading in base} != {tokens}:
+        raise RuntimeError(f"TRL sampled {base[0].found} tokens, wanted {tokens}")
+    lines = [
+        [
+            name,
+            f"{statistics.median(reading.wall for reading in taken):.2f}",
+            f"{_ratio(base, taken, 'wall'):.2f}",
+            f"{statistics.median(reading.cpu for reading in taken):.2f}",
+            f"{_ratio(base, taken, 'cpu'):.2f}",
+            f"{tokens / statistics.median(reading.wall for reading in taken):.0f}",
+        ]
+        for name, taken in readings.items()
+    ]
+    last, world = list(sides)[-1], setting.world
+    return Part(
+        f"{world.trajectories} trajectories of {world.turns} turns, replies of {world.reply[0]} tokens, "
+        f"σ = {world.spread}",
+        ["side", "seconds", f"times as fast as {last}", "CPU seconds", "the same, CPU", "sampled tokens/s"],
+        lines,
+        [
+            Bound(f"seconds of {name} over those of {last}", at_most, _ratio(readings[name], base, "wall"))
+            for name, at_most in (("engine on transformers", 1 / 2), ("engine on vLLM", 1 / 4))
+            if name in sides
         ],
     )
 
@@ -245,6 +302,7 @@ def _exponent(counts: Sequence[int], tokens: Sequence[float]) -> float:
 
 PARTS: dict[str, Callable[[argparse.Namespace, Path], list[Part]]] = {
     "overhead": overhead,
+    "loops": loops,
     "barrier": barrier,
     "turns": turns,
     "sync": sync,

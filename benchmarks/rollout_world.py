@@ -7,6 +7,7 @@ Words are tokens. The policy has random weights: what it says is noise, and how 
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,10 +39,28 @@ class World:
     trajectories: int
     turns: int  # K, replies of a trajectory
     reply: tuple[int, int]  # L, tokens of a reply: from, to
+    samples: int = 1  # trajectories of a question
+    spread: float = 0.0  # σ of log-normal lengths whose median is the first of ``reply``; 0: even ones, from and to
     reading: int = 40  # N, words of an answer to a reply
     question: int = 32  # words
     latency: float = 0.0  # seconds, median of what the environment takes for an answer; log-normal, σ = 0.5
     seed: int = 0
+
+    def lengths(self) -> list[list[int]]:
+        """Tokens of every reply of every trajectory."""
+        draw, (least, most) = random.Random(f"lengths-{self.seed}"), self.reply
+        return [
+            [
+                max(round(least * draw.lognormvariate(0, self.spread)), 1) if self.spread else draw.randint(least, most)
+                for _ in range(self.turns)
+            ]
+            for _ in range(self.trajectories)
+        ]
+
+    def questions(self) -> list[str]:
+        """One for every ``samples`` trajectories."""
+        draw = random.Random(f"questions-{self.seed}")
+        return [" ".join(draw.choices(WORDS, k=self.question)) for _ in range(0, self.trajectories, self.samples)]
 
     def latencies(self) -> list[list[float]]:
         """Seconds, of every turn of every trajectory."""
@@ -105,15 +124,20 @@ class Readings:
 
 
 class SetLengths:
-    """A sampler whose replies end after so many tokens as a function of their seed says, and for no other reason."""
+    """A sampler whose replies end after as many tokens as the world says, and for no other reason."""
 
-    def __init__(self, sampler: Sampler, reply: tuple[int, int]) -> None:
+    def __init__(self, sampler: Sampler, world: World) -> None:
         self._sampler = sampler
-        self._reply = reply
+        self._world = world
+        self._lengths = world.lengths()
+        self._sampled: Counter[str] = Counter()  # replies by trajectory
 
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """A reply of its length."""
-        length = random.Random(params.seed).randint(*self._reply)
+        _, question, sample = params.trajectory.split("/")
+        turn = self._sampled[params.trajectory] % self._world.turns  # they are played again and again
+        self._sampled[params.trajectory] += 1
+        length = self._lengths[int(question) * self._world.samples + int(sample)][turn]
         generation = await self._sampler.sample(
             prompt_ids, replace(params, max_tokens=length, stop_ids=(), stop_strings=())
         )
@@ -160,36 +184,35 @@ def engine(
     """The trajectory engine on this world."""
     tokenizer = load_tokenizer(str(folder))
     return Engine(
-        sampler=SetLengths(sampler, world.reply),
+        sampler=SetLengths(sampler, world),
         renderer=Renderer(tokenizer, stop_ids=(tokenizer.eos_token_id,)),
         condenser=condenser or Full(),
         condenser_name="benchmark",
         toolbox=Toolbox({}, format=TOOL_FORMATS["native"], seconds=10.0),
         limits=Limits(
-            max_turns=world.turns, max_context_tokens=budget, max_output_tokens=world.reply[1], turn_seconds=NO_LIMIT
+            max_turns=world.turns,
+            max_context_tokens=budget,
+            max_output_tokens=max(map(max, world.lengths())),
+            turn_seconds=NO_LIMIT,
         ),
     )
 
 
 def play(parts: Engine, world: World, *, barrier: bool = False, step: int = 0) -> tuple[Trajectory, ...]:
-    """All trajectories of the world, each of a problem of its own.
+    """All trajectories of the world.
 
     Args:
         barrier: every turn waits for all others, as where turns go in lock-step.
         step: names the random streams.
     """
-    draw = random.Random(f"questions-{world.seed}")
-    problems = [
-        Problem(id=str(number), question=" ".join(draw.choices(WORDS, k=world.question)))
-        for number in range(world.trajectories)
-    ]
+    problems = [Problem(id=str(number), question=text) for number, text in enumerate(world.questions())]
     paces = world.latencies()
 
     async def run() -> tuple[tuple[Trajectory, ...], ...]:
         meeting = asyncio.Barrier(world.trajectories) if barrier else None
         return await rollout(
             problem_groups(problems, 7),
-            samples=1,
+            samples=world.samples,
             environment=lambda problem: Readings(world, problem, paces[int(problem.id)], meeting),
             engine=parts,
             run_seed=world.seed,

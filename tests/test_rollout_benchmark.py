@@ -3,14 +3,17 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from builders import turn
 from needs_vllm import needs_vllm
 from rollout import _exponent, _ratio
 from rollout_sides import Reading
 from rollout_world import Size, World, chatter, engine, make_model, new_tokens, play, processed, waves
+from trl_rollout import EndAt
 
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.core.trajectory import Stop, Trajectory
@@ -29,11 +32,32 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_trajectory_has_all_its_turns_and_replies_of_set_lengths(folder: Path) -> None:
     found = play(engine(folder, chatter(2000), TOY), TOY)
     lengths = [[len(turn.output_ids) for turn in one.turns] for one in found]
+    assert lengths == TOY.lengths()
     assert [len(one) for one in lengths] == [4, 4, 4]
     assert {length for one in lengths for length in one} <= set(range(5, 10))
     assert {one.stop for one in found} == {Stop.ANSWERED}
     again = play(engine(folder, chatter(2000), TOY), TOY, barrier=True)
     assert [[len(turn.output_ids) for turn in one.turns] for one in again] == lengths
+
+
+def test_siblings_share_a_question_and_have_log_normal_lengths_of_their_own(folder: Path) -> None:
+    world = World(trajectories=4, samples=2, turns=2, reply=(8, 8), spread=0.5)
+    found = play(engine(folder, chatter(2000), world), world)
+    assert [[len(turn.output_ids) for turn in one.turns] for one in found] == world.lengths()
+    assert [one.question for one in found] == [question for question in world.questions() for _ in range(2)]
+    many = sorted(replace(world, trajectories=1000).lengths())
+    assert [row[0] for row in many][500] == pytest.approx(8, abs=1)
+
+
+def test_a_row_of_trls_generate_ends_at_its_length_and_not_before() -> None:
+    ends, vocabulary = EndAt([2, 3], end=9, width=5), 12
+    first, second, third = (
+        ends(torch.zeros(2, 5 + drawn, dtype=torch.long), torch.zeros(2, vocabulary)) for drawn in range(3)
+    )
+    assert first[:, 9].tolist() == [-torch.inf] * 2
+    assert (int(second[0].argmax()), second[1, 9].item()) == (9, -torch.inf)
+    assert int(third[1].argmax()) == 9
+    assert int(second[0].isfinite().sum()) == 1
 
 
 def test_contexts_grow_by_reply_and_reading_and_stay_under_last_k(folder: Path) -> None:
