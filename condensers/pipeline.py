@@ -27,6 +27,11 @@ class Pipeline:
             )
 
     @property
+    def plugins(self) -> Sequence[object]:
+        """The condensers of its stages."""
+        return [stage.condenser for stage in self.stages]
+
+    @property
     def writes(self) -> int:
         """Texts that its stages may request from the policy in one call."""
         return sum(map(_writes, self.stages))

@@ -32,6 +32,11 @@ class LeaveOneOut:
     renderer: Renderer  # with that model's tokenizer and chat template
     _cache: SharedResults[ScoreKey, tuple[float, ...]] = field(default_factory=score_cache, init=False)
 
+    @property
+    def plugins(self) -> Sequence[object]:
+        """The sampler."""
+        return (self.model,)
+
     async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
         """What the newest reply loses without each unit, in nats, at least 0; 0 for the newest unit itself.
 

@@ -43,6 +43,11 @@ class AttentionScorer:
     def __post_init__(self) -> None:
         self._blank = self.renderer.text_ids(BLANK)
 
+    @property
+    def plugins(self) -> Sequence[object]:
+        """The sampler."""
+        return (self.model,)
+
     async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
         """The score of every unit, not negative; 0 for the newest, which holds the last output.
 

@@ -17,6 +17,11 @@ class ScriptedScorer:
         self._score = score
         self.asked: list[int] = []  # number of units of each history scored
 
+    @property
+    def plugins(self) -> Sequence[object]:
+        """The script."""
+        return (self._score,)
+
     async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
         """The scripted scores."""
         self.asked += [len(history.units) for history in histories]

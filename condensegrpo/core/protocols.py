@@ -39,6 +39,15 @@ class Sampler(Protocol):
 
 
 @runtime_checkable
+class CallsPlugins(Protocol):
+    """A plug-in of the package that calls code of others, if it was given any: it is then run as code of others."""
+
+    @property
+    def plugins(self) -> Sequence[object]:
+        """The plug-ins and functions that it was given and calls on the event loop."""
+
+
+@runtime_checkable
 class Sleeps(Protocol):
     """A sampler that can give memory back while the learner works."""
 

@@ -2,14 +2,16 @@
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from types import FrameType
+from types import FrameType, FunctionType, MethodType
 from typing import Self, TypeVar, get_args
 
 from condensegrpo.core.errors import ContextOverflow, SamplerError
-from condensegrpo.core.failures import Failure, failure_of, place_of
+from condensegrpo.core.failures import PACKAGE, Failure, failure_of, place_of
 from condensegrpo.core.messages import Message, Role
-from condensegrpo.core.plugin_task import Blocked, plugin_task, wait_for_task
+from condensegrpo.core.plugin_task import Blocked, limited, plugin_task, wait_for_task
+from condensegrpo.core.protocols import CallsPlugins
 from condensegrpo.core.trajectory import Stop
 from condensegrpo.core.wording import counted
 
@@ -31,6 +33,18 @@ class Ended(Exception):
         return cls(stop, str(failure), failure)
 
 
+def is_own(*plugins: object) -> bool:
+    """Whether all code of some plug-ins is this package's, that of the plug-ins that they call included."""
+    for plugin in plugins:
+        called = plugin.__self__ if isinstance(plugin, MethodType) else plugin
+        named = called if isinstance(called, FunctionType) else type(called)
+        if named.__module__.partition(".")[0] != PACKAGE:
+            return False
+        if isinstance(called, CallsPlugins) and not is_own(*called.plugins):
+            return False
+    return True
+
+
 async def guarded(
     work: Callable[[], Coroutine[object, object, T]],
     *,
@@ -39,28 +53,32 @@ async def guarded(
     turn_seconds: float,
     seconds: float | None = None,
     plugin: object = None,
+    own: bool = False,
 ) -> T:
     """Run a plug-in's code: an exception or a timeout becomes ``Ended`` with the plug-in's name and the line.
 
-    The work runs in a task of its own: if it ignores its cancellation it is abandoned, and if it raises
+    Code of others runs in a task of its own: if it ignores its cancellation it is abandoned, and if it raises
     ``CancelledError`` or cancels its task, only the work ends. A cancellation of the episode cancels the work and
     propagates. ``ContextOverflow``, ``SamplerError`` and ``Ended`` keep their meaning. A ``KeyboardInterrupt`` that the
-    work raises is its failure: Python raises that of Ctrl-C in the main thread, where no plug-in runs.
+    work raises is its failure: Python raises that of Ctrl-C in the main thread, where no code of others runs.
 
     Args:
-        turn_seconds: for which the work may hold up the event loop, see ``plugin_task``.
+        turn_seconds: for which code of others may hold up the event loop, see ``plugin_task``.
         seconds: for all of the work; None: its steps have limits of their own.
         plugin: what is called, see ``failure_of``.
+        own: all of the code is this package's, see ``is_own``: it does not block and honours its cancellation, and
+            runs in the caller's task.
     """
     coroutine = _translated(work, who, stop, plugin)
+    if own:
+        return await _awaited(coroutine, who, stop, seconds)
     task = plugin_task(coroutine, name=who, seconds=turn_seconds)
     task.add_done_callback(_retrieve)
     try:
         if not await wait_for_task(task, seconds) and seconds is not None:
-            message = f"no result within {counted(seconds, 'second')} (rollout.limits.turn_seconds)"
-            raise Ended.by(Failure(source=who, error="", message=message, place=place_of(_suspended(coroutine))), stop)
+            raise _too_late(who, stop, seconds, place_of(_suspended(coroutine)))
         if task.cancelled():
-            raise Ended.by(Failure(source=who, error="CancelledError", message="it cancelled itself"), stop)
+            raise _cancelled(who, stop)
         return task.result()
     except Blocked as error:
         raise Ended.by(Failure(source=who, error="", message=error.message, place=error.place), stop) from error
@@ -102,6 +120,28 @@ def checked_messages(value: object, place: str) -> tuple[Message, ...]:
     return tuple(value)
 
 
+async def _awaited(work: Coroutine[object, object, T], who: str, stop: Stop, seconds: float | None) -> T:
+    """The result of this package's code, in the task of the caller."""
+    try:
+        return await (work if seconds is None else limited(work, seconds))
+    except TimeoutError:  # the limit's: one of the work is translated
+        raise _too_late(who, stop, seconds or 0.0) from None
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise _cancelled(who, stop) from None
+
+
+def _too_late(who: str, stop: Stop, seconds: float, place: str = "") -> Ended:
+    message = f"no result within {counted(seconds, 'second')} (rollout.limits.turn_seconds)"
+    return Ended.by(Failure(source=who, error="", message=message, place=place), stop)
+
+
+def _cancelled(who: str, stop: Stop) -> Ended:
+    return Ended.by(Failure(source=who, error="CancelledError", message="it cancelled itself"), stop)
+
+
 async def _translated(work: Callable[[], Coroutine[object, object, T]], who: str, stop: Stop, plugin: object) -> T:
     """Run the work. Inside the task, since asyncio passes a ``SystemExit`` that leaves one on to the whole process."""
     try:
@@ -113,6 +153,8 @@ async def _translated(work: Callable[[], Coroutine[object, object, T]], who: str
     except SamplerError as error:  # of a sampler that the plug-in called
         raise Ended.by(failure_of(who, error), Stop.SAMPLER_ERROR) from error
     except BaseException as error:  # the boundary to plug-ins; sys.exit() and a panic of Rust code are no Exception
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise  # Ctrl-C
         raise Ended.by(failure_of(who, error, plugin=plugin), stop) from error
 
 

@@ -20,12 +20,12 @@ from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Environment, Problem, Step
 from condensegrpo.core.trajectory import Finish, Rejected, Stop, Trajectory, Turn
-from condensegrpo.rollout.boundary import Ended, asynchronous, checked_messages, guarded
-from condensegrpo.rollout.confidence import drafted
+from condensegrpo.rollout.boundary import Ended, asynchronous, checked_messages, guarded, is_own
+from condensegrpo.rollout.confidence import Drafted, drafted
 from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.prompt import next_prompt
 from condensegrpo.rollout.sampling import Prompt, Sampled, sample
-from condensegrpo.rollout.writing import Writer
+from condensegrpo.rollout.writing import Writer, texts_allowed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +43,14 @@ class _Record:
     trajectory: str  # its id
     seed: Callable[[int], int]
     turns: list[Turn] = field(default_factory=list)
-    query: int = 0  # index of the first turn after the newest query
+    replies: int = 0  # turns but those that were written for a condenser
+    called: int = 0  # turns that called a tool
+    called_of_query: int = 0  # of which after the newest query
     rejected: list[Rejected] = field(default_factory=list)
     seeds: int = 0  # drawn so far
     drafts: int = 0  # seeds drawn for drafts of answers
+    texts: int = 0  # that the condenser may ask for in one call
+    own_environment: bool = False  # its code is this package's, see ``boundary.guarded``
 
     def next_seed(self) -> int:
         """The seed of the next text of the episode, used or not."""
@@ -57,6 +61,13 @@ class _Record:
         """The seed of the next draft, from a separate stream, so that drafts change no other text."""
         self.drafts += 1
         return self.seed(-self.drafts)
+
+    def add_reply(self, turn: Turn, *, new_query: bool) -> None:
+        """Record a turn; ``new_query``: a further query follows it."""
+        self.turns.append(turn)
+        self.replies += 1
+        self.called += turn.tool_attempts > 0
+        self.called_of_query = 0 if new_query else self.called_of_query + (turn.tool_attempts > 0)
 
     def add_texts(self, attempts: Sequence[Sampled], reasons: Sequence[str]) -> None:
         """Record the texts that the policy wrote for a condenser: one rejected for each reason, then the used one."""
@@ -87,6 +98,25 @@ class _Reaction:
     new_query: bool = False
     tools_abandoned: int = 0
     ending: _Ending | None = None
+
+    def turn(self, sampled: Sampled, information: float | None, draft: Drafted | None) -> Turn:
+        """The turn of the reply; one constructor call, since each episode makes hundreds."""
+        return Turn(
+            prompt_ids=sampled.prompt.ids,
+            output_ids=sampled.generation.token_ids,
+            logprobs=sampled.generation.logprobs,
+            policy_version=sampled.version,
+            condensation=sampled.prompt.condensation,
+            context=sampled.prompt.context,
+            reply=self.reply,
+            observations=self.observations,
+            turn_rewards=self.turn_rewards,
+            tool_attempts=self.tool_attempts,
+            tool_successes=self.tool_successes,
+            tools_abandoned=self.tools_abandoned,
+            answer_logprob=information,
+            draft=None if draft is None else draft.draft,
+        )
 
 
 async def run_episode(
@@ -143,13 +173,12 @@ async def _play(
     try:
         episode, pinned = await _started(environment, problem, engine.limits.turn_seconds)
         history = History(pinned=engine.toolbox.introduced(pinned))
+        record.own_environment = is_own(episode)
+        record.texts = texts_allowed(engine)
         for _ in range(engine.limits.max_turns):
             prompt, history = await _prompted(engine, history, last, draw, record)
             information = await _answer_information(engine, problem, prompt)
-            replies = sum(turn.kind == "act" for turn in record.turns)
-            draft = await drafted(
-                engine, prompt, trajectory=record.trajectory, seed=record.draft_seed(), replies=replies
-            )
+            draft = await _drafted(engine, prompt, record)
             if draft is not None and draft.answer is not None:
                 record.turns.append(replace(draft.turn, answer_logprob=information, draft=draft.draft))
                 return _Ending(stop=Stop.CONFIDENT, answer=draft.answer)
@@ -163,23 +192,9 @@ async def _play(
             )
             reaction = await _react(engine, episode, sampled, record)
             number = len(record.turns)
-            record.turns.append(
-                replace(
-                    sampled.turn(),
-                    reply=reaction.reply,
-                    observations=reaction.observations,
-                    turn_rewards=reaction.turn_rewards,
-                    tool_attempts=reaction.tool_attempts,
-                    tool_successes=reaction.tool_successes,
-                    tools_abandoned=reaction.tools_abandoned,
-                    answer_logprob=information,
-                    draft=None if draft is None else draft.draft,
-                )
-            )
+            record.add_reply(reaction.turn(sampled, information, draft), new_query=reaction.new_query)
             if reaction.ending is not None:
                 return reaction.ending
-            if reaction.new_query:
-                record.query = len(record.turns)
             history = history.add(Unit(turn=number, reply=reaction.reply, results=reaction.observations))
             last = sampled
     except Ended as end:
@@ -193,7 +208,7 @@ async def _prompted(
     engine: Engine, history: History, last: Sampled | None, draw: float, record: _Record
 ) -> tuple[Prompt, History]:
     """The next prompt, and the history with the summary that was written for it, if any."""
-    writer = Writer(engine, record.trajectory, record.next_seed)
+    writer = Writer(engine, record.texts, record.trajectory, record.next_seed)
     write = writer.write_function(history, last) if last is not None else None
     try:
         upcoming = await guarded(
@@ -201,6 +216,7 @@ async def _prompted(
             who="rendering the prompt",
             stop=Stop.ENVIRONMENT_ERROR,
             turn_seconds=engine.limits.turn_seconds,
+            own=True,  # the condenser has a limit of its own
         )
         writer.check(upcoming.rejected)
     except Ended as end:
@@ -220,6 +236,7 @@ async def _started(
         turn_seconds=seconds,
         seconds=seconds,
         plugin=environment,
+        own=is_own(environment),
     )
 
 
@@ -245,7 +262,16 @@ async def _answer_information(engine: Engine, problem: Problem, prompt: Prompt) 
         stop=Stop.SAMPLER_ERROR,
         turn_seconds=engine.limits.turn_seconds,
         seconds=engine.limits.turn_seconds,
+        own=engine.own_probe,
     )
+
+
+async def _drafted(engine: Engine, prompt: Prompt, record: _Record) -> Drafted | None:
+    """A draft of the answer, if drafts are configured."""
+    if engine.confidence is None:
+        return None
+    seed = record.draft_seed()
+    return await drafted(engine, prompt, trajectory=record.trajectory, seed=seed, replies=record.replies)
 
 
 async def _react(engine: Engine, environment: Environment, sampled: Sampled, record: _Record) -> _Reaction:
@@ -254,8 +280,7 @@ async def _react(engine: Engine, environment: Environment, sampled: Sampled, rec
     if sampled.generation.finish is Finish.LENGTH:
         detail = f"a reply was cut off at {len(sampled.generation.token_ids)} tokens (rollout.limits.max_output_tokens)"
         return _Reaction(reply=reply, ending=_Ending(stop=Stop.OUTPUT_LENGTH, detail=detail))
-    called = [turn.tool_attempts > 0 for turn in record.turns]
-    exhausted = engine.toolbox.exhausted(turns=sum(called), turns_of_query=sum(called[record.query :]))
+    exhausted = engine.toolbox.exhausted(turns=record.called, turns_of_query=record.called_of_query)
     if exhausted and engine.toolbox.format.parse(sampled.text):
         detail = f"a reply called a tool after {exhausted}"
         return _Reaction(reply=reply, ending=_Ending(stop=Stop.TURN_LIMIT, detail=detail))
@@ -265,6 +290,7 @@ async def _react(engine: Engine, environment: Environment, sampled: Sampled, rec
             who="the tools",
             stop=Stop.ENVIRONMENT_ERROR,
             turn_seconds=engine.limits.turn_seconds,
+            own=True,
         )
         if answers.attempted:
             return _Reaction(
@@ -281,6 +307,7 @@ async def _react(engine: Engine, environment: Environment, sampled: Sampled, rec
             turn_seconds=engine.limits.turn_seconds,
             seconds=engine.limits.turn_seconds,
             plugin=environment,
+            own=record.own_environment,
         )
     except Ended as end:
         return _Reaction(reply=reply, ending=_Ending(stop=end.stop, detail=end.detail, failure=end.failure))
@@ -303,7 +330,13 @@ async def _step(environment: Environment, reply: Message) -> Step:
     rewards = {str(name): float(value) for name, value in step.turn_rewards.items()}
     if not all(map(math.isfinite, rewards.values())):
         raise ValueError(f"step() returned the turn rewards {rewards}, wanted finite numbers")
-    return replace(step, observations=checked_messages(step.observations, "step()"), turn_rewards=rewards)
+    return Step(
+        observations=checked_messages(step.observations, "step()"),
+        done=step.done,
+        answer=step.answer,
+        turn_rewards=rewards,
+        new_query=step.new_query,
+    )
 
 
 def _ending(step: Step) -> _Ending | None:

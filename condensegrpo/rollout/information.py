@@ -25,6 +25,11 @@ class AnswerProbe:
     renderer: Renderer
     form: str  # of an answer, with ``PLACE`` in it once
 
+    @property
+    def plugins(self) -> Sequence[object]:
+        """The sampler."""
+        return (self.model,)
+
     async def measure(self, problem: Problem, prompt_ids: Sequence[int]) -> float | None:
         """I_t of a prompt, in nats, at most 0; None for a problem without ground truth.
 

@@ -165,6 +165,7 @@ async def _condense(engine: Engine, history: History, budget: Budget) -> Condens
         turn_seconds=engine.limits.turn_seconds,
         seconds=budget.seconds,
         plugin=engine.condenser,
+        own=engine.own_condenser,
     )
 
 

@@ -76,6 +76,7 @@ async def sample(
         stop=Stop.SAMPLER_ERROR,
         turn_seconds=engine.limits.turn_seconds,
         seconds=engine.limits.turn_seconds,
+        own=engine.own_sampler,
     )
     if sampled.generation.finish is Finish.ABORT:
         raise Ended(Stop.ABORTED, "the sampler aborted the reply")

@@ -46,6 +46,9 @@ class ToolAnswers:
     abandoned: int = 0  # of which a tool exceeded its time limit
 
 
+NO_CALLS = ToolAnswers(calls=(), messages=(), attempted=0, succeeded=0)
+
+
 class Toolbox:
     """Runs the tools that a reply calls.
 
@@ -118,6 +121,8 @@ class Toolbox:
     async def answer(self, text: str) -> ToolAnswers:
         """Read the calls of a reply, run them, and give the messages that follow it. Never raises for what they do."""
         attempts = self.format.parse(text)
+        if not attempts:
+            return NO_CALLS
         outcomes = await asyncio.gather(*(self._outcome(attempt) for attempt in attempts))
         return ToolAnswers(
             calls=tuple(attempt for attempt in attempts if isinstance(attempt, ToolCall)),

@@ -18,19 +18,28 @@ from condensegrpo.rollout.prompt import request_prompt
 from condensegrpo.rollout.sampling import Sampled, sample
 
 
+def texts_allowed(engine: Engine) -> int:
+    """How many texts the condenser may ask for in one call.
+
+    Raises:
+        Ended: the condenser's property raised.
+    """
+    try:
+        return engine.condenser.writes if isinstance(engine.condenser, Writes) else 0
+    except Exception as error:  # the boundary to a condenser
+        failure = failure_of(f"the condenser {engine.condenser_name!r}", error, plugin=engine.condenser)
+        raise Ended.by(failure, Stop.ENVIRONMENT_ERROR) from error
+
+
 class Writer:
     """Samples condense turns for one call of a condenser, and keeps the texts."""
 
-    def __init__(self, engine: Engine, trajectory: str, seed: Callable[[], int]) -> None:
+    def __init__(self, engine: Engine, max_texts: int, trajectory: str, seed: Callable[[], int]) -> None:
         """``trajectory`` is the id of the trajectory, ``seed`` returns a new seed at each call."""
         self._engine = engine
         self._trajectory = trajectory
         self._seed = seed
-        try:
-            self.max_texts = engine.condenser.writes if isinstance(engine.condenser, Writes) else 0
-        except Exception as error:  # the boundary to a condenser
-            failure = failure_of(f"the condenser {engine.condenser_name!r}", error, plugin=engine.condenser)
-            raise Ended.by(failure, Stop.ENVIRONMENT_ERROR) from error
+        self.max_texts = max_texts
         self.attempts: list[Sampled] = []
 
     def write_function(self, history: History, last: Sampled) -> Write | None:
