@@ -170,10 +170,12 @@ def _declared(question: int, units: Sequence[tuple[int, ...]], kept: int, prompt
         tokens_before=question + sum(map(len, units)),
         tokens_after=prompt,
         spans=tuple(
-            Span(
-                turn=turn, status=SpanStatus.KEPT if turn >= len(units) - kept else SpanStatus.DROPPED, tokens=len(unit)
+            Span(first=first, last=end - 1, units=end - first, status=status, tokens=sum(map(len, units[first:end])))
+            for first, end, status in (
+                (0, len(units) - kept, SpanStatus.DROPPED),
+                (len(units) - kept, len(units), SpanStatus.KEPT),
             )
-            for turn, unit in enumerate(units)
+            if end > first
         ),
     )
 

@@ -115,9 +115,8 @@ def strip(view: ContextView, units: int) -> Text:
     """
     width, first = cell_width(units), max(0, units - STRIP_WIDTH)
     text = Text("…" if first else "", theme.DIM)
-    statuses = {span.turn: span.status for span in view.units}
     for column in range(first, view.turn):
-        mark = STATUS_MARKS[statuses[column]] if column in statuses else FREE
+        mark = STATUS_MARKS[view.statuses[column]] if column in view.statuses else FREE
         text.append((mark.glyph * max(1, width - 1)).ljust(width), mark.style)
     return text.append(HERE, "bold")
 

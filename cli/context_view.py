@@ -7,11 +7,11 @@ Worked example, budget 64: pinned messages of 18 tokens, units of 13 and 12 (eac
     turn 2   prompt 30, condensed  pinned 18, newest observation 4, kept 8, saved 13 of 43    units: dropped, kept
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from condensegrpo.core.messages import Message
-from condensegrpo.core.trajectory import Condensation, Span, SpanStatus, Trajectory, Turn
+from condensegrpo.core.trajectory import Condensation, SpanStatus, Trajectory, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class ContextView:
     """The make-up of one prompt; pinned + kept + rewritten + newest is its length exactly."""
 
     turn: int
-    units: tuple[Span, ...]  # what this prompt shows of every unit before it
+    statuses: Mapping[int, SpanStatus]  # what this prompt shows of every unit before it, by turn
     tokens: int  # of the prompt
     pinned: int  # system message, question, examples
     kept: int  # earlier units, verbatim
@@ -37,7 +37,7 @@ def context_views(trajectory: Trajectory, budget: int) -> tuple[ContextView, ...
         if turn.condensation is not None:
             views.append(_condensed(index, trajectory.turns, turn.condensation, budget))
         elif index == 0:
-            views.append(_view(0, (), tokens=len(turn.prompt_ids), pinned=len(turn.prompt_ids), budget=budget))
+            views.append(_view(0, {}, tokens=len(turn.prompt_ids), pinned=len(turn.prompt_ids), budget=budget))
         else:
             views.append(_continued(index, trajectory.turns, views[-1], budget))
     return tuple(views)
@@ -52,14 +52,13 @@ def newest_messages(context: Sequence[Message]) -> tuple[Message, ...]:
 def _continued(index: int, turns: Sequence[Turn], last: ContextView, budget: int) -> ContextView:
     """A prompt that begins with the last prompt and output: everything in it stays what it was."""
     tokens, output = len(turns[index].prompt_ids), len(turns[index - 1].output_ids)
-    unit = Span(turn=index - 1, status=SpanStatus.KEPT, tokens=max(0, tokens - last.tokens))
     return _view(
         index,
-        (*last.units, unit),
+        {**last.statuses, index - 1: SpanStatus.KEPT},
         tokens=tokens,
         pinned=min(last.pinned, tokens),
         rewritten=last.rewritten,
-        newest=max(0, unit.tokens - output),
+        newest=max(0, tokens - last.tokens - output),
         saved=last.saved,
         budget=budget,
     )
@@ -75,7 +74,7 @@ def _condensed(index: int, turns: Sequence[Turn], declared: Condensation, budget
     changed = any(span.status is not SpanStatus.KEPT for span in declared.spans)
     return _view(
         index,
-        declared.spans,
+        {turn: span.status for span in declared.spans for turn in span.turns if turns[turn].kind == "act"},
         tokens=tokens,
         pinned=pinned,
         rewritten=max(0, tokens - pinned - kept) if changed else 0,
@@ -87,7 +86,7 @@ def _condensed(index: int, turns: Sequence[Turn], declared: Condensation, budget
 
 def _view(
     index: int,
-    units: tuple[Span, ...],
+    statuses: Mapping[int, SpanStatus],
     *,
     tokens: int,
     pinned: int,
@@ -101,7 +100,7 @@ def _view(
     rewritten = min(rewritten, tokens - pinned - newest)
     return ContextView(
         turn=index,
-        units=units,
+        statuses=statuses,
         tokens=tokens,
         pinned=pinned,
         kept=tokens - pinned - newest - rewritten,
@@ -114,12 +113,12 @@ def _view(
 
 
 def _newest(index: int, turns: Sequence[Turn], declared: Condensation, room: int) -> int:
-    """Tokens of the newest observation: known if its unit was kept, else shared out by characters."""
+    """Tokens of the newest observation: known if its unit alone was kept, else shared out by characters."""
     if index == 0 or not declared.spans:
         return 0
     last = declared.spans[-1]
     latest = max((place for place in range(index) if turns[place].kind == "act"), default=-1)
-    if last.status is SpanStatus.KEPT and last.turn == latest:
+    if last.status is SpanStatus.KEPT and last.first == last.last == latest:
         return min(room, max(0, last.tokens - len(turns[latest].output_ids)))
     context = turns[index].context
     body = context[len(turns[0].context) :]

@@ -169,9 +169,9 @@ def _spans(declared: Condensation) -> Text:
         spans = [span for span in declared.spans if span.status is status]
         if spans:
             mark = context_bar.STATUS_MARKS[status]
-            names = ranges([span.turn for span in spans])
+            names = ranges([turn for span in spans for turn in span.turns])
             text.append(f"{mark.glyph} {mark.word} ", mark.style)
-            turns = f"turn {names}" if len(spans) == 1 else f"turns {names}"
+            turns = f"turn {names}" if sum(span.units for span in spans) == 1 else f"turns {names}"
             text.append(f"{turns}, {sum(span.tokens for span in spans)} tokens   ")
     return text.append(one_line(declared.reason, 60), theme.DIM)
 

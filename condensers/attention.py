@@ -16,8 +16,8 @@ from typing import Annotated
 
 from annotated_types import Ge, Lt
 
-from condensegrpo.condensers.fit import fits, most_that_fit
-from condensegrpo.core.account import account
+from condensegrpo.condensers.fit import fits, most_that_fit, within
+from condensegrpo.core.account import unit_tokens
 from condensegrpo.core.messages import History
 from condensegrpo.core.protocols import Budget, Condensed, UnitScorer
 
@@ -48,20 +48,19 @@ class AttentionCondenser:
             ValueError: the budget has no such scorer, or its scores are invalid.
         """
         total = len(history.units)
-        if total < 2 or fits(history.pinned, history.units, budget):
-            return Condensed(units=history.units, spans=account(history, history.units, budget.count))
-        costs = [max(span.tokens, 1) for span in account(history, (), budget.count)]
+        if total < 2 or fits(history, history.units, budget):
+            return Condensed(units=history.units)
+        costs = [max(tokens, 1) for tokens in unit_tokens(history, budget.count)]
         ranked = await self._ranked(history, budget, costs)
 
         def fitting(kept: int) -> bool:
-            return fits(history.pinned, [history.units[place] for place in sorted(ranked[:kept])], budget)
+            return within(history, [history.units[place] for place in sorted(ranked[:kept])], budget)
 
         # tokens of units do not add up exactly: of the chosen units, as many are shown as fit when counted together
         kept = most_that_fit(len(ranked), fitting, likely=len(ranked))
         shown = tuple(history.units[place] for place in sorted(ranked[:kept]))
         return Condensed(
             units=shown,
-            spans=account(history, shown, budget.count),
             reason=f"kept {len(shown)} of {total} units by the attention of {self.scorer}",
         )
 

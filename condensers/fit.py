@@ -1,24 +1,30 @@
 """Fitting a budget by dropping the oldest units. A count renders whole messages, so counts are few and small."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, takewhile
 
-from condensegrpo.core.messages import Message, Unit, flatten
+from condensegrpo.core.account import added_tokens
+from condensegrpo.core.messages import History, Unit, flatten
 from condensegrpo.core.protocols import Budget
 
 
-def fits(pinned: Sequence[Message], units: Sequence[Unit], budget: Budget) -> bool:
-    """Whether a prompt of the pinned messages and these units is within the budget."""
-    return budget.count(flatten(pinned, units)) <= budget.tokens
+def fits(history: History, units: Sequence[Unit], budget: Budget) -> bool:
+    """Whether a prompt of the pinned messages and these units is within the budget.
+
+    No count renders many more units than can fit: if the newest alone are over budget, so are all.
+    """
+    enough = most_by_their_sum(history, reversed(units), budget) + 1
+    return (enough >= len(units) or within(history, units[-enough:], budget)) and within(history, units, budget)
 
 
-def newest_that_fit(pinned: Sequence[Message], units: Sequence[Unit], budget: Budget) -> tuple[Unit, ...]:
+def newest_that_fit(history: History, units: Sequence[Unit], budget: Budget) -> tuple[Unit, ...]:
     """The most of the newest units that fit the budget; the newest unit alone if even it does not fit.
 
     No count renders more than twice those units, however long the history is; see ``most_that_fit``.
     """
-    likely = _most_by_their_sum(pinned, units, budget)
-    newest = most_that_fit(len(units), lambda most: fits(pinned, units[-most:], budget), likely)
+    likely = most_by_their_sum(history, reversed(units), budget)
+    newest = most_that_fit(len(units), lambda most: within(history, units[-most:], budget), likely)
     return tuple(units[-newest:]) if newest else ()
 
 
@@ -39,12 +45,13 @@ def most_that_fit(total: int, fitting: Callable[[int], bool], likely: int = 1) -
     return low + bisect_left(longer, True, key=lambda most: not fitting(most))
 
 
-def _most_by_their_sum(pinned: Sequence[Message], units: Sequence[Unit], budget: Budget) -> int:
-    """How many of the newest fit if tokens of units add up: each is counted once, and remembered by the renderer."""
-    empty = budget.count(tuple(pinned))
-    left = budget.tokens - empty
-    for number, unit in enumerate(reversed(units)):
-        left -= budget.count((*pinned, *unit.messages)) - empty
-        if left < 0:
-            return number
-    return len(units)
+def most_by_their_sum(history: History, units: Iterable[Unit], budget: Budget) -> int:
+    """How many of the first of these units fit if tokens of units add up: each is counted once in an episode."""
+    room = budget.tokens - budget.count(history.pinned)
+    sums = accumulate(added_tokens(history, unit, budget.count) for unit in units)
+    return sum(1 for _ in takewhile(lambda total: total <= room, sums))
+
+
+def within(history: History, units: Sequence[Unit], budget: Budget) -> bool:
+    """Whether a prompt of the pinned messages and these units is within the budget, by one count of all."""
+    return budget.count(flatten(history.pinned, units)) <= budget.tokens

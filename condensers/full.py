@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from condensegrpo.core.account import account
 from condensegrpo.core.messages import History
 from condensegrpo.core.protocols import Budget, Condensed
 
@@ -14,4 +13,4 @@ class Full:
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """All units, unchanged."""
-        return Condensed(units=history.units, spans=account(history, history.units, budget.count))
+        return Condensed(units=history.units)

@@ -7,7 +7,6 @@ from typing import Annotated
 from annotated_types import Ge
 
 from condensegrpo.condensers.fit import newest_that_fit
-from condensegrpo.core.account import account
 from condensegrpo.core.messages import History
 from condensegrpo.core.protocols import Budget, Condensed
 
@@ -24,15 +23,14 @@ class LastK:
     keep_first: Annotated[int, Ge(0)] = 0
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
-        """The kept units. Costs one count for every unit and 2·log2 of the kept units more."""
+        """The kept units. Costs one count for a new unit and a few of the kept ones."""
         total = len(history.units)
-        first, last = range(min(self.keep_first, total)), range(max(total - self.keep_last, 0), total)
-        wanted = [history.units[position] for position in sorted({*first, *last})]
-        kept = newest_that_fit(history.pinned, wanted, budget)
+        first = min(self.keep_first, total)
+        wanted = (*history.units[:first], *history.units[max(total - self.keep_last, first) :])
+        kept = newest_that_fit(history, wanted, budget)
         dropped = len(wanted) - len(kept)
         fitted = f", without the {dropped} oldest of them to fit {budget.tokens} tokens" if dropped else ""
         return Condensed(
             units=kept,
-            spans=account(history, kept, budget.count),
             reason="" if len(kept) == total else f"kept {len(wanted)} of {total} units{fitted}",
         )

@@ -3,16 +3,15 @@
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import is_not
 from typing import Annotated
 
 from annotated_types import Ge
 
 from condensegrpo.condensers.fit import fits, newest_that_fit
 from condensegrpo.condensers.placeholder import masked
-from condensegrpo.core.account import account
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Budget, Condensed, Count
-from condensegrpo.core.trajectory import Span, SpanStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,33 +28,40 @@ class ObservationMask:
     drop_oldest: bool = True  # False: only mask, for a pipeline whose later stage fits the budget
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
-        """The units with their old results masked. Costs three counts for every result and log2 of the units more."""
-        total = len(history.units)
-        wanted = max(total - self.keep, 0)
-        most = max(total - 1, wanted)
-        masks = [self._masked(history, unit, budget.count) for unit in history.units[:most]]
+        """The units with their old results masked. Costs three counts for a new result and log2 of the kept units."""
+        units = history.units
+        wanted = max(len(units) - self.keep, 0)
+        most = max(len(units) - 1, wanted)
+        masks = self._masks(history, most, budget.count)
 
         def shown(oldest: int) -> tuple[Unit, ...]:
-            return (*masks[:oldest], *history.units[oldest:])
+            return (*masks[:oldest], *units[oldest:])
 
-        needed = bisect_left(range(wanted, most), True, key=lambda oldest: fits(history.pinned, shown(oldest), budget))
-        units = shown(wanted + needed)
-        if self.drop_oldest:
-            units = newest_that_fit(history.pinned, units, budget)
-        spans = account(history, units, budget.count)
-        return Condensed(units=units, spans=spans, reason=_reason(spans))
+        kept = newest_that_fit(history, shown(most), budget)
+        if len(kept) == len(units):  # else not even all masks are enough
+            places = range(most)  # how many of the oldest are masked
+            kept = shown(bisect_left(places, True, lo=wanted, key=lambda oldest: fits(history, shown(oldest), budget)))
+        elif not self.drop_oldest:
+            kept = shown(most)
+        return Condensed(units=kept, reason=_reason(units, kept))
+
+    def _masks(self, history: History, most: int, count: Count) -> Sequence[Unit]:
+        """The oldest units with placeholders for their results; each is made once in an episode."""
+        made = history.rewrites.setdefault((ObservationMask, tuple(self.exclude_tools), self.only_tools), [])
+        made += [self._masked(history, unit, count) for unit in history.units[len(made) : most]]
+        return made[:most]
 
     def _masked(self, history: History, unit: Unit, count: Count) -> Unit:
         def keeps(result: Message) -> bool:
             return result.name in self.exclude_tools or (self.only_tools and result.tool_call_id is None)
 
-        results = (result if keeps(result) else masked(history, unit, result, count) for result in unit.results)
-        return replace(unit, results=tuple(results))
+        results = tuple(result if keeps(result) else masked(history, unit, result, count) for result in unit.results)
+        return unit if results == unit.results else replace(unit, results=results)
 
 
-def _reason(spans: Sequence[Span]) -> str:
-    masked_units = sum(span.status is SpanStatus.REWRITTEN for span in spans)
-    dropped = sum(span.status is SpanStatus.DROPPED for span in spans)
-    parts = [f"masked the results of {masked_units} of {len(spans)} units"] if masked_units else []
+def _reason(units: Sequence[Unit], shown: Sequence[Unit]) -> str:
+    dropped = len(units) - len(shown)
+    changed = sum(map(is_not, shown, units[dropped:]))
+    parts = [f"masked the results of {changed} of {len(units)} units"] if changed else []
     parts += [f"dropped the {dropped} oldest"] if dropped else []
     return ", ".join(parts)

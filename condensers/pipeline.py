@@ -1,10 +1,10 @@
 """The condenser that runs other condensers in order."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from condensegrpo.core.account import account
-from condensegrpo.core.messages import History, Message, Summary, flatten
+from condensegrpo.condensers.fit import fits
+from condensegrpo.core.messages import History, Message, Summary
 from condensegrpo.core.protocols import Budget, ChecksRoom, Condensed, Counted, RanksUnits, Stage, Writes
 
 
@@ -57,7 +57,7 @@ class Pipeline:
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """The result of the last stage. The first starts from the units behind the last summary.
 
-        Costs one count per stage and per unit beside the costs of the stages.
+        Costs a count per stage beside the costs of the stages.
         """
         units = history.current_units
         summary: Summary | None = None
@@ -65,9 +65,9 @@ class Pipeline:
         reasons: list[str] = []
         rejected: list[str] = []
         for stage in self.stages:
-            if budget.count(flatten(history.pinned, units)) <= stage.over * budget.tokens:
+            if fits(history, units, replace(budget, tokens=int(stage.over * budget.tokens))):
                 continue
-            condensed = await stage.condenser.condense(History(pinned=history.pinned, units=units), budget, tools)
+            condensed = await stage.condenser.condense(history.with_units(units), budget, tools)
             units = condensed.units
             if condensed.summary is not None:
                 summary, written = condensed.summary, _writes(stage) > 0
@@ -76,10 +76,8 @@ class Pipeline:
         if summary is not None and summary.unit not in units:
             rejected += ["a later stage left it out"] if written else []
             summary = None
-        shown_history = history if summary is None else history.with_summary(summary)
         return Condensed(
             units=units,
-            spans=account(shown_history, units, budget.count),
             reason="; ".join(reasons),
             summary=summary,
             rejected=tuple(rejected),

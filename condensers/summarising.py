@@ -8,7 +8,6 @@ from string import Template
 
 from condensegrpo.condensers.fit import fits, newest_that_fit
 from condensegrpo.condensers.observation_mask import ObservationMask
-from condensegrpo.core.account import account
 from condensegrpo.core.errors import SummaryRefused
 from condensegrpo.core.messages import History, Summary, Unit, flatten
 from condensegrpo.core.protocols import Budget, Condensed, Written
@@ -60,12 +59,12 @@ def planned(history: History, budget: Budget, *, keep_last: int, room: int, alwa
         always: summarise what is within the budget too.
     """
     view = history.current_units
-    if not always and fits(history.pinned, view, budget):
+    if not always and fits(history, view, budget):
         return None
     less = replace(budget, tokens=max(budget.tokens - room, 0))
-    kept = newest_that_fit(history.pinned, view[-keep_last:], less)
+    kept = newest_that_fit(history, view[-keep_last:], less)
     covered = view[: len(view) - len(kept)]
-    if all(unit.is_summary for unit in covered) or not fits(history.pinned, kept, budget):
+    if all(unit.is_summary for unit in covered) or not fits(history, kept, budget):
         return None
     return SummaryPlan(covered=covered, kept=kept)
 
@@ -100,7 +99,6 @@ def summarised(
     after = f" after {len(rejected)} that cannot be used" if rejected else ""
     return Condensed(
         units=units,
-        spans=account(history.with_summary(summary), units, budget.count),
         reason=f"summarised {len(plan.covered)} units{after}",
         summary=summary,
         rejected=tuple(rejected),
@@ -112,14 +110,13 @@ async def without(
 ) -> Condensed:
     """A history without a new summary: unchanged if it fits, else with old results masked."""
     view = history.current_units
-    if fits(history.pinned, view, budget):
+    if fits(history, view, budget):
         units, reason = view, ""
     else:
-        masked = await ObservationMask(keep=1).condense(History(pinned=history.pinned, units=view), budget, tools)
+        masked = await ObservationMask(keep=1).condense(history.with_units(view), budget, tools)
         units, reason = masked.units, masked.reason
     return Condensed(
         units=units,
-        spans=account(history, units, budget.count),
         reason="; ".join(part for part in (why, reason) if part),
         rejected=tuple(rejected),
     )

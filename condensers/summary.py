@@ -86,10 +86,9 @@ class PolicySummary:
         for units, keep in ((plan.view, None), (plan.view, 1), (plan.covered, 0)):
             shown = units
             if keep is not None:
-                short = History(pinned=history.pinned, units=units)
-                shown = (await ObservationMask(keep=keep).condense(short, ample, tools)).units
+                shown = (await ObservationMask(keep=keep).condense(history.with_units(units), ample, tools)).units
             *before, latest = shown
-            if fits(history.pinned, (*before, latest.with_instruction(text)), room):
+            if fits(history, (*before, latest.with_instruction(text)), room):
                 return Request(units=shown, instruction=text, max_tokens=self.max_tokens)
         return None
 

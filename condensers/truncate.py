@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from condensegrpo.condensers.fit import newest_that_fit
-from condensegrpo.core.account import account
 from condensegrpo.core.messages import History
 from condensegrpo.core.protocols import Budget, Condensed
 
@@ -18,11 +17,10 @@ class Truncate:
     """
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
-        """As many of the newest units as fit. Costs one count for every unit and 2·log2 of the units more."""
-        kept = newest_that_fit(history.pinned, history.units, budget)
+        """As many of the newest units as fit. Costs one count for a new unit and a few of the kept ones."""
+        kept = newest_that_fit(history, history.units, budget)
         dropped = len(history.units) - len(kept)
         return Condensed(
             units=kept,
-            spans=account(history, kept, budget.count),
             reason=f"cut off the {dropped} oldest of {len(history.units)} units" if dropped else "",
         )

@@ -72,7 +72,7 @@ def turn(
 def condensation(
     statuses: str, tokens: Sequence[int], *, before: int, after: int, condenser: str = "last_k"
 ) -> Condensation:
-    """``statuses`` has one letter a unit: k kept, d dropped, r rewritten."""
+    """``statuses`` has one letter a unit: k kept, d dropped, r rewritten; a span each."""
     letters = {"k": SpanStatus.KEPT, "d": SpanStatus.DROPPED, "r": SpanStatus.REWRITTEN}
     return Condensation(
         condenser=condenser,
@@ -80,7 +80,7 @@ def condensation(
         tokens_before=before,
         tokens_after=after,
         spans=tuple(
-            Span(turn=index, status=letters[letter], tokens=count)
+            Span(first=index, last=index, units=1, status=letters[letter], tokens=count)
             for index, (letter, count) in enumerate(zip(statuses, tokens, strict=True))
         ),
     )

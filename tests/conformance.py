@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from answering import always
@@ -18,9 +19,10 @@ from condensegrpo.assembly.parts import build_condenser
 from condensegrpo.attention.scripted import ScriptedScorer
 from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core import plugins
+from condensegrpo.core.account import account
 from condensegrpo.core.messages import History, Message, ToolCall, Unit, flatten
 from condensegrpo.core.protocols import Budget, Condensed, Condenser, Count, Request, Written
-from condensegrpo.core.trajectory import Finish, SpanStatus
+from condensegrpo.core.trajectory import Finish, Span, SpanStatus
 
 Options = dict[str, Any]
 NEVER_CUTS = {"full"}  # over budget it returns everything, and the engine stops
@@ -177,19 +179,37 @@ def turns(condensed: Condensed) -> list[int]:
     return [kept.turn for kept in condensed.units]
 
 
+def spans(past: History, found: Condensed, counted: Count = count) -> tuple[Span, ...]:
+    """What became of the units, as the engine accounts for them."""
+    return account(past if found.summary is None else past.with_summary(found.summary), found.units, counted)
+
+
+def statuses(past: History, found: Condensed, counted: Count = count) -> str:
+    """One letter a unit: k kept, d dropped, r rewritten."""
+    return "".join(span.status.value[0] * span.units for span in spans(past, found, counted))
+
+
 def check_account(past: History, found: Condensed, counted: Count = count) -> None:
-    """Units in order, none twice, none made up; one true span for every unit; kept ones untouched."""
+    """Units in order, none twice, none made up; a true account of every unit."""
     originals = {original.turn: original for original in past.units}
     assert turns(found) == sorted(set(turns(found)) & set(originals)), "units in order, none twice, none made up"
-    assert [span.turn for span in found.spans] == list(originals), "a span for every unit, in order"
-    statuses = {span.turn: span.status for span in found.spans}
-    assert all(statuses[turn] is not SpanStatus.DROPPED for turn in turns(found)), "what is shown was not dropped"
     shown = {kept.turn: kept for kept in found.units}
-    for turn, status in statuses.items():
-        assert (status is SpanStatus.KEPT) == (shown.get(turn) == originals[turn]), "kept is verbatim, and only that"
+    covered = found.summary.through if found.summary is not None else -1
+
+    def status(turn: int) -> SpanStatus:
+        if turn <= covered or (turn in shown and shown[turn] != originals[turn]):
+            return SpanStatus.REWRITTEN
+        return SpanStatus.KEPT if turn in shown else SpanStatus.DROPPED
+
     empty = counted(past.pinned)
-    for span in found.spans:
-        assert span.tokens == counted((*past.pinned, *originals[span.turn].messages)) - empty, "tokens of the raw unit"
+    tokens = {turn: counted((*past.pinned, *unit.messages)) - empty for turn, unit in originals.items()}
+    runs = [list(run) for _, run in groupby(originals, key=status)]
+    assert list(spans(past, found, counted)) == [
+        Span(
+            first=run[0], last=run[-1], units=len(run), status=status(run[0]), tokens=sum(tokens[turn] for turn in run)
+        )
+        for run in runs
+    ]
 
 
 def check_atomic(past: History, found: Condensed) -> None:

@@ -23,6 +23,8 @@ from conformance import (
     histories,
     history,
     rule_based,
+    spans,
+    statuses,
     turns,
     unit,
 )
@@ -31,7 +33,6 @@ from hypothesis import strategies as st
 from talk import tokenizer
 
 from condensegrpo.core.messages import History, Message, flatten
-from condensegrpo.core.trajectory import SpanStatus
 from condensegrpo.rollout.render import Renderer
 
 EVERY = [pytest.param(case, id=str(case)) for case in cases()]
@@ -96,11 +97,10 @@ def test_over_200_turns_no_context_grows_beyond_its_budget(case: Case) -> None:
 def test_the_oldest_go_first(case: Case) -> None:
     """Truncating from the right deletes the newest turn first."""
     past = history(*(unit(turn, f"reply {turn}", "r" * 30) for turn in range(12)))
-    statuses = [span.status for span in condense(case.build(), past, 200).spans]
-    assert statuses[-1] is not SpanStatus.DROPPED or turns(condense(case.build(), past, 200)) == []
-    dropped = [place for place, status in enumerate(statuses) if status is SpanStatus.DROPPED]
-    kept = [place for place, status in enumerate(statuses) if status is SpanStatus.KEPT]
-    assert not dropped or not kept or max(dropped) < max(kept)
+    found = condense(case.build(), past, 200)
+    letters = statuses(past, found)
+    assert letters[-1] != "d" or turns(found) == []
+    assert "k" not in letters or letters.rfind("d") < letters.rfind("k")
 
 
 @pytest.mark.parametrize("case", ONE_EACH)
@@ -171,7 +171,7 @@ def test_keeping_the_last_none_keeps_none() -> None:
     past = history(*(unit(turn, "abc", "long result " * 4) for turn in range(4)))
     assert condense(Case("last_k", {"keep_last": 0}).build(), past, 10_000).units == ()
     masked = condense(Case("observation_mask", {"keep": 0}).build(), past, 10_000)
-    assert [span.status for span in masked.spans] == [SpanStatus.REWRITTEN] * 4
+    assert statuses(past, masked) == "rrrr"
 
 
 @pytest.mark.parametrize("case", ONE_EACH)
@@ -188,56 +188,46 @@ def test_a_condenser_is_asked_once_a_turn_and_ends(case: Case) -> None:
 
 OWN = """
 from dataclasses import replace
-from condensegrpo.core.account import account
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Condensed
 
-def told(history, units, budget):
-    return Condensed(units=tuple(units), spans=account(history, units, budget.count))
-
-class NoAccount:
-    async def condense(self, history, budget, tools):
-        found = told(history, (), budget)
-        return Condensed(units=(), spans=found.spans[1:])
-
 class Orphans:
     async def condense(self, history, budget, tools):
-        return told(history, [replace(unit, results=unit.results[-1:]) for unit in history.units], budget)
+        return Condensed(units=tuple([replace(unit, results=unit.results[-1:]) for unit in history.units]))
 
 class Backwards:
     async def condense(self, history, budget, tools):
-        return told(history, reversed(history.units), budget)
+        return Condensed(units=tuple(reversed(history.units)))
 
 class Twice:
     async def condense(self, history, budget, tools):
-        return told(history, [*history.units[:2], *history.units[-2:]], budget)
+        return Condensed(units=tuple([*history.units[:2], *history.units[-2:]]))
 
 class Oversized:
     async def condense(self, history, budget, tools):
-        return told(history, history.units, budget)
+        return Condensed(units=tuple(history.units))
 
 class Miscounting:
     async def condense(self, history, budget, tools):
         empty = Message(role="tool", content="[turn 0, tool result omitted: 1 tokens]", tool_call_id="call_0", name="t")
-        return told(history, [replace(unit, results=(empty,)) for unit in history.units], budget)
+        return Condensed(units=tuple([replace(unit, results=(empty,)) for unit in history.units]))
 
 class Rewording:
     async def condense(self, history, budget, tools):
         short = Message(role="assistant", content="")
-        return told(history, [replace(unit, reply=short, results=()) for unit in history.units[-1:]], budget)
+        return Condensed(units=tuple([replace(unit, reply=short, results=()) for unit in history.units[-1:]]))
 
 class ByChance:
     calls = 0
     async def condense(self, history, budget, tools):
         self.calls += 1
-        return told(history, history.units[-(self.calls % 2):], budget)
+        return Condensed(units=tuple(history.units[-(self.calls % 2):]))
 """
 
 
 @pytest.mark.parametrize(
     ("name", "law"),
     [
-        ("NoAccount", "a span for every unit"),
         ("Orphans", "a call without its result"),
         ("Backwards", "units in order"),
         ("Twice", "none twice"),
@@ -300,12 +290,12 @@ def test_what_the_environment_says_stays_if_only_tools_are_masked() -> None:
 def test_over_budget_kept_results_go_the_oldest_first_and_then_whole_units() -> None:
     whole = count(flatten(PINNED, history(unit(0, "look", "r" * 60)).units))
     assert whole == 23 + 8 + 64
-    statuses = {}
+    letters = {}
     past = history(*(unit(turn, "look", "r" * 60) for turn in range(4)))
     for tokens in (23 + 4 * 72, 23 + 4 * 72 - 1, 23 + 3 * 52 + 72, 23 + 3 * 52 + 71, 23 + 72, 23 + 71):
         found = condense(Case("observation_mask", {"keep": 4}).build(), past, tokens)
-        statuses[tokens] = "".join(span.status.value[0] for span in found.spans)
-    assert list(statuses.values()) == ["kkkk", "rkkk", "rrrk", "drrk", "dddk", "dddk"]
+        letters[tokens] = statuses(past, found)
+    assert list(letters.values()) == ["kkkk", "rkkk", "rrrk", "drrk", "dddk", "dddk"]
 
 
 def test_a_mask_says_what_it_did() -> None:
@@ -349,11 +339,10 @@ def test_a_unit_that_two_stages_changed_is_accounted_for_once_and_by_its_raw_tok
     ]
     past = history(*(unit(turn, "look", "r" * 60) for turn in range(4)))
     found = condense(Case("pipeline", {"stages": stages}).build(), past, 300)
-    assert [(span.status.value, span.tokens) for span in found.spans] == [
-        ("dropped", 72),
-        ("dropped", 72),
-        ("rewritten", 72),
-        ("kept", 72),
+    assert [(span.units, span.status.value, span.tokens) for span in spans(past, found)] == [
+        (2, "dropped", 144),
+        (1, "rewritten", 72),
+        (1, "kept", 72),
     ]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from conformance import PINNED, condense, count, history, turns, unit
+from conformance import PINNED, condense, count, history, spans, turns, unit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +19,7 @@ from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.plugins import installed
 from condensegrpo.core.protocols import Budget, Condensed
-from condensegrpo.core.trajectory import SpanStatus
+from condensegrpo.core.trajectory import Span, SpanStatus
 
 
 def test_the_condensers_of_the_package_are_installed() -> None:
@@ -44,10 +44,7 @@ def test_full_keeps_everything_even_over_budget() -> None:
     past = history(unit(0, "a" * 50), unit(1, "b", "cc"))
     found = condense(Full(), past, tokens=10)
     assert found.units == past.units
-    assert [(span.turn, span.status, span.tokens) for span in found.spans] == [
-        (0, SpanStatus.KEPT, 54),
-        (1, SpanStatus.KEPT, 11),
-    ]
+    assert spans(past, found) == (Span(first=0, last=1, units=2, status=SpanStatus.KEPT, tokens=54 + 11),)
 
 
 # --- last_k -------------------------------------------------------------------------------------------------------
@@ -90,14 +87,16 @@ def test_last_k_says_what_it_did() -> None:
     past = history(*(unit(turn, "sixsix") for turn in range(5)))
     found = condense(LastK(keep_last=3), past, tokens=43)
     assert found.reason == "kept 3 of 5 units, without the 1 oldest of them to fit 43 tokens"
-    assert [span.status.value for span in found.spans] == ["dropped", "dropped", "dropped", "kept", "kept"]
-    assert [span.tokens for span in found.spans] == [10] * 5
+    assert [(span.units, span.status.value, span.tokens) for span in spans(past, found)] == [
+        (3, "dropped", 30),
+        (2, "kept", 20),
+    ]
     assert condense(LastK(keep_last=3), past, tokens=1000).reason == "kept 3 of 5 units"
     assert condense(LastK(keep_last=5), past, tokens=1000).reason == ""
 
 
 def test_last_k_of_an_empty_history_is_empty() -> None:
-    assert condense(LastK(2, 2), history(), tokens=0) == Condensed(units=(), spans=())
+    assert condense(LastK(2, 2), history(), tokens=0) == Condensed(units=())
 
 
 def test_last_k_asks_for_few_counts() -> None:

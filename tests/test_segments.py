@@ -27,7 +27,7 @@ def turn(prompt: Sequence[int], output: Sequence[int], *, condensed: Condensatio
 
 
 def declared(tokens_after: int, *turns: int) -> Condensation:
-    spans = tuple(Span(turn=index, status=SpanStatus.DROPPED, tokens=3) for index in turns)
+    spans = tuple(Span(first=index, last=index, units=1, status=SpanStatus.DROPPED, tokens=3) for index in turns)
     return Condensation(condenser="last_k", reason="", tokens_before=99, tokens_after=tokens_after, spans=spans)
 
 

@@ -35,7 +35,14 @@ MESSAGES = st.builds(
     tool_call_id=st.none() | TEXT,
     name=st.none() | TEXT,
 )
-SPANS = st.builds(Span, turn=st.integers(0, 9), status=st.sampled_from(SpanStatus), tokens=st.integers(0, 99))
+SPANS = st.builds(
+    Span,
+    first=st.integers(0, 9),
+    last=st.integers(0, 9),
+    units=st.integers(1, 9),
+    status=st.sampled_from(SpanStatus),
+    tokens=st.integers(0, 99),
+)
 CONDENSATIONS = st.builds(
     Condensation,
     condenser=TEXT,

@@ -6,7 +6,7 @@ Token ids go in as the sampler received and returned them and come out byte-iden
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from condensegrpo.core.errors import PrefixBroken
 from condensegrpo.core.shared_sequence import shared
@@ -183,11 +183,13 @@ def _broken_turns(turns: Sequence[Turn]) -> Iterator[str]:
 def _broken_condensation(index: int, turn: Turn, units: Sequence[int]) -> Iterator[str]:
     if turn.condensation is None:
         return
-    spans = [span.turn for span in turn.condensation.spans]
-    if spans != list(units):
+    spans, counted = turn.condensation.spans, sum(span.units for span in turn.condensation.spans)
+    ends = [place - 1 for place in accumulate(span.units for span in spans)]
+    if counted != len(units) or any(units[end] != span.last for end, span in zip(ends, spans, strict=True)):
         yield (
-            f"turn {index}: the condensation by {turn.condensation.condenser!r} accounts for the units of turns "
-            f"{spans}, wanted every earlier one once and in order: {list(units)}"
+            f"turn {index}: the condensation by {turn.condensation.condenser!r} accounts for {counted} units, those of "
+            f"turns {', '.join(f'{span.first} to {span.last}' for span in spans)}, wanted every earlier one once and "
+            f"in order: {list(units)}"
         )
     if turn.condensation.tokens_after != len(turn.prompt_ids):
         yield (

@@ -1,37 +1,68 @@
-"""Spans: what a condensation did with every unit of a history. Standard library only."""
+"""Accounting: the tokens of units, and what a condensation did with every unit. Standard library only."""
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter, itemgetter
 
 from condensegrpo.core.messages import History, Unit
 from condensegrpo.core.protocols import Count
 from condensegrpo.core.trajectory import Span, SpanStatus
 
+_turn = attrgetter("turn")
+
+
+def unit_tokens(history: History, count: Count) -> tuple[int, ...]:
+    """The tokens of every unit, see ``added_tokens``; those in ``History.tokens`` are not counted again."""
+    known = history.tokens
+    return (*known, *(added_tokens(history, unit, count) for unit in history.units[len(known) :]))
+
+
+def added_tokens(history: History, unit: Unit, count: Count) -> int:
+    """The tokens that a unit adds to the pinned messages alone, its share of the template included."""
+    tokens = history.sizes.get(unit)
+    if tokens is None:
+        tokens = max(count((*history.pinned, *unit.messages)) - count(history.pinned), 0)
+        history.sizes[unit] = tokens
+    return tokens
+
 
 def account(history: History, shown: Sequence[Unit], count: Count) -> tuple[Span, ...]:
-    """One span for every unit, in order, from the units that are shown in place of the history's.
+    """What became of every unit of a history, from the units that are shown in place of them.
 
     A unit is kept if it is shown unchanged, rewritten if another unit is shown in its place, and otherwise dropped. If
-    the history's summary is shown, all units that it covers are rewritten. A unit's tokens are those that it adds to
-    the pinned messages alone, its share of the template included.
+    the history's summary is shown, all units that it covers are rewritten.
 
-        units 0 1 2 3, shown 0 and 3 with its result masked     kept dropped dropped rewritten
-        units 0 1 2 3, shown the summary of 0 1 2 and 3         rewritten rewritten rewritten kept
+        units 0 1 2 3, shown 0 and 3 with its result masked     kept 0, dropped 1-2, rewritten 3
+        units 0 1 2 3, shown the summary of 0 1 2 and 3         rewritten 0-2, kept 3
+
+    Args:
+        shown: of the history, rewritten or not, in order; before them its summary, if any.
     """
-    by_turn = {unit.turn: unit for unit in shown}
-    summary = history.summary
-    summarised = summary.through if summary is not None and by_turn.get(summary.through) == summary.unit else -1
-    pinned = count(history.pinned)
-    return tuple(
-        Span(
-            turn=unit.turn,
-            status=SpanStatus.REWRITTEN if unit.turn <= summarised else _status(unit, by_turn.get(unit.turn)),
-            tokens=max(count((*history.pinned, *unit.messages)) - pinned, 0),
-        )
-        for unit in history.units
-    )
+    units, tokens, start, spans = history.units, unit_tokens(history, count), 0, list[Span]()
+    for status, run in groupby(_runs(history, tuple(shown)), key=itemgetter(0)):
+        *_, (_, end) = run
+        if end > start:
+            first, last = units[start].turn, units[end - 1].turn
+            total = sum(tokens[start:end])
+            spans.append(Span(first=first, last=last, units=end - start, status=status, tokens=total))
+        start = end
+    return tuple(spans)
 
 
-def _status(unit: Unit, shown: Unit | None) -> SpanStatus:
-    if shown is None:
-        return SpanStatus.DROPPED
-    return SpanStatus.KEPT if shown == unit else SpanStatus.REWRITTEN
+def _runs(history: History, shown: tuple[Unit, ...]) -> Iterator[tuple[SpanStatus, int]]:
+    """Statuses in order, each with the place where its units end; a status may have no units."""
+    units, done = history.units, 0
+    if history.summary is not None and shown[:1] == (history.summary.unit,):
+        shown, done = shown[1:], bisect_left(units, history.summary.through + 1, key=_turn)
+        yield SpanStatus.REWRITTEN, done
+    for place, unit in enumerate(shown):
+        newest = len(units) - (len(shown) - place)
+        if newest >= done and shown[place:] == units[newest:]:
+            yield SpanStatus.DROPPED, newest
+            yield SpanStatus.KEPT, len(units)
+            return
+        done = bisect_left(units, unit.turn, lo=done, key=_turn) + 1
+        yield SpanStatus.DROPPED, done - 1
+        yield SpanStatus.KEPT if unit == units[done - 1] else SpanStatus.REWRITTEN, done
+    yield SpanStatus.DROPPED, len(units)

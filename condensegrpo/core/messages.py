@@ -1,7 +1,9 @@
 """Messages, units, and the history that they form in an episode. Standard library only."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from bisect import bisect_right
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Literal, Self
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -26,6 +28,10 @@ class Message:
     tool_call_id: str | None = None  # of a tool result: the call that it answers
     name: str | None = None  # of a tool result: the tool
 
+    def __hash__(self) -> int:
+        """Of the text, whose own hash Python remembers: messages are keys of caches."""
+        return hash((self.role, self.content))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
@@ -35,6 +41,10 @@ class Unit:
     reply: Message
     results: tuple[Message, ...] = ()  # tool results and environment observations, in order
     is_summary: bool = False  # it replaces all units up to its turn, see Summary.unit
+
+    def __hash__(self) -> int:
+        """Of the reply, see ``Message``."""
+        return hash((self.turn, self.reply))
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -78,12 +88,16 @@ class History:
     """An episode so far: the pinned messages, which no condenser changes, and the raw units after them.
 
     The last summary is the only output of a condenser that the next call sees. The units that it replaces stay here
-    unchanged.
+    unchanged. The histories of an episode share ``sizes`` and ``rewrites``, which only save time.
     """
 
     pinned: tuple[Message, ...]  # system message, question, examples
     units: tuple[Unit, ...] = ()
     summary: Summary | None = None  # the last one that was used
+    tokens: tuple[int, ...] = field(default=(), compare=False)  # of the first units, as far as they were counted
+    sizes: dict[Unit, int] = field(default_factory=dict, compare=False, repr=False)  # tokens of units, rewritten or not
+    # what a condenser, by its settings, made of each of the first units
+    rewrites: dict[Hashable, list[Unit]] = field(default_factory=dict, compare=False, repr=False)
 
     def add(self, unit: Unit) -> Self:
         """This history with one more unit at its end."""
@@ -93,12 +107,18 @@ class History:
         """This history with a new summary in place of the old one."""
         return replace(self, summary=summary)
 
+    def with_units(self, units: tuple[Unit, ...]) -> Self:
+        """Other units after the same pinned messages, and no summary."""
+        if (units, self.summary) == (self.units, None):
+            return self
+        return replace(self, units=units, summary=None, tokens=(), rewrites={})
+
     @property
     def current_units(self) -> tuple[Unit, ...]:
         """The last summary and the units after it; all units if there is no summary."""
         if self.summary is None:
             return self.units
-        return (self.summary.unit, *(unit for unit in self.units if unit.turn > self.summary.through))
+        return (self.summary.unit, *self.units[bisect_right(self.units, self.summary.through, key=_turn) :])
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -109,3 +129,6 @@ class History:
 def flatten(pinned: Sequence[Message], units: Sequence[Unit]) -> tuple[Message, ...]:
     """The pinned messages and those of some units, in order."""
     return (*pinned, *(message for unit in units for message in unit.messages))
+
+
+_turn = attrgetter("turn")

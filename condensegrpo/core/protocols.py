@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, SupportsFloat, runtime_checkable
 
 from condensegrpo.core.messages import History, Message, Summary, Unit
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Span, Trajectory
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Trajectory
 
 Split = Literal["train", "eval"]
 Count = Callable[[Sequence[Message]], int]  # tokens of these messages as a whole prompt, template and tools included
@@ -178,10 +178,9 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condensed:
-    """A condenser's answer: the units to show after the pinned messages, in order, and what became of every unit."""
+    """A condenser's answer: the units to show after the pinned messages, in order."""
 
     units: tuple[Unit, ...]
-    spans: tuple[Span, ...]  # one for every unit of the history, in order
     reason: str = ""
     summary: Summary | None = None  # a new one, whose unit is among ``units``: from now on it is the history's
     rejected: tuple[str, ...] = ()  # why texts that the policy wrote were not used; the last one written may have been

@@ -83,11 +83,18 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """What became of one unit of the history."""
+    """What became of consecutive units of the history."""
 
-    turn: int  # Unit.turn
-    status: SpanStatus
-    tokens: int  # of the unit before condensing
+    first: int  # Unit.turn of the first
+    last: int  # Unit.turn of the last
+    units: int  # how many
+    status: SpanStatus  # of each
+    tokens: int  # of all, before condensing
+
+    @property
+    def turns(self) -> range:
+        """From the first to the last unit, turns between them that made no unit included."""
+        return range(self.first, self.last + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +105,7 @@ class Condensation:
     reason: str
     tokens_before: int  # of the whole prompt, template included; from a condenser: pinned messages + sum of spans
     tokens_after: int  # of the prompt as sampled from
-    spans: tuple[Span, ...]  # one for every unit of the history
+    spans: tuple[Span, ...]  # every unit of the history in order, neighbours of one status together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,16 +30,18 @@ def changes(trajectory: Trajectory) -> tuple[InformationChange, ...]:
     """Every measured condensed context after another measured context."""
     result: list[InformationChange] = []
     before: float | None = None
-    shown: frozenset[int] = frozenset()  # turns that the last context showed verbatim
+    shown = set[int]()  # turns that the last context showed verbatim
+    units = set[int]()  # turns in which the policy acted before
     for number, turn in enumerate(trajectory.turns):
         if turn.kind != "act":
             continue
         spans = turn.condensation.spans if turn.condensation is not None else ()
-        hidden = {span.turn for span in spans if span.status is not SpanStatus.KEPT}
+        kept = {turn for span in spans if span.status is SpanStatus.KEPT for turn in span.turns}
         if before is not None and turn.answer_logprob is not None and spans:
-            result.append(InformationChange(number, before, turn.answer_logprob, tuple(sorted(hidden & shown))))
+            result.append(InformationChange(number, before, turn.answer_logprob, tuple(sorted(shown - kept))))
         before = before if turn.answer_logprob is None else turn.answer_logprob
-        shown = (frozenset(span.turn for span in spans) - hidden if spans else shown) | {number}
+        shown = (units & kept if spans else shown) | {number}
+        units |= {number}
     return tuple(result)
 
 

@@ -207,7 +207,7 @@ async def _play(
 async def _prompted(
     engine: Engine, history: History, last: Sampled | None, draw: float, record: _Record
 ) -> tuple[Prompt, History]:
-    """The next prompt, and the history with the summary that was written for it, if any."""
+    """The next prompt, and the history with what was counted and summarised for it."""
     writer = Writer(engine, record.texts, record.trajectory, record.next_seed)
     write = writer.write_function(history, last) if last is not None else None
     try:
@@ -223,7 +223,7 @@ async def _prompted(
         record.add_texts(writer.attempts, [f"the episode ended: {end.detail}"] * len(writer.attempts))
         raise
     record.add_texts(writer.attempts, upcoming.rejected)
-    return upcoming.prompt, history if upcoming.summary is None else history.with_summary(upcoming.summary)
+    return upcoming.prompt, upcoming.history
 
 
 async def _started(

@@ -8,16 +8,18 @@
 Sampled tokens are never tokenised again to continue a prompt: a prompt that does not continue by ids is declared.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 
-from condensegrpo.core.account import account
+from condensegrpo.core.account import account, unit_tokens
 from condensegrpo.core.errors import ContextOverflow
-from condensegrpo.core.messages import History, Message, Summary, Unit, flatten
+from condensegrpo.core.messages import History, Message, Unit, flatten
 from condensegrpo.core.protocols import Budget, Condensed, Request, Write
 from condensegrpo.core.shared_sequence import shared, shared_ids
-from condensegrpo.core.trajectory import Condensation, Span, SpanStatus, Stop
+from condensegrpo.core.trajectory import Condensation, Span, Stop
 from condensegrpo.rollout.boundary import asynchronous, guarded
 from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.render import Renderer
@@ -32,7 +34,7 @@ class NextPrompt:
     """The prompt of the next turn, with the condenser's summary and rejections."""
 
     prompt: Prompt
-    summary: Summary | None = None  # a new one, which the history has from now on
+    history: History  # with the condenser's summary, if it made one
     rejected: tuple[str, ...] = ()  # Condensed.rejected
 
 
@@ -70,14 +72,14 @@ async def next_prompt(
     """
     if last is None:
         check_pinned(engine.renderer, history.pinned, engine.limits)
-        return NextPrompt(
-            prompt=Prompt(ids=shared_ids(engine.renderer.prompt(history.pinned)), context=shared(history.pinned))
-        )
+        first = Prompt(ids=shared_ids(engine.renderer.prompt(history.pinned)), context=shared(history.pinned))
+        return NextPrompt(prompt=first, history=history)
     most, continued = engine.limits.max_context_tokens, None
     if engine.trigger.when == "over_budget":
         continued = _continued(engine, history, last)
         if len(continued.ids) <= engine.trigger.at(most, draw):
-            return NextPrompt(prompt=continued)
+            return NextPrompt(prompt=continued, history=history)
+    history = replace(history, tokens=unit_tokens(history, engine.renderer.count))
     budget = Budget(
         tokens=engine.trigger.room(most, draw),
         count=engine.renderer.count,
@@ -91,9 +93,12 @@ async def next_prompt(
     if condensed.summary is None and tuple(condensed.units) == (*last.prompt.units, history.units[-1]):
         continued = continued or _continued(engine, history, last)
         if len(continued.ids) <= most:
-            return NextPrompt(prompt=continued, rejected=condensed.rejected)
-    rewritten = _rewritten(engine, history, condensed)
-    return NextPrompt(prompt=rewritten, summary=condensed.summary, rejected=condensed.rejected)
+            return NextPrompt(prompt=continued, history=history, rejected=condensed.rejected)
+    if condensed.summary is not None:
+        history = history.with_summary(condensed.summary)
+    spans = account(history, condensed.units, engine.renderer.count)
+    rewritten = _rewritten(engine, history, condensed.units, spans, reason=condensed.reason)
+    return NextPrompt(prompt=rewritten, history=history, rejected=condensed.rejected)
 
 
 def request_prompt(engine: Engine, history: History, last: Sampled, request: Request) -> Prompt:
@@ -108,12 +113,9 @@ def request_prompt(engine: Engine, history: History, last: Sampled, request: Req
         if len(continued.ids) <= engine.limits.max_context_tokens:
             return continued
     *before, latest = request.units
-    shown = Condensed(
-        units=(*before, latest.with_instruction(request.instruction)),
-        spans=account(history, request.units, engine.renderer.count),
-        reason="to ask for a text",
-    )
-    return _rewritten(engine, history, shown)
+    spans = account(history, request.units, engine.renderer.count)
+    asked = (*before, latest.with_instruction(request.instruction))
+    return _rewritten(engine, history, asked, spans, reason="to ask for a text")
 
 
 def _continued(engine: Engine, history: History, last: Sampled, *, newest: Unit | None = None) -> Prompt:
@@ -124,42 +126,43 @@ def _continued(engine: Engine, history: History, last: Sampled, *, newest: Unit 
     added = engine.renderer.continuation(last.prompt.context, newest.reply, newest.results, last.generation.token_ids)
     continued = shared_ids(last.prompt.ids).extended((*last.generation.token_ids, *added))
     if engine.renderer.keeps_replies(context):
-        return Prompt(ids=continued, context=context, units=units, spans=last.prompt.spans)
+        return Prompt(ids=continued, context=context, units=units)
     ids = shared_ids(engine.renderer.prompt(context))
-    spans = _spans(engine, history, last.prompt.spans)
     declared = Condensation(
         condenser=CHAT_TEMPLATE,
         reason="the chat template renders earlier replies differently from how they were sampled (strips reasoning)",
         tokens_before=len(continued),
         tokens_after=len(ids),
-        spans=spans,
+        spans=account(history, (*last.prompt.units, history.units[-1]), engine.renderer.count),
     )
-    return Prompt(ids=ids, context=context, units=units, spans=spans, condensation=declared)
+    return Prompt(ids=ids, context=context, units=units, condensation=declared)
 
 
-def _rewritten(engine: Engine, history: History, condensed: Condensed) -> Prompt:
+def _rewritten(
+    engine: Engine, history: History, units: tuple[Unit, ...], spans: tuple[Span, ...], *, reason: str
+) -> Prompt:
     """The prompt of the units that the condenser returned, rendered and declared."""
-    context = shared(flatten(history.pinned, condensed.units))
+    context = shared(flatten(history.pinned, units))
     ids = shared_ids(engine.renderer.prompt(context))
     budget = engine.limits.max_context_tokens
     if len(ids) > budget:
         raise ContextOverflow.at(turn=len(history.units), tokens=len(ids), budget=budget)
     # not count(history.messages): that would render the whole episode in every turn
-    tokens_before = engine.renderer.count(history.pinned) + sum(span.tokens for span in condensed.spans)
+    tokens_before = engine.renderer.count(history.pinned) + sum(span.tokens for span in spans)
     declared = Condensation(
         condenser=engine.condenser_name,
-        reason=condensed.reason,
+        reason=reason,
         tokens_before=tokens_before,
         tokens_after=len(ids),
-        spans=condensed.spans,
+        spans=spans,
     )
-    return Prompt(ids=ids, context=context, units=condensed.units, spans=condensed.spans, condensation=declared)
+    return Prompt(ids=ids, context=context, units=units, condensation=declared)
 
 
 async def _condense(engine: Engine, history: History, budget: Budget) -> Condensed:
     """Call the condenser and check its answer."""
     return await guarded(
-        partial(_accounted, engine, history, budget),
+        partial(_checked, engine, history, budget),
         who=f"the condenser {engine.condenser_name!r}",
         stop=Stop.ENVIRONMENT_ERROR,
         turn_seconds=engine.limits.turn_seconds,
@@ -169,15 +172,14 @@ async def _condense(engine: Engine, history: History, budget: Budget) -> Condens
     )
 
 
-async def _accounted(engine: Engine, history: History, budget: Budget) -> Condensed:
+async def _checked(engine: Engine, history: History, budget: Budget) -> Condensed:
     with engine.stopwatch:
         condensed = await asynchronous(engine.condenser.condense(history, budget, engine.toolbox.schemas), "condense()")
     if not isinstance(condensed, Condensed):
         raise TypeError(
-            f"condense() returned {condensed!r:.80}, wanted a Condensed, as in "
-            f"return Condensed(units=units, spans=account(history, units, budget.count))"
+            f"condense() returned {condensed!r:.80}, wanted a Condensed, as in return Condensed(units=units)"
         )
-    _check_account(history.units, condensed)
+    _check_units(history.units, tuple(condensed.units))
     _check_summary(history.units, condensed)
     return condensed
 
@@ -193,26 +195,21 @@ def _check_summary(units: Sequence[Unit], condensed: Condensed) -> None:
         raise ValueError(f"its summary covers all units, wanted the newest unit, of turn {units[-1].turn}, to stay")
 
 
-def _check_account(units: Sequence[Unit], condensed: Condensed) -> None:
-    """Check that each unit has one span, and that the shown units are of the history, in order, and match the spans."""
-    wanted, given = [unit.turn for unit in units], [span.turn for span in condensed.spans]
-    if given != wanted:
-        raise ValueError(
-            f"its spans account for the units of turns {given}, wanted each one once and in order: {wanted}"
-        )
-    shown = {unit.turn: unit for unit in condensed.units}
-    if [unit.turn for unit in condensed.units] != [turn for turn in wanted if turn in shown]:
-        raise ValueError(
-            f"it shows the units of turns {[unit.turn for unit in condensed.units]}, wanted units of the history, "
-            f"each at most once and in order: {wanted}"
-        )
-    for unit, span in zip(units, condensed.spans, strict=True):
-        if span.status is SpanStatus.KEPT and shown.get(unit.turn) != unit:
-            raise ValueError(f"its spans say that the unit of turn {unit.turn} was kept, but it is not shown verbatim")
-        if span.status is SpanStatus.DROPPED and unit.turn in shown:
-            raise ValueError(f"its spans say that the unit of turn {unit.turn} was dropped, but it is shown")
-        if unit.turn in shown:
-            _check_whole(shown[unit.turn], unit)
+def _check_units(units: tuple[Unit, ...], shown: tuple[Unit, ...]) -> None:
+    """Check that the shown units are of the history, each at most once and in order, rewritten or not."""
+    if shown == units[len(units) - len(shown) :]:
+        return
+    end = 0
+    for unit in shown:
+        place = bisect_left(units, unit.turn, lo=end, key=attrgetter("turn"))
+        if place == len(units) or units[place].turn != unit.turn:
+            raise ValueError(
+                f"it shows the units of turns {[unit.turn for unit in shown]}, wanted units of the history, each at "
+                f"most once and in order: {[unit.turn for unit in units]}"
+            )
+        if unit is not units[place]:
+            _check_whole(unit, units[place])
+        end = place + 1
 
 
 def _check_whole(shown: Unit, raw: Unit) -> None:
@@ -231,9 +228,3 @@ def _check_whole(shown: Unit, raw: Unit) -> None:
         raise ValueError(
             f"it shows the unit of turn {shown.turn} with results of the calls {orphans}, which its reply does not make"
         )
-
-
-def _spans(engine: Engine, history: History, known: Sequence[Span]) -> tuple[Span, ...]:
-    """One span for every unit: those of the last condensation; younger units were kept."""
-    younger = replace(history, units=history.units[len(known) :])
-    return (*known, *account(younger, younger.units, engine.renderer.count))

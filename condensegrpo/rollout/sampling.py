@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from condensegrpo.core.messages import Message, Unit
-from condensegrpo.core.trajectory import Condensation, Finish, Generation, SamplingParams, Span, Stop, Turn
+from condensegrpo.core.trajectory import Condensation, Finish, Generation, SamplingParams, Stop, Turn
 from condensegrpo.rollout.boundary import Ended, guarded
 from condensegrpo.rollout.engine import Engine
 
@@ -17,7 +17,6 @@ class Prompt:
     ids: Sequence[int]  # (P,)
     context: Sequence[Message]  # what ids render: the pinned messages and the messages of the units
     units: Sequence[Unit] = ()  # shown after the pinned messages; a condenser may have rewritten them
-    spans: tuple[Span, ...] = ()  # of the last condensation; units younger than that are shown whole
     condensation: Condensation | None = None  # None: ids continue the last prompt and output
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from condensegrpo.assembly.parts import build_condenser
 from condensegrpo.attention.scripted import ScriptedScorer
 from condensegrpo.config.schema import CondenserPlugin
+from condensegrpo.core.account import account
 from condensegrpo.core.messages import History, Message, ToolCall, Unit, flatten
 from condensegrpo.core.protocols import Budget, Request, Written
 from condensegrpo.core.trajectory import Finish
@@ -67,7 +68,9 @@ def drawn(name: str, options: dict[str, object], tokens: int) -> str:
     after = count(flatten(EXAMPLE.pinned, found.units))
     lines = [f"{f'{count(EXAMPLE.messages)} tokens':{WIDTH}}   {after} tokens, of {tokens} allowed"]
     lines += [f"{message.role:9} {message.content:{WIDTH - 10}}   {message.content}" for message in EXAMPLE.pinned]
-    statuses = {span.turn: span.status.value for span in found.spans}
+    summarised = EXAMPLE if found.summary is None else EXAMPLE.with_summary(found.summary)
+    spans = account(summarised, found.units, count)
+    statuses = {turn: span.status.value for span in spans for turn in span.turns}
     for unit in EXAMPLE.units:
         lines += _unit(unit, shown.get(unit.turn), statuses[unit.turn])
     return "\n".join(line.rstrip() for line in (*lines, f"reason: {found.reason}" if found.reason else "reason: none"))
