@@ -169,7 +169,7 @@ def _view(opened: InspectedStep, every: Sequence[Sibling], matches: tuple[Siblin
     budget, largest = budget_of(opened), max(sibling.context for sibling in every)
     credit = opened.credit.get(chosen.id) if opened.credit is not None else None
     return View(
-        version=3,
+        version=4,
         file=str(opened.file),
         step=opened.number,
         provenance=opened.provenance,

@@ -20,7 +20,7 @@ def test_a_history_that_is_never_condensed_only_grows() -> None:
     assert [view.kept for view in views] == [0, 4, 12, 20]
     assert [view.saved for view in views] == [0, 0, 0, 0]
     assert [view.free for view in views] == [39, 31, 23, 14]
-    assert [span.status for span in views[3].units] == [SpanStatus.KEPT] * 3
+    assert list(views[3].statuses.values()) == [SpanStatus.KEPT] * 3
 
 
 def test_a_condensed_history_says_what_is_left_and_what_was_saved() -> None:
@@ -28,7 +28,7 @@ def test_a_condensed_history_says_what_is_left_and_what_was_saved() -> None:
     assert [view.tokens for view in views] == [9, 17, 17, 18]
     assert [view.saved for view in views] == [0, 0, 8, 16]
     assert [(view.pinned, view.kept, view.newest, view.rewritten) for view in views[2:]] == [(9, 4, 4, 0), (9, 4, 5, 0)]
-    assert [span.status for span in views[3].units] == [SpanStatus.DROPPED, SpanStatus.DROPPED, SpanStatus.KEPT]
+    assert list(views[3].statuses.values()) == [SpanStatus.DROPPED, SpanStatus.DROPPED, SpanStatus.KEPT]
 
 
 def test_what_stands_for_rewritten_units_is_told_apart() -> None:
@@ -48,7 +48,7 @@ def test_the_prompt_after_a_condensation_goes_on_from_it() -> None:
         trajectory(turn([1] * 4, [2] * 3), turn([9] * 6, [2] * 2, condensation=declared), turn([9] * 11, [2])),
         budget=20,
     )
-    assert [span.status for span in views[2].units] == [SpanStatus.DROPPED, SpanStatus.KEPT]
+    assert list(views[2].statuses.values()) == [SpanStatus.DROPPED, SpanStatus.KEPT]
     assert (views[2].pinned, views[2].rewritten, views[2].newest, views[2].kept, views[2].saved) == (4, 2, 3, 2, 8)
 
 
@@ -81,7 +81,7 @@ def test_the_parts_of_a_context_add_up_to_its_prompt(one: Trajectory, budget: in
         assert sum(parts) == len(each.prompt_ids)
         assert min(*parts, view.saved, view.free) >= 0
         assert len(bar(view, 30).plain) == 30
-        assert len(view.units) == view.turn
+        assert len(view.statuses) == view.turn
 
 
 @settings(deadline=None, max_examples=100)

@@ -425,12 +425,12 @@ def test_colours_follow_the_sign_and_size_of_the_advantage() -> None:
 
 def test_json_is_one_object_with_everything(demo: Path) -> None:
     view = json.loads(inspect(demo, "--json"))
-    assert (view["version"], view["step"]) == (3, 2)
+    assert (view["version"], view["step"]) == (4, 2)
     assert [(group["id"], group["signal"]) for group in view["groups"]] == [("p2", False), ("p10", True)]
     last = view["turns"][3]
     context = last["context"]
     assert context["pinned"] + context["kept"] + context["newest"] == context["tokens"] == 18
-    assert last["condensation"]["spans"][0] == {"turn": 0, "status": "dropped", "tokens": 8}
+    assert last["condensation"]["spans"][0] == {"first": 0, "last": 0, "units": 1, "status": "dropped", "tokens": 8}
     assert (last["advantage"], last["weight"], last["tokens"]) == (1.0, 0.001, None)
 
 
@@ -569,7 +569,7 @@ def test_no_run_no_trajectories_and_no_file_are_named(tmp_path: Path) -> None:
 
 def test_a_damaged_file_is_one_line_on_stderr_without_a_traceback(demo: Path) -> None:
     file = demo / "trajectories" / "step_000002.jsonl"
-    file.write_text(file.read_text().replace('"version":3', '"version":4', 1))
+    file.write_text(file.read_text().replace('"version":4', '"version":5', 1))
     code = """
 import sys, typer
 from condensegrpo.cli.inspect_trajectory import inspect_trajectory
@@ -584,7 +584,7 @@ except CondenseError as error:
     done = subprocess.run([sys.executable, "-c", code, str(demo)], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert "line 1: found version 4, wanted 1 to 3" in done.stderr
+    assert "line 1: found version 5, wanted 1 to 4" in done.stderr
     with pytest.raises(TrajectoryFileError):
         inspect(demo)
 

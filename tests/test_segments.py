@@ -265,9 +265,15 @@ def test_check_allows_a_log_probability_rounded_above_zero() -> None:
 def test_check_finds_units_that_a_condensation_lost_doubled_or_disordered(units: tuple[int, ...]) -> None:
     (breach,) = check(trajectory(*CONTINUING, replace(CONDENSED, condensation=declared(2, *units))))
     assert breach == (
-        f"turn 2: the condensation by 'last_k' accounts for the units of turns {list(units)}, wanted every earlier one "
-        f"once and in order: [0, 1]"
+        f"turn 2: the condensation by 'last_k' accounts for the units {[(unit, unit, 1) for unit in units]} (first "
+        f"turn, last turn, how many), wanted every earlier one once and in order: [0, 1]"
     )
+
+
+def test_check_finds_a_run_that_claims_units_it_does_not_have() -> None:
+    run = replace(declared(2, 0).spans[0], last=2, units=2)  # the units 0 and 1 are of the turns 0 and 1
+    (breach,) = check(trajectory(*CONTINUING, replace(CONDENSED, condensation=replace(declared(2), spans=(run,)))))
+    assert "accounts for the units [(0, 2, 2)]" in breach
 
 
 def test_check_counts_condense_turns_as_no_unit() -> None:

@@ -136,7 +136,7 @@ def test_a_trajectory_line_is_versioned_and_readable_by_others(tmp_path: Path) -
     path = tmp_path / "t.jsonl"
     write_trajectory(path, example())
     line = json.loads(path.read_text())
-    assert line["version"] == 3
+    assert line["version"] == 4
     assert line["trajectory"]["turns"][1]["output_ids"] == [11, 12]
     assert line["trajectory"]["stop"] == "answered"
     assert line["score"]["components"] == {"correct": 1.0}
@@ -208,8 +208,8 @@ def at(line: object, *place: object, value: object) -> object:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda line: {**line, "version": 4}, "found version 4, wanted 1 to 3"),
-        (lambda line: {"trajectory": line["trajectory"]}, "found version None, wanted 1 to 3"),
+        (lambda line: {**line, "version": 5}, "found version 5, wanted 1 to 4"),
+        (lambda line: {"trajectory": line["trajectory"]}, "found version None, wanted 1 to 4"),
         (lambda line: [line], "found list, wanted an object"),
         (lambda line: {**line, "extra": 1}, "unknown field 'extra'"),
         (lambda line: {"version": 2, "score": line["score"]}, "_TrajectoryLine misses trajectory"),

@@ -23,7 +23,10 @@ def test_renamed_and_added_fields_are_filled_from_version_1() -> None:
     assert (right.id, right.question, right.ground_truth) == ("60-train-38605:9-3-1-1-3", None, None)
     declared = right.turns[-1].condensation
     assert declared is not None
-    assert [span.status for span in declared.spans] == [SpanStatus.DROPPED] * 3 + [SpanStatus.KEPT]
+    assert [(span.first, span.last, span.units, span.status) for span in declared.spans] == [
+        (0, 2, 3, SpanStatus.DROPPED),
+        (3, 3, 1, SpanStatus.KEPT),
+    ]
     assert [(turn.tool_attempts, turn.tool_successes, turn.turn_rewards) for turn in tool.turns] == [
         (1, 1, {}),
         (0, 0, {"brief": 0.5}),
@@ -31,11 +34,11 @@ def test_renamed_and_added_fields_are_filled_from_version_1() -> None:
     assert read_credit(CREDIT).keys() == {wrong.id, right.id, tool.id}
 
 
-def test_what_was_read_from_version_1_is_written_as_version_3(tmp_path: Path) -> None:
+def test_what_was_read_from_version_1_is_written_as_version_4(tmp_path: Path) -> None:
     read = read_trajectories(TRAJECTORIES).trajectories
     for scored in read:
         write_trajectory(tmp_path / "new.jsonl", scored)
-    assert (tmp_path / "new.jsonl").read_text().count('{"version":3,') == 3
+    assert (tmp_path / "new.jsonl").read_text().count('{"version":4,') == 3
     assert read_trajectories(tmp_path / "new.jsonl").trajectories == read
 
 

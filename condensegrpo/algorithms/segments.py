@@ -183,13 +183,13 @@ def _broken_turns(turns: Sequence[Turn]) -> Iterator[str]:
 def _broken_condensation(index: int, turn: Turn, units: Sequence[int]) -> Iterator[str]:
     if turn.condensation is None:
         return
-    spans, counted = turn.condensation.spans, sum(span.units for span in turn.condensation.spans)
-    ends = [place - 1 for place in accumulate(span.units for span in spans)]
-    if counted != len(units) or any(units[end] != span.last for end, span in zip(ends, spans, strict=True)):
+    spans = [(span.first, span.last, span.units) for span in turn.condensation.spans]
+    ends = list(accumulate((span.units for span in turn.condensation.spans), initial=0))
+    wanted = [(*units[start:end][:1], *units[start:end][-1:], end - start) for start, end in pairwise(ends)]
+    if ends[-1] != len(units) or spans != wanted:
         yield (
-            f"turn {index}: the condensation by {turn.condensation.condenser!r} accounts for {counted} units, those of "
-            f"turns {', '.join(f'{span.first} to {span.last}' for span in spans)}, wanted every earlier one once and "
-            f"in order: {list(units)}"
+            f"turn {index}: the condensation by {turn.condensation.condenser!r} accounts for the units {spans} (first "
+            f"turn, last turn, how many), wanted every earlier one once and in order: {list(units)}"
         )
     if turn.condensation.tokens_after != len(turn.prompt_ids):
         yield (

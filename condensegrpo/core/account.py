@@ -42,27 +42,28 @@ def account(history: History, shown: Sequence[Unit], count: Count) -> tuple[Span
     units, tokens, start, spans = history.units, unit_tokens(history, count), 0, list[Span]()
     for status, run in groupby(_runs(history, tuple(shown)), key=itemgetter(0)):
         *_, (_, end) = run
-        if end > start:
-            first, last = units[start].turn, units[end - 1].turn
-            total = sum(tokens[start:end])
-            spans.append(Span(first=first, last=last, units=end - start, status=status, tokens=total))
+        first, last, total = units[start].turn, units[end - 1].turn, sum(tokens[start:end])
+        spans.append(Span(first=first, last=last, units=end - start, status=status, tokens=total))
         start = end
     return tuple(spans)
 
 
 def _runs(history: History, shown: tuple[Unit, ...]) -> Iterator[tuple[SpanStatus, int]]:
-    """Statuses in order, each with the place where its units end; a status may have no units."""
+    """Statuses in order, each with the place where its units end."""
     units, done = history.units, 0
     if history.summary is not None and shown[:1] == (history.summary.unit,):
         shown, done = shown[1:], bisect_left(units, history.summary.through + 1, key=_turn)
         yield SpanStatus.REWRITTEN, done
     for place, unit in enumerate(shown):
         newest = len(units) - (len(shown) - place)
-        if newest >= done and shown[place:] == units[newest:]:
-            yield SpanStatus.DROPPED, newest
+        kept = shown[place:] == units[newest:]
+        at = newest if kept else bisect_left(units, unit.turn, lo=done, key=_turn)
+        if at > done:
+            yield SpanStatus.DROPPED, at
+        if kept:
             yield SpanStatus.KEPT, len(units)
             return
-        done = bisect_left(units, unit.turn, lo=done, key=_turn) + 1
-        yield SpanStatus.DROPPED, done - 1
-        yield SpanStatus.KEPT if unit == units[done - 1] else SpanStatus.REWRITTEN, done
-    yield SpanStatus.DROPPED, len(units)
+        done = at + 1
+        yield SpanStatus.KEPT if unit == units[at] else SpanStatus.REWRITTEN, done
+    if done < len(units):
+        yield SpanStatus.DROPPED, len(units)

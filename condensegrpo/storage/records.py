@@ -1,6 +1,8 @@
 """Versioned lines of JSON that hold dataclasses: the lines of trajectory and credit files."""
 
 from collections.abc import Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar
 
@@ -8,7 +10,7 @@ from condensegrpo.core.errors import DataError, TrajectoryFileError
 from condensegrpo.storage.codec import decode, dump_line
 from condensegrpo.storage.files import read_lines
 
-VERSION = 3  # of the lines that are written; 2, with long ids and without a provenance, and 1 are read too
+VERSION = 4  # of the lines that are written; those of older versions are read too
 
 T = TypeVar("T")
 
@@ -36,12 +38,13 @@ def _record(kind: type[T], line: object, doing: str) -> T:
         raise TrajectoryFileError(f"{doing}: found {type(line).__name__}, wanted an object.")
     fields = {key: value for key, value in line.items() if key != "version"}
     version = line.get("version")
-    if version not in (1, 2, VERSION):
+    if version not in range(1, VERSION + 1):
         raise TrajectoryFileError(
             f"{doing}: found version {version!r}, wanted 1 to {VERSION}. Read it with the condensegrpo that wrote it."
         )
     try:
-        return decode(kind, _converted_from_version_1(fields) if version == 1 else fields)
+        fields = _converted_from_version_1(fields) if version == 1 else fields
+        return decode(kind, fields if version == VERSION else _converted_from_version_3(fields))
     except ValueError as error:
         raise TrajectoryFileError(
             f"{doing}: {error}. The file was edited or damaged; remove the line or sample the step again."
@@ -69,6 +72,34 @@ def _converted_from_version_1(record: dict[str, object]) -> dict[str, object]:
         for name in ("tool_attempts", "tool_successes"):
             if isinstance(rewards, dict) and isinstance(rewards.get(name), int | float):
                 turn[name] = int(rewards.pop(name))
+    return record
+
+
+def _converted_from_version_3(record: dict[str, object]) -> dict[str, object]:
+    """The fields of a line of version 3 or older as version 4 has them; changes the parsed JSON in place.
+
+    spans  {turn 0, dropped, 5 tokens} {turn 1, dropped, 6}   ─▶   {first 0, last 1, units 2, dropped, 11}
+    """
+    for turn in _objects(record.get("trajectory"), "turns"):
+        condensation = turn.get("condensation")
+        spans = list(_objects(condensation, "spans"))
+        units = [
+            (span.get("status"), span["turn"], span["tokens"])
+            for span in spans
+            if isinstance(span.get("turn"), int) and isinstance(span.get("tokens"), int)
+        ]
+        if isinstance(condensation, dict) and len(units) == len(spans):
+            runs = [(status, list(run)) for status, run in groupby(units, key=itemgetter(0))]
+            condensation["spans"] = [
+                {
+                    "first": run[0][1],
+                    "last": run[-1][1],
+                    "units": len(run),
+                    "status": status,
+                    "tokens": sum(tokens for _, _, tokens in run),
+                }
+                for status, run in runs
+            ]
     return record
 
 
