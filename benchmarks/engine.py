@@ -188,16 +188,18 @@ def played(cell: Cell, file: Path) -> None:
         score = Score(total=0.0, components={}, format_valid=True, correct=0.0, context_tokens=0)
         write_trajectory(file, ScoredTrajectory(trajectory=trajectory, score=score))
 
-    play = rollout(
-        problem_groups(problems, 1),
-        samples=SAMPLES,
-        environment=lambda problem: Chat(problem, cell.turns),
-        engine=engine,
-        run_seed=0,
-        step=1,
-        on_finish=record,
-    )
-    asyncio.run(play)
+    async def play() -> None:  # returns nothing: asyncio.run() makes the repr of a result, however large
+        await rollout(
+            problem_groups(problems, 1),
+            samples=SAMPLES,
+            environment=lambda problem: Chat(problem, cell.turns),
+            engine=engine,
+            run_seed=0,
+            step=1,
+            on_finish=record,
+        )
+
+    asyncio.run(play())
 
 
 # --- a cell in a process of its own

@@ -208,19 +208,24 @@ def play(parts: Engine, world: World, *, barrier: bool = False, step: int = 0) -
     problems = [Problem(id=str(number), question=text) for number, text in enumerate(world.questions())]
     paces = world.latencies()
 
-    async def run() -> tuple[tuple[Trajectory, ...], ...]:
+    played: list[tuple[Trajectory, ...]] = []
+
+    async def run() -> None:  # returns nothing: asyncio.run() makes the repr of a result, however large
         meeting = asyncio.Barrier(world.trajectories) if barrier else None
-        return await rollout(
-            problem_groups(problems, 7),
-            samples=world.samples,
-            environment=lambda problem: Readings(world, problem, paces[int(problem.id)], meeting),
-            engine=parts,
-            run_seed=world.seed,
-            step=step,
-            on_finish=_whole(world.turns),
+        played.extend(
+            await rollout(
+                problem_groups(problems, 7),
+                samples=world.samples,
+                environment=lambda problem: Readings(world, problem, paces[int(problem.id)], meeting),
+                engine=parts,
+                run_seed=world.seed,
+                step=step,
+                on_finish=_whole(world.turns),
+            )
         )
 
-    return tuple(trajectory for group in asyncio.run(run()) for trajectory in group)
+    asyncio.run(run())
+    return tuple(trajectory for group in played for trajectory in group)
 
 
 def _whole(turns: int) -> Callable[[Trajectory], Awaitable[None]]:
