@@ -85,6 +85,7 @@ def compare(
         raise RunError(f"creating {out} for the comparison: {error.strerror}. Give another --out.") from error
     with PhaseDisplay(Console(stderr=True, quiet=quiet), debug=debug) as display:
         display.phase("loading torch, transformers and the model", None)
+        from condensegrpo.assembly.players import Players
         from condensegrpo.assembly.runtime import open_sampler, use_threads
         from condensegrpo.cli.quiet import quiet_libraries
         from condensegrpo.evaluation.compare import check, contenders
@@ -97,10 +98,8 @@ def compare(
         use_threads(config)
         if save is not None:
             save_tokenizer(model, save)
-        with closing(open_sampler(config, model)) as sampler:
-            result = run_comparison(
-                entrants, sampler=sampler, source=model, step=trained_steps(model), observer=display, save=save
-            )
+        with closing(open_sampler(config, model)) as sampler, Players(config, sampler, model) as players:
+            result = run_comparison(entrants, players=players, step=trained_steps(model), observer=display, save=save)
     text = json.dumps(asdict(result), indent=2)
     write_atomically(out / FILES[0], f"{text}\n")
     plot(result, out / Path(FILES[1]).stem)

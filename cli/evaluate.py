@@ -144,6 +144,7 @@ def _evaluate(config: "RunConfig", model: str, save: Path | None, *, quiet: bool
         display.phase("loading torch, transformers and the model", None)
         from condensegrpo.assembly.build import build
         from condensegrpo.assembly.model_checks import check_model
+        from condensegrpo.assembly.players import Players
         from condensegrpo.assembly.runtime import open_sampler, use_threads
         from condensegrpo.cli.quiet import quiet_libraries
         from condensegrpo.evaluation.evaluate import evaluate as run_evaluation
@@ -156,12 +157,11 @@ def _evaluate(config: "RunConfig", model: str, save: Path | None, *, quiet: bool
         use_threads(config)
         if save is not None:
             save_tokenizer(model, save)
-        with closing(open_sampler(config, model)) as sampler:
+        with closing(open_sampler(config, model)) as sampler, Players(config, sampler, model) as players:
             return run_evaluation(
                 HELD_OUT,
                 components,
-                sampler=sampler,
-                source=model,
+                players=players,
                 step=trained_steps(model),
                 observer=display,
                 file=None if save is None else save / evaluation_file(HELD_OUT),

@@ -4,6 +4,7 @@ import asyncio
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from talk import CHATML, END, Counting, engine, problem, tokenizer
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 from condensegrpo.assembly.build import build
-from condensegrpo.assembly.scorers import check_models, check_scorers, open_scorers, parted
+from condensegrpo.assembly.scorers import check_models, check_scorers, frozen_model, open_scorers, parted
 from condensegrpo.attention.leave_one_out import LeaveOneOut, losses
 from condensegrpo.condensers.attention import AttentionCondenser
 from condensegrpo.config.load import load_config
@@ -55,7 +56,8 @@ def sampler(folder: str) -> Iterator[TransformersSampler]:
 
 
 def scorers(name: str, sampler: TransformersSampler) -> Mapping[str, UnitScorer]:
-    return open_scorers([name], sampler=sampler, renderer=Renderer(tokenizer()), dtype="float32")
+    model = partial(frozen_model, dtype="float32")
+    return open_scorers([name], sampler=sampler, renderer=Renderer(tokenizer()), model=model)
 
 
 def play(sampler: TransformersSampler, name: str, *, episodes: int = 1) -> list[Trajectory]:

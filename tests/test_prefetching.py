@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from command import TINY, start, succeed
@@ -15,12 +16,14 @@ from metrics_page import missing, unexplained
 from runs import TWO_RANKS, assert_equal_runs, one_step, sampled, wait_for
 
 from condensegrpo.assembly.build import build
-from condensegrpo.assembly.runtime import open_sampler, renderer_for, trajectory_engine
+from condensegrpo.assembly.players import local_player
+from condensegrpo.assembly.runtime import open_sampler
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.config.renames import RENAMED
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import RunError
 from condensegrpo.core.observer import Silent
+from condensegrpo.rollout.player import LocalPlayer
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
@@ -152,16 +155,11 @@ def parts(finished: Path, tmp_path: Path) -> Iterator[Parts]:
     config = load_config(find_config("quickstart"), [*ONE[1:], f"rollout.staleness={STALENESS}"])
     folder, source = RunFolder.create(tmp_path / "run"), str(finished / "origin/warm")
     components, sampler = build(config), open_sampler(config, source)
-    engine = trajectory_engine(
-        components,
-        renderer=renderer_for(components, source),
-        sampler=sampler,
-        temperature=config.rollout.temperature,
-    )
+    player = local_player(components, source, sampler, config.rollout.temperature)
     yield Parts(
         config=config,
         folder=folder,
-        rollout=batch_rollout(components, engine, trajectory_writer(config, folder, source)),
+        rollout=batch_rollout(components, player, trajectory_writer(config, folder, source)),
         batch_filter=batch_filter(components),
     )
     sampler.close()
@@ -206,7 +204,8 @@ def test_what_sampling_raises_is_raised_where_the_batch_is_needed(parts: Parts) 
 def test_leaving_cancels_what_is_being_sampled(parts: Parts) -> None:
     first = parts.folder.trajectories(1)
     sampler = ScriptedSampler(lambda ids: [1], seconds=lambda ids: 600 if lines_in(first) == 16 else 0)
-    slow = replace(parts.rollout, engine=replace(parts.rollout.engine, sampler=sampler))
+    player = cast(LocalPlayer, parts.rollout.player)
+    slow = replace(parts.rollout, player=replace(player, engine=replace(player.engine, sampler=sampler)))
     began = time.monotonic()
     with replace(parts, rollout=slow).prefetcher() as prefetcher:
         prefetcher.take(1)

@@ -409,7 +409,7 @@ class Reported(Silent):
 
 def test_counts_of_a_condenser_that_raise_are_reported_and_left_out() -> None:
     reported = Reported()
-    assert condenser_counts(Broken(), reported) == {}
+    assert condenser_counts(Broken().counts, reported) == {}
     (text,) = reported.failures
     assert text.startswith("the counts of the condenser: LookupError: nothing (tests/test_user_code.py:")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from condensegrpo.algorithms import names
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.model_checks import check_model, check_prompts
+from condensegrpo.assembly.players import described_workers
 from condensegrpo.assembly.runtime import renderer_with
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
@@ -34,7 +35,7 @@ def check_run(components: Components, *, resumed: bool = False) -> tuple[str, ..
         resumed: the run has a folder, which may have been moved from ``runs_dir``.
 
     Returns:
-        Estimator and dtype with the reasons for them, and what could not be checked.
+        Estimator, dtype and rollout workers with the reasons for them, and what could not be checked.
 
     Raises:
         ConfigError: the run cannot work; the message names the key to change.
@@ -45,7 +46,8 @@ def check_run(components: Components, *, resumed: bool = False) -> tuple[str, ..
     _check_batch(components)
     _check_variants(components)
     _check_attention(components.config)
-    return (_estimator(components), _dtype(components.config), *_check_policy(components))
+    config = components.config
+    return (_estimator(components), _dtype(config), described_workers(config), *_check_policy(components))
 
 
 def demonstrating(task: Task, doing: str, why_not: str) -> Demonstrates:

@@ -1,13 +1,15 @@
 """Opens what a run needs besides its components: sampler, trackers, renderer and trajectory engine."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from condensegrpo.assembly import plugins
 from condensegrpo.assembly.components import Components
-from condensegrpo.assembly.scorers import names_of, open_scorers
+from condensegrpo.assembly.scorers import frozen_model, names_of, open_scorers
+from condensegrpo.attention.scorer import VersionedAttention
 from condensegrpo.config.load import longest_request
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
@@ -82,8 +84,18 @@ def renderer_with(components: Components, tokenizer: "PreTrainedTokenizerBase", 
     )
 
 
-def trajectory_engine(components: Components, *, renderer: Renderer, sampler: Sampler, temperature: float) -> Engine:
+def trajectory_engine(
+    components: Components,
+    *,
+    renderer: Renderer,
+    sampler: Sampler,
+    temperature: float,
+    model: Callable[[str], VersionedAttention] | None = None,
+) -> Engine:
     """The trajectory engine.
+
+    Args:
+        model: a frozen model of a scorer, by folder or Hub id; by default it is loaded into this process.
 
     Raises:
         ConfigError: the sampler cannot measure or capture what the configuration asks for.
@@ -94,7 +106,12 @@ def trajectory_engine(components: Components, *, renderer: Renderer, sampler: Sa
         renderer=renderer,
         condenser=components.condenser,
         condenser_name=config.condenser.name,
-        scorers=open_scorers(scorer_names, sampler=sampler, renderer=renderer, dtype=config.model.dtype),
+        scorers=open_scorers(
+            scorer_names,
+            sampler=sampler,
+            renderer=renderer,
+            model=model or partial(frozen_model, dtype=config.model.dtype),
+        ),
         trigger=config.rollout.condense,
         toolbox=components.toolbox,
         limits=config.rollout.limits,

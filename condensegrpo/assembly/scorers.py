@@ -4,13 +4,13 @@ A name may select the layers whose attention is captured, counted from 0: ``poli
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Literal
 
 from condensegrpo.attention.leave_one_out import LeaveOneOut
-from condensegrpo.attention.scorer import AttentionScorer
+from condensegrpo.attention.scorer import AttentionScorer, VersionedAttention
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.protocols import Attends, Condenser, Measures, RanksUnits, Sampler, UnitScorer
@@ -101,39 +101,42 @@ def parted(name: str) -> tuple[str, tuple[int, ...]]:
 
 
 def open_scorers(
-    names: Sequence[str], *, sampler: Sampler, renderer: Renderer, dtype: Literal["float32", "bfloat16"]
+    names: Sequence[str], *, sampler: Sampler, renderer: Renderer, model: Callable[[str], VersionedAttention]
 ) -> dict[str, UnitScorer]:
     """The scorers by name.
 
     Args:
         sampler: holds the policy's weights, and gets the learner's after every step.
         renderer: with the policy's tokenizer.
-        dtype: of frozen models.
+        model: a frozen model by folder or Hub id.
 
     Raises:
         ConfigError: the sampler lacks a protocol that a scorer needs, or a frozen model is missing.
     """
     check_scorers(names, type(sampler), type(sampler).__name__)
-    return {name: _opened(name, sampler, renderer, dtype) for name in names}
+    return {name: _opened(name, sampler, renderer, model) for name in names}
 
 
-def _opened(name: str, sampler: Sampler, renderer: Renderer, dtype: Literal["float32", "bfloat16"]) -> UnitScorer:
+def _opened(name: str, sampler: Sampler, renderer: Renderer, frozen: Callable[[str], VersionedAttention]) -> UnitScorer:
     model, layers = parted(name)
     if model == POLICY and isinstance(sampler, Attends):
         return AttentionScorer(sampler, renderer, layers=layers)
     if model == ORACLE and isinstance(sampler, Measures):
         return LeaveOneOut(sampler, renderer)
-    return frozen(model, dtype, layers)
+    return _frozen(model, layers, frozen)
+
+
+def _frozen(path: str, layers: tuple[int, ...], model: Callable[[str], VersionedAttention]) -> AttentionScorer:
+    renderer = Renderer(load_tokenizer(path), stop_ids=end_ids(path))
+    return AttentionScorer(model(path), renderer, layers=layers)
 
 
 @cache
-def frozen(path: str, dtype: Literal["float32", "bfloat16"], layers: tuple[int, ...] = ()) -> AttentionScorer:
-    """The scorer of a model that is never updated; a process holds it once, for training and evaluations."""
+def frozen_model(path: str, dtype: Literal["float32", "bfloat16"]) -> VersionedAttention:
+    """A model that is never updated; a process holds it once, for training and evaluations."""
     from condensegrpo.samplers.transformers import TransformersSampler
 
-    tokenizer = load_tokenizer(path)
-    renderer = Renderer(tokenizer, stop_ids=end_ids(path))
-    return AttentionScorer(TransformersSampler(path, dtype=dtype), renderer, layers=layers)
+    return TransformersSampler(path, dtype=dtype)
 
 
 def frozen_scorers(names: Sequence[str]) -> dict[str, UnitScorer]:
@@ -149,8 +152,8 @@ def frozen_scorers(names: Sequence[str]) -> dict[str, UnitScorer]:
                 f"folder or Hub id, such as scorer=path/to/model."
             )
     check_models(names, "", pinned=(Message(role="user", content="?"),), tokens=0)
-    opened = ((name, *parted(name)) for name in names)
-    return {name: _WithinPositions(frozen(path, "float32", layers), positions(path)) for name, path, layers in opened}
+    model, opened = partial(frozen_model, dtype="float32"), ((name, *parted(name)) for name in names)
+    return {name: _WithinPositions(_frozen(path, layers, model), positions(path)) for name, path, layers in opened}
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ LEARNED = (
     "train.problems_per_step",
     "train.samples_per_problem",
 )
+NOT_LEARNED = ("rollout.workers",)  # of these, what changes no trajectory
 LONGEST_VALUE = 60  # characters of a value in a table
 
 
@@ -48,7 +49,7 @@ class Change:
     @property
     def learned(self) -> bool:
         """Whether it changes what is learned."""
-        return _within(self.key, LEARNED)
+        return _within(self.key, LEARNED) and not _within(self.key, NOT_LEARNED)
 
     def __str__(self) -> str:
         """``key: old → new``."""

@@ -26,7 +26,7 @@ from condensegrpo.learner.settings import (
     OffloadSettings,
     OptimizerSettings,
 )
-from condensegrpo.rollout.settings import Confidence, Limits, ToolFormatName, Trigger, check_form
+from condensegrpo.rollout.settings import Confidence, Limits, ToolFormatName, Trigger, Workers, check_form
 from condensegrpo.sandbox.limits import SandboxLimits
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9=._-]*$")]  # of a folder, or in a metric's name
@@ -141,19 +141,25 @@ class ToolSettings(Section):
     """Characters of a tool's result that the policy reads; of a longer result, its beginning and its end."""
 
 
-class RolloutSettings(Section):
-    """How trajectories are sampled."""
+class RolloutSchedule(Section):
+    """When and where trajectories are sampled."""
 
-    limits: Limits = Limits()
-    condense: Trigger = Trigger()
-    tools: ToolSettings = ToolSettings()
-    temperature: float = Field(default=1.0, ge=0)
     staleness: int = Field(default=0, ge=0)
     """Maximum number of optimiser steps between the weights that sampled a batch and the weights that it trains.
 
     0: sampling and learning alternate. 1: the next batch is sampled during the optimiser step. n: up to n batches are
     sampled in advance, and the sampler gets new weights every n steps.
     """
+    workers: Workers = Workers()
+
+
+class RolloutSettings(RolloutSchedule):
+    """How trajectories are sampled."""
+
+    limits: Limits = Limits()
+    condense: Trigger = Trigger()
+    tools: ToolSettings = ToolSettings()
+    temperature: float = Field(default=1.0, ge=0)
     template_options: dict[str, Any] = {}
     """Extra variables of the chat template, such as enable_thinking."""
     answer_form: str | None = None

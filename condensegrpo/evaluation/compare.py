@@ -7,11 +7,11 @@ from pathlib import Path
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.model_checks import check_model
+from condensegrpo.assembly.players import Players
 from condensegrpo.config.load import vary
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.protocols import Sampler
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.evaluation.comparison import Comparison, Contender, Played, comparison, played
 from condensegrpo.evaluation.evaluate import evaluate
@@ -62,8 +62,7 @@ Entrant = tuple[Contender, Components]
 def compare(
     entrants: Sequence[Entrant],
     *,
-    sampler: Sampler,
-    source: str,
+    players: Players,
     step: int | None,
     observer: Observer,
     save: Path | None = None,
@@ -72,7 +71,7 @@ def compare(
 
     Args:
         entrants: as ``check`` returned them.
-        source: the folder or Hub id of the policy.
+        players: of the policy's sampler.
         step: optimiser steps that it has taken; None: not known.
         save: folder for the trajectories, one file for each contender; None: they are not kept.
     """
@@ -82,8 +81,7 @@ def compare(
         result = evaluate(
             contender.name,
             components,
-            sampler=sampler,
-            source=source,
+            players=players,
             step=step,
             observer=observer,
             file=None if save is None else save / evaluation_file(contender.name),
@@ -91,7 +89,7 @@ def compare(
         )
         return played(contender, scored, result)
 
-    return comparison(source, [play(*entrant) for entrant in entrants], step=step)
+    return comparison(players.source, [play(*entrant) for entrant in entrants], step=step)
 
 
 def check(config: RunConfig, contenders: Sequence[Contender], source: str) -> tuple[Entrant, ...]:

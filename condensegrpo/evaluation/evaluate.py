@@ -6,16 +6,16 @@ from pathlib import Path
 
 from condensegrpo.algorithms.credit import turn_sums
 from condensegrpo.assembly.components import Components
-from condensegrpo.assembly.runtime import evaluation_temperature, provenance, renderer_for, trajectory_engine
+from condensegrpo.assembly.players import Players
+from condensegrpo.assembly.runtime import evaluation_temperature, provenance
 from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.protocols import Sampler
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.evaluation.figures import evaluation
 from condensegrpo.learner import ranks
 from condensegrpo.metrics.trajectories import facts_of
-from condensegrpo.rollout.collect import collect, failures_of, report_failures
+from condensegrpo.rollout.collect import failures_of, report_failures
 from condensegrpo.rollout.group import problem_groups
 from condensegrpo.storage.files import start_file
 from condensegrpo.storage.trajectories import write_trajectory
@@ -27,8 +27,7 @@ def evaluate(
     name: str,
     components: Components,
     *,
-    sampler: Sampler,
-    source: str,
+    players: Players,
     step: int | None,
     observer: Observer,
     file: Path | None = None,
@@ -39,25 +38,20 @@ def evaluate(
     The random streams depend on ``config.seed`` and the problems alone: the same policy gives the same figures.
 
     Args:
-        source: the folder or Hub id whose tokenizer and chat template the policy has.
+        players: of the policy's sampler.
         step: optimiser steps that the policy has taken; None: not known. It begins the ids of trajectories.
         file: for the trajectories as they finish; begun anew, for a run may have been killed while it evaluated.
     """
     began, config = time.monotonic(), components.config
     batch = problem_groups(components.problems("eval")[: config.evaluate.problems], step=step or 0)
     own = batch[ranks.rank() :: ranks.world_size()]
-    engine = trajectory_engine(
-        components,
-        renderer=renderer_for(components, source),
-        sampler=sampler,
-        temperature=evaluation_temperature(config),
-    )
+    player = players.player(components, temperature=evaluation_temperature(config))
     observer.phase(f"evaluating {name}", len(own) * config.evaluate.samples)
     if file is not None:
         if ranks.rank() == 0:
             start_file(file)
         ranks.barrier()
-    sampled_with = provenance(config, model=source, step=step, evaluation=name)
+    sampled_with = provenance(config, model=players.source, step=step, evaluation=name)
 
     def finished(trajectory: ScoredTrajectory) -> None:
         observer.advance()
@@ -67,12 +61,9 @@ def evaluate(
 
     with BackgroundLoop("evaluation", close_seconds=PLUGIN_SECONDS) as loop:
         scored = loop.run(
-            collect(
+            player.play(
                 own,
                 samples=config.evaluate.samples,
-                environment=components.task.environment,
-                engine=engine,
-                reward=components.reward,
                 run_seed=config.seed,
                 step=EVALUATION_STEP,
                 on_scored=finished,
@@ -82,4 +73,4 @@ def evaluate(
     own_facts = [facts_of(trajectory, turn_reward=turn_sums(trajectory).total) for trajectory in scored]
     facts = [trajectory for share in ranks.gather(own_facts) for trajectory in share]
     seconds = time.monotonic() - began
-    return evaluation(name, facts, seed=config.seed, seconds=seconds, condensing=engine.stopwatch.seconds)
+    return evaluation(name, facts, seed=config.seed, seconds=seconds, condensing=player.condensing_seconds)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from condensegrpo.core.messages import Message, Unit
+from condensegrpo.core.protocols import Sampler
 from condensegrpo.core.trajectory import Condensation, Finish, Generation, SamplingParams, Stop, Turn
 from condensegrpo.rollout.boundary import Ended, guarded
 from condensegrpo.rollout.engine import Engine
@@ -82,10 +83,20 @@ async def sample(
     return sampled
 
 
-async def _sampled(engine: Engine, prompt: Prompt, params: SamplingParams) -> Sampled:
-    version = engine.sampler.version
-    generation = await engine.sampler.sample(prompt.ids, params)
+async def generated(sampler: Sampler, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+    """The reply of a sampler.
+
+    Raises:
+        TypeError: it returned something else.
+    """
+    generation = await sampler.sample(prompt_ids, params)
     if not isinstance(generation, Generation):
         raise TypeError(f"sample() returned {generation!r:.80}, wanted a Generation")
+    return generation
+
+
+async def _sampled(engine: Engine, prompt: Prompt, params: SamplingParams) -> Sampled:
+    version = engine.sampler.version
+    generation = await generated(engine.sampler, prompt.ids, params)
     text = engine.renderer.text(generation.token_ids)
     return Sampled(prompt=prompt, generation=generation, text=text, version=version)

@@ -1,6 +1,6 @@
 """The credit of one step: advantage and token weight of every turn, written for inspection and reduced to metrics."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -15,17 +15,17 @@ from condensegrpo.algorithms.settings import Aggregation, AggregationSettings, S
 from condensegrpo.algorithms.staleness import staleness_of
 from condensegrpo.core.failures import Failure
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.protocols import Condenser, Counted
 from condensegrpo.core.thread_call import result_in_thread
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.learner import ranks
 from condensegrpo.metrics.credit import Credited, credit_metrics
 from condensegrpo.metrics.trajectories import facts_of, multi_turn, summarise
+from condensegrpo.rollout.player import COUNT_SECONDS
 from condensegrpo.storage.credit import Credit, write_credit
 from condensegrpo.training.rollout_step import StepBatch
 
 T = TypeVar("T")
-COUNT_SECONDS = 10.0  # that a condenser may take to report its counts
+Counts = Callable[[], Mapping[str, float]]
 
 
 class StepCredit(NamedTuple):
@@ -97,7 +97,7 @@ def step_metrics(
     batch: StepBatch,
     credit: StepCredit,
     *,
-    condenser: Condenser,
+    counts: Counts,
     stops: StopSettings,
     outcome_N: Tensor,
     observer: Observer,
@@ -105,6 +105,7 @@ def step_metrics(
     """The metrics of the trajectories of all ranks and of their credit, each trajectory counted once.
 
     Args:
+        counts: of ``GroupPlayer``.
         outcome_N: the outcome that the estimator compares within a group, of the trajectories that train.
     """
     facts = _over_ranks([facts_of(scored, turn_reward=turn_sums(scored).total) for scored in batch.trajectories])
@@ -114,27 +115,22 @@ def step_metrics(
         **summarise(facts),
         **multi_turn(facts),
         **credit_metrics(_over_ranks(rows)),
-        **condenser_counts(condenser, observer),
+        **condenser_counts(counts, observer),
         "staleness": fmean(ages),
         "staleness_max": float(max(ages)),
     }
 
 
-def condenser_counts(condenser: Condenser, observer: Observer) -> dict[str, float]:
+def condenser_counts(counts: Counts, observer: Observer) -> dict[str, float]:
     """What the condensers of all ranks counted in this step; nothing of one that fails, which is reported."""
-    own = result_in_thread(partial(_counts, condenser), name="the counts of the condenser", seconds=COUNT_SECONDS)
+    own = result_in_thread(counts, name="the counts of the condenser", seconds=COUNT_SECONDS)
     if isinstance(own, Failure):
         observer.failed(str(own), own.traceback)
     sums: dict[str, float] = {}
-    for counts in ranks.gather({} if isinstance(own, Failure) else own):
-        for name, value in counts.items():
+    for counted in ranks.gather({} if isinstance(own, Failure) else own):
+        for name, value in counted.items():
             sums[f"condenser/{name}"] = sums.get(f"condenser/{name}", 0.0) + value
     return sums
-
-
-def _counts(condenser: Condenser) -> dict[str, float]:
-    given = condenser.counts() if isinstance(condenser, Counted) else {}
-    return {str(name): float(value) for name, value in given.items()}
 
 
 def _over_ranks(own: Sequence[T]) -> list[T]:

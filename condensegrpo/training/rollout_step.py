@@ -16,12 +16,12 @@ from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.runtime import provenance
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.protocols import Environment, GroupReward, Problem, Reward
+from condensegrpo.core.protocols import Problem
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.learner import ranks
-from condensegrpo.rollout.collect import check_each_rank, collect, failures_of, report_failures
-from condensegrpo.rollout.engine import Engine
+from condensegrpo.rollout.collect import check_each_rank, failures_of, report_failures
 from condensegrpo.rollout.group import ProblemGroup, problem_groups
+from condensegrpo.rollout.player import GroupPlayer
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import write_trajectory
 from condensegrpo.training.data_order import indices, spare_indices
@@ -68,9 +68,7 @@ class BatchRollout:
     """Rolls out the training problems: which ones belong to a step, and this rank's share of them."""
 
     problems: Sequence[Problem]
-    environment: Callable[[Problem], Environment]
-    engine: Engine
-    reward: Reward | GroupReward
+    player: GroupPlayer
     seed: int
     problems_per_step: int  # over all ranks
     samples_per_problem: int
@@ -105,12 +103,9 @@ class BatchRollout:
             self.write(batch.step, scored)
             on_scored()
 
-        return await collect(
+        return await self.player.play(
             self._share(batch),
             samples=self.samples_per_problem,
-            environment=self.environment,
-            engine=self.engine,
-            reward=self.reward,
             run_seed=self.seed,
             step=batch.step,
             on_scored=record,

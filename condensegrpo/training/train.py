@@ -17,13 +17,8 @@ from condensegrpo.algorithms.staleness import sampler_gets_weights
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.model_checks import check_model
 from condensegrpo.assembly.open_learner import choices, open_learner
-from condensegrpo.assembly.runtime import (
-    open_sampler,
-    open_trackers,
-    renderer_for,
-    trajectory_engine,
-    use_threads,
-)
+from condensegrpo.assembly.players import Players
+from condensegrpo.assembly.runtime import open_sampler, open_trackers, use_threads
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CondenseError, RunError
 from condensegrpo.core.observer import Observer
@@ -37,7 +32,7 @@ from condensegrpo.learner.engine import DeepSpeedEngine, close_engine
 from condensegrpo.learner.engine_state import on_device
 from condensegrpo.learner.policy import save_tokenizer
 from condensegrpo.learner.reference import Reference, against_base, against_copy, open_reference
-from condensegrpo.rollout.engine import Engine
+from condensegrpo.rollout.player import GroupPlayer
 from condensegrpo.storage.environment import write_environment
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import JsonlTracker, read_metrics
@@ -57,8 +52,8 @@ class _Run:
 
     components: Components
     folder: RunFolder
-    source: str  # the folder or Hub id that GRPO starts from
-    sampler: Sampler
+    players: Players  # with the folder or Hub id that GRPO starts from
+    player: GroupPlayer  # of the batches
     learner: DeepSpeedEngine
     reference: Reference | None  # only where a KL term is measured against it
     prefetcher: RolloutPrefetcher
@@ -70,6 +65,11 @@ class _Run:
     def config(self) -> RunConfig:
         """The configuration of the components."""
         return self.components.config
+
+    @property
+    def sampler(self) -> Sampler:
+        """The sampler of this rank."""
+        return self.players.sampler
 
 
 def train(components: Components, folder: RunFolder, *, observer: Observer, stopping: Callable[[], bool]) -> bool:
@@ -138,19 +138,15 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
     )
     for note in choices(config, learner):
         observer.say(note)
-    engine = trajectory_engine(
-        components,
-        renderer=renderer_for(components, source),
-        sampler=sampler,
-        temperature=config.rollout.temperature,
-    )
+    players = Players(config, sampler, source)
+    player = players.player(components, temperature=config.rollout.temperature)
     trackers = (JsonlTracker(folder.metrics), *open_trackers(config)) if ranks.rank() == 0 else ()
     try:
         done, batches = resume(config, folder, sampler, learner, observer, write=write)
         with (
             CheckpointSaver(config, folder.checkpoints, source, learner) as saver,
             RolloutPrefetcher(
-                batch_rollout(components, engine, write),
+                batch_rollout(components, player, write),
                 batch_filter(components),
                 staleness=config.rollout.staleness,
                 steps=config.train.steps,
@@ -162,8 +158,8 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
                 _Run(
                     components=components,
                     folder=folder,
-                    source=source,
-                    sampler=sampler,
+                    players=players,
+                    player=player,
                     learner=learner,
                     reference=_reference(config, source, learner),
                     prefetcher=prefetcher,
@@ -174,6 +170,7 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
                 done,
             )
     finally:
+        players.close()
         sampler.close()
         close_engine(learner)
         for tracker in trackers:
@@ -181,15 +178,13 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
 
 
 def batch_rollout(
-    components: Components, engine: Engine, write: Callable[[int, ScoredTrajectory], None]
+    components: Components, player: GroupPlayer, write: Callable[[int, ScoredTrajectory], None]
 ) -> BatchRollout:
     """The rollout of a run's batches."""
     config = components.config
     return BatchRollout(
         problems=components.problems("train"),
-        environment=components.task.environment,
-        engine=engine,
-        reward=components.reward,
+        player=player,
         seed=config.seed,
         problems_per_step=config.train.problems_per_step,
         samples_per_problem=config.train.samples_per_problem,
@@ -303,7 +298,7 @@ def _metrics(run: _Run, step: int, batch: StepBatch, credit: StepCredit) -> dict
         step,
         batch,
         credit,
-        condenser=run.components.condenser,
+        counts=run.player.counts,
         stops=run.config.algorithm.stops,
         outcome_N=run.components.estimator.outcome(credit.scores),
         observer=run.observer,
@@ -334,8 +329,7 @@ def _evaluate(run: _Run, step: int) -> None:
         evaluate(
             name,
             components,
-            sampler=run.sampler,
-            source=run.source,
+            players=run.players,
             step=step,
             observer=run.observer,
             file=run.folder.evaluation(step, name),

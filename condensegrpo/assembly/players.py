@@ -1,0 +1,169 @@
+"""Plays the groups of a run or an evaluation: in this process, or in the workers that ``rollout.workers`` asks for."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from types import TracebackType
+from typing import Self
+
+from condensegrpo.assembly.components import Components
+from condensegrpo.assembly.runtime import renderer_for, trajectory_engine
+from condensegrpo.assembly.scorers import frozen_model
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.failures import Failure
+from condensegrpo.core.protocols import Sampler
+from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.core.wording import counted
+from condensegrpo.rollout.collect import OnScored
+from condensegrpo.rollout.group import ProblemGroup
+from condensegrpo.rollout.player import GroupPlayer, LocalPlayer
+from condensegrpo.rollout.settings import Workers
+from condensegrpo.rollout.workers.messages import Setup
+from condensegrpo.rollout.workers.pool import WorkerHost, WorkerPool
+from condensegrpo.rollout.workers.processes import ProcessHost
+
+PROGRAM = "condensegrpo.assembly.worker"  # of the process that workers are forked from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayerSettings:
+    """What a worker builds its player from."""
+
+    config: RunConfig
+    source: str  # folder or Hub id of the policy's tokenizer and chat template
+    temperature: float
+    workers: int = 1  # among which the calls of the sandbox are shared out
+
+
+def local_player(components: Components, source: str, sampler: Sampler, temperature: float) -> LocalPlayer:
+    """The player of this process.
+
+    Raises:
+        ConfigError: as ``trajectory_engine``.
+    """
+    return LocalPlayer(
+        environment=components.task.environment,
+        engine=trajectory_engine(
+            components, renderer=renderer_for(components, source), sampler=sampler, temperature=temperature
+        ),
+        reward=components.reward,
+    )
+
+
+class Players:
+    """Makes the players of a process that holds a sampler. Its workers are started when a batch first needs them."""
+
+    def __init__(self, config: RunConfig, sampler: Sampler, source: str) -> None:
+        """``source`` is the folder or Hub id whose tokenizer and chat template the policy has.
+
+        Raises:
+            ConfigError: Ray is asked for and not installed.
+        """
+        self.sampler, self.source = sampler, source
+        self._workers = config.rollout.workers
+        self._pool = WorkerPool(_host(self._workers), sampler, partial(frozen_model, dtype=config.model.dtype))
+        self._keys = count()
+
+    def player(self, components: Components, *, temperature: float) -> GroupPlayer:
+        """A player of some components; raises as ``local_player``."""
+        settings = PlayerSettings(config=components.config, source=self.source, temperature=temperature)
+        return _SharingPlayer(
+            local=local_player(components, self.source, self.sampler, temperature),
+            pool=self._pool,
+            key=next(self._keys),
+            settings=settings,
+            workers=partial(self._workers.number, cpus=own_cpus()),
+        )
+
+    def close(self) -> None:
+        """End the workers. May be called twice."""
+        self._pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass(slots=True, kw_only=True)
+class _SharingPlayer:
+    """Plays a batch in as many workers as it is worth, or by itself."""
+
+    local: LocalPlayer
+    pool: WorkerPool
+    key: int
+    settings: PlayerSettings
+    workers: Callable[..., int]  # of a batch of so many groups and trajectories
+    condensing: float = 0.0  # of the workers
+    counted: Counter[str] = field(default_factory=Counter)  # by the condensers of the workers
+    failed: list[Failure] = field(default_factory=list)  # to count
+
+    async def play(
+        self, batch: Sequence[ProblemGroup], *, samples: int, run_seed: int, step: int, on_scored: OnScored
+    ) -> tuple[ScoredTrajectory, ...]:
+        """``samples`` scored trajectories of every group of a batch; see ``collect``."""
+        workers = self.workers(groups=len(batch), trajectories=len(batch) * samples)
+        if not workers:
+            return await self.local.play(batch, samples=samples, run_seed=run_seed, step=step, on_scored=on_scored)
+        scored, reports = await self.pool.play(
+            Setup(self.key, replace(self.settings, workers=workers)),
+            batch,
+            workers=workers,
+            samples=samples,
+            stream=(run_seed, step),
+            turn_seconds=self.local.engine.limits.turn_seconds,
+            on_scored=on_scored,
+        )
+        self.condensing += max((report.condensing for report in reports), default=0.0)  # they condense at the same time
+        for report in reports:
+            if isinstance(report.counts, Failure):
+                self.failed.append(report.counts)
+            else:
+                self.counted.update(report.counts)
+        return scored
+
+    def counts(self) -> Mapping[str, float]:
+        """What the condensers counted since the last time it was asked.
+
+        Raises:
+            RuntimeError: one of a worker failed.
+        """
+        own, (counted, failed) = self.local.counts(), (self.counted, self.failed)
+        self.counted, self.failed = Counter(), []
+        if failed:
+            raise RuntimeError(f"in a rollout worker: {failed[0]}")
+        return {name: own.get(name, 0.0) + counted.get(name, 0.0) for name in {**own, **counted}}
+
+    @property
+    def condensing_seconds(self) -> float:
+        """Seconds that the condensers were at work; of several workers those of the longest."""
+        return self.local.condensing_seconds + self.condensing
+
+
+def _host(workers: Workers) -> WorkerHost:
+    return ProcessHost(PROGRAM)
+
+
+def own_cpus() -> int:
+    """The CPUs of this rank: those of its machine that it may use, shared with the other ranks there."""
+    ranks = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or os.environ.get("WORLD_SIZE", "1")
+    return max(len(os.sched_getaffinity(0)) // int(ranks), 1)
+
+
+def described_workers(config: RunConfig) -> str:
+    """Where the trajectories of a training step are played, as one line."""
+    workers, schedule, cpus = config.rollout.workers, config.train, own_cpus()
+    groups = schedule.problems_per_step // int(os.environ.get("WORLD_SIZE", "1"))
+    trajectories = groups * schedule.samples_per_problem
+    number = workers.number(groups=groups, trajectories=trajectories, cpus=cpus)
+    kind = "Ray actor" if workers.ray else "worker process"
+    where = f"in {counted(number, kind, f'{kind}s' if workers.ray else f'{kind}es')}" if number else "in this process"
+    chosen = workers == Workers()
+    why = f"{counted(trajectories, 'trajectory', 'trajectories')} a step, {counted(cpus, 'CPU')}"
+    return f"rollouts {where}{' of each rank' if number else ''}: {why if chosen else 'set by rollout.workers'}"

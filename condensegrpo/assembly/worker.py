@@ -1,0 +1,64 @@
+"""The program of rollout workers: builds what the rank has built, once more, and plays what the rank sends."""
+
+import os
+import socket
+from functools import partial
+from typing import cast
+
+from condensegrpo.assembly.build import build_components
+from condensegrpo.assembly.components import Components, problems
+from condensegrpo.assembly.players import PlayerSettings
+from condensegrpo.assembly.runtime import renderer_for, trajectory_engine
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.rollout.player import LocalPlayer
+from condensegrpo.rollout.workers.processes import fork_workers
+from condensegrpo.rollout.workers.remote_sampler import RemoteModel, RemoteSampler
+from condensegrpo.rollout.workers.serving import serve
+
+IMPORTS = ("transformers.models.auto.tokenization_auto", "condensegrpo.attention.scorer")
+
+
+def main(control: int) -> None:
+    """Fork workers as a rank asks for them; see ``fork_workers``."""
+    fork_workers(control, work, IMPORTS)
+
+
+def work(end: socket.socket) -> None:
+    """Serve a rank at the other end of a connection."""
+    import numpy
+
+    numpy.random.seed()  # every fork would go on with the same numbers
+    opened: list[Components] = []
+    serve(end, partial(_open_player, opened))
+
+
+def _open_player(opened: list[Components], given: object, sampler: RemoteSampler) -> LocalPlayer:
+    """Build a player; it shares what it can with the components that were opened last."""
+    settings = cast(PlayerSettings, given)
+    last = opened[-1] if opened else None
+    components = build_components(_with_share(settings.config, settings.workers), last)
+    if last is None or last.task is not components.task:
+        _read_problems(components)
+    opened[:] = [components]
+    engine = trajectory_engine(
+        components,
+        renderer=renderer_for(components, settings.source),
+        sampler=sampler,
+        temperature=settings.temperature,
+        model=lambda name: RemoteModel(name, sampler),
+    )
+    return LocalPlayer(environment=components.task.environment, engine=engine, reward=components.reward)
+
+
+def _with_share(config: RunConfig, workers: int) -> RunConfig:
+    """A configuration with one worker's share of the calls of the sandbox."""
+    calls = config.sandbox.parallel or 2 * len(os.sched_getaffinity(0))
+    sandbox = config.sandbox.model_copy(update={"parallel": -(-calls // workers)})
+    return config.model_copy(update={"sandbox": sandbox})
+
+
+def _read_problems(components: Components) -> None:
+    """Let a task of a user read its problems, as in the rank: its environments may need what it keeps of them."""
+    if not type(components.task).__module__.startswith("condensegrpo."):
+        problems(components.task, "train")
+        problems(components.task, "eval")

@@ -1,0 +1,160 @@
+"""The rank's end of one worker: sends it what it plays, and asks the sampler for what it requests."""
+
+import asyncio
+import socket
+from array import array
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import NamedTuple, cast
+
+from condensegrpo.core.errors import RolloutError
+from condensegrpo.core.failures import Failure, failure_of
+from condensegrpo.core.protocols import Attends, Measures, Reading, Sampler, TokenAttention
+from condensegrpo.core.shared_sequence import SharedSequence
+from condensegrpo.core.trajectory import SamplingParams, Stop
+from condensegrpo.rollout.boundary import Ended, guarded
+from condensegrpo.rollout.sampling import generated
+from condensegrpo.rollout.workers.connection import Connection
+from condensegrpo.rollout.workers.messages import (
+    Answer,
+    Attend,
+    Broken,
+    Cancel,
+    Close,
+    Finished,
+    Measure,
+    Message,
+    Played,
+    Reply,
+    Request,
+    Sample,
+    Setup,
+    Withdraw,
+)
+from condensegrpo.rollout.workers.share import Share
+
+SAMPLER = "the sampler"
+
+
+class StartedWorker(NamedTuple):
+    """A worker that was started, perhaps not up yet."""
+
+    end: socket.socket  # connected to it
+    ended: Callable[[], str]  # ends it if it runs, and says how it ended: "was killed by signal 9"
+
+
+class Worker:
+    """One worker, which plays one share of a batch at a time."""
+
+    def __init__(self, started: StartedWorker, sampler: Sampler, model: Callable[[str], Attends]) -> None:
+        """Take over a worker; the other arguments are those of ``WorkerPool``."""
+        self._connection = Connection(started.end)
+        self._ended = started.ended
+        self._sampler, self._model = sampler, model
+        self._keys: set[int] = set()  # of the players that it has
+        self._prompts: dict[str, SharedSequence[int]] = {}  # the last one, by id of the trajectory
+        self._requests: dict[int, asyncio.Task[None]] = {}
+        self._share: Share | None = None
+        self._turn_seconds = 0.0
+        self._how = ""  # it ended
+
+    def begin(self, share: Share, setup: Setup, turn_seconds: float) -> None:
+        """Let it play a share of a batch, on the running event loop.
+
+        Raises:
+            RolloutError: a problem cannot be sent.
+        """
+        self._share, self._turn_seconds = share, turn_seconds
+        self._connection.attach(self._received, self._end)
+        if setup.key not in self._keys:
+            self._keys.add(setup.key)
+            self._connection.send(setup)
+        try:
+            self._connection.send(share.play)
+        except Exception as error:  # the boundary to a task's data
+            raise RolloutError(
+                f"sending problems to a rollout worker: {failure_of('', error)}. Make Problem.data of plain values, or "
+                f"set rollout.workers.processes=0."
+            ) from error
+
+    def rest(self) -> None:
+        """Let it wait for the next share; an unfinished one is cancelled."""
+        share, self._share = self._share, None
+        for task in self._requests.values():
+            task.cancel()
+        if share is not None and not share.done.done():
+            share.done.cancel()
+            self._connection.send(Cancel(share.play.number))
+        self._connection.detach()
+
+    def has_ended(self) -> bool:
+        """Whether it has ended."""
+        return bool(self._how) or self._connection.ended(0.0)
+
+    def ask_to_end(self) -> None:
+        """Ask it to end by itself."""
+        if not self._how:
+            self._connection.send(Close())
+
+    def end(self, seconds: float = 0.0) -> str:
+        """End it, if it does not end by itself within some seconds. Returns how it ended."""
+        if not self._how:
+            self._connection.ended(seconds)
+            self._how = self._ended()
+            self._connection.close()
+        return self._how
+
+    def _received(self, message: Message) -> None:
+        share = self._share
+        match message:
+            case Request(number, call):
+                self._requests[number] = task = asyncio.create_task(self._answer(number, self._work(call)))
+                task.add_done_callback(lambda _: self._requests.pop(number, None))
+            case Withdraw(number) if number in self._requests:
+                self._requests[number].cancel()
+            case Finished(play, scored) if share is not None and share.play.number == play:
+                self._prompts.pop(scored.trajectory.id, None)
+                share.report(scored)
+            case Played(play) if share is not None and share.play.number == play:
+                share.complete(message)
+            case Broken(error) if share is not None:
+                share.fail(error)
+
+    def _end(self) -> None:
+        """It has ended by itself: unfinished trajectories are lost."""
+        if self._share is not None:
+            self._share.lose(self.end())
+
+    async def _answer(self, number: int, work: Callable[[], Coroutine[object, object, object]]) -> None:
+        value: object
+        try:
+            value = await guarded(
+                work, who=SAMPLER, stop=Stop.SAMPLER_ERROR, turn_seconds=self._turn_seconds, plugin=self._sampler
+            )
+        except Ended as end:
+            value = end.failure or Failure(source=SAMPLER, error="", message=end.detail)
+        self._connection.send(Answer(number, value))
+
+    def _work(self, call: Sample | Measure | Attend) -> Callable[[], Coroutine[object, object, object]]:
+        """The call of the sampler. Prompts are put together here, in the order in which they arrive."""
+        match call:
+            case Sample(kept, new, params):
+                last = self._prompts.get(params.trajectory)
+                prompt = last.extended(new) if last is not None and kept else SharedSequence(new)
+                self._prompts[params.trajectory] = prompt
+                return partial(self._sample, prompt, params)
+            case Measure(prompt_ids, output_ids):
+                return partial(self._measure, tuple(prompt_ids), tuple(output_ids))
+            case Attend(model, reading):
+                return partial(self._attend, model, reading)
+
+    async def _sample(self, prompt: Sequence[int], params: SamplingParams) -> Reply:
+        reply = await generated(self._sampler, prompt, params)
+        return Reply(array("I", reply.token_ids), array("d", reply.logprobs), reply.finish)
+
+    async def _measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> "array[float]":
+        return array("d", await cast(Measures, self._sampler).measure(prompt_ids, output_ids))
+
+    async def _attend(self, model: str, reading: Reading) -> TokenAttention:
+        attends = self._model(model) if model else cast(Attends, self._sampler)
+        return await attends.attend(reading)

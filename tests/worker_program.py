@@ -1,0 +1,91 @@
+"""The program of rollout workers that the tests start: a counting world, whose condenser, tools and rewards misbehave."""
+
+import os
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from talk import Counting, engine
+
+from condensegrpo.condensers.last_k import LastK
+from condensegrpo.core.messages import History, Message
+from condensegrpo.core.protocols import Budget, Condensed, Problem, Sampler, Step
+from condensegrpo.core.trajectory import Trajectory
+from condensegrpo.rollout.player import LocalPlayer
+from condensegrpo.rollout.workers.processes import fork_workers
+from condensegrpo.rollout.workers.remote_sampler import RemoteSampler
+from condensegrpo.rollout.workers.serving import serve
+
+
+class Misbehaving(Counting):
+    """What happens in the second step of an episode depends on its question."""
+
+    async def step(self, reply: Message) -> Step:
+        if len(self.replies) == 1:
+            if self.problem.question == "exit":
+                os._exit(3)
+            if self.problem.question == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.problem.question == "raise":
+                raise KeyError("level")
+        return await super().step(reply)
+
+
+class CountedLastK(LastK):
+    """Counts its calls."""
+
+    calls = 0
+
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
+        self.calls += 1
+        return await super().condense(history, budget, tools)
+
+    def counts(self) -> Mapping[str, float]:
+        calls, self.calls = self.calls, 0
+        return {"calls": calls}
+
+
+def process_id(trajectory: Trajectory, problem: Problem) -> dict[str, float]:
+    """A reward that says where it was computed."""
+    return {"turns": float(len(trajectory.turns)), "process": float(os.getpid())}
+
+
+class Siblings:
+    """A group reward: how many trajectories it sees at once."""
+
+    def score_group(self, trajectories: Sequence[Trajectory], problem: Problem) -> list[dict[str, float]]:
+        return [{"size": float(len(trajectories))} for _ in trajectories]
+
+
+@dataclass(frozen=True)
+class World:
+    """The settings of a player."""
+
+    reward: Literal["turns", "siblings", "process"] = "turns"
+    broken: bool = False
+
+    def player(self, sampler: Sampler) -> LocalPlayer:
+        if self.broken:
+            raise LookupError("no such world")
+        rewards = {"turns": lambda trajectory, _: {"turns": float(len(trajectory.turns))}, "process": process_id}
+        return LocalPlayer(
+            environment=Misbehaving,
+            engine=engine(sampler, condenser=CountedLastK(keep_last=2)),
+            reward=Siblings() if self.reward == "siblings" else rewards[self.reward],
+        )
+
+
+def main(control: int) -> None:
+    fork_workers(control, work, ())
+
+
+def work(end: socket.socket) -> None:
+    serve(end, open_world)
+
+
+def open_world(settings: object, sampler: RemoteSampler) -> LocalPlayer:
+    assert isinstance(settings, World)
+    return settings.player(sampler)
