@@ -51,6 +51,7 @@ NOT_ASSEMBLED = {  # read from the configuration itself where they are used: the
     "train": "the loop",
     "evaluate": "evaluations",
     "rollout.staleness": "the prefetcher",
+    "rollout.workers": "the players",
     "algorithm.advantage.whiten": "the credit step",
     "algorithm.aggregation": "the credit step",
     "algorithm.kl.aggregation": "the credit step",

@@ -11,54 +11,268 @@ from pathlib import Path
 
 import pytest
 from command import ROOT
-from talk import counting, problem, said, shown, tokenizer
-from tiny import qwen3
+from talk import counting, problem, said, shown
 from worker_program import World
 
-from condensegrpo.assembly.build import build
-from condensegrpo.assembly.players import Players, described_workers
-from condensegrpo.config.load import load_config
+from condensegrpo.assembly.players import described_workers
+from condensegrpo.config.load import load_config, vary
 from condensegrpo.config.resumed import Change
 from condensegrpo.core.errors import RolloutError
-from condensegrpo.core.observer import Silent
-from condensegrpo.core.protocols import Attends, Problem, Reading, Sampler, TokenAttention
-from condensegrpo.core.trajectory import Generation, SamplingParams, ScoredTrajectory, Stop
-from condensegrpo.evaluation.evaluate import evaluate
+from condensegrpo.core.protocols import Problem, Sampler
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, ScoredTrajectory, Stop
 from condensegrpo.rollout.group import ProblemGroup, problem_groups
 from condensegrpo.rollout.settings import Workers
-from condensegrpo.rollout.workers.messages import Played, Setup
+from condensegrpo.rollout.workers.messages import PlayReport, Setup
 from condensegrpo.rollout.workers.pool import WorkerPool
-from condensegrpo.rollout.workers.processes import ProcessHost
-from condensegrpo.samplers.scripted import ScriptedSampler
-from condensegrpo.samplers.transformers import TransformersSampler
+from condensegrpo.rollout.workers.processes import ProcessHost, described
 
-STREAM = (0, 7)  # run seed and step
-TURN_SECONDS = 5.0
+SAMPLES, SEED, STEP = 3, 0, 7
 
 
 class ByStream:
-    """A sampler whose replies depend on prompt and seed alone, and sometimes take a while."""
+    """Replies depend on prompt and seed alone, and take their time."""
 
     version = 3
 
     def __init__(self) -> None:
-        self.kinds: set[type] = set()
+        self.asked = threading.Event()
 
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
-        self.kinds.add(type(prompt_ids))
-        await asyncio.sleep(params.seed % 7 / 1000)
-        reply = said(f"{counting(shown(prompt_ids))} {params.seed % 100}")
-        if "fail" in shown(prompt_ids):
+        self.asked.set()
+        text = shown(prompt_ids)
+        if "weights" in text:
             raise KeyError("weights")
+        await asyncio.sleep(600 if "hang" in text else params.seed % 7 / 1000)
+        reply = said(f"{counting(text)} {params.seed % 100}" if "answer" not in counting(text) else counting(text))
         logprobs = tuple(-1 / (1 + place + params.seed % 1000) for place in range(len(reply)))
-        return Generation(token_ids=tuple(reply), logprobs=logprobs, finish=finish())
+        return Generation(token_ids=tuple(reply), logprobs=logprobs, finish=Finish.STOP)
 
     def update_weights(self, named_tensors: object, version: int) -> None: ...
 
     def close(self) -> None: ...
 
 
-def finish():  # noqa: ANN201
-    from condensegrpo.core.trajectory import Finish
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    pool = WorkerPool(ProcessHost("worker_program"), ByStream(), model=lambda name: pytest.fail(name))
+    yield pool
+    pool.close()
 
-    return Finish.STOP
+
+def groups(*questions: str) -> tuple[ProblemGroup, ...]:
+    return problem_groups([problem(number, question) for number, question in enumerate(questions)], STEP)
+
+
+Outcome = tuple[tuple[ScoredTrajectory, ...], tuple[PlayReport, ...], list[str]]
+
+
+async def played(pool: WorkerPool, batch: Sequence[ProblemGroup], workers: int, world: World, key: int) -> Outcome:
+    ids: list[str] = []
+    scored, reports = await pool.play(
+        Setup(key, world),
+        batch,
+        workers=workers,
+        samples=SAMPLES,
+        stream=(SEED, STEP),
+        turn_seconds=5.0,
+        on_scored=lambda each: ids.append(each.trajectory.id),
+    )
+    return scored, reports, ids
+
+
+def play(pool: WorkerPool, *questions: str, workers: int = 2, world: World = World(), key: int = 0) -> Outcome:  # noqa: B008
+    return asyncio.run(played(pool, groups(*questions), workers, world, key))
+
+
+def timeless(scored: Sequence[ScoredTrajectory]) -> list[ScoredTrajectory]:
+    """Without what the clock says, and the frames of the engine in tracebacks."""
+    failures = [each.trajectory.failure for each in scored]
+    shown = [None if failure is None else replace(failure, traceback="") for failure in failures]
+    return [
+        replace(each, trajectory=replace(each.trajectory, seconds=0.0, failure=failure))
+        for each, failure in zip(scored, shown, strict=True)
+    ]
+
+
+def here(*questions: str, sampler: Sampler | None = None, world: World = World()) -> list[ScoredTrajectory]:  # noqa: B008
+    """The same without workers."""
+    player = world.player(sampler or ByStream())
+    work = player.play(groups(*questions), samples=SAMPLES, run_seed=SEED, step=STEP, on_scored=lambda _: None)
+    return timeless(asyncio.run(work))
+
+
+# --- the same trajectories --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_trajectories_are_those_of_one_process(pool: WorkerPool, workers: int) -> None:
+    scored, reports, ids = play(pool, "a", "b", "c", workers=workers)
+    assert timeless(scored) == here("a", "b", "c")
+    assert {turn.policy_version for each in scored for turn in each.trajectory.turns} == {3}
+    assert any(turn.condensation for turn in scored[0].trajectory.turns)
+    assert sorted(ids) == [f"7/{group}/{sample}" for group in range(3) for sample in range(SAMPLES)]
+    assert len(reports) == workers
+    assert (
+        sum(report.counts["calls"] for report in reports if isinstance(report.counts, dict)) == 9 * 5
+    )  # prompts after the first
+
+
+def test_groups_are_played_at_the_same_time_by_several_processes_and_scored_there(pool: WorkerPool) -> None:
+    scored, _, _ = play(pool, "a", "b", workers=2, world=World("process"), key=1)
+    processes = [each.score.components["process"] for each in scored]
+    assert len(set(processes[:SAMPLES])) == len(set(processes[SAMPLES:])) == 1  # whole groups
+    assert len({*processes, os.getpid()}) == 3
+
+
+def test_a_group_reward_sees_the_whole_group(pool: WorkerPool) -> None:
+    scored, _, _ = play(pool, "a", "b", "c", workers=2, world=World("siblings"), key=2)
+    assert [each.score.total for each in scored] == [3.0] * 9
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_failures_keep_their_reason_file_and_line(pool: WorkerPool) -> None:
+    scored, _, _ = play(pool, "raise", "weights", "c")
+    assert timeless(scored) == here("raise", "weights", "c")
+    raised, failed = scored[0].trajectory.failure, scored[SAMPLES].trajectory.failure
+    assert raised is not None
+    assert raised.place.startswith("tests/worker_program.py:")
+    assert failed is not None
+    assert (failed.source, failed.error) == ("the sampler", "KeyError")
+    assert failed.place.startswith("tests/test_rollout_workers.py:")  # the sampler's code, in the process of the rank
+
+
+@pytest.mark.parametrize(
+    ("question", "reason"),
+    [("exit", "ended itself with exit code 3"), ("kill", "was killed by signal 9 (Killed)")],
+)
+def test_a_worker_that_dies_costs_its_unfinished_trajectories_and_is_replaced(
+    pool: WorkerPool, question: str, reason: str
+) -> None:
+    scored, reports, ids = play(pool, "a", question, "c", workers=2)
+    assert timeless(scored)[:3] == here("a")[:3]
+    assert len(ids) == 9
+    assert len(reports) == 1
+    for lost in scored[3:6]:
+        assert lost.trajectory.stop is Stop.ENVIRONMENT_ERROR
+        assert lost.score.total == 0
+        assert reason in lost.trajectory.detail
+    again, _, _ = play(pool, "a", "b", "c", workers=2)
+    assert timeless(again) == here("a", "b", "c")
+
+
+def test_an_idle_worker_that_was_killed_is_replaced_before_a_batch(pool: WorkerPool) -> None:
+    scored, _, _ = play(pool, "a", workers=1, world=World("process"), key=1)
+    os.kill(int(scored[0].score.components["process"]), signal.SIGKILL)
+    time.sleep(0.1)
+    scored, _, _ = play(pool, "a", workers=1)
+    assert timeless(scored) == here("a")
+
+
+def test_a_world_that_cannot_be_set_up_ends_the_batch(pool: WorkerPool) -> None:
+    with pytest.raises(RolloutError, match="setting up a rollout worker: LookupError: no such world"):
+        play(pool, "a", world=World(broken=True), key=3, workers=1)
+
+
+def test_a_problem_that_cannot_be_sent_is_an_error_that_says_what_to_do(pool: WorkerPool) -> None:
+    batch = problem_groups([Problem(id="p", question="a", data={"call": lambda: 1})], STEP)
+    with pytest.raises(RolloutError, match=r"sending problems to a rollout worker.*rollout\.workers\.processes=0"):
+        asyncio.run(played(pool, batch, 1, World(), 0))
+
+
+class OfTheRank:
+    """A value that can be pickled, and not unpickled."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return int, ("no number",)
+
+
+def test_a_problem_that_a_worker_cannot_read_is_an_error(pool: WorkerPool) -> None:
+    batch = problem_groups([Problem(id="p", question="a", data={"value": OfTheRank()})], STEP)
+    with pytest.raises(RolloutError, match=r"reading problems in a rollout worker: ValueError: invalid literal"):
+        asyncio.run(played(pool, batch, 1, World(), 0))
+
+
+def test_what_the_rank_raises_for_a_trajectory_ends_the_batch(pool: WorkerPool) -> None:
+    def full(_: ScoredTrajectory) -> None:
+        raise RolloutError("the disk is full")
+
+    work = pool.play(
+        Setup(0, World()), groups("a"), workers=1, samples=1, stream=(0, 7), turn_seconds=5.0, on_scored=full
+    )
+    with pytest.raises(RolloutError, match="the disk is full"):
+        asyncio.run(work)
+
+
+# --- interruption -----------------------------------------------------------------------------------------------------
+
+
+def test_a_cancelled_batch_is_given_up_by_the_workers_which_play_the_next_one(pool: WorkerPool) -> None:
+    async def interrupted() -> None:
+        batch = asyncio.create_task(played(pool, groups("hang", "hang"), 2, World(), 0))
+        await asyncio.sleep(0.2)
+        batch.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await batch
+
+    asyncio.run(interrupted())
+    scored, _, _ = play(pool, "a", "b")
+    assert timeless(scored) == here("a", "b")
+
+
+def test_closing_ends_every_process() -> None:
+    pool = WorkerPool(ProcessHost("worker_program"), ByStream(), model=lambda name: pytest.fail(name))
+    scored, _, _ = play(pool, "a", "b", world=World("process"))
+    processes = {int(each.score.components["process"]) for each in scored}
+    assert len(processes) == 2
+    pool.close()
+    pool.close()
+    assert not any(Path(f"/proc/{process}").exists() for process in processes)
+
+
+def test_a_wait_status_says_what_happened() -> None:
+    assert "process 7 was killed by signal 11 (Segmentation fault), as a fault in C code does" in described(7, 11)
+    assert "process 7 was killed by signal 9 (Killed), as the kernel does when memory runs out" in described(7, 9)
+    assert "process 7 ended itself with exit code 3" in described(7, 3 << 8)
+
+
+# --- configuration ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("workers", "groups", "trajectories", "cpus", "number"),
+    [
+        (Workers(), 16, 128, 2, 0),  # a laptop with the quickstart
+        (Workers(), 16, 64, 64, 0),
+        (Workers(), 16, 128, 8, 2),
+        (Workers(), 64, 512, 8, 6),
+        (Workers(), 3, 512, 8, 3),
+        (Workers(processes=4), 16, 8, 2, 4),
+        (Workers(processes=4), 3, 8, 2, 3),
+        (Workers(processes=0), 64, 512, 64, 0),
+        (Workers(ray=16), 64, 512, 2, 16),
+    ],
+)
+def test_the_number_of_workers(workers: Workers, groups: int, trajectories: int, cpus: int, number: int) -> None:
+    assert workers.number(groups=groups, trajectories=trajectories, cpus=cpus) == number
+
+
+def test_workers_are_processes_or_actors() -> None:
+    with pytest.raises(ValueError, match="found processes=2 and ray=3, wanted one of them"):
+        Workers(processes=2, ray=3)
+
+
+def test_a_resume_may_change_the_workers_since_they_change_nothing_that_is_learned() -> None:
+    assert not Change(first_step=1, key="rollout.workers.processes", old=None, new=4).learned
+    assert Change(first_step=1, key="rollout.staleness", old=0, new=1).learned
+
+
+def test_a_run_says_where_its_rollouts_are_played() -> None:
+    config = load_config(ROOT / "configs/quickstart.yaml")
+    assert described_workers(vary(config, ["rollout.workers.processes=0"])) == (
+        "rollouts in this process: set by rollout.workers"
+    )
+    assert described_workers(vary(config, ["rollout.workers.processes=2"])) == (
+        "rollouts in 2 worker processes of each rank: set by rollout.workers"
+    )

@@ -1,11 +1,10 @@
-"""The program of rollout workers that the tests start: a counting world, whose condenser, tools and rewards misbehave."""
+"""The program of rollout workers that the tests start: a counting world that misbehaves."""
 
 import os
 import signal
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 from talk import Counting, engine
@@ -34,14 +33,16 @@ class Misbehaving(Counting):
         return await super().step(reply)
 
 
-class CountedLastK(LastK):
-    """Counts its calls."""
+class CountedLastK:
+    """Keeps two units, and counts its calls."""
 
-    calls = 0
+    def __init__(self) -> None:
+        self.last_k = LastK(keep_last=2)
+        self.calls = 0
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         self.calls += 1
-        return await super().condense(history, budget, tools)
+        return await self.last_k.condense(history, budget, tools)
 
     def counts(self) -> Mapping[str, float]:
         calls, self.calls = self.calls, 0
@@ -73,7 +74,7 @@ class World:
         rewards = {"turns": lambda trajectory, _: {"turns": float(len(trajectory.turns))}, "process": process_id}
         return LocalPlayer(
             environment=Misbehaving,
-            engine=engine(sampler, condenser=CountedLastK(keep_last=2)),
+            engine=engine(sampler, condenser=CountedLastK()),
             reward=Siblings() if self.reward == "siblings" else rewards[self.reward],
         )
 

@@ -147,7 +147,11 @@ class _SharingPlayer:
 
 
 def _host(workers: Workers) -> WorkerHost:
-    return ProcessHost(PROGRAM)
+    if not workers.ray:
+        return ProcessHost(PROGRAM)
+    from condensegrpo.rollout.workers.ray_actors import RayHost  # Ray is an extra
+
+    return RayHost(f"{PROGRAM}:work")
 
 
 def own_cpus() -> int:

@@ -29,10 +29,17 @@ class Connection:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._flushing = False  # in this round of the event loop
 
-    def attach(self, on_message: Callable[[Message], None], on_end: Callable[[], None]) -> None:
+    def attach(
+        self,
+        on_message: Callable[[Message], None],
+        *,
+        on_unreadable: Callable[[Exception], None],
+        on_end: Callable[[], None],
+    ) -> None:
         """Receive on the running event loop.
 
         Args:
+            on_unreadable: a message cannot be unpickled, such as one with a class that only the other end can import.
             on_end: the other end was closed; called once, after the last message.
         """
         loop = self._loop = asyncio.get_running_loop()
@@ -46,7 +53,12 @@ class Connection:
                 data = b""
             self._incoming += data
             for frame in self._frames():
-                on_message(pickle.loads(frame))
+                try:
+                    message = pickle.loads(frame)
+                except Exception as error:
+                    on_unreadable(error)
+                else:
+                    on_message(message)
             if not data:
                 self.detach()
                 on_end()

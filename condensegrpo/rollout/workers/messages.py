@@ -10,6 +10,8 @@ from condensegrpo.core.protocols import Reading
 from condensegrpo.core.trajectory import Finish, SamplingParams, ScoredTrajectory
 from condensegrpo.rollout.group import ProblemGroup
 
+PLAIN_DATA = "Make Problem.data of plain values, or set rollout.workers.processes=0"
+
 # --- to a worker ------------------------------------------------------------------------------------------------------
 
 
@@ -49,7 +51,7 @@ class Answer(NamedTuple):
     value: object  # a Failure: the sampler failed
 
 
-class Reply(NamedTuple):
+class SampledIds(NamedTuple):
     """A ``Generation``, in the form in which it is sent."""
 
     token_ids: "array[int]"
@@ -82,7 +84,7 @@ class Attend(NamedTuple):
     reading: Reading
 
 
-class Request(NamedTuple):
+class SamplerRequest(NamedTuple):
     """A call of the sampler."""
 
     number: int
@@ -102,7 +104,7 @@ class Finished(NamedTuple):
     scored: ScoredTrajectory
 
 
-class Played(NamedTuple):
+class PlayReport(NamedTuple):
     """All trajectories of a play are scored."""
 
     play: int
@@ -116,4 +118,4 @@ class Broken(NamedTuple):
     error: CondenseError
 
 
-Message = Setup | Play | Cancel | Close | Answer | Request | Withdraw | Finished | Played | Broken
+Message = Setup | Play | Cancel | Close | Answer | SamplerRequest | Withdraw | Finished | PlayReport | Broken

@@ -14,8 +14,8 @@ from condensegrpo.core.protocols import Attends, Sampler
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.rollout.collect import OnScored
 from condensegrpo.rollout.group import ProblemGroup
-from condensegrpo.rollout.workers.messages import Play, Played, Setup
-from condensegrpo.rollout.workers.share import Share
+from condensegrpo.rollout.workers.messages import Play, PlayReport, Setup
+from condensegrpo.rollout.workers.share import BatchShare
 from condensegrpo.rollout.workers.worker import StartedWorker, Worker
 
 CLOSE_SECONDS = 2.0  # that the workers have to end by themselves
@@ -59,7 +59,7 @@ class WorkerPool:
         stream: tuple[int, int],
         turn_seconds: float,
         on_scored: OnScored,
-    ) -> tuple[tuple[ScoredTrajectory, ...], tuple[Played, ...]]:
+    ) -> tuple[tuple[ScoredTrajectory, ...], tuple[PlayReport, ...]]:
         """Play a batch.
 
         Args:
@@ -75,12 +75,12 @@ class WorkerPool:
             RolloutError: the workers cannot be started or set up, or a problem cannot be sent to them.
         """
         loop, number = asyncio.get_running_loop(), next(self._numbers)
-        playing, shares = await self._ready(workers), list[Share]()
+        playing, shares = await self._ready(workers), list[BatchShare]()
         try:
             for place, worker in enumerate(playing):
                 groups = tuple(batch[place::workers])
                 play = Play(number, setup.key, groups, samples, *stream, self._sampler.version)
-                shares.append(Share(play, on_scored, loop.create_future()))
+                shares.append(BatchShare(play, on_scored, loop.create_future()))
                 worker.begin(shares[-1], setup, turn_seconds)
             ended = await asyncio.gather(*(share.done for share in shares))
         finally:

@@ -13,7 +13,7 @@ from condensegrpo.core.protocols import NamedTensors, Reading, TokenAttention
 from condensegrpo.core.shared_sequence import shared_ids
 from condensegrpo.core.trajectory import Generation, SamplingParams, Stop
 from condensegrpo.rollout.boundary import Ended
-from condensegrpo.rollout.workers.messages import Attend, Measure, Message, Reply, Request, Sample, Withdraw
+from condensegrpo.rollout.workers.messages import Attend, Measure, Message, Sample, SampledIds, SamplerRequest, Withdraw
 
 
 class RemoteSampler:
@@ -41,7 +41,7 @@ class RemoteSampler:
         answer = await self._asked(Sample(kept, array("I", prompt[kept:]), params))
         if isinstance(answer, Failure):
             raise Ended.by(answer, Stop.SAMPLER_ERROR)
-        token_ids, logprobs, finish = cast(Reply, answer)
+        token_ids, logprobs, finish = cast(SampledIds, answer)
         return Generation(token_ids=tuple(token_ids), logprobs=tuple(logprobs), finish=finish)
 
     async def measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
@@ -85,7 +85,7 @@ class RemoteSampler:
     async def _asked(self, call: Sample | Measure | Attend) -> object:
         number = next(self._numbers)
         future = self._answers[number] = asyncio.get_running_loop().create_future()
-        self._send(Request(number, call))
+        self._send(SamplerRequest(number, call))
         try:
             return await future
         except asyncio.CancelledError:

@@ -15,6 +15,7 @@ from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.rollout.player import COUNT_SECONDS, GroupPlayer
 from condensegrpo.rollout.workers.connection import Connection
 from condensegrpo.rollout.workers.messages import (
+    PLAIN_DATA,
     Answer,
     Broken,
     Cancel,
@@ -22,7 +23,7 @@ from condensegrpo.rollout.workers.messages import (
     Finished,
     Message,
     Play,
-    Played,
+    PlayReport,
     Setup,
 )
 from condensegrpo.rollout.workers.remote_sampler import RemoteSampler
@@ -60,7 +61,7 @@ class _Worker:
         self._closing = asyncio.Event()
 
     async def run(self) -> None:
-        self._connection.attach(self._received, self._closing.set)
+        self._connection.attach(self._received, on_unreadable=self._unreadable, on_end=self._closing.set)
         await self._closing.wait()
 
     def _received(self, message: Message) -> None:
@@ -76,6 +77,10 @@ class _Worker:
                 self._plays.pop(number).cancel()
             case Close():
                 self._closing.set()
+
+    def _unreadable(self, error: Exception) -> None:
+        reading = f"reading problems in a rollout worker: {failure_of('', error)}"
+        self._connection.send(Broken(RolloutError(f"{reading}. {PLAIN_DATA}.")))
 
     def _set_up(self, key: int, settings: object) -> None:
         try:
@@ -99,7 +104,7 @@ class _Worker:
                 on_scored=partial(self._finished, play.number),
             )
             counts = await awaited_in_thread(player.counts, name="the counts of the condenser", seconds=COUNT_SECONDS)
-            self._connection.send(Played(play.number, player.condensing_seconds - before, counts))
+            self._connection.send(PlayReport(play.number, player.condensing_seconds - before, counts))
         except Exception as error:  # a fault of the engine, or a trajectory that cannot be pickled
             self._connection.send(Broken(RolloutError(f"playing in a rollout worker: {failure_of('', error)}.")))
         finally:

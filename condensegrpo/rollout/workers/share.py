@@ -10,16 +10,16 @@ from condensegrpo.core.trajectory import ScoredTrajectory, Stop, Trajectory
 from condensegrpo.rollout.collect import OnScored
 from condensegrpo.rollout.group import ProblemGroup
 from condensegrpo.rollout.scoring import with_score
-from condensegrpo.rollout.workers.messages import Play, Played
+from condensegrpo.rollout.workers.messages import Play, PlayReport
 
 
 @dataclass(eq=False)
-class Share:
+class BatchShare:
     """The groups of one worker. ``done`` is the end of the worker's play, or None if the worker ended before."""
 
     play: Play
     on_scored: OnScored
-    done: "asyncio.Future[Played | None]"
+    done: "asyncio.Future[PlayReport | None]"
     scored: dict[str, ScoredTrajectory] = field(default_factory=dict)  # by id
     began: float = field(default_factory=time.monotonic)
 
@@ -33,7 +33,7 @@ class Share:
         except Exception as error:  # raised where the batch is awaited
             self.done.set_exception(error)
 
-    def complete(self, played: Played | None) -> None:
+    def complete(self, played: PlayReport | None) -> None:
         """End it: all trajectories are recorded."""
         if not self.done.done():
             self.done.set_result(played)

@@ -12,10 +12,11 @@ from condensegrpo.core.failures import Failure, failure_of
 from condensegrpo.core.protocols import Attends, Measures, Reading, Sampler, TokenAttention
 from condensegrpo.core.shared_sequence import SharedSequence
 from condensegrpo.core.trajectory import SamplingParams, Stop
-from condensegrpo.rollout.boundary import Ended, guarded
+from condensegrpo.rollout.boundary import Ended, guarded, is_own
 from condensegrpo.rollout.sampling import generated
 from condensegrpo.rollout.workers.connection import Connection
 from condensegrpo.rollout.workers.messages import (
+    PLAIN_DATA,
     Answer,
     Attend,
     Broken,
@@ -24,14 +25,14 @@ from condensegrpo.rollout.workers.messages import (
     Finished,
     Measure,
     Message,
-    Played,
-    Reply,
-    Request,
+    PlayReport,
     Sample,
+    SampledIds,
+    SamplerRequest,
     Setup,
     Withdraw,
 )
-from condensegrpo.rollout.workers.share import Share
+from condensegrpo.rollout.workers.share import BatchShare
 
 SAMPLER = "the sampler"
 
@@ -50,32 +51,31 @@ class Worker:
         """Take over a worker; the other arguments are those of ``WorkerPool``."""
         self._connection = Connection(started.end)
         self._ended = started.ended
-        self._sampler, self._model = sampler, model
+        self._sampler, self._own = sampler, is_own(sampler)
+        self._model = model
         self._keys: set[int] = set()  # of the players that it has
         self._prompts: dict[str, SharedSequence[int]] = {}  # the last one, by id of the trajectory
         self._requests: dict[int, asyncio.Task[None]] = {}
-        self._share: Share | None = None
+        self._share: BatchShare | None = None
         self._turn_seconds = 0.0
         self._how = ""  # it ended
 
-    def begin(self, share: Share, setup: Setup, turn_seconds: float) -> None:
+    def begin(self, share: BatchShare, setup: Setup, turn_seconds: float) -> None:
         """Let it play a share of a batch, on the running event loop.
 
         Raises:
             RolloutError: a problem cannot be sent.
         """
         self._share, self._turn_seconds = share, turn_seconds
-        self._connection.attach(self._received, self._end)
+        self._connection.attach(self._received, on_unreadable=self._unreadable, on_end=self._end)
         if setup.key not in self._keys:
             self._keys.add(setup.key)
             self._connection.send(setup)
         try:
             self._connection.send(share.play)
         except Exception as error:  # the boundary to a task's data
-            raise RolloutError(
-                f"sending problems to a rollout worker: {failure_of('', error)}. Make Problem.data of plain values, or "
-                f"set rollout.workers.processes=0."
-            ) from error
+            sending = f"sending problems to a rollout worker: {failure_of('', error)}"
+            raise RolloutError(f"{sending}. {PLAIN_DATA}.") from error
 
     def rest(self) -> None:
         """Let it wait for the next share; an unfinished one is cancelled."""
@@ -107,7 +107,7 @@ class Worker:
     def _received(self, message: Message) -> None:
         share = self._share
         match message:
-            case Request(number, call):
+            case SamplerRequest(number, call):
                 self._requests[number] = task = asyncio.create_task(self._answer(number, self._work(call)))
                 task.add_done_callback(lambda _: self._requests.pop(number, None))
             case Withdraw(number) if number in self._requests:
@@ -115,10 +115,14 @@ class Worker:
             case Finished(play, scored) if share is not None and share.play.number == play:
                 self._prompts.pop(scored.trajectory.id, None)
                 share.report(scored)
-            case Played(play) if share is not None and share.play.number == play:
+            case PlayReport(play) if share is not None and share.play.number == play:
                 share.complete(message)
             case Broken(error) if share is not None:
                 share.fail(error)
+
+    def _unreadable(self, error: Exception) -> None:
+        if self._share is not None:
+            self._share.fail(RolloutError(f"reading what a rollout worker sent: {failure_of('', error)}."))
 
     def _end(self) -> None:
         """It has ended by itself: unfinished trajectories are lost."""
@@ -129,7 +133,12 @@ class Worker:
         value: object
         try:
             value = await guarded(
-                work, who=SAMPLER, stop=Stop.SAMPLER_ERROR, turn_seconds=self._turn_seconds, plugin=self._sampler
+                work,
+                who=SAMPLER,
+                stop=Stop.SAMPLER_ERROR,
+                turn_seconds=self._turn_seconds,
+                plugin=self._sampler,
+                own=self._own,
             )
         except Ended as end:
             value = end.failure or Failure(source=SAMPLER, error="", message=end.detail)
@@ -148,9 +157,9 @@ class Worker:
             case Attend(model, reading):
                 return partial(self._attend, model, reading)
 
-    async def _sample(self, prompt: Sequence[int], params: SamplingParams) -> Reply:
+    async def _sample(self, prompt: Sequence[int], params: SamplingParams) -> SampledIds:
         reply = await generated(self._sampler, prompt, params)
-        return Reply(array("I", reply.token_ids), array("d", reply.logprobs), reply.finish)
+        return SampledIds(array("I", reply.token_ids), array("d", reply.logprobs), reply.finish)
 
     async def _measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> "array[float]":
         return array("d", await cast(Measures, self._sampler).measure(prompt_ids, output_ids))

@@ -1,0 +1,221 @@
+"""What worker processes gain where tools compute: wall time and CPU time with none, one, two, … of them.
+
+    python benchmarks/rollout_workers.py --workers 0 1 2 --rounds 5
+
+A sampler in the process of the rank answers at once; in every turn the policy calls a tool that computes for some
+milliseconds. Numbers of workers take turns within a round, and medians over the rounds are printed: wall seconds of a
+batch, CPU seconds of the busiest worker (what the wall time would be on as many free cores), CPU microseconds of the
+rank for each request, and both as a ratio to one worker.
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import socket
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from engine import QUESTION, SAMPLES, WORDS, Chat, Instant
+from rich.console import Console
+from rich.table import Table
+
+from condensegrpo.condensers.last_k import LastK
+from condensegrpo.core.protocols import Problem, Sampler
+from condensegrpo.core.trajectory import ScoredTrajectory, Trajectory
+from condensegrpo.learner.new_model import new_tokenizer
+from condensegrpo.rollout.engine import Engine
+from condensegrpo.rollout.group import ProblemGroup, problem_groups
+from condensegrpo.rollout.player import LocalPlayer
+from condensegrpo.rollout.render import Renderer
+from condensegrpo.rollout.settings import Limits
+from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
+from condensegrpo.rollout.workers.messages import Setup
+from condensegrpo.rollout.workers.pool import WorkerPool
+from condensegrpo.rollout.workers.processes import ProcessHost, fork_workers
+from condensegrpo.rollout.workers.remote_sampler import RemoteSampler
+from condensegrpo.rollout.workers.serving import serve
+
+STREAM = (0, 1)  # run seed and step
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What is played."""
+
+    turns: int
+    loops: int  # of the tool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a batch took."""
+
+    wall: float  # seconds
+    rank: float  # seconds of CPU of the rank
+    busiest: float  # seconds of CPU of the busiest worker; of the rank without workers
+
+
+@cache
+def calls() -> tuple[str, ...]:
+    """Calls of the tool, as a model writes them."""
+    return tuple(f'<tool_call>{{"name": "mix", "arguments": {{"word": "{word}"}}}}</tool_call>' for word in WORDS[:64])
+
+
+@cache
+def renderer() -> Renderer:
+    """Of a tokenizer that knows the calls."""
+    tokenizer = new_tokenizer([" ".join(WORDS), *calls()], kind="bpe", vocab_size=len(WORDS) + 600)
+    return Renderer(tokenizer, tools=Toolbox({"mix": mixer(1)}, format=TOOL_FORMATS["native"], seconds=10.0).schemas)
+
+
+def mixer(loops: int):  # noqa: ANN201  a tool is any function
+    """A tool that computes."""
+
+    def mix(word: str) -> str:
+        """Mix the letters of a word.
+
+        Args:
+            word: to mix.
+        """
+        number = 1
+        for place in range(loops):
+            number = (number * 31 + place + len(word)) % 1_000_003
+        return f"w{number % 2000}"
+
+    return mix
+
+
+def process(trajectory: Trajectory, problem: Problem) -> Mapping[str, float]:
+    """A reward that says where it was computed."""
+    return {"process": float(os.getpid())}
+
+
+def player(world: World, sampler: Sampler) -> LocalPlayer:
+    """Plays the world."""
+    toolbox = Toolbox({"mix": mixer(world.loops)}, format=TOOL_FORMATS["native"], seconds=60.0)
+    engine = Engine(
+        sampler=sampler,
+        renderer=renderer(),
+        condenser=LastK(keep_last=2),
+        condenser_name="last_k",
+        toolbox=toolbox,
+        limits=Limits(max_turns=world.turns, max_context_tokens=2000, max_output_tokens=64),
+    )
+    return LocalPlayer(environment=lambda problem: Chat(problem, world.turns), engine=engine, reward=process)
+
+
+def main(control: int) -> None:
+    """The program of the workers."""
+    fork_workers(control, work, ())
+
+
+def work(end: socket.socket) -> None:
+    """A worker."""
+    serve(end, open_world)
+
+
+def open_world(settings: object, sampler: RemoteSampler) -> LocalPlayer:
+    """The player of a worker."""
+    assert isinstance(settings, World)
+    return player(settings, sampler)
+
+
+def groups(trajectories: int) -> tuple[ProblemGroup, ...]:
+    """The batch."""
+    draw = random.Random(0)
+    problems = [
+        Problem(id=str(number), question=" ".join(draw.choices(WORDS, k=QUESTION)))
+        for number in range(trajectories // SAMPLES)
+    ]
+    return problem_groups(problems, STREAM[1])
+
+
+async def played(
+    world: World, batch: Sequence[ProblemGroup], sampler: Sampler, pool: WorkerPool, workers: int
+) -> tuple[ScoredTrajectory, ...]:
+    """Play the batch."""
+    if not workers:
+        local = player(world, sampler)
+        return await local.play(batch, samples=SAMPLES, run_seed=STREAM[0], step=STREAM[1], on_scored=lambda _: None)
+    scored, _ = await pool.play(
+        Setup(0, world),
+        batch,
+        workers=workers,
+        samples=SAMPLES,
+        stream=STREAM,
+        turn_seconds=60.0,
+        on_scored=lambda _: None,
+    )
+    return scored
+
+
+def cpu_seconds(process: int) -> float:
+    """User and system time of a process."""
+    fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def measured(
+    world: World, batch: Sequence[ProblemGroup], sampler: Sampler, pool: WorkerPool, workers: int, known: set[int]
+) -> Cost:
+    """The cost of a batch; ``known`` are the processes of earlier ones."""
+    before = {process: cpu_seconds(process) for process in known}
+    wall, rank = time.monotonic(), time.process_time()
+    scored = asyncio.run(played(world, batch, sampler, pool, workers))
+    wall, rank = time.monotonic() - wall, time.process_time() - rank
+    known |= {int(each.score.components["process"]) for each in scored}
+    used = [cpu_seconds(process) - before.get(process, 0.0) for process in known if process != os.getpid()]
+    return Cost(wall=wall, rank=rank, busiest=max(used, default=0.0) if workers else rank)
+
+
+def benchmark(numbers: Sequence[int], world: World, *, trajectories: int, rounds: int) -> None:
+    """Measure and print."""
+    batch = groups(trajectories)
+    sampler = Instant([renderer().reply_ids(text) for text in calls()])
+    pool, known = WorkerPool(ProcessHost("rollout_workers"), sampler, model=lambda name: sampler), set[int]()
+    costs: dict[int, list[Cost]] = {number: [] for number in numbers}
+    for turn in range(rounds + 1):  # the first starts the workers
+        for number in numbers:
+            cost = measured(world, batch, sampler, pool, number, known)
+            costs[number] += [cost] if turn else []
+    pool.close()
+    table = Table("workers", "wall s", "busiest CPU s", "rank µs/request", "wall ratio", "CPU ratio")
+    one = costs.get(1, costs[numbers[0]])
+    for number in numbers:
+        wall, busiest, rank = (
+            statistics.median(getattr(cost, name) for cost in costs[number]) for name in ("wall", "busiest", "rank")
+        )
+        of_one = [statistics.median(getattr(cost, name) for cost in one) for name in ("wall", "busiest")]
+        table.add_row(
+            str(number),
+            f"{wall:.2f}",
+            f"{busiest:.2f}",
+            f"{1e6 * rank / (trajectories * world.turns):.0f}",
+            f"{of_one[0] / wall:.2f}",
+            f"{of_one[1] / busiest:.2f}",
+        )
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--trajectories", type=int, default=64)
+    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--loops", type=int, default=30_000, help="of the tool; 10,000 take about half a millisecond")
+    arguments = parser.parse_args()
+    import rollout_workers  # classes of __main__ have another name in the workers
+
+    rollout_workers.benchmark(
+        arguments.workers,
+        rollout_workers.World(turns=arguments.turns, loops=arguments.loops),
+        trajectories=arguments.trajectories,
+        rounds=arguments.rounds,
+    )
