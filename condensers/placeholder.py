@@ -6,7 +6,10 @@ from dataclasses import replace
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Count
 
-PLACEHOLDER = re.compile(r"\[turn [0-9]+, [a-z ]+ omitted: [0-9]+ tokens\]")
+VERBATIM, VERBATIM_LENGTH = " verbatim: ", 400  # what ``anchors`` puts behind a placeholder, and most characters of it
+PLACEHOLDER = re.compile(
+    r"\[turn [0-9]+, [a-z ]+ omitted: [0-9]+ tokens\]" + rf"(?:{VERBATIM}[^\n]{{1,{VERBATIM_LENGTH}}})?"
+)
 
 
 def masked(history: History, unit: Unit, message: Message, count: Count) -> Message:

@@ -39,7 +39,7 @@ DRAWS = 8  # random orders for each question
 Match = Literal["words", "substring"]
 Order = Callable[[History], Sequence[int]]  # positions of the units, the first to keep first
 
-_PLACEHOLDER = re.compile(r"\[turns? [^\[\]]* omitted[^\[\]]*\]")  # its numbers are no answers
+_PLACEHOLDER = re.compile(r"\[(?:\d+ )?turns? [^\[\]]* omitted[^\[\]]*\]")  # its numbers are no answers
 _IGNORED = str.maketrans("'", '"', ",./-_*^()")  # as BFCL's own checker
 
 

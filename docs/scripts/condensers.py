@@ -83,7 +83,7 @@ def _unit(unit: Unit, shown: Unit | None, status: str) -> list[str]:
 
 
 def _short(message: Message) -> str:
-    text = message.content.replace(" …" * 38, " … 38 words more")
+    text = message.content.replace(" …" * 38, " … 38 words more").replace("\n", " ⏎ ")
     return f"{message.role:9} {text}"
 
 
@@ -113,6 +113,7 @@ EXAMPLES: dict[str, Callable[[], str]] = {
         },
         110,
     ),
+    "anchors": lambda: drawn("anchors", {}, 130),
     "truncate": lambda: drawn("truncate", {}, 130),
     "random_drop": lambda: drawn("random_drop", {"seed": 2}, 130),
 }

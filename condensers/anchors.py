@@ -1,0 +1,199 @@
+"""The condenser that keeps the anchors of what another condenser leaves out: numbers, paths, errors, names, verbatim.
+
+the wrapped condenser drops 0 and 1 and masks the result of 2, of five units
+0  ls  ─▶  src/app.py src/db.py            ┐  Verbatim from omitted turns:  src/app.py  src/db.py  1142
+1  make  ─▶  build 1142 …                  ┘  [2 turns up to 1 omitted, parts of them verbatim above: 96 tokens]
+2  test  ─▶  KeyError: 'u_17' …               [turn 2, tool result omitted: 88 tokens] verbatim: KeyError: 'u_17'
+3, 4                                          unchanged
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import Annotated, NamedTuple
+
+from annotated_types import Gt, Lt
+
+from condensegrpo.condensers.anchor_patterns import KINDS, Kind, anchors
+from condensegrpo.condensers.fit import fits
+from condensegrpo.condensers.pipeline import Pipeline
+from condensegrpo.condensers.placeholder import VERBATIM, VERBATIM_LENGTH
+from condensegrpo.condensers.truncate import Truncate
+from condensegrpo.core.account import unit_tokens
+from condensegrpo.core.messages import History, Message, Unit, flatten
+from condensegrpo.core.protocols import Budget, Condensed, Stage
+from condensegrpo.core.wording import counted
+
+HEADING = "Verbatim from omitted turns:"
+
+
+class Lost(NamedTuple):
+    """An anchor that is in no shown message, and where it stood."""
+
+    turn: int
+    result: int | None  # of a masked result: its place in the unit; None: the unit is not shown
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Anchors:
+    """Keeps numbers, paths, errors, quotes, URLs and names of what its stages drop or mask, verbatim, beside them.
+
+    Anchors of dropped units are listed in one unit at the place of the newest of them, and those of a masked result
+    behind its placeholder. A new summary gets them at its end. Newest first, each once, and none that is shown anyway.
+    """
+
+    stages: Sequence[Stage] = (Stage(name="truncate", condenser=Truncate()),)  # as of a pipeline
+    share: Annotated[float, Gt(0), Lt(1)] = 0.25  # of the budget, for anchors; the stages get the rest
+    kinds: Sequence[Kind] = KINDS
+    pipeline: Pipeline = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pipeline", Pipeline(self.stages))  # frozen
+
+    @property
+    def writes(self) -> int:
+        """Texts that its stages may request from the policy in one call."""
+        return self.pipeline.writes
+
+    def check_room(self, pinned: Sequence[Message], budget: Budget) -> None:
+        """Refuse a budget that one of its stages refuses."""
+        self.pipeline.check_room(pinned, self._less(budget))
+
+    def counts(self) -> Mapping[str, float]:
+        """The counts of its stages."""
+        return self.pipeline.counts()
+
+    @property
+    def scorers(self) -> Sequence[str]:
+        """The scorers of its stages."""
+        return self.pipeline.scorers
+
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
+        """The units of its stages and the anchors of what they left out.
+
+        Costs log2 of the number of anchors in counts of what is shown, beside the costs of the stages, which are called
+        again if the anchors leave room; those that write are not.
+        """
+        view = history.current_units
+        listed = next(
+            (unit for unit in view if _is_list(unit)), None
+        )  # of its own earlier answer, if that is asked for
+        rest = tuple(unit for unit in view if unit is not listed)
+        whole = fits(history, view, budget)
+        past = history if listed is None else history.with_units(rest)
+        found = await self.pipeline.condense(past, budget if whole else self._less(budget), tools)
+        if found.units == rest:
+            return replace(found, units=view) if whole else found
+        answer, used = self._listed(history, found, budget)
+        if used is None or whole or self.writes:
+            return answer
+        ample = replace(budget, tokens=budget.tokens - used)  # the anchors need less than their share
+        return self._listed(history, await self.pipeline.condense(past, ample, tools), budget)[0]
+
+    def _listed(self, history: History, found: Condensed, budget: Budget) -> tuple[Condensed, int | None]:
+        """An answer of the stages with the anchors that fit, and the tokens of these if they are all there are."""
+        room = int(self.share * budget.tokens)
+        shown = flatten(history.pinned, found.units)
+        lost = _lost(history, found, shown, tuple(self.kinds), room)
+        note = _note(history, found, lost, budget)
+        base = budget.count(shown)
+
+        def added(number: int) -> int:
+            units = _with(history, found, lost[:number], note).units
+            return budget.count(flatten(history.pinned, units)) - base
+
+        most = min(budget.tokens - base, room)
+        number = bisect_right(range(1, len(lost) + 1), most, key=added)
+        answer = _with(history, found, lost[:number], note) if number else found
+        return answer, added(number) if number == len(lost) < room else None
+
+    def _less(self, budget: Budget) -> Budget:
+        return replace(budget, tokens=budget.tokens - int(self.share * budget.tokens))
+
+
+def _is_list(unit: Unit) -> bool:
+    return unit.is_summary and unit.reply.content.startswith(f"{HEADING}\n")
+
+
+def _lost(
+    history: History, found: Condensed, shown: Sequence[Message], kinds: tuple[Kind, ...], most: int
+) -> list[Lost]:
+    """Up to ``most`` anchors that are in no shown message, those of the newest units first, in a unit in order."""
+    known = {anchor for message in shown for anchor in anchors(message.content, kinds)}
+    lost: list[Lost] = []
+    for turn, result, texts in _left_out(history, found, kinds):
+        fresh = [text for text in texts if text not in known]
+        known.update(fresh)
+        lost += (Lost(turn, result, text) for text in fresh)
+        if len(lost) >= most:
+            break
+    return lost[:most]
+
+
+def _left_out(
+    history: History, found: Condensed, kinds: tuple[Kind, ...]
+) -> Iterator[tuple[int, int | None, Sequence[str]]]:
+    """Turn, place of a masked result and anchors, the newest unit first; what an earlier summary covers is its own."""
+    by_turn = {unit.turn: unit for unit in found.units}
+    old = history.summary
+    covered = old.through if old is not None and by_turn.get(old.through) == old.unit else -1
+    for unit in reversed(history.units[bisect_right(history.units, covered, key=_turn) :]):
+        shown = by_turn.get(unit.turn)
+        if shown is None or shown.is_summary is not unit.is_summary:
+            lines = unit.reply.content.splitlines()[1:] if _is_list(unit) else None
+            texts = (text for message in unit.messages for text in anchors(message.content, kinds))
+            yield unit.turn, None, lines or tuple(dict.fromkeys(texts))
+        elif shown != unit:
+            for place, (now, raw) in enumerate(zip(shown.results, unit.results, strict=True)):
+                if now != raw:
+                    yield unit.turn, place, anchors(raw.content, kinds)
+
+
+def _note(history: History, found: Condensed, lost: Sequence[Lost], budget: Budget) -> Message:
+    """What the list of anchors stands for: the units up to the newest that has one there."""
+    newest = next((anchor.turn for anchor in lost if anchor.result is None), -1)
+    kept = {unit.turn for unit in found.units}
+    tokens = zip(history.units, unit_tokens(history, budget.count), strict=True)
+    omitted = [count for unit, count in tokens if unit.turn <= newest and unit.turn not in kept]
+    text = f"[{counted(len(omitted), 'turn', 'turns')} up to {newest} omitted, parts of them verbatim above: "
+    return Message(role="user", content=f"{text}{sum(omitted)} tokens]")
+
+
+def _with(history: History, found: Condensed, lost: Sequence[Lost], note: Message) -> Condensed:
+    """An answer with these anchors: in a unit or the new summary, and behind placeholders."""
+    chosen = sorted(lost, key=_turn)  # stable: in a unit in order
+    listed = [anchor for anchor in chosen if anchor.result is None]
+    text = "\n".join((HEADING, *(anchor.text for anchor in listed)))
+    units, summary = [_annotated(history, unit, chosen) for unit in found.units], found.summary
+    if listed and summary is not None:
+        place = found.units.index(summary.unit)
+        summary = replace(summary, text=f"{summary.text}\n\n{text}")
+        units[place] = summary.unit
+    elif listed:
+        reply = Message(role="assistant", content=text)
+        units.append(Unit(turn=listed[-1].turn, reply=reply, results=(note,), is_summary=True))
+    reason = "; ".join(
+        (*filter(None, (found.reason,)), f"{counted(len(chosen), 'anchor', 'anchors')} of what was left out")
+    )
+    return replace(found, units=tuple(sorted(units, key=_turn)), summary=summary, reason=reason)
+
+
+def _annotated(history: History, unit: Unit, chosen: Sequence[Lost]) -> Unit:
+    """A unit with the anchors of each masked result behind its placeholder, as long as that is shorter than it was."""
+    own = [anchor for anchor in chosen if anchor.turn == unit.turn and anchor.result is not None]
+    if not own:
+        return unit
+    raw = history.units[bisect_left(history.units, unit.turn, key=_turn)]
+    results = list(unit.results)
+    for anchor in own:
+        place = anchor.result or 0
+        before = results[place].content
+        longer = f"{before}{'; ' if VERBATIM in before else VERBATIM}{anchor.text}"
+        if len(longer) < min(len(raw.results[place].content), len(unit.results[place].content) + VERBATIM_LENGTH):
+            results[place] = replace(results[place], content=longer)
+    return replace(unit, results=tuple(results))
+
+
+_turn = attrgetter("turn")
