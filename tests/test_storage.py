@@ -3,18 +3,20 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builders import condensation, ledger_episode, scored, trajectory, turn
+from builders import assistant, condensation, ledger_episode, scored, trajectory, turn, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from condensegrpo.core.errors import DataError, RunError, TrajectoryFileError
 from condensegrpo.core.messages import Message, ToolCall
+from condensegrpo.core.shared_sequence import shared, shared_ids
 from condensegrpo.core.trajectory import Condensation, Score, ScoredTrajectory, Span, SpanStatus, Stop, Trajectory, Turn
 from condensegrpo.storage.codec import decode, dump_line
 from condensegrpo.storage.credit import Credit, read_credit, write_credit
@@ -120,6 +122,63 @@ def test_any_trajectory_reads_back_equal(one: ScoredTrajectory) -> None:
     assert decode(ScoredTrajectory, json.loads(line)) == one
 
 
+WORDS = [*map(user, "abc"), *map(assistant, "abc")]
+
+
+@st.composite
+def episodes(draw: st.DrawFn) -> Trajectory:
+    """Turns that continue each other or not, as shared sequences or tuples, of a few messages, many of them equal."""
+    some = st.lists(st.sampled_from(WORDS), max_size=3).map(tuple)
+    ids, context, played = shared_ids([0]), shared(draw(some)), list[Turn]()
+    for _ in range(draw(st.integers(0, 5))):
+        output = tuple(draw(st.lists(st.integers(0, 2), max_size=2)))
+        one = turn(ids, output, context=context, reply="a", observations=draw(some))
+        if draw(st.booleans()):
+            one = replace(one, prompt_ids=ids, context=context)
+        played.append(one)
+        added = draw(st.lists(st.integers(0, 2), max_size=2))
+        if draw(st.integers(0, 2)):
+            ids, context = ids.extended((*output, *added)), context.extended((one.reply, *one.observations))
+        else:
+            ids, context = shared_ids([*draw(st.sampled_from([ids, ids[:1]])), *added]), shared(draw(some))
+    return trajectory(*played)
+
+
+@settings(deadline=None, max_examples=100)
+@given(episodes())
+def test_an_episode_reads_back_equal_whatever_its_turns_share(one: Trajectory) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        write_trajectory(Path(folder) / "t.jsonl", scored(one, 1.0))
+        assert read_trajectories(Path(folder) / "t.jsonl").trajectories == (scored(one, 1.0),)
+
+
+def long_episode(turns: int) -> ScoredTrajectory:
+    """Every prompt continues the last; replies and observations are the same in every turn."""
+    ids, context, played = shared_ids(range(1000, 1100)), shared([user("start")]), list[Turn]()
+    for _ in range(turns):
+        observed = (user("+1"),)
+        played.append(replace(turn([1], [7, 8], observations=observed), prompt_ids=ids, context=context))
+        ids, context = ids.extended((7, 8, 9)), context.extended((played[-1].reply, *observed))
+    return scored(trajectory(*played), 1.0)
+
+
+def test_a_line_grows_by_what_is_new_in_a_turn_and_holds_a_message_once(tmp_path: Path) -> None:
+    sizes, path = [], tmp_path / "t.jsonl"
+    for turns in (64, 128, 256):
+        path.unlink(missing_ok=True)
+        write_trajectory(path, long_episode(turns))
+        sizes.append(path.stat().st_size)
+        (read,) = read_trajectories(path).trajectories
+        assert read == long_episode(turns)
+        assert len({id(each.prompt_ids._storage) for each in read.trajectory.turns}) == 1  # type: ignore[attr-defined]
+        assert len({id(each.context._storage) for each in read.trajectory.turns}) == 1  # type: ignore[attr-defined]
+    assert sizes[2] - sizes[1] == pytest.approx(2 * (sizes[1] - sizes[0]), rel=0.02)
+    line = json.loads(path.read_text())["trajectory"]
+    assert len(line["messages"]) == 1 + 2 * 256
+    assert line["turns"][255]["context"] == [[0, 511]]
+    assert line["turns"][255]["added_ids"] == [9]
+
+
 def test_a_file_gives_back_what_was_written_in_order(tmp_path: Path) -> None:
     path = tmp_path / "step_000001.jsonl"
     odd = scored(
@@ -212,7 +271,7 @@ def at(line: object, *place: object, value: object) -> object:
         (lambda line: {"trajectory": line["trajectory"]}, "found version None, wanted 1 to 4"),
         (lambda line: [line], "found list, wanted an object"),
         (lambda line: {**line, "extra": 1}, "unknown field 'extra'"),
-        (lambda line: {"version": 2, "score": line["score"]}, "_TrajectoryLine misses trajectory"),
+        (lambda line: {"version": 4, "score": line["score"]}, "_TrajectoryLine misses trajectory"),
         (lambda line: at(line, "trajectory", "stop", value="bored"), "trajectory.stop: wanted one of answered"),
         (lambda line: at(line, "trajectory", "answer", value=7), "trajectory.answer: wanted text, found 7"),
         (lambda line: at(line, "trajectory", "seconds", value=True), "trajectory.seconds: wanted a number, found True"),
@@ -226,6 +285,31 @@ def at(line: object, *place: object, value: object) -> object:
             "2 tokens, 1 logprobs",
         ),
         (lambda line: at(line, "trajectory", "turns", 0, "kind", value="nap"), "turns[0].kind: wanted one of"),
+        (lambda line: at(line, "trajectory", "messages", value=[{}]), "trajectory.messages[0]: Message misses role"),
+        (
+            lambda line: at(line, "trajectory", "turns", 1, "context", value=[[0, 9]]),
+            "trajectory.turns[1].context: wanted runs [first, end] of 2 messages, found [0, 9]",
+        ),
+        (
+            lambda line: at(line, "trajectory", "turns", 1, "observations", value=[0]),
+            "trajectory.turns[1].observations[0]: wanted a list, found 0",
+        ),
+        (
+            lambda line: at(line, "trajectory", "turns", 1, "reply", value=2),
+            "trajectory.turns[1].reply: wanted the place of one of 2 messages, found 2",
+        ),
+        (
+            lambda line: at(line, "trajectory", "turns", 0, "added_ids", value=[1]),
+            "trajectory.turns[0].added_ids: there is no prompt before it",
+        ),
+        (
+            lambda line: at(line, "trajectory", "turns", 1, "added_ids", value=[-1]),
+            "trajectory.turns[1].added_ids: wanted token ids, found a number that is none",
+        ),
+        (
+            lambda line: at(line, "trajectory", "turns", 1, value={"reply": 0, "added_ids": []}),
+            "trajectory.turns[1]: Turn misses",
+        ),
         (lambda line: at(line, "score", "components", value=[]), "score.components: wanted an object"),
         (lambda line: at(line, "score", "total", value=float("nan")), "total is nan, wanted a finite number"),
     ],

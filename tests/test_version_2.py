@@ -18,7 +18,7 @@ def inspect(*arguments: object) -> str:
     return done.output
 
 
-def test_a_file_of_version_2_is_read_and_written_as_version_3(tmp_path: Path) -> None:
+def test_a_file_of_version_2_is_read_and_written_anew(tmp_path: Path) -> None:
     read = read_trajectories(RUN / "trajectories" / "step_000002.jsonl")
     assert read.provenance is None
     assert {(one.trajectory.question, one.trajectory.ground_truth) for one in read.trajectories} == {

@@ -9,7 +9,6 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from condensegrpo.core.errors import PrefixBroken
-from condensegrpo.core.shared_sequence import shared
 from condensegrpo.core.trajectory import Segment, Stop, Trajectory, Turn
 
 LOGPROB_SLACK = 1e-4  # nats; a log-probability rounded in low precision may lie this far above 0
@@ -112,8 +111,7 @@ def _starts(turns: Sequence[Turn]) -> Iterator[int]:
 
 def _difference(last: Turn, turn: Turn) -> int | None:
     """Where the prompt first differs from the last prompt + output, or ends too early; None: it continues."""
-    start, end = len(last.prompt_ids), len(last.prompt_ids) + len(last.output_ids)
-    if shared(turn.prompt_ids).continues(last.prompt_ids) and tuple(turn.prompt_ids[start:end]) == last.output_ids:
+    if turn.added_ids(last) is not None:
         return None
     pairs = zip((*last.prompt_ids, *last.output_ids), turn.prompt_ids, strict=False)
     return next((place for place, (old, new) in enumerate(pairs) if old != new), len(turn.prompt_ids))

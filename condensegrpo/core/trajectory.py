@@ -9,10 +9,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, Self
 
 from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import Message
+from condensegrpo.core.shared_sequence import shared
 
 
 class Finish(StrEnum):
@@ -146,6 +147,13 @@ class Turn:
             raise ValueError("a turn needs a prompt of at least one token")
         if not 0 <= self.tool_successes <= self.tool_attempts:
             raise ValueError(f"{self.tool_successes} of {self.tool_attempts} tool calls cannot have succeeded")
+
+    def added_ids(self, last: Self) -> tuple[int, ...] | None:
+        """What the prompt adds to another turn's prompt and output; None: it does not continue them."""
+        start, end = len(last.prompt_ids), len(last.prompt_ids) + len(last.output_ids)
+        if shared(self.prompt_ids).continues(last.prompt_ids) and tuple(self.prompt_ids[start:end]) == last.output_ids:
+            return tuple(self.prompt_ids[end:])
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,12 +14,19 @@ from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from condensegrpo.core.shared_sequence import SharedSequence
+
 T = TypeVar("T")
 
 
 def dump_line(value: object) -> str:
     """One line of ASCII JSON without its newline; numbers read back equal to the last bit, text whatever it holds."""
-    return json.dumps(value, default=_plain, ensure_ascii=True, separators=(",", ":"))
+    return _ENCODER.encode(value)
+
+
+def fields_of(value: object) -> dict[str, object]:
+    """The fields of a dataclass by name."""
+    return {name: getattr(value, name) for name in _names(type(value))}
 
 
 def decode(kind: type[T], value: object, place: str = "") -> T:
@@ -33,7 +40,7 @@ def decode(kind: type[T], value: object, place: str = "") -> T:
 
 def _plain(value: object) -> dict[str, object] | list[object]:
     if is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
+        return fields_of(value)
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Sequence):
@@ -55,7 +62,7 @@ def _decode(kind: Any, value: object, place: str) -> object:  # noqa: ANN401  a 
             raise _fault(place, "an object", value)
         return {key: _decode(get_args(kind)[1], item, _inside(place, key)) for key, item in value.items()}
     if is_dataclass(kind):
-        return _record(cast(type, kind), value, place)
+        return value if isinstance(value, kind) else _record(cast(type, kind), value, place)
     if issubclass(kind, StrEnum):
         return kind(_member(tuple(kind), value, place))
     if kind is float and type(value) is int:
@@ -66,6 +73,8 @@ def _decode(kind: Any, value: object, place: str) -> object:  # noqa: ANN401  a 
 
 
 def _items(kind: Any, value: object, place: str) -> tuple[object, ...]:  # noqa: ANN401  as _decode
+    if isinstance(value, tuple | SharedSequence):  # decoded before
+        return value
     if not isinstance(value, list):
         raise _fault(place, "a list", value)
     if kind in (int, float, str) and all(type(item) is kind for item in value):
@@ -97,6 +106,11 @@ def _member(members: tuple[str, ...], value: object, place: str) -> str:
 
 
 @cache
+def _names(kind: Any) -> tuple[str, ...]:  # noqa: ANN401  a dataclass
+    return tuple(field.name for field in fields(kind))
+
+
+@cache
 def _decoders(kind: Any) -> dict[str, tuple[Callable[[object, str], object], bool]]:  # noqa: ANN401  a dataclass
     """The decoder of each field, and whether the field must be there."""
     hints = get_type_hints(kind)
@@ -119,4 +133,5 @@ def _fault(place: str, wanted: str, value: object) -> ValueError:
     return ValueError(f"{_named(place)}: wanted {wanted}, found {text if len(text) <= 60 else text[:57] + '...'}")
 
 
+_ENCODER = json.JSONEncoder(default=_plain, separators=(",", ":"), check_circular=False)
 _WORDS: Mapping[type, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}

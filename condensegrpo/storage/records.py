@@ -1,16 +1,19 @@
 """Versioned lines of JSON that hold dataclasses: the lines of trajectory and credit files."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
 from condensegrpo.core.errors import DataError, TrajectoryFileError
+from condensegrpo.core.trajectory import Span, SpanStatus
 from condensegrpo.storage.codec import decode, dump_line
 from condensegrpo.storage.files import read_lines
+from condensegrpo.storage.stored_trajectory import restore
 
-VERSION = 4  # of the lines that are written; those of older versions are read too
+VERSION = 4  # of the lines that are written; 3, with whole prompts and contexts in every turn, 2 and 1 are read too
 
 T = TypeVar("T")
 
@@ -43,15 +46,47 @@ def _record(kind: type[T], line: object, doing: str) -> T:
             f"{doing}: found version {version!r}, wanted 1 to {VERSION}. Read it with the condensegrpo that wrote it."
         )
     try:
-        fields = _converted_from_version_1(fields) if version == 1 else fields
-        return decode(kind, fields if version == VERSION else _converted_from_version_3(fields))
+        if version == 1:
+            _convert_from_version_1(fields)
+        if version < VERSION:
+            _convert_from_version_3(fields)
+        elif isinstance(trajectory := fields.get("trajectory"), dict):
+            restore(trajectory)
+        return decode(kind, fields)
     except ValueError as error:
         raise TrajectoryFileError(
             f"{doing}: {error}. The file was edited or damaged; remove the line or sample the step again."
         ) from error
 
 
-def _converted_from_version_1(record: dict[str, object]) -> dict[str, object]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _UnitSpan:
+    """What versions before 4 hold for each unit of a condensation."""
+
+    turn: int
+    status: SpanStatus
+    tokens: int
+
+
+def _convert_from_version_3(record: dict[str, object]) -> None:
+    """Join the spans of units that follow each other with one status; changes the parsed JSON in place.
+
+    Raises:
+        ValueError: a span is damaged.
+    """
+    for index, turn in enumerate(_objects(record.get("trajectory"), "turns")):
+        declared, place = turn.get("condensation"), f"trajectory.turns[{index}].condensation.spans"
+        if isinstance(declared, dict) and "spans" in declared:
+            runs = groupby(decode(tuple[_UnitSpan, ...], declared["spans"], place), key=attrgetter("status"))
+            declared["spans"] = tuple(_joined(status, tuple(run)) for status, run in runs)
+
+
+def _joined(status: SpanStatus, run: tuple[_UnitSpan, ...]) -> Span:
+    tokens = sum(unit.tokens for unit in run)
+    return Span(first=run[0].turn, last=run[-1].turn, units=len(run), status=status, tokens=tokens)
+
+
+def _convert_from_version_1(record: dict[str, object]) -> None:
     """The fields of a line of version 1 as version 2 names them; changes the parsed JSON in place.
 
         trajectory.id  7-a-3                                     ─▶   sample  3, of an id that ends otherwise 0
@@ -72,35 +107,6 @@ def _converted_from_version_1(record: dict[str, object]) -> dict[str, object]:
         for name in ("tool_attempts", "tool_successes"):
             if isinstance(rewards, dict) and isinstance(rewards.get(name), int | float):
                 turn[name] = int(rewards.pop(name))
-    return record
-
-
-def _converted_from_version_3(record: dict[str, object]) -> dict[str, object]:
-    """The fields of a line of version 3 or older as version 4 has them; changes the parsed JSON in place.
-
-    spans  {turn 0, dropped, 5 tokens} {turn 1, dropped, 6}   ─▶   {first 0, last 1, units 2, dropped, 11}
-    """
-    for turn in _objects(record.get("trajectory"), "turns"):
-        condensation = turn.get("condensation")
-        spans = list(_objects(condensation, "spans"))
-        units = [
-            (span.get("status"), span["turn"], span["tokens"])
-            for span in spans
-            if isinstance(span.get("turn"), int) and isinstance(span.get("tokens"), int)
-        ]
-        if isinstance(condensation, dict) and len(units) == len(spans):
-            runs = [(status, list(run)) for status, run in groupby(units, key=itemgetter(0))]
-            condensation["spans"] = [
-                {
-                    "first": run[0][1],
-                    "last": run[-1][1],
-                    "units": len(run),
-                    "status": status,
-                    "tokens": sum(tokens for _, _, tokens in run),
-                }
-                for status, run in runs
-            ]
-    return record
 
 
 def _objects(value: object, key: str) -> Iterator[dict[str, object]]:

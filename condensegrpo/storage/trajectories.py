@@ -6,6 +6,7 @@ from pathlib import Path
 from condensegrpo.core.trajectory import Score, ScoredTrajectory, Trajectory
 from condensegrpo.storage.files import append_line
 from condensegrpo.storage.records import read_records, record_line
+from condensegrpo.storage.stored_trajectory import stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,8 @@ def write_trajectory(path: Path, scored: ScoredTrajectory, provenance: Provenanc
     Raises:
         RunError: the disk is full or the file cannot be written.
     """
-    append_line(path, record_line({"provenance": provenance, "trajectory": scored.trajectory, "score": scored.score}))
+    trajectory = stored(scored.trajectory)
+    append_line(path, record_line({"provenance": provenance, "trajectory": trajectory, "score": scored.score}))
 
 
 def read_trajectories(path: Path) -> ReadResult:

@@ -1,0 +1,134 @@
+"""What a line holds of a trajectory: every message once, and of a prompt that continues the last one what it adds.
+
+    messages   S Q R0 O0 R1                  in the order in which they came up
+    turn 0     context [[0, 2]]   reply 2    observations [[3, 4]]   output_ids [7, 8]   prompt_ids [5, 6]
+    turn 1     context [[0, 4]]   reply 4    observations []         output_ids [7]      added_ids [9]
+
+A run ``[first, end]`` stands for the messages from ``first`` up to, not including, ``end``. Prompt 1 is prompt 0,
+output 0 and what was added: 5 6 7 8 9. Each turn costs what is new in it, in a line and in what is read from it.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from condensegrpo.core.messages import Message
+from condensegrpo.core.shared_sequence import SharedSequence, shared_ids
+from condensegrpo.core.trajectory import Trajectory
+from condensegrpo.storage.codec import decode, fields_of
+
+Run = list[int]
+
+
+class _Messages:
+    """The messages of a line, and the runs that stand for some of them."""
+
+    def __init__(self) -> None:
+        self.all: list[Message] = []
+        self._places: dict[Message, int] = {}  # of the newest of equal messages
+
+    def add(self, message: Message) -> int:
+        """The place of a message that is new, though it may equal an earlier one."""
+        self._places[message] = len(self.all)
+        self.all.append(message)
+        return len(self.all) - 1
+
+    def new_run(self, messages: Sequence[Message]) -> list[Run]:
+        """The run of messages that are new."""
+        places = [self.add(message) for message in messages]
+        return [[places[0], places[-1] + 1]] if places else []
+
+    def runs(self, messages: Iterable[Message], before: Iterable[Run] = ()) -> list[Run]:
+        """The runs of some messages, as few as can be, behind those that are known."""
+        runs = [list(run) for run in before]
+        for message in messages:
+            place = runs[-1][1] if runs else 0
+            if self.all[place : place + 1] != [message]:
+                place = self._places.get(message, -1)
+                place = self.add(message) if place < 0 else place
+            if runs and place == runs[-1][1]:
+                runs[-1][1] += 1
+            else:
+                runs.append([place, place + 1])
+        return runs
+
+
+def stored(trajectory: Trajectory) -> dict[str, object]:
+    """The JSON object of a trajectory."""
+    messages, turns, last, context = _Messages(), list[dict[str, object]](), None, list[Run]()
+    for turn in trajectory.turns:
+        if last is not None and isinstance(turn.context, SharedSequence) and turn.context.continues(last.context):
+            context = messages.runs(turn.context[len(last.context) :], before=context)
+        else:
+            context = messages.runs(turn.context)
+        changed = {
+            "context": context,
+            "reply": messages.add(turn.reply),
+            "observations": messages.new_run(turn.observations),
+        }
+        added = turn.added_ids(last) if last is not None else None
+        ids = {"prompt_ids": tuple(turn.prompt_ids)} if added is None else {"added_ids": added}
+        turns.append(ids | {name: value for name, value in fields_of(turn).items() if name != "prompt_ids"} | changed)
+        last = turn
+    return fields_of(trajectory) | {"messages": messages.all, "turns": turns}
+
+
+def restore(trajectory: dict[str, object]) -> None:
+    """Replace what ``stored`` changed by values of a ``Turn``, in parsed JSON; what else is damaged stays so.
+
+    Raises:
+        ValueError: a run or an id is damaged; names its place.
+    """
+    if "messages" not in trajectory:
+        raise ValueError("trajectory: Trajectory misses messages")
+    messages = list(decode(tuple[Message, ...], trajectory.pop("messages"), "trajectory.messages"))
+    prompt: SharedSequence[int] | None = None  # with its output
+    turns = trajectory.get("turns")
+    for index, turn in enumerate(turns if isinstance(turns, list) else ()):
+        if isinstance(turn, dict):
+            place = f"trajectory.turns[{index}]"
+            _restore_messages(turn, messages, place)
+            prompt = _restore_ids(turn, prompt, place)
+
+
+def _restore_messages(turn: dict[str, object], messages: list[Message], place: str) -> None:
+    if "context" in turn:
+        runs = _runs(turn["context"], len(messages), f"{place}.context")
+        whole = len(runs) == 1 and runs[0][0] == 0
+        turn["context"] = SharedSequence(messages, runs[0][1]) if whole else SharedSequence(_chosen(messages, runs))
+    if "observations" in turn:
+        turn["observations"] = tuple(
+            _chosen(messages, _runs(turn["observations"], len(messages), f"{place}.observations"))
+        )
+    if "reply" in turn:
+        reply = decode(int, turn["reply"], f"{place}.reply")
+        if not 0 <= reply < len(messages):
+            raise ValueError(f"{place}.reply: wanted the place of one of {len(messages)} messages, found {reply}")
+        turn["reply"] = messages[reply]
+
+
+def _runs(value: object, size: int, place: str) -> tuple[tuple[int, ...], ...]:
+    runs = decode(tuple[tuple[int, ...], ...], value, place)
+    for run in runs:
+        if len(run) != 2 or not 0 <= run[0] < run[1] <= size:
+            raise ValueError(f"{place}: wanted runs [first, end] of {size} messages, found {list(run)}")
+    return runs
+
+
+def _chosen(messages: list[Message], runs: Iterable[Sequence[int]]) -> list[Message]:
+    return [message for first, end in runs for message in messages[first:end]]
+
+
+def _restore_ids(turn: dict[str, object], last: SharedSequence[int] | None, place: str) -> SharedSequence[int] | None:
+    """Put the whole prompt into a turn; returns it with the turn's output."""
+    key = "added_ids" if "added_ids" in turn else "prompt_ids"
+    if key not in turn:
+        return None  # the decoder names what misses
+    if key == "added_ids" and last is None:
+        raise ValueError(f"{place}.added_ids: there is no prompt before it that they continue")
+    ids = decode(tuple[int, ...], turn.pop(key), f"{place}.{key}")
+    output = decode(tuple[int, ...], turn.get("output_ids", []), f"{place}.output_ids")
+    try:
+        prompt = last.extended(ids) if key == "added_ids" and last is not None else shared_ids(ids)
+        turn["prompt_ids"] = prompt
+        return prompt.extended(output)
+    except OverflowError as error:
+        raise ValueError(f"{place}.{key}: wanted token ids, found a number that is none ({error})") from error
