@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from condensegrpo.algorithms.credit import turn_sums
@@ -17,6 +18,7 @@ from condensegrpo.learner import ranks
 from condensegrpo.metrics.trajectories import facts_of
 from condensegrpo.rollout.collect import failures_of, report_failures
 from condensegrpo.rollout.group import problem_groups
+from condensegrpo.storage.background_writer import BackgroundWriter
 from condensegrpo.storage.files import start_file
 from condensegrpo.storage.trajectories import write_trajectory
 
@@ -56,10 +58,10 @@ def evaluate(
     def finished(trajectory: ScoredTrajectory) -> None:
         observer.advance()
         if file is not None:
-            write_trajectory(file, trajectory, sampled_with)
+            writer.submit(partial(write_trajectory, file, trajectory, sampled_with))
         on_scored(trajectory)
 
-    with BackgroundLoop("evaluation", close_seconds=PLUGIN_SECONDS) as loop:
+    with BackgroundWriter() as writer, BackgroundLoop("evaluation", close_seconds=PLUGIN_SECONDS) as loop:
         scored = loop.run(
             player.play(
                 own,

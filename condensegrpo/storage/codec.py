@@ -26,7 +26,8 @@ def dump_line(value: object) -> str:
 
 def fields_of(value: object) -> dict[str, object]:
     """The fields of a dataclass by name."""
-    return {name: getattr(value, name) for name in _names(type(value))}
+    names: tuple[str, ...] = _names(cast(Any, type(value)))
+    return {name: getattr(value, name) for name in names}
 
 
 def decode(kind: type[T], value: object, place: str = "") -> T:
@@ -62,7 +63,8 @@ def _decode(kind: Any, value: object, place: str) -> object:  # noqa: ANN401  a 
             raise _fault(place, "an object", value)
         return {key: _decode(get_args(kind)[1], item, _inside(place, key)) for key, item in value.items()}
     if is_dataclass(kind):
-        return value if isinstance(value, kind) else _record(cast(type, kind), value, place)
+        known = cast(type, kind)
+        return value if isinstance(value, known) else _record(known, value, place)
     if issubclass(kind, StrEnum):
         return kind(_member(tuple(kind), value, place))
     if kind is float and type(value) is int:
@@ -72,7 +74,7 @@ def _decode(kind: Any, value: object, place: str) -> object:  # noqa: ANN401  a 
     return value
 
 
-def _items(kind: Any, value: object, place: str) -> tuple[object, ...]:  # noqa: ANN401  as _decode
+def _items(kind: Any, value: object, place: str) -> Sequence[object]:  # noqa: ANN401  as _decode
     if isinstance(value, tuple | SharedSequence):  # decoded before
         return value
     if not isinstance(value, list):

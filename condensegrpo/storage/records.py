@@ -41,7 +41,7 @@ def _record(kind: type[T], line: object, doing: str) -> T:
         raise TrajectoryFileError(f"{doing}: found {type(line).__name__}, wanted an object.")
     fields = {key: value for key, value in line.items() if key != "version"}
     version = line.get("version")
-    if version not in range(1, VERSION + 1):
+    if not isinstance(version, int) or version not in range(1, VERSION + 1):
         raise TrajectoryFileError(
             f"{doing}: found version {version!r}, wanted 1 to {VERSION}. Read it with the condensegrpo that wrote it."
         )

@@ -6,6 +6,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 from torch import Tensor
@@ -22,6 +23,7 @@ from condensegrpo.learner import ranks
 from condensegrpo.rollout.collect import check_each_rank, failures_of, report_failures
 from condensegrpo.rollout.group import ProblemGroup, problem_groups
 from condensegrpo.rollout.player import GroupPlayer
+from condensegrpo.storage.background_writer import BackgroundWriter
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import write_trajectory
 from condensegrpo.training.data_order import indices, spare_indices
@@ -100,16 +102,17 @@ class BatchRollout:
         """Roll out this rank's share of a round; each trajectory is written, and reported, when it finishes."""
 
         def record(scored: ScoredTrajectory) -> None:
-            self.write(batch.step, scored)
+            writer.submit(partial(self.write, batch.step, scored))
             on_scored()
 
-        return await self.player.play(
-            self._share(batch),
-            samples=self.samples_per_problem,
-            run_seed=self.seed,
-            step=batch.step,
-            on_scored=record,
-        )
+        with BackgroundWriter() as writer:
+            return await self.player.play(
+                self._share(batch),
+                samples=self.samples_per_problem,
+                run_seed=self.seed,
+                step=batch.step,
+                on_scored=record,
+            )
 
     def _share(self, batch: Round) -> tuple[ProblemGroup, ...]:
         everything = problem_groups([self.problems[index] for index in batch.chosen], batch.step)
