@@ -45,12 +45,25 @@ class ChatTemplate:
         """Characters that occur neither in the tools nor in the messages: markers and stand-ins for a rendering."""
         return unused_characters((self._tool_text, *(text for message in messages for text in _texts(message))))
 
-    def render(self, messages: Sequence[Message], marker: str, *, generation_prompt: bool = True) -> str:
-        """The template's text, in which the marker breaks up every special token that is not the template's own."""
+    @property
+    def source(self) -> str:
+        """The template itself."""
+        return str(self._tokenizer.get_chat_template(tools=self._tools or None))
+
+    def calls_beside(self, message: Message) -> bool:
+        """Whether the template is given the calls of a message: those that its content already contains it is not."""
+        content = message.content
+        return any(call.arguments not in content or call.name not in content for call in message.tool_calls)
+
+    def render(self, messages: Sequence[Message], marker: str, *, end: str = "", generation_prompt: bool = True) -> str:
+        """The template's text, in which the marker breaks up every special token that is not the template's own.
+
+        ``end`` stands behind the last word of every reply.
+        """
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    [self._entry(message, marker) for message in messages],
+                    [self._entry(message, marker, end) for message in messages],
                     tools=self._tools or None,
                     add_generation_prompt=generation_prompt,
                     tokenize=False,
@@ -73,15 +86,17 @@ class ChatTemplate:
         place = f" of {self._tokenizer.name_or_path}" if self._tokenizer.name_or_path else ""
         return f"rendering {len(messages)} messages ({roles}): the chat template{place}"
 
-    def _entry(self, message: Message, marker: str) -> dict[str, object]:
+    def _entry(self, message: Message, marker: str, end: str) -> dict[str, object]:
         """A message as chat templates take it. Calls that the content already contains are not shown twice."""
-        entry: dict[str, object] = {"role": message.role, "content": self._encoder.escape(message.content, marker)}
+        content = self._encoder.escape(message.content, marker)
+        if end and message.role == "assistant":
+            said = content.rstrip()
+            content = f"{said}{end}{content[len(said) :]}"
+        entry: dict[str, object] = {"role": message.role, "content": content}
         if message.role == "tool":
             entry["name"] = self._encoder.escape(message.name or "", marker)
             entry["tool_call_id"] = message.tool_call_id or ""
-        if any(
-            call.arguments not in message.content or call.name not in message.content for call in message.tool_calls
-        ):
+        if self.calls_beside(message):
             entry["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": self._escaped(_function(call), marker)}
                 for call in message.tool_calls

@@ -2,15 +2,25 @@
 
 import itertools
 import re
+from array import array
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+CACHED = 16384  # texts after a control token whose ids are kept
+
 
 class TextEncoder:
-    """Tokenises text whose special tokens are control tokens, save where a marker breaks them up: that is text."""
+    """Tokenises text whose special tokens are control tokens, save where a marker breaks them up: that is text.
+
+    A tokenizer splits at special tokens first, so a control token and the text up to the next are tokenised apart from
+    the rest, once:
+
+        <|im_start|>user⏎go on   <|im_end|>   <|im_start|>assistant⏎
+    """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast") -> None:
         self._tokenizer = tokenizer
@@ -19,16 +29,17 @@ class TextEncoder:
         self._ids = {text: int(tokenizer.convert_tokens_to_ids(text)) for text in longest_first}
         self._forbidden = frozenset(self._ids.values()) - {tokenizer.unk_token_id}
         nothing = "(?!)"  # matches nowhere
+        alike = itertools.groupby(longest_first, key=lambda text: (special[text].lstrip, special[text].rstrip))
         self._control = re.compile(
             "|".join(
-                rf"{_space(special[text].lstrip)}({re.escape(text)}){_space(special[text].rstrip)}"
-                for text in longest_first
+                rf"{_space(left)}({'|'.join(map(re.escape, texts))}){_space(right)}" for (left, right), texts in alike
             )
             or nothing
         )
         texts = "|".join(map(re.escape, longest_first)) or nothing
         self._text = re.compile(texts)
         self._start = re.compile(rf"(?=(?:{texts}))(.)", re.DOTALL)  # finds overlapping ones too, but slowly
+        self._between = lru_cache(CACHED)(self._whole)
 
     def escape(self, text: str, marker: str) -> str:
         """The text with the marker after the first character of every special token's text."""
@@ -39,20 +50,32 @@ class TextEncoder:
         match = self._control.match(text.lstrip())
         return self._id(match) if match else None
 
-    def encode(self, text: str, marker: str) -> tuple[int, ...]:
+    def controls(self, text: str) -> list[int]:
+        """Where the control tokens of a text begin, the white space that they swallow included."""
+        return [match.start() for match in self._control.finditer(text)]
+
+    def encode(self, text: str, marker: str) -> "array[int]":
         """The ids of a text; the marker falls away, and what it broke up gives no control token."""
-        if marker not in text:
-            return tuple(self._tokenizer.encode(text, add_special_tokens=False))
-        ids: list[int] = []
-        position = 0
-        for match in self._control.finditer(text):
-            ids.extend(self._plain(text[position : match.start()], marker))
-            ids.append(self._id(match))
-            position = match.end()
-        return (*ids, *self._plain(text[position:], marker))
+        ids = array("I")
+        for start, end in itertools.pairwise(dict.fromkeys((0, *self.controls(text), len(text)))):
+            part = text[start:end]
+            ids.extend(self._between(part) if marker not in part else self._broken(part, marker))
+        return ids
+
+    def encode_whole(self, text: str, marker: str) -> "array[int]":
+        """What ``encode`` returns, by one call of the tokenizer unless the marker is in the text."""
+        return self.encode(text, marker) if marker in text else self._whole(text)
+
+    def _whole(self, text: str) -> "array[int]":
+        return array("I", self._tokenizer.encode(text, add_special_tokens=False))
 
     def _id(self, match: re.Match[str]) -> int:
         return self._ids[match[match.lastindex or 0]]
+
+    def _broken(self, part: str, marker: str) -> list[int]:
+        """The ids of a text with the marker in it that starts with a control token, or has none."""
+        match = self._control.match(part)
+        return [self._id(match), *self._plain(part[match.end() :], marker)] if match else self._plain(part, marker)
 
     def _plain(self, piece: str, marker: str) -> list[int]:
         ids = self._characters(piece.replace(marker, ""))

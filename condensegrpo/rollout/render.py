@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.messages import Message
+from condensegrpo.core.shared_sequence import SharedSequence
 from condensegrpo.rollout.chat_template import RENDER_SECONDS, ChatTemplate, first_rendering
 from condensegrpo.rollout.encoding import TextEncoder, unused_characters
+from condensegrpo.rollout.pieces import Pieces, joined
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -69,11 +71,10 @@ class Renderer:
         self._tokenizer = tokenizer
         self._encoder = TextEncoder(tokenizer)
         self._template = ChatTemplate(tokenizer, self._encoder, tools=tools, options=template_options or {})
-        # a condensed prompt is counted and then rendered, with the counts of other episodes in between; counts
-        # of units come back in every turn of an episode
-        self._prompt = lru_cache(maxsize=512)(self._rendered)
-        self._length = lru_cache(maxsize=16384)(lambda messages: len(self._prompt(messages)))
-        self._piece = lru_cache(maxsize=16384)(self._encoder.encode)  # of what is read again and again
+        self._pieces = Pieces(self._template, self._encoder)
+        # where prompts are rendered whole: a condensed one is counted and then rendered, with the counts of other
+        # episodes in between
+        self._whole = lru_cache(maxsize=512)(self._rendered)
         self._end_of_turn = first_rendering(self._find_end_of_turn, seconds=render_seconds)
         ends = [stop for stop in (self._end_of_turn, tokenizer.eos_token_id, *stop_ids) if stop is not None]
         self.stop_ids: tuple[int, ...] = tuple(sorted(set(ends)))
@@ -84,17 +85,19 @@ class Renderer:
             )
         self._closing = ends[0]
 
-    def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    def prompt(self, messages: Sequence[Message]) -> SharedSequence[int]:
         """The whole prompt (P,), ending in the generation prompt.
 
         It has exactly the special tokens that the template writes (one BOS, if it writes one). The text of a special
         token inside a message is tokenised as the characters that it is made of.
         """
-        return tuple(self._prompt(tuple(messages)))
+        pieces = self._pieces.of(tuple(messages))
+        return SharedSequence(joined(pieces, self._encoder) if pieces else self._whole(tuple(messages))[:])
 
     def count(self, messages: Sequence[Message]) -> int:
-        """How many tokens ``prompt(messages)`` has. Remembered by content."""
-        return self._length(tuple(messages))
+        """How many tokens ``prompt(messages)`` has."""
+        pieces = self._pieces.of(tuple(messages))
+        return sum(len(piece.ids(self._encoder)) for piece in pieces) if pieces else len(self._whole(tuple(messages)))
 
     def located(self, messages: Sequence[Message]) -> Located:
         """The whole prompt with the places of what each message says, in one pass over the text.
@@ -111,10 +114,10 @@ class Renderer:
         ]
         # text and numbers of frames in turn: text, 0, text, 1, text, …
         pieces = re.split(f"{left}([0-9]+){right}", self._template.render(framed, marker))
-        ids, at = list(self._piece(pieces[0], marker)), dict[int, int]()
+        ids, at = list(self._encoder.encode(pieces[0], marker)), dict[int, int]()
         for number, text in zip(pieces[1::2], pieces[2::2], strict=True):
             at[int(number)] = len(ids)
-            ids += self._piece(text, marker)
+            ids += self._encoder.encode(text, marker)
         places, last = [], 0
         for index in range(len(messages)):
             start = at.get(2 * index, last)  # reasoning that is left out may take the beginning with it
@@ -141,15 +144,13 @@ class Renderer:
             observations: what answered it.
             output_ids: (A,) as sampled.
         """
-        marker, sentinel = itertools.islice(self._template.unused((*context, reply, *observations)), 2)
-        stand_in = replace(reply, content=sentinel, tool_calls=())
-        text = self._template.render((*context, stand_in, *observations), marker)
-        tail = _after(text, sentinel)
+        piece = self._pieces.newest(context, reply, observations)
+        tail, marker = (piece.tail, piece.marker) if piece else self._tail(context, reply, observations)
         if output_ids and output_ids[-1] in self.stop_ids:
             ids = self._encoder.encode(tail.lstrip(), marker)
-            if ids[:1] == (output_ids[-1],):
-                return ids[1:]
-        return self._encoder.encode(tail, marker)
+            if ids[:1] == array("I", output_ids[-1:]):
+                return tuple(ids[1:])
+        return tuple(self._encoder.encode(tail, marker))
 
     def keeps_replies(self, messages: Sequence[Message]) -> bool:
         """Whether the prompt of these messages is the prompt of their last reply, that reply, and then more.
@@ -159,9 +160,11 @@ class Renderer:
         What an earlier prompt showed rewritten already does not count again, nor does white space around a reply (some
         templates trim it). True where there is no reply yet.
         """
+        kept = self._pieces.keep_replies(messages)
+        return self._keeps_replies_whole(messages) if kept is None else kept
+
+    def _keeps_replies_whole(self, messages: Sequence[Message]) -> bool:
         replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
-        if not replies:
-            return True
         context, reply, observations = messages[: replies[-1]], messages[replies[-1]], messages[replies[-1] + 1 :]
         marker, end = itertools.islice(self._template.unused(messages), 2)
         before = self._template.render(context, marker)
@@ -205,7 +208,7 @@ class Renderer:
     def text_ids(self, text: str) -> tuple[int, ...]:
         """The ids of a text as a policy could say it, with nothing before or behind."""
         marker = next(unused_characters((text,)))
-        return self._encoder.encode(self._encoder.escape(text, marker), marker)
+        return tuple(self._encoder.encode(self._encoder.escape(text, marker), marker))
 
     def reply_ids(self, text: str) -> tuple[int, ...]:
         """The ids (A,) of a written reply as a policy should sample it, end-of-turn id included. For demonstrations."""
@@ -214,7 +217,13 @@ class Renderer:
     def _rendered(self, messages: tuple[Message, ...]) -> "array[int]":
         """The prompt as an array: four bytes an id, where a tuple of numbers takes nine times as many."""
         marker = next(self._template.unused(messages))
-        return array("I", self._encoder.encode(self._template.render(messages, marker), marker))
+        return self._encoder.encode_whole(self._template.render(messages, marker), marker)
+
+    def _tail(self, context: Sequence[Message], reply: Message, observations: Sequence[Message]) -> tuple[str, str]:
+        """The text after a reply, and its marker."""
+        marker, sentinel = itertools.islice(self._template.unused((*context, reply, *observations)), 2)
+        stand_in = replace(reply, content=sentinel, tool_calls=())
+        return _after(self._template.render((*context, stand_in, *observations), marker), sentinel), marker
 
     def _find_end_of_turn(self) -> int | None:
         """The special token that the template puts right after a reply, if it does."""

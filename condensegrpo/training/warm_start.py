@@ -59,7 +59,7 @@ class Lessons:
 
     def prompt(self, context: tuple[Message, ...]) -> tuple[int, ...]:
         """The ids of a context."""
-        return self.renderer.prompt(self.toolbox.introduced(context))
+        return tuple(self.renderer.prompt(self.toolbox.introduced(context)))
 
 
 class ProbeResult(NamedTuple):
