@@ -56,10 +56,10 @@ class TextEncoder:
 
     def encode(self, text: str, marker: str) -> "array[int]":
         """The ids of a text; the marker falls away, and what it broke up gives no control token."""
-        ids = array("I")
+        ids, known = array("I"), marker not in text
         for start, end in itertools.pairwise(dict.fromkeys((0, *self.controls(text), len(text)))):
             part = text[start:end]
-            ids.extend(self._between(part) if marker not in part else self._broken(part, marker))
+            ids.extend(self._between(part) if known or marker not in part else self._broken(part, marker))
         return ids
 
     def encode_whole(self, text: str, marker: str) -> "array[int]":
@@ -67,7 +67,10 @@ class TextEncoder:
         return self.encode(text, marker) if marker in text else self._whole(text)
 
     def _whole(self, text: str) -> "array[int]":
-        return array("I", self._tokenizer.encode(text, add_special_tokens=False))
+        backend = self._tokenizer.backend_tokenizer
+        if backend.truncation or backend.padding or backend.encode_special_tokens:  # somebody's last call left it so
+            return array("I", self._tokenizer.encode(text, add_special_tokens=False))
+        return array("I", backend.encode(text, add_special_tokens=False).ids)
 
     def _id(self, match: re.Match[str]) -> int:
         return self._ids[match[match.lastindex or 0]]

@@ -19,65 +19,18 @@ first conversations of 2, 4, 8, … units. If one differs, prompts are rendered 
 import re
 import warnings
 from array import array
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import chain, islice
-from threading import RLock
 
-from condensegrpo.core.errors import RolloutError
 from condensegrpo.core.messages import Message
 from condensegrpo.rollout.chat_template import ChatTemplate
+from condensegrpo.rollout.cutting import Cutter, Uncuttable
 from condensegrpo.rollout.encoding import TextEncoder
+from condensegrpo.rollout.parts import NOTHING, Part, Parts, Piece, Shape, near, surroundings
 
-KEPT = 2**25  # characters of messages whose pieces are kept
-QUOTED = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"")
 COMPARES = re.compile(r"[!=]= *\w+\[-?\d+\](?! *[.\[])|\w\[-?\d+\] *[!=]=")  # message == user_messages[-1]
 STAND_IN = Message(role="assistant", content="stand-in")
-
-Surroundings = tuple[int, int, int]  # kinds: of the message before, of the next reply (0: none), of all later messages
-Shape = tuple[tuple[int, ...], Surroundings]  # kinds of the messages of a part
-
-
-@dataclass(slots=True, eq=False)
-class Piece:
-    """What the template writes for some messages in some surroundings."""
-
-    text: str
-    marker: str  # breaks up the special tokens in the text that are not the template's
-    said: int  # where the reply ends in the text
-    _ids: "array[int] | None" = None
-
-    def ids(self, encoder: TextEncoder) -> "array[int]":
-        """The ids of the text."""
-        if self._ids is None:
-            self._ids = encoder.encode(self.text, self.marker)
-        return self._ids
-
-    @property
-    def tail(self) -> str:
-        """The text after the reply."""
-        return self.text[self.said :]
-
-    def plain(self, end: int | None = None) -> str:
-        """The text without markers, up to ``end``."""
-        return self.text[:end].replace(self.marker, "")
-
-
-@dataclass(slots=True, eq=False)
-class Part:
-    """A reply with its results, or the opening of a conversation: the messages before its first reply."""
-
-    opening: "Part | None"  # of the conversation; None: it is one
-    messages: tuple[Message, ...]
-    kinds: tuple[int, ...]  # one bit a message
-    first: int  # kind; 0: no message
-    last: int
-    every: int
-    pieces: dict[Surroundings, Piece] = field(default_factory=dict)  # checked ones
-
-
-NOTHING = Part(opening=None, messages=(), kinds=(), first=0, last=0, every=0)
 
 
 class Pieces:
@@ -86,12 +39,9 @@ class Pieces:
     def __init__(self, template: ChatTemplate, encoder: TextEncoder) -> None:
         self._template = template
         self._encoder = encoder
-        self._tags = _tags(template.source)
         self._compares = COMPARES.search(template.source) is not None
-        self._kinds: dict[tuple[object, ...], int] = {}
-        self._parts: dict[tuple[Part | None, tuple[Message, ...]], Part] = {}
-        self._characters = 0  # of the messages of all parts
-        self._lock = RLock()  # condensers of users count in threads
+        self._parts = Parts(template)
+        self._cutter = Cutter(template, encoder, self._parts)
         self._checked: set[Shape] = set()
         self._ordinary: set[Shape] = set()  # after such a reply the template goes on as after any other
         self._longest = 2  # parts of the next conversation that is checked in any case
@@ -118,17 +68,17 @@ class Pieces:
         """A piece whose tail is what follows a reply in this place; None: it has to be rendered whole."""
         if self._is_whole(chain(context, results)):
             return None
-        earlier = list(islice(self._backwards(context), 3))
+        earlier = list(islice(self._parts.backwards(context), 3))
         opening = earlier[0].opening or earlier[0]
-        parts = [self._part(opening, (reply, *results)), *earlier]
-        piece, shape = None, (parts[0].kinds, _surroundings(parts, 0))
+        parts = [self._parts.part(opening, (reply, *results)), *earlier]
+        piece, shape = None, (parts[0].kinds, surroundings(parts, 0))
         if reply.content == reply.content.rstrip():
             if earlier[0].opening:
                 self._piece(parts, 1)  # asked for next, and rendered together with this one
             piece = self._surely(parts, 0, chain(context, parts[0].messages))
             if shape in self._ordinary:
                 return piece
-        parts[0] = self._part(opening, (STAND_IN, *results))
+        parts[0] = self._parts.part(opening, (STAND_IN, *results))
         usual = self._surely(parts, 0, chain(context, parts[0].messages))
         if piece and usual and piece.tail == usual.tail:
             self._ordinary.add(shape)
@@ -142,7 +92,7 @@ class Pieces:
         """
         if self._is_whole(messages):
             return None
-        walk = self._backwards(messages)
+        walk = self._parts.backwards(messages)
         parts, later = list(islice(walk, 3)), 0
         newest = parts[0]
         for index in range(1, len(messages) + 1 if newest.opening else 0):
@@ -176,12 +126,12 @@ class Pieces:
 
     def _piece(self, parts: Sequence[Part], index: int) -> Piece | None:
         """The piece of a part that is checked or of a checked shape."""
-        part, place = parts[index], _surroundings(parts, index)
+        part, place = parts[index], surroundings(parts, index)
         piece = part.pieces.get(place)
         return self._rendered(parts, index) if piece is None and (part.kinds, place) in self._checked else piece
 
     def _put_together(self, messages: tuple[Message, ...], *, again: bool = False) -> list[Piece] | None:
-        parts = list(self._backwards(messages))
+        parts = list(self._parts.backwards(messages))
         places, following, later = [], 0, 0
         for part, before in zip(parts, (*parts[1:], NOTHING), strict=True):
             places.append((before.last, following, later))
@@ -204,7 +154,7 @@ class Pieces:
             self._longest = max(self._longest, 1 << len(parts).bit_length())
             return found
         if not again:  # the pieces may be old: some templates write the date
-            self._parts.clear()
+            self._parts.forget()
             return self._put_together(messages, again=True)
         self._give_up("put together from its pieces, the prompt is not what the chat template writes for all of it")
         return None
@@ -226,110 +176,44 @@ class Pieces:
 
     def _independent(self, parts: Sequence[Part], index: int) -> bool:
         """Whether a piece does not change with the words of its surroundings."""
-        near, place = self._near(parts, index)
+        small, place = near(parts, index)
         others = [
             part.messages if number == place or part.opening is None else tuple(map(self._reworded, part.messages))
-            for number, part in enumerate(near)
+            for number, part in enumerate(small)
         ]
-        pieces, again = self._cut([part.messages for part in near]), self._cut(others)
+        pieces, again = self._cut([part.messages for part in small]), self._cut(others)
         return pieces is not None and again is not None and pieces[place].plain() == again[place].plain()
 
     def _reworded(self, message: Message) -> Message:
         """Another message of the same kind, if it is easily made."""
         half = len(message.content) // 2
         other = replace(message, content=f"{message.content[:half]}x{message.content[half:]}")
-        return other if self._kind(other) == self._kind(message) else message
+        return other if self._parts.kind(other) == self._parts.kind(message) else message
 
     def _rendered(self, parts: Sequence[Part], index: int) -> Piece | None:
         """The piece of a part, from a small conversation whose checked pieces are kept."""
-        near, place = self._near(parts, index)
-        pieces = self._cut([part.messages for part in near])
+        small, place = near(parts, index)
+        part, around = parts[index], surroundings(parts, index)
+        if (part.kinds, around) in self._checked:
+            filled = self._cutter.filled(small, place, around)
+            if filled:
+                part.pieces[around] = filled
+                return filled
+        pieces = self._cut([part.messages for part in small])
         if pieces is None:
             return None
-        for number, part in enumerate(near):
-            surroundings = _surroundings(near, number)
-            if (part.kinds, surroundings) in self._checked:
-                part.pieces[surroundings] = pieces[number]
+        for number, part in enumerate(small):
+            around = surroundings(small, number)
+            if (part.kinds, around) in self._checked:
+                part.pieces[around] = pieces[number]
         return pieces[place]
 
-    def _near(self, parts: Sequence[Part], index: int) -> tuple[list[Part], int]:
-        """A small conversation in which a part has the same surroundings, and its place there."""
-        part, near, later = parts[index], list[Part](), parts[index - 1].every if index else 0
-        for newer in parts[: max(index - 1, 0)]:
-            if newer.every & ~later:
-                near.append(newer)
-                later |= newer.every
-        near += parts[max(index - 1, 0) : index + 1]
-        place = len(near) - 1
-        if part.opening:
-            before = parts[index + 1]
-            near += [part.opening] if before.last == part.opening.last else [before, part.opening]
-        return near, place
-
     def _cut(self, parts: Sequence[tuple[Message, ...]]) -> list[Piece] | None:
-        """The pieces of a conversation, newest first; None: the template refuses it, or does not show a reply."""
-        messages = [message for part in reversed(parts) for message in part]
-        marker, end = islice(self._template.unused(messages), 2)
         try:
-            text = self._template.render(messages, marker, end=end)
-            silent = not all(part[0].content.strip() for part in parts[:-1])
-            if silent and text.replace(end, "") != self._template.render(messages, marker):
-                return None  # the mark alone is shown as a reply, no text is not
-        except RolloutError:  # of the whole conversation it is an error
+            return self._cutter.cut(parts)
+        except Uncuttable as error:
+            self._give_up(str(error))
             return None
-        ends = [match.start() for match in re.finditer(end, text)]
-        if len(ends) < len(parts) - 1:
-            return None
-        controls, starts = self._encoder.controls(text), [0]
-        for last, place in zip((-1, *ends), ends, strict=False):
-            before = bisect_left(controls, place) - 1
-            if before < 0 or controls[before] <= last or len(ends) >= len(parts):
-                self._give_up("the chat template repeats a reply, or has no special token before it")
-                return None
-            starts.append(controls[before])
-        pieces = [
-            Piece(text=text[start:stop].replace(end, ""), marker=marker, said=said - start)
-            for start, stop, said in zip(starts, (*starts[1:], len(text)), (0, *ends), strict=True)
-        ]
-        return pieces[::-1]
-
-    def _backwards(self, messages: Sequence[Message]) -> Iterator[Part]:
-        """The units of a conversation from the newest to the oldest, then its opening."""
-        first = next((index for index, message in enumerate(messages) if message.role == "assistant"), len(messages))
-        opening, end = self._part(None, tuple(messages[:first])), len(messages)
-        for index in range(end - 1, first - 1, -1):
-            if messages[index].role == "assistant":
-                yield self._part(opening, tuple(messages[index:end]))
-                end = index
-        yield opening
-
-    def _part(self, opening: Part | None, messages: tuple[Message, ...]) -> Part:
-        known = self._parts.get((opening, messages))
-        if known is not None:
-            return known
-        with self._lock:
-            kinds = tuple(map(self._kind, messages))
-            every = 0
-            for kind in kinds:
-                every |= kind
-            first, last = (kinds[0], kinds[-1]) if kinds else (0, 0)
-            part = Part(opening=opening, messages=messages, kinds=kinds, first=first, last=last, every=every)
-            self._characters += _size(part)
-            while self._characters > KEPT and self._parts:
-                self._characters -= _size(self._parts.pop(next(iter(self._parts))))  # the oldest
-            self._parts[opening, messages] = part
-        return part
-
-    def _kind(self, message: Message) -> int:
-        content = message.content
-        tags = (
-            (tag, content.startswith(tag), content.strip().startswith(tag), content.endswith(tag), content == tag)
-            for tag in self._tags
-            if tag in content
-        )
-        kind = (message.role, not content.strip(), self._template.calls_beside(message), *tags)
-        with self._lock:
-            return self._kinds.setdefault(kind, 1 << len(self._kinds))
 
 
 def joined(pieces: Iterable[Piece], encoder: TextEncoder) -> "array[int]":
@@ -338,22 +222,3 @@ def joined(pieces: Iterable[Piece], encoder: TextEncoder) -> "array[int]":
     for piece in pieces:
         ids.extend(piece.ids(encoder))
     return ids
-
-
-def _surroundings(parts: Sequence[Part], index: int) -> Surroundings:
-    """Of one of the parts, which are listed from the newest to at least the one before it."""
-    later = 0
-    for part in parts[:index]:
-        later |= part.every
-    return parts[index + 1].last if parts[index].opening else 0, parts[index - 1].first if index else 0, later
-
-
-def _size(part: Part) -> int:
-    return sum(len(message.content) + 100 for message in part.messages)
-
-
-def _tags(source: str) -> tuple[str, ...]:
-    """The quoted strings of a template that have a sign in them: what it may look for in messages."""
-    code = "".join(re.findall(r"\{[{%].*?[%}]\}", source, re.DOTALL))
-    texts = {quoted[1:-1].replace("\\n", "\n") for quoted in QUOTED.findall(code)}
-    return tuple(sorted(text for text in texts if len(text) > 2 and re.search(r"[^\w\s.,-]", text)))

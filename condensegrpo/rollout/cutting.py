@@ -1,0 +1,115 @@
+"""What a template writes for a part of a small conversation: rendered and cut out, or filled into a frame.
+
+A content is opaque if it has nothing that the template tests for and no white space around it. Around opaque contents
+the template writes the same frame every time, which is rendered once with stand-ins:
+
+    <|im_start|>assistant⏎ … <|im_end|>⏎<|im_start|>user⏎ … <|im_end|>⏎<|im_start|>assistant⏎
+
+That is used if the template lets the contents of ``PROBE`` through unchanged.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+
+from condensegrpo.core.errors import RolloutError
+from condensegrpo.core.messages import Message
+from condensegrpo.rollout.chat_template import ChatTemplate
+from condensegrpo.rollout.encoding import TextEncoder
+from condensegrpo.rollout.parts import Frame, Part, Parts, Piece, Shape, Surroundings
+
+PROBE = 'It\'s "1" of\t{2}\n\n\\n <b>&amp; naïve 漢字 🙂  ' + 500 * "A b " + "end"  # to be escaped, cut or replaced
+
+PRIVATE = re.compile("[\ue000-\uf8ff]")  # markers and stand-ins
+
+
+class Uncuttable(Exception):
+    """The rendering of a conversation has no places to cut at."""
+
+
+class Cutter:
+    """Renders small conversations of one template, whose parts are listed from the newest backwards."""
+
+    def __init__(self, template: ChatTemplate, encoder: TextEncoder, parts: Parts) -> None:
+        self._template = template
+        self._encoder = encoder
+        self._parts = parts
+        self._transparent: dict[Shape, bool] = {}  # whether the probe came through
+
+    def cut(self, parts: Sequence[tuple[Message, ...]]) -> list[Piece] | None:
+        """The pieces of a conversation; None: the template refuses it, or does not show a reply.
+
+        Raises:
+            Uncuttable: no special token stands before a reply.
+        """
+        messages = [message for part in reversed(parts) for message in part]
+        marker, end = islice(self._template.unused(messages), 2)
+        try:
+            text = self._template.render(messages, marker, end=end)
+            silent = not all(part[0].content.strip() for part in parts[:-1])
+            if silent and text.replace(end, "") != self._template.render(messages, marker):
+                return None  # the mark alone is shown as a reply, no text is not
+        except RolloutError:  # of the whole conversation it is an error
+            return None
+        ends = [match.start() for match in re.finditer(end, text)]
+        if len(ends) < len(parts) - 1:
+            return None
+        controls, starts = self._encoder.controls(text), [0]
+        for last, place in zip((-1, *ends), ends, strict=False):
+            before = bisect_left(controls, place) - 1
+            if before < 0 or controls[before] <= last or len(ends) >= len(parts):
+                raise Uncuttable("the chat template repeats a reply, or has no special token before it")
+            starts.append(controls[before])
+        pieces = [
+            Piece(text=text[start:stop].replace(end, ""), marker=marker, said=said - start)
+            for start, stop, said in zip(starts, (*starts[1:], len(text)), (0, *ends), strict=True)
+        ]
+        return pieces[::-1]
+
+    def filled(self, near: Sequence[Part], place: int, surroundings: Surroundings) -> Piece | None:
+        """The piece of the part at a place, from a frame; None: it has to be rendered."""
+        part = near[place]
+        if part.opening is None or not all(map(self._opaque, part.messages, part.kinds)):
+            return None
+        key = (part.kinds, surroundings), tuple((message.name, message.tool_call_id) for message in part.messages)
+        if key not in part.opening.frames:
+            part.opening.frames[key] = self._frame(near, place, key[0])
+        frame = part.opening.frames[key]
+        return frame.filled(part.messages) if frame else None
+
+    def _frame(self, near: Sequence[Part], place: int, shape: Shape) -> Frame | None:
+        part = near[place]
+        signs = list(islice(self._template.unused([m for other in near for m in other.messages]), len(part.messages)))
+        blank = self._with_contents(near, place, signs)
+        if blank is None or re.findall("|".join(signs), blank.text) != signs:
+            return None
+        frame = Frame(tuple(re.split("|".join(signs), blank.text)), blank.marker)
+        if shape not in self._transparent:
+            probed = [replace(message, content=PROBE) for message in part.messages]
+            probe = self._with_contents(near, place, [PROBE] * len(probed))
+            self._transparent[shape] = probe is not None and probe.plain() == frame.filled(probed).plain()
+        return frame if self._transparent[shape] else None
+
+    def _with_contents(self, near: Sequence[Part], place: int, contents: Sequence[str]) -> Piece | None:
+        """The piece of a part with other contents."""
+        conversation = [part.messages for part in near]
+        conversation[place] = tuple(
+            replace(message, content=content, tool_calls=())
+            for message, content in zip(near[place].messages, contents, strict=True)
+        )
+        try:
+            pieces = self.cut(conversation)
+        except Uncuttable:
+            return None
+        return pieces[place] if pieces else None
+
+    def _opaque(self, message: Message, kind: int) -> bool:
+        content = message.content
+        return (
+            kind in self._parts.plain
+            and content == content.strip()
+            and (content.isascii() or not PRIVATE.search(content))
+            and self._encoder.escape(content, "?") == content
+        )

@@ -1,0 +1,177 @@
+"""A conversation in parts: its opening, and every reply with what answered it. What a template can tell about them."""
+
+import re
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from threading import RLock
+
+from condensegrpo.core.messages import Message
+from condensegrpo.rollout.chat_template import ChatTemplate
+from condensegrpo.rollout.encoding import TextEncoder
+
+KEPT = 2**25  # characters of messages whose pieces are kept
+QUOTED = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"")
+
+Surroundings = tuple[int, int, int]  # kinds: of the message before, of the next reply (0: none), of all later messages
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """What the template writes for some messages in some surroundings."""
+
+    text: str
+    marker: str  # breaks up the special tokens in the text that are not the template's
+    said: int  # where the reply ends in the text
+    _ids: "array[int] | None" = None
+
+    def ids(self, encoder: TextEncoder) -> "array[int]":
+        """The ids of the text."""
+        if self._ids is None:
+            self._ids = encoder.encode(self.text, self.marker)
+        return self._ids
+
+    @property
+    def tail(self) -> str:
+        """The text after the reply."""
+        return self.text[self.said :]
+
+    def plain(self, end: int | None = None) -> str:
+        """The text without markers, up to ``end``."""
+        return self.text[:end].replace(self.marker, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What the template writes around the contents of some messages."""
+
+    texts: tuple[str, ...]  # before each content, and after the last
+    marker: str
+
+    def filled(self, messages: Sequence[Message]) -> Piece:
+        """The piece with these contents."""
+        contents = (*(message.content for message in messages), "")
+        text = "".join(chain.from_iterable(zip(self.texts, contents, strict=True)))
+        return Piece(text=text, marker=self.marker, said=len(self.texts[0]) + len(contents[0]))
+
+
+Shape = tuple[tuple[int, ...], Surroundings]  # kinds of the messages of a part
+FrameKey = tuple[Shape, tuple[tuple[str | None, str | None], ...]]  # tool and call of each message
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """A reply with its results, or the opening of a conversation: the messages before its first reply."""
+
+    opening: "Part | None"  # of the conversation; None: it is one
+    messages: tuple[Message, ...]
+    kinds: tuple[int, ...]  # one bit a message
+    first: int  # kind; 0: no message
+    last: int
+    every: int
+    pieces: dict[Surroundings, Piece] = field(default_factory=dict)  # checked ones
+    frames: dict[FrameKey, Frame | None] = field(default_factory=dict)  # of an opening: for the parts after it
+
+
+NOTHING = Part(opening=None, messages=(), kinds=(), first=0, last=0, every=0)
+
+
+class Parts:
+    """The parts of the conversations of one template, each made once. Those of a conversation: newest first."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self.tags = _tags(template.source)  # what the template may look for in contents
+        self.plain: set[int] = set()  # kinds of messages with words and without any of these
+        self._kinds: dict[tuple[object, ...], int] = {}
+        self._parts: dict[tuple[Part | None, tuple[Message, ...]], Part] = {}
+        self._characters = 0  # of the messages of all parts
+        self._lock = RLock()  # condensers of users count in threads
+
+    def __len__(self) -> int:
+        """How many parts are kept."""
+        return len(self._parts)
+
+    def backwards(self, messages: Sequence[Message]) -> Iterator[Part]:
+        """The units of a conversation from the newest to the oldest, then its opening."""
+        first = next((index for index, message in enumerate(messages) if message.role == "assistant"), len(messages))
+        opening, end = self.part(None, tuple(messages[:first])), len(messages)
+        for index in range(end - 1, first - 1, -1):
+            if messages[index].role == "assistant":
+                yield self.part(opening, tuple(messages[index:end]))
+                end = index
+        yield opening
+
+    def part(self, opening: Part | None, messages: tuple[Message, ...]) -> Part:
+        """A reply with its results after an opening; an opening if that is None."""
+        known = self._parts.get((opening, messages))
+        if known is not None:
+            return known
+        with self._lock:
+            kinds = tuple(map(self.kind, messages))
+            every = 0
+            for kind in kinds:
+                every |= kind
+            first, last = (kinds[0], kinds[-1]) if kinds else (0, 0)
+            part = Part(opening=opening, messages=messages, kinds=kinds, first=first, last=last, every=every)
+            self._characters += _size(part)
+            while self._characters > KEPT and self._parts:
+                self._characters -= _size(self._parts.pop(next(iter(self._parts))))  # the oldest
+            self._parts[opening, messages] = part
+        return part
+
+    def forget(self) -> None:
+        """Forget all parts."""
+        with self._lock:
+            self._parts.clear()
+            self._characters = 0
+
+    def kind(self, message: Message) -> int:
+        """One bit, the same for messages that a template cannot tell apart where it renders others."""
+        content = message.content
+        tags = tuple(
+            (tag, content.startswith(tag), content.strip().startswith(tag), content.endswith(tag), content == tag)
+            for tag in self.tags
+            if tag in content
+        )
+        odd = not content.strip(), self._template.calls_beside(message), *tags
+        with self._lock:
+            bit = self._kinds.setdefault((message.role, *odd), 1 << len(self._kinds))
+            if not any(odd):
+                self.plain.add(bit)
+        return bit
+
+
+def surroundings(parts: Sequence[Part], index: int) -> Surroundings:
+    """Of one of the parts, which are listed from the newest to at least the one before it."""
+    later = 0
+    for part in parts[:index]:
+        later |= part.every
+    return parts[index + 1].last if parts[index].opening else 0, parts[index - 1].first if index else 0, later
+
+
+def near(parts: Sequence[Part], index: int) -> tuple[list[Part], int]:
+    """A small conversation in which a part has the same surroundings, and its place there."""
+    part, found, later = parts[index], list[Part](), parts[index - 1].every if index else 0
+    for newer in parts[: max(index - 1, 0)]:
+        if newer.every & ~later:
+            found.append(newer)
+            later |= newer.every
+    found += parts[max(index - 1, 0) : index + 1]
+    place = len(found) - 1
+    if part.opening:
+        before = parts[index + 1]
+        found += [part.opening] if before.last == part.opening.last else [before, part.opening]
+    return found, place
+
+
+def _size(part: Part) -> int:
+    return sum(len(message.content) + 100 for message in part.messages)
+
+
+def _tags(source: str) -> tuple[str, ...]:
+    """The quoted strings of a template that have a sign in them: what it may look for in messages."""
+    code = "".join(re.findall(r"\{[{%].*?[%}]\}", source, re.DOTALL))
+    texts = {quoted[1:-1].replace("\\n", "\n") for quoted in QUOTED.findall(code)}
+    return tuple(sorted(text for text in texts if len(text) > 2 and re.search(r"[^\w\s.,-]", text)))
