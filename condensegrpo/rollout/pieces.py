@@ -27,24 +27,24 @@ from condensegrpo.core.messages import Message
 from condensegrpo.rollout.chat_template import ChatTemplate
 from condensegrpo.rollout.cutting import Cutter, Uncuttable
 from condensegrpo.rollout.encoding import TextEncoder
-from condensegrpo.rollout.parts import NOTHING, Part, Parts, Piece, Shape, near, surroundings
+from condensegrpo.rollout.sections import NOTHING, Section, Sections, Piece, Shape, near, surroundings
 
 COMPARES = re.compile(r"[!=]= *\w+\[-?\d+\](?! *[.\[])|\w\[-?\d+\] *[!=]=")  # message == user_messages[-1]
 STAND_IN = Message(role="assistant", content="stand-in")
 
 
 class Pieces:
-    """The pieces of the conversations of one renderer. Parts of a conversation are listed from the newest backwards."""
+    """The pieces of the conversations of one renderer. Sections of a conversation are listed from the newest backwards."""
 
     def __init__(self, template: ChatTemplate, encoder: TextEncoder) -> None:
         self._template = template
         self._encoder = encoder
         self._compares = COMPARES.search(template.source) is not None
-        self._parts = Parts(template)
-        self._cutter = Cutter(template, encoder, self._parts)
+        self._sections = Sections(template)
+        self._cutter = Cutter(template, encoder, self._sections)
         self._checked: set[Shape] = set()
         self._ordinary: set[Shape] = set()  # after such a reply the template goes on as after any other
-        self._longest = 2  # parts of the next conversation that is checked in any case
+        self._longest = 2  # sections of the next conversation that is checked in any case
         self._whole = False  # a check failed
         self._latest: tuple[tuple[Message, ...], list[Piece]] = (), []
 
@@ -68,18 +68,18 @@ class Pieces:
         """A piece whose tail is what follows a reply in this place; None: it has to be rendered whole."""
         if self._is_whole(chain(context, results)):
             return None
-        earlier = list(islice(self._parts.backwards(context), 3))
+        earlier = list(islice(self._sections.backwards(context), 3))
         opening = earlier[0].opening or earlier[0]
-        parts = [self._parts.part(opening, (reply, *results)), *earlier]
-        piece, shape = None, (parts[0].kinds, surroundings(parts, 0))
+        sections = [self._sections.section(opening, (reply, *results)), *earlier]
+        piece, shape = None, (sections[0].kinds, surroundings(sections, 0))
         if reply.content == reply.content.rstrip():
             if earlier[0].opening:
-                self._piece(parts, 1)  # asked for next, and rendered together with this one
-            piece = self._surely(parts, 0, chain(context, parts[0].messages))
+                self._piece(sections, 1)  # asked for next, and rendered together with this one
+            piece = self._surely(sections, 0, chain(context, sections[0].messages))
             if shape in self._ordinary:
                 return piece
-        parts[0] = self._parts.part(opening, (STAND_IN, *results))
-        usual = self._surely(parts, 0, chain(context, parts[0].messages))
+        sections[0] = self._sections.section(opening, (STAND_IN, *results))
+        usual = self._surely(sections, 0, chain(context, sections[0].messages))
         if piece and usual and piece.tail == usual.tail:
             self._ordinary.add(shape)
         return usual
@@ -92,24 +92,24 @@ class Pieces:
         """
         if self._is_whole(messages):
             return None
-        walk = self._parts.backwards(messages)
-        parts, later = list(islice(walk, 3)), 0
-        newest = parts[0]
+        walk = self._sections.backwards(messages)
+        sections, later = list(islice(walk, 3)), 0
+        newest = sections[0]
         for index in range(1, len(messages) + 1 if newest.opening else 0):
-            part = parts[index]
-            was = self._surely(parts[1:], index - 1, islice(messages, len(messages) - len(newest.messages)))
-            now = self._surely(parts, index, messages)
-            added = self._surely(parts, 0, messages)
+            section = sections[index]
+            was = self._surely(sections[1:], index - 1, islice(messages, len(messages) - len(newest.messages)))
+            now = self._surely(sections, index, messages)
+            added = self._surely(sections, 0, messages)
             if was is None or now is None or added is None:
                 return None
             text = now.plain() + (added.plain(added.said) if index == 1 else "")
             said = newest.messages[0].content if index == 1 else ""
             if not text.startswith(was.plain()) or text[len(was.plain()) :].strip() != said.strip():
                 return False
-            later |= part.every
-            if part.opening is None or not newest.every & ~later:
+            later |= section.every
+            if section.opening is None or not newest.every & ~later:
                 break
-            parts.extend(islice(walk, 1))
+            sections.extend(islice(walk, 1))
         return True
 
     def _is_whole(self, messages: Iterable[Message]) -> bool:
@@ -119,42 +119,42 @@ class Pieces:
         answers = [message for message in messages if message.role != "assistant"]
         return len(set(answers)) < len(answers)
 
-    def _surely(self, parts: Sequence[Part], index: int, conversation: Iterable[Message]) -> Piece | None:
-        """The piece of a part; if it is not checked yet, the conversation is."""
-        piece = self._piece(parts, index)
-        return self._piece(parts, index) if piece is None and self.of(tuple(conversation)) else piece
+    def _surely(self, sections: Sequence[Section], index: int, conversation: Iterable[Message]) -> Piece | None:
+        """The piece of a section; if it is not checked yet, the conversation is."""
+        piece = self._piece(sections, index)
+        return self._piece(sections, index) if piece is None and self.of(tuple(conversation)) else piece
 
-    def _piece(self, parts: Sequence[Part], index: int) -> Piece | None:
-        """The piece of a part that is checked or of a checked shape."""
-        part, place = parts[index], surroundings(parts, index)
-        piece = part.pieces.get(place)
-        return self._rendered(parts, index) if piece is None and (part.kinds, place) in self._checked else piece
+    def _piece(self, sections: Sequence[Section], index: int) -> Piece | None:
+        """The piece of a section that is checked or of a checked shape."""
+        section, place = sections[index], surroundings(sections, index)
+        piece = section.pieces.get(place)
+        return self._rendered(sections, index) if piece is None and (section.kinds, place) in self._checked else piece
 
     def _put_together(self, messages: tuple[Message, ...], *, again: bool = False) -> list[Piece] | None:
-        parts = list(self._parts.backwards(messages))
+        sections = list(self._sections.backwards(messages))
         places, following, later = [], 0, 0
-        for part, before in zip(parts, (*parts[1:], NOTHING), strict=True):
+        for section, before in zip(sections, (*sections[1:], NOTHING), strict=True):
             places.append((before.last, following, later))
-            following, later = part.first, later | part.every
-        pieces = [part.pieces.get(place) for part, place in zip(parts, places, strict=True)]
+            following, later = section.first, later | section.every
+        pieces = [section.pieces.get(place) for section, place in zip(sections, places, strict=True)]
         unchecked = []
-        for index in reversed(range(len(parts))) if None in pieces else ():
-            piece = pieces[index] = parts[index].pieces.get(places[index]) or self._rendered(parts, index)
+        for index in reversed(range(len(sections))) if None in pieces else ():
+            piece = pieces[index] = sections[index].pieces.get(places[index]) or self._rendered(sections, index)
             if piece is None:
                 return None
-            if places[index] not in parts[index].pieces:
+            if places[index] not in sections[index].pieces:
                 unchecked.append(index)
         found = [piece for piece in reversed(pieces) if piece]
-        if not unchecked and len(parts) < self._longest:
+        if not unchecked and len(sections) < self._longest:
             return found
-        if self._right(messages, found) and all(self._independent(parts, index) for index in unchecked):
+        if self._right(messages, found) and all(self._independent(sections, index) for index in unchecked):
             for index in unchecked:
-                self._checked.add((parts[index].kinds, places[index]))
-                parts[index].pieces[places[index]] = found[-1 - index]
-            self._longest = max(self._longest, 1 << len(parts).bit_length())
+                self._checked.add((sections[index].kinds, places[index]))
+                sections[index].pieces[places[index]] = found[-1 - index]
+            self._longest = max(self._longest, 1 << len(sections).bit_length())
             return found
         if not again:  # the pieces may be old: some templates write the date
-            self._parts.forget()
+            self._sections.forget()
             return self._put_together(messages, again=True)
         self._give_up("put together from its pieces, the prompt is not what the chat template writes for all of it")
         return None
@@ -174,43 +174,45 @@ class Pieces:
         whole = self._encoder.encode_whole(self._template.render(messages, marker), marker)
         return whole == joined(pieces, self._encoder)
 
-    def _independent(self, parts: Sequence[Part], index: int) -> bool:
+    def _independent(self, sections: Sequence[Section], index: int) -> bool:
         """Whether a piece does not change with the words of its surroundings."""
-        small, place = near(parts, index)
+        small, place = near(sections, index)
         others = [
-            part.messages if number == place or part.opening is None else tuple(map(self._reworded, part.messages))
-            for number, part in enumerate(small)
+            section.messages
+            if number == place or section.opening is None
+            else tuple(map(self._reworded, section.messages))
+            for number, section in enumerate(small)
         ]
-        pieces, again = self._cut([part.messages for part in small]), self._cut(others)
+        pieces, again = self._cut([section.messages for section in small]), self._cut(others)
         return pieces is not None and again is not None and pieces[place].plain() == again[place].plain()
 
     def _reworded(self, message: Message) -> Message:
         """Another message of the same kind, if it is easily made."""
         half = len(message.content) // 2
         other = replace(message, content=f"{message.content[:half]}x{message.content[half:]}")
-        return other if self._parts.kind(other) == self._parts.kind(message) else message
+        return other if self._sections.kind(other) == self._sections.kind(message) else message
 
-    def _rendered(self, parts: Sequence[Part], index: int) -> Piece | None:
-        """The piece of a part, from a small conversation whose checked pieces are kept."""
-        small, place = near(parts, index)
-        part, around = parts[index], surroundings(parts, index)
-        if (part.kinds, around) in self._checked:
+    def _rendered(self, sections: Sequence[Section], index: int) -> Piece | None:
+        """The piece of a section, from a small conversation whose checked pieces are kept."""
+        small, place = near(sections, index)
+        section, around = sections[index], surroundings(sections, index)
+        if (section.kinds, around) in self._checked:
             filled = self._cutter.filled(small, place, around)
             if filled:
-                part.pieces[around] = filled
+                section.pieces[around] = filled
                 return filled
-        pieces = self._cut([part.messages for part in small])
+        pieces = self._cut([section.messages for section in small])
         if pieces is None:
             return None
-        for number, part in enumerate(small):
+        for number, section in enumerate(small):
             around = surroundings(small, number)
-            if (part.kinds, around) in self._checked:
-                part.pieces[around] = pieces[number]
+            if (section.kinds, around) in self._checked:
+                section.pieces[around] = pieces[number]
         return pieces[place]
 
-    def _cut(self, parts: Sequence[tuple[Message, ...]]) -> list[Piece] | None:
+    def _cut(self, sections: Sequence[tuple[Message, ...]]) -> list[Piece] | None:
         try:
-            return self._cutter.cut(parts)
+            return self._cutter.cut(sections)
         except Uncuttable as error:
             self._give_up(str(error))
             return None

@@ -1,4 +1,4 @@
-"""A conversation in parts: its opening, and every reply with what answered it. What a template can tell about them."""
+"""A conversation in sections: its opening, and every reply with what answered it. What a template can tell about them."""
 
 import re
 from array import array
@@ -56,56 +56,56 @@ class Frame:
         return Piece(text=text, marker=self.marker, said=len(self.texts[0]) + len(contents[0]))
 
 
-Shape = tuple[tuple[int, ...], Surroundings]  # kinds of the messages of a part
+Shape = tuple[tuple[int, ...], Surroundings]  # kinds of the messages of a section
 FrameKey = tuple[Shape, tuple[tuple[str | None, str | None], ...]]  # tool and call of each message
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class Section:
     """A reply with its results, or the opening of a conversation: the messages before its first reply."""
 
-    opening: "Part | None"  # of the conversation; None: it is one
+    opening: "Section | None"  # of the conversation; None: it is one
     messages: tuple[Message, ...]
     kinds: tuple[int, ...]  # one bit a message
     first: int  # kind; 0: no message
     last: int
     every: int
     pieces: dict[Surroundings, Piece] = field(default_factory=dict)  # checked ones
-    frames: dict[FrameKey, Frame | None] = field(default_factory=dict)  # of an opening: for the parts after it
+    frames: dict[FrameKey, Frame | None] = field(default_factory=dict)  # of an opening: for the sections after it
 
 
-NOTHING = Part(opening=None, messages=(), kinds=(), first=0, last=0, every=0)
+NOTHING = Section(opening=None, messages=(), kinds=(), first=0, last=0, every=0)
 
 
-class Parts:
-    """The parts of the conversations of one template, each made once. Those of a conversation: newest first."""
+class Sections:
+    """The sections of the conversations of one template, each made once. Those of a conversation: newest first."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self.tags = _tags(template.source)  # what the template may look for in contents
         self.plain: set[int] = set()  # kinds of messages with words and without any of these
         self._kinds: dict[tuple[object, ...], int] = {}
-        self._parts: dict[tuple[Part | None, tuple[Message, ...]], Part] = {}
-        self._characters = 0  # of the messages of all parts
+        self._sections: dict[tuple[Section | None, tuple[Message, ...]], Section] = {}
+        self._characters = 0  # of the messages of all sections
         self._lock = RLock()  # condensers of users count in threads
 
     def __len__(self) -> int:
-        """How many parts are kept."""
-        return len(self._parts)
+        """How many sections are kept."""
+        return len(self._sections)
 
-    def backwards(self, messages: Sequence[Message]) -> Iterator[Part]:
+    def backwards(self, messages: Sequence[Message]) -> Iterator[Section]:
         """The units of a conversation from the newest to the oldest, then its opening."""
         first = next((index for index, message in enumerate(messages) if message.role == "assistant"), len(messages))
-        opening, end = self.part(None, tuple(messages[:first])), len(messages)
+        opening, end = self.section(None, tuple(messages[:first])), len(messages)
         for index in range(end - 1, first - 1, -1):
             if messages[index].role == "assistant":
-                yield self.part(opening, tuple(messages[index:end]))
+                yield self.section(opening, tuple(messages[index:end]))
                 end = index
         yield opening
 
-    def part(self, opening: Part | None, messages: tuple[Message, ...]) -> Part:
+    def section(self, opening: Section | None, messages: tuple[Message, ...]) -> Section:
         """A reply with its results after an opening; an opening if that is None."""
-        known = self._parts.get((opening, messages))
+        known = self._sections.get((opening, messages))
         if known is not None:
             return known
         with self._lock:
@@ -114,17 +114,17 @@ class Parts:
             for kind in kinds:
                 every |= kind
             first, last = (kinds[0], kinds[-1]) if kinds else (0, 0)
-            part = Part(opening=opening, messages=messages, kinds=kinds, first=first, last=last, every=every)
-            self._characters += _size(part)
-            while self._characters > KEPT and self._parts:
-                self._characters -= _size(self._parts.pop(next(iter(self._parts))))  # the oldest
-            self._parts[opening, messages] = part
-        return part
+            section = Section(opening=opening, messages=messages, kinds=kinds, first=first, last=last, every=every)
+            self._characters += _size(section)
+            while self._characters > KEPT and self._sections:
+                self._characters -= _size(self._sections.pop(next(iter(self._sections))))  # the oldest
+            self._sections[opening, messages] = section
+        return section
 
     def forget(self) -> None:
-        """Forget all parts."""
+        """Forget all sections."""
         with self._lock:
-            self._parts.clear()
+            self._sections.clear()
             self._characters = 0
 
     def kind(self, message: Message) -> int:
@@ -143,31 +143,31 @@ class Parts:
         return bit
 
 
-def surroundings(parts: Sequence[Part], index: int) -> Surroundings:
-    """Of one of the parts, which are listed from the newest to at least the one before it."""
+def surroundings(sections: Sequence[Section], index: int) -> Surroundings:
+    """Of one of the sections, which are listed from the newest to at least the one before it."""
     later = 0
-    for part in parts[:index]:
-        later |= part.every
-    return parts[index + 1].last if parts[index].opening else 0, parts[index - 1].first if index else 0, later
+    for section in sections[:index]:
+        later |= section.every
+    return sections[index + 1].last if sections[index].opening else 0, sections[index - 1].first if index else 0, later
 
 
-def near(parts: Sequence[Part], index: int) -> tuple[list[Part], int]:
-    """A small conversation in which a part has the same surroundings, and its place there."""
-    part, found, later = parts[index], list[Part](), parts[index - 1].every if index else 0
-    for newer in parts[: max(index - 1, 0)]:
+def near(sections: Sequence[Section], index: int) -> tuple[list[Section], int]:
+    """A small conversation in which a section has the same surroundings, and its place there."""
+    section, found, later = sections[index], list[Section](), sections[index - 1].every if index else 0
+    for newer in sections[: max(index - 1, 0)]:
         if newer.every & ~later:
             found.append(newer)
             later |= newer.every
-    found += parts[max(index - 1, 0) : index + 1]
+    found += sections[max(index - 1, 0) : index + 1]
     place = len(found) - 1
-    if part.opening:
-        before = parts[index + 1]
-        found += [part.opening] if before.last == part.opening.last else [before, part.opening]
+    if section.opening:
+        before = sections[index + 1]
+        found += [section.opening] if before.last == section.opening.last else [before, section.opening]
     return found, place
 
 
-def _size(part: Part) -> int:
-    return sum(len(message.content) + 100 for message in part.messages)
+def _size(section: Section) -> int:
+    return sum(len(message.content) + 100 for message in section.messages)
 
 
 def _tags(source: str) -> tuple[str, ...]:
