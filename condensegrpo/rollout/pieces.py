@@ -27,24 +27,24 @@ from condensegrpo.core.messages import Message
 from condensegrpo.rollout.chat_template import ChatTemplate
 from condensegrpo.rollout.cutting import Cutter, Uncuttable
 from condensegrpo.rollout.encoding import TextEncoder
-from condensegrpo.rollout.sections import NOTHING, Section, Sections, Piece, Shape, near, surroundings
+from condensegrpo.rollout.passages import NOTHING, Passage, Passages, Piece, Shape, near, surroundings
 
 COMPARES = re.compile(r"[!=]= *\w+\[-?\d+\](?! *[.\[])|\w\[-?\d+\] *[!=]=")  # message == user_messages[-1]
 STAND_IN = Message(role="assistant", content="stand-in")
 
 
 class Pieces:
-    """The pieces of the conversations of one renderer. Sections of a conversation are listed from the newest backwards."""
+    """The pieces of the conversations of one renderer. Passages of a conversation are listed from the newest backwards."""
 
     def __init__(self, template: ChatTemplate, encoder: TextEncoder) -> None:
         self._template = template
         self._encoder = encoder
         self._compares = COMPARES.search(template.source) is not None
-        self._sections = Sections(template)
-        self._cutter = Cutter(template, encoder, self._sections)
+        self._passages = Passages(template)
+        self._cutter = Cutter(template, encoder, self._passages)
         self._checked: set[Shape] = set()
         self._ordinary: set[Shape] = set()  # after such a reply the template goes on as after any other
-        self._longest = 2  # sections of the next conversation that is checked in any case
+        self._longest = 2  # passages of the next conversation that is checked in any case
         self._whole = False  # a check failed
         self._latest: tuple[tuple[Message, ...], list[Piece]] = (), []
 
@@ -68,18 +68,18 @@ class Pieces:
         """A piece whose tail is what follows a reply in this place; None: it has to be rendered whole."""
         if self._is_whole(chain(context, results)):
             return None
-        earlier = list(islice(self._sections.backwards(context), 3))
+        earlier = list(islice(self._passages.backwards(context), 3))
         opening = earlier[0].opening or earlier[0]
-        sections = [self._sections.section(opening, (reply, *results)), *earlier]
-        piece, shape = None, (sections[0].kinds, surroundings(sections, 0))
+        passages = [self._passages.passage(opening, (reply, *results)), *earlier]
+        piece, shape = None, (passages[0].kinds, surroundings(passages, 0))
         if reply.content == reply.content.rstrip():
             if earlier[0].opening:
-                self._piece(sections, 1)  # asked for next, and rendered together with this one
-            piece = self._surely(sections, 0, chain(context, sections[0].messages))
+                self._piece(passages, 1)  # asked for next, and rendered together with this one
+            piece = self._surely(passages, 0, chain(context, passages[0].messages))
             if shape in self._ordinary:
                 return piece
-        sections[0] = self._sections.section(opening, (STAND_IN, *results))
-        usual = self._surely(sections, 0, chain(context, sections[0].messages))
+        passages[0] = self._passages.passage(opening, (STAND_IN, *results))
+        usual = self._surely(passages, 0, chain(context, passages[0].messages))
         if piece and usual and piece.tail == usual.tail:
             self._ordinary.add(shape)
         return usual
@@ -92,24 +92,24 @@ class Pieces:
         """
         if self._is_whole(messages):
             return None
-        walk = self._sections.backwards(messages)
-        sections, later = list(islice(walk, 3)), 0
-        newest = sections[0]
+        walk = self._passages.backwards(messages)
+        passages, later = list(islice(walk, 3)), 0
+        newest = passages[0]
         for index in range(1, len(messages) + 1 if newest.opening else 0):
-            section = sections[index]
-            was = self._surely(sections[1:], index - 1, islice(messages, len(messages) - len(newest.messages)))
-            now = self._surely(sections, index, messages)
-            added = self._surely(sections, 0, messages)
+            passage = passages[index]
+            was = self._surely(passages[1:], index - 1, islice(messages, len(messages) - len(newest.messages)))
+            now = self._surely(passages, index, messages)
+            added = self._surely(passages, 0, messages)
             if was is None or now is None or added is None:
                 return None
             text = now.plain() + (added.plain(added.said) if index == 1 else "")
             said = newest.messages[0].content if index == 1 else ""
             if not text.startswith(was.plain()) or text[len(was.plain()) :].strip() != said.strip():
                 return False
-            later |= section.every
-            if section.opening is None or not newest.every & ~later:
+            later |= passage.every
+            if passage.opening is None or not newest.every & ~later:
                 break
-            sections.extend(islice(walk, 1))
+            passages.extend(islice(walk, 1))
         return True
 
     def _is_whole(self, messages: Iterable[Message]) -> bool:
@@ -119,42 +119,42 @@ class Pieces:
         answers = [message for message in messages if message.role != "assistant"]
         return len(set(answers)) < len(answers)
 
-    def _surely(self, sections: Sequence[Section], index: int, conversation: Iterable[Message]) -> Piece | None:
-        """The piece of a section; if it is not checked yet, the conversation is."""
-        piece = self._piece(sections, index)
-        return self._piece(sections, index) if piece is None and self.of(tuple(conversation)) else piece
+    def _surely(self, passages: Sequence[Passage], index: int, conversation: Iterable[Message]) -> Piece | None:
+        """The piece of a passage; if it is not checked yet, the conversation is."""
+        piece = self._piece(passages, index)
+        return self._piece(passages, index) if piece is None and self.of(tuple(conversation)) else piece
 
-    def _piece(self, sections: Sequence[Section], index: int) -> Piece | None:
-        """The piece of a section that is checked or of a checked shape."""
-        section, place = sections[index], surroundings(sections, index)
-        piece = section.pieces.get(place)
-        return self._rendered(sections, index) if piece is None and (section.kinds, place) in self._checked else piece
+    def _piece(self, passages: Sequence[Passage], index: int) -> Piece | None:
+        """The piece of a passage that is checked or of a checked shape."""
+        passage, place = passages[index], surroundings(passages, index)
+        piece = passage.pieces.get(place)
+        return self._rendered(passages, index) if piece is None and (passage.kinds, place) in self._checked else piece
 
     def _put_together(self, messages: tuple[Message, ...], *, again: bool = False) -> list[Piece] | None:
-        sections = list(self._sections.backwards(messages))
+        passages = list(self._passages.backwards(messages))
         places, following, later = [], 0, 0
-        for section, before in zip(sections, (*sections[1:], NOTHING), strict=True):
+        for passage, before in zip(passages, (*passages[1:], NOTHING), strict=True):
             places.append((before.last, following, later))
-            following, later = section.first, later | section.every
-        pieces = [section.pieces.get(place) for section, place in zip(sections, places, strict=True)]
+            following, later = passage.first, later | passage.every
+        pieces = [passage.pieces.get(place) for passage, place in zip(passages, places, strict=True)]
         unchecked = []
-        for index in reversed(range(len(sections))) if None in pieces else ():
-            piece = pieces[index] = sections[index].pieces.get(places[index]) or self._rendered(sections, index)
+        for index in reversed(range(len(passages))) if None in pieces else ():
+            piece = pieces[index] = passages[index].pieces.get(places[index]) or self._rendered(passages, index)
             if piece is None:
                 return None
-            if places[index] not in sections[index].pieces:
+            if places[index] not in passages[index].pieces:
                 unchecked.append(index)
         found = [piece for piece in reversed(pieces) if piece]
-        if not unchecked and len(sections) < self._longest:
+        if not unchecked and len(passages) < self._longest:
             return found
-        if self._right(messages, found) and all(self._independent(sections, index) for index in unchecked):
+        if self._right(messages, found) and all(self._independent(passages, index) for index in unchecked):
             for index in unchecked:
-                self._checked.add((sections[index].kinds, places[index]))
-                sections[index].pieces[places[index]] = found[-1 - index]
-            self._longest = max(self._longest, 1 << len(sections).bit_length())
+                self._checked.add((passages[index].kinds, places[index]))
+                passages[index].pieces[places[index]] = found[-1 - index]
+            self._longest = max(self._longest, 1 << len(passages).bit_length())
             return found
         if not again:  # the pieces may be old: some templates write the date
-            self._sections.forget()
+            self._passages.forget()
             return self._put_together(messages, again=True)
         self._give_up("put together from its pieces, the prompt is not what the chat template writes for all of it")
         return None
@@ -174,45 +174,45 @@ class Pieces:
         whole = self._encoder.encode_whole(self._template.render(messages, marker), marker)
         return whole == joined(pieces, self._encoder)
 
-    def _independent(self, sections: Sequence[Section], index: int) -> bool:
+    def _independent(self, passages: Sequence[Passage], index: int) -> bool:
         """Whether a piece does not change with the words of its surroundings."""
-        small, place = near(sections, index)
+        small, place = near(passages, index)
         others = [
-            section.messages
-            if number == place or section.opening is None
-            else tuple(map(self._reworded, section.messages))
-            for number, section in enumerate(small)
+            passage.messages
+            if number == place or passage.opening is None
+            else tuple(map(self._reworded, passage.messages))
+            for number, passage in enumerate(small)
         ]
-        pieces, again = self._cut([section.messages for section in small]), self._cut(others)
+        pieces, again = self._cut([passage.messages for passage in small]), self._cut(others)
         return pieces is not None and again is not None and pieces[place].plain() == again[place].plain()
 
     def _reworded(self, message: Message) -> Message:
         """Another message of the same kind, if it is easily made."""
         half = len(message.content) // 2
         other = replace(message, content=f"{message.content[:half]}x{message.content[half:]}")
-        return other if self._sections.kind(other) == self._sections.kind(message) else message
+        return other if self._passages.kind(other) == self._passages.kind(message) else message
 
-    def _rendered(self, sections: Sequence[Section], index: int) -> Piece | None:
-        """The piece of a section, from a small conversation whose checked pieces are kept."""
-        small, place = near(sections, index)
-        section, around = sections[index], surroundings(sections, index)
-        if (section.kinds, around) in self._checked:
+    def _rendered(self, passages: Sequence[Passage], index: int) -> Piece | None:
+        """The piece of a passage, from a small conversation whose checked pieces are kept."""
+        small, place = near(passages, index)
+        passage, around = passages[index], surroundings(passages, index)
+        if (passage.kinds, around) in self._checked:
             filled = self._cutter.filled(small, place, around)
             if filled:
-                section.pieces[around] = filled
+                passage.pieces[around] = filled
                 return filled
-        pieces = self._cut([section.messages for section in small])
+        pieces = self._cut([passage.messages for passage in small])
         if pieces is None:
             return None
-        for number, section in enumerate(small):
+        for number, passage in enumerate(small):
             around = surroundings(small, number)
-            if (section.kinds, around) in self._checked:
-                section.pieces[around] = pieces[number]
+            if (passage.kinds, around) in self._checked:
+                passage.pieces[around] = pieces[number]
         return pieces[place]
 
-    def _cut(self, sections: Sequence[tuple[Message, ...]]) -> list[Piece] | None:
+    def _cut(self, passages: Sequence[tuple[Message, ...]]) -> list[Piece] | None:
         try:
-            return self._cutter.cut(sections)
+            return self._cutter.cut(passages)
         except Uncuttable as error:
             self._give_up(str(error))
             return None

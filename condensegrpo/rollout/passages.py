@@ -1,4 +1,4 @@
-"""A conversation in sections: its opening, and every reply with what answered it. What a template can tell about them."""
+"""A conversation in passages: its opening, and every reply with its results. What a template can tell about them."""
 
 import re
 from array import array
@@ -56,56 +56,56 @@ class Frame:
         return Piece(text=text, marker=self.marker, said=len(self.texts[0]) + len(contents[0]))
 
 
-Shape = tuple[tuple[int, ...], Surroundings]  # kinds of the messages of a section
+Shape = tuple[tuple[int, ...], Surroundings]  # kinds of the messages of a passage
 FrameKey = tuple[Shape, tuple[tuple[str | None, str | None], ...]]  # tool and call of each message
 
 
 @dataclass(slots=True, eq=False)
-class Section:
+class Passage:
     """A reply with its results, or the opening of a conversation: the messages before its first reply."""
 
-    opening: "Section | None"  # of the conversation; None: it is one
+    opening: "Passage | None"  # of the conversation; None: it is one
     messages: tuple[Message, ...]
     kinds: tuple[int, ...]  # one bit a message
     first: int  # kind; 0: no message
     last: int
     every: int
     pieces: dict[Surroundings, Piece] = field(default_factory=dict)  # checked ones
-    frames: dict[FrameKey, Frame | None] = field(default_factory=dict)  # of an opening: for the sections after it
+    frames: dict[FrameKey, Frame | None] = field(default_factory=dict)  # of an opening: for the passages after it
 
 
-NOTHING = Section(opening=None, messages=(), kinds=(), first=0, last=0, every=0)
+NOTHING = Passage(opening=None, messages=(), kinds=(), first=0, last=0, every=0)
 
 
-class Sections:
-    """The sections of the conversations of one template, each made once. Those of a conversation: newest first."""
+class Passages:
+    """The passages of the conversations of one template, each made once. Those of a conversation: newest first."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self.tags = _tags(template.source)  # what the template may look for in contents
         self.plain: set[int] = set()  # kinds of messages with words and without any of these
         self._kinds: dict[tuple[object, ...], int] = {}
-        self._sections: dict[tuple[Section | None, tuple[Message, ...]], Section] = {}
-        self._characters = 0  # of the messages of all sections
+        self._passages: dict[tuple[Passage | None, tuple[Message, ...]], Passage] = {}
+        self._characters = 0  # of the messages of all passages
         self._lock = RLock()  # condensers of users count in threads
 
     def __len__(self) -> int:
-        """How many sections are kept."""
-        return len(self._sections)
+        """How many passages are kept."""
+        return len(self._passages)
 
-    def backwards(self, messages: Sequence[Message]) -> Iterator[Section]:
+    def backwards(self, messages: Sequence[Message]) -> Iterator[Passage]:
         """The units of a conversation from the newest to the oldest, then its opening."""
         first = next((index for index, message in enumerate(messages) if message.role == "assistant"), len(messages))
-        opening, end = self.section(None, tuple(messages[:first])), len(messages)
+        opening, end = self.passage(None, tuple(messages[:first])), len(messages)
         for index in range(end - 1, first - 1, -1):
             if messages[index].role == "assistant":
-                yield self.section(opening, tuple(messages[index:end]))
+                yield self.passage(opening, tuple(messages[index:end]))
                 end = index
         yield opening
 
-    def section(self, opening: Section | None, messages: tuple[Message, ...]) -> Section:
+    def passage(self, opening: Passage | None, messages: tuple[Message, ...]) -> Passage:
         """A reply with its results after an opening; an opening if that is None."""
-        known = self._sections.get((opening, messages))
+        known = self._passages.get((opening, messages))
         if known is not None:
             return known
         with self._lock:
@@ -114,17 +114,17 @@ class Sections:
             for kind in kinds:
                 every |= kind
             first, last = (kinds[0], kinds[-1]) if kinds else (0, 0)
-            section = Section(opening=opening, messages=messages, kinds=kinds, first=first, last=last, every=every)
-            self._characters += _size(section)
-            while self._characters > KEPT and self._sections:
-                self._characters -= _size(self._sections.pop(next(iter(self._sections))))  # the oldest
-            self._sections[opening, messages] = section
-        return section
+            passage = Passage(opening=opening, messages=messages, kinds=kinds, first=first, last=last, every=every)
+            self._characters += _size(passage)
+            while self._characters > KEPT and self._passages:
+                self._characters -= _size(self._passages.pop(next(iter(self._passages))))  # the oldest
+            self._passages[opening, messages] = passage
+        return passage
 
     def forget(self) -> None:
-        """Forget all sections."""
+        """Forget all passages."""
         with self._lock:
-            self._sections.clear()
+            self._passages.clear()
             self._characters = 0
 
     def kind(self, message: Message) -> int:
@@ -143,31 +143,31 @@ class Sections:
         return bit
 
 
-def surroundings(sections: Sequence[Section], index: int) -> Surroundings:
-    """Of one of the sections, which are listed from the newest to at least the one before it."""
+def surroundings(passages: Sequence[Passage], index: int) -> Surroundings:
+    """Of one of the passages, which are listed from the newest to at least the one before it."""
     later = 0
-    for section in sections[:index]:
-        later |= section.every
-    return sections[index + 1].last if sections[index].opening else 0, sections[index - 1].first if index else 0, later
+    for passage in passages[:index]:
+        later |= passage.every
+    return passages[index + 1].last if passages[index].opening else 0, passages[index - 1].first if index else 0, later
 
 
-def near(sections: Sequence[Section], index: int) -> tuple[list[Section], int]:
-    """A small conversation in which a section has the same surroundings, and its place there."""
-    section, found, later = sections[index], list[Section](), sections[index - 1].every if index else 0
-    for newer in sections[: max(index - 1, 0)]:
+def near(passages: Sequence[Passage], index: int) -> tuple[list[Passage], int]:
+    """A small conversation in which a passage has the same surroundings, and its place there."""
+    passage, found, later = passages[index], list[Passage](), passages[index - 1].every if index else 0
+    for newer in passages[: max(index - 1, 0)]:
         if newer.every & ~later:
             found.append(newer)
             later |= newer.every
-    found += sections[max(index - 1, 0) : index + 1]
+    found += passages[max(index - 1, 0) : index + 1]
     place = len(found) - 1
-    if section.opening:
-        before = sections[index + 1]
-        found += [section.opening] if before.last == section.opening.last else [before, section.opening]
+    if passage.opening:
+        before = passages[index + 1]
+        found += [passage.opening] if before.last == passage.opening.last else [before, passage.opening]
     return found, place
 
 
-def _size(section: Section) -> int:
-    return sum(len(message.content) + 100 for message in section.messages)
+def _size(passage: Passage) -> int:
+    return sum(len(message.content) + 100 for message in passage.messages)
 
 
 def _tags(source: str) -> tuple[str, ...]:
