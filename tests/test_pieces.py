@@ -184,11 +184,11 @@ def test_prompts_of_another_day_are_no_reason_to_render_whole() -> None:
 
 
 def test_pieces_that_were_forgotten_are_rendered_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("condensegrpo.rollout.passages.KEPT", 1000)
+    monkeypatch.setattr("condensegrpo.rollout.exchanges.KEPT", 1000)
     renderer = Renderer(tokenizer(SMOLLM2))
     for turns in (1, 2, 8, 3, 40):
         assert renderer.prompt(chat(turns)) == whole(renderer).prompt(chat(turns))
-    assert len(renderer._pieces._passages) < 10
+    assert len(renderer._pieces._exchanges) < 10
 
 
 # --- cost ---------------------------------------------------------------------------------------------------------

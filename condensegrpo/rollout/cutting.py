@@ -1,4 +1,4 @@
-"""What a template writes for a passage of a small conversation: rendered and cut out, or filled into a frame.
+"""What a template writes for an exchange of a small conversation: rendered and cut out, or filled into a frame.
 
 A content is opaque if it has nothing that the template tests for and no white space around it. Around opaque contents
 the template writes the same frame every time, which is rendered once with stand-ins:
@@ -18,7 +18,7 @@ from condensegrpo.core.errors import RolloutError
 from condensegrpo.core.messages import Message
 from condensegrpo.rollout.chat_template import ChatTemplate
 from condensegrpo.rollout.encoding import TextEncoder
-from condensegrpo.rollout.passages import Frame, Passage, Passages, Piece, Shape, Surroundings
+from condensegrpo.rollout.exchanges import Exchange, Exchanges, Frame, Piece, Shape, Surroundings
 
 PROBE = 'It\'s "1" of\t{2}\n\n\\n <b>&amp; naïve 漢字 🙂  ' + 500 * "A b " + "end"  # to be escaped, cut or replaced
 
@@ -30,36 +30,36 @@ class Uncuttable(Exception):
 
 
 class Cutter:
-    """Renders small conversations of one template, whose passages are listed from the newest backwards."""
+    """Renders small conversations of one template, whose exchanges are listed from the newest backwards."""
 
-    def __init__(self, template: ChatTemplate, encoder: TextEncoder, passages: Passages) -> None:
+    def __init__(self, template: ChatTemplate, encoder: TextEncoder, exchanges: Exchanges) -> None:
         self._template = template
         self._encoder = encoder
-        self._passages = passages
+        self._exchanges = exchanges
         self._transparent: dict[Shape, bool] = {}  # whether the probe came through
 
-    def cut(self, passages: Sequence[tuple[Message, ...]]) -> list[Piece] | None:
+    def cut(self, exchanges: Sequence[tuple[Message, ...]]) -> list[Piece] | None:
         """The pieces of a conversation; None: the template refuses it, or does not show a reply.
 
         Raises:
             Uncuttable: no special token stands before a reply.
         """
-        messages = [message for passage in reversed(passages) for message in passage]
+        messages = [message for exchange in reversed(exchanges) for message in exchange]
         marker, end = islice(self._template.unused(messages), 2)
         try:
             text = self._template.render(messages, marker, end=end)
-            silent = not all(passage[0].content.strip() for passage in passages[:-1])
+            silent = not all(exchange[0].content.strip() for exchange in exchanges[:-1])
             if silent and text.replace(end, "") != self._template.render(messages, marker):
                 return None  # the mark alone is shown as a reply, no text is not
         except RolloutError:  # of the whole conversation it is an error
             return None
         ends = [match.start() for match in re.finditer(end, text)]
-        if len(ends) < len(passages) - 1:
+        if len(ends) < len(exchanges) - 1:
             return None
         controls, starts = self._encoder.controls(text), [0]
         for last, place in zip((-1, *ends), ends, strict=False):
             before = bisect_left(controls, place) - 1
-            if before < 0 or controls[before] <= last or len(ends) >= len(passages):
+            if before < 0 or controls[before] <= last or len(ends) >= len(exchanges):
                 raise Uncuttable("the chat template repeats a reply, or has no special token before it")
             starts.append(controls[before])
         pieces = [
@@ -68,35 +68,38 @@ class Cutter:
         ]
         return pieces[::-1]
 
-    def filled(self, near: Sequence[Passage], place: int, surroundings: Surroundings) -> Piece | None:
-        """The piece of the passage at a place, from a frame; None: it has to be rendered."""
-        passage = near[place]
-        if passage.opening is None or not all(map(self._opaque, passage.messages, passage.kinds)):
+    def filled(self, near: Sequence[Exchange], place: int, surroundings: Surroundings) -> Piece | None:
+        """The piece of the exchange at a place, from a frame; None: it has to be rendered."""
+        exchange = near[place]
+        if exchange.opening is None or not all(map(self._opaque, exchange.messages, exchange.kinds)):
             return None
-        key = (passage.kinds, surroundings), tuple((message.name, message.tool_call_id) for message in passage.messages)
-        if key not in passage.opening.frames:
-            passage.opening.frames[key] = self._frame(near, place, key[0])
-        frame = passage.opening.frames[key]
-        return frame.filled(passage.messages) if frame else None
+        key = (
+            (exchange.kinds, surroundings),
+            tuple((message.name, message.tool_call_id) for message in exchange.messages),
+        )
+        if key not in exchange.opening.frames:
+            exchange.opening.frames[key] = self._frame(near, place, key[0])
+        frame = exchange.opening.frames[key]
+        return frame.filled(exchange.messages) if frame else None
 
-    def _frame(self, near: Sequence[Passage], place: int, shape: Shape) -> Frame | None:
-        passage = near[place]
+    def _frame(self, near: Sequence[Exchange], place: int, shape: Shape) -> Frame | None:
+        exchange = near[place]
         signs = list(
-            islice(self._template.unused([m for other in near for m in other.messages]), len(passage.messages))
+            islice(self._template.unused([m for other in near for m in other.messages]), len(exchange.messages))
         )
         blank = self._with_contents(near, place, signs)
         if blank is None or re.findall("|".join(signs), blank.text) != signs:
             return None
         frame = Frame(tuple(re.split("|".join(signs), blank.text)), blank.marker)
         if shape not in self._transparent:
-            probed = [replace(message, content=PROBE) for message in passage.messages]
+            probed = [replace(message, content=PROBE) for message in exchange.messages]
             probe = self._with_contents(near, place, [PROBE] * len(probed))
             self._transparent[shape] = probe is not None and probe.plain() == frame.filled(probed).plain()
         return frame if self._transparent[shape] else None
 
-    def _with_contents(self, near: Sequence[Passage], place: int, contents: Sequence[str]) -> Piece | None:
-        """The piece of a passage with other contents."""
-        conversation = [passage.messages for passage in near]
+    def _with_contents(self, near: Sequence[Exchange], place: int, contents: Sequence[str]) -> Piece | None:
+        """The piece of an exchange with other contents."""
+        conversation = [exchange.messages for exchange in near]
         conversation[place] = tuple(
             replace(message, content=content, tool_calls=())
             for message, content in zip(near[place].messages, contents, strict=True)
@@ -110,7 +113,7 @@ class Cutter:
     def _opaque(self, message: Message, kind: int) -> bool:
         content = message.content
         return (
-            kind in self._passages.plain
+            kind in self._exchanges.plain
             and content == content.strip()
             and (content.isascii() or not PRIVATE.search(content))
             and self._encoder.escape(content, "?") == content

@@ -27,24 +27,24 @@ from condensegrpo.core.messages import Message
 from condensegrpo.rollout.chat_template import ChatTemplate
 from condensegrpo.rollout.cutting import Cutter, Uncuttable
 from condensegrpo.rollout.encoding import TextEncoder
-from condensegrpo.rollout.passages import NOTHING, Passage, Passages, Piece, Shape, near, surroundings
+from condensegrpo.rollout.exchanges import NOTHING, Exchange, Exchanges, Piece, Shape, near, surroundings
 
 COMPARES = re.compile(r"[!=]= *\w+\[-?\d+\](?! *[.\[])|\w\[-?\d+\] *[!=]=")  # message == user_messages[-1]
 STAND_IN = Message(role="assistant", content="stand-in")
 
 
 class Pieces:
-    """The pieces of the conversations of one renderer. Passages of a conversation are listed from the newest backwards."""
+    """The pieces of the conversations of one renderer. Exchanges are listed from the newest backwards."""
 
     def __init__(self, template: ChatTemplate, encoder: TextEncoder) -> None:
         self._template = template
         self._encoder = encoder
         self._compares = COMPARES.search(template.source) is not None
-        self._passages = Passages(template)
-        self._cutter = Cutter(template, encoder, self._passages)
+        self._exchanges = Exchanges(template)
+        self._cutter = Cutter(template, encoder, self._exchanges)
         self._checked: set[Shape] = set()
         self._ordinary: set[Shape] = set()  # after such a reply the template goes on as after any other
-        self._longest = 2  # passages of the next conversation that is checked in any case
+        self._longest = 2  # exchanges of the next conversation that is checked in any case
         self._whole = False  # a check failed
         self._latest: tuple[tuple[Message, ...], list[Piece]] = (), []
 
@@ -68,18 +68,18 @@ class Pieces:
         """A piece whose tail is what follows a reply in this place; None: it has to be rendered whole."""
         if self._is_whole(chain(context, results)):
             return None
-        earlier = list(islice(self._passages.backwards(context), 3))
+        earlier = list(islice(self._exchanges.backwards(context), 3))
         opening = earlier[0].opening or earlier[0]
-        passages = [self._passages.passage(opening, (reply, *results)), *earlier]
-        piece, shape = None, (passages[0].kinds, surroundings(passages, 0))
+        exchanges = [self._exchanges.exchange(opening, (reply, *results)), *earlier]
+        piece, shape = None, (exchanges[0].kinds, surroundings(exchanges, 0))
         if reply.content == reply.content.rstrip():
             if earlier[0].opening:
-                self._piece(passages, 1)  # asked for next, and rendered together with this one
-            piece = self._surely(passages, 0, chain(context, passages[0].messages))
+                self._piece(exchanges, 1)  # asked for next, and rendered together with this one
+            piece = self._surely(exchanges, 0, chain(context, exchanges[0].messages))
             if shape in self._ordinary:
                 return piece
-        passages[0] = self._passages.passage(opening, (STAND_IN, *results))
-        usual = self._surely(passages, 0, chain(context, passages[0].messages))
+        exchanges[0] = self._exchanges.exchange(opening, (STAND_IN, *results))
+        usual = self._surely(exchanges, 0, chain(context, exchanges[0].messages))
         if piece and usual and piece.tail == usual.tail:
             self._ordinary.add(shape)
         return usual
@@ -92,24 +92,24 @@ class Pieces:
         """
         if self._is_whole(messages):
             return None
-        walk = self._passages.backwards(messages)
-        passages, later = list(islice(walk, 3)), 0
-        newest = passages[0]
+        walk = self._exchanges.backwards(messages)
+        exchanges, later = list(islice(walk, 3)), 0
+        newest = exchanges[0]
         for index in range(1, len(messages) + 1 if newest.opening else 0):
-            passage = passages[index]
-            was = self._surely(passages[1:], index - 1, islice(messages, len(messages) - len(newest.messages)))
-            now = self._surely(passages, index, messages)
-            added = self._surely(passages, 0, messages)
+            exchange = exchanges[index]
+            was = self._surely(exchanges[1:], index - 1, islice(messages, len(messages) - len(newest.messages)))
+            now = self._surely(exchanges, index, messages)
+            added = self._surely(exchanges, 0, messages)
             if was is None or now is None or added is None:
                 return None
             text = now.plain() + (added.plain(added.said) if index == 1 else "")
             said = newest.messages[0].content if index == 1 else ""
             if not text.startswith(was.plain()) or text[len(was.plain()) :].strip() != said.strip():
                 return False
-            later |= passage.every
-            if passage.opening is None or not newest.every & ~later:
+            later |= exchange.every
+            if exchange.opening is None or not newest.every & ~later:
                 break
-            passages.extend(islice(walk, 1))
+            exchanges.extend(islice(walk, 1))
         return True
 
     def _is_whole(self, messages: Iterable[Message]) -> bool:
@@ -119,42 +119,42 @@ class Pieces:
         answers = [message for message in messages if message.role != "assistant"]
         return len(set(answers)) < len(answers)
 
-    def _surely(self, passages: Sequence[Passage], index: int, conversation: Iterable[Message]) -> Piece | None:
-        """The piece of a passage; if it is not checked yet, the conversation is."""
-        piece = self._piece(passages, index)
-        return self._piece(passages, index) if piece is None and self.of(tuple(conversation)) else piece
+    def _surely(self, exchanges: Sequence[Exchange], index: int, conversation: Iterable[Message]) -> Piece | None:
+        """The piece of an exchange; if it is not checked yet, the conversation is."""
+        piece = self._piece(exchanges, index)
+        return self._piece(exchanges, index) if piece is None and self.of(tuple(conversation)) else piece
 
-    def _piece(self, passages: Sequence[Passage], index: int) -> Piece | None:
-        """The piece of a passage that is checked or of a checked shape."""
-        passage, place = passages[index], surroundings(passages, index)
-        piece = passage.pieces.get(place)
-        return self._rendered(passages, index) if piece is None and (passage.kinds, place) in self._checked else piece
+    def _piece(self, exchanges: Sequence[Exchange], index: int) -> Piece | None:
+        """The piece of an exchange that is checked or of a checked shape."""
+        exchange, place = exchanges[index], surroundings(exchanges, index)
+        piece = exchange.pieces.get(place)
+        return self._rendered(exchanges, index) if piece is None and (exchange.kinds, place) in self._checked else piece
 
     def _put_together(self, messages: tuple[Message, ...], *, again: bool = False) -> list[Piece] | None:
-        passages = list(self._passages.backwards(messages))
+        exchanges = list(self._exchanges.backwards(messages))
         places, following, later = [], 0, 0
-        for passage, before in zip(passages, (*passages[1:], NOTHING), strict=True):
+        for exchange, before in zip(exchanges, (*exchanges[1:], NOTHING), strict=True):
             places.append((before.last, following, later))
-            following, later = passage.first, later | passage.every
-        pieces = [passage.pieces.get(place) for passage, place in zip(passages, places, strict=True)]
+            following, later = exchange.first, later | exchange.every
+        pieces = [exchange.pieces.get(place) for exchange, place in zip(exchanges, places, strict=True)]
         unchecked = []
-        for index in reversed(range(len(passages))) if None in pieces else ():
-            piece = pieces[index] = passages[index].pieces.get(places[index]) or self._rendered(passages, index)
+        for index in reversed(range(len(exchanges))) if None in pieces else ():
+            piece = pieces[index] = exchanges[index].pieces.get(places[index]) or self._rendered(exchanges, index)
             if piece is None:
                 return None
-            if places[index] not in passages[index].pieces:
+            if places[index] not in exchanges[index].pieces:
                 unchecked.append(index)
         found = [piece for piece in reversed(pieces) if piece]
-        if not unchecked and len(passages) < self._longest:
+        if not unchecked and len(exchanges) < self._longest:
             return found
-        if self._right(messages, found) and all(self._independent(passages, index) for index in unchecked):
+        if self._right(messages, found) and all(self._independent(exchanges, index) for index in unchecked):
             for index in unchecked:
-                self._checked.add((passages[index].kinds, places[index]))
-                passages[index].pieces[places[index]] = found[-1 - index]
-            self._longest = max(self._longest, 1 << len(passages).bit_length())
+                self._checked.add((exchanges[index].kinds, places[index]))
+                exchanges[index].pieces[places[index]] = found[-1 - index]
+            self._longest = max(self._longest, 1 << len(exchanges).bit_length())
             return found
         if not again:  # the pieces may be old: some templates write the date
-            self._passages.forget()
+            self._exchanges.forget()
             return self._put_together(messages, again=True)
         self._give_up("put together from its pieces, the prompt is not what the chat template writes for all of it")
         return None
@@ -174,45 +174,45 @@ class Pieces:
         whole = self._encoder.encode_whole(self._template.render(messages, marker), marker)
         return whole == joined(pieces, self._encoder)
 
-    def _independent(self, passages: Sequence[Passage], index: int) -> bool:
+    def _independent(self, exchanges: Sequence[Exchange], index: int) -> bool:
         """Whether a piece does not change with the words of its surroundings."""
-        small, place = near(passages, index)
+        small, place = near(exchanges, index)
         others = [
-            passage.messages
-            if number == place or passage.opening is None
-            else tuple(map(self._reworded, passage.messages))
-            for number, passage in enumerate(small)
+            exchange.messages
+            if number == place or exchange.opening is None
+            else tuple(map(self._reworded, exchange.messages))
+            for number, exchange in enumerate(small)
         ]
-        pieces, again = self._cut([passage.messages for passage in small]), self._cut(others)
+        pieces, again = self._cut([exchange.messages for exchange in small]), self._cut(others)
         return pieces is not None and again is not None and pieces[place].plain() == again[place].plain()
 
     def _reworded(self, message: Message) -> Message:
         """Another message of the same kind, if it is easily made."""
         half = len(message.content) // 2
         other = replace(message, content=f"{message.content[:half]}x{message.content[half:]}")
-        return other if self._passages.kind(other) == self._passages.kind(message) else message
+        return other if self._exchanges.kind(other) == self._exchanges.kind(message) else message
 
-    def _rendered(self, passages: Sequence[Passage], index: int) -> Piece | None:
-        """The piece of a passage, from a small conversation whose checked pieces are kept."""
-        small, place = near(passages, index)
-        passage, around = passages[index], surroundings(passages, index)
-        if (passage.kinds, around) in self._checked:
+    def _rendered(self, exchanges: Sequence[Exchange], index: int) -> Piece | None:
+        """The piece of an exchange, from a small conversation whose checked pieces are kept."""
+        small, place = near(exchanges, index)
+        exchange, around = exchanges[index], surroundings(exchanges, index)
+        if (exchange.kinds, around) in self._checked:
             filled = self._cutter.filled(small, place, around)
             if filled:
-                passage.pieces[around] = filled
+                exchange.pieces[around] = filled
                 return filled
-        pieces = self._cut([passage.messages for passage in small])
+        pieces = self._cut([exchange.messages for exchange in small])
         if pieces is None:
             return None
-        for number, passage in enumerate(small):
+        for number, exchange in enumerate(small):
             around = surroundings(small, number)
-            if (passage.kinds, around) in self._checked:
-                passage.pieces[around] = pieces[number]
+            if (exchange.kinds, around) in self._checked:
+                exchange.pieces[around] = pieces[number]
         return pieces[place]
 
-    def _cut(self, passages: Sequence[tuple[Message, ...]]) -> list[Piece] | None:
+    def _cut(self, exchanges: Sequence[tuple[Message, ...]]) -> list[Piece] | None:
         try:
-            return self._cutter.cut(passages)
+            return self._cutter.cut(exchanges)
         except Uncuttable as error:
             self._give_up(str(error))
             return None

@@ -1,4 +1,4 @@
-"""A conversation in passages: its opening, and every reply with its results. What a template can tell about them."""
+"""A conversation in exchanges: its opening, and every reply with its results. What a template can tell about them."""
 
 import re
 from array import array
@@ -56,56 +56,56 @@ class Frame:
         return Piece(text=text, marker=self.marker, said=len(self.texts[0]) + len(contents[0]))
 
 
-Shape = tuple[tuple[int, ...], Surroundings]  # kinds of the messages of a passage
+Shape = tuple[tuple[int, ...], Surroundings]  # kinds of the messages of an exchange
 FrameKey = tuple[Shape, tuple[tuple[str | None, str | None], ...]]  # tool and call of each message
 
 
 @dataclass(slots=True, eq=False)
-class Passage:
+class Exchange:
     """A reply with its results, or the opening of a conversation: the messages before its first reply."""
 
-    opening: "Passage | None"  # of the conversation; None: it is one
+    opening: "Exchange | None"  # of the conversation; None: it is one
     messages: tuple[Message, ...]
     kinds: tuple[int, ...]  # one bit a message
     first: int  # kind; 0: no message
     last: int
     every: int
     pieces: dict[Surroundings, Piece] = field(default_factory=dict)  # checked ones
-    frames: dict[FrameKey, Frame | None] = field(default_factory=dict)  # of an opening: for the passages after it
+    frames: dict[FrameKey, Frame | None] = field(default_factory=dict)  # of an opening: for the exchanges after it
 
 
-NOTHING = Passage(opening=None, messages=(), kinds=(), first=0, last=0, every=0)
+NOTHING = Exchange(opening=None, messages=(), kinds=(), first=0, last=0, every=0)
 
 
-class Passages:
-    """The passages of the conversations of one template, each made once. Those of a conversation: newest first."""
+class Exchanges:
+    """The exchanges of the conversations of one template, each made once. Those of a conversation: newest first."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self.tags = _tags(template.source)  # what the template may look for in contents
         self.plain: set[int] = set()  # kinds of messages with words and without any of these
         self._kinds: dict[tuple[object, ...], int] = {}
-        self._passages: dict[tuple[Passage | None, tuple[Message, ...]], Passage] = {}
-        self._characters = 0  # of the messages of all passages
+        self._exchanges: dict[tuple[Exchange | None, tuple[Message, ...]], Exchange] = {}
+        self._characters = 0  # of the messages of all exchanges
         self._lock = RLock()  # condensers of users count in threads
 
     def __len__(self) -> int:
-        """How many passages are kept."""
-        return len(self._passages)
+        """How many exchanges are kept."""
+        return len(self._exchanges)
 
-    def backwards(self, messages: Sequence[Message]) -> Iterator[Passage]:
+    def backwards(self, messages: Sequence[Message]) -> Iterator[Exchange]:
         """The units of a conversation from the newest to the oldest, then its opening."""
         first = next((index for index, message in enumerate(messages) if message.role == "assistant"), len(messages))
-        opening, end = self.passage(None, tuple(messages[:first])), len(messages)
+        opening, end = self.exchange(None, tuple(messages[:first])), len(messages)
         for index in range(end - 1, first - 1, -1):
             if messages[index].role == "assistant":
-                yield self.passage(opening, tuple(messages[index:end]))
+                yield self.exchange(opening, tuple(messages[index:end]))
                 end = index
         yield opening
 
-    def passage(self, opening: Passage | None, messages: tuple[Message, ...]) -> Passage:
+    def exchange(self, opening: Exchange | None, messages: tuple[Message, ...]) -> Exchange:
         """A reply with its results after an opening; an opening if that is None."""
-        known = self._passages.get((opening, messages))
+        known = self._exchanges.get((opening, messages))
         if known is not None:
             return known
         with self._lock:
@@ -114,17 +114,17 @@ class Passages:
             for kind in kinds:
                 every |= kind
             first, last = (kinds[0], kinds[-1]) if kinds else (0, 0)
-            passage = Passage(opening=opening, messages=messages, kinds=kinds, first=first, last=last, every=every)
-            self._characters += _size(passage)
-            while self._characters > KEPT and self._passages:
-                self._characters -= _size(self._passages.pop(next(iter(self._passages))))  # the oldest
-            self._passages[opening, messages] = passage
-        return passage
+            exchange = Exchange(opening=opening, messages=messages, kinds=kinds, first=first, last=last, every=every)
+            self._characters += _size(exchange)
+            while self._characters > KEPT and self._exchanges:
+                self._characters -= _size(self._exchanges.pop(next(iter(self._exchanges))))  # the oldest
+            self._exchanges[opening, messages] = exchange
+        return exchange
 
     def forget(self) -> None:
-        """Forget all passages."""
+        """Forget all exchanges."""
         with self._lock:
-            self._passages.clear()
+            self._exchanges.clear()
             self._characters = 0
 
     def kind(self, message: Message) -> int:
@@ -143,31 +143,35 @@ class Passages:
         return bit
 
 
-def surroundings(passages: Sequence[Passage], index: int) -> Surroundings:
-    """Of one of the passages, which are listed from the newest to at least the one before it."""
+def surroundings(exchanges: Sequence[Exchange], index: int) -> Surroundings:
+    """Of one of the exchanges, which are listed from the newest to at least the one before it."""
     later = 0
-    for passage in passages[:index]:
-        later |= passage.every
-    return passages[index + 1].last if passages[index].opening else 0, passages[index - 1].first if index else 0, later
+    for exchange in exchanges[:index]:
+        later |= exchange.every
+    return (
+        exchanges[index + 1].last if exchanges[index].opening else 0,
+        exchanges[index - 1].first if index else 0,
+        later,
+    )
 
 
-def near(passages: Sequence[Passage], index: int) -> tuple[list[Passage], int]:
-    """A small conversation in which a passage has the same surroundings, and its place there."""
-    passage, found, later = passages[index], list[Passage](), passages[index - 1].every if index else 0
-    for newer in passages[: max(index - 1, 0)]:
+def near(exchanges: Sequence[Exchange], index: int) -> tuple[list[Exchange], int]:
+    """A small conversation in which an exchange has the same surroundings, and its place there."""
+    exchange, found, later = exchanges[index], list[Exchange](), exchanges[index - 1].every if index else 0
+    for newer in exchanges[: max(index - 1, 0)]:
         if newer.every & ~later:
             found.append(newer)
             later |= newer.every
-    found += passages[max(index - 1, 0) : index + 1]
+    found += exchanges[max(index - 1, 0) : index + 1]
     place = len(found) - 1
-    if passage.opening:
-        before = passages[index + 1]
-        found += [passage.opening] if before.last == passage.opening.last else [before, passage.opening]
+    if exchange.opening:
+        before = exchanges[index + 1]
+        found += [exchange.opening] if before.last == exchange.opening.last else [before, exchange.opening]
     return found, place
 
 
-def _size(passage: Passage) -> int:
-    return sum(len(message.content) + 100 for message in passage.messages)
+def _size(exchange: Exchange) -> int:
+    return sum(len(message.content) + 100 for message in exchange.messages)
 
 
 def _tags(source: str) -> tuple[str, ...]:
