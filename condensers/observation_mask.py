@@ -32,7 +32,7 @@ class ObservationMask:
         units = history.units
         wanted = max(len(units) - self.keep, 0)
         most = max(len(units) - 1, wanted)
-        masks = self._masks(history, most, budget.count)
+        masks = self._masks(history, budget.count, most)
 
         def shown(oldest: int) -> tuple[Unit, ...]:
             return (*masks[:oldest], *units[oldest:])
@@ -45,11 +45,18 @@ class ObservationMask:
             kept = shown(most)
         return Condensed(units=kept, reason=_reason(units, kept))
 
-    def _masks(self, history: History, most: int, count: Count) -> Sequence[Unit]:
+    def masked(self, history: History, count: Count) -> tuple[Unit, ...]:
+        """All units, with placeholders for the results of all but the newest ``keep``, whatever the budget."""
+        wanted = max(len(history.units) - self.keep, 0)
+        return (*self._masks(history, count, wanted), *history.units[wanted:])
+
+    def _masks(self, history: History, count: Count, most: int) -> list[Unit]:
         """The oldest units with placeholders for their results; each is made once in an episode."""
-        made = history.rewrites.setdefault((ObservationMask, tuple(self.exclude_tools), self.only_tools), [])
-        made += [self._masked(history, unit, count) for unit in history.units[len(made) : most]]
-        return made[:most]
+        made = history.rewrites.setdefault((ObservationMask, tuple(self.exclude_tools), self.only_tools), {})
+        for unit in history.units[:most]:
+            if unit not in made:
+                made[unit] = self._masked(history, unit, count)
+        return [made[unit] for unit in history.units[:most]]
 
     def _masked(self, history: History, unit: Unit, count: Count) -> Unit:
         def keeps(result: Message) -> bool:

@@ -61,7 +61,7 @@ class PolicySummary:
         plan = planned(history, budget, keep_last=self.keep_last, room=room, always=self.always)
         if plan is None or budget.write is None:
             return await without(history, budget, tools, why="")
-        request = await self._request(plan, history, budget, tools)
+        request = self._request(plan, history, budget)
         if request is None:
             return await without(history, budget, tools, why="a request for a summary does not fit")
         rejected: list[str] = []
@@ -76,17 +76,14 @@ class PolicySummary:
         why = f"no summary can be used: {'; '.join(rejected)}"
         return await without(history, budget, tools, why=why, rejected=rejected)
 
-    async def _request(
-        self, plan: SummaryPlan, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]
-    ) -> Request | None:
+    def _request(self, plan: SummaryPlan, history: History, budget: Budget) -> Request | None:
         """The request with all units, with old results masked, or without the kept units; None if none fits."""
         text = self.instruction.substitute(tokens=self._longest(budget), kept=len(plan.kept))
         room = replace(budget, tokens=budget.request_tokens or budget.tokens)
-        ample = replace(budget, tokens=2**62)  # masks, and drops nothing
         for units, keep in ((plan.view, None), (plan.view, 1), (plan.covered, 0)):
             shown = units
             if keep is not None:
-                shown = (await ObservationMask(keep=keep).condense(history.with_units(units), ample, tools)).units
+                shown = ObservationMask(keep=keep).masked(history.with_units(units), budget.count)
             *before, latest = shown
             if fits(history, (*before, latest.with_instruction(text)), room):
                 return Request(units=shown, instruction=text, max_tokens=self.max_tokens)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from talk import tokenizer
 
+from condensegrpo.core.account import unit_tokens
 from condensegrpo.core.messages import History, Message, flatten
 from condensegrpo.rollout.render import Renderer
 
@@ -81,16 +83,27 @@ def test_the_budget_is_kept_by_the_policys_own_tokenizer_and_template(case: Case
 
 @pytest.mark.parametrize("case", CUTTING)
 def test_over_200_turns_no_context_grows_beyond_its_budget(case: Case) -> None:
-    """Contexts that embed condensed contexts grow geometrically: 12, 103, 323, 672, 1241 tokens in the original."""
+    """Contexts that embed condensed contexts grow geometrically: 12, 103, 323, 672, 1241 tokens in the original.
+
+    Nor does what a turn has to count: a history of 200 units costs what one of 40 costs.
+    """
     condenser, past = case.build(), history()
-    sizes = []
+    sizes, counted = [], []
+
+    def counting(messages: Sequence[Message]) -> int:
+        counted[-1] += len(messages)
+        return count(messages)
+
     for turn in range(200):  # as the engine does it: raw units, and the last summary
+        counted.append(0)
         past = past.add(unit(turn, f"step {turn}", "result " * 6))
-        found = condense(condenser, past, 400)
+        past = replace(past, tokens=unit_tokens(past, counting))
+        found = condense(condenser, past, 400, counting)
         past = past if found.summary is None else past.with_summary(found.summary)
         sizes.append(count(flatten(PINNED, found.units)))
     assert max(sizes) <= 400
     assert max(sizes[-20:]) <= 1.2 * max(sizes[100:180])
+    assert max(counted[40:]) <= 1.5 * max(counted[:40]), "messages that a turn counts"
 
 
 @pytest.mark.parametrize("case", OLDEST_FIRST)

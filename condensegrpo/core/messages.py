@@ -96,8 +96,8 @@ class History:
     summary: Summary | None = None  # the last one that was used
     tokens: tuple[int, ...] = field(default=(), compare=False)  # of the first units, as far as they were counted
     sizes: dict[Unit, int] = field(default_factory=dict, compare=False, repr=False)  # tokens of units, rewritten or not
-    # what a condenser, by its settings, made of each of the first units
-    rewrites: dict[Hashable, list[Unit]] = field(default_factory=dict, compare=False, repr=False)
+    # what a condenser, by its settings, made of single units
+    rewrites: dict[Hashable, dict[Unit, Unit]] = field(default_factory=dict, compare=False, repr=False)
 
     def add(self, unit: Unit) -> Self:
         """This history with one more unit at its end."""
@@ -111,7 +111,7 @@ class History:
         """Other units after the same pinned messages, and no summary."""
         if (units, self.summary) == (self.units, None):
             return self
-        return replace(self, units=units, summary=None, tokens=(), rewrites={})
+        return replace(self, units=units, summary=None, tokens=())
 
     @property
     def current_units(self) -> tuple[Unit, ...]:
