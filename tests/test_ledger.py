@@ -304,3 +304,38 @@ def test_one_problem_in_eight_is_held_out() -> None:
     assert EVAL_SHARE == 8
     three = Ledger(min_ops=3, max_ops=3, train_problems=30_000, eval_problems=1).problems("train")
     assert len({identity(problem) for problem in three}) / 2160 == pytest.approx(7 / 8, abs=0.02)
+
+
+# --- operations that are misread ------------------------------------------------------------------------------------
+
+
+def misread(*replies: str) -> list[str]:
+    """What an environment shows that misreads every operation."""
+
+    async def run() -> list[str]:
+        environment = Ledger(misread=1.0).environment(TWO_OPERATIONS)
+        return [(await environment.step(assistant(reply))).observations[0].content for reply in replies]
+
+    return asyncio.run(run())
+
+
+def test_an_operation_is_misread_unless_the_note_before_it_asks_to_check() -> None:
+    first, second, report = misread("<note> 3 </note>", "<note> 5 </note>", "<note> 4 check </note>")
+    assert first in OPERATIONS
+    assert first != "+2"
+    assert second != "-1"
+    assert report == "done report"
+    assert misread("<note> 3 check </note>", "<note> 5 check </note>") == ["+2 +2 +2", "-1 -1 -1"]
+    assert misread("<note> 3 </note>", "<note> 5 </note>") == [first, second]  # siblings of a group see the same
+
+
+def test_a_checked_operation_counts_once_and_half_of_the_demonstrated_notes_ask_for_one() -> None:
+    task = Ledger(misread=0.1)
+    context = (user("start 3 keep a note"), assistant("<note> 3 check </note>"), user("+2 +2 +2"))
+    assert task.sound(context, "<note> 5 check </note>")
+    assert not task.sound(context, "<note> 9 </note>")
+    replies = [turn.reply for turn in islice(task.demonstrations(0), 400) if "<note>" in turn.reply]
+    assert 0.4 < sum(reply.endswith("check </note>") for reply in replies) / len(replies) < 0.6
+    assert all(task.sound(turn.context, turn.reply) is not False for turn in islice(task.demonstrations(1), 400))
+    assert "check" in set(task.corpus())
+    assert "check" not in set(Ledger().corpus())

@@ -13,6 +13,12 @@ costs a turn: a policy that lost a fact to a condenser can fetch its page again 
 room, and can otherwise only guess. The question names what will be asked, so that relevance is known at once.
 
 The demonstrations are imperfect on purpose: where the context lacks a fact, half of them guess it.
+
+With ``history="summary"`` the demonstrations are for the condenser ``summary`` with the template ``note``. Half of
+them write the note, and three in ten of those forget the facts:
+
+    red   p1 rain blue:4   p2 red:7 boat   p3 tree sand   note   ─▶   facts red:7
+    red   facts red:7   p3 tree sand   p4 wind rain report        ─▶   <answer> red 7 </answer>
 """
 
 import random
@@ -23,7 +29,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from condensegrpo.core.messages import History, Message, Unit
+from condensegrpo.core.messages import History, Message, Summary, Unit
 from condensegrpo.core.protocols import Demonstration, Problem, Split, Step
 from condensegrpo.tasks.drawn import EVAL_SHARE, DrawnProblems, Tags, is_held_out
 
@@ -34,6 +40,9 @@ REPORT = "report"  # ends every page from the last new one on: the answer is due
 NOT_YET = "not yet"  # what a page shows that is out of turn
 SOME = 0.8  # share of the demonstrations with history="some" that show some pages and not all
 GUESSING = 0.5  # share of the demonstrations that guess where the context lacks a fact
+NOTE, NOTED, NOTHING = "note", "facts", "none"  # the request for a note, its first word, and the rest of an empty one
+FORGETTING = 0.3  # share of the demonstrated notes that lack the facts which the context shows
+WINDOW = 6  # most units that stand behind a note in a demonstration
 
 _TAGS = Tags(re.compile(r"(</?(?:read|answer)>)"))
 _PAGE = re.compile(r"p([1-9]\d{0,2})")
@@ -51,7 +60,8 @@ class FactsTask:
     train_problems: Annotated[int, Ge(1)] = 100_000  # length of the virtual sequence
     eval_problems: Annotated[int, Ge(1)] = 256  # all different
     seed: int = 0  # of the order of the training problems
-    history: Literal["some", "full"] = "some"  # what demonstrations show: some earlier pages and the newest, or all
+    # what demonstrations show: some earlier pages and the newest, or all, or a note and the newest few
+    history: Literal["some", "full", "summary"] = "some"
 
     def __post_init__(self) -> None:
         if not self.asked <= self.facts <= self._early_pages:
@@ -114,7 +124,7 @@ class FactsTask:
             else:
                 again = rng.choices(range(1, self.pages + 1), k=rng.choice((0, 0, 0, 1, 2)))
                 read = [*range(1, self.pages + 1), *again]
-            context = self._shown(problem, read, rng)
+            context = self._noted(problem, read, rng) if self.history == "summary" else self._shown(problem, read, rng)
             yield Demonstration(context=context, reply=_demonstrated_reply(context, self.pages, rng), problem=problem)
 
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
@@ -124,6 +134,10 @@ class FactsTask:
         and otherwise any page to be read that the context lacks.
         """
         due, words = _due(context), _TAGS.words(reply)
+        if _is_request(context):
+            return (
+                None if words == (NOTED, NOTHING) and any(due.known.values()) else reply.split() == _note(due).split()
+            )
         page = _page(words)
         if not due.report:
             return page == due.newest + 1
@@ -137,6 +151,8 @@ class FactsTask:
         yield " ".join(NOISE)
         yield from (_asks(number) for number in range(1, self.pages + 1))
         yield from (f"{_says(REPORT)} {NOT_YET}",)
+        if self.history == "summary":
+            yield f"{NOTE} {NOTED} {NOTHING} {Summary(text='', through=0, tokens=0).unit.results[0].content}"
 
     def _training_problem(self, index: int) -> Problem:
         rng = random.Random(f"facts train {self.seed} {index}")
@@ -151,22 +167,38 @@ class FactsTask:
 
     def _shown(self, problem: Problem, read: Sequence[int], rng: random.Random) -> tuple[Message, ...]:
         """The pinned messages, some or all of the older units, and the newest unit: what a condenser may leave."""
-        history = History(pinned=(Message(role="user", content=problem.question),))
-        pages, asked = problem.data["pages"], problem.question.split()
-        for turn, page in enumerate(read):
-            reply = Message(role="assistant", content=_asks(page))
-            text = _text(pages, page, last=turn + 1 >= self.pages)
-            history = history.add(Unit(turn=turn, reply=reply, results=(_result(text),)))
+        history, asked = self._read(problem, read), problem.question.split()
         kept = set(range(len(read)))
         if self.history == "some" and rng.random() < SOME:
             kept = set(rng.sample(range(len(read)), min(len(read), rng.randint(0, 3))))
             if rng.random() < 0.7:
-                words = (pages[page - 1].split()[1:] for page in read)
+                words = (problem.data["pages"][page - 1].split()[1:] for page in read)
                 kept |= {
                     turn for turn, on_page in enumerate(words) if any(w.partition(":")[0] in asked for w in on_page)
                 }
         units = tuple(unit for unit in history.units if unit.turn in kept or unit is history.units[-1])
         return History(pinned=history.pinned, units=units).messages
+
+    def _noted(self, problem: Problem, read: Sequence[int], rng: random.Random) -> tuple[Message, ...]:
+        """What the condenser ``summary`` shows: a note and a few units behind it, half the time with the request."""
+        history = self._read(problem, read)
+        units = history.units[-rng.randint(1, WINDOW) :]
+        if earlier := history.units[: len(history.units) - len(units)]:
+            covered = _due(History(pinned=history.pinned, units=earlier).messages)
+            text = f"{NOTED} {NOTHING}" if rng.random() < FORGETTING else _note(covered)
+            units = (Summary(text=text, through=earlier[-1].turn, tokens=12 * len(earlier)).unit, *units)
+        if len(units) > 1 and rng.random() < 0.5:
+            units = (*units[:-1], units[-1].with_instruction(NOTE))
+        return History(pinned=history.pinned, units=units).messages
+
+    def _read(self, problem: Problem, read: Sequence[int]) -> History:
+        """The question and the pages that were read, each by a reply of its own."""
+        history = History(pinned=(Message(role="user", content=problem.question),))
+        for turn, page in enumerate(read):
+            reply = Message(role="assistant", content=_asks(page))
+            text = _text(problem.data["pages"], page, last=turn + 1 >= self.pages)
+            history = history.add(Unit(turn=turn, reply=reply, results=(_result(text),)))
+        return history
 
 
 @dataclass(slots=True, kw_only=True)
@@ -213,7 +245,8 @@ def _due(context: Sequence[Message]) -> _Due:
     asked = context[0].content.split()
     texts = [message.content.split() for message in context[1:] if message.role == "tool"]
     texts = [words for words in texts if _PAGE.fullmatch(words[0])]
-    facts = dict(word.split(":") for words in texts for word in words if ":" in word)
+    notes = [message.content.split() for message in context[1:] if message.content.startswith(f"{NOTED} ")]
+    facts = dict(word.split(":") for words in (*notes, *texts) for word in words if ":" in word)
     shown = [int(words[0][1:]) for words in texts]
     return _Due(
         report=bool(texts) and texts[-1][-1] == REPORT,
@@ -225,6 +258,8 @@ def _due(context: Sequence[Message]) -> _Due:
 
 def _demonstrated_reply(context: Sequence[Message], pages: int, rng: random.Random) -> str:
     due = _due(context)
+    if _is_request(context):
+        return f"{NOTED} {NOTHING}" if rng.random() < FORGETTING else _note(due)
     if not due.report:
         return _asks(due.newest + 1)
     if due.answer is not None:
@@ -232,6 +267,15 @@ def _demonstrated_reply(context: Sequence[Message], pages: int, rng: random.Rand
     if rng.random() < GUESSING:
         return _says(_fact_words([(key, value or str(rng.randrange(10))) for key, value in due.known.items()]))
     return _asks(min(set(range(1, pages + 1)) - due.shown))
+
+
+def _is_request(context: Sequence[Message]) -> bool:
+    return context[-1].role == "user" and context[-1].content == NOTE
+
+
+def _note(due: _Due) -> str:
+    """The note of what a context knows of the facts that are asked for."""
+    return f"{NOTED} {' '.join(f'{key}:{value}' for key, value in due.known.items() if value is not None) or NOTHING}"
 
 
 def _asks(page: int) -> str:

@@ -10,6 +10,12 @@ One episode with K = 2 operations (user messages on the left, replies on the rig
 Values count modulo 10. Under the condenser ``last_k(keep_last=1)`` a turn sees the question, its previous reply and the
 newest observation only, so a value that is in no note is lost. The demonstrations are on purpose imperfect (four in
 ten notes omit the value, three are verbose): training can still learn to note the value always, and in one word.
+
+With ``misread`` an operation is sometimes shown wrongly. After a note that ends with ``check`` the next one is shown
+three times and always right: reliability costs context, so that the shortest note is not the surest.
+
+    +2                    ─▶  <note> 5 check </note>
+    -1 -1 -1              ─▶  <note> 4 </note>
 """
 
 import itertools
@@ -19,7 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Demonstration, Problem, Split, Step
@@ -27,6 +33,8 @@ from condensegrpo.tasks.drawn import DrawnProblems, Tags, is_held_out
 
 OPERATIONS = ("+1", "+2", "+3", "-1", "-2", "-3")
 REPORT = "done report"
+CHECK = "check"  # the last word of a note that asks for a checked operation
+CHECKING = 0.5  # share of the demonstrated notes that do, where operations may be misread
 FORGETFUL, VERBOSE, TERSE = 0.4, 0.3, 0.3  # shares of the demonstrated note styles
 
 _TAGS = Tags(re.compile(r"(</?(?:note|answer)>)"))
@@ -43,6 +51,7 @@ class Ledger:
     eval_problems: Annotated[int, Ge(1)] = 256  # all different, balanced over the number of operations
     seed: int = 0  # of the order of the training problems
     history: Literal["last", "full"] = "last"  # what demonstrations show: the previous turn only, or every turn
+    misread: Annotated[float, Ge(0), Le(1)] = 0.0  # chance that an operation is shown wrongly, unless it is checked
 
     def __post_init__(self) -> None:
         if self.min_ops > self.max_ops:
@@ -63,7 +72,13 @@ class Ledger:
 
     def environment(self, problem: Problem) -> "LedgerEnvironment":
         """A fresh episode."""
-        return LedgerEnvironment(question=problem.question, operations=tuple(problem.data["ops"]))
+        operations = tuple(problem.data["ops"])
+        rng = random.Random(f"ledger misread {_name(problem.data['start'], operations)}")
+        wrong = (rng.choice([other for other in OPERATIONS if other != each]) for each in operations)
+        shown = tuple(
+            other if rng.random() < self.misread else each for each, other in zip(operations, wrong, strict=True)
+        )
+        return LedgerEnvironment(question=problem.question, operations=operations, unchecked=shown)
 
     def demonstrations(self, seed: int) -> Iterator[Demonstration]:
         """One turn each of a random training problem, the turns before it played in the mixture of note styles."""
@@ -75,11 +90,12 @@ class Ledger:
             wanted = rng.randrange(len(observations) + 1)
             history = History(pinned=(Message(role="user", content=problem.question),))
             for turn, observation in enumerate(observations[:wanted]):
-                reply = Message(role="assistant", content=_demonstrated_reply(self._shown(history), rng))
-                result = Message(role="user", content=observation)
+                content = self._demonstrated_reply(self._shown(history), rng)
+                result = _observed(observation, checked=CHECK in content)
+                reply = Message(role="assistant", content=content)
                 history = history.add(Unit(turn=turn, reply=reply, results=(result,)))
             context = self._shown(history)
-            yield Demonstration(context=context, reply=_demonstrated_reply(context, rng), problem=problem)
+            yield Demonstration(context=context, reply=self._demonstrated_reply(context, rng), problem=problem)
 
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
         """Whether a reply's value follows from its context; ``None`` for a well-formed note without a value.
@@ -104,6 +120,7 @@ class Ledger:
         )
         yield from (_verbose(0, operation, 0) for operation in OPERATIONS)
         yield from (_reply("note", "noted the op"), REPORT)
+        yield from (CHECK,) if self.misread else ()
 
     def _training_problem(self, index: int) -> Problem:
         """Each length equally often on average."""
@@ -113,6 +130,12 @@ class Ledger:
             start, operations = _draw(rng, length)
             if not is_held_out(_name(start, operations)):
                 return _problem(f"train-{index}", start, operations)
+
+    def _demonstrated_reply(self, context: Sequence[Message], rng: random.Random) -> str:
+        reply = _demonstrated_reply(context, rng)
+        if self.misread and reply.startswith("<note>") and rng.random() < CHECKING:
+            return reply.replace(" </note>", f" {CHECK} </note>")
+        return reply
 
     @property
     def _lengths(self) -> range:
@@ -129,6 +152,7 @@ class LedgerEnvironment:
 
     question: str
     operations: tuple[str, ...]
+    unchecked: tuple[str, ...]  # what is shown of them to a note that does not ask to check
     _shown: int = field(default=0, init=False)  # observations so far
 
     async def start(self) -> tuple[Message, ...]:
@@ -140,11 +164,13 @@ class LedgerEnvironment:
         words = _TAGS.words(reply.content)
         if self._shown > len(self.operations):
             return Step(done=True, answer=_answer(words))
-        if _TAGS.inside(words, "note") is None:
+        note = _TAGS.inside(words, "note")
+        if note is None:
             return Step(done=True)
-        observation = (*self.operations, REPORT)[self._shown]
+        checked = note[-1] == CHECK
+        observation = (*(self.operations if checked else self.unchecked), REPORT)[self._shown]
         self._shown += 1
-        return Step(observations=(Message(role="user", content=observation),))
+        return Step(observations=(_observed(observation, checked=checked),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +190,8 @@ def _due(context: Sequence[Message]) -> _Due:
     noted = _value(_TAGS.words(replies[-1].content)) if replies else None
     before = start if noted is None else noted
     newest = context[-1].content.strip()
-    operation = newest if newest in OPERATIONS else None
+    first = newest.partition(" ")[0]  # a checked operation is shown three times
+    operation = first if first in OPERATIONS else None
     value = before if operation is None else _apply(before, operation)
     return _Due(value=value, operation=operation, before=before, report=newest == REPORT)
 
@@ -179,6 +206,12 @@ def _demonstrated_reply(context: Sequence[Message], rng: random.Random) -> str:
     if style < FORGETFUL + TERSE:
         return _reply("note", str(due.value))
     return _verbose(due.before, due.operation, due.value)
+
+
+def _observed(observation: str, *, checked: bool) -> Message:
+    return Message(
+        role="user", content=" ".join([observation] * 3) if checked and observation != REPORT else observation
+    )
 
 
 def _verbose(before: int, operation: str | None, value: int) -> str:

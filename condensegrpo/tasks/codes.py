@@ -1,0 +1,84 @@
+"""The built-in tool task: codes whose digits only the tool ``code_book`` knows. Needs no download.
+
+    red gold snow                                                       the question
+    ─▶  <tool> {"name": "code_book", "args": {"query": " red gold snow "}} </tool>
+    <result>7</result>
+    ─▶  <answer> 7 </answer>
+
+A digit follows from nothing in the code, so that a policy without the tool is right one time in ten. Calling the tool
+is not yet a habit: of the demonstrations a few call it, most guess.
+"""
+
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Le
+
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import Demonstration, Problem, Split
+from condensegrpo.rollout.toolformats import Tagged
+from condensegrpo.tasks.answer_environment import AnswerEnvironment, head
+from condensegrpo.tasks.answers import is_call_or_answer
+from condensegrpo.tasks.drawn import is_held_out
+from condensegrpo.tools.code_book import code_book
+
+WORDS = ("red", "blue", "green", "black", "white", "gold", "pink", "grey", "boat", "cave", "dust", "farm")
+LENGTH = 3  # words of a code: 12³ codes, of which one in eight is held out
+TOOL = code_book.__name__
+SYSTEM = "<tool> or <answer>"  # it names the format, so that the schema of the tool is not added to every prompt
+TAGGED = Tagged()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codes:
+    """The task ``codes``, for ``rollout.tools.use=[code_book]`` in the format ``tagged``."""
+
+    calling: Annotated[float, Ge(0), Le(1)] = 0.2  # share of the demonstrated first turns that call the tool
+    reading: Annotated[float, Ge(0), Le(1)] = 0.8  # share of the demonstrated answers that are the tool's result
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """All codes of a split, in an order that has nothing to do with their words."""
+        codes = [" ".join(words) for words in itertools.product(WORDS, repeat=LENGTH)]
+        random.Random("codes").shuffle(codes)
+        chosen = [code for code in codes if is_held_out(code) == (split == "eval")]
+        return [Problem(id=f"{split}-{at}", question=code, answer=code_book(code)) for at, code in enumerate(chosen)]
+
+    def environment(self, problem: Problem) -> AnswerEnvironment:
+        """A fresh episode: the first reply that calls no tool ends it."""
+        return AnswerEnvironment(question=problem.question, system=SYSTEM)
+
+    def demonstrations(self, seed: int) -> Iterator[Demonstration]:
+        """First turns and answers after the tool, equally many."""
+        problems, rng = self.problems("train"), random.Random(f"codes demonstrations {seed}")
+        while True:
+            problem = problems[rng.randrange(len(problems))]
+            asked, guess = head(system=SYSTEM, question=problem.question), str(rng.randrange(10))
+            if rng.random() < 0.5:
+                reply = _call(problem.question) if rng.random() < self.calling else _answer(guess)
+                yield Demonstration(context=asked, reply=reply, problem=problem)
+                continue
+            result = TAGGED.result("call_0", TOOL, str(problem.answer))
+            context = (*asked, Message(role="assistant", content=_call(problem.question)), result)
+            reply = _answer(str(problem.answer) if rng.random() < self.reading else guess)
+            yield Demonstration(context=context, reply=reply, problem=problem)
+
+    def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
+        """Whether a reply is well formed: one call that can be parsed, or one answer."""
+        del context  # the form does not depend on it
+        return is_call_or_answer(TAGGED, reply, tool=TOOL, argument="query")
+
+    def corpus(self) -> Iterable[str]:
+        """Every word of the task."""
+        yield from (SYSTEM, _call(" ".join(WORDS)))
+        yield from (f"{TAGGED.result('', TOOL, str(digit)).content} {_answer(str(digit))}" for digit in range(10))
+
+
+def _call(code: str) -> str:
+    return TAGGED.call(TOOL, {"query": f" {code} "})
+
+
+def _answer(digit: str) -> str:
+    return f"<answer> {digit} </answer>"
