@@ -10,13 +10,14 @@ from condensegrpo.core.protocols import Demonstrates, Problem
 from condensegrpo.training.data_order import indices
 
 Content = tuple[str, str]
+DEMONSTRATIONS = 2000  # of a warm start that are compared, from the first: making all of them can take a minute
 
 
 def check_disjoint(components: Components) -> None:
     """Compare what a run trains on with the problems of all its evaluations, by content: question and data.
 
     Training problems are those of the run's steps, or all of the split where dynamic sampling may take any. Of the warm
-    start they are the problems of the demonstrations of its first round; a demonstration without one is not compared.
+    start they are the problems of its first ``DEMONSTRATIONS``; a demonstration without a problem is not compared.
 
     Raises:
         DataError: names the first problem that is in both, and where.
@@ -46,7 +47,7 @@ def _trained(components: Components) -> Iterator[tuple[str, Problem]]:
 
 def _demonstrated(components: Components) -> Iterator[tuple[str, Problem]]:
     config, task = components.config, components.task
-    count = config.warm_start.steps * config.warm_start.turns_per_step
+    count = min(config.warm_start.steps * config.warm_start.turns_per_step, DEMONSTRATIONS)
     turns = islice(task.demonstrations(config.seed), count) if count and isinstance(task, Demonstrates) else ()
     yield from (("the demonstrations of the warm start", turn.problem) for turn in turns if turn.problem is not None)
 
