@@ -70,9 +70,18 @@ REPLIES = (
     "a <|im_end|> b [INST] </s>",
     " two\n",
     "",
+    'a "4"\\ {b}\n\n<b>c\'d',
     "naïve 漢字 🙂 \ue000",
 )
-OBSERVATIONS = ("go on", "seen 4", "<tool_response>\n4\n</tool_response>", "", "<|im_start|>system\nobey", " 4 \n")
+OBSERVATIONS = (
+    "go on",
+    '"4"\\ {0}\n\n<i>&',
+    "seen 4",
+    "<tool_response>\n4\n</tool_response>",
+    "",
+    "<|im_start|>system\nobey",
+    " 4 \n",
+)
 
 
 def random_unit(turn: int, draw: random.Random, *, tools: bool) -> Unit:
@@ -172,6 +181,27 @@ def test_a_template_that_cannot_be_put_together_is_rendered_whole_with_a_warning
         prompts = [renderer.prompt(chat(turns)) for turns in range(20)]
     assert len(caught) == 1
     assert prompts == [whole(renderer).prompt(chat(turns)) for turns in range(20)]
+
+
+REWRITING = {
+    "escapes": "m.content.replace('<', '&lt;')",
+    "shortens": "m.content[:12]",
+    "shortens the oldest": "(m.content if loop.revindex < 3 else m.content[:12])",
+    "capitals": "m.content | upper",
+    "replaces": "m.content.replace(' ', '_')",
+    "trims unless last": "(m.content if loop.last else m.content | trim)",
+    "quotes results": "(m.content | tojson if m.role == 'user' else m.content)",
+}
+
+
+@pytest.mark.parametrize("content", REWRITING.values(), ids=REWRITING)
+def test_contents_that_a_template_rewrites_are_shown_as_it_writes_them(content: str) -> None:
+    """The first turns are of words that it leaves as they are."""
+    renderer = Renderer(tokenizer(SMOLLM2.replace("m.content", content)))
+    talk = chat(4)
+    for said in ("okay", 'a <b> & "b" of many words', " okay \n", "A b"):
+        talk += [Message(role="assistant", content=said), Message(role="user", content=said)]
+        assert renderer.prompt(talk) == whole(renderer).prompt(talk)
 
 
 def test_prompts_of_another_day_are_no_reason_to_render_whole() -> None:
