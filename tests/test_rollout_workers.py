@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,17 +15,24 @@ from command import ROOT
 from talk import counting, problem, said, shown
 from worker_program import World
 
-from condensegrpo.assembly.players import described_workers
+from condensegrpo.assembly.build import build_components
+from condensegrpo.assembly.players import Players, described_workers
+from condensegrpo.assembly.runtime import open_sampler
 from condensegrpo.config.load import load_config, vary
 from condensegrpo.config.resumed import Change
 from condensegrpo.core.errors import RolloutError
-from condensegrpo.core.protocols import Problem, Sampler
+from condensegrpo.core.observer import Silent
+from condensegrpo.core.protocols import Problem, Reading, Sampler, TokenAttention
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, ScoredTrajectory, Stop
+from condensegrpo.evaluation.evaluate import evaluate
 from condensegrpo.rollout.group import ProblemGroup, problem_groups
 from condensegrpo.rollout.settings import Workers
 from condensegrpo.rollout.workers.messages import PlayReport, Setup
 from condensegrpo.rollout.workers.pool import WorkerPool
 from condensegrpo.rollout.workers.processes import ProcessHost, described
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trajectories import read_trajectories
+from condensegrpo.training.initial_policy import base_policy
 
 SAMPLES, SEED, STEP = 3, 0, 7
 
@@ -47,6 +55,13 @@ class ByStream:
         logprobs = tuple(-1 / (1 + place + params.seed % 1000) for place in range(len(reply)))
         return Generation(token_ids=tuple(reply), logprobs=logprobs, finish=Finish.STOP)
 
+    async def measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
+        return [-1 / (1 + len(prompt_ids) + token) for token in output_ids]
+
+    async def attend(self, reading: Reading) -> TokenAttention:
+        shares = tuple(token % 7 / 1000 for token in reading.trunk_ids)
+        return TokenAttention(question=shares, blank=tuple(share / 2 for share in shares))
+
     def update_weights(self, named_tensors: object, version: int) -> None: ...
 
     def close(self) -> None: ...
@@ -60,7 +75,7 @@ def pool() -> Iterator[WorkerPool]:
 
 
 def groups(*questions: str) -> tuple[ProblemGroup, ...]:
-    return problem_groups([problem(number, question) for number, question in enumerate(questions)], STEP)
+    return problem_groups([replace(problem(number, each), answer="5") for number, each in enumerate(questions)], STEP)
 
 
 Outcome = tuple[tuple[ScoredTrajectory, ...], tuple[PlayReport, ...], list[str]]
@@ -115,6 +130,14 @@ def test_trajectories_are_those_of_one_process(pool: WorkerPool, workers: int) -
     assert (
         sum(report.counts["calls"] for report in reports if isinstance(report.counts, dict)) == 9 * 5
     )  # prompts after the first
+
+
+def test_attention_and_measured_answers_come_from_the_sampler_of_the_rank(pool: WorkerPool) -> None:
+    scored, _, _ = play(pool, "a", "b", world=World(attends=True), key=4)
+    assert timeless(scored) == here("a", "b", world=World(attends=True))
+    turns = [turn for each in scored for turn in each.trajectory.turns]
+    assert any(turn.condensation for turn in turns)
+    assert {turn.answer_logprob is None for turn in turns} == {False}
 
 
 def test_groups_are_played_at_the_same_time_by_several_processes_and_scored_there(pool: WorkerPool) -> None:
@@ -269,10 +292,47 @@ def test_a_resume_may_change_the_workers_since_they_change_nothing_that_is_learn
 
 
 def test_a_run_says_where_its_rollouts_are_played() -> None:
-    config = load_config(ROOT / "configs/quickstart.yaml")
-    assert described_workers(vary(config, ["rollout.workers.processes=0"])) == (
-        "rollouts in this process: set by rollout.workers"
+    def described(*overrides: str) -> str:
+        return described_workers(build_components(load_config(ROOT / "configs/quickstart.yaml", overrides)))
+
+    assert described("rollout.workers.processes=0") == "rollouts in this process: set by rollout.workers"
+    assert described("rollout.workers.ray=1") == "rollouts in 1 Ray actor of each rank: set by rollout.workers"
+    many = ("train.problems_per_step=4096",)
+    assert f"{len(os.sched_getaffinity(0))} CPU" in described(*many)
+    local = "condenser={name: pipeline, options: {stages: [{name: summary_model, options: {model: some/model}}]}}"
+    assert described(*many, local) == "rollouts in this process: condenser or reward holds a model"
+
+
+# --- the whole program ------------------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_is_the_same_with_real_components_in_workers(tmp_path: Path, one_thread: None) -> None:
+    """Each request is a batch of its own."""
+    config = load_config(
+        ROOT / "configs/quickstart.yaml",
+        [
+            "evaluate.problems=3",
+            "sampler.options={max_batch: 1}",
+        ],
     )
-    assert described_workers(vary(config, ["rollout.workers.processes=2"])) == (
-        "rollouts in 2 worker processes of each rank: set by rollout.workers"
-    )
+    source = base_policy(config, build_components(config).task, RunFolder.create(tmp_path / "run"))
+
+    def evaluated(sampler: Sampler, workers: int) -> list[ScoredTrajectory]:
+        varied = vary(config, [f"rollout.workers.processes={workers}"])
+        scored: list[ScoredTrajectory] = []
+        with Players(varied, sampler, source) as players:
+            evaluate(
+                "held-out",
+                build_components(varied),
+                players=players,
+                step=0,
+                observer=Silent(),
+                file=tmp_path / f"{workers}.jsonl",
+                on_scored=scored.append,
+            )
+        return sorted(timeless(scored), key=lambda each: each.trajectory.id)
+
+    with closing(open_sampler(config, source)) as sampler:
+        alone, shared = evaluated(sampler, 0), evaluated(sampler, 2)
+    assert alone == shared
+    assert len(read_trajectories(tmp_path / "2.jsonl").trajectories) == len(alone) == 3

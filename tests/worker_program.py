@@ -4,15 +4,18 @@ import os
 import signal
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from talk import Counting, engine
 
+from condensegrpo.attention.scorer import AttentionScorer
+from condensegrpo.condensers.attention import AttentionCondenser
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.core.messages import History, Message
-from condensegrpo.core.protocols import Budget, Condensed, Problem, Sampler, Step
+from condensegrpo.core.protocols import Attends, Budget, Condensed, Measures, Problem, Sampler, Step
 from condensegrpo.core.trajectory import Trajectory
+from condensegrpo.rollout.information import AnswerProbe
 from condensegrpo.rollout.player import LocalPlayer
 from condensegrpo.rollout.workers.processes import fork_workers
 from condensegrpo.rollout.workers.remote_sampler import RemoteSampler
@@ -67,14 +70,22 @@ class World:
 
     reward: Literal["turns", "siblings", "process"] = "turns"
     broken: bool = False
+    attends: bool = False  # the condenser ranks by the sampler's attention, and the answer is measured
 
     def player(self, sampler: Sampler) -> LocalPlayer:
         if self.broken:
             raise LookupError("no such world")
         rewards = {"turns": lambda trajectory, _: {"turns": float(len(trajectory.turns))}, "process": process_id}
+        parts = engine(sampler, condenser=CountedLastK())
+        if self.attends and isinstance(sampler, Attends) and isinstance(sampler, Measures):
+            parts = replace(
+                engine(sampler, condenser=AttentionCondenser(scorer="policy"), max_context_tokens=130),
+                scorers={"policy": AttentionScorer(sampler, parts.renderer)},
+                probe=AnswerProbe(model=sampler, renderer=parts.renderer, form="<answer>{answer}</answer>"),
+            )
         return LocalPlayer(
             environment=Misbehaving,
-            engine=engine(sampler, condenser=CountedLastK()),
+            engine=parts,
             reward=Siblings() if self.reward == "siblings" else rewards[self.reward],
         )
 

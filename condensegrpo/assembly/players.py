@@ -14,7 +14,7 @@ from condensegrpo.assembly.runtime import renderer_for, trajectory_engine
 from condensegrpo.assembly.scorers import frozen_model
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.failures import Failure
-from condensegrpo.core.protocols import Sampler
+from condensegrpo.core.protocols import CallsPlugins, HoldsModel, Sampler
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.core.wording import counted
 from condensegrpo.rollout.collect import OnScored
@@ -63,8 +63,7 @@ class Players:
             ConfigError: Ray is asked for and not installed.
         """
         self.sampler, self.source = sampler, source
-        self._workers = config.rollout.workers
-        self._pool = WorkerPool(_host(self._workers), sampler, partial(frozen_model, dtype=config.model.dtype))
+        self._pool = WorkerPool(_host(config.rollout.workers), sampler, partial(frozen_model, dtype=config.model.dtype))
         self._keys = count()
 
     def player(self, components: Components, *, temperature: float) -> GroupPlayer:
@@ -75,7 +74,7 @@ class Players:
             pool=self._pool,
             key=next(self._keys),
             settings=settings,
-            workers=partial(self._workers.number, cpus=own_cpus()),
+            workers=partial(_chosen(components).number, cpus=own_cpus()),
         )
 
     def close(self) -> None:
@@ -154,20 +153,37 @@ def _host(workers: Workers) -> WorkerHost:
     return RayHost(f"{PROGRAM}:work")
 
 
+def _chosen(components: Components) -> Workers:
+    """The setting; by default no worker loads a model once more."""
+    workers = components.config.rollout.workers
+    loads = workers == Workers() and _holds_model(components.condenser, components.reward)
+    return Workers(processes=0) if loads else workers
+
+
+def _holds_model(*plugins: object) -> bool:
+    return any(
+        (isinstance(plugin, HoldsModel) and plugin.holds_model)
+        or (isinstance(plugin, CallsPlugins) and _holds_model(*plugin.plugins))
+        for plugin in plugins
+    )
+
+
 def own_cpus() -> int:
     """The CPUs of this rank: those of its machine that it may use, shared with the other ranks there."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or os.environ.get("WORLD_SIZE", "1")
     return max(len(os.sched_getaffinity(0)) // int(ranks), 1)
 
 
-def described_workers(config: RunConfig) -> str:
+def described_workers(components: Components) -> str:
     """Where the trajectories of a training step are played, as one line."""
-    workers, schedule, cpus = config.rollout.workers, config.train, own_cpus()
+    workers, schedule, cpus = components.config.rollout.workers, components.config.train, own_cpus()
     groups = schedule.problems_per_step // int(os.environ.get("WORLD_SIZE", "1"))
     trajectories = groups * schedule.samples_per_problem
-    number = workers.number(groups=groups, trajectories=trajectories, cpus=cpus)
+    number = _chosen(components).number(groups=groups, trajectories=trajectories, cpus=cpus)
     kind = "Ray actor" if workers.ray else "worker process"
     where = f"in {counted(number, kind, f'{kind}s' if workers.ray else f'{kind}es')}" if number else "in this process"
     chosen = workers == Workers()
     why = f"{counted(trajectories, 'trajectory', 'trajectories')} a step, {counted(cpus, 'CPU')}"
+    if chosen and _chosen(components) != workers:
+        why = "condenser or reward holds a model"
     return f"rollouts {where}{' of each rank' if number else ''}: {why if chosen else 'set by rollout.workers'}"

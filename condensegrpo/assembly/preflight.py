@@ -47,7 +47,7 @@ def check_run(components: Components, *, resumed: bool = False) -> tuple[str, ..
     _check_variants(components)
     _check_attention(components.config)
     config = components.config
-    return (_estimator(components), _dtype(config), described_workers(config), *_check_policy(components))
+    return (_estimator(components), _dtype(config), described_workers(components), *_check_policy(components))
 
 
 def demonstrating(task: Task, doing: str, why_not: str) -> Demonstrates:

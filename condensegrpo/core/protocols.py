@@ -48,6 +48,15 @@ class CallsPlugins(Protocol):
 
 
 @runtime_checkable
+class HoldsModel(Protocol):
+    """A condenser or reward that may load a model: every process that plays trajectories would load it once more."""
+
+    @property
+    def holds_model(self) -> bool:
+        """Whether it does. By default trajectories are then played in one process, see ``rollout.workers``."""
+
+
+@runtime_checkable
 class Sleeps(Protocol):
     """A sampler that can give memory back while the learner works."""
 

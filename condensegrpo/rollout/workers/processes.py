@@ -5,6 +5,7 @@ is a fresh interpreter with a single thread, in a session of its own: Ctrl-C in 
 the rank ends, it ends the whole session, what tools started there included.
 """
 
+import atexit
 import gc
 import importlib
 import os
@@ -108,7 +109,7 @@ def described(process: int, status: int) -> str:
 
 
 def fork_workers(control: int, serve: Callable[[socket.socket], None], imports: Sequence[str]) -> None:
-    """The program of the process that is forked: it returns in a worker, after ``serve``.
+    """The program of the process that is forked. It never returns; a worker ends after ``serve``.
 
     Args:
         control: descriptor of a socket. A message with a descriptor asks for a worker at that end of a connection; one
@@ -134,6 +135,7 @@ def fork_workers(control: int, serve: Callable[[socket.socket], None], imports: 
         if process == 0:
             requests.close()
             serve(socket.socket(fileno=descriptors[0]))
-            return
+            atexit._run_exitfuncs()  # and no more: libraries report what they free in a process that was forked
+            os._exit(0)
         os.close(descriptors[0])
         workers.append(process)
