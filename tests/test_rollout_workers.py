@@ -3,11 +3,13 @@
 import asyncio
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from condensegrpo.assembly.players import Players, described_workers
 from condensegrpo.assembly.runtime import open_sampler
 from condensegrpo.config.load import load_config, vary
 from condensegrpo.config.resumed import Change
-from condensegrpo.core.errors import RolloutError
+from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.observer import Silent
 from condensegrpo.core.protocols import Problem, Reading, Sampler, TokenAttention
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, ScoredTrajectory, Stop
@@ -30,6 +32,7 @@ from condensegrpo.rollout.settings import Workers
 from condensegrpo.rollout.workers.messages import PlayReport, Setup
 from condensegrpo.rollout.workers.pool import WorkerPool
 from condensegrpo.rollout.workers.processes import ProcessHost, described
+from condensegrpo.rollout.workers.ray_actors import RayHost
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import read_trajectories
 from condensegrpo.training.initial_policy import base_policy
@@ -336,3 +339,29 @@ def test_an_evaluation_is_the_same_with_real_components_in_workers(tmp_path: Pat
         alone, shared = evaluated(sampler, 0), evaluated(sampler, 2)
     assert alone == shared
     assert len(read_trajectories(tmp_path / "2.jsonl").trajectories) == len(alone) == 3
+
+
+# --- Ray --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install -e '.[ray]'")
+@pytest.mark.filterwarnings("ignore")
+def test_ray_actors_play_the_same_trajectories_and_one_that_dies_is_replaced() -> None:
+    pool = WorkerPool(RayHost("worker_program:work"), ByStream(), model=lambda name: pytest.fail(name))
+    try:
+        scored, reports, _ = play(pool, "a", "b", workers=2)
+        assert timeless(scored) == here("a", "b")
+        assert len(reports) == 2
+        scored, _, _ = play(pool, "a", "exit", workers=2)
+        assert timeless(scored)[:3] == here("a")
+        assert "a Ray actor ended: " in scored[3].trajectory.detail
+        scored, _, _ = play(pool, "a", "b", workers=2)
+        assert timeless(scored) == here("a", "b")
+    finally:
+        pool.close()
+
+
+def test_ray_that_is_missing_is_an_error_that_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"rollout\.workers\.ray: Ray is not installed.*pip install -e '\.\[ray\]'"):
+        RayHost("worker_program:work")
