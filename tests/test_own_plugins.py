@@ -13,7 +13,6 @@ from condensegrpo.attention.scripted import ScriptedScorer
 from condensegrpo.condensers.attention import AttentionCondenser
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.condensers.pipeline import Pipeline
-from condensegrpo.core.account import account
 from condensegrpo.core.errors import ContextOverflow
 from condensegrpo.core.messages import History
 from condensegrpo.core.plugin_task import Blocked, plugin_task
@@ -24,7 +23,7 @@ from condensegrpo.rollout.engine import Engine
 from condensegrpo.rollout.episode import run_episode
 from condensegrpo.rollout.group import problem_groups, rollout
 from condensegrpo.samplers.scripted import ScriptedSampler
-from condensegrpo.tasks.ledger import Ledger, LedgerEnvironment
+from condensegrpo.tasks.ledger import Ledger
 
 
 class Mine(LastK):
@@ -42,7 +41,7 @@ class Mine(LastK):
         (ScriptedSampler(lambda _: [1]), False),
         (ScriptedScorer(lambda _: 1.0), False),
         (Ledger().environment, True),
-        (LedgerEnvironment(question="?", operations=()), True),
+        (Ledger().environment(Ledger().problems("train")[0]), True),
         (len, False),
     ],
 )
@@ -184,7 +183,7 @@ class BlocksOnce:
         self.calls += 1
         if self.calls == 1:
             self.release.wait(60)
-        return Condensed(units=history.units, spans=account(history, history.units, budget.count))
+        return Condensed(units=history.units)
 
 
 def test_a_condenser_of_others_in_a_built_in_pipeline_is_abandoned_when_it_blocks() -> None:

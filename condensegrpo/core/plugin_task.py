@@ -22,7 +22,8 @@ from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from types import coroutine
+from typing import Any, TypeVar, cast
 
 from condensegrpo.core.thread_call import abandon, too_many_abandoned
 from condensegrpo.core.wording import counted
@@ -83,14 +84,19 @@ async def wait_for_task(task: asyncio.Task[Any], seconds: float | None) -> bool:
     return task.done()
 
 
-async def limited(work: Coroutine[Any, Any, T], seconds: float) -> T:
+@coroutine
+def limited(work: Coroutine[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:
     """The result of work that honours its cancellation, within a time limit that counts as in ``wait_for_task``.
 
-    Unlike there, the work needs no task: it runs in that of the caller.
+    Unlike there, the work needs no task: it runs in that of the caller. Work that never waits needs no timer either.
 
     Raises:
         TimeoutError: there is none.
     """
+    try:
+        waits_for = work.send(None)
+    except StopIteration as end:
+        return cast(T, end.value)
     task = asyncio.current_task()
     if task is None:
         raise RuntimeError("a time limit outside of a task")
@@ -102,7 +108,15 @@ async def limited(work: Coroutine[Any, Any, T], seconds: float) -> T:
 
     timer = _Timer(seconds, expire)
     try:
-        return await work
+        while True:
+            try:
+                sent = yield waits_for
+            except BaseException as error:  # such as its cancellation
+                waits_for = work.throw(error)
+            else:
+                waits_for = work.send(sent)
+    except StopIteration as end:
+        return cast(T, end.value)
     except asyncio.CancelledError:
         if expired and task.cancelling() == requests + 1:
             raise TimeoutError from None

@@ -48,21 +48,27 @@ async def awaited_in_thread(call: Callable[[], T], *, name: str, seconds: float,
     started = _started(call, name)
     if isinstance(started, Failure):
         return started
-    loop, done = asyncio.get_running_loop(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
 
-    def wake(_: object) -> None:
+    def wake(_: object = None) -> None:
+        if not done.done():
+            done.set_result(None)
+
+    def wake_from_thread(_: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has closed: no caller waits any more
-            loop.call_soon_threadsafe(done.set)
+            loop.call_soon_threadsafe(wake)
 
-    started.outcome.add_done_callback(wake)
+    timer = loop.call_later(seconds, wake)
+    started.outcome.add_done_callback(wake_from_thread)
     try:
-        await asyncio.wait_for(done.wait(), seconds)
-    except TimeoutError:
-        return started.abandoned(seconds, setting)
+        await done
     except asyncio.CancelledError:
         started.abandoned(seconds, setting)
         raise
-    return started.outcome.result()
+    finally:
+        timer.cancel()
+    return started.outcome.result() if started.outcome.done() else started.abandoned(seconds, setting)
 
 
 def abandon(thread: threading.Thread, name: str) -> str:

@@ -89,6 +89,7 @@ class Toolbox:
         self.schemas: tuple[dict[str, object], ...] = tuple(_schema(name, tool) for name, tool in tools.items())
         self.names = tuple(tools)
         self._tools = dict(tools)
+        self._signatures = {name: inspect.signature(tool) for name, tool in tools.items()}
         self._seconds = seconds
         self._max_chars = max_chars
 
@@ -123,7 +124,10 @@ class Toolbox:
         attempts = self.format.parse(text)
         if not attempts:
             return NO_CALLS
-        outcomes = await asyncio.gather(*(self._outcome(attempt) for attempt in attempts))
+        if len(attempts) == 1:  # needs no task
+            outcomes = [await self._outcome(attempts[0])]
+        else:
+            outcomes = await asyncio.gather(*map(self._outcome, attempts))
         return ToolAnswers(
             calls=tuple(attempt for attempt in attempts if isinstance(attempt, ToolCall)),
             messages=tuple(
@@ -145,7 +149,7 @@ class Toolbox:
         if attempt.name not in self._tools:
             return _failed(f"there is no tool {quoted(attempt.name)}. {self._known()}")
         tool = self._tools[attempt.name]
-        signature = inspect.signature(tool)
+        signature = self._signatures[attempt.name]
         try:
             arguments = parsed_arguments(attempt.arguments)
             signature.bind(**arguments)
