@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from condensegrpo.evaluation.retention import Retention
 
-CONDENSERS = "full, truncate, last_k keep_last=8, observation_mask keep=1000, random_drop, anchors"
+CONDENSERS = "full, truncate, last_k keep_last=8, observation_mask keep=1000, random_drop, anchors, anchors share=0.5"
 
 SHARE = re.compile(r"\d+/[1-9]\d*|\d*\.?\d+")
 

@@ -10,6 +10,7 @@ the wrapped condenser drops 0 and 1 and masks the result of 2, of five units
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from operator import attrgetter
 from typing import Annotated, NamedTuple
 
@@ -73,8 +74,8 @@ class Anchors:
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """The units of its stages and the anchors of what they left out.
 
-        Costs log2 of the number of anchors in counts of what is shown, beside the costs of the stages, which are called
-        again if the anchors leave room; those that write are not.
+        Costs two counts of what is shown, beside those of the stages, which are called again if the anchors leave half
+        of their room; those that write are not.
         """
         view = history.current_units
         listed = next(
@@ -89,25 +90,33 @@ class Anchors:
         answer, used = self._listed(history, found, budget)
         if used is None or whole or self.writes:
             return answer
-        ample = replace(budget, tokens=budget.tokens - used)  # the anchors need less than their share
+        ample = replace(budget, tokens=budget.tokens - used)  # the anchors need less than half of their share
         return self._listed(history, await self.pipeline.condense(past, ample, tools), budget)[0]
 
     def _listed(self, history: History, found: Condensed, budget: Budget) -> tuple[Condensed, int | None]:
-        """An answer of the stages with the anchors that fit, and the tokens of these if they are all there are."""
+        """An answer of the stages with the anchors that fit; their tokens, if they leave half of their share.
+
+        Lines are counted one by one, which the renderer remembers, and then all together.
+        """
         room = int(self.share * budget.tokens)
         shown = flatten(history.pinned, found.units)
         lost = _lost(history, found, shown, tuple(self.kinds), room)
         note = _note(history, found, lost, budget)
-        base = budget.count(shown)
-
-        def added(number: int) -> int:
-            units = _with(history, found, lost[:number], note).units
-            return budget.count(flatten(history.pinned, units)) - base
-
+        base, empty = budget.count(shown), budget.count((*history.pinned, replace(note, content="")))
         most = min(budget.tokens - base, room)
-        number = bisect_right(range(1, len(lost) + 1), most, key=added)
-        answer = _with(history, found, lost[:number], note) if number else found
-        return answer, added(number) if number == len(lost) < room else None
+
+        def line(anchor: Lost) -> int:
+            return budget.count((*history.pinned, replace(note, content=f"{anchor.text}\n"))) - empty
+
+        sums = list(accumulate(map(line, lost)))
+        number = bisect_right(sums, most)
+        while number:
+            answer = _with(history, found, lost[:number], note)
+            used = budget.count(flatten(history.pinned, answer.units)) - base
+            if used <= most:
+                return answer, used if number == len(lost) and 2 * used < room else None
+            number = min(number - 1, max(bisect_right(sums, sums[number - 1] - (used - most)), 1))
+        return found, None
 
     def _less(self, budget: Budget) -> Budget:
         return replace(budget, tokens=budget.tokens - int(self.share * budget.tokens))
