@@ -1,4 +1,9 @@
-"""A local Hugging Face model that writes summaries, greedily: those requested at the same time in one batch."""
+"""A local Hugging Face model that writes summaries, greedily: those requested at the same time in one batch.
+
+A batch rounds otherwise than a prompt by itself. A text is that of the prompt by itself whatever else is written: one
+that a batch chose by a margin within ``NEAR`` anywhere is written again alone, and models in less than fp32, whose
+rounding is a thousand times coarser, write one text at a time.
+"""
 
 import asyncio
 import os
@@ -17,10 +22,12 @@ from condensegrpo.core.protocols import Written
 from condensegrpo.core.trajectory import Finish
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 MAX_TOKENS = 32768  # of prompts and summaries, padded to the longest, that are processed at once
+NEAR = 1e-3  # margin of logits below which rounding might choose another token; it changes logits in fp32 by 1e-5 or so
 SETTLE_SECONDS = 0.005  # for which a request waits for others; a summary takes far longer
 
 _Waiting = tuple[str, Future[Written]]  # a text, and where its reply goes
@@ -99,7 +106,8 @@ class LocalModel:
                 reply.set_exception(SummaryRefused(room))
             else:
                 prompts.append((ids, reply))
-        for part in _parts(prompts, self.max_tokens):
+        room = MAX_TOKENS if model.dtype.itemsize >= 4 else 0  # bytes of a number
+        for part in _parts(prompts, self.max_tokens, room):
             for (_, reply), written in zip(part, self._written([ids for ids, _ in part]), strict=True):
                 if isinstance(written, SummaryRefused):
                     reply.set_exception(written)
@@ -107,15 +115,16 @@ class LocalModel:
                     reply.set_result(written)
 
     def _written(self, prompts: Sequence[Sequence[int]]) -> Iterator[Written | SummaryRefused]:
-        """The replies to prompts, up to rounding those that each prompt gets by itself.
+        """The replies that each prompt gets by itself.
 
         A row is padded by its own first id: what the model's generation settings do to ids that occurred, such as a
         repetition penalty, concerns no other id than without padding.
         """
         import torch
+        from transformers import LogitsProcessorList
 
         model, tokenizer = _loaded(self.model, on_rank(self.device))
-        width = max(map(len, prompts))
+        margins, width = Margins(), max(map(len, prompts))
         ids = torch.tensor([[*[row[0]] * (width - len(row)), *row] for row in prompts], device=model.device)
         mask = torch.tensor([[*[0] * (width - len(row)), *[1] * len(row)] for row in prompts], device=model.device)
         ends = model.generation_config.eos_token_id
@@ -129,25 +138,45 @@ class LocalModel:
                 max_new_tokens=self.max_tokens,
                 max_time=self.seconds,
                 pad_token_id=ends[0] if ends else 0,  # after the end of a row
+                logits_processor=LogitsProcessorList([margins]),
             )
         late = time.monotonic() - started >= self.seconds
-        for row in output[:, width:].tolist():
+        for number, row in enumerate(output[:, width:].tolist()):
             end = next((place for place, token in enumerate(row) if token in ends), None)
-            if end is None and late:
+            if len(prompts) > 1 and margins.least(number, len(row) if end is None else end + 1) < NEAR:
+                yield from self._written([prompts[number]])
+            elif end is None and late:
                 yield SummaryRefused(f"{self.model} did not finish within {self.seconds:g} seconds")
             else:
                 finish = Finish.LENGTH if end is None else Finish.STOP
                 yield Written(text=tokenizer.decode(row[:end], skip_special_tokens=False), finish=finish)
 
 
+class Margins:
+    """A logits processor that records by how much the greedy token of each row leads the next one."""
+
+    def __init__(self) -> None:
+        self._steps: list[Tensor] = []  # (B,) each
+
+    def __call__(self, input_ids: "Tensor", scores: "Tensor") -> "Tensor":
+        """The logits (B, V) as they are."""
+        first_B2 = scores.topk(2, dim=-1).values
+        self._steps.append(first_B2[:, 0] - first_B2[:, 1])
+        return scores
+
+    def least(self, row: int, tokens: int) -> float:
+        """The least margin of the first tokens of a row."""
+        return min(step[row].item() for step in self._steps[:tokens])
+
+
 def _parts(
-    prompts: Sequence[tuple[list[int], Future[Written]]], new: int
+    prompts: Sequence[tuple[list[int], Future[Written]]], new: int, room: int
 ) -> Iterator[Sequence[tuple[list[int], Future[Written]]]]:
-    """The prompts by length, in batches of at most ``MAX_TOKENS`` with the ``new`` tokens; one alone may have more."""
+    """The prompts by length, in batches of at most ``room`` tokens with the ``new`` ones; one alone may have more."""
     rows = sorted(prompts, key=lambda prompt: len(prompt[0]))
     start = 0
     for place, (ids, _) in enumerate(rows):
-        if place > start and (len(ids) + new) * (place - start + 1) > MAX_TOKENS:
+        if place > start and (len(ids) + new) * (place - start + 1) > room:
             yield rows[start:place]
             start = place
     if rows:

@@ -291,6 +291,31 @@ def test_summaries_requested_at_the_same_time_are_written_in_one_batch_as_each_i
     assert len({str(written) for written in together}) == 3
 
 
+def test_what_a_batch_chose_by_a_hair_is_written_again_alone(folder: Path) -> None:
+    """All logits of this model are equal, so that rounding would decide."""
+    model = Batches(model=str(folder), device="cpu", seconds=60, max_tokens=3)
+    model.sizes = []
+
+    async def both() -> list[Written]:
+        return await asyncio.gather(model.write("a"), model.write("b b"))
+
+    assert [written.text for written in asyncio.run(both())] == [tokenizer().decode([0]) * 3] * 2
+    assert model.sizes == [2, 1, 1]
+
+
+def test_a_model_in_bfloat16_writes_one_text_at_a_time(folder: Path, tmp_path: Path) -> None:
+    Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    model = Batches(model=str(tmp_path), device="cpu", seconds=60, max_tokens=3)
+    model.sizes = []
+
+    async def both() -> list[Written]:
+        return await asyncio.gather(model.write("a"), model.write("b b"))
+
+    asyncio.run(both())
+    assert model.sizes == [1, 1]
+
+
 def test_a_local_model_that_ends_its_text_at_once_has_said_nothing(folder: Path, tmp_path: Path) -> None:
     assert "it is empty" in condense(SummaryModel(variant(folder, tmp_path, eos_token_id=0), max_tokens=5)).reason
 
