@@ -102,3 +102,9 @@ def shared(items: Iterable[T]) -> SharedSequence[T]:
 def shared_ids(ids: Iterable[int]) -> SharedSequence[int]:
     """Token ids as a shared sequence, four bytes an id: themselves if they are one."""
     return ids if isinstance(ids, SharedSequence) else SharedSequence(array("I", ids))
+
+
+def packed_ids(ids: Sequence[int]) -> "array[int]":
+    """A copy of token ids, four bytes an id."""
+    stored = ids._storage if isinstance(ids, SharedSequence) else ids
+    return stored[: len(ids)] if isinstance(stored, array) else array("I", ids)

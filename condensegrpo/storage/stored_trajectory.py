@@ -1,18 +1,21 @@
-"""What a line holds of a trajectory: every message once, and of a prompt that continues the last one what it adds.
+"""What a line holds of a trajectory: every message once, and of every prompt after the first what is new in it.
 
     messages   S Q R0 O0 R1                  in the order in which they came up
     turn 0     context [[0, 2]]   reply 2    observations [[3, 4]]   output_ids [7, 8]   prompt_ids [5, 6]
     turn 1     context [[0, 4]]   reply 4    observations []         output_ids [7]      added_ids [9]
 
 A run ``[first, end]`` stands for the messages from ``first`` up to, not including, ``end``. Prompt 1 is prompt 0,
-output 0 and what was added: 5 6 7 8 9. Each turn costs what is new in it, in a line and in what is read from it.
+output 0 and what was added: 5 6 7 8 9. A prompt that was rewritten has ``copied_ids`` instead: its parts, which copy
+prompt 0 and output 0, see ``copied_ids.py``. Each turn costs what is new in it, in a line and in what is read from it.
 """
 
+from array import array
 from collections.abc import Iterable, Sequence
 
 from condensegrpo.core.messages import Message
-from condensegrpo.core.shared_sequence import SharedSequence, shared_ids
-from condensegrpo.core.trajectory import Trajectory
+from condensegrpo.core.shared_sequence import SharedSequence, packed_ids, shared_ids
+from condensegrpo.core.trajectory import Trajectory, Turn
+from condensegrpo.storage import copied_ids
 from condensegrpo.storage.codec import decode, fields_of
 
 Run = list[int]
@@ -41,7 +44,7 @@ class _Messages:
         runs = [list(run) for run in before]
         for message in messages:
             place = runs[-1][1] if runs else 0
-            if self.all[place : place + 1] != [message]:
+            if place == len(self.all) or self.all[place] is not message:
                 place = self._places.get(message, -1)
                 place = self.add(message) if place < 0 else place
             if runs and place == runs[-1][1]:
@@ -65,10 +68,20 @@ def stored(trajectory: Trajectory) -> dict[str, object]:
             "observations": messages.new_run(turn.observations),
         }
         added = turn.added_ids(last) if last is not None else None
-        ids = {"prompt_ids": tuple(turn.prompt_ids)} if added is None else {"added_ids": added}
+        if added is not None:
+            ids: dict[str, object] = {"added_ids": added}
+        elif last is not None:
+            ids = {"copied_ids": copied_ids.parts(turn.prompt_ids, _with_output(last))}
+        else:
+            ids = {"prompt_ids": tuple(turn.prompt_ids)}
         turns.append(ids | {name: value for name, value in fields_of(turn).items() if name != "prompt_ids"} | changed)
         last = turn
     return fields_of(trajectory) | {"messages": messages.all, "turns": turns}
+
+
+def _with_output(turn: Turn) -> "array[int]":
+    """The prompt of a turn and its output."""
+    return packed_ids(turn.prompt_ids) + packed_ids(turn.output_ids)
 
 
 def restore(trajectory: dict[str, object]) -> None:
@@ -119,15 +132,20 @@ def _chosen(messages: list[Message], runs: Iterable[Sequence[int]]) -> list[Mess
 
 def _restore_ids(turn: dict[str, object], last: SharedSequence[int] | None, place: str) -> SharedSequence[int] | None:
     """Put the whole prompt into a turn; returns it with the turn's output."""
-    key = "added_ids" if "added_ids" in turn else "prompt_ids"
-    if key not in turn:
+    key = next((key for key in ("added_ids", "copied_ids", "prompt_ids") if key in turn), None)
+    if key is None:
         return None  # the decoder names what misses
-    if key == "added_ids" and last is None:
-        raise ValueError(f"{place}.added_ids: there is no prompt before it that they continue")
-    ids = decode(tuple[int, ...], turn.pop(key), f"{place}.{key}")
+    if key != "prompt_ids" and last is None:
+        raise ValueError(f"{place}.{key}: there is no prompt before it")
+    stored, before = turn.pop(key), last or shared_ids(())
     output = decode(tuple[int, ...], turn.get("output_ids", []), f"{place}.output_ids")
     try:
-        prompt = last.extended(ids) if key == "added_ids" and last is not None else shared_ids(ids)
+        if key == "copied_ids":
+            parts = decode(tuple[tuple[int, ...], ...], stored, f"{place}.{key}")
+            prompt = shared_ids(copied_ids.joined(parts, before))
+        else:
+            ids = decode(tuple[int, ...], stored, f"{place}.{key}")
+            prompt = before.extended(ids) if key == "added_ids" else shared_ids(ids)
         turn["prompt_ids"] = prompt
         return prompt.extended(output)
     except OverflowError as error:
