@@ -72,7 +72,8 @@ def end_with_launcher() -> None:
     """Have the kernel end this process with the torchrun, deepspeed or sweep that launched it, however that ends."""
     if {"TORCHELASTIC_RUN_ID", "CROSS_RANK", SWEEP} & os.environ.keys() and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if str(os.getppid()) != os.environ.get(SWEEP, str(os.getppid())):  # it ended before the line above
+        parent = str(os.getppid())
+        if os.environ.pop(SWEEP, parent) != parent:  # it ended before this; a process of this one has no sweep
             os._exit(1)
 
 

@@ -28,6 +28,7 @@ PRELOADED = (
     "condensegrpo.samplers.batch",
     "datasets",
     "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
     "pytest.__main__",  # multiprocessing imports the main module of the tests into every child
     "transformers.models.qwen3.modeling_qwen3",
 )

@@ -14,7 +14,7 @@ from condensegrpo.config.study import Study, load_study
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.protocols import Demonstration
 from condensegrpo.training.held_out import check_disjoint
-from condensegrpo.training.sweep import runs_of
+from condensegrpo.training.sweep import RunState, StudyRun, Sweep, SweepLog, run_seconds, runs_of, seconds_left
 
 STUDIES = sorted((ROOT / "studies").glob("*.yaml"))
 
@@ -107,3 +107,56 @@ def test_a_held_out_problem_that_is_demonstrated_is_named() -> None:
     turn = Demonstration(context=(), reply="", problem=replace(longer, id="a-demonstration"))
     with pytest.raises(DataError, match=r"evaluation K=20 is also a-demonstration of the demonstrations"):
         check_disjoint(replace(components, task=Demonstrator(turn)))  # type: ignore[arg-type]
+
+
+class Process:
+    """A run that ends with this code when it is next asked."""
+
+    def __init__(self, code: int) -> None:
+        self._code, self.signals = code, list[int]()
+
+    def poll(self) -> int | None:
+        return self._code
+
+    def send_signal(self, number: int) -> None:
+        self.signals.append(number)
+
+
+def sweep_of(folder: Path, *, parallel: int, code: int) -> tuple[Sweep, list[str]]:
+    runs = runs_of(load_study(study(folder, "seeds: [0, 1]\narms: {a: [], b: []}")), folder)
+    started: list[str] = []
+
+    def launch(run: StudyRun) -> Process:
+        started.append(run.name)
+        return Process(code)
+
+    return Sweep(runs, parallel=parallel, launch=launch, log=SweepLog(folder / "sweep.jsonl")), started
+
+
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+    sweep, started = sweep_of(tmp_path, parallel=2, code=1)
+    assert sweep.advance()
+    assert started == ["a-seed0", "b-seed0"]
+    assert sweep.advance()
+    assert started == ["a-seed0", "b-seed0", "a-seed1", "b-seed1"]
+    assert not sweep.advance()
+    assert set(sweep.states.values()) == {RunState.FAILED}
+
+
+def test_a_sweep_whose_time_is_up_starts_no_further_run(tmp_path: Path) -> None:
+    sweep, started = sweep_of(tmp_path, parallel=1, code=1)
+    sweep.advance()
+    sweep.start_no_more()
+    assert not sweep.advance()
+    assert started == ["a-seed0"]
+    assert sweep.states["b-seed1"] is RunState.WAITING
+
+
+def test_the_time_left_is_that_of_the_steps_that_are_left_of_the_arms(tmp_path: Path) -> None:
+    sweep, _ = sweep_of(tmp_path, parallel=1, code=1)
+    assert run_seconds(sweep.runs, SweepLog(tmp_path / "sweep.jsonl")) is None
+    (tmp_path / "a-seed0").mkdir()
+    (tmp_path / "a-seed0/metrics.jsonl").write_text('{"step": 15, "success": 0.5}\n')  # of 60
+    assert seconds_left(sweep, {"a": 100.0, "b": 40.0}, 1) == 75 + 100 + 40 + 40
+    assert seconds_left(sweep, {"a": 100.0, "b": 40.0}, 2) == (75 + 100 + 40 + 40) / 2
+    assert seconds_left(sweep, {"a": 100.0, "b": 40.0}, 8) == 100  # no run takes less than itself
