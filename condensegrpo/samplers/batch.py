@@ -1,7 +1,8 @@
 """Draws the replies of one batch with transformers' ``generate``: token ids in, token ids and log-probabilities out.
 
-Every row has its own temperature, stops, length and random stream, so a reply does not depend on its batch (up to
-rounding: a padded row's logits differ in the last bits). Independent of queues, event loops and weight versions.
+For models that decoding.py does not support: a batch takes as long as its longest reply. Every row has its own
+temperature, stops, length and random stream, so a reply does not depend on its batch (up to rounding: a padded row's
+logits differ in the last bits). Independent of queues, event loops and weight versions.
 
 Legend: _B rows of the batch, _P the longest prompt, _T sampled tokens, _V vocabulary, _S stop ids.
 """
@@ -17,6 +18,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.samplers.picking import pick
 
 Decode = Callable[[list[list[int]]], list[str]]  # rows of token ids → their texts, special tokens included
 PAD = 0  # any id of the vocabulary: the mask alone says where prompts are padded, so pad == eos is harmless
@@ -59,38 +61,23 @@ def draw(
 
 
 class _Picker(LogitsProcessor):  # type: ignore[misc]  # transformers' classes are untyped
-    """Draws the next token of every row itself and hides all others, so that greedy decoding must take it.
-
-    token = min {v : CDF_v > u·CDF_V},  CDF = cumulative sum of softmax(logits/T),  u from the row's own stream
-
-    This inverts the distribution function: one uniform per token, and no token of probability zero is ever drawn. The
-    recorded log-probability is log_softmax(logits/T)[token] in fp32; greedy rows (T = 0) record the one at T = 1.
-    """
+    """Draws the next token of every row itself and hides all others, so that greedy decoding must take it."""
 
     def __init__(self, params: Sequence[SamplingParams], device: torch.device) -> None:
         steps = max(each.max_tokens for each in params)
         self._uniform_BT = torch.tensor(
             [_uniforms(each.seed, each.max_tokens, steps) for each in params], dtype=torch.float64, device=device
         )
-        self._greedy_B1 = torch.tensor([[each.temperature == 0] for each in params], device=device)
-        self._temperature_B1 = torch.tensor([[each.temperature or 1.0] for each in params], device=device)
+        self._temperature_B1 = torch.tensor([[each.temperature] for each in params], device=device)
         self.tokens: list[Tensor] = []  # (B, 1) per step
         self.logprobs: list[Tensor] = []  # (B, 1) per step, nats
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """The logits of the next token (B, V): 0 for the token drawn and minus infinity for all others."""
         step = len(self.tokens)
-        logp_BV = torch.log_softmax(scores.float() / self._temperature_B1, dim=-1)
-        cdf_BV = logp_BV.double().exp_().cumsum(dim=-1)
-        total_B1 = cdf_BV[:, -1:]
-        below_total_B1 = torch.nextafter(total_B1, torch.zeros_like(total_B1))  # u·total may round up to the total
-        target_B1 = torch.minimum(self._uniform_BT[:, step : step + 1] * total_B1, below_total_B1)
-        drawn_B1 = torch.searchsorted(cdf_BV, target_B1, right=True).clamp_(
-            max=scores.shape[-1] - 1
-        )  # NaN: past the end
-        token_B1 = torch.where(self._greedy_B1, logp_BV.argmax(dim=-1, keepdim=True), drawn_B1)
+        token_B1, logp_B1 = pick(scores, self._uniform_BT[:, step : step + 1], self._temperature_B1)
         self.tokens.append(token_B1)
-        self.logprobs.append(logp_BV.gather(1, token_B1))
+        self.logprobs.append(logp_B1)
         return torch.full_like(scores, -torch.inf).scatter_(1, token_B1, 0.0)
 
 

@@ -40,6 +40,12 @@ class RequestBatcher(Generic[Q, R]):
     _waiting: list[Waiting[Q, R]] = field(default_factory=list, init=False)
     _drain: asyncio.Task[None] | None = field(default=None, init=False)
 
+    @property
+    def busy(self) -> bool:
+        """Whether requests wait or are computed. May be read in any thread."""
+        drain = self._drain
+        return drain is not None and not drain.done() and not drain.get_loop().is_closed()
+
     async def ask(self, request: Q) -> R:
         """The reply to a request, computed in one batch with the other waiting requests.
 

@@ -1,4 +1,4 @@
-"""The sampler that needs nothing but transformers: requests that wait at the same time are generated as one batch.
+"""The sampler that needs nothing but transformers: replies join and leave its batch between forward passes.
 
 It holds its own copy of the model. It runs everywhere and is exact; for throughput use vLLM.
 """
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import groupby
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import torch
 from annotated_types import Ge
@@ -22,18 +22,31 @@ from condensegrpo.learner.devices import on_this_device
 from condensegrpo.learner.dtypes import DTYPES, DtypeName
 from condensegrpo.learner.policy import trained_steps
 from condensegrpo.samplers.measure import cut, logprobs_of
+from condensegrpo.samplers.reply_queue import ReplyQueue
 from condensegrpo.samplers.request_batcher import RequestBatcher, Waiting
 from condensegrpo.samplers.update_check import UpdateCheck
 
-MAX_BATCH = 256  # requests generated at once
+MAX_BATCH = 256  # replies under way at once, and trajectories whose keys and values are kept
 MAX_TOKENS = 32768  # of prompts, padded to the longest, that are processed at once
 
 _Request = tuple[tuple[int, ...], SamplingParams]  # prompt ids
 _Measured = tuple[tuple[int, ...], tuple[int, ...]]  # prompt and output ids
 
 
+class _Replies(Protocol):
+    """What samples: a ``ReplyQueue``, or a ``RequestBatcher`` for models that it does not support."""
+
+    async def ask(self, request: _Request) -> Generation:
+        """The reply to a request."""
+
+
 class TransformersSampler:
-    """Samples with ``AutoModelForCausalLM`` and padded ``generate``.
+    """Samples with ``AutoModelForCausalLM``, each reply for as long as it takes (decoding.py).
+
+    Keys and values of a trajectory's last reply are kept until new weights come: a prompt that continues it computes
+    only what is new. In fp32 on a CPU (MKL) a reply has the same bits whatever else is sampled and whenever; elsewhere
+    it is the same up to rounding. Models with other states than keys and values of all tokens are generated in padded
+    batches (batch.py), where a reply is also the same up to rounding.
 
     The model folder's own generation defaults (top-k, repetition penalty, …) are ignored: log-probabilities are those
     of softmax(logits / temperature), the distribution that tokens are drawn from. One instance serves one event loop at
@@ -53,7 +66,7 @@ class TransformersSampler:
         Args:
             model_path: a Hugging Face folder or Hub id.
             device: such as ``cpu`` or ``cuda:1``; by default the GPU if there is one.
-            max_batch: most requests that are generated at once; further ones wait for the next batch.
+            max_batch: most replies under way at once; further requests wait until one ends.
         """
         self._model_path = model_path
         self._model = _load(model_path, DTYPES[dtype], device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -63,23 +76,31 @@ class TransformersSampler:
         self._weights = threading.Lock()  # held while the weights are read or written
         # one thread: the model is not re-entrant
         self._worker = worker = ThreadPoolExecutor(1, "sampler", initializer=on_this_device())
-        self._replies = RequestBatcher(
-            self._draw, worker=worker, most=max_batch, doing="generating a batch of {} replies"
-        )
         self._measured = RequestBatcher(
             self._measure, worker=worker, most=max_batch, doing="measuring a batch of {} replies"
         )
         self._attention = RequestBatcher(
             self._attend, worker=worker, most=max_batch, doing="capturing attention in a batch of {} readings"
         )
+        self._queue = self._reply_queue(worker, max_batch)
+        self._replies: _Replies = self._queue or RequestBatcher(
+            self._draw, worker=worker, most=max_batch, doing="generating a batch of {} replies"
+        )
+
+    def describe(self) -> str:
+        """How replies are sampled, which depends on the model."""
+        if self._queue is None:
+            kind = self._model.config.model_type
+            return f"transformers: padded batches, as keys and values of models of type {kind!r} are not kept"
+        return "transformers: replies join and leave the batch between tokens; keys and values are kept between turns"
 
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
-        """One reply to one prompt, generated in one batch with the other waiting requests.
+        """One reply to one prompt, sampled beside the other requests.
 
-        Cancelling a caller affects no other request: its row is discarded.
+        Cancelling a caller affects no other request: its reply is discarded.
 
         Raises:
-            SamplerError: the request cannot be met (the message has the numbers), or ``generate`` failed.
+            SamplerError: the request cannot be met (the message has the numbers), or the model failed.
         """
         self._check(prompt_ids, params)
         return await self._replies.ask((tuple(prompt_ids), params))
@@ -105,13 +126,16 @@ class TransformersSampler:
         return await self._attention.ask(reading)
 
     def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
-        """Copy the learner's weights by name, in place, one tensor at a time. Waits for the current batch to end.
+        """Copy the learner's weights by name, in place, one tensor at a time, and drop all keys and values.
+
+        Waits until no request is under way.
 
         Raises:
             SamplerError: a name is unknown or missing, or a shape differs. Matching tensors have been copied.
         """
         own: dict[str, Tensor] = self._model.state_dict()
         check = UpdateCheck.of(self._model)
+        self.sleep(keep_weights=False)
         with self._weights, torch.no_grad():
             for name, tensor in named_tensors:
                 if check.takes(name, tensor):
@@ -119,9 +143,16 @@ class TransformersSampler:
         check.complete()
         self.version = version
 
+    def sleep(self, *, keep_weights: bool) -> None:
+        """Free the keys and values kept for the next turns, once no request is under way. Weights stay in any case."""
+        if self._queue is not None:
+            self._queue.free()
+
     def close(self) -> None:
-        """Free the weights. Later requests fail."""
+        """Free weights, keys and values. Later requests fail."""
         self._worker.shutdown(wait=True, cancel_futures=True)
+        if self._queue is not None:
+            self._queue.close()
         self._model.to("meta")
 
     def _check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
@@ -137,6 +168,19 @@ class TransformersSampler:
                 f"{length + params.max_tokens}, and {self._model_path} has {room} positions. Lower "
                 f"rollout.limits.max_context_tokens or rollout.limits.max_output_tokens, or use a longer model."
             )
+
+    def _reply_queue(self, worker: ThreadPoolExecutor, most: int) -> ReplyQueue | None:
+        """The queue of requests; None if the model is not supported."""
+        from condensegrpo.samplers.decoding import ContinuousBatch, supports  # import transformers
+
+        if not supports(self._model):
+            return None
+        return ReplyQueue(
+            decoder=ContinuousBatch(self._model, most=most, decode=self._decode),
+            worker=worker,
+            weights=self._weights,
+            others=lambda: self._measured.busy or self._attention.busy,
+        )
 
     def _draw(self, batch: Sequence[Waiting[_Request, Generation]]) -> tuple[Generation, ...]:
         """In the worker thread."""

@@ -1,0 +1,219 @@
+"""Continuous batching: replies join and leave a model's batch between forward passes.
+
+A pass takes the next token of every reply that decodes and the prompts of those that joined. A reply that is done
+leaves at once; what its slot holds is used again by its trajectory's next prompt. Independent of queues, event loops
+and threads.
+"""
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.samplers.packed_attention import NAME, ROWS, Chunk, Pass
+from condensegrpo.samplers.picking import pick
+from condensegrpo.samplers.slots import Slots, up
+
+Decode = Callable[[list[list[int]]], list[str]]  # rows of token ids → their texts, special tokens included
+PASS_TOKENS = 4096  # of prompts in one pass; longer ones take several
+SPARSE = 2  # slots read in place, times those that decode: beyond that, replies move together
+SUPPORTED = ("llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3")  # compared with plain passes in tests
+ROPE = ("default", "linear", "llama3", "yarn")  # whose angles do not depend on the longest reply of a batch
+
+
+def supports(model: Any) -> bool:  # noqa: ANN401  transformers' classes are untyped
+    """Whether a causal language model can decode packed rows: of a known type, with attention over all tokens alone."""
+    config = model.config
+    shape = config.to_dict()
+    windowed = shape.get("sliding_window") and shape.get("use_sliding_window", True)
+    rope = shape.get("rope_parameters") or {}
+    return bool(
+        config.model_type in SUPPORTED
+        and all(kind == "full_attention" for kind in shape.get("layer_types") or ())
+        and not windowed
+        and rope.get("rope_type", "default") in ROPE
+    )
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class BatchRow:
+    """A reply under way."""
+
+    prompt: Sequence[int]
+    params: SamplingParams
+    abandoned: Callable[[], bool]  # once true, it ends as ``Finish.ABORT``
+    slot: int
+    filled: int  # tokens of prompt and output whose keys and values are in the slot
+    uniforms: random.Random
+    tail: int  # last tokens that contain a stop string which the last one completes: each is at least one byte
+    output: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    def pending(self, most: int) -> Chunk:
+        """The next tokens to compute."""
+        known = len(self.prompt)
+        ids = self.prompt[self.filled : min(known, self.filled + most)] if self.filled < known else self.output[-1:]
+        return Chunk(self.slot, self.filled, ids)
+
+
+class ContinuousBatch:
+    """The replies under way and their keys and values."""
+
+    def __init__(self, model: Any, *, most: int, decode: Decode) -> None:  # noqa: ANN401
+        """Use a model in eval mode; its attention function is replaced by one that falls back to sdpa.
+
+        Args:
+            most: replies at the same time, and trajectories whose keys and values are kept.
+            decode: only called for stop strings.
+        """
+        self._model = model
+        self._decode = decode
+        self._slots = Slots(most=most)
+        self._most = most
+        self._heads = int(model.config.num_attention_heads)
+        self.replies: list[BatchRow] = []
+        self.passes = 0  # forward passes so far
+        model.set_attn_implementation(NAME)
+
+    @property
+    def room(self) -> int:
+        """Replies that can join."""
+        return self._most - len(self.replies)
+
+    def join(self, prompt: Sequence[int], params: SamplingParams, *, abandoned: Callable[[], bool]) -> BatchRow:
+        """Begin a reply. There must be room."""
+        slot, kept = self._slots.take(prompt, params.trajectory)
+        reply = BatchRow(
+            prompt=prompt,
+            params=params,
+            abandoned=abandoned,
+            slot=slot,
+            filled=kept,
+            # random.Random keeps all bits of the seed (a torch generator keeps 32) and its numbers never change
+            uniforms=random.Random(params.seed),
+            tail=max((len(text.encode()) for text in params.stop_strings), default=0),
+        )
+        self.replies.append(reply)
+        return reply
+
+    @torch.inference_mode()
+    def step(self) -> list[tuple[BatchRow, Generation]]:
+        """One forward pass. Returns the replies that ended.
+
+        Raises:
+            SamplerError: the logits are not numbers. As after any other error, all replies under way are lost.
+        """
+        abandoned = {reply: Finish.ABORT for reply in self.replies if reply.abandoned()}
+        ended = self._leave(abandoned)
+        if not self.replies:
+            return ended
+        self._make_room()
+        self._close_up()
+        chunked = self._chunks()
+        logits = self._forward([chunk for _, chunk in chunked])
+        ready = []
+        for row, (reply, chunk) in enumerate(chunked):
+            reply.filled += len(chunk.ids)
+            if reply.filled == len(reply.prompt) + len(reply.output):
+                ready.append((row, reply))
+        self._draw(logits, ready)
+        return ended + self._leave(self._finishes([reply for _, reply in ready]))
+
+    def clear(self) -> None:
+        """Drop all replies, keys and values."""
+        self.replies.clear()
+        self._slots.clear()
+
+    def _make_room(self) -> None:
+        """In the slots, for all tokens so far."""
+        longest = max(len(reply.prompt) + len(reply.output) for reply in self.replies)
+        self._slots.reserve(longest, max(len(reply.prompt) + reply.params.max_tokens for reply in self.replies))
+
+    def _close_up(self) -> None:
+        """Move replies to the first slots if few of those that are read decode."""
+        span = 1 + max(reply.slot for reply in self.replies)
+        if span <= SPARSE * len(self.replies):
+            return
+        busy = {reply.slot for reply in self.replies}
+        free = (slot for slot in range(span) if slot not in busy)
+        for reply in sorted(self.replies, key=lambda reply: -reply.slot):
+            slot = next(free)
+            if slot >= reply.slot:
+                return
+            self._slots.swap(slot, reply.slot)
+            reply.slot = slot
+
+    def _chunks(self) -> list[tuple[BatchRow, Chunk]]:
+        """The tokens of the next pass: all that decode, and prompts up to a number of tokens."""
+        left = PASS_TOKENS
+        chunked = []
+        for reply in self.replies:
+            if reply.filled < len(reply.prompt) and left <= 0:
+                continue
+            chunk = reply.pending(left)
+            if reply.filled < len(reply.prompt):
+                left -= len(chunk.ids)
+            chunked.append((reply, chunk))
+        return chunked
+
+    def _forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        """The logits behind the last token of every chunk (B, V)."""
+        packed = Pass.of(chunks, self._slots, device=self._model.device, heads=self._heads)
+        self.passes += 1
+        logits: torch.Tensor = self._model(
+            input_ids=packed.ids,
+            position_ids=packed.position,
+            # a mask of four dimensions keeps transformers from making one of N × N
+            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packed.ids.device),
+            use_cache=False,
+            logits_to_keep=packed.last,
+            packed=packed,
+        ).logits[0]
+        return logits
+
+    def _draw(self, logits: torch.Tensor, ready: Sequence[tuple[int, BatchRow]]) -> None:
+        """The next token of every reply whose tokens are all computed, from its row of the logits."""
+        if not ready:
+            return
+        # elementwise functions may round the rest of a tensor that fills no vector in another way: keep to whole rows
+        more = up(len(ready), ROWS) - len(ready)
+        picked = pick(
+            logits[[row for row, _ in ready] + [0] * more],
+            logits.new_tensor([[reply.uniforms.random()] for _, reply in ready] + [[0.0]] * more, dtype=torch.float64),
+            logits.new_tensor([[reply.params.temperature] for _, reply in ready] + [[1.0]] * more, dtype=torch.float32),
+        )
+        tokens, logprobs = (column[: len(ready), 0].tolist() for column in picked)
+        if not all(map(math.isfinite, logprobs)):
+            raise SamplerError(
+                f"sampling {len(ready)} replies: the model's logits are not numbers, nothing can be drawn. "
+                f"The weights have probably diverged: look at the last optimiser steps, lower the learning rate."
+            )
+        for (_, reply), token, logprob in zip(ready, tokens, logprobs, strict=True):
+            reply.output.append(token)
+            reply.logprobs.append(logprob)
+
+    def _finishes(self, replies: Sequence[BatchRow]) -> dict[BatchRow, Finish]:
+        """Those that the token just drawn ends."""
+        stopping = [reply for reply in replies if reply.output[-1] in reply.params.stop_ids]
+        worded = [reply for reply in replies if reply.tail]
+        if worded:
+            texts = self._decode([reply.output[-reply.tail :] for reply in worded])
+            pairs = zip(worded, texts, strict=True)
+            stopping += [reply for reply, text in pairs if any(stop in text for stop in reply.params.stop_strings)]
+        full = [reply for reply in replies if len(reply.output) >= reply.params.max_tokens]
+        return dict.fromkeys(full, Finish.LENGTH) | dict.fromkeys(stopping, Finish.STOP)
+
+    def _leave(self, finishes: Mapping[BatchRow, Finish]) -> list[tuple[BatchRow, Generation]]:
+        """End replies: their slots keep what the next prompts of their trajectories may continue."""
+        self.replies = [reply for reply in self.replies if reply not in finishes]
+        for reply in finishes:
+            self._slots.release(reply.slot, (*reply.prompt, *reply.output)[: reply.filled])
+        return [
+            (reply, Generation(token_ids=tuple(reply.output), logprobs=tuple(reply.logprobs), finish=finish))
+            for reply, finish in finishes.items()
+        ]

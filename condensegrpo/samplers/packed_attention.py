@@ -1,0 +1,250 @@
+"""One forward pass over tokens of many replies, packed into one row, whose keys and values are in slots.
+
+    tokens   a9 b3 c17 | d0 d1 d2 d3          a, b and c decode, d joins with its prompt
+    slots    0: a0…a9   1: —   2: b0…b3   3: c0…c17   4: d0…d3
+
+A token attends to the slot of its reply, up to itself; everything else in the model works on each token alone.
+
+**Batch invariance.** In fp32 on a CPU a token's result has the same bits whatever else is in the pass and wherever its
+slot is, and keys and values are the same whether a prompt is computed at once, in parts or token by token. That holds
+because every query is a product of one vector and one matrix, also within prompts; vectors and matrices are aligned
+to 64 bytes and padded to multiples of 16, as MKL sums in another order otherwise; and a pass has a multiple of 8 rows,
+as MKL multiplies fewer rows in another order. Tested with MKL and 1 and 2 threads (tests/test_batch_invariance.py);
+other types and devices use fused attention and are equal up to rounding, as other BLAS libraries may be.
+
+Legend: N tokens of a pass, S rows computed together, P tokens of a chunk, L positions read, h query heads, g key heads,
+d their size.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from condensegrpo.samplers.slots import ALIGNED, SHORTEST, Slots, up
+
+NAME = "sdpa_with_slots"  # of this attention function in transformers' registry
+ROWS = 8  # tokens and logits of a pass are padded to multiples
+BLOCK = 256  # queries of a prompt computed together
+TOGETHER = 1 << 22  # most elements of a mask of prompts that are computed together
+
+
+class Chunk(NamedTuple):
+    """Consecutive tokens of one reply or its prompt."""
+
+    slot: int
+    start: int  # position of the first token
+    ids: Sequence[int]
+
+
+class Rows(NamedTuple):
+    """Queries of different slots, computed together step by step: one token of every row at a time."""
+
+    slots: Tensor | slice  # (S,) a slice is read in place
+    tokens: Tensor  # (P, S) where the tokens are in the pass; N: nowhere, its result is not used
+    hidden: Tensor  # (P, S, 1, L) 0 where a token attends, minus infinity elsewhere
+
+    def to(self, device: torch.device) -> Self:
+        """The same on a device."""
+        slots = self.slots if isinstance(self.slots, slice) else self.slots.to(device)
+        return self._replace(slots=slots, tokens=self.tokens.to(device), hidden=self.hidden.to(device))
+
+
+class Block(NamedTuple):
+    """Queries of one slot."""
+
+    slot: int
+    first: int  # where they are in the pass
+    hidden: Tensor  # (P, 1, L)
+
+    def to(self, device: torch.device) -> Self:
+        """The same on a device."""
+        return self._replace(hidden=self.hidden.to(device))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """The tokens of one forward pass and how their attention is computed."""
+
+    slots: Slots
+    ids: Tensor  # (1, N)
+    position: Tensor  # (1, N)
+    slot: Tensor  # of every token but the padding behind them
+    last: Tensor  # the last token of every chunk, padded to a multiple of 8
+    rows: tuple[Rows, ...]
+    blocks: tuple[Block, ...]
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk], slots: Slots, *, device: torch.device, heads: int) -> Self:
+        """A pass over chunks of different slots, which have room for them.
+
+        Args:
+            heads: h, of the queries.
+        """
+        ends, ids, position, slot = [0], list[int](), list[int](), list[int]()
+        for chunk in chunks:
+            ids.extend(chunk.ids)
+            position.extend(range(chunk.start, chunk.start + len(chunk.ids)))
+            slot.extend([chunk.slot] * len(chunk.ids))
+            ends.append(len(ids))
+        placed = list(zip(ends, chunks, strict=False))
+        padding = [0] * (up(len(ids), ROWS) - len(ids))
+        last = [end - 1 for end in ends[1:]]
+        single = [each for each in placed if len(each[1].ids) == 1]
+        longer = [each for each in placed if len(each[1].ids) > 1]
+        nowhere = len(ids) + len(padding)
+        rows = [_in_place(single, nowhere)] if single else []
+        if longer and _together(longer, heads):
+            rows.append(_gathered(longer, nowhere))
+            longer = []
+        return cls(
+            slots=slots,
+            ids=torch.tensor([ids + padding], device=device),
+            position=torch.tensor([position + padding], device=device),
+            slot=torch.tensor(slot, device=device),
+            last=torch.tensor(last + [0] * (up(len(last), ROWS) - len(last)), device=device),
+            rows=tuple(each.to(device) for each in rows),
+            blocks=tuple(block.to(device) for each in longer for block in _blocks(*each)),
+        )
+
+
+def _hidden(position: Tensor) -> Tensor:
+    """(…, L): 0 up to a position, minus infinity behind it."""
+    length = up(max(int(position.max()) + 1, SHORTEST), ALIGNED)  # torch computes tiny products without BLAS
+    return torch.zeros(*position.shape, length).masked_fill_(torch.arange(length) > position[..., None], -torch.inf)
+
+
+def _in_place(chunks: Sequence[tuple[int, Chunk]], nowhere: int) -> Rows:
+    """Single tokens: all slots up to their last one."""
+    span = 1 + max(chunk.slot for _, chunk in chunks)
+    tokens, position = [nowhere] * span, [0] * span
+    for first, chunk in chunks:
+        tokens[chunk.slot], position[chunk.slot] = first, chunk.start
+    return Rows(slice(0, span), torch.tensor([tokens]), _hidden(torch.tensor([position]))[:, :, None])
+
+
+def _together(chunks: Sequence[tuple[int, Chunk]], heads: int) -> bool:
+    """Whether prompts take fewer products token by token, all at once, than one after another, head by head."""
+    longest = max(len(chunk.ids) for _, chunk in chunks)
+    most = max(chunk.start for _, chunk in chunks) + longest
+    return longest < len(chunks) * heads and longest * len(chunks) * most < TOGETHER
+
+
+def _gathered(chunks: Sequence[tuple[int, Chunk]], nowhere: int) -> Rows:
+    """Prompts, token by token; their slots are copied."""
+    longest = max(len(chunk.ids) for _, chunk in chunks)
+    tokens = [
+        [*range(first, first + len(chunk.ids)), *[nowhere] * (longest - len(chunk.ids))] for first, chunk in chunks
+    ]
+    starts = torch.tensor([chunk.start for _, chunk in chunks])
+    lengths = torch.tensor([len(chunk.ids) for _, chunk in chunks])
+    position_PS = starts + torch.minimum(torch.arange(longest)[:, None], lengths - 1)
+    slots = torch.tensor([chunk.slot for _, chunk in chunks])
+    return Rows(slots, torch.tensor(tokens).T.contiguous(), _hidden(position_PS)[:, :, None])
+
+
+def _blocks(first: int, chunk: Chunk) -> Iterator[Block]:
+    for done in range(0, len(chunk.ids), BLOCK):
+        positions = torch.arange(chunk.start + done, chunk.start + min(done + BLOCK, len(chunk.ids)))
+        yield Block(chunk.slot, first + done, _hidden(positions)[:, None])
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    packed: Pass | None = None,
+    **others: Any,  # noqa: ANN401  # each model passes its own arguments
+) -> tuple[Tensor, None]:
+    """Attention function of a decoder layer: queries (1, h, N, d), keys and values (1, g, N, d), output (1, N, h, d).
+
+    Args:
+        packed: without it this is transformers' ``sdpa``.
+        others: of the layer; ``scaling`` is used.
+    """
+    if packed is None:
+        plain: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **others)
+        return plain
+    keys, values = packed.slots.of(int(module.layer_idx), key, value)  # type: ignore[arg-type]
+    written, places = packed.slot, packed.position[0, : len(packed.slot)]
+    keys[written, :, places, : key.shape[-1]] = key[0, :, : len(written)].transpose(0, 1)
+    values[written, :, places, : value.shape[-1]] = value[0, :, : len(written)].transpose(0, 1)
+    scale = float(others.get("scaling") or query.shape[-1] ** -0.5)
+    exact = query.dtype == torch.float32 and query.device.type == "cpu"
+    each, block = (_each, _block) if exact else (_each_fused, _block_fused)
+    query_Nhd = functional.pad(query[0].transpose(0, 1), (0, keys.shape[-1] - query.shape[-1]))
+    output = query.new_zeros(query.shape[2] + 1, query.shape[1], values.shape[-1])
+    for rows in packed.rows:
+        length = rows.hidden.shape[-1]
+        keys_SgLd, values_SgLd = keys[rows.slots, :, :length], values[rows.slots, :, :length]
+        for tokens_S, hidden_S1L in zip(rows.tokens, rows.hidden, strict=True):
+            query_Shd = query_Nhd[tokens_S.clamp(max=len(query_Nhd) - 1)]
+            output[tokens_S] = each(query_Shd, keys_SgLd, values_SgLd, hidden_S1L, scale)
+    for slot, first, hidden_P1L in packed.blocks:
+        inside, length = slice(first, first + len(hidden_P1L)), hidden_P1L.shape[-1]
+        output[inside] = block(query_Nhd[inside], keys[slot, :, :length], values[slot, :, :length], hidden_P1L, scale)
+    return output[None, :-1, :, : value.shape[-1]], None
+
+
+def _each(query_Shd: Tensor, keys_SgLd: Tensor, values_SgLd: Tensor, hidden_S1L: Tensor, scale: float) -> Tensor:
+    """One query for each of S slots: (S, h, d)."""
+    (count, heads, size), groups = query_Shd.shape, keys_SgLd.shape[1]
+    shared = heads // groups  # query heads of a key head
+    query_SgGd = query_Shd.view(count, groups, shared, size)
+    keys, values = keys_SgLd.flatten(0, 1).transpose(1, 2), values_SgLd.flatten(0, 1)
+    hidden = hidden_S1L.repeat_interleave(groups, dim=0)
+    outputs = [
+        _one(query_SgGd[:, :, head].reshape(count * groups, 1, size), keys, values, hidden, scale).view(
+            count, groups, -1
+        )
+        for head in range(shared)
+    ]
+    return torch.stack(outputs, dim=2).view(count, heads, -1)
+
+
+def _block(query_Phd: Tensor, keys_gLd: Tensor, values_gLd: Tensor, hidden_P1L: Tensor, scale: float) -> Tensor:
+    """P queries of one slot: (P, h, d)."""
+    count, heads = query_Phd.shape[:2]
+    shared = heads // keys_gLd.shape[0]
+    outputs = [
+        _one(
+            query_Phd[:, head, None],
+            keys_gLd[head // shared].T.expand(count, -1, -1),
+            values_gLd[head // shared].expand(count, -1, -1),
+            hidden_P1L,
+            scale,
+        )
+        for head in range(heads)
+    ]
+    return torch.cat(outputs, dim=1)
+
+
+def _one(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: float) -> Tensor:
+    """Vector times matrix: queries (·, 1, d), keys (·, d, L), values (·, L, d), hidden (·, 1, L)."""
+    return torch.bmm(torch.baddbmm(hidden, query, keys, alpha=scale).softmax(dim=-1), values)
+
+
+def _each_fused(query_Shd: Tensor, keys_SgLd: Tensor, values_SgLd: Tensor, hidden_S1L: Tensor, scale: float) -> Tensor:
+    mask = hidden_S1L[:, None].to(query_Shd.dtype)
+    fused = functional.scaled_dot_product_attention
+    return fused(query_Shd[:, :, None], keys_SgLd, values_SgLd, attn_mask=mask, scale=scale, enable_gqa=True)[:, :, 0]
+
+
+def _block_fused(query_Phd: Tensor, keys_gLd: Tensor, values_gLd: Tensor, hidden_P1L: Tensor, scale: float) -> Tensor:
+    query, mask = query_Phd.transpose(0, 1)[None], hidden_P1L[None].transpose(1, 2).to(query_Phd.dtype)
+    fused = functional.scaled_dot_product_attention
+    return fused(query, keys_gLd[None], values_gLd[None], attn_mask=mask, scale=scale, enable_gqa=True)[0].transpose(
+        0, 1
+    )
+
+
+AttentionInterface.register(NAME, attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,0 +1,123 @@
+"""Keys and values of many replies, a slot each: for every layer (slots, heads, length, size), zeros where unused.
+
+Slots know which tokens they hold and whose they are. A trajectory that is between two replies keeps its slot, so that a
+prompt that continues the last one is not computed again; the one that was idle the longest gives its slot away.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from torch import Tensor
+
+ALIGNED = 16  # floats of 64 bytes: lengths and head sizes are padded to multiples, see packed_attention.py
+SHORTEST = 2 * ALIGNED  # positions of a slot
+MORE = 1.25  # factor by which slots and their lengths grow at least
+
+
+def up(number: int, multiple: int) -> int:
+    """The next multiple: up(17, 16) ─▶ 32."""
+    return -(-number // multiple) * multiple
+
+
+@dataclass(slots=True, kw_only=True)
+class Slot:
+    """What a slot holds."""
+
+    ids: Sequence[int] = ()  # tokens whose keys and values it holds, from position 0 on
+    trajectory: str = ""  # whose they are; "": nobody's
+    used: int = 0  # when it was released last
+    busy: bool = False  # its reply is under way
+
+
+@dataclass(slots=True, kw_only=True)
+class Slots:
+    """At most ``most`` slots; memory grows as it is needed."""
+
+    most: int
+    slots: list[Slot] = field(default_factory=list)
+    length: int = 0  # positions of each slot
+    layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # keys and values
+    _clock: int = 0
+
+    def take(self, prompt: Sequence[int], trajectory: str) -> tuple[int, int]:
+        """A slot for a prompt, and how many of its first tokens the slot already holds; the last one never counts.
+
+        There must be fewer than ``most`` busy ones.
+        """
+        own = self._own(trajectory)
+        place = self._unused() if own is None else own
+        slot = self.slots[place]
+        kept = _shared(slot.ids, prompt) if own is not None else 0
+        slot.busy, slot.trajectory = True, trajectory
+        return place, kept
+
+    def release(self, place: int, ids: Sequence[int]) -> None:
+        """End the use of a slot, which holds ``ids``: they stay for its trajectory's next prompt, if it has one."""
+        self._clock += 1
+        slot = self.slots[place]
+        slot.busy, slot.used, slot.ids = False, self._clock, ids if slot.trajectory else ()
+
+    def reserve(self, length: int, limit: int) -> None:
+        """Make room for ``length`` positions in every slot, one layer after another.
+
+        Args:
+            limit: most positions that the replies under way can need.
+        """
+        if length > self.length:
+            self.length = up(max(length, SHORTEST, min(int(self.length * MORE), limit)), ALIGNED)
+        for layer, (keys, values) in self.layers.items():
+            if keys.shape[2] < self.length or keys.shape[0] < len(self.slots):
+                self.layers[layer] = (self._grown(keys), self._grown(values))
+
+    def of(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer; the first call shows what they look like: (·, heads, ·, size)."""
+        if layer not in self.layers:
+            self.layers[layer] = (self._new(key), self._new(value))
+        return self.layers[layer]
+
+    def swap(self, place: int, other: int) -> None:
+        """Exchange two slots and what they hold."""
+        self.slots[place], self.slots[other] = self.slots[other], self.slots[place]
+        for tensors in self.layers.values():
+            for tensor in tensors:
+                tensor[[place, other]] = tensor[[other, place]]
+
+    def clear(self) -> None:
+        """Free everything. No slot may be busy."""
+        self.slots.clear()
+        self.layers.clear()
+        self.length = 0
+
+    def _own(self, trajectory: str) -> int | None:
+        """The idle slot of a trajectory."""
+        if not trajectory:
+            return None
+        return next((at for at, slot in enumerate(self.slots) if slot.trajectory == trajectory and not slot.busy), None)
+
+    def _unused(self) -> int:
+        """The first free slot, else a new one, else that of the trajectory that was idle the longest."""
+        free = next((at for at, slot in enumerate(self.slots) if not slot.busy and not slot.trajectory), None)
+        if free is None and len(self.slots) < self.most:
+            more = min(self.most, max(len(self.slots) + 1, int(len(self.slots) * MORE)))
+            free = len(self.slots)
+            self.slots.extend(Slot() for _ in range(free, more))
+        if free is None:
+            free = min((at for at, slot in enumerate(self.slots) if not slot.busy), key=lambda at: self.slots[at].used)
+        return free
+
+    def _new(self, like: Tensor) -> Tensor:
+        return like.new_zeros(len(self.slots), like.shape[1], self.length, up(like.shape[-1], ALIGNED))
+
+    def _grown(self, tensor: Tensor) -> Tensor:
+        grown = tensor.new_zeros(len(self.slots), tensor.shape[1], self.length, tensor.shape[-1])
+        grown[: tensor.shape[0], :, : tensor.shape[2]] = tensor
+        return grown
+
+
+def _shared(held: Sequence[int], prompt: Sequence[int]) -> int:
+    """Tokens that both begin with, the last one of the prompt excepted."""
+    most = min(len(held), len(prompt) - 1)
+    if tuple(held[:most]) == tuple(prompt[:most]):
+        return most
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(held[:most], prompt[:most], strict=True)))
