@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.samplers import decoding
-from condensegrpo.samplers.decoding import SUPPORTED, ContinuousBatch, BatchRow, supports
+from condensegrpo.samplers.decoding import SUPPORTED, BatchRow, ContinuousBatch, supports
 from condensegrpo.samplers.slots import Slots
 from condensegrpo.samplers.transformers import TransformersSampler
 

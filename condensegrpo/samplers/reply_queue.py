@@ -16,7 +16,7 @@ from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.trajectory import Generation, SamplingParams
 
 if TYPE_CHECKING:  # imports transformers, which a dry run does not need
-    from condensegrpo.samplers.decoding import ContinuousBatch, BatchRow
+    from condensegrpo.samplers.decoding import BatchRow, ContinuousBatch
 
 Answer = Generation | SamplerError
 
