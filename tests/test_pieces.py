@@ -221,6 +221,18 @@ def test_pieces_that_were_forgotten_are_rendered_again(monkeypatch: pytest.Monke
     assert len(renderer._pieces._exchanges) < 10
 
 
+def test_a_conversation_that_goes_on_by_ids_keeps_the_pieces_of_its_newest_units() -> None:
+    renderer = Renderer(tokenizer(SMOLLM2))
+    context, output = shared(chat(0)), renderer.reply_ids("okay")
+    for turn in range(40):
+        reply, result = Message(role="assistant", content="okay"), Message(role="user", content=f"seen {turn}")
+        renderer.continuation(context, reply, [result], output)
+        context = context.extended((reply, result))
+        assert renderer.keeps_replies(context)
+    assert len(renderer._pieces._exchanges) < 12  # some are of the checks of the first turns
+    assert renderer.prompt(context) == whole(renderer).prompt(context)
+
+
 # --- cost ---------------------------------------------------------------------------------------------------------
 
 

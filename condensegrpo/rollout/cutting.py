@@ -63,7 +63,7 @@ class Cutter:
                 raise Uncuttable("the chat template repeats a reply, or has no special token before it")
             starts.append(controls[before])
         pieces = [
-            Piece(text=text[start:stop].replace(end, ""), marker=marker, said=said - start)
+            Piece(frame=Frame((text[start:stop].replace(end, ""),), marker), end=said - start)
             for start, stop, said in zip(starts, (*starts[1:], len(text)), (0, *ends), strict=True)
         ]
         return pieces[::-1]
@@ -80,7 +80,7 @@ class Cutter:
         if key not in exchange.opening.frames:
             exchange.opening.frames[key] = self._frame(near, place, key[0])
         frame = exchange.opening.frames[key]
-        return frame.filled(exchange.messages) if frame else None
+        return Piece(frame=frame, messages=exchange.messages) if frame else None
 
     def _frame(self, near: Sequence[Exchange], place: int, shape: Shape) -> Frame | None:
         exchange = near[place]
@@ -90,11 +90,11 @@ class Cutter:
         blank = self._with_contents(near, place, signs)
         if blank is None or re.findall("|".join(signs), blank.text) != signs:
             return None
-        frame = Frame(tuple(re.split("|".join(signs), blank.text)), blank.marker)
+        frame = Frame(tuple(re.split("|".join(signs), blank.text)), blank.frame.marker)
         if shape not in self._transparent:
-            probed = [replace(message, content=PROBE) for message in exchange.messages]
+            probed = tuple(replace(message, content=PROBE) for message in exchange.messages)
             probe = self._with_contents(near, place, [PROBE] * len(probed))
-            self._transparent[shape] = probe is not None and probe.plain() == frame.filled(probed).plain()
+            self._transparent[shape] = probe is not None and probe.plain() == Piece(frame, probed).plain()
         return frame if self._transparent[shape] else None
 
     def _with_contents(self, near: Sequence[Exchange], place: int, contents: Sequence[str]) -> Piece | None:

@@ -11,49 +11,49 @@ from condensegrpo.core.messages import Message
 from condensegrpo.rollout.chat_template import ChatTemplate
 from condensegrpo.rollout.encoding import TextEncoder
 
-KEPT = 2**25  # characters of messages whose pieces are kept
+KEPT = 2**24  # characters of messages whose pieces are kept
 QUOTED = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"")
 
 Surroundings = tuple[int, int, int]  # kinds: of the message before, of the next reply (0: none), of all later messages
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What the template writes around the contents of some messages; a text that is whole has one part."""
+
+    texts: tuple[str, ...]  # before each content, and after the last
+    marker: str  # breaks up the special tokens in the texts that are not the template's
 
 
 @dataclass(slots=True, eq=False)
 class Piece:
     """What the template writes for some messages in some surroundings."""
 
-    text: str
-    marker: str  # breaks up the special tokens in the text that are not the template's
-    said: int  # where the reply ends in the text
-    _ids: "array[int] | None" = None
+    frame: Frame
+    messages: tuple[Message, ...] = ()  # whose contents fill the frame
+    end: int = 0  # of the reply in a text that is whole
+    known_ids: "array[int] | None" = None
+
+    @property
+    def text(self) -> str:
+        """The frame with the contents in it."""
+        contents = (*(message.content for message in self.messages), "")
+        return "".join(chain.from_iterable(zip(self.frame.texts, contents, strict=True)))
+
+    @property
+    def said(self) -> int:
+        """Where the reply ends in the text."""
+        return len(self.frame.texts[0]) + len(self.messages[0].content) if self.messages else self.end
 
     def ids(self, encoder: TextEncoder) -> "array[int]":
         """The ids of the text."""
-        if self._ids is None:
-            self._ids = encoder.encode(self.text, self.marker)
-        return self._ids
-
-    @property
-    def tail(self) -> str:
-        """The text after the reply."""
-        return self.text[self.said :]
+        if self.known_ids is None:
+            self.known_ids = encoder.encode(self.text, self.frame.marker)
+        return self.known_ids
 
     def plain(self, end: int | None = None) -> str:
         """The text without markers, up to ``end``."""
-        return self.text[:end].replace(self.marker, "")
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """What the template writes around the contents of some messages."""
-
-    texts: tuple[str, ...]  # before each content, and after the last
-    marker: str
-
-    def filled(self, messages: Sequence[Message]) -> Piece:
-        """The piece with these contents."""
-        contents = (*(message.content for message in messages), "")
-        text = "".join(chain.from_iterable(zip(self.texts, contents, strict=True)))
-        return Piece(text=text, marker=self.marker, said=len(self.texts[0]) + len(contents[0]))
+        return self.text[:end].replace(self.frame.marker, "")
 
 
 Shape = tuple[tuple[int, ...], Surroundings]  # kinds of the messages of an exchange
@@ -73,7 +73,13 @@ class Exchange:
     pieces: dict[Surroundings, Piece] = field(default_factory=dict)  # checked ones
     frames: dict[FrameKey, Frame | None] = field(default_factory=dict)  # of an opening: for the exchanges after it
 
+    @property
+    def shown(self) -> bool:
+        """Whether it was in a prompt that was rendered, with other exchanges after it."""
+        return any(piece.known_ids is not None for (_, following, _), piece in self.pieces.items() if following)
 
+
+NO_FRAMES: dict[FrameKey, Frame | None] = {}  # of all exchanges that are no openings
 NOTHING = Exchange(opening=None, messages=(), kinds=(), first=0, last=0, every=0)
 
 
@@ -115,11 +121,19 @@ class Exchanges:
                 every |= kind
             first, last = (kinds[0], kinds[-1]) if kinds else (0, 0)
             exchange = Exchange(opening=opening, messages=messages, kinds=kinds, first=first, last=last, every=every)
+            if opening:
+                exchange.frames = NO_FRAMES
             self._characters += _size(exchange)
             while self._characters > KEPT and self._exchanges:
                 self._characters -= _size(self._exchanges.pop(next(iter(self._exchanges))))  # the oldest
             self._exchanges[opening, messages] = exchange
         return exchange
+
+    def drop(self, exchange: Exchange) -> None:
+        """Forget an exchange."""
+        with self._lock:
+            if self._exchanges.pop((exchange.opening, exchange.messages), None):
+                self._characters -= _size(exchange)
 
     def forget(self) -> None:
         """Forget all exchanges."""

@@ -65,10 +65,12 @@ class Pieces:
         return found
 
     def newest(self, context: Sequence[Message], reply: Message, results: Sequence[Message]) -> Piece | None:
-        """A piece whose tail is what follows a reply in this place; None: it has to be rendered whole."""
+        """A piece whose text after ``said`` follows a reply in this place; None: it has to be rendered whole."""
         if self._is_whole(chain(context, results)):
             return None
-        earlier = list(islice(self._exchanges.backwards(context), 3))
+        earlier = list(islice(self._exchanges.backwards(context), 4))
+        if earlier[-1].opening and len(earlier) == 4 and not earlier[-1].shown:
+            self._exchanges.drop(earlier.pop())  # a prompt that goes on by ids needs the newest alone
         opening = earlier[0].opening or earlier[0]
         exchanges = [self._exchanges.exchange(opening, (reply, *results)), *earlier]
         piece, shape = None, (exchanges[0].kinds, surroundings(exchanges, 0))
@@ -80,7 +82,7 @@ class Pieces:
                 return piece
         exchanges[0] = self._exchanges.exchange(opening, (STAND_IN, *results))
         usual = self._surely(exchanges, 0, chain(context, exchanges[0].messages))
-        if piece and usual and piece.tail == usual.tail:
+        if piece and usual and piece.text[piece.said :] == usual.text[usual.said :]:
             self._ordinary.add(shape)
         return usual
 

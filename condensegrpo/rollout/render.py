@@ -145,7 +145,10 @@ class Renderer:
             output_ids: (A,) as sampled.
         """
         piece = self._pieces.newest(context, reply, observations)
-        tail, marker = (piece.tail, piece.marker) if piece else self._tail(context, reply, observations)
+        if piece:
+            tail, marker = piece.text[piece.said :], piece.frame.marker
+        else:
+            tail, marker = self._tail(context, reply, observations)
         if output_ids and output_ids[-1] in self.stop_ids:
             ids = self._encoder.encode(tail.lstrip(), marker)
             if ids[:1] == array("I", output_ids[-1:]):
