@@ -8,7 +8,7 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from condensegrpo.condensers.fit import fits, newest_that_fit
+from condensegrpo.condensers.fit import newest_that_fit, within
 from condensegrpo.condensers.placeholder import masked
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Budget, Condensed, Count
@@ -40,7 +40,9 @@ class ObservationMask:
         kept = newest_that_fit(history, shown(most), budget)
         if len(kept) == len(units):  # else not even all masks are enough
             places = range(most)  # how many of the oldest are masked
-            kept = shown(bisect_left(places, True, lo=wanted, key=lambda oldest: fits(history, shown(oldest), budget)))
+            kept = shown(
+                bisect_left(places, True, lo=wanted, key=lambda oldest: within(history, shown(oldest), budget))
+            )
         elif not self.drop_oldest:
             kept = shown(most)
         return Condensed(units=kept, reason=_reason(units, kept))

@@ -54,16 +54,17 @@ def _runs(history: History, shown: tuple[Unit, ...]) -> Iterator[tuple[SpanStatu
     if history.summary is not None and shown[:1] == (history.summary.unit,):
         shown, done = shown[1:], bisect_left(units, history.summary.through + 1, key=_turn)
         yield SpanStatus.REWRITTEN, done
-    for place, unit in enumerate(shown):
-        newest = len(units) - (len(shown) - place)
-        kept = shown[place:] == units[newest:]
-        at = newest if kept else bisect_left(units, unit.turn, lo=done, key=_turn)
+    if shown == units[max(len(units) - len(shown), done) :]:  # compares identities, where units were not copied
+        if len(shown) < len(units) - done:
+            yield SpanStatus.DROPPED, len(units) - len(shown)
+        if shown:
+            yield SpanStatus.KEPT, len(units)
+        return
+    for unit in shown:
+        at = done if units[done].turn == unit.turn else bisect_left(units, unit.turn, lo=done, key=_turn)
         if at > done:
             yield SpanStatus.DROPPED, at
-        if kept:
-            yield SpanStatus.KEPT, len(units)
-            return
         done = at + 1
-        yield SpanStatus.KEPT if unit == units[at] else SpanStatus.REWRITTEN, done
+        yield SpanStatus.KEPT if unit is units[at] or unit == units[at] else SpanStatus.REWRITTEN, done
     if done < len(units):
         yield SpanStatus.DROPPED, len(units)

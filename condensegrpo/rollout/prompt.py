@@ -201,7 +201,8 @@ def _check_units(units: tuple[Unit, ...], shown: tuple[Unit, ...]) -> None:
         return
     end = 0
     for unit in shown:
-        place = bisect_left(units, unit.turn, lo=end, key=attrgetter("turn"))
+        follows = end < len(units) and units[end].turn == unit.turn
+        place = end if follows else bisect_left(units, unit.turn, lo=end, key=attrgetter("turn"))
         if place == len(units) or units[place].turn != unit.turn:
             raise ValueError(
                 f"it shows the units of turns {[unit.turn for unit in shown]}, wanted units of the history, each at "
@@ -220,6 +221,8 @@ def _check_whole(shown: Unit, raw: Unit) -> None:
     if shown.reply.role != "assistant":
         raise ValueError(f"it shows the unit of turn {shown.turn} with a reply of role {shown.reply.role!r}")
     answers = [message.tool_call_id for message in shown.results if message.tool_call_id is not None]
+    if not answers:
+        return
     made = {call.id for call in shown.reply.tool_calls}
     if shown.reply == raw.reply:
         made |= {message.tool_call_id for message in raw.results if message.tool_call_id is not None}
