@@ -1,0 +1,180 @@
+"""The built-in note-taking task, in English: facts arrive one a message, and a question about one of them comes last.
+
+One episode with 2 facts (user messages on the left, replies on the right):
+
+    You will get messages …           ─▶  Notes: none
+    Mira's locker is number 42.       ─▶  Notes: Mira locker 42
+    Jon's table is number 17.         ─▶  Notes: Mira locker 42; Jon table 17
+    Which number is Mira's locker?    ─▶  42
+
+Under the condenser ``last_k(keep_last=1)`` a turn sees the instruction, its previous reply and the newest message only,
+so a fact that is not carried on from note to note is lost. It is for a pretrained model: an instruction asks for the
+notes, any text counts as one, and the answer is the first number of the last reply. A fifth of the demonstrated notes
+lose their oldest fact: training can still learn to keep it.
+"""
+
+import itertools
+import random
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from annotated_types import Ge, Le
+
+from condensegrpo.core.messages import History, Message, Unit
+from condensegrpo.core.protocols import Demonstration, Problem, Split, Step
+from condensegrpo.tasks.drawn import EVAL_SHARE, DrawnProblems, is_held_out
+
+INSTRUCTION = (
+    "You will get messages, one at a time, and then a question about one of them. You see only your last reply, so "
+    "repeat your notes in every reply and add what is new. Answer the question with the number alone."
+)
+NAMES = ("Mira", "Jon", "Ada", "Omar", "Lena", "Theo", "Ruth", "Kofi", "Ines", "Paul", "Yara", "Finn")
+THINGS = ("locker", "table", "room", "gate", "seat", "badge", "bus", "desk")
+NUMBERS = range(10, 100)
+FORGETFUL = 0.2  # share of the demonstrated notes that lose their oldest fact
+
+_NUMBER = re.compile(r"\d+")
+_SAID = re.compile(r"(\w+)'s (\w+) is number (\d+)\.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notes:
+    """The task ``notes``. Whether a problem is for training or evaluation does not depend on any option."""
+
+    min_facts: Annotated[int, Ge(1)] = 2
+    max_facts: Annotated[int, Ge(1), Le(len(NAMES))] = 4  # each of another person
+    train_problems: Annotated[int, Ge(1)] = 100_000  # length of the virtual sequence
+    eval_problems: Annotated[int, Ge(1)] = 256  # all different
+    seed: int = 0  # of the order of the training problems
+
+    def __post_init__(self) -> None:
+        if self.min_facts > self.max_facts:
+            raise ValueError(f"min_facts={self.min_facts} and max_facts={self.max_facts}: wanted min <= max")
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """Training problems are made when asked for; the evaluation problems are a list."""
+        if split == "train":
+            return DrawnProblems(size=self.train_problems, draw=self._training_problem)
+        rng = random.Random(f"notes eval {self.min_facts} {self.max_facts}")
+        drawn = (self._draw(rng) for _ in range(100 * EVAL_SHARE * self.eval_problems))
+        held_out = dict.fromkeys(said for said in drawn if is_held_out("\n".join(said)))
+        if len(held_out) < self.eval_problems:
+            raise ValueError(
+                f"holding out {self.eval_problems} different problems: found {len(held_out)}; ask for fewer"
+            )
+        chosen = itertools.islice(held_out, self.eval_problems)
+        return [_problem(f"eval-{number}", said) for number, said in enumerate(chosen)]
+
+    def environment(self, problem: Problem) -> "NotesEnvironment":
+        """A fresh episode."""
+        return NotesEnvironment(messages=tuple(problem.data["messages"]))
+
+    def demonstrations(self, seed: int) -> Iterator[Demonstration]:
+        """One turn each of a random training problem, after the demonstrated notes of the turns before it."""
+        problems, rng = self.problems("train"), random.Random(f"notes demonstrations {seed}")
+        while True:
+            problem = problems[rng.randrange(len(problems))]
+            said = problem.data["messages"]
+            history = History(pinned=(Message(role="user", content=INSTRUCTION),))
+            for turn, message in enumerate(said[: rng.randrange(len(said) + 1)]):
+                reply = Message(role="assistant", content=_demonstrated(_shown(history), rng))
+                history = history.add(Unit(turn=turn, reply=reply, results=(Message(role="user", content=message),)))
+            context = _shown(history)
+            yield Demonstration(context=context, reply=_demonstrated(context, rng))
+
+    def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
+        """Whether a note has every number of the note and message before it, or an answer the number that is known.
+
+        ``None`` for an answer that the context does not determine.
+        """
+        facts, question = _known(context)
+        if question is None:
+            return set(_NUMBER.findall(reply)) == set(facts.values())
+        return None if question not in facts else _answer(reply) == facts[question]
+
+    def corpus(self) -> Iterable[str]:
+        """Every word of the task."""
+        yield f"{INSTRUCTION} Notes: none ; {' '.join(map(str, NUMBERS))}"
+        yield from (
+            f"{_said(name, thing, 10)} {_asks(name, thing)} {name} {thing}" for name in NAMES for thing in THINGS
+        )
+
+    def _training_problem(self, index: int) -> Problem:
+        rng = random.Random(f"notes train {self.seed} {index}")
+        while True:  # seven draws in eight are for training
+            said = self._draw(rng)
+            if not is_held_out("\n".join(said)):
+                return _problem(f"train-{index}", said)
+
+    def _draw(self, rng: random.Random) -> tuple[str, ...]:
+        """The messages of a problem: the facts, then the question."""
+        people = rng.sample(NAMES, rng.randint(self.min_facts, self.max_facts))
+        things = rng.choices(THINGS, k=len(people))
+        numbers = rng.sample(NUMBERS, len(people))
+        asked = rng.randrange(len(people))
+        return (*map(_said, people, things, numbers), _asks(people[asked], things[asked]))
+
+
+@dataclass(slots=True, kw_only=True)
+class NotesEnvironment:
+    """One episode: a message after every reply, and the end after the reply to the question."""
+
+    messages: tuple[str, ...]
+    _sent: int = field(default=0, init=False)
+
+    async def start(self) -> tuple[Message, ...]:
+        """The instruction."""
+        return (Message(role="user", content=INSTRUCTION),)
+
+    async def step(self, reply: Message) -> Step:
+        """The next message; after the question, the end with the answer."""
+        if self._sent == len(self.messages):
+            return Step(done=True, answer=_answer(reply.content))
+        self._sent += 1
+        return Step(observations=(Message(role="user", content=self.messages[self._sent - 1]),))
+
+
+def _problem(name: str, said: Sequence[str]) -> Problem:
+    answers = {_asks(fact[1], fact[2]): fact[3] for fact in map(_SAID.fullmatch, said) if fact is not None}
+    return Problem(id=name, question=said[-1], answer=answers[said[-1]], data={"messages": list(said)})
+
+
+def _said(name: str, thing: str, number: int) -> str:
+    return f"{name}'s {thing} is number {number}."
+
+
+def _asks(name: str, thing: str) -> str:
+    return f"Which number is {name}'s {thing}?"
+
+
+def _shown(history: History) -> tuple[Message, ...]:
+    return History(pinned=history.pinned, units=history.units[-1:]).messages
+
+
+def _known(context: Sequence[Message]) -> tuple[dict[str, str], str | None]:
+    """Numbers by the question that asks for them, from the last note and the newest message; the question, if asked."""
+    note = next((message.content for message in reversed(context) if message.role == "assistant"), "")
+    facts = {_asks(name, thing): number for name, thing, number in re.findall(r"(\w+) (\w+) (\d+)", note)}
+    newest = context[-1].content
+    if fact := _SAID.fullmatch(newest):
+        facts[_asks(fact[1], fact[2])] = fact[3]
+    return facts, newest if newest.startswith("Which number") else None
+
+
+def _demonstrated(context: Sequence[Message], rng: random.Random) -> str:
+    facts, question = _known(context)
+    if question is not None:
+        return facts.get(question) or str(rng.choice(NUMBERS))
+    lines = [
+        f"{asked[len('Which number is ') : -1].replace(chr(39) + 's', '')} {number}" for asked, number in facts.items()
+    ]
+    if len(lines) > 1 and rng.random() < FORGETFUL:
+        del lines[0]
+    return f"Notes: {'; '.join(lines) or 'none'}"
+
+
+def _answer(reply: str) -> str | None:
+    number = _NUMBER.search(reply)
+    return None if number is None else number[0]

@@ -1,0 +1,88 @@
+"""The note-taking task: its episodes, its problems, its demonstrations, and what it calls sound."""
+
+import asyncio
+from itertools import islice
+
+import pytest
+
+from condensegrpo.assembly.plugins import build
+from condensegrpo.core.messages import Message
+from condensegrpo.tasks.drawn import is_held_out
+from condensegrpo.tasks.notes import INSTRUCTION, Notes
+
+MIRA, JON, ASKED = "Mira's locker is number 42.", "Jon's table is number 17.", "Which number is Mira's locker?"
+
+
+def context(*said: str) -> tuple[Message, ...]:
+    """The instruction, then a note and a message in turn."""
+    roles = ("assistant", "user")
+    texts = [Message(role=roles[place % 2], content=text) for place, text in enumerate(said)]
+    return (Message(role="user", content=INSTRUCTION), *texts)
+
+
+def test_an_episode_sends_every_fact_and_then_the_question() -> None:
+    task = Notes(min_facts=2, max_facts=2)
+    problem = task.problems("eval")[0]
+
+    async def play() -> None:
+        environment = task.environment(problem)
+        assert await environment.start() == context()
+        for message in problem.data["messages"]:
+            step = await environment.step(Message(role="assistant", content="Notes: none"))
+            assert (step.done, [each.content for each in step.observations]) == (False, [message])
+        end = await environment.step(Message(role="assistant", content=f"It is {problem.answer}, not 5."))
+        assert (end.done, end.answer) == (True, problem.answer)
+
+    asyncio.run(play())
+    assert len(problem.data["messages"]) == 3
+    assert problem.question == problem.data["messages"][-1]
+    assert f"is number {problem.answer}." in "".join(problem.data["messages"])
+
+
+def test_evaluation_problems_are_different_and_no_training_problem() -> None:
+    task = Notes()
+    held_out = ["\n".join(problem.data["messages"]) for problem in task.problems("eval")]
+    assert len(set(held_out)) == 256
+    assert all(map(is_held_out, held_out))
+    assert not any(is_held_out("\n".join(problem.data["messages"])) for problem in task.problems("train")[:200])
+
+
+@pytest.mark.parametrize(
+    ("said", "reply", "sound"),
+    [
+        (("Notes: none", MIRA), "Notes: Mira locker 42", True),
+        (("Notes: Mira locker 42", JON), "42 is Mira's locker and 17 Jon's table", True),
+        (("Notes: Mira locker 42", JON), "Notes: Jon table 17", False),
+        (("Notes: Mira locker 42", JON), "Notes: Mira locker 42; Jon table 71", False),
+        (("Notes: Mira locker 42; Jon table 17", ASKED), "42", True),
+        (("Notes: Mira locker 42; Jon table 17", ASKED), "Jon has 17", False),
+        (("Notes: Jon table 17", ASKED), "42", None),
+        ((), "Notes: none", True),
+    ],
+)
+def test_a_note_carries_every_number_on_and_an_answer_is_the_one_asked_for(
+    said: tuple[str, ...], reply: str, sound: bool | None
+) -> None:
+    assert Notes().sound(context(*said), reply) is sound
+
+
+def test_a_fifth_of_the_demonstrated_notes_lose_a_fact_and_the_rest_is_sound() -> None:
+    task = Notes()
+    turns = list(islice(task.demonstrations(0), 600))
+    assert turns == list(islice(task.demonstrations(0), 600))
+    judged = [sound for turn in turns if (sound := task.sound(turn.context, turn.reply)) is not None]
+    assert 0.85 < sum(judged) / len(judged) < 0.95  # notes of one fact lose none
+    assert all(len(turn.context) <= 3 for turn in turns)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"min_facts": 3, "max_facts": 2}, "min_facts=3"),
+        ({"max_facts": 13}, "at most 12"),
+        ({"min_facts": 0}, "at least 1"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: dict[str, int], words: str) -> None:
+    with pytest.raises(Exception, match=words):
+        build("tasks", "notes", options)
