@@ -12,7 +12,8 @@ from torch import Tensor
 
 ALIGNED = 16  # floats of 64 bytes: lengths and head sizes are padded to multiples, see packed_attention.py
 SHORTEST = 2 * ALIGNED  # positions of a slot
-MORE = 1.25  # factor by which slots and their lengths grow at least
+LONGER = 1.25  # factor by which the length of slots grows at least, as far as replies can need it
+MORE = 1 / 16  # of the slots are added at least; few, as nothing says how many trajectories will come
 
 
 def up(number: int, multiple: int) -> int:
@@ -65,7 +66,7 @@ class Slots:
             limit: most positions that the replies under way can need.
         """
         if length > self.length:
-            self.length = up(max(length, SHORTEST, min(int(self.length * MORE), limit)), ALIGNED)
+            self.length = up(max(length, SHORTEST, min(int(self.length * LONGER), limit)), ALIGNED)
         for layer, (keys, values) in self.layers.items():
             if keys.shape[2] < self.length or keys.shape[0] < len(self.slots):
                 self.layers[layer] = (self._grown(keys), self._grown(values))
@@ -99,7 +100,7 @@ class Slots:
         """The first free slot, else a new one, else that of the trajectory that was idle the longest."""
         free = next((at for at, slot in enumerate(self.slots) if not slot.busy and not slot.trajectory), None)
         if free is None and len(self.slots) < self.most:
-            more = min(self.most, max(len(self.slots) + 1, int(len(self.slots) * MORE)))
+            more = min(self.most, max(len(self.slots) + 1, int(len(self.slots) * (1 + MORE))))
             free = len(self.slots)
             self.slots.extend(Slot() for _ in range(free, more))
         if free is None:
