@@ -176,6 +176,7 @@ def measured(
 
 def benchmark(numbers: Sequence[int], world: World, *, trajectories: int, rounds: int) -> None:
     """Measure and print."""
+    Instant.__module__ = "condensegrpo"  # as the package's own samplers, which need no task and thread of their own
     batch = groups(trajectories)
     sampler = Instant([renderer().reply_ids(text) for text in calls()])
     pool, known = WorkerPool(ProcessHost("rollout_workers"), sampler, model=lambda name: sampler), set[int]()
