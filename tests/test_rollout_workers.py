@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from command import ROOT
 from talk import counting, problem, said, shown
 from worker_program import World
 
-from condensegrpo.assembly.build import build_components
+from condensegrpo.assembly.build import build, build_components
 from condensegrpo.assembly.players import Players, described_workers
 from condensegrpo.assembly.runtime import open_sampler
 from condensegrpo.config.load import load_config, vary
@@ -361,7 +360,8 @@ def test_ray_actors_play_the_same_trajectories_and_one_that_dies_is_replaced() -
         pool.close()
 
 
-def test_ray_that_is_missing_is_an_error_that_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
+def test_ray_that_is_missing_is_an_error_before_anything_is_loaded() -> None:
+    config = load_config(ROOT / "configs/quickstart.yaml", ["rollout.workers.ray=2"])
     with pytest.raises(ConfigError, match=r"rollout\.workers\.ray: Ray is not installed.*pip install -e '\.\[ray\]'"):
-        RayHost("worker_program:work")
+        build(config)

@@ -21,6 +21,7 @@ from condensegrpo.config.checks import check_figures
 from condensegrpo.config.load import evaluations
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.plugins import load
+from condensegrpo.rollout.workers.ray_actors import check_installed
 
 P = TypeVar("P")
 
@@ -42,6 +43,8 @@ def build(config: RunConfig, base: Components | None = None) -> Components:
     for each in named.values():
         each.problems("eval")
     runtime.check_sampler(config)
+    if config.rollout.workers.ray:
+        check_installed()
     check_scorers(names_of(built.condenser), load("samplers", config.sampler.name), config.sampler.name)
     for tracker in config.trackers:
         plugins.check("trackers", tracker.name, tracker.options)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from condensegrpo.core.errors import ConfigError, RolloutError
@@ -19,6 +20,15 @@ from condensegrpo.rollout.workers.worker import StartedWorker
 SECRET_BYTES = 32
 START_SECONDS = 600.0  # a cluster may start machines for the actors
 END_SECONDS = 5.0
+
+
+def check_installed() -> None:
+    """Raise ``ConfigError`` where Ray is missing."""
+    if find_spec("ray") is None:
+        raise ConfigError(
+            "setting up rollout.workers.ray: Ray is not installed. In a clone of the repository: "
+            "pip install -e '.[ray]'; or set rollout.workers.processes instead."
+        )
 
 
 class RayHost:
@@ -33,13 +43,9 @@ class RayHost:
         Raises:
             ConfigError: Ray is not installed, or there is no such cluster.
         """
-        try:
-            import ray
-        except ImportError as error:
-            raise ConfigError(
-                "setting up rollout.workers.ray: Ray is not installed. In a clone of the repository: "
-                "pip install -e '.[ray]'; or set rollout.workers.processes instead."
-            ) from error
+        check_installed()
+        import ray
+
         self._ray, self._work = ray, work
         self._actors: list[Any] = []
         try:
