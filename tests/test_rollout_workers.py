@@ -309,14 +309,8 @@ def test_a_run_says_where_its_rollouts_are_played() -> None:
 
 
 def test_an_evaluation_is_the_same_with_real_components_in_workers(tmp_path: Path, one_thread: None) -> None:
-    """Each request is a batch of its own."""
-    config = load_config(
-        ROOT / "configs/quickstart.yaml",
-        [
-            "evaluate.problems=3",
-            "sampler.options={max_batch: 1}",
-        ],
-    )
+    """Log-probabilities included, though other requests share a batch."""
+    config = load_config(ROOT / "configs/quickstart.yaml", ["evaluate.problems=3"])
     source = base_policy(config, build_components(config).task, RunFolder.create(tmp_path / "run"))
 
     def evaluated(sampler: Sampler, workers: int) -> list[ScoredTrajectory]:
