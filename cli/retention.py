@@ -78,18 +78,22 @@ def retention(
         count = words if model is None else token_count(model)
         display.phase("measuring", len(entrants) * len(shares))
         figures = measured(questions, entrants, shares, count=count, match=match, advance=display.advance)
-    unit = "words" if model is None else f"tokens of {model}"
     report = {
         "questions": len(questions.questions),
         "messages": sum(map(len, questions.messages.values())),
-        "budget": unit,
+        "budget": "words" if model is None else f"tokens of {model}",
         "match": match,
         "figures": [{**asdict(each), "budget": str(each.budget)} for each in figures],
     }
+    _show(report, figures, out, as_json=as_json)
+
+
+def _show(report: dict[str, object], figures: "Sequence[Retention]", out: Path | None, *, as_json: bool) -> None:
+    """Write the files into ``out``, and print a table or the JSON."""
     headings, rows = table_rows(figures)
     title = (
         f"share of answers that stand in what is kept [95 %]\n"
-        f"{report['questions']} questions about {report['messages']} messages, budgets in {unit}\n"
+        f"{report['questions']} questions about {report['messages']} messages, budgets in {report['budget']}\n"
         f"second line: less the newest first, paired by question"
     )
     text = json.dumps(report, indent=2)
