@@ -102,8 +102,8 @@ class LocalModel:
                 [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=True
             )["input_ids"]
             if most is not None and len(ids) + self.max_tokens > most:
-                room = f"{len(ids)} tokens and {self.max_tokens} of a summary, where {self.model} has room for {most}"
-                reply.set_exception(SummaryRefused(room))
+                needed = f"{len(ids)} tokens and {self.max_tokens} of a summary, where {self.model} has room for {most}"
+                reply.set_exception(SummaryRefused(needed))
             else:
                 prompts.append((ids, reply))
         room = MAX_TOKENS if model.dtype.itemsize >= 4 else 0  # bytes of a number
