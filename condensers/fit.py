@@ -31,12 +31,12 @@ def newest_that_fit(history: History, units: Sequence[Unit], budget: Budget) -> 
 def most_that_fit(total: int, fitting: Callable[[int], bool], likely: int = 1) -> int:
     """The largest number of units up to ``total`` that fits, taken for monotone; 1 if not even that fits, 0 of none.
 
-    If ``likely`` is right that takes two questions. Otherwise it doubles the number until it is over budget and then
-    halves the gap: 2·log2(n) questions at most for n units.
+    If ``likely`` is right that takes two questions, the last of them about the answer. Otherwise it doubles the number
+    until it is over budget and then halves the gap: 2·log2(n) questions at most for n units.
     """
     if total < 2:
         return total
-    if 1 < likely <= total and fitting(likely) and (likely == total or not fitting(likely + 1)):
+    if 1 < likely <= total and (likely == total or not fitting(likely + 1)) and fitting(likely):
         return likely
     low = 1  # so many units are known to fit, or it is the newest unit alone
     while low < total and fitting(min(2 * low, total)):

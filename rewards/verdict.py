@@ -1,10 +1,10 @@
 """The two judgements that every reward is built on: is the trajectory well formed, is its answer right."""
 
-import ast
 import warnings
 from typing import Literal, NamedTuple
 
 from condensegrpo.core.protocols import Problem
+from condensegrpo.core.syntax import parsed
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.matches import Matcher
 from condensegrpo.rewards.unit_tests import MAX_CODE, code_of
@@ -83,7 +83,7 @@ def _is_python(code: str) -> bool:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ast.parse(code)
+            parsed(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return True

@@ -1,7 +1,9 @@
 """What a plug-in raised, and in which line of its own code. Standard library only."""
 
 import inspect
+import linecache
 import os
+import re
 import signal
 import sysconfig
 import threading
@@ -85,10 +87,16 @@ def _definition(plugin: object) -> str:
     if named.__module__.partition(".")[0] == PACKAGE:
         return ""
     try:
-        file, line = inspect.getsourcefile(named), inspect.getsourcelines(named)[1]
-    except (OSError, TypeError):  # built in, or made while the program runs
+        file = inspect.getsourcefile(named) or ""
+    except TypeError:  # built in
         return ""
-    return f"{_shown(file)}:{line}" if file else ""
+    if code := getattr(inspect.unwrap(named), "__code__", None):
+        return f"{_shown(file)}:{code.co_firstlineno}" if file else ""
+    # not inspect.getsourcelines, which parses the file in this thread, see ``core/syntax.py``
+    defines = re.compile(rf"\s*class\s+{re.escape(named.__name__)}\b")
+    lines = (number for number, text in enumerate(linecache.getlines(file), start=1) if defines.match(text))
+    line = next(lines, None)
+    return f"{_shown(file)}:{line}" if line else ""
 
 
 def _shown(file: str) -> str:

@@ -92,6 +92,7 @@ class Exchanges:
         self.plain: set[int] = set()  # kinds of messages with words and without any of these
         self._kinds: dict[tuple[object, ...], int] = {}
         self._exchanges: dict[tuple[Exchange | None, tuple[Message, ...]], Exchange] = {}
+        self._same: dict[tuple[int, ...], Exchange] = {}  # by the identities of opening and messages: found faster
         self._characters = 0  # of the messages of all exchanges
         self._lock = RLock()  # condensers of users count in threads
 
@@ -111,7 +112,7 @@ class Exchanges:
 
     def exchange(self, opening: Exchange | None, messages: tuple[Message, ...]) -> Exchange:
         """A reply with its results after an opening; an opening if that is None."""
-        known = self._exchanges.get((opening, messages))
+        known = self._same.get((id(opening), *map(id, messages))) or self._exchanges.get((opening, messages))
         if known is not None:
             return known
         with self._lock:
@@ -125,20 +126,22 @@ class Exchanges:
                 exchange.frames = NO_FRAMES
             self._characters += _size(exchange)
             while self._characters > KEPT and self._exchanges:
-                self._characters -= _size(self._exchanges.pop(next(iter(self._exchanges))))  # the oldest
-            self._exchanges[opening, messages] = exchange
+                self.drop(next(iter(self._exchanges.values())))  # the oldest
+            self._exchanges[opening, messages] = self._same[_identity(exchange)] = exchange
         return exchange
 
     def drop(self, exchange: Exchange) -> None:
         """Forget an exchange."""
         with self._lock:
             if self._exchanges.pop((exchange.opening, exchange.messages), None):
+                self._same.pop(_identity(exchange), None)
                 self._characters -= _size(exchange)
 
     def forget(self) -> None:
         """Forget all exchanges."""
         with self._lock:
             self._exchanges.clear()
+            self._same.clear()
             self._characters = 0
 
     def kind(self, message: Message) -> int:
@@ -155,6 +158,11 @@ class Exchanges:
             if not any(odd):
                 self.plain.add(bit)
         return bit
+
+
+def _identity(exchange: Exchange) -> tuple[int, ...]:
+    """Holds as long as the exchange does, which keeps its opening and its messages."""
+    return (id(exchange.opening), *map(id, exchange.messages))
 
 
 def surroundings(exchanges: Sequence[Exchange], index: int) -> Surroundings:

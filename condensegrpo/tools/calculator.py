@@ -7,6 +7,8 @@ from collections.abc import Callable
 from decimal import Decimal, localcontext
 from fractions import Fraction
 
+from condensegrpo.core.syntax import parsed_expression
+
 MAX_CHARS = 200  # of an expression
 MAX_BITS = 4096  # of the numerator and the denominator of every result: about 1,200 digits
 DECIMALS = 10  # significant digits kept after the integer part of a result that has no short decimal form
@@ -33,7 +35,7 @@ def calculator(expression: str) -> str:
         raise ValueError(f"an expression holds digits and + - * / // % ** . ( ) only, found {refused or 'nothing'}")
     source = _PERCENT.sub(r"(\1/100)", _THOUSANDS.sub("", expression)).strip()
     try:
-        tree = ast.parse(source, mode="eval")
+        tree = parsed_expression(source)
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"{expression!r} is not an arithmetic expression") from error
     return _plain(_value(tree.body, source))
