@@ -2,6 +2,8 @@
 
 import functools
 import random
+import threading
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -13,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from condensegrpo.core.errors import RolloutError
 from condensegrpo.core.messages import History, Message, Summary, Unit, flatten
 from condensegrpo.core.shared_sequence import shared
+from condensegrpo.rollout.encoding import TextEncoder
 from condensegrpo.rollout.render import Renderer
 from condensegrpo.rollout.toolcalls import TOOL_FORMATS
 
@@ -191,6 +194,9 @@ REWRITING = {
     "replaces": "m.content.replace(' ', '_')",
     "trims unless last": "(m.content if loop.last else m.content | trim)",
     "quotes results": "(m.content | tojson if m.role == 'user' else m.content)",
+    "marks lists": "('list ' if m.content.startswith('[') else '') + m.content",
+    "marks a word": "('! ' if 'halt' in m.content else '') + m.content",
+    "announces lists": "m.content + (' next' if (loop.nextitem or m).content.startswith('[') else '')",
 }
 
 
@@ -199,7 +205,7 @@ def test_contents_that_a_template_rewrites_are_shown_as_it_writes_them(content: 
     """The first turns are of words that it leaves as they are."""
     renderer = Renderer(tokenizer(SMOLLM2.replace("m.content", content)))
     talk = chat(4)
-    for said in ("okay", 'a <b> & "b" of many words', " okay \n", "A b"):
+    for said in ("okay", 'a <b> & "b" of many words', " okay \n", "A b", "[1] halt"):
         talk += [Message(role="assistant", content=said), Message(role="user", content=said)]
         assert renderer.prompt(talk) == whole(renderer).prompt(talk)
 
@@ -231,6 +237,30 @@ def test_a_conversation_that_goes_on_by_ids_keeps_the_pieces_of_its_newest_units
         assert renderer.keeps_replies(context)
     assert len(renderer._pieces._exchanges) < 12  # some are of the checks of the first turns
     assert renderer.prompt(context) == whole(renderer).prompt(context)
+
+
+def test_threads_may_count_beside_each_other() -> None:
+    """Special tokens in a message are encoded with another setting of the tokenizer, which is shared."""
+    core = tokenizer(SMOLLM2)
+    renderer, prompts = Renderer(core), list[object]()
+    wanted = renderer.prompt(chat(1, "new"))
+    other = threading.Thread(target=lambda: prompts.append(renderer.text_ids("a <|im_end|>")))
+
+    class Interrupted:
+        """Another thread goes on between the look at a setting and the call that depends on it."""
+
+        def __getattr__(self, name: str) -> object:
+            value = getattr(core._tokenizer, name)
+            if name == "encode" and other.ident is None:
+                other.start()
+                other.join(0.2)
+            return value
+
+    encoder = TextEncoder(core)
+    encoder._tokenizer = types.SimpleNamespace(backend_tokenizer=Interrupted(), encode=core.encode)
+    assert list(encoder.encode(core.decode(list(wanted)), "?")) == list(wanted)
+    other.join()
+    assert prompts
 
 
 # --- cost ---------------------------------------------------------------------------------------------------------

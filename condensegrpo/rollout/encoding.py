@@ -5,12 +5,14 @@ import re
 from array import array
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from threading import Lock
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 CACHED = 16384  # texts after a control token whose ids are kept
+_SETTINGS = Lock()  # a tokenizer keeps those of its last call, whichever thread and encoder it came from
 
 
 class TextEncoder:
@@ -68,9 +70,12 @@ class TextEncoder:
 
     def _whole(self, text: str) -> "array[int]":
         backend = self._tokenizer.backend_tokenizer
-        if backend.truncation or backend.padding or backend.encode_special_tokens:  # somebody's last call left it so
-            return array("I", self._tokenizer.encode(text, add_special_tokens=False))
-        return array("I", backend.encode(text, add_special_tokens=False).ids)
+        with _SETTINGS:
+            if (
+                backend.truncation or backend.padding or backend.encode_special_tokens
+            ):  # somebody's last call left it so
+                return array("I", self._tokenizer.encode(text, add_special_tokens=False))
+            return array("I", backend.encode(text, add_special_tokens=False).ids)
 
     def _id(self, match: re.Match[str]) -> int:
         return self._ids[match[match.lastindex or 0]]
@@ -88,7 +93,10 @@ class TextEncoder:
         return [token for part in piece.split(marker) for token in self._characters(part)]
 
     def _characters(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)) if text else []
+        if not text:
+            return []
+        with _SETTINGS:
+            return list(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
 
 
 def unused_characters(texts: Iterable[str]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from threading import RLock
@@ -13,6 +13,12 @@ from condensegrpo.rollout.encoding import TextEncoder
 
 KEPT = 2**24  # characters of messages whose pieces are kept
 QUOTED = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"")
+SIGN = re.compile(r"[^\w\s.,-]")
+# of contents: 'word' in content, content.startswith('{'), content == 'word', content[0] == '{'
+TESTED = re.compile(
+    rf"(?:startswith|endswith|content['\"]?\]?(?:\[-?\d+\]|[.|] *\w+(?:\(\))?)* *[!=]=) *\(? *({QUOTED.pattern})"
+    rf"|({QUOTED.pattern}) (?:not )?in\b"
+)
 
 Surroundings = tuple[int, int, int]  # kinds: of the message before, of the next reply (0: none), of all later messages
 
@@ -76,7 +82,7 @@ class Exchange:
     @property
     def shown(self) -> bool:
         """Whether it was in a prompt that was rendered, with other exchanges after it."""
-        return any(piece.known_ids is not None for (_, following, _), piece in self.pieces.items() if following)
+        return any(piece.known_ids is not None for (_, following, _), piece in list(self.pieces.items()) if following)
 
 
 NO_FRAMES: dict[FrameKey, Frame | None] = {}  # of all exchanges that are no openings
@@ -116,6 +122,9 @@ class Exchanges:
         if known is not None:
             return known
         with self._lock:
+            known = self._exchanges.get((opening, messages))  # another thread may have been quicker
+            if known is not None:
+                return known
             kinds = tuple(map(self.kind, messages))
             every = 0
             for kind in kinds:
@@ -197,7 +206,12 @@ def _size(exchange: Exchange) -> int:
 
 
 def _tags(source: str) -> tuple[str, ...]:
-    """The quoted strings of a template that have a sign in them: what it may look for in messages."""
+    """The quoted strings of a template that it tests for, or that have a sign in them: what may be in messages."""
     code = "".join(re.findall(r"\{[{%].*?[%}]\}", source, re.DOTALL))
-    texts = {quoted[1:-1].replace("\\n", "\n") for quoted in QUOTED.findall(code)}
-    return tuple(sorted(text for text in texts if len(text) > 2 and re.search(r"[^\w\s.,-]", text)))
+    texts = {quoted for quoted in _unquoted(QUOTED.findall(code)) if len(quoted) > 2 and SIGN.search(quoted)}
+    tested = _unquoted(chain.from_iterable(TESTED.findall(code)))
+    return tuple(sorted(texts.union(text for text in tested if text.strip())))
+
+
+def _unquoted(texts: Iterable[str]) -> Iterator[str]:
+    return (text[1:-1].replace("\\n", "\n") for text in texts)
