@@ -381,6 +381,27 @@ def test_a_condenser_that_fails_ends_one_episode_and_is_named(fault: str, words:
         raise RuntimeError(trajectory.detail)
 
 
+@dataclass
+class Reusing:
+    """Shows the last two units in a tuple, in an iterator, or in a list that it shortens when it is asked again."""
+
+    kind: str
+    shown: list[Unit] = field(default_factory=list)
+
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+        del self.shown[:-1]
+        self.shown = list(history.units[-2:])
+        given = {"tuple": tuple(self.shown), "list": self.shown, "iterator": iter(tuple(self.shown))}
+        return Condensed(units=given[self.kind])
+
+
+@pytest.mark.parametrize("kind", ["list", "iterator"])
+def test_a_condenser_may_return_units_that_it_changes_later(kind: str) -> None:
+    wanted, given = (play(engine(agent(counting), condenser=Reusing(each))) for each in ("tuple", kind))
+    assert len(wanted.turns) > 4
+    assert given.turns == wanted.turns
+
+
 # --- budgets ----------------------------------------------------------------------------------------------------------
 
 

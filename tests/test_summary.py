@@ -401,7 +401,8 @@ class Careless:
             return plain
         assert budget.write is not None
         for _ in range(3 if self.fault == "too often" else 2):
-            await budget.write(Request(units=history.units, instruction=ASK))
+            strange = (replace(history.units[0], turn=9),) if self.fault == "strange" else ()
+            await budget.write(Request(units=(*history.units, *strange), instruction=ASK))
         through = history.units[-1 if self.fault == "all" else 0].turn
         summary = Summary(text="short", through=through, tokens=1)
         if self.fault == "unused":
@@ -523,3 +524,9 @@ def test_a_summary_that_a_later_stage_drops_is_not_trained(template: str) -> Non
     assert kinds(trajectory) == "aaaaa"
     assert [one.reason for one in trajectory.rejected if one.before > 2] == ["a later stage left it out"] * 2
     assert segments.check(trajectory) == ()
+
+
+def test_a_request_shows_units_of_the_history() -> None:
+    trajectory = play(engine(talker(summing), condenser=Careless("strange")))
+    assert trajectory.stop is Stop.ENVIRONMENT_ERROR
+    assert "it shows the units of turns [0, 1, 9], wanted units of the history" in trajectory.detail

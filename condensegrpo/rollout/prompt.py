@@ -90,7 +90,7 @@ async def next_prompt(
         seconds=engine.limits.turn_seconds * (1 + writes),
     )
     condensed = await _condense(engine, history, budget)
-    if condensed.summary is None and tuple(condensed.units) == (*last.prompt.units, history.units[-1]):
+    if condensed.summary is None and condensed.units == (*last.prompt.units, history.units[-1]):
         continued = continued or _continued(engine, history, last)
         if len(continued.ids) <= most:
             return NextPrompt(prompt=continued, history=history, rejected=condensed.rejected)
@@ -106,14 +106,16 @@ def request_prompt(engine: Engine, history: History, last: Sampled, request: Req
 
     Raises:
         ContextOverflow: it does not fit ``max_context_tokens``.
+        ValueError: the request shows units that are not of the history.
     """
-    newest = history.units[-1]
-    if tuple(request.units) == (*last.prompt.units, newest):
+    newest, shown = history.units[-1], tuple(request.units)
+    _check_units(history.units, shown)
+    if shown == (*last.prompt.units, newest):
         continued = _continued(engine, history, last, newest=newest.with_instruction(request.instruction))
         if len(continued.ids) <= engine.limits.max_context_tokens:
             return continued
-    *before, latest = request.units
-    spans = account(history, request.units, engine.renderer.count)
+    *before, latest = shown
+    spans = account(history, shown, engine.renderer.count)
     asked = (*before, latest.with_instruction(request.instruction))
     return _rewritten(engine, history, asked, spans, reason="to ask for a text")
 
@@ -179,7 +181,8 @@ async def _checked(engine: Engine, history: History, budget: Budget) -> Condense
         raise TypeError(
             f"condense() returned {condensed!r:.80}, wanted a Condensed, as in return Condensed(units=units)"
         )
-    _check_units(history.units, tuple(condensed.units))
+    condensed = replace(condensed, units=tuple(condensed.units))  # a list may change later
+    _check_units(history.units, condensed.units)
     _check_summary(history.units, condensed)
     return condensed
 
