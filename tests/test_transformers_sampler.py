@@ -271,6 +271,13 @@ def test_a_failing_batch_reaches_every_waiting_request_and_the_next_one_works(qw
     assert len(alone(qwen, MIXED[0], params()).token_ids) == 12
 
 
+def test_a_request_that_cannot_join_fails_and_the_next_one_works(qwen: TransformersSampler) -> None:
+    no_text = params(stop_strings=("\ud800",))  # half of a character has no bytes
+    with pytest.raises(SamplerError, match="UnicodeEncodeError"):
+        asyncio.run(asyncio.wait_for(qwen.sample(MIXED[0], no_text), 10))
+    assert len(alone(qwen, MIXED[0], params()).token_ids) == 12
+
+
 def test_weights_that_are_not_numbers_are_an_error_not_a_reply(folders: dict[str, str]) -> None:
     sampler = TransformersSampler(folders["qwen3"])
     weights = {name: tensor * math.nan for name, tensor in weights_of(folders["qwen3"]).items()}

@@ -5,6 +5,7 @@ be quick for that.
 """
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -100,10 +101,11 @@ class ReplyQueue:
 
     def _join(self) -> None:
         while self._waiting and self.decoder.room:
-            request = self._waiting.popleft()
+            request = self._waiting[0]  # it waits until it has joined: if that fails, so does the request
             if not request.abandoned():
                 reply = self.decoder.join(request.prompt, request.params, abandoned=request.abandoned)
                 self._under_way[reply] = request
+            self._waiting.popleft()
 
     def _fail(self, error: Exception) -> None:
         """Every request under way fails; those that wait, too, if there is no worker any more."""
@@ -123,7 +125,7 @@ class ReplyQueue:
         """Set the futures, in their own event loops."""
         for loop in {request.future.get_loop() for request, _ in answers}:
             own = [(request.future, answer) for request, answer in answers if request.future.get_loop() is loop]
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # it was closed: nobody waits
                 loop.call_soon_threadsafe(_set, own)
 
 

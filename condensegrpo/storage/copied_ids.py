@@ -13,6 +13,7 @@ from condensegrpo.core.shared_sequence import packed_ids
 
 LEAST = 8  # consecutive ids that are worth a copy
 BYTES = array("I").itemsize  # of an id
+BETWEEN = 64  # places with the same bytes that begin within an id, after which a copy is not looked for any further
 
 Part = list[int]
 
@@ -57,9 +58,11 @@ def _place(wanted: bytes, source: bytes, *, likely: int) -> int | None:
     if source.startswith(wanted, likely * BYTES):
         return likely
     at = source.find(wanted)
-    while at % BYTES:  # also of −1
-        at = source.find(wanted, at + 1) if at >= 0 else -BYTES
-    return at // BYTES if at >= 0 else None
+    for _ in range(BETWEEN):
+        if at < 0 or not at % BYTES:
+            break
+        at = source.find(wanted, at + 1)
+    return None if at % BYTES else at // BYTES  # −1 is between ids, too
 
 
 def _common(first: bytes, second: bytes) -> int:
