@@ -36,6 +36,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from condensegrpo.condensers.anchors import Anchors
 from condensegrpo.condensers.attention import AttentionCondenser
 from condensegrpo.condensers.full import Full
 from condensegrpo.condensers.last_k import LastK
@@ -66,6 +67,7 @@ CONDENSERS: Mapping[str, Condenser] = {
     "truncate": Truncate(),
     "observation_mask": ObservationMask(),
     "random_drop": RandomDrop(),
+    "anchors": Anchors(),
     "attention": AttentionCondenser(scorer="instant"),
     "summary": PolicySummary(max_tokens=REPLY),
     "pipeline": Pipeline(

@@ -204,9 +204,8 @@ class Renderer:
 
     def text(self, output_ids: Sequence[int]) -> str:
         """The text of sampled ids (A,), without the stop id at their end. For reading, never to be tokenised."""
-        stopped = bool(output_ids) and output_ids[-1] in self.stop_ids
-        ids = list(output_ids[:-1] if stopped else output_ids)
-        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        ids = output_ids[:-1] if output_ids and output_ids[-1] in self.stop_ids else output_ids
+        return str(self._tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def text_ids(self, text: str) -> tuple[int, ...]:
         """The ids of a text as a policy could say it, with nothing before or behind."""
