@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -154,6 +155,14 @@ def test_a_reply_without_tool_call_or_answer_is_a_format_error(files: dict[str, 
 )
 def test_one_answer_is_read_and_no_other(text: str, answer: str | None) -> None:
     assert read_answer(text) == answer
+
+
+@pytest.mark.parametrize("read", [read_answer, TOOL_FORMATS["tagged"].parse])
+def test_a_reply_of_answer_tags_alone_is_read_at_once(read: Callable[[str], object]) -> None:
+    """Nothing else goes on while a reply is read: one that repeats itself must not cost the square of its length."""
+    began = time.process_time()
+    assert not read("<answer>" * 20000)
+    assert time.process_time() - began < 0.3
 
 
 # --- demonstrations -------------------------------------------------------------------------------------------------

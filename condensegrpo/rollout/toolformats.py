@@ -156,7 +156,7 @@ def parsed_calls(
     marks = re.compile(f"{opening}|<think>|</think>{answer}", re.MULTILINE)
     calls: list[ToolCall | Malformed] = []
     thought = False
-    position = 0
+    position, closed = 0, text.rfind("</answer>")
     while mark := marks.search(text, position):
         position = mark.end()
         if mark[0] == "<think>":
@@ -168,7 +168,7 @@ def parsed_calls(
                 calls.clear()
             thought = True
         elif mark[0] == "<answer>":
-            if "</answer>" in text[position:]:
+            if position <= closed:
                 return ()
         elif len(calls) == MAX_CALLS:
             calls.append(Malformed(reason=f"a reply may hold {MAX_CALLS} tool calls, the rest was not run"))

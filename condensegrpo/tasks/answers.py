@@ -25,7 +25,8 @@ def read_answer(text: str, style: AnswerStyle = "single") -> str | None:
     said = text.rpartition("</think>")[2].partition("<think>")[0]
     if style == "reply":
         return said.strip() or None
-    answers = [answer.strip() for answer in _ANSWER.findall(said)]
+    closed = "".join(said.rpartition("</answer>")[:2])  # or every unclosed tag would be searched to the end
+    answers = [answer.strip() for answer in _ANSWER.findall(closed)]
     if style == "single":
         return answers[0] if len(answers) == 1 and answers[0] and "<answer>" not in answers[0] else None
     if style == "first_or_boxed" and not answers:
