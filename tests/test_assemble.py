@@ -313,6 +313,7 @@ def test_a_task_that_fails_before_training_is_named(tmp_path: Path, where: str, 
         check_model(build_components(config), str(model))
 
 
+@pytest.mark.filterwarnings("ignore:rendering a conversation")  # the template of tiny has no special tokens
 def test_a_variant_that_leaves_a_draft_of_the_answer_no_room_is_refused_before_training(tmp_path: Path) -> None:
     form = "rollout.stop_when_confident={form: 'It is {answer}.'}"
     config = quickstart(form, "evaluate.variants={short: [rollout.limits.max_output_tokens=1]}")
@@ -323,6 +324,7 @@ def test_a_variant_that_leaves_a_draft_of_the_answer_no_room_is_refused_before_t
         check_model(build(config), str(tmp_path))
 
 
+@pytest.mark.filterwarnings("ignore:rendering a conversation")  # the template of tiny has no special tokens
 def test_ranks_of_a_row_over_which_the_heads_do_not_divide_are_refused_before_training(tmp_path: Path) -> None:
     qwen3().save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
