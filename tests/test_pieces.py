@@ -239,6 +239,15 @@ def test_a_conversation_that_goes_on_by_ids_keeps_the_pieces_of_its_newest_units
     assert renderer.prompt(context) == whole(renderer).prompt(context)
 
 
+def test_an_exchange_is_dropped_with_its_identity_by_one_that_equals_it() -> None:
+    exchanges = Renderer(tokenizer(SMOLLM2))._pieces._exchanges
+    earlier = exchanges.exchange(None, tuple(chat(0)))
+    exchanges.forget()
+    exchanges.exchange(None, tuple(chat(0)))
+    exchanges.drop(earlier)
+    assert (len(exchanges), exchanges._same, exchanges._characters) == (0, {}, 0)
+
+
 def test_threads_may_count_beside_each_other() -> None:
     """Special tokens in a message are encoded with another setting of the tokenizer, which is shared."""
     core = tokenizer(SMOLLM2)

@@ -142,9 +142,10 @@ class Exchanges:
     def drop(self, exchange: Exchange) -> None:
         """Forget an exchange."""
         with self._lock:
-            if self._exchanges.pop((exchange.opening, exchange.messages), None):
-                self._same.pop(_identity(exchange), None)
-                self._characters -= _size(exchange)
+            kept = self._exchanges.pop((exchange.opening, exchange.messages), None)  # it, or one that equals it
+            if kept:
+                self._same.pop(_identity(kept), None)
+                self._characters -= _size(kept)
 
     def forget(self) -> None:
         """Forget all exchanges."""
