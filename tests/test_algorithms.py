@@ -120,15 +120,15 @@ def test_the_estimators_that_are_said_to_see_turn_rewards_do_and_no_other(estima
 def test_nothing_is_said_of_turn_rewards_where_no_turn_is_paid(warm: str, tmp_path: Path) -> None:
     observer = Listening()
     run(tmp_path / "run", *from_warm(warm), "algorithm.advantage.estimator=grpo", "train.steps=1", observer=observer)
-    assert observer.said == ["attention kernel: sdpa"]
+    assert [line.partition(":")[0] for line in observer.said] == ["transformers", "attention kernel"]
 
 
 def test_efficient_says_at_the_start_what_it_will_not_look_at(tmp_path: Path) -> None:
     observer = Listening()
     chosen = "algorithm={advantage: {estimator: efficient}, stops: {handling: {turn_limit: penalise}, penalty: 3.0}}"
     run(tmp_path / "run", *COMPOSED, chosen, "warm_start.steps=0", "train.steps=0", observer=observer)
-    penalty, kernel = observer.said
-    assert kernel == "attention kernel: sdpa"
+    penalty, sampler, kernel = observer.said
+    assert (sampler.partition(":")[0], kernel) == ("transformers", "attention kernel: sdpa")
     assert "algorithm.stops.penalty, which is subtracted from the total reward, changes nothing" in penalty
 
 
