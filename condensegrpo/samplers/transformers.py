@@ -135,7 +135,7 @@ class TransformersSampler:
         """
         own: dict[str, Tensor] = self._model.state_dict()
         check = UpdateCheck.of(self._model)
-        self.sleep(keep_weights=False)
+        self._free()
         with self._weights, torch.no_grad():
             for name, tensor in named_tensors:
                 if check.takes(name, tensor):
@@ -145,8 +145,7 @@ class TransformersSampler:
 
     def sleep(self, *, keep_weights: bool) -> None:
         """Free the keys and values kept for the next turns, once no request is under way. Weights stay in any case."""
-        if self._queue is not None:
-            self._queue.free()
+        self._free()
 
     def close(self) -> None:
         """Free weights, keys and values. Later requests fail."""
@@ -154,6 +153,11 @@ class TransformersSampler:
         if self._queue is not None:
             self._queue.close()
         self._model.to("meta")
+
+    def _free(self) -> None:
+        """Free keys and values once no request is under way."""
+        if self._queue is not None:
+            self._queue.free()
 
     def _check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         length, room = len(prompt_ids), self._positions
