@@ -1,6 +1,6 @@
 """What the trajectory engine itself costs: CPU time of one core per turn, with a sampler that answers at once.
 
-    python benchmarks/engine.py                             # about nine minutes: all tables
+    python benchmarks/engine.py                             # about ten minutes: all tables
     python benchmarks/engine.py --condensers last_k full    # some of them
     python benchmarks/engine.py --quick                     # one minute: short episodes, few trajectories
 
@@ -76,7 +76,7 @@ CONDENSERS: Mapping[str, Condenser] = {
 }
 TURNS, TRAJECTORIES = (8, 32, 128, 512), (16, 64, 256, 1024, 4096)
 FEW, SHORT = 16, 8  # trajectories where turns grow, turns where trajectories grow
-LIMIT, QUICK_LIMIT = 15.0, 5.0  # seconds of CPU of a cell
+LIMIT, QUICK_LIMIT = 30.0, 5.0  # seconds of CPU of a cell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
