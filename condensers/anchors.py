@@ -84,24 +84,24 @@ class Anchors:
         rest = tuple(unit for unit in view if unit is not listed)
         whole = fits(history, view, budget)
         past = history if listed is None else history.with_units(rest)
-        found = await self.pipeline.condense(past, budget if whole else self._less(budget), tools)
-        if found.units == rest:
-            return replace(found, units=view) if whole else found
-        answer, used = self._listed(history, found, budget)
+        condensed = await self.pipeline.condense(past, budget if whole else self._less(budget), tools)
+        if condensed.units == rest:
+            return replace(condensed, units=view) if whole else condensed
+        answer, used = self._listed(history, condensed, budget)
         if used is None or whole or self.writes:
             return answer
         ample = replace(budget, tokens=budget.tokens - used)  # the anchors need less than half of their share
         return self._listed(history, await self.pipeline.condense(past, ample, tools), budget)[0]
 
-    def _listed(self, history: History, found: Condensed, budget: Budget) -> tuple[Condensed, int | None]:
+    def _listed(self, history: History, condensed: Condensed, budget: Budget) -> tuple[Condensed, int | None]:
         """An answer of the stages with the anchors that fit; their tokens, if they leave half of their share.
 
         Lines are counted one by one, which the renderer remembers, and then all together.
         """
         room = int(self.share * budget.tokens)
-        shown = flatten(history.pinned, found.units)
-        lost = _lost(history, found, shown, tuple(self.kinds), room)
-        note = _note(history, found, lost, budget)
+        shown = flatten(history.pinned, condensed.units)
+        lost = _lost(history, condensed, shown, tuple(self.kinds), room)
+        note = _note(history, condensed, lost, budget)
         base, empty = budget.count(shown), budget.count((*history.pinned, replace(note, content="")))
         most = min(budget.tokens - base, room)
 
@@ -111,12 +111,12 @@ class Anchors:
         sums = list(accumulate(map(line, lost)))
         number = bisect_right(sums, most)
         while number:
-            answer = _with(history, found, lost[:number], note)
+            answer = _with(history, condensed, lost[:number], note)
             used = budget.count(flatten(history.pinned, answer.units)) - base
             if used <= most:
                 return answer, used if number == len(lost) and 2 * used < room else None
             number = min(number - 1, max(bisect_right(sums, sums[number - 1] - (used - most)), 1))
-        return found, None
+        return condensed, None
 
     def _less(self, budget: Budget) -> Budget:
         return replace(budget, tokens=budget.tokens - int(self.share * budget.tokens))
@@ -127,12 +127,12 @@ def _is_list(unit: Unit) -> bool:
 
 
 def _lost(
-    history: History, found: Condensed, shown: Sequence[Message], kinds: tuple[Kind, ...], most: int
+    history: History, condensed: Condensed, shown: Sequence[Message], kinds: tuple[Kind, ...], most: int
 ) -> list[Lost]:
     """Up to ``most`` anchors that are in no shown message, those of the newest units first, in a unit in order."""
     known = {anchor for message in shown for anchor in anchors(message.content, kinds)}
     lost: list[Lost] = []
-    for turn, result, texts in _left_out(history, found, kinds):
+    for turn, result, texts in _left_out(history, condensed, kinds):
         fresh = [text for text in texts if text not in known]
         known.update(fresh)
         lost += (Lost(turn, result, text) for text in fresh)
@@ -142,10 +142,10 @@ def _lost(
 
 
 def _left_out(
-    history: History, found: Condensed, kinds: tuple[Kind, ...]
+    history: History, condensed: Condensed, kinds: tuple[Kind, ...]
 ) -> Iterator[tuple[int, int | None, Sequence[str]]]:
     """Turn, place of a masked result and anchors, the newest unit first; what an earlier summary covers is its own."""
-    by_turn = {unit.turn: unit for unit in found.units}
+    by_turn = {unit.turn: unit for unit in condensed.units}
     old = history.summary
     covered = old.through if old is not None and by_turn.get(old.through) == old.unit else -1
     for unit in reversed(history.units[bisect_right(history.units, covered, key=_turn) :]):
@@ -160,33 +160,33 @@ def _left_out(
                     yield unit.turn, place, anchors(raw.content, kinds)
 
 
-def _note(history: History, found: Condensed, lost: Sequence[Lost], budget: Budget) -> Message:
+def _note(history: History, condensed: Condensed, lost: Sequence[Lost], budget: Budget) -> Message:
     """What the list of anchors stands for: the units up to the newest that has one there."""
     newest = next((anchor.turn for anchor in lost if anchor.result is None), -1)
-    kept = {unit.turn for unit in found.units}
+    kept = {unit.turn for unit in condensed.units}
     tokens = zip(history.units, unit_tokens(history, budget.count), strict=True)
     omitted = [count for unit, count in tokens if unit.turn <= newest and unit.turn not in kept]
     text = f"[{counted(len(omitted), 'turn', 'turns')} up to {newest} omitted, parts of them verbatim above: "
     return Message(role="user", content=f"{text}{sum(omitted)} tokens]")
 
 
-def _with(history: History, found: Condensed, lost: Sequence[Lost], note: Message) -> Condensed:
+def _with(history: History, condensed: Condensed, lost: Sequence[Lost], note: Message) -> Condensed:
     """An answer with these anchors: in a unit or the new summary, and behind placeholders."""
     chosen = sorted(lost, key=_turn)  # stable: in a unit in order
     listed = [anchor for anchor in chosen if anchor.result is None]
     text = "\n".join((HEADING, *(anchor.text for anchor in listed)))
-    units, summary = [_annotated(history, unit, chosen) for unit in found.units], found.summary
+    units, summary = [_annotated(history, unit, chosen) for unit in condensed.units], condensed.summary
     if listed and summary is not None:
-        place = found.units.index(summary.unit)
+        place = condensed.units.index(summary.unit)
         summary = replace(summary, text=f"{summary.text}\n\n{text}")
         units[place] = summary.unit
     elif listed:
         reply = Message(role="assistant", content=text)
         units.append(Unit(turn=listed[-1].turn, reply=reply, results=(note,), is_summary=True))
     reason = "; ".join(
-        (*filter(None, (found.reason,)), f"{counted(len(chosen), 'anchor', 'anchors')} of what was left out")
+        (*filter(None, (condensed.reason,)), f"{counted(len(chosen), 'anchor', 'anchors')} of what was left out")
     )
-    return replace(found, units=tuple(sorted(units, key=_turn)), summary=summary, reason=reason)
+    return replace(condensed, units=tuple(sorted(units, key=_turn)), summary=summary, reason=reason)
 
 
 def _annotated(history: History, unit: Unit, chosen: Sequence[Lost]) -> Unit:

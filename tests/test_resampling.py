@@ -5,8 +5,6 @@ import pytest
 
 from condensegrpo.metrics.resampling import difference, interquartile_mean, mean_interval, probability_of_improvement
 
-pytest.importorskip("scipy", reason="scipy is a new dependency: pip install -e .")
-
 
 def seeds(*means: float, problems: int = 100) -> np.ndarray:  # type: ignore[type-arg]
     """One row a seed, with this share of successes; the same problems are hard for all."""

@@ -13,8 +13,6 @@ from command import run, succeed
 from runs import sampled
 from swept import start_sweep
 
-pytest.importorskip("scipy", reason="scipy is a new dependency: pip install -e .")
-
 STUDY = """
 name: two_by_two
 question: Does it matter?

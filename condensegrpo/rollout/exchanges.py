@@ -98,7 +98,7 @@ class Exchanges:
         self.plain: set[int] = set()  # kinds of messages with words and without any of these
         self._kinds: dict[tuple[object, ...], int] = {}
         self._exchanges: dict[tuple[Exchange | None, tuple[Message, ...]], Exchange] = {}
-        self._same: dict[tuple[int, ...], Exchange] = {}  # by the identities of opening and messages: found faster
+        self._same: dict[tuple[int, ...], Exchange] = {}  # by the identities of opening and messages: a faster lookup
         self._characters = 0  # of the messages of all exchanges
         self._lock = RLock()  # condensers of users count in threads
 
@@ -189,17 +189,17 @@ def surroundings(exchanges: Sequence[Exchange], index: int) -> Surroundings:
 
 def near(exchanges: Sequence[Exchange], index: int) -> tuple[list[Exchange], int]:
     """A small conversation in which an exchange has the same surroundings, and its place there."""
-    exchange, found, later = exchanges[index], list[Exchange](), exchanges[index - 1].every if index else 0
+    exchange, small, later = exchanges[index], list[Exchange](), exchanges[index - 1].every if index else 0
     for newer in exchanges[: max(index - 1, 0)]:
         if newer.every & ~later:
-            found.append(newer)
+            small.append(newer)
             later |= newer.every
-    found += exchanges[max(index - 1, 0) : index + 1]
-    place = len(found) - 1
+    small += exchanges[max(index - 1, 0) : index + 1]
+    place = len(small) - 1
     if exchange.opening:
         before = exchanges[index + 1]
-        found += [exchange.opening] if before.last == exchange.opening.last else [before, exchange.opening]
-    return found, place
+        small += [exchange.opening] if before.last == exchange.opening.last else [before, exchange.opening]
+    return small, place
 
 
 def _size(exchange: Exchange) -> int:

@@ -59,10 +59,10 @@ class Pieces:
             return pieces
         if not messages or self._is_whole(messages):
             return None
-        found = self._put_together(messages)
-        if found is not None:
-            self._latest = messages, found
-        return found
+        put_together = self._put_together(messages)
+        if put_together is not None:
+            self._latest = messages, put_together
+        return put_together
 
     def newest(self, context: Sequence[Message], reply: Message, results: Sequence[Message]) -> Piece | None:
         """A piece whose text after ``said`` follows a reply in this place; None: it has to be rendered whole."""
@@ -146,15 +146,15 @@ class Pieces:
                 return None
             if places[index] not in exchanges[index].pieces:
                 unchecked.append(index)
-        found = [piece for piece in reversed(pieces) if piece]
+        prompt = [piece for piece in reversed(pieces) if piece]
         if not unchecked and len(exchanges) < self._longest:
-            return found
-        if self._right(messages, found) and all(self._independent(exchanges, index) for index in unchecked):
+            return prompt
+        if self._right(messages, prompt) and all(self._independent(exchanges, index) for index in unchecked):
             for index in unchecked:
                 self._checked.add((exchanges[index].kinds, places[index]))
-                exchanges[index].pieces[places[index]] = found[-1 - index]
+                exchanges[index].pieces[places[index]] = prompt[-1 - index]
             self._longest = max(self._longest, 1 << len(exchanges).bit_length())
-            return found
+            return prompt
         if not again:  # the pieces may be old: some templates write the date
             self._exchanges.forget()
             return self._put_together(messages, again=True)

@@ -173,7 +173,7 @@ def attention(
     if packed is None:
         plain: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **others)
         return plain
-    keys, values = packed.slots.of(int(module.layer_idx), key, value)  # type: ignore[arg-type]
+    keys, values = packed.slots.of(int(module.layer_idx), key, value)  # type: ignore[arg-type]  # nn.Module types its attributes as Tensor | Module
     written, places = packed.slot, packed.position[0, : len(packed.slot)]
     keys[written, :, places, : key.shape[-1]] = key[0, :, : len(written)].transpose(0, 1)
     values[written, :, places, : value.shape[-1]] = value[0, :, : len(written)].transpose(0, 1)
