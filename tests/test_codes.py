@@ -10,6 +10,14 @@ from condensegrpo.tasks.codes import Codes
 from condensegrpo.tools.code_book import code_book
 
 
+def test_which_codes_are_held_out_says_nothing_about_their_digits() -> None:
+    for split in ("train", "eval"):
+        problems = Codes().problems(split)
+        digits = Counter(problem.answer for problem in problems)
+        assert set(digits) == set("0123456789")
+        assert max(digits.values()) < 0.2 * len(problems)
+
+
 def test_the_digits_of_the_code_book_are_fixed_and_spread_over_all_ten() -> None:
     assert code_book("red gold snow") == code_book(" red  gold snow ")
     counts = Counter(problem.answer for problem in Codes().problems("train"))

@@ -339,3 +339,11 @@ def test_a_checked_operation_counts_once_and_half_of_the_demonstrated_notes_ask_
     assert all(task.sound(turn.context, turn.reply) is not False for turn in islice(task.demonstrations(1), 400))
     assert "check" in set(task.corpus())
     assert "check" not in set(Ledger().corpus())
+    padded = [reply for reply in replies if "kept in the note" in reply]
+    assert 0.4 < len(padded) / len(replies) < 0.6
+    words = (
+        user("start 3 keep a note"),
+        assistant("<note> 3 noted as it was said and kept in the note </note>"),
+        user("+2"),
+    )
+    assert task.sound(words, "<note> 5 </note>")

@@ -12,9 +12,10 @@ newest observation only, so a value that is in no note is lost. The demonstratio
 ten notes omit the value, three are verbose): training can still learn to note the value always, and in one word.
 
 With ``misread`` an operation is sometimes shown wrongly. After a note that ends with ``check`` the next one is shown
-three times and always right: reliability costs context, so that the shortest note is not the surest.
+three times and always right: reliability costs context, so that the shortest note is not the surest. Half of these
+demonstrations have words behind the value that say nothing: they cost context and change no answer.
 
-    +2                    ─▶  <note> 5 check </note>
+    +2                    ─▶  <note> 5 noted as it was said and kept in the note check </note>
     -1 -1 -1              ─▶  <note> 4 </note>
 """
 
@@ -36,6 +37,8 @@ REPORT = "done report"
 CHECK = "check"  # the last word of a note that asks for a checked operation
 CHECKING = 0.5  # share of the demonstrated notes that do, where operations may be misread
 FORGETFUL, VERBOSE, TERSE = 0.4, 0.3, 0.3  # shares of the demonstrated note styles
+PADDED = 0.5  # share of the demonstrated notes that hold words which say nothing, where operations may be misread
+PADDING = "noted as it was said and kept in the note"
 
 _TAGS = Tags(re.compile(r"(</?(?:note|answer)>)"))
 _ENUMERABLE = 10**5  # problems of one length are listed up to here, and drawn beyond
@@ -120,7 +123,7 @@ class Ledger:
         )
         yield from (_verbose(0, operation, 0) for operation in OPERATIONS)
         yield from (_reply("note", "noted the op"), REPORT)
-        yield from (CHECK,) if self.misread else ()
+        yield from (CHECK, PADDING) if self.misread else ()
 
     def _training_problem(self, index: int) -> Problem:
         """Each length equally often on average."""
@@ -132,10 +135,13 @@ class Ledger:
                 return _problem(f"train-{index}", start, operations)
 
     def _demonstrated_reply(self, context: Sequence[Message], rng: random.Random) -> str:
-        reply = _demonstrated_reply(context, rng)
-        if self.misread and reply.startswith("<note>") and rng.random() < CHECKING:
-            return reply.replace(" </note>", f" {CHECK} </note>")
-        return reply
+        due = _due(context)
+        if due.report or not self.misread:
+            return _demonstrated_reply(due, rng)
+        words = ["noted the op"] if rng.random() < FORGETFUL else [str(due.value)]
+        words += [PADDING] if rng.random() < PADDED else []
+        words += [CHECK] if rng.random() < CHECKING else []
+        return _reply("note", " ".join(words))
 
     @property
     def _lengths(self) -> range:
@@ -196,8 +202,7 @@ def _due(context: Sequence[Message]) -> _Due:
     return _Due(value=value, operation=operation, before=before, report=newest == REPORT)
 
 
-def _demonstrated_reply(context: Sequence[Message], rng: random.Random) -> str:
-    due = _due(context)
+def _demonstrated_reply(due: _Due, rng: random.Random) -> str:
     if due.report:
         return _reply("answer", str(due.value))
     style = rng.random()

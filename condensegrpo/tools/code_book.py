@@ -15,4 +15,6 @@ def code_book(query: str) -> str:
     words = query.split()
     if not words:
         raise ValueError("found no word, wanted those of a code, such as 'red gold snow'")
-    return str(int.from_bytes(hashlib.blake2b(" ".join(words).encode(), digest_size=8).digest(), "big") % 10)
+    # a hash of its own: the task's split is decided by a hash of the same text, and must say nothing about the digit
+    digest = hashlib.blake2b(" ".join(words).encode(), digest_size=8, person=b"code_book").digest()
+    return str(int.from_bytes(digest, "big") % 10)
