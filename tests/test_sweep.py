@@ -74,6 +74,18 @@ def test_a_sweep_writes_a_table_a_plot_and_figures_of_every_arm(finished: Path) 
     assert (finished / "results.png").stat().st_size > 10_000
 
 
+def test_arms_with_the_same_warm_start_make_it_once_and_sample_what_they_sample_alone(
+    finished: Path, tmp_path: Path
+) -> None:
+    warm_starts = {name: "warm start, round 1" in (finished / name / "log.txt").read_text() for name in RUNS}
+    assert warm_starts == {RUNS[0]: True, RUNS[1]: False, RUNS[2]: True, RUNS[3]: False}
+    alone = tmp_path / "study.yaml"
+    outcome = next(line for line in STUDY.splitlines(keepends=True) if line.startswith("  outcome:"))
+    alone.write_text(STUDY.replace(outcome, "").replace("seeds: [0, 1]", "seeds: [1]"))
+    end(start_sweep(alone, tmp_path / "out", parallel=1), 0)
+    assert sampled(tmp_path / "out/efficient-seed1", 2) == sampled(finished / "efficient-seed1", 2)
+
+
 def test_a_killed_sweep_takes_its_runs_with_it_and_continues_to_the_same_results(finished: Path, study: Path) -> None:
     out = study.parent / "killed"
     for name in RUNS[2:]:  # as if the sweep had come that far: the order of the runs does not matter

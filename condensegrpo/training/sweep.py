@@ -1,7 +1,8 @@
 """Runs the arms and seeds of a study as ordinary ``condensegrpo train`` processes, continuing until all are done.
 
-What a run has reached is read from its folder alone, so a sweep continues whatever ended it: finished runs are skipped,
-others resume from their newest checkpoint. ``sweep.jsonl`` holds how long the processes took, for estimates only.
+What a run has reached is read from its folder alone, so a sweep continues whatever ended it: finished runs are
+skipped, others resume from their newest checkpoint. Arms that differ in GRPO only share the warm start of a seed.
+``sweep.jsonl`` holds how long the processes took, for estimates only.
 """
 
 import shutil
@@ -25,6 +26,7 @@ from condensegrpo.storage.files import append_line, read_lines
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.training.held_out import check_disjoint
+from condensegrpo.training.shared_warm_start import adopt_warm_start, is_warm, same_warm_start
 
 
 class RunState(StrEnum):
@@ -195,13 +197,25 @@ class Sweep:
                 self._log.record(run, time.monotonic() - began)
                 failed = code != 0 and not self._stopping and not run.finished
                 self.states[name] = RunState.FAILED if failed else _state(run)
-        while self._waiting and len(self._active) < self._parallel:
-            run = self._waiting.pop(0)
-            if run.folder.path.is_dir() and not run.folder.config.is_file():  # killed before it had a configuration
-                shutil.rmtree(run.folder.path)
-            self._active[run.name] = (run, self._launch(run), time.monotonic())
-            self.states[run.name] = RunState.RUNNING
+        while len(self._active) < self._parallel and (waiting := self._next()) is not None:
+            self._start(waiting)
         return bool(self._active)
+
+    def _start(self, run: StudyRun) -> None:
+        self._waiting.remove(run)
+        if not run.folder.config.is_file():
+            if run.folder.path.is_dir():  # killed before it had a configuration
+                shutil.rmtree(run.folder.path)
+            adopt_warm_start(run.folder, run.config, ((other.folder, other.config) for other in self.runs))
+        self._active[run.name] = (run, self._launch(run), time.monotonic())
+        self.states[run.name] = RunState.RUNNING
+
+    def _next(self) -> StudyRun | None:
+        """The first waiting run for which no active run is making the warm start."""
+        warming = [run.config for run in self.active if not is_warm(run.folder)]
+        return next(
+            (run for run in self._waiting if not any(same_warm_start(run.config, config) for config in warming)), None
+        )
 
     def start_no_more(self) -> None:
         """Leave what is waiting for the next sweep."""
