@@ -5,8 +5,9 @@ from itertools import islice
 
 import pytest
 
+from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Demonstrates
-from condensegrpo.tasks.codes import Codes
+from condensegrpo.tasks.codes import Codes, _call
 from condensegrpo.tools.code_book import code_book
 
 
@@ -44,6 +45,13 @@ def test_one_demonstrated_first_turn_in_five_calls_the_tool_and_every_reply_is_s
     after = [turn for turn in turns if len(turn.context) == 4]
     right = [turn.problem is not None and f" {turn.problem.answer} " in turn.reply for turn in after]
     assert 0.75 < sum(right) / len(right) < 0.9
+
+
+def test_a_call_with_another_code_is_not_sound() -> None:
+    context = (Message(role="user", content="red gold snow"),)
+    assert Codes().sound(context, _call("red gold snow"))
+    assert not Codes().sound(context, _call("red gold boat"))
+    assert Codes().sound(context, "<answer> 7 </answer>")
 
 
 def test_the_corpus_has_every_word_of_the_demonstrations() -> None:

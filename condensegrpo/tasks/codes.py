@@ -66,9 +66,10 @@ class Codes:
             yield Demonstration(context=context, reply=reply, problem=problem)
 
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
-        """Whether a reply is well formed: one call that can be parsed, or one answer."""
-        del context  # the form does not depend on it
-        return is_call_or_answer(TAGGED, reply, tool=TOOL, argument="query")
+        """Whether a reply is one call with the code that is asked for, or one answer."""
+        calls = TAGGED.parse(reply)
+        asked = next(message.content for message in context if message.role == "user")
+        return is_call_or_answer(TAGGED, reply, tool=TOOL, argument="query") and (not calls or reply == _call(asked))
 
     def corpus(self) -> Iterable[str]:
         """Every word of the task."""
