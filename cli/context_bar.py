@@ -14,8 +14,8 @@ from rich.measure import Measurement
 from rich.text import Text
 
 from condensegrpo.cli import theme
-from condensegrpo.cli.context_view import ContextView
 from condensegrpo.core.trajectory import SpanStatus
+from condensegrpo.inspection.context_view import ContextView
 
 BAR_WIDTH = 34  # cells
 STRIP_WIDTH = 40  # cells, at most

@@ -4,12 +4,12 @@ import math
 from collections.abc import Iterator, Sequence
 
 from condensegrpo.algorithms.segments import check
-from condensegrpo.cli.opening import InspectedStep
 from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.inspection.batches import ReadBatch
 from condensegrpo.storage.credit import Credit
 
 
-def breaches(step: InspectedStep) -> tuple[str, ...]:
+def breaches(step: ReadBatch) -> tuple[str, ...]:
     """Everything that is wrong with a step's trajectories and credit; empty: all is well."""
     broken: list[str] = [*step.problems]
     for scored in step.scored:
@@ -38,7 +38,7 @@ def _of_groups(trajectories: Sequence[ScoredTrajectory]) -> Iterator[str]:
         ids.add(scored.trajectory.id)
 
 
-def _of_credit(step: InspectedStep) -> Iterator[str]:
+def _of_credit(step: ReadBatch) -> Iterator[str]:
     if step.credit is None:
         return
     turns = {scored.trajectory.id: len(scored.trajectory.turns) for scored in step.scored}

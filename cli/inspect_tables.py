@@ -7,10 +7,10 @@ from rich.table import Table
 from rich.text import Text
 
 from condensegrpo.cli import theme
-from condensegrpo.cli.inspection import Group, Sibling
 from condensegrpo.cli.neutral import one_line
 from condensegrpo.core.trajectory import Stop
 from condensegrpo.core.wording import counted
+from condensegrpo.inspection.records import Group, TrajectoryRecord
 
 MOST_COMPONENTS = 5  # columns; the rest is in --json
 WIDE = 110  # columns of a console that has room for everything
@@ -56,7 +56,7 @@ def group_table(groups: Sequence[Group], chosen: str, width: int) -> Table:
     return table
 
 
-def sibling_table(title: str, members: Sequence[Sibling], chosen: str, width: int) -> Table:
+def sibling_table(title: str, members: Sequence[TrajectoryRecord], chosen: str, width: int) -> Table:
     """One row for each trajectory. On a narrow console the components and the answer are left out."""
     wide = width >= WIDE
     table = _table(title)
@@ -94,7 +94,7 @@ def sibling_table(title: str, members: Sequence[Sibling], chosen: str, width: in
     return table
 
 
-def verdict(sibling: Sibling) -> Text:
+def verdict(sibling: TrajectoryRecord) -> Text:
     """Correct, wrong, partly correct or malformed, as a mark and a word."""
     if not sibling.format:
         return Text("✗ malformed", theme.BAD)
@@ -103,7 +103,7 @@ def verdict(sibling: Sibling) -> Text:
     return Text("✗ wrong", theme.BAD) if sibling.correct <= 0 else Text(f"◐ {sibling.correct:.2f}", theme.WARN)
 
 
-def advantage(sibling: Sibling, largest: float) -> Text:
+def advantage(sibling: TrajectoryRecord, largest: float) -> Text:
     """The advantage, or its range where the turns differ."""
     if sibling.advantages is None or sibling.advantage is None:
         return Text("–", theme.DIM)

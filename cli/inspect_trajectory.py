@@ -11,14 +11,16 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from condensegrpo.cli import theme
-from condensegrpo.cli.filters import parse_where, sort_key
 from condensegrpo.cli.inspect_tables import group_table, sibling_table
-from condensegrpo.cli.inspection import Group, Sibling, TokenTexts, TurnView, groups, siblings, turns
 from condensegrpo.cli.neutral import neutral, one_line
-from condensegrpo.cli.opening import InspectedStep, budget_of, every_step, open_step, step_of
 from condensegrpo.cli.trajectory_view import details, heading, overview
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.wording import counted
+from condensegrpo.inspection import views
+from condensegrpo.inspection.batches import Batch, ReadBatch, budget_of, choose, read_batch, step_of, trajectory_files
+from condensegrpo.inspection.index import Index
+from condensegrpo.inspection.panes import TokenTexts, TurnView, turns
+from condensegrpo.inspection.records import Group, TrajectoryRecord, groups
 from condensegrpo.metrics.information import changes, description
 from condensegrpo.storage.codec import dump_line
 from condensegrpo.storage.files import write_atomically
@@ -40,8 +42,8 @@ class View:
     budget: int | None  # of a context, in tokens; None: not known, and bars are drawn against the largest one
     problems: tuple[str, ...]
     groups: tuple[Group, ...]
-    matches: tuple[Sibling, ...]  # after --group, --where and --sort; the first is shown
-    trajectory: Sibling
+    matches: tuple[TrajectoryRecord, ...]  # after --group, --where and --sort; the first is shown
+    trajectory: TrajectoryRecord
     detail: str
     turns: tuple[TurnView, ...]
     information: tuple[str, ...]  # how condensations changed the information about the answer, a sentence each
@@ -82,14 +84,18 @@ def inspect_trajectory(
     """
     trajectory = trajectory or trajectory_id
     if check:
-        _check(every_step(path, step, evaluation), as_json=as_json)
+        every_file = path.is_dir() and step is None and evaluation is None
+        files = trajectory_files(path) if every_file else ()
+        _check([read_batch(file) for file in files or (choose(path, step, evaluation),)], as_json=as_json)
         return
     if step is None and (path / "config.yaml").is_file():
         step = step_of(trajectory, group)
-    opened = open_step(path, step, evaluation)
-    every = siblings(opened)
+    index, file = Index(path), choose(path, step, evaluation)
+    index.update([file])
+    batch = index.batch(file)
+    every = tuple(index.records(batch))
     matches = select(every, group=group, trajectory=trajectory, where=where, sort=sort)
-    view = _view(opened, every, matches, tokens=tokens)
+    view = _view(index, batch, every, matches, tokens=tokens)
     shown = _turns_to_show(view, turn)
     if as_json:
         typer.echo(dump_line(replace(view, turns=shown)))
@@ -111,22 +117,18 @@ def inspect_trajectory(
 
 
 def select(
-    every: Sequence[Sibling], *, group: str | None, trajectory: str | None, where: str | None, sort: str | None
-) -> tuple[Sibling, ...]:
+    every: Sequence[TrajectoryRecord], *, group: str | None, trajectory: str | None, where: str | None, sort: str | None
+) -> tuple[TrajectoryRecord, ...]:
     """The trajectories that match the options, in order. Without options: those of the first group with a signal.
 
     Raises:
         DataError: none matches.
         ConfigError: --where or --sort cannot be read.
     """
-    holds = parse_where(where) if where else lambda _: True
-    in_group = _meant("group", group, [sibling.group for sibling in every])
-    named = _meant("trajectory", trajectory, [sibling.id for sibling in every])
-    matches = [
-        sibling
-        for sibling in every
-        if in_group in (None, sibling.group) and named in (None, sibling.id) and holds(sibling.fields)
-    ]
+    in_group = _meant("group", group, [record.group for record in every])
+    named = _meant("trajectory", trajectory, [record.id for record in every])
+    meant = [record for record in every if in_group in (None, record.group) and named in (None, record.id)]
+    matches = views.select(meant, where=where, sort=sort, most=len(every)).records
     if not matches:
         raise DataError(
             f"looking for trajectories where {where}: none of {len(every)} is left. Try another step or a wider "
@@ -134,13 +136,10 @@ def select(
             if where
             else f"looking for trajectory {named} in group {in_group}: it is in another group. Leave --group out."
         )
-    if sort:
-        key = sort_key(sort)
-        return tuple(sorted(matches, key=lambda sibling: key(sibling.fields)))
-    if not (group or trajectory or where):
+    if not (sort or group or trajectory or where):
         by_group = groups(matches)
         return next((each for each in by_group if each.signal), by_group[0]).siblings
-    return tuple(matches)
+    return matches
 
 
 def _meant(kind: str, given: str | None, every: Sequence[str]) -> str | None:
@@ -162,31 +161,37 @@ def _meant(kind: str, given: str | None, every: Sequence[str]) -> str | None:
     return ends[0]
 
 
-def _view(opened: InspectedStep, every: Sequence[Sibling], matches: tuple[Sibling, ...], *, tokens: bool) -> View:
+def _view(
+    index: Index,
+    batch: Batch,
+    every: Sequence[TrajectoryRecord],
+    matches: tuple[TrajectoryRecord, ...],
+    *,
+    tokens: bool,
+) -> View:
     chosen = matches[0]
-    scored = next(scored for scored in opened.scored if scored.trajectory.id == chosen.id)
-    tokenizer = TokenTexts(opened) if tokens else None
-    budget, largest = budget_of(opened), max(sibling.context for sibling in every)
-    credit = opened.credit.get(chosen.id) if opened.credit is not None else None
+    scored = index.read(chosen)
+    tokenizer = TokenTexts(batch) if tokens else None
+    budget, largest = budget_of(batch), max(record.context for record in every)
     return View(
         version=4,
-        file=str(opened.file),
-        step=opened.number,
-        provenance=opened.provenance,
-        evaluation=opened.is_evaluation,
-        beside=opened.beside,
+        file=str(batch.file),
+        step=batch.number,
+        provenance=batch.provenance,
+        evaluation=batch.is_evaluation,
+        beside=batch.beside,
         budget=budget,
-        problems=opened.problems,
+        problems=batch.problems,
         groups=groups(every),
-        matches=matches,
+        matches=tuple(matches),
         trajectory=chosen,
         detail=scored.trajectory.detail,
         turns=turns(
             scored,
-            credit,
+            chosen.credit,
             budget=largest if budget is None else budget,
             tokenizer=tokenizer,
-            version_known=not opened.is_evaluation or (opened.provenance is not None and opened.number is not None),
+            version_known=batch.version_known,
         ),
         information=tuple(description(change) for change in changes(scored.trajectory)),
         tokenizer=str(tokenizer.file) if tokenizer and tokenizer.file else None,
@@ -260,7 +265,7 @@ def _trajectory_parts(view: View, shown: Sequence[TurnView], *, tokens: bool, fu
     yield from details(shown, full=full)
 
 
-def _check(steps: Sequence[InspectedStep], *, as_json: bool) -> None:
+def _check(steps: Sequence[ReadBatch], *, as_json: bool) -> None:
     from condensegrpo.cli.inspect_check import breaches
 
     by_file = {str(step.file): breaches(step) for step in steps}

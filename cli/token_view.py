@@ -12,8 +12,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from condensegrpo.cli import theme
-from condensegrpo.cli.inspection import TokenView, TurnView
 from condensegrpo.cli.neutral import one_line
+from condensegrpo.inspection.panes import TokenView, TurnView
 
 LONGEST = 24  # characters of one token's text
 SURPRISING = -2.0  # nats: less likely than one in seven

@@ -9,21 +9,22 @@ from rich.table import Table
 from rich.text import Text
 
 from condensegrpo.cli import context_bar, theme
-from condensegrpo.cli.context_view import newest_messages
 from condensegrpo.cli.inspect_tables import verdict
-from condensegrpo.cli.inspection import Sibling, TurnView
 from condensegrpo.cli.neutral import excerpt, one_line
-from condensegrpo.cli.opening import ranges
 from condensegrpo.cli.token_view import token_grid
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import Condensation, SpanStatus
 from condensegrpo.core.wording import counted
+from condensegrpo.inspection.batches import ranges
+from condensegrpo.inspection.context_view import newest_messages
+from condensegrpo.inspection.panes import TurnView
+from condensegrpo.inspection.records import TrajectoryRecord
 
 KNOWN_WIDTH = 12  # columns of the bar of what a context knows of the answer
 EXCERPT = 600  # characters of a text without --full
 
 
-def heading(sibling: Sibling, detail: str, *, full: bool) -> Text:
+def heading(sibling: TrajectoryRecord, detail: str, *, full: bool) -> Text:
     """Its id, question, ground truth, answer, score with its parts, and why it ended."""
     size = 10**9 if full else EXCERPT // 2
     answer = f"answered {one_line(sibling.answer, 40)!r}" if sibling.answer is not None else "no answer"
@@ -50,7 +51,7 @@ def heading(sibling: Sibling, detail: str, *, full: bool) -> Text:
     return text
 
 
-def _handled(sibling: Sibling) -> str:
+def _handled(sibling: TrajectoryRecord) -> str:
     """Why it does not train normally; empty: it does, or that is not known."""
     match sibling.handling:
         case "mask":

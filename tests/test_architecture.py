@@ -36,6 +36,7 @@ FLOORS = {
     "evaluation": 6,
     "training": 7,
     "reporting": 7,
+    "inspection": 7,
     "api": 8,
     "cli": 8,
     "__main__": 8,

@@ -3,9 +3,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from condensegrpo.cli.context_bar import bar, cell_width, legend, ruler, shares, strip
-from condensegrpo.cli.context_view import context_views, newest_messages
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import SpanStatus, Trajectory
+from condensegrpo.inspection.context_view import context_views, newest_messages
 
 # pinned messages of 9 tokens; each unit is a reply of 3 + 2 and an operation of 1 + 2
 REPLIES = ["<note> 3 </note>", "<note> 5 </note>", "<note> 6 </note>", "<answer> 6 </answer>"]

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.cli.filters import FIELDS, Fields, Value, parse_where, sort_key
 from condensegrpo.core.errors import ConfigError
+from condensegrpo.inspection.filters import FIELDS, Fields, Value, parse_where, sort_key
 
 
 def fields(**changed: Value) -> Fields:
@@ -20,6 +20,10 @@ def fields(**changed: Value) -> Fields:
         "turns": 4,
         "context": 31,
         "output": 20,
+        "condensations": 2,
+        "tool_errors": 0,
+        "truncated": False,
+        "lost_fact": False,
         "stop": "answered",
         "answer": "7",
         "seconds": 1.5,

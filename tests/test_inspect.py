@@ -13,17 +13,19 @@ from rich.console import Console
 from rich.text import Text
 from typer.testing import CliRunner, Result
 
-from condensegrpo.cli.filters import FIELDS
 from condensegrpo.cli.inspect_check import breaches
 from condensegrpo.cli.inspect_trajectory import inspect_trajectory
-from condensegrpo.cli.inspection import TokenTexts, TokenView, groups, siblings, turns
 from condensegrpo.cli.neutral import excerpt, neutral, one_line
-from condensegrpo.cli.opening import InspectedStep, open_step, ranges
 from condensegrpo.cli.theme import PLAIN_WIDTH, console, signed_style
 from condensegrpo.cli.token_view import Glosses, token_grid
 from condensegrpo.core.errors import CondenseError, ConfigError, DataError, RunError, TrajectoryFileError
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.trajectory import Rejected, Score, ScoredTrajectory, Stop
+from condensegrpo.inspection.batches import choose, ranges, read_batch
+from condensegrpo.inspection.filters import FIELDS
+from condensegrpo.inspection.index import Index
+from condensegrpo.inspection.panes import TokenTexts, TokenView, turns
+from condensegrpo.inspection.records import TrajectoryRecord, groups
 from condensegrpo.storage.credit import Credit, read_credit, write_credit
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import write_trajectory
@@ -380,12 +382,14 @@ def test_a_token_wider_than_the_console_still_has_its_line() -> None:
 
 
 def test_tokens_that_are_not_trained_have_no_colour(demo: Path) -> None:
-    one = open_step(demo, None).scored[0]
+    index, file = Index(demo), choose(demo, None)
+    index.update()
+    one = read_batch(file).scored[0]
     untrained = Credit(trajectory=one.trajectory.id, advantages=(1.0,) * 4, weights=(0.0,) * 4)
     trained = replace(untrained, weights=(0.5,) * 4)
     styles = []
     for each in (untrained, trained):
-        view = turns(one, each, budget=48, tokenizer=TokenTexts(open_step(demo, None)))[0]
+        view = turns(one, each, budget=48, tokenizer=TokenTexts(index.batch(file)))[0]
         screen = Console(width=100, force_terminal=True, color_system="truecolor")
         with screen.capture() as capture:
             screen.print(token_grid(view, 1.0))
@@ -435,25 +439,29 @@ def test_json_is_one_object_with_everything(demo: Path) -> None:
 
 
 def test_every_field_of_the_filter_is_known_of_a_trajectory(demo: Path) -> None:
-    every = siblings(open_step(demo, None))
+    every = records(demo)
     assert all(tuple(one.fields) == FIELDS for one in every)
     assert [one.id for one in every] == ["p2/0", "p2/1", "p10/0", "p10/1"]
 
 
-def test_a_group_has_signal_if_any_advantage_is_not_zero() -> None:
+def test_a_group_has_signal_if_any_advantage_is_not_zero(tmp_path: Path) -> None:
     def signal(*totals: float, advantage: float | None = None) -> bool | None:
-        one = siblings_of(totals)
         known = None if advantage is None else (advantage,)
-        return groups([replace(sibling, advantages=known) for sibling in one])[0].signal
+        return groups([replace(one, score=total, advantages=known) for total in totals])[0].signal
+
+    write_trajectory(tmp_path / "t.jsonl", episode("p0", 0, 1.0))
+    (one,) = records(tmp_path / "t.jsonl")
 
     assert signal(1.0, 1.0, advantage=0.1) is True
     assert signal(1.0, 0.0, advantage=0.0) is False
     assert signal(1.0, 1.0) is None  # no credit yet: an estimator may compare contexts where scores are equal
 
 
-def siblings_of(totals: tuple[float, ...]) -> list:  # type: ignore[type-arg]  # of a private class
-    made = tuple(episode("p0", sample, total) for sample, total in enumerate(totals))
-    return list(siblings(InspectedStep(file=Path("t"), run=None, number=None, scored=made, credit=None, problems=())))
+def records(path: Path) -> list[TrajectoryRecord]:
+    """Those of the last step."""
+    index, file = Index(path), choose(path, None)
+    index.update([file])
+    return list(index.records(index.batch(file)))
 
 
 def test_a_picture_shows_what_the_terminal_shows(demo: Path, tmp_path: Path) -> None:
@@ -477,7 +485,7 @@ def checked(*some: ScoredTrajectory, tmp_path: Path, given: list[Credit] | None 
         write_trajectory(folder.trajectories(1), one)
     if given is not None:
         write_credit(folder.credit(1), given)
-    return breaches(open_step(folder.path, None))
+    return breaches(read_batch(choose(folder.path, None)))
 
 
 def test_a_sound_run_has_no_breach(demo: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from functools import cache, partial
+from pathlib import PurePath
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -39,13 +40,15 @@ def decode(kind: type[T], value: object, place: str = "") -> T:
     return cast(T, _decode(kind, value, place))
 
 
-def _plain(value: object) -> dict[str, object] | list[object]:
+def _plain(value: object) -> dict[str, object] | list[object] | str:
     if is_dataclass(value):
         return fields_of(value)
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Sequence):
         return list(value)
+    if isinstance(value, PurePath):
+        return str(value)
     raise TypeError(f"{type(value).__name__} cannot be stored as JSON")
 
 

@@ -33,10 +33,15 @@ def read_records(kind: type[T], path: Path) -> tuple[list[T], tuple[str, ...]]:
         lines, problems = read_lines(path)
     except DataError as error:
         raise TrajectoryFileError(str(error)) from error
-    return [_record(kind, line, f"reading {path}, line {number}") for number, line in lines], problems
+    return [read_record(kind, line, f"reading {path}, line {number}") for number, line in lines], problems
 
 
-def _record(kind: type[T], line: object, doing: str) -> T:
+def read_record(kind: type[T], line: object, doing: str) -> T:
+    """A value of the dataclass ``kind`` for the parsed JSON of one line.
+
+    Raises:
+        TrajectoryFileError: the line is damaged or of another version; begins with ``doing``.
+    """
     if not isinstance(line, dict):
         raise TrajectoryFileError(f"{doing}: found {type(line).__name__}, wanted an object.")
     fields = {key: value for key, value in line.items() if key != "version"}

@@ -1,11 +1,13 @@
 """Trajectory files: one line for each scored trajectory, appended as it finishes."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from condensegrpo.core.errors import TrajectoryFileError
 from condensegrpo.core.trajectory import Score, ScoredTrajectory, Trajectory
 from condensegrpo.storage.files import append_line
-from condensegrpo.storage.records import read_records, record_line
+from condensegrpo.storage.records import read_record, read_records, record_line
 from condensegrpo.storage.stored_trajectory import stored
 
 
@@ -60,3 +62,18 @@ def read_trajectories(path: Path) -> ReadResult:
         provenance=lines[-1].provenance if lines else None,
         problems=problems,
     )
+
+
+def read_trajectory(path: Path, line: bytes, number: int) -> tuple[ScoredTrajectory, Provenance | None]:
+    """The trajectory of one line of a file, with what it was sampled with; ``number`` counts the lines from 1.
+
+    Raises:
+        TrajectoryFileError: the line is damaged or of another version; names file and line.
+    """
+    doing = f"reading {path}, line {number}"
+    try:
+        parsed = json.loads(line)
+    except ValueError as error:
+        raise TrajectoryFileError(f"{doing}: not a line of JSON ({error}). Remove the line.") from error
+    read = read_record(_TrajectoryLine, parsed, doing)
+    return ScoredTrajectory(trajectory=read.trajectory, score=read.score), read.provenance

@@ -18,7 +18,7 @@ Where = Callable[[Fields], bool]
 Term = Callable[[Fields], object]  # a value of Value, or a tuple of them
 Comparison = Callable[[object, object], bool]
 
-# the names in a condition: properties of inspection.Sibling
+# the names in a condition: properties of records.TrajectoryRecord
 FIELDS = (
     "id",
     "group",
@@ -32,6 +32,10 @@ FIELDS = (
     "turns",
     "context",
     "output",
+    "condensations",
+    "tool_errors",
+    "truncated",
+    "lost_fact",
     "stop",
     "answer",
     "seconds",

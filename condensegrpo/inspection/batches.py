@@ -1,4 +1,4 @@
-"""What ``inspect-trajectory`` reads: a step of a run, an evaluation, or a trajectory file, with what lies beside it."""
+"""The trajectory files of a run or folder: the batch of a step, an evaluation, or one file by itself."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from condensegrpo.core.errors import ConfigError, DataError, RunError
+from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.storage.credit import Credit, read_credit
 from condensegrpo.storage.run_folder import RunFolder, evaluation_file
@@ -17,77 +17,130 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InspectedStep:
-    """The trajectories of one file and what is known about them."""
+class Batch:
+    """The trajectories of one file, as the index knows them."""
 
     file: Path
     run: Path | None  # the run folder that the file lies in
     number: int | None  # the step, if the file lies in a run folder or says it
+    provenance: Provenance | None  # None: of an older file
+    is_evaluation: bool  # whether they were sampled to evaluate, so that nothing is learned from them
+    problems: tuple[str, ...]  # a last line that is cut off
+    trajectories: int  # how many
+    success: float  # the mean of ``correct``
+    signal: float | None  # share of the groups of which a member has an advantage; None: no credit was given (yet)
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Names of the other evaluations of the same policy."""
+        if self.provenance is None or self.provenance.evaluation is None:
+            return ()
+        return tuple(sorted(other.stem for other in self.file.parent.glob("*.jsonl") if other != self.file))
+
+    @property
+    def version_known(self) -> bool:
+        """Whether the policy versions of turns count the steps of the weights that sampled them."""
+        return not self.is_evaluation or (self.provenance is not None and self.number is not None)
+
+    @property
+    def evaluation(self) -> str | None:
+        """The name of the evaluation; None: it is none, or has no name."""
+        return self.provenance.evaluation if self.provenance is not None else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadBatch:
+    """A trajectory file, read whole."""
+
+    file: Path
     scored: tuple[ScoredTrajectory, ...]
     credit: Mapping[str, Credit] | None  # None: there is no credit file, as after an evaluation
     problems: tuple[str, ...]
-    provenance: Provenance | None = None  # None: of an older file
-    beside: tuple[str, ...] = ()  # names of the other evaluations of the same policy
-
-    @property
-    def is_evaluation(self) -> bool:
-        """Whether the trajectories were sampled to evaluate, so that nothing is learned from them."""
-        if self.provenance is not None:
-            return self.provenance.evaluation is not None
-        return any(scored.trajectory.id.startswith("-1-") for scored in self.scored)  # of older files
 
 
-def open_step(path: Path, number: int | None, evaluation: str | None = None) -> InspectedStep:
-    """A step of a run folder (the last one by default), an evaluation, or a trajectory file.
+def read_batch(file: Path) -> ReadBatch:
+    """A whole trajectory file and its credit.
+
+    Raises:
+        TrajectoryFileError: the file is damaged.
+    """
+    result, credit = read_trajectories(file), credit_file(file)
+    return ReadBatch(
+        file=file,
+        scored=result.trajectories,
+        credit=read_credit(credit) if credit is not None and credit.is_file() else None,
+        problems=result.problems,
+    )
+
+
+def choose(path: Path, number: int | None, evaluation: str | None = None) -> Path:
+    """The file of a step of a run folder (the last one by default), of an evaluation, or the file itself.
 
     Args:
         path: a run folder, a folder of evaluations, or a file.
         evaluation: the name of one; None: of a run folder the training batch, of other folders the first evaluation.
 
     Raises:
-        CondenseError: there is no such run, step, evaluation or file, it holds nothing, or it is damaged.
+        CondenseError: there is no such run, step, evaluation or file.
     """
     if path.is_dir():
         files = tuple(_evaluations(path))
         if evaluation is not None or (files and not (path / "config.yaml").is_file()):
-            return _read_evaluation(path, files, number, evaluation)
-        run = RunFolder.open(path)
-        return _read(_file_of(run, number), run.path)
+            return _evaluation_of(path, files, number, evaluation)
+        return _file_of(RunFolder.open(path), number)
     if number is not None or evaluation is not None:
         raise ConfigError(f"reading {path}: --step and --evaluation go with a folder; a file is one step.")
     if not path.exists():
         raise RunError(f"reading {path}: there is no such run folder or trajectory file.")
-    return _read(path, _run_of(path))
+    return path
 
 
-def every_step(path: Path, number: int | None, evaluation: str | None = None) -> tuple[InspectedStep, ...]:
-    """All steps and evaluations of a folder, or the one that ``open_step`` opens; raises as that does."""
-    if number is not None or evaluation is not None or not path.is_dir():
-        return (open_step(path, number, evaluation),)
+def trajectory_files(path: Path) -> tuple[Path, ...]:
+    """All files of a run or folder: of the steps in order, then of the evaluations; a file by itself."""
+    if not path.is_dir():
+        return (path,) if path.exists() else ()
     run = RunFolder(path)
-    files = [*(run.trajectories(step) for step in run.steps()), *_evaluations(path)]
-    return tuple(_read(file, _run_of(file)) for file in files) or (open_step(path, None),)
+    return (*(run.trajectories(step) for step in run.steps()), *_evaluations(path))
 
 
-def budget_of(step: InspectedStep) -> int | None:
+def run_of(file: Path) -> Path | None:
+    """The run folder that a file lies in, by its place."""
+    inside = file.resolve().parent
+    if inside.name == "trajectories":
+        return inside.parent
+    return inside.parent.parent if inside.parent.name == "evaluations" else None
+
+
+def is_training(file: Path) -> bool:
+    """Whether a file holds a training batch of a run, by its place."""
+    return file.resolve().parent.name == "trajectories"
+
+
+def credit_file(file: Path) -> Path | None:
+    """Where the credit of a training batch is, or will be."""
+    run = run_of(file) if is_training(file) else None
+    return RunFolder(run).credit_folder / file.name if run is not None else None
+
+
+def budget_of(batch: Batch) -> int | None:
     """The context budget in tokens, as the file or else the run's configuration says; None: it is not known."""
-    if step.provenance is not None:
-        return step.provenance.max_context_tokens
-    config = _config_of(step)
+    if batch.provenance is not None:
+        return batch.provenance.max_context_tokens
+    config = config_of(batch)
     return None if config is None else config.rollout.limits.max_context_tokens
 
 
-def tokenizer_files(step: InspectedStep) -> Iterator[Path]:
+def tokenizer_files(batch: Batch) -> Iterator[Path]:
     """Candidates for the tokenizer of some trajectories."""
-    yield step.file.parent / "tokenizer.json"
-    if step.run is not None:
-        run = RunFolder(step.run)
+    yield batch.file.parent / "tokenizer.json"
+    if batch.run is not None:
+        run = RunFolder(batch.run)
         yield run.path / "tokenizer.json"
         yield from sorted(run.checkpoints.glob("*/model/tokenizer.json"), reverse=True)
         yield from sorted(run.path.glob("origin/*/tokenizer.json"))
-    if step.provenance is not None:
-        yield Path(step.provenance.model) / "tokenizer.json"
-    config = _config_of(step) if step.provenance is None else None
+    if batch.provenance is not None:
+        yield Path(batch.provenance.model) / "tokenizer.json"
+    config = config_of(batch) if batch.provenance is None else None
     if config is not None and config.model.path is not None:
         yield Path(config.model.path) / "tokenizer.json"
 
@@ -116,7 +169,7 @@ def _evaluations(folder: Path) -> Iterator[Path]:
         yield from sorted(folder.glob(pattern))
 
 
-def _read_evaluation(folder: Path, files: tuple[Path, ...], number: int | None, name: str | None) -> InspectedStep:
+def _evaluation_of(folder: Path, files: tuple[Path, ...], number: int | None, name: str | None) -> Path:
     """The evaluation of a name (held-out, or else the first) at a step (by default the last)."""
     steps = {file: re.fullmatch(r"step_(\d+)", file.parent.name) for file in files}
     wanted = [file for file, step in steps.items() if number is None or (step and int(step[1]) == number)]
@@ -130,26 +183,17 @@ def _read_evaluation(folder: Path, files: tuple[Path, ...], number: int | None, 
             f"{found}{f'; after steps {taken}' if taken else ''}."
         )
     last = [file for file in named if file.parent == named[-1].parent]
-    file = next((file for file in last if file.name == evaluation_file("held-out")), last[0])
-    return _read(file, _run_of(file))
+    return next((file for file in last if file.name == evaluation_file("held-out")), last[0])
 
 
-def _config_of(step: InspectedStep) -> "RunConfig | None":
+def config_of(batch: Batch) -> "RunConfig | None":
     """The configuration of the run; None: there is none, or it cannot be read, perhaps of an older version."""
     from condensegrpo.config.load import load_stored  # imports pydantic: only when needed
 
     try:
-        return load_stored(RunFolder(step.run).config) if step.run is not None else None
+        return load_stored(RunFolder(batch.run).config) if batch.run is not None else None
     except ConfigError:
         return None
-
-
-def _run_of(file: Path) -> Path | None:
-    """The run folder that a file lies in, by its place."""
-    inside = file.resolve().parent
-    if inside.name == "trajectories":
-        return inside.parent
-    return inside.parent.parent if inside.parent.name == "evaluations" else None
 
 
 def _file_of(run: RunFolder, number: int | None) -> Path:
@@ -161,26 +205,3 @@ def _file_of(run: RunFolder, number: int | None) -> Path:
     if number is not None and number not in steps:
         raise RunError(f"reading {run.path}: step {number} has no trajectories. There are steps {ranges(steps)}.")
     return run.trajectories(steps[-1] if number is None else number)
-
-
-def _read(file: Path, run: Path | None) -> InspectedStep:
-    result = read_trajectories(file)
-    if not result.trajectories:
-        raise DataError(
-            f"reading {file}: it holds no trajectory{': ' + result.problems[0] if result.problems else ''}."
-        )
-    trained = file.resolve().parent.name == "trajectories"
-    credit_file = RunFolder(run).credit_folder / file.name if run is not None and trained else None
-    beside = sorted(other.stem for other in file.parent.glob("*.jsonl") if other != file)
-    digits = file.stem.removeprefix("step_")
-    known = result.provenance
-    return InspectedStep(
-        file=file,
-        run=run,
-        number=int(digits) if trained and digits.isdecimal() else known.step if known else None,
-        scored=result.trajectories,
-        credit=read_credit(credit_file) if credit_file and credit_file.is_file() else None,
-        problems=result.problems,
-        provenance=known,
-        beside=tuple(beside) if known is not None and known.evaluation is not None else (),
-    )

@@ -1,0 +1,6 @@
+"""What an inspector shows of a run, as values: the terminal, the HTML page and Python render them.
+
+``Index`` finds the trajectories of a run or file and keeps their figures in an index file; ``views`` has the ready
+views and the search; ``panes`` has what is shown of one turn. May import lower floors; no torch, rich, textual or HTML.
+Start with ``index``.
+"""

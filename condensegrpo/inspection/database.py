@@ -1,0 +1,226 @@
+"""The index file: its tables, and rows as records. Standard library only.
+
+It is a cache. One that is damaged or of another version is removed and built again.
+"""
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+from condensegrpo.inspection.figures import Figures
+from condensegrpo.inspection.new_lines import NewLines
+from condensegrpo.inspection.records import Place, TrajectoryRecord
+from condensegrpo.storage.credit import Credit
+
+NAME = ".inspection.sqlite"
+VERSION = 1  # of the tables
+PAGE = 1000  # rows that are read at a time
+FIGURES = ", ".join(Figures._fields)
+CREDIT = "advantages, weights, handling"
+COLUMNS = f"line, start, size, {FIGURES}, {CREDIT}"
+TABLES = f"""
+CREATE TABLE files (
+    file INTEGER PRIMARY KEY, name TEXT UNIQUE, size, modified, end, lines, tail, problem, provenance,
+    count DEFAULT 0, success, signal, credit);
+CREATE TABLE trajectories (file INTEGER, {COLUMNS}, taught, PRIMARY KEY (file, start));
+CREATE INDEX by_group ON trajectories (file, natural, sample, id);
+CREATE INDEX by_id ON trajectories (file, id);
+CREATE INDEX by_problem ON trajectories (problem);
+PRAGMA user_version = {VERSION};
+"""
+
+
+class Database:
+    """The tables of one index file. Any thread may use it."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the index file of a folder, or make it."""
+        self._lock = RLock()
+        self._connection = _connected(folder)
+
+    def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """All rows of a query."""
+        with self._lock:
+            return self._connection.execute(query, [*map(_storable, values)]).fetchall()
+
+    def pages(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
+        """The rows of a query, read as they are needed."""
+        with self._lock:
+            cursor = self._connection.execute(query, values)
+        page: list[tuple[Any, ...]] = [()]
+        while page:
+            with self._lock:
+                page = cursor.fetchmany(PAGE)
+            yield from page
+
+    def key(self, name: str) -> int:
+        """The number of a file."""
+        known = self.rows("SELECT file FROM files WHERE name = ?", name)
+        if not known:
+            with self._lock, self._connection:
+                self._connection.execute("INSERT OR IGNORE INTO files (name) VALUES (?)", (name,))
+            known = self.rows("SELECT file FROM files WHERE name = ?", name)
+        return int(known[0][0])
+
+    def add(self, key: int, new: NewLines) -> None:
+        """Add a part of a file."""
+        rows = [(key, *line[:3], *map(_storable, line.figures)) for line in new.lines]
+        marks = ", ".join("?" * (4 + len(Figures._fields)))
+        correct = sum(line.figures.correct for line in new.lines)
+        with self._lock, self._connection:
+            if new.replaces:
+                self._connection.execute("DELETE FROM trajectories WHERE file = ?", (key,))
+                self._connection.execute("UPDATE files SET count = 0, success = 0 WHERE file = ?", (key,))
+            self._connection.executemany(
+                f"INSERT OR REPLACE INTO trajectories (file, line, start, size, {FIGURES}) VALUES ({marks})", rows
+            )
+            self._connection.execute(
+                "UPDATE files SET size = ?, modified = ?, end = ?, lines = ?, tail = ?, problem = ?, "
+                "provenance = ?, credit = NULL WHERE file = ?",
+                (*new.known, new.problem, new.provenance, key),
+            )
+            self._connection.execute(
+                "UPDATE files SET success = (success * count + ?1) / max(count + ?2, 1), count = count + ?2 "
+                "WHERE file = ?3",
+                (correct, len(rows), key),
+            )
+
+    def add_credit(self, key: int, credit: Mapping[str, Credit], modified: int) -> None:
+        """Add the credit of a file of that time."""
+        rows = [
+            (
+                *map(json.dumps, (each.advantages, each.weights)),
+                each.handling,
+                any(each.advantages),
+                key,
+                _storable(name),
+            )
+            for name, each in credit.items()
+        ]
+        with self._lock, self._connection:
+            self._connection.executemany(
+                "UPDATE trajectories SET advantages = ?, weights = ?, handling = ?, taught = ? "
+                "WHERE file = ? AND id = ?",
+                rows,
+            )
+            self._connection.execute("UPDATE files SET credit = ? WHERE file = ?", (modified, key))
+            self.summarise(key)
+
+    def summarise(self, key: int) -> None:
+        """Count the trajectories of a file, their mean correctness and the share of groups with a signal."""
+        with self._lock, self._connection:
+            self._connection.execute(
+                "UPDATE files SET (count, success) = "
+                "(SELECT count(*), avg(correct) FROM trajectories WHERE file = files.file), "
+                "signal = (SELECT avg(has_signal) FROM (SELECT max(taught) AS has_signal FROM trajectories "
+                "WHERE file = ? AND advantages IS NOT NULL GROUP BY grp)) WHERE file = ?",
+                (key, key),
+            )
+
+    def forget_all_but(self, names: Iterable[str]) -> None:
+        """Remove the files that are not named."""
+        kept = set(names)
+        gone = [(key,) for key, name in self.rows("SELECT file, name FROM files") if name not in kept]
+        if gone:
+            with self._lock, self._connection:
+                for table in ("trajectories", "files"):
+                    self._connection.executemany(f"DELETE FROM {table} WHERE file = ?", gone)
+
+    def close(self) -> None:
+        """Close the index file."""
+        with self._lock:
+            self._connection.close()
+
+
+def record(file: Path, number: int, row: tuple[Any, ...]) -> TrajectoryRecord:
+    """The record of a row of ``COLUMNS``, which is that ``number`` in its file."""
+    line, start, size, *columns = row
+    figures = Figures(*map(_restored, columns[: len(Figures._fields)]))
+    advantages, weights, handling = columns[len(Figures._fields) :]
+    return TrajectoryRecord(
+        number=number,
+        id=figures.id,
+        group=figures.grp,
+        sample=figures.sample,
+        problem=figures.problem,
+        question=figures.question,
+        ground_truth=figures.ground_truth,
+        score=figures.score,
+        correct=figures.correct,
+        format=bool(figures.format),
+        components=json.loads(figures.components),
+        advantages=_numbers(advantages),
+        weights=_numbers(weights),
+        handling=handling,
+        turns=figures.turns,
+        context=figures.context,
+        output=figures.output,
+        condensations=figures.condensations,
+        tool_errors=figures.tool_errors,
+        lost_fact=bool(figures.lost_fact),
+        stop=figures.stop,
+        answer=figures.answer,
+        seconds=figures.seconds,
+        place=Place(file=file, line=line, start=start, size=size),
+    )
+
+
+def _storable(value: object) -> object:
+    """Text as SQLite can hold it: as bytes if it has a lone surrogate, which a byte-level tokenizer can produce."""
+    if not isinstance(value, str) or value.isascii():
+        return value
+    encoded = value.encode("utf-8", "surrogatepass")
+    return value if encoded.decode("utf-8", "ignore") == value else encoded
+
+
+def _restored(value: Any) -> Any:  # noqa: ANN401  a column
+    return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else value
+
+
+def _credit(credit: Credit) -> tuple[str, str, str]:
+    return json.dumps(credit.advantages), json.dumps(credit.weights), credit.handling
+
+
+def _numbers(text: str | None) -> tuple[float, ...] | None:
+    return None if text is None else tuple(json.loads(text))
+
+
+def _connected(folder: Path) -> sqlite3.Connection:
+    """The index file in the folder, in the user's cache where that cannot be written, or else one in memory."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "condensegrpo"
+    name = f"inspection-{sha256(os.fsencode(folder)).hexdigest()[:16]}.sqlite"
+    for place in (folder / NAME, cache / name):
+        with suppress(OSError, sqlite3.Error):
+            if place.parent == cache:
+                cache.mkdir(parents=True, exist_ok=True)
+            try:
+                return _prepared(place)
+            except sqlite3.DatabaseError:  # damaged, or it cannot be written
+                place.unlink()
+                return _prepared(place)
+    return _prepared(":memory:")
+
+
+def _prepared(place: Path | str) -> sqlite3.Connection:
+    """A connection whose tables exist and can be written."""
+    connection = sqlite3.connect(place, timeout=10, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA synchronous = OFF")  # what a crash of the machine damages is built again
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        with connection:
+            if version != VERSION:
+                for table in ("files", "trajectories"):
+                    connection.execute(f"DROP TABLE IF EXISTS {table}")
+                connection.executescript(TABLES)
+            else:
+                connection.execute(f"PRAGMA user_version = {VERSION}")  # fails where it cannot be written
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection

@@ -1,0 +1,132 @@
+"""The whole history before a turn, with what its prompt kept, dropped and rewritten in place.
+
+history       pinned  A0 O0  A1 O1  A2 O2
+prompt        pinned         A1 [O1 omitted]  A2 O2
+pieces        pinned  A0 O0 dropped, A1 kept, O1 rewritten as [O1 omitted], A2 O2 kept
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from enum import StrEnum
+
+from condensegrpo.core.messages import Message
+from condensegrpo.core.trajectory import SpanStatus, Trajectory
+
+
+class PieceStatus(StrEnum):
+    """What the prompt of a turn shows of a message."""
+
+    PINNED = "pinned"  # before the first turn
+    KEPT = "kept"
+    DROPPED = "dropped"
+    REWRITTEN = "rewritten"  # another text in its place
+    ADDED = "added"  # by the condenser: a placeholder, a summary, an instruction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One message of the history, or one that stands in the prompt alone."""
+
+    turn: int | None  # whose reply or observation it is; None: pinned or added
+    role: str
+    name: str | None  # of a tool
+    status: PieceStatus
+    text: str  # as it was; of what was added, as it is
+    rewritten: str | None = None  # as the prompt has it, if that is another text
+
+
+class Change(StrEnum):
+    """What a part of a text is in a rewriting."""
+
+    SAME = "same"
+    REMOVED = "removed"
+    INSERTED = "inserted"
+
+
+def history(trajectory: Trajectory, turn: int, statuses: Mapping[int, SpanStatus]) -> tuple[Piece, ...]:
+    """The pieces of the history before a turn; ``statuses`` are those of its ``ContextView``."""
+    pinned = trajectory.turns[0].context  # what no condenser changes
+    chunks = _chunks(trajectory.turns[turn].context[len(pinned) :])
+    units = {
+        number: (each.reply, *each.observations)
+        for number, each in enumerate(trajectory.turns[:turn])
+        if each.kind == "act"
+    }
+    places = _places(units, chunks, statuses)
+    pieces = [_piece(message, None, PieceStatus.PINNED) for message in pinned]
+    done = 0
+    for number, messages in units.items():
+        place = places.get(number)
+        if place is None:
+            pieces += [_piece(message, number, PieceStatus.DROPPED) for message in messages]
+            continue
+        pieces += _added(chunks[done:place])
+        pieces += _unit(number, messages, chunks[place])
+        done = place + 1
+    return (*pieces, *_added(chunks[done:]))
+
+
+def difference(before: str, after: str) -> tuple[tuple[Change, str], ...]:
+    """A text and its rewriting as one: words that are the same, were removed or inserted."""
+    old, new = _words(before), _words(after)
+    parts: list[tuple[Change, str]] = []
+    for tag, first, end, start, stop in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if tag == "equal":
+            parts.append((Change.SAME, "".join(old[first:end])))
+            continue
+        parts += [(Change.REMOVED, "".join(old[first:end]))] if end > first else []
+        parts += [(Change.INSERTED, "".join(new[start:stop]))] if stop > start else []
+    return tuple(parts)
+
+
+def _chunks(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
+    """Messages by replies, each with what stands behind it."""
+    chunks: list[list[Message]] = []
+    for message in messages:
+        if message.role == "assistant" or not chunks:
+            chunks.append([])
+        chunks[-1].append(message)
+    return [tuple(chunk) for chunk in chunks]
+
+
+def _places(
+    units: Mapping[int, tuple[Message, ...]], chunks: Sequence[tuple[Message, ...]], statuses: Mapping[int, SpanStatus]
+) -> dict[int, int]:
+    """The chunk of each unit whose reply the prompt still has: from the end, since equal replies may come twice."""
+    places: dict[int, int] = {}
+    end = len(chunks)
+    for number in reversed(units):
+        if statuses.get(number, SpanStatus.KEPT) is SpanStatus.DROPPED:
+            continue
+        reply = units[number][0].content
+        same = [place for place in range(end) if chunks[place][0].content == reply]
+        if same:
+            places[number] = end = same[-1]
+    return places
+
+
+def _unit(number: int, messages: Sequence[Message], chunk: Sequence[Message]) -> Iterator[Piece]:
+    """The messages of a unit beside those that the prompt has of it."""
+    for before, after in zip(messages, chunk, strict=False):
+        if before.content == after.content:
+            yield _piece(before, number, PieceStatus.KEPT)
+        else:
+            yield _piece(before, number, PieceStatus.REWRITTEN, after.content)
+    yield from (_piece(message, number, PieceStatus.DROPPED) for message in messages[len(chunk) :])
+    yield from _added([chunk[len(messages) :]])
+
+
+def _added(chunks: Sequence[Sequence[Message]]) -> list[Piece]:
+    return [_piece(message, None, PieceStatus.ADDED) for chunk in chunks for message in chunk]
+
+
+def _piece(message: Message, turn: int | None, status: PieceStatus, rewritten: str | None = None) -> Piece:
+    return Piece(
+        turn=turn, role=message.role, name=message.name, status=status, text=message.content, rewritten=rewritten
+    )
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\s+|\w+|[^\w\s]", text)

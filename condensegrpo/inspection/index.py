@@ -1,0 +1,225 @@
+"""The index of a run's trajectory files: the figures of every trajectory, found without reading its file again.
+
+    index = Index(Path("runs/quickstart"))      # or a folder of `eval --save`, or one trajectory file
+    for _ in index.extend(): ...                # reads what is new, in parts; `index.update()` in one go
+    index.batches()                             # the steps in order, then the evaluations
+    index.groups(batch), index.records(batch)   # figures: TrajectoryRecord
+    index.read(record)                          # the trajectory itself, from its place in the file
+
+The index is an SQLite file beside the trajectories, ``.inspection.sqlite``; in the user's cache where that folder is
+read-only; in memory where both are. It is made of the files alone: delete it and it is built again. A file that grew is
+read from where it ended, one that was replaced is read again. One index may be used by several threads.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from condensegrpo.core.errors import DataError
+from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.inspection.batches import Batch, credit_file, is_training, run_of, trajectory_files
+from condensegrpo.inspection.database import COLUMNS, Database, record
+from condensegrpo.inspection.new_lines import KnownFile, read_new_lines
+from condensegrpo.inspection.records import Group, TrajectoryRecord, groups, natural
+from condensegrpo.storage.codec import decode
+from condensegrpo.storage.credit import read_credit
+from condensegrpo.storage.trajectories import Provenance, read_trajectory
+
+BATCH = (  # columns; trajectories of evaluations in older files are called -1-…
+    "name, problem, provenance, count, success, signal, provenance IS NULL AND "
+    "EXISTS (SELECT 1 FROM trajectories WHERE file = files.file AND id GLOB '-1-*')"
+)
+
+
+class Progress(NamedTuple):
+    """How far the index is."""
+
+    done: int  # bytes of the files that it was asked for
+    total: int
+
+
+class Index:
+    """The figures of all trajectories of a run, folder or file; see the top of this module."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or begin the index of a path; reads no trajectory."""
+        self.path = path
+        run = run_of(path) if path.is_file() else None
+        self._root = (run or (path if path.is_dir() else path.parent)).resolve()
+        self._database = Database(self._root)
+
+    def update(self, files: Iterable[Path] | None = None) -> None:
+        """Read all that is new in some files, by default of the whole path."""
+        for _ in self.extend(files):
+            pass
+
+    def extend(self, files: Iterable[Path] | None = None) -> Iterator[Progress]:
+        """Read what is new in some files, by default of the whole path, a part at each step of the iteration.
+
+        Raises:
+            TrajectoryFileError: a line is damaged; names file and line.
+            DataError: a file cannot be read.
+        """
+        wanted = tuple(trajectory_files(self.path) if files is None else files)
+        if files is None and self.path.is_dir():
+            self._database.forget_all_but({self._name(file) for file in wanted})
+        sizes = [file.stat().st_size if file.exists() else 0 for file in wanted]
+        before = 0
+        for file, size in zip(wanted, sizes, strict=True):
+            for end in self._extend_file(file):
+                yield Progress(before + end, sum(sizes))
+            before += size
+            yield Progress(before, sum(sizes))
+
+    def batches(self) -> tuple[Batch, ...]:
+        """The files that the index knows: the steps in order, then the evaluations."""
+        known = {name: row for name, *row in self._database.rows(f"SELECT {BATCH} FROM files WHERE count > 0")}
+        names = ((file, self._name(file)) for file in trajectory_files(self.path))
+        return tuple(_batch(file, *known[name]) for file, name in names if name in known)
+
+    def batch(self, file: Path) -> Batch:
+        """The batch of one file.
+
+        Raises:
+            DataError: the file holds no trajectory.
+        """
+        rows = self._database.rows(f"SELECT {BATCH} FROM files WHERE name = ?", self._name(file))
+        batch = _batch(file, *rows[0][1:]) if rows else None
+        if batch is None or batch.trajectories == 0:
+            problem = f": {batch.problems[0]}" if batch is not None and batch.problems else ""
+            raise DataError(f"reading {file}: it holds no trajectory{problem}.")
+        return batch
+
+    def groups(self, batch: Batch, first: int = 0, most: int = -1) -> tuple[Group, ...]:
+        """The groups of a batch in order: at most ``most`` (−1: all) from the one that is number ``first``."""
+        names = self._database.rows(
+            "SELECT DISTINCT natural FROM trajectories WHERE file = ? ORDER BY natural LIMIT ? OFFSET ?",
+            self._key(batch.file), most, first,
+        )  # fmt: skip
+        return groups(tuple(self._span(batch.file, str(names[0][0]), str(names[-1][0])))) if names else ()
+
+    def group(self, record: TrajectoryRecord) -> Group:
+        """The group of a trajectory."""
+        key = natural(record.group)
+        same = groups(tuple(self._span(record.place.file, key, key)))
+        return next(group for group in same if group.id == record.group)
+
+    def find(self, batch: Batch, name: str) -> TrajectoryRecord | None:
+        """The trajectory of an id; None: the batch has none."""
+        return self._where(batch, "id", name)
+
+    def at(self, batch: Batch, start: int) -> TrajectoryRecord | None:
+        """The trajectory whose line begins at a byte of the file; None: the index has none."""
+        return self._where(batch, "start", start)
+
+    def records(self, batch: Batch | None = None) -> Iterator[TrajectoryRecord]:
+        """The trajectories of a batch by groups and samples; without one, of all batches in order."""
+        for each in (batch,) if batch is not None else self.batches():
+            yield from self._span(each.file)
+
+    def follow(self, problem: str) -> tuple[tuple[Batch, Group], ...]:
+        """What became of one problem: its groups in all batches, in order."""
+        query = "SELECT DISTINCT name, natural FROM trajectories JOIN files USING (file) WHERE trajectories.problem = ?"
+        places = {(str(name), str(key)) for name, key in self._database.rows(query, problem)}
+        return tuple(
+            (batch, group)
+            for batch in self.batches()
+            for name, key in sorted(places)
+            if name == self._name(batch.file)
+            for group in groups(tuple(self._span(batch.file, key, key)))
+            if group.problem == problem
+        )
+
+    def read(self, record: TrajectoryRecord) -> ScoredTrajectory:
+        """The trajectory of a record, from its file.
+
+        Raises:
+            TrajectoryFileError: its line is damaged.
+            DataError: the file cannot be read.
+        """
+        return read_trajectory(record.place.file, self.line(record), record.place.line)[0]
+
+    def line(self, record: TrajectoryRecord) -> bytes:
+        """The line of a record, as it is stored.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        place = record.place
+        try:
+            with place.file.open("rb") as file:
+                file.seek(place.start)
+                return file.read(place.size)
+        except OSError as error:
+            raise DataError(f"reading {place.file}: {error.strerror}.") from error
+
+    def close(self) -> None:
+        """Close the index file."""
+        self._database.close()
+
+    def _span(self, file: Path, low: str = "", high: str = "\U0010ffff") -> Iterator[TrajectoryRecord]:
+        """The trajectories of some groups that follow each other in a file, by their sort keys."""
+        key = self._key(file)
+        ((before,),) = self._database.rows("SELECT count(*) FROM trajectories WHERE file = ? AND natural < ?", key, low)
+        rows = self._database.pages(
+            f"SELECT {COLUMNS} FROM trajectories WHERE file = ? AND natural BETWEEN ? AND ? "
+            "ORDER BY natural, sample, id",
+            key, low, high,
+        )  # fmt: skip
+        for number, row in enumerate(rows, int(before or 0)):
+            yield record(file, number, row)
+
+    def _where(self, batch: Batch, column: str, value: str | int) -> TrajectoryRecord | None:
+        query = f"SELECT natural, start FROM trajectories WHERE file = ? AND {column} = ?"
+        for key, start in self._database.rows(query, self._key(batch.file), value):
+            return next(each for each in self._span(batch.file, key, key) if each.place.start == start)
+        return None
+
+    def _extend_file(self, file: Path) -> Iterator[int]:
+        """Read what is new in a file; yields how far, in bytes. Credit that came since is added."""
+        query = "SELECT size, modified, end, lines, tail FROM files WHERE name = ? AND size IS NOT NULL"
+        known = self._database.rows(query, self._name(file))
+        changed = False
+        for added in read_new_lines(file, KnownFile(*known[0]) if known else KnownFile()):
+            self._database.add(self._key(file), added)
+            changed = True
+            yield added.known.end
+        credit = credit_file(file)
+        modified = credit.stat().st_mtime_ns if credit is not None and credit.is_file() else None
+        stored = self._database.rows("SELECT credit FROM files WHERE name = ?", self._name(file))
+        if credit is not None and modified is not None and stored != [(modified,)]:
+            self._database.add_credit(self._key(file), read_credit(credit), modified)
+        elif changed:
+            self._database.summarise(self._key(file))
+
+    def _key(self, file: Path) -> int:
+        return self._database.key(self._name(file))
+
+    def _name(self, file: Path) -> str:
+        return os.path.relpath(file.resolve(), self._root)
+
+
+def _batch(
+    file: Path,
+    problem: str | None,
+    provenance: str | None,
+    count: int,
+    success: float,
+    signal: float | None,
+    evaluates: int,
+) -> Batch:
+    known = decode(Provenance, json.loads(provenance)) if provenance is not None else None
+    digits = file.stem.removeprefix("step_")
+    return Batch(
+        file=file,
+        run=run_of(file),
+        number=int(digits) if is_training(file) and digits.isdecimal() else known.step if known else None,
+        provenance=known,
+        is_evaluation=known.evaluation is not None if known is not None else bool(evaluates),
+        problems=(problem,) if problem is not None else (),
+        trajectories=count,
+        success=success,
+        signal=signal,
+    )

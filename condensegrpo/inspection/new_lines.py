@@ -1,0 +1,109 @@
+"""What was written to a trajectory file since it was read last."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from condensegrpo.core.errors import DataError
+from condensegrpo.inspection.figures import Figures, figures_of
+
+PART_SECONDS = 0.2  # of reading, after which a part is complete
+TAIL = 4096  # bytes before the end of what was read that tell whether a file was replaced
+
+
+class KnownFile(NamedTuple):
+    """What was read of a file, to tell one that grew from one that was replaced."""
+
+    size: int = 0
+    modified: int = 0  # ns
+    end: int = 0  # of the last line that was read, in bytes
+    lines: int = 0
+    tail: bytes = b""  # hash of what stands before that end
+
+
+class NewLine(NamedTuple):
+    """One trajectory and its place in its file."""
+
+    line: int  # from 1
+    start: int
+    size: int
+    figures: Figures
+
+
+class NewLines(NamedTuple):
+    """A part of what is new."""
+
+    lines: tuple[NewLine, ...]
+    known: KnownFile  # the file, this part included
+    replaces: bool  # the file was replaced: what was read of it before is void
+    problem: str | None  # a last line that is cut off
+    provenance: str | None  # JSON, of the last line; None: not known
+
+
+def read_new_lines(path: Path, known: KnownFile) -> Iterator[NewLines]:
+    """The lines behind those that are known, in parts; nothing if the file did not change.
+
+    Raises:
+        TrajectoryFileError: a line is damaged; names file and line.
+        DataError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            seen = known._replace(size=status.st_size, modified=status.st_mtime_ns)
+            if seen == known:
+                return
+            replaces = not _grew(file, status.st_size, known)
+            known = KnownFile() if replaces else known
+            file.seek(known.end)
+            for part in _parts(path, file, known):
+                last = part.problem is not None or part.known.end >= status.st_size
+                size, modified = (status.st_size, status.st_mtime_ns) if last else (part.known.end, 0)
+                now = part.known._replace(size=size, modified=modified, tail=_tail(file, part.known.end))
+                yield part._replace(known=now, replaces=replaces)
+                replaces = False
+    except OSError as error:
+        raise DataError(f"reading {path}: {error.strerror}.") from error
+
+
+def _parts(path: Path, file: BinaryIO, known: KnownFile) -> Iterator[NewLines]:
+    lines: list[NewLine] = []
+    problem = provenance = None
+    due = time.monotonic() + PART_SECONDS
+    for line in file:
+        number, size = known.lines + 1, len(line)
+        if not line.endswith(b"\n") and not _is_json(line):
+            problem = (
+                f"line {number} is cut off after {size} bytes, as if the run was interrupted while writing it; "
+                f"{known.lines} lines before it were read"
+            )
+            break
+        figures, provenance = figures_of(path, line, number)
+        lines.append(NewLine(number, known.end, size, figures))
+        known = known._replace(end=known.end + size, lines=number)
+        if time.monotonic() > due:
+            yield NewLines(tuple(lines), known, False, None, provenance)
+            lines, due = [], time.monotonic() + PART_SECONDS
+    yield NewLines(tuple(lines), known, False, problem, provenance)
+
+
+def _grew(file: BinaryIO, size: int, known: KnownFile) -> bool:
+    """Whether a file goes on where it ended: longer than before, with the same bytes before that place."""
+    return known.end > 0 and size > known.size and _tail(file, known.end) == known.tail
+
+
+def _tail(file: BinaryIO, end: int) -> bytes:
+    """A hash of what stands before a place of a file."""
+    return sha256(os.pread(file.fileno(), min(end, TAIL), max(0, end - TAIL))).digest()
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,215 @@
+"""The index of trajectory files: figures without reading files again, and views and searches over all steps."""
+
+import os
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from builders import condensation, ledger_episode, scored, trajectory, turn, user
+
+from condensegrpo.core.errors import ConfigError, TrajectoryFileError
+from condensegrpo.core.messages import Message
+from condensegrpo.core.trajectory import ScoredTrajectory, SpanStatus, Stop
+from condensegrpo.inspection import database
+from condensegrpo.inspection.context_view import context_views
+from condensegrpo.inspection.history import Change, PieceStatus, difference, history
+from condensegrpo.inspection.index import Index
+from condensegrpo.inspection.views import READY_VIEWS, fuzzy, ready_view, search, select
+from condensegrpo.storage.credit import Credit, write_credit
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trajectories import write_trajectory
+
+REPLIES = ["<note> 3 </note>", "<note> 5 </note>", "<answer> 6 </answer>"]
+
+
+def episode(step: int, problem: int, sample: int, *, correct: float = 1.0, truth: str = "6") -> ScoredTrajectory:
+    group = f"{step}/{problem}"
+    one = ledger_episode(
+        REPLIES, ["+2", "done report"], keep_last=1, id=f"{group}/{sample}", group=group, sample=sample
+    )  # fmt: skip
+    return scored(
+        replace(one, problem_id=f"p{problem}", question="start 3", ground_truth=truth), correct, correct=correct
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """Two steps of two problems; in step 2 a correct trajectory has a negative advantage."""
+    run = RunFolder.create(tmp_path / "run")
+    run.config.write_text("model: {new: {}}\ntask: {name: ledger}\n")
+    for step in (1, 2):
+        for problem in (10, 2):
+            for sample in (0, 1):
+                write_trajectory(run.trajectories(step), episode(step, problem, sample, correct=float(sample == 0)))
+    write_credit(
+        run.credit(2),
+        [
+            Credit(trajectory=f"2/{problem}/{sample}", advantages=(value,) * 3, weights=(0.1,) * 3)
+            for problem, sample, value in ((2, 0, -1.0), (2, 1, 1.0), (10, 0, 0.0), (10, 1, 0.0))
+        ],
+    )
+    return run
+
+
+def opened(path: Path) -> Index:
+    index = Index(path)
+    index.update()
+    return index
+
+
+def test_batches_groups_and_records_are_in_order(run: RunFolder) -> None:
+    index = opened(run.path)
+    first, second = index.batches()
+    assert [(batch.number, batch.trajectories, batch.success, batch.signal) for batch in (first, second)] == [
+        (1, 4, 0.5, None),
+        (2, 4, 0.5, 0.5),
+    ]
+    assert [(group.id, group.signal) for group in index.groups(second)] == [("2/2", True), ("2/10", False)]
+    assert [group.id for group in index.groups(second, first=1, most=1)] == ["2/10"]
+    records = list(index.records())
+    assert [record.number for record in records] == [0, 1, 2, 3] * 2
+    assert records[5].id == index.read(records[5]).trajectory.id == "2/2/1"
+    assert records[5].credit == Credit(trajectory="2/2/1", advantages=(1.0,) * 3, weights=(0.1,) * 3)
+    assert index.find(second, "2/10/1") == records[7] == index.group(records[7]).siblings[1]
+    assert [(batch.number, group.id) for batch, group in index.follow("p10")] == [(1, "1/10"), (2, "2/10")]
+
+
+def test_a_file_that_grew_is_read_from_where_it_ended(run: RunFolder) -> None:
+    index, file = opened(run.path), run.trajectories(2)
+    whole = file.read_bytes()
+    file.write_bytes(whole + b'{"version":4,"traj')
+    index.update()
+    assert index.batch(file).problems[0].startswith("line 5 is cut off after 18 bytes")
+    write_trajectory(file, episode(2, 11, 0))  # removes the cut-off line
+    index.update()
+    (batch,) = [batch for batch in index.batches() if batch.number == 2]
+    assert (batch.trajectories, batch.problems) == (5, ())
+    damaged = b"x" + whole[1:]
+    file.write_bytes(damaged + file.read_bytes()[len(whole) :] + b"\n")  # what was read before is not read again
+    with pytest.raises(TrajectoryFileError, match="line 6"):
+        index.update()
+
+
+def test_a_file_that_was_replaced_is_read_again_and_one_that_is_gone_is_forgotten(run: RunFolder) -> None:
+    index, file = opened(run.path), run.trajectories(2)
+    file.unlink()
+    write_trajectory(file, episode(2, 7, 0))
+    run.trajectories(1).unlink()
+    index.update()
+    assert [record.id for record in index.records()] == ["2/7/0"]
+
+
+def test_a_second_index_reads_no_line(run: RunFolder) -> None:
+    opened(run.path).close()
+    for step in (1, 2):
+        file = run.trajectories(step)
+        status = file.stat()
+        file.write_bytes(b"\0" * status.st_size)
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert sum(1 for _ in opened(run.path).records()) == 8
+
+
+def test_a_damaged_index_is_built_again_and_a_folder_that_is_read_only_uses_the_cache(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (run.path / database.NAME).write_bytes(b"no database" * 1000)
+    assert sum(1 for _ in opened(run.path).records()) == 8
+    (run.path / database.NAME).unlink()
+    (run.path / database.NAME).mkdir()  # cannot be written, also by a superuser
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert sum(1 for _ in opened(run.path).records()) == 8
+    (file,) = (tmp_path / "cache" / "condensegrpo").iterdir()
+    assert sqlite3.connect(file).execute("SELECT count(*) FROM trajectories").fetchone() == (8,)
+
+
+def test_text_that_no_database_holds_comes_back(tmp_path: Path) -> None:
+    one = replace(trajectory(turn([1], [2]), id="a\ud800", answer="\udfff"), question="\ud800?")
+    write_trajectory(tmp_path / "t.jsonl", scored(one, 1.0))
+    (record,) = opened(tmp_path / "t.jsonl").records()
+    assert (record.id, record.answer, record.question) == ("a\ud800", "\udfff", "\ud800?")
+
+
+# --- views and search
+
+
+def test_ready_views_select_over_all_steps(run: RunFolder, tmp_path: Path) -> None:
+    index = opened(run.path)
+    view = ready_view("pushed-down")
+    assert [record.id for record in select(index.records(), where=view.where, sort=view.sort).records] == ["2/2/0"]
+    every = select(index.records(), where="correct == 0", sort="-context", most=2)
+    assert (len(every.records), every.count) == (2, 4)
+    assert all(select(index.records(), where=each.where, sort=each.sort) for each in READY_VIEWS)
+    with pytest.raises(ConfigError, match="Did you mean 'truncated'"):
+        ready_view("trunkated")
+
+
+def test_a_fact_is_lost_if_an_earlier_prompt_states_it_and_the_last_does_not(tmp_path: Path) -> None:
+    cases = {"+2": True, "done": False, "3": False, "7": False}  # dropped, still there, in the question, never there
+    for number, truth in enumerate(cases):
+        one = episode(1, number, 0, correct=0.0, truth=truth)
+        turns = [*one.trajectory.turns]
+        write_trajectory(tmp_path / "t.jsonl", replace(one, trajectory=replace(one.trajectory, turns=tuple(turns))))
+    write_trajectory(tmp_path / "t.jsonl", episode(1, 9, 0, correct=1.0, truth="+2"))
+    assert [record.lost_fact for record in opened(tmp_path / "t.jsonl").records()] == [*cases.values(), False]
+
+
+def test_truncated_and_tool_errors_are_counted(tmp_path: Path) -> None:
+    one = trajectory(replace(turn([1], [2]), tool_attempts=3, tool_successes=1), stop=Stop.OUTPUT_LENGTH, answer=None)
+    write_trajectory(tmp_path / "t.jsonl", scored(one, 0.0, correct=0.0))
+    (record,) = opened(tmp_path / "t.jsonl").records()
+    assert (record.tool_errors, record.truncated, record.fields["truncated"]) == (2, True, True)
+
+
+def test_a_search_finds_figures_by_their_letters_and_texts_as_they_stand(run: RunFolder) -> None:
+    late = trajectory(turn([1], [2], reply="the Quick “fox”\nruns", context=[user("q")]), id="3/0/0", group="3/0")
+    write_trajectory(run.trajectories(3), scored(late, 1.0))
+    index = opened(run.path)
+    assert [(hit.record.id, hit.turn) for hit in search(index, "quick “fox”\nr")] == [("3/0/0", 0)]
+    assert [hit.record.id for hit in fuzzy(index.records(), "2/10")] == ["2/10/0", "2/10/1"]
+    assert len(fuzzy(index.records(), "strt3")) == 8  # start 3
+    assert not list(search(index, "added_ids"))  # a name in the file, which no message has
+    assert not list(search(index, " "))
+
+
+# --- the whole history beside what a prompt shows of it
+
+
+def test_history_shows_dropped_rewritten_and_added_messages_in_place() -> None:
+    said = [Message(role="assistant", content=text) for text in "abcd"]
+    results = [user(text) for text in "uvwx"]
+    note = user("[turn 0 omitted]")
+    pinned = user("question")
+    prompt = (pinned, note, said[1], user("[masked]"), said[2], results[2])
+    turns = [replace(turn([1], [2], context=(pinned,)), reply=said[0], observations=(results[0],))]
+    turns += [replace(turns[0], reply=said[at], observations=(results[at],)) for at in (1, 2)]
+    declared = condensation("drk", [3, 3, 3], before=12, after=9)
+    turns.append(turn([1], [2], context=prompt, condensation=declared))
+    pieces = history(trajectory(*turns), 3, context_views(trajectory(*turns), 20)[3].statuses)
+    assert [(piece.turn, piece.text, piece.status, piece.rewritten) for piece in pieces] == [
+        (None, "question", PieceStatus.PINNED, None),
+        (0, "a", PieceStatus.DROPPED, None),
+        (0, "u", PieceStatus.DROPPED, None),
+        (None, "[turn 0 omitted]", PieceStatus.ADDED, None),
+        (1, "b", PieceStatus.KEPT, None),
+        (1, "v", PieceStatus.REWRITTEN, "[masked]"),
+        (2, "c", PieceStatus.KEPT, None),
+        (2, "w", PieceStatus.KEPT, None),
+    ]
+
+
+def test_of_equal_replies_the_newest_is_the_one_that_was_kept() -> None:
+    one = ledger_episode(["<note> 3 </note>"] * 3, ["+1", "+1"], keep_last=1)
+    pieces = history(one, 2, {0: SpanStatus.DROPPED, 1: SpanStatus.KEPT})
+    assert [(piece.turn, piece.status.value) for piece in pieces] == [
+        (None, "pinned"), (0, "dropped"), (0, "dropped"), (1, "kept"), (1, "kept"),
+    ]  # fmt: skip
+
+
+def test_a_rewriting_is_told_word_by_word() -> None:
+    assert difference("the long result", "the short result") == (
+        (Change.SAME, "the "),
+        (Change.REMOVED, "long"),
+        (Change.INSERTED, "short"),
+        (Change.SAME, " result"),
+    )
