@@ -17,7 +17,15 @@ from condensegrpo.cli.trajectory_view import details, heading, overview
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.wording import counted
 from condensegrpo.inspection import views
-from condensegrpo.inspection.batches import Batch, ReadBatch, budget_of, choose, read_batch, step_of, trajectory_files
+from condensegrpo.inspection.batches import (
+    ReadBatch,
+    TrajectoryBatch,
+    budget_of,
+    choose,
+    read_batch,
+    step_of,
+    trajectory_files,
+)
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.panes import TokenTexts, TurnView, turns
 from condensegrpo.inspection.records import Group, TrajectoryRecord, groups
@@ -163,7 +171,7 @@ def _meant(kind: str, given: str | None, every: Sequence[str]) -> str | None:
 
 def _view(
     index: Index,
-    batch: Batch,
+    batch: TrajectoryBatch,
     every: Sequence[TrajectoryRecord],
     matches: tuple[TrajectoryRecord, ...],
     *,

@@ -13,7 +13,7 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import ScoredTrajectory, SpanStatus, Stop
 from condensegrpo.inspection import database
 from condensegrpo.inspection.context_view import context_views
-from condensegrpo.inspection.history import Change, PieceStatus, difference, history
+from condensegrpo.inspection.history import PieceStatus, WordChange, difference, history
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.views import READY_VIEWS, fuzzy, ready_view, search, select
 from condensegrpo.storage.credit import Credit, write_credit
@@ -208,8 +208,8 @@ def test_of_equal_replies_the_newest_is_the_one_that_was_kept() -> None:
 
 def test_a_rewriting_is_told_word_by_word() -> None:
     assert difference("the long result", "the short result") == (
-        (Change.SAME, "the "),
-        (Change.REMOVED, "long"),
-        (Change.INSERTED, "short"),
-        (Change.SAME, " result"),
+        (WordChange.SAME, "the "),
+        (WordChange.REMOVED, "long"),
+        (WordChange.INSERTED, "short"),
+        (WordChange.SAME, " result"),
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class TrajectoryBatch:
     """The trajectories of one file, as the index knows them."""
 
     file: Path
@@ -122,7 +122,7 @@ def credit_file(file: Path) -> Path | None:
     return RunFolder(run).credit_folder / file.name if run is not None else None
 
 
-def budget_of(batch: Batch) -> int | None:
+def budget_of(batch: TrajectoryBatch) -> int | None:
     """The context budget in tokens, as the file or else the run's configuration says; None: it is not known."""
     if batch.provenance is not None:
         return batch.provenance.max_context_tokens
@@ -130,7 +130,7 @@ def budget_of(batch: Batch) -> int | None:
     return None if config is None else config.rollout.limits.max_context_tokens
 
 
-def tokenizer_files(batch: Batch) -> Iterator[Path]:
+def tokenizer_files(batch: TrajectoryBatch) -> Iterator[Path]:
     """Candidates for the tokenizer of some trajectories."""
     yield batch.file.parent / "tokenizer.json"
     if batch.run is not None:
@@ -186,7 +186,7 @@ def _evaluation_of(folder: Path, files: tuple[Path, ...], number: int | None, na
     return next((file for file in last if file.name == evaluation_file("held-out")), last[0])
 
 
-def config_of(batch: Batch) -> "RunConfig | None":
+def config_of(batch: TrajectoryBatch) -> "RunConfig | None":
     """The configuration of the run; None: there is none, or it cannot be read, perhaps of an older version."""
     from condensegrpo.config.load import load_stored  # imports pydantic: only when needed
 

@@ -13,15 +13,15 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
-from condensegrpo.inspection.figures import Figures
+from condensegrpo.inspection.figures import TrajectoryFigures
 from condensegrpo.inspection.new_lines import NewLines
-from condensegrpo.inspection.records import Place, TrajectoryRecord
+from condensegrpo.inspection.records import LinePlace, TrajectoryRecord
 from condensegrpo.storage.credit import Credit
 
 NAME = ".inspection.sqlite"
 VERSION = 1  # of the tables
 PAGE = 1000  # rows that are read at a time
-FIGURES = ", ".join(Figures._fields)
+FIGURES = ", ".join(TrajectoryFigures._fields)
 CREDIT = "advantages, weights, handling"
 COLUMNS = f"line, start, size, {FIGURES}, {CREDIT}"
 TABLES = f"""
@@ -71,7 +71,7 @@ class Database:
     def add(self, key: int, new: NewLines) -> None:
         """Add a part of a file."""
         rows = [(key, *line[:3], *map(_storable, line.figures)) for line in new.lines]
-        marks = ", ".join("?" * (4 + len(Figures._fields)))
+        marks = ", ".join("?" * (4 + len(TrajectoryFigures._fields)))
         correct = sum(line.figures.correct for line in new.lines)
         with self._lock, self._connection:
             if new.replaces:
@@ -141,8 +141,8 @@ class Database:
 def record(file: Path, number: int, row: tuple[Any, ...]) -> TrajectoryRecord:
     """The record of a row of ``COLUMNS``, which is that ``number`` in its file."""
     line, start, size, *columns = row
-    figures = Figures(*map(_restored, columns[: len(Figures._fields)]))
-    advantages, weights, handling = columns[len(Figures._fields) :]
+    figures = TrajectoryFigures(*map(_restored, columns[: len(TrajectoryFigures._fields)]))
+    advantages, weights, handling = columns[len(TrajectoryFigures._fields) :]
     return TrajectoryRecord(
         number=number,
         id=figures.id,
@@ -167,7 +167,7 @@ def record(file: Path, number: int, row: tuple[Any, ...]) -> TrajectoryRecord:
         stop=figures.stop,
         answer=figures.answer,
         seconds=figures.seconds,
-        place=Place(file=file, line=line, start=start, size=size),
+        place=LinePlace(file=file, line=line, start=start, size=size),
     )
 
 

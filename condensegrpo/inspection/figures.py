@@ -17,7 +17,7 @@ from condensegrpo.storage.trajectories import read_trajectory
 Json = Mapping[str, Any]
 
 
-class Figures(NamedTuple):
+class TrajectoryFigures(NamedTuple):
     """The columns of the index that a line of a trajectory file fills."""
 
     natural: str  # sort key of the group
@@ -42,7 +42,7 @@ class Figures(NamedTuple):
     seconds: float
 
 
-def figures_of(path: Path, line: bytes, number: int) -> tuple[Figures, str | None]:
+def figures_of(path: Path, line: bytes, number: int) -> tuple[TrajectoryFigures, str | None]:
     """The figures of a line, and its provenance as JSON; None: it has none.
 
     Raises:
@@ -65,11 +65,11 @@ def _provenance(record: Json) -> str | None:
     return None if known is None else dump_line(known)
 
 
-def _figures(record: Json) -> Figures:
+def _figures(record: Json) -> TrajectoryFigures:
     trajectory, score = record["trajectory"], record["score"]
     turns = trajectory["turns"]
     correct = float(score["correct"])
-    return Figures(
+    return TrajectoryFigures(
         natural=natural(trajectory["group_id"]),
         grp=trajectory["group_id"],
         sample=trajectory["sample"],

@@ -26,7 +26,7 @@ class PieceStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class HistoryPiece:
     """One message of the history, or one that stands in the prompt alone."""
 
     turn: int | None  # whose reply or observation it is; None: pinned or added
@@ -37,7 +37,7 @@ class Piece:
     rewritten: str | None = None  # as the prompt has it, if that is another text
 
 
-class Change(StrEnum):
+class WordChange(StrEnum):
     """What a part of a text is in a rewriting."""
 
     SAME = "same"
@@ -45,7 +45,7 @@ class Change(StrEnum):
     INSERTED = "inserted"
 
 
-def history(trajectory: Trajectory, turn: int, statuses: Mapping[int, SpanStatus]) -> tuple[Piece, ...]:
+def history(trajectory: Trajectory, turn: int, statuses: Mapping[int, SpanStatus]) -> tuple[HistoryPiece, ...]:
     """The pieces of the history before a turn; ``statuses`` are those of its ``ContextView``."""
     pinned = trajectory.turns[0].context  # what no condenser changes
     chunks = _chunks(trajectory.turns[turn].context[len(pinned) :])
@@ -68,16 +68,16 @@ def history(trajectory: Trajectory, turn: int, statuses: Mapping[int, SpanStatus
     return (*pieces, *_added(chunks[done:]))
 
 
-def difference(before: str, after: str) -> tuple[tuple[Change, str], ...]:
+def difference(before: str, after: str) -> tuple[tuple[WordChange, str], ...]:
     """A text and its rewriting as one: words that are the same, were removed or inserted."""
     old, new = _words(before), _words(after)
-    parts: list[tuple[Change, str]] = []
+    parts: list[tuple[WordChange, str]] = []
     for tag, first, end, start, stop in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         if tag == "equal":
-            parts.append((Change.SAME, "".join(old[first:end])))
+            parts.append((WordChange.SAME, "".join(old[first:end])))
             continue
-        parts += [(Change.REMOVED, "".join(old[first:end]))] if end > first else []
-        parts += [(Change.INSERTED, "".join(new[start:stop]))] if stop > start else []
+        parts += [(WordChange.REMOVED, "".join(old[first:end]))] if end > first else []
+        parts += [(WordChange.INSERTED, "".join(new[start:stop]))] if stop > start else []
     return tuple(parts)
 
 
@@ -107,7 +107,7 @@ def _places(
     return places
 
 
-def _unit(number: int, messages: Sequence[Message], chunk: Sequence[Message]) -> Iterator[Piece]:
+def _unit(number: int, messages: Sequence[Message], chunk: Sequence[Message]) -> Iterator[HistoryPiece]:
     """The messages of a unit beside those that the prompt has of it."""
     for before, after in zip(messages, chunk, strict=False):
         if before.content == after.content:
@@ -118,12 +118,12 @@ def _unit(number: int, messages: Sequence[Message], chunk: Sequence[Message]) ->
     yield from _added([chunk[len(messages) :]])
 
 
-def _added(chunks: Sequence[Sequence[Message]]) -> list[Piece]:
+def _added(chunks: Sequence[Sequence[Message]]) -> list[HistoryPiece]:
     return [_piece(message, None, PieceStatus.ADDED) for chunk in chunks for message in chunk]
 
 
-def _piece(message: Message, turn: int | None, status: PieceStatus, rewritten: str | None = None) -> Piece:
-    return Piece(
+def _piece(message: Message, turn: int | None, status: PieceStatus, rewritten: str | None = None) -> HistoryPiece:
+    return HistoryPiece(
         turn=turn, role=message.role, name=message.name, status=status, text=message.content, rewritten=rewritten
     )
 

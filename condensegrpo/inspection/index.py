@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.trajectory import ScoredTrajectory
-from condensegrpo.inspection.batches import Batch, credit_file, is_training, run_of, trajectory_files
+from condensegrpo.inspection.batches import TrajectoryBatch, credit_file, is_training, run_of, trajectory_files
 from condensegrpo.inspection.database import COLUMNS, Database, record
 from condensegrpo.inspection.new_lines import KnownFile, read_new_lines
 from condensegrpo.inspection.records import Group, TrajectoryRecord, groups, natural
@@ -73,13 +73,13 @@ class Index:
             before += size
             yield Progress(before, sum(sizes))
 
-    def batches(self) -> tuple[Batch, ...]:
+    def batches(self) -> tuple[TrajectoryBatch, ...]:
         """The files that the index knows: the steps in order, then the evaluations."""
         known = {name: row for name, *row in self._database.rows(f"SELECT {BATCH} FROM files WHERE count > 0")}
         names = ((file, self._name(file)) for file in trajectory_files(self.path))
         return tuple(_batch(file, *known[name]) for file, name in names if name in known)
 
-    def batch(self, file: Path) -> Batch:
+    def batch(self, file: Path) -> TrajectoryBatch:
         """The batch of one file.
 
         Raises:
@@ -92,7 +92,7 @@ class Index:
             raise DataError(f"reading {file}: it holds no trajectory{problem}.")
         return batch
 
-    def groups(self, batch: Batch, first: int = 0, most: int = -1) -> tuple[Group, ...]:
+    def groups(self, batch: TrajectoryBatch, first: int = 0, most: int = -1) -> tuple[Group, ...]:
         """The groups of a batch in order: at most ``most`` (−1: all) from the one that is number ``first``."""
         names = self._database.rows(
             "SELECT DISTINCT natural FROM trajectories WHERE file = ? ORDER BY natural LIMIT ? OFFSET ?",
@@ -106,20 +106,20 @@ class Index:
         same = groups(tuple(self._span(record.place.file, key, key)))
         return next(group for group in same if group.id == record.group)
 
-    def find(self, batch: Batch, name: str) -> TrajectoryRecord | None:
+    def find(self, batch: TrajectoryBatch, name: str) -> TrajectoryRecord | None:
         """The trajectory of an id; None: the batch has none."""
         return self._where(batch, "id", name)
 
-    def at(self, batch: Batch, start: int) -> TrajectoryRecord | None:
+    def at(self, batch: TrajectoryBatch, start: int) -> TrajectoryRecord | None:
         """The trajectory whose line begins at a byte of the file; None: the index has none."""
         return self._where(batch, "start", start)
 
-    def records(self, batch: Batch | None = None) -> Iterator[TrajectoryRecord]:
+    def records(self, batch: TrajectoryBatch | None = None) -> Iterator[TrajectoryRecord]:
         """The trajectories of a batch by groups and samples; without one, of all batches in order."""
         for each in (batch,) if batch is not None else self.batches():
             yield from self._span(each.file)
 
-    def follow(self, problem: str) -> tuple[tuple[Batch, Group], ...]:
+    def follow(self, problem: str) -> tuple[tuple[TrajectoryBatch, Group], ...]:
         """What became of one problem: its groups in all batches, in order."""
         query = "SELECT DISTINCT name, natural FROM trajectories JOIN files USING (file) WHERE trajectories.problem = ?"
         places = {(str(name), str(key)) for name, key in self._database.rows(query, problem)}
@@ -171,7 +171,7 @@ class Index:
         for number, row in enumerate(rows, int(before or 0)):
             yield record(file, number, row)
 
-    def _where(self, batch: Batch, column: str, value: str | int) -> TrajectoryRecord | None:
+    def _where(self, batch: TrajectoryBatch, column: str, value: str | int) -> TrajectoryRecord | None:
         query = f"SELECT natural, start FROM trajectories WHERE file = ? AND {column} = ?"
         for key, start in self._database.rows(query, self._key(batch.file), value):
             return next(each for each in self._span(batch.file, key, key) if each.place.start == start)
@@ -209,10 +209,10 @@ def _batch(
     success: float,
     signal: float | None,
     evaluates: int,
-) -> Batch:
+) -> TrajectoryBatch:
     known = decode(Provenance, json.loads(provenance)) if provenance is not None else None
     digits = file.stem.removeprefix("step_")
-    return Batch(
+    return TrajectoryBatch(
         file=file,
         run=run_of(file),
         number=int(digits) if is_training(file) and digits.isdecimal() else known.step if known else None,

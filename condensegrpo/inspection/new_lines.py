@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from condensegrpo.core.errors import DataError
-from condensegrpo.inspection.figures import Figures, figures_of
+from condensegrpo.inspection.figures import TrajectoryFigures, figures_of
 
 PART_SECONDS = 0.2  # of reading, after which a part is complete
 TAIL = 4096  # bytes before the end of what was read that tell whether a file was replaced
@@ -31,7 +31,7 @@ class NewLine(NamedTuple):
     line: int  # from 1
     start: int
     size: int
-    figures: Figures
+    figures: TrajectoryFigures
 
 
 class NewLines(NamedTuple):

@@ -15,7 +15,7 @@ from functools import cache
 
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.trajectory import Condensation, Draft, ScoredTrajectory, Turn
-from condensegrpo.inspection.batches import Batch, tokenizer_files
+from condensegrpo.inspection.batches import TrajectoryBatch, tokenizer_files
 from condensegrpo.inspection.context_view import ContextView, context_views
 from condensegrpo.storage.credit import Credit
 
@@ -118,7 +118,7 @@ def turns(
 class TokenTexts:
     """The texts of token ids by the tokenizer of a run, if there is one."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: TrajectoryBatch) -> None:
         from tokenizers import Tokenizer  # compiled code: only when asked for
 
         self.file = next((file for file in tokenizer_files(batch) if file.is_file()), None)

@@ -16,7 +16,7 @@ TRUNCATED = (Stop.OUTPUT_LENGTH, Stop.CONTEXT_OVERFLOW)  # stops because a token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class LinePlace:
     """Where a trajectory is stored."""
 
     file: Path
@@ -52,7 +52,7 @@ class TrajectoryRecord:
     stop: str
     answer: str | None
     seconds: float
-    place: Place
+    place: LinePlace
 
     @property
     def advantage(self) -> float | None:

@@ -12,7 +12,7 @@ from condensegrpo.core.suggestions import did_you_mean
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.inspection.filters import parse_where, sort_key
 from condensegrpo.inspection.index import Index
-from condensegrpo.inspection.records import Place, TrajectoryRecord
+from condensegrpo.inspection.records import LinePlace, TrajectoryRecord
 
 MOST = 1000  # matches that are kept; all are counted
 GAP = 2  # characters that a fuzzy match skips between two of the query, at most
@@ -98,7 +98,7 @@ def search(index: Index, query: str) -> Iterator[Hit]:
     two others between any two (``qck`` finds ``quick``); then those of which a message has the query as it stands, in
     letters of either case.
     """
-    shown = set[Place]()
+    shown = set[LinePlace]()
     if query.strip():
         for hit in chain(fuzzy(index.records(), query), full_text(index, query)):
             if hit.record.place not in shown:
