@@ -14,6 +14,7 @@ from condensegrpo.cli.interrupts import end_with_launcher, exit_immediately, han
 from condensegrpo.cli.model import fetch
 from condensegrpo.cli.plan import plan
 from condensegrpo.cli.plugins import plugins
+from condensegrpo.cli.report import report
 from condensegrpo.cli.retention import retention
 from condensegrpo.cli.serve import serve
 from condensegrpo.cli.sweep import sweep
@@ -46,6 +47,7 @@ app.command("train", epilog=_algorithms())(train)
 app.command("sweep")(sweep)
 app.command("eval")(evaluate)
 app.command("inspect-trajectory")(inspect_trajectory)
+app.command("report")(report)
 app.command("export")(export)
 app.command("doctor")(doctor)
 app.command("plan")(plan)

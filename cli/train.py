@@ -147,11 +147,14 @@ def _train_as_first_rank(
                 with suppress(RunError):  # the log may be what cannot be written
                     console.record(f"error: {error}")
                 raise
-        if finished:
-            from condensegrpo.reporting.run_report import write_report
+        from condensegrpo.reporting.run_report import write_page, write_report
 
+        if finished:
             write_report(folder.path)
             print_summary(folder)
+        else:
+            with suppress(RunError):  # nothing was measured yet
+                write_page(folder.path)
     if not finished:
         typer.echo(f"stopped. To continue: condensegrpo train --resume {folder.path}")
         raise typer.Exit(130)

@@ -1,13 +1,21 @@
-import base64
+import json
 import re
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+from builders import ledger_episode, scored, trajectory, turn
 from metrics_page import explained
 
 from condensegrpo.core.errors import RunError
-from condensegrpo.reporting.run_report import SHARES, Series, series, smoothed, variants, write_report
+from condensegrpo.reporting.curves import SHARES, Series, series, variants
+from condensegrpo.reporting.run_plot import smoothed
+from condensegrpo.reporting.run_report import ReportTracker, write_page, write_report
+from condensegrpo.reporting.samples import SampleReader, spread
+from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import JsonlTracker
+from condensegrpo.storage.trajectories import write_trajectory
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -28,36 +36,95 @@ FULL = (
 )
 
 
+def data_of(page: Path) -> dict[str, Any]:
+    """The data in a page, as its script reads them."""
+    text = page.read_text()
+    start = text.index('id="data">') + len('id="data">')
+    values: dict[str, Any] = json.loads(text[start : text.index("</script>", start)])
+    return values
+
+
 def test_a_report_is_a_picture_and_one_page_that_needs_nothing_else(tmp_path: Path) -> None:
     image, page = write_report(run_with(tmp_path, *FULL))
     assert (image, page) == (tmp_path / "report.png", tmp_path / "report.html")
     assert image.read_bytes().startswith(PNG)
     text = page.read_text()
-    embedded = re.search(r'src="data:image/png;base64,([^"]+)"', text)
-    assert embedded is not None
-    assert base64.b64decode(embedded[1]) == image.read_bytes()
-    assert "http" not in text
-    assert re.findall(r"(?:src|href)=\"(?!data:)", text) == []
+    assert text.count("http") == text.count("http-equiv") + text.count("http://www.w3.org/2000/svg")
+    assert re.findall(r"(?:src|href)=\"", text) == []
 
 
-def test_the_page_tells_first_and_last_values(tmp_path: Path) -> None:
-    _, page = write_report(run_with(tmp_path, *FULL))
-    text = page.read_text()
-    assert (
-        "<td>Success (share of trajectories), held-out</td><td>0.2 [0.15, 0.25]</td><td>0.9 [0.86, 0.94]</td>" in text
-    )
-    assert "<td>Success (share of trajectories), held-out k20</td><td>0.1</td><td>0.8</td><td>0 – 30</td>" in text
-    assert "<td>Success (share of trajectories), training</td><td>0.2167</td><td>0.7</td><td>1 – 30</td>" in text
-    assert "Output length" not in text
+def test_the_page_holds_every_metric_with_its_steps(tmp_path: Path) -> None:
+    data = data_of(write_page(run_with(tmp_path, *FULL, {"step": 31, "loss": float("nan"), "success": 1 / 3})))
+    curves = {key: (data["grids"][grid], values) for key, (grid, values) in data["curves"].items()}
+    assert curves["eval/success"] == ([0, 30], [0.2, 0.9])
+    assert curves["eval/success_low"] == ([0, 30], [0.15, 0.86])
+    assert curves["eval/k20/success"] == ([0, 30], [0.1, 0.8])
+    assert curves["success"][0] == list(range(1, 32))
+    assert curves["success"][1][-2:] == [0.7, 0.333333]
+    assert curves["loss"] == ([31], [None])
+    assert data["variants"] == ["k20"]
+    assert [diagram["title"] for diagram in data["diagrams"]] == ["Success", "Reward", "Turns", "Gradient norm"]
+    assert data["state"].startswith("31 steps, written 20")
 
 
-def test_the_page_tells_who_got_the_credit(tmp_path: Path) -> None:
-    lines = [{"step": step, "weight/correct": step / 8, "masked": 0.5 - step / 8} for step in (1, 2, 3, 4)]
-    _, page = write_report(run_with(tmp_path, *lines))
-    text = page.read_text()
-    assert "<td>Credit: weight on correct</td><td>0.125</td><td>0.5</td><td>1 – 4</td>" in text
-    assert "<td>Signal: masked trajectories</td><td>0.375</td><td>0</td><td>1 – 4</td>" in text
-    assert "Gini" not in text  # a run of an earlier version did not measure it
+def test_a_curve_of_many_steps_is_thinned_and_keeps_its_last_one(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step":{step},"loss":1.0}}\n' for step in range(1, 5002)))
+    (steps,) = data_of(write_page(tmp_path))["grids"]
+    assert (steps[:3], steps[-1], len(steps)) == ([3, 6, 9], 5001, 1667)
+
+
+def test_a_run_that_trains_writes_its_page_at_evaluations_and_now_and_then(tmp_path: Path) -> None:
+    run, written = RunFolder(tmp_path), tmp_path / "report.html"
+    own, page = JsonlTracker(run.metrics), ReportTracker(run)
+    lines = [{"success": 0.5}, {"success": 0.6}, {"eval/success": 0.7}]
+    shown = []
+    for step, line in enumerate(lines, 1):
+        own.log(step, line)
+        page.log(step, line)
+        shown.append(max(steps[-1] for steps in data_of(written)["grids"]))
+    assert shown == [1, 1, 3]  # the second step comes too soon
+    assert not (tmp_path / "report.png").exists()
+
+
+def test_samples_of_many_steps_are_spread_and_stay_where_they_are() -> None:
+    assert spread(range(5), 5) == (0, 1, 2, 3, 4)
+    assert spread(range(6), 5) == (0, 2, 4, 5)
+    assert spread(range(12), 5) == (0, 4, 8, 11)
+
+
+def test_the_samples_of_a_file_are_a_correct_one_a_wrong_one_and_the_largest_context(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    for sample, (correct, turns) in enumerate([(1, 1), (1, 1), (0, 1), (1, 1), (1, 3)]):
+        one = ledger_episode(["<note> 3 </note>"] * turns, ["+2"] * turns, id=f"1/0/{sample}", sample=sample)
+        write_trajectory(run.trajectories(1), scored(one, correct, correct=correct))
+    with run.trajectories(1).open("ab") as file:
+        file.write(b'{"version":4,"trajectory":{"id":"1/0/9"')  # being written
+    (samples,) = SampleReader(run).read()
+    assert [(one.id, one.chosen) for one in samples.trajectories] == [
+        ("1/0/0", "the first correct"),
+        ("1/0/2", "the first not correct"),
+        ("1/0/4", "the largest context"),
+    ]
+    assert (samples.step, samples.evaluation, samples.count) == (1, None, 5)
+    assert [turn.strip for turn in samples.trajectories[2].turns] == ["", "k", "kk"]
+
+
+def test_a_long_trajectory_keeps_its_first_turns_and_its_last(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    turns = [turn([1], [2], reply=f"{number} {'x' * 5000}") for number in range(8)]
+    write_trajectory(run.trajectories(1), scored(trajectory(*turns, id="1/0/0"), 1.0))
+    ((one,),) = (samples.trajectories for samples in SampleReader(run).read())
+    assert [turn.turn for turn in one.turns] == [0, 1, 2, 7]
+    assert one.turns[0].reply.endswith("x… (2002 more characters)")
+
+
+def test_every_style_and_script_of_a_page_is_in_the_package() -> None:
+    root = Path(__file__).parent.parent
+    patterns = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    for path in (root / "condensegrpo").rglob("*"):
+        if path.is_file() and path.suffix not in (".py", ".pyc"):
+            package = ".".join(path.parent.relative_to(root).parts)
+            assert any(path.match(pattern) for pattern in patterns.get(package, ())), path
 
 
 def test_every_share_that_is_drawn_is_explained() -> None:
@@ -82,8 +149,9 @@ def test_a_run_name_cannot_break_the_page(tmp_path: Path) -> None:
     folder = tmp_path / "<script>&"
     folder.mkdir()
     _, page = write_report(run_with(folder, {"step": 1, "success": 1.0}))
-    assert "<script>" not in page.read_text()
-    assert "<h1>&lt;script&gt;&amp;</h1>" in page.read_text()
+    assert page.read_text().count("<script") == 2  # the data and the program
+    assert "<title>&lt;script&gt;&amp;</title>" in page.read_text()
+    assert data_of(page)["name"] == "<script>&"
 
 
 def test_a_run_that_measured_nothing_has_no_report(tmp_path: Path) -> None:

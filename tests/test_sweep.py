@@ -90,7 +90,7 @@ def test_a_killed_sweep_takes_its_runs_with_it_and_continues_to_the_same_results
     out = study.parent / "killed"
     for name in RUNS[2:]:  # as if the sweep had come that far: the order of the runs does not matter
         shutil.copytree(finished / name, out / name)
-    report = (out / RUNS[2] / "report.html").stat().st_mtime_ns
+    picture = (out / RUNS[2] / "report.png").stat().st_mtime_ns
     process = start_sweep(study, out, parallel=2)
     appears(out / "efficient-seed0/checkpoints/step_000001/manifest.json", process)
     assert process.pid is not None
@@ -100,13 +100,14 @@ def test_a_killed_sweep_takes_its_runs_with_it_and_continues_to_the_same_results
     metrics = [(out / name / "metrics.jsonl").read_bytes() for name in RUNS[:2]]
     time.sleep(0.5)
     assert [(out / name / "metrics.jsonl").read_bytes() for name in RUNS[:2]] == metrics
-    assert not (out / "efficient-seed0/report.html").exists()
+    assert (out / "efficient-seed0/report.html").is_file()  # written while it trained
+    assert not (out / "efficient-seed0/report.png").exists()
 
     end(start_sweep(study, out, parallel=2), 0)
     assert (out / "results.json").read_bytes() == (finished / "results.json").read_bytes()
     assert (out / "results.md").read_bytes() == (finished / "results.md").read_bytes()
     assert all(sampled(out / name, 2) == sampled(finished / name, 2) for name in RUNS)
-    assert (out / RUNS[2] / "report.html").stat().st_mtime_ns == report  # skipped: it was finished
+    assert (out / RUNS[2] / "report.png").stat().st_mtime_ns == picture  # skipped: it was finished
     assert sorted(path.name for path in out.glob("*-seed*") if path.is_dir()) == sorted(RUNS)
 
 
@@ -128,11 +129,11 @@ def test_a_dry_run_lists_what_would_run_and_how_long_it_takes(finished: Path, st
     assert "outcome-seed0            waiting   condensegrpo train " in new
     assert "4 runs; the time is known after the first run" in new
     assert list(tmp_path.iterdir()) == []
-    (finished / "efficient-seed1/report.html").rename(finished / "hidden")
+    (finished / "efficient-seed1/report.png").rename(finished / "hidden")  # as if it ended before its picture
     try:
         done = succeed("sweep", str(study), "--out", str(finished), "--dry-run", "--parallel", "2")
     finally:
-        (finished / "hidden").rename(finished / "efficient-seed1/report.html")
+        (finished / "hidden").rename(finished / "efficient-seed1/report.png")
     assert f"efficient-seed1          stopped   condensegrpo train --resume {finished}/efficient-seed1" in done
     assert "4 runs; about 0:00:0" in done
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from condensegrpo.evaluation.comparison import Comparison, Figures
-from condensegrpo.reporting.run_report import HELD_OUT, MARKERS, TRAIN, VARIANTS
+from condensegrpo.reporting.run_plot import HELD_OUT, MARKERS, TRAIN, VARIANTS
 
 COLOURS = (HELD_OUT, TRAIN, *VARIANTS, "#000000", "#999999")
 

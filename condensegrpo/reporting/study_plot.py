@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from condensegrpo.evaluation.study import StudyFigures
 from condensegrpo.metrics.estimates import Interval
 from condensegrpo.reporting.comparison_plot import COLOURS
-from condensegrpo.reporting.run_report import MARKERS
+from condensegrpo.reporting.run_plot import MARKERS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

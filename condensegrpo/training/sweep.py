@@ -60,8 +60,8 @@ class StudyRun:
 
     @property
     def finished(self) -> bool:
-        """Whether its last evaluation is recorded and its report written, which is the last that a run writes."""
-        if not (self.folder.path / "report.html").is_file():
+        """Whether its last evaluation is recorded and its picture drawn, which is the last that a run writes."""
+        if not (self.folder.path / "report.png").is_file():
             return False
         return any(line["step"] == self.config.train.steps for line in self.evaluated)
 

@@ -32,6 +32,7 @@ from condensegrpo.learner.engine import DeepSpeedEngine, close_engine
 from condensegrpo.learner.engine_state import on_device
 from condensegrpo.learner.policy import save_tokenizer
 from condensegrpo.learner.reference import Reference, against_base, against_copy, open_reference
+from condensegrpo.reporting.run_report import ReportTracker
 from condensegrpo.rollout.player import GroupPlayer
 from condensegrpo.storage.environment import write_environment
 from condensegrpo.storage.run_folder import RunFolder
@@ -140,7 +141,8 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
         observer.say(note)
     players = Players(config, sampler, source)
     player = players.player(components, temperature=config.rollout.temperature)
-    trackers = (JsonlTracker(folder.metrics), *open_trackers(config)) if ranks.rank() == 0 else ()
+    own = (JsonlTracker(folder.metrics), ReportTracker(folder))
+    trackers = (*own, *open_trackers(config)) if ranks.rank() == 0 else ()
     try:
         done, batches = resume(config, folder, sampler, learner, observer, write=write)
         with (

@@ -1,0 +1,19 @@
+"""``condensegrpo report``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, of a run that trains or that has ended.")],
+) -> None:
+    """Write a run's report.html anew: curves of every metric, sample trajectories and the configuration.
+
+    Example: condensegrpo report runs/quickstart
+    """
+    from condensegrpo.reporting.run_report import write_page
+    from condensegrpo.storage.run_folder import RunFolder
+
+    typer.echo(write_page(RunFolder.open(run).path))

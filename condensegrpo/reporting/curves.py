@@ -1,0 +1,77 @@
+"""The curves of a run from its metrics, and which of them its report shows first."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+Metrics = Sequence[Mapping[str, float]]
+
+
+class Panel(NamedTuple):
+    """One diagram: a metric over optimiser steps, in training and on held-out problems."""
+
+    metric: str
+    title: str
+    unit: str
+    varied: bool = False  # also for the variants; the lengths of variants would only compress the scale
+
+
+PANELS = (
+    Panel("success", "Success", "share of trajectories", varied=True),
+    Panel("context_tokens", "Largest context", "tokens, mean over trajectories", varied=True),
+    Panel("reward", "Reward", "mean over trajectories"),
+    Panel("output_tokens", "Output length", "tokens per trajectory"),
+    Panel("turns", "Turns", "replies per trajectory"),
+    Panel("grad_norm", "Gradient norm", "before clipping"),
+)
+
+
+class Shares(NamedTuple):
+    """One diagram of several shares of the training batches."""
+
+    title: str
+    unit: str
+    lines: tuple[tuple[str, str], ...]  # metric and label
+
+
+SHARES = (
+    Shares(
+        "Signal",
+        "share of groups or trajectories",
+        (
+            ("groups_of_equal_reward", "groups without signal"),
+            ("trajectories_without_advantage", "trajectories without gradient"),
+            ("correct_with_negative_advantage", "correct with negative advantage"),
+            ("masked", "masked trajectories"),
+        ),
+    ),
+    Shares(
+        "Credit",
+        "share of the batch",
+        (
+            ("weight/correct", "weight on correct"),
+            ("pull/correct", "gradient weight on correct"),
+            ("weight/gini", "Gini of the weights"),
+        ),
+    ),
+)
+
+
+class Series(NamedTuple):
+    """A line of a diagram."""
+
+    steps: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+def series(metrics: Metrics, key: str) -> Series:
+    """The steps and values of a metric; the later of two values at one step counts."""
+    values = {line["step"]: line[key] for line in metrics if key in line and "step" in line}
+    steps = tuple(sorted(values))
+    return Series(steps, tuple(values[step] for step in steps))
+
+
+def variants(metrics: Metrics) -> tuple[str, ...]:
+    """The names of the evaluation variants: k20 of ``eval/k20/success``."""
+    keys = (key.split("/") for line in metrics for key in line)
+    named = (parts[1] for parts in keys if len(parts) == 3 and parts[::2] == ["eval", "success"])
+    return tuple(dict.fromkeys(named))

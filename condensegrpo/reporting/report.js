@@ -1,0 +1,367 @@
+// The report of a run: diagrams of every metric, the trajectories behind a point, and the configuration.
+
+const HEIGHT = 190, LEFT = 46, RIGHT = 10, TOP = 8, BOTTOM = 22;
+const NEAR = 16; // pixels within which a click means a point of an evaluation
+const bases = metricNames();
+const diagrams = []; // those on the page, each with draw() and point(step)
+let smoothing = "auto";
+
+/** The metrics without eval/, variant and interval: what can be drawn as one diagram. */
+function metricNames() {
+  const known = new Set(Object.keys(data.curves));
+  const names = [...known].filter((key) => !/_(low|high)$/.test(key) || !known.has(key.replace(/_(low|high)$/, "")));
+  return [...new Set(names.map((key) => placeOf(key)[1]))].sort();
+}
+
+/** Evaluation (null: training) and metric of a key: eval/K=20/success is K=20 and success. */
+function placeOf(key) {
+  if (!key.startsWith("eval/")) return [null, key];
+  const rest = key.slice(5);
+  const variant = data.variants.find((name) => rest.startsWith(`${name}/`));
+  return variant === undefined ? ["held-out", rest] : [variant, rest.slice(variant.length + 1)];
+}
+
+/** The lines of one metric: training, held-out and the variants. */
+function linesOf(metric) {
+  const places = [[metric, "training"], [`eval/${metric}`, "held-out"]];
+  return [...places, ...data.variants.map((name) => [`eval/${name}/${metric}`, name])];
+}
+
+/** Steps and values of a key, with its interval if it has one; null: not measured. */
+function curve(key) {
+  if (!(key in data.curves)) return null;
+  const [grid, values] = data.curves[key];
+  const bound = (name) => {
+    const other = data.curves[`${key}_${name}`];
+    return other && other[1].length === values.length ? other[1] : null;
+  };
+  return { steps: data.grids[grid], values, low: bound("low"), high: bound("high") };
+}
+
+function meanBefore(values, window) {
+  return values.map((value, end) => {
+    const known = values.slice(Math.max(0, end + 1 - window), end + 1).filter((each) => each !== null);
+    return value === null || !known.length ? null : known.reduce((sum, each) => sum + each, 0) / known.length;
+  });
+}
+
+/** The place of the step nearest to `step` in ascending steps. */
+function nearest(steps, step) {
+  let best = 0;
+  steps.forEach((each, place) => {
+    if (Math.abs(each - step) < Math.abs(steps[best] - step)) best = place;
+  });
+  return best;
+}
+
+function ticks(low, high, most) {
+  const raw = (high - low) / most || 1;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const size = [1, 2, 5, 10].map((factor) => factor * power).find((each) => each >= raw);
+  const result = [];
+  for (let tick = Math.ceil(low / size - 1e-9) * size; tick <= high + size * 1e-9; tick += size) result.push(Number(tick.toPrecision(10)));
+  return result;
+}
+
+function rangeOf(numbers) {
+  const known = numbers.filter((value) => value !== null);
+  return known.length ? [known.reduce((a, b) => Math.min(a, b)), known.reduce((a, b) => Math.max(a, b))] : [0, 1];
+}
+
+const firstStep = Math.min(...data.grids.map((steps) => steps[0]));
+const lastStep = Math.max(firstStep + 1, ...data.grids.map((steps) => steps.at(-1)));
+
+/** A diagram of some lines [key, label]; hovering shows values, a click the trajectories of the step. */
+function diagram(title, unit, keys, removed) {
+  const lines = keys
+    .map(([key, label], place) => ({ key, label, place, evaluation: placeOf(key)[0], shown: true, ...curve(key) }))
+    .filter((line) => line.steps !== undefined);
+  const steps = [...new Set(lines.flatMap((line) => line.steps))].sort((a, b) => a - b);
+  const drawing = svg("svg", { role: "img", "aria-label": `${title}, ${unit}, over optimiser steps` });
+  const tip = h("div", { class: "tip", hidden: true });
+  const legend = h("div", { class: "legend" }, lines.map(entry));
+  const close = removed && h("button", { type: "button", class: "quiet push", title: `remove ${title}`, onclick: removed }, "×");
+  const caption = h("figcaption", {}, h("b", {}, title), h("span", { class: "dim", title: unit }, unit), close);
+  const node = h("figure", { tabindex: "0", onkeydown: keyed, onblur: leave }, caption, drawing, legend, tip);
+  let x, y, cursor = null, at = null; // the scales; the mark of the step that is pointed at, and that step
+
+  function entry(line) {
+    const swatch = h("span", { class: "swatch" });
+    swatch.style.borderColor = `var(--c${line.place % 6})`;
+    const toggle = () => {
+      line.shown = !line.shown;
+      button.setAttribute("aria-pressed", line.shown);
+      draw();
+    };
+    const button = h("button", { type: "button", "aria-pressed": "true", onclick: toggle }, swatch, line.label);
+    return button;
+  }
+
+  function draw() {
+    const width = Math.max(200, drawing.clientWidth || 300);
+    const shown = lines.filter((line) => line.shown);
+    let [low, high] = rangeOf(shown.flatMap((line) => [...line.values, ...(line.low ?? []), ...(line.high ?? [])]));
+    if (unit.startsWith("share")) [low, high] = [Math.min(0, low), Math.max(1, high)];
+    else if (low >= 0) low = 0;
+    if (high === low) high = low + 1;
+    x = (step) => LEFT + ((step - firstStep) / (lastStep - firstStep)) * (width - LEFT - RIGHT);
+    y = (value) => HEIGHT - BOTTOM - ((value - low) / (high - low)) * (HEIGHT - TOP - BOTTOM);
+    drawing.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
+    drawing.replaceChildren(...axes(low, high, width), ...shown.flatMap(marks));
+    cursor = null;
+    if (at !== null) point(at, false);
+  }
+
+  function axes(low, high, width) {
+    const rows = ticks(low, high, 4).flatMap((tick) => [
+      svg("line", { class: "rule", x1: LEFT, x2: width - RIGHT, y1: y(tick), y2: y(tick) }),
+      svg("text", { x: LEFT - 6, y: y(tick) + 4, "text-anchor": "end" }, digits(tick)),
+    ]);
+    const columns = ticks(firstStep, lastStep, width / 70).filter(Number.isInteger).map((tick) =>
+      svg("text", { x: x(tick), y: HEIGHT - 6, "text-anchor": "middle" }, digits(tick)));
+    const changed = data.changes.filter((change) => change.learned && change.first_step > firstStep).map((change) =>
+      svg("line", { class: "changed", x1: x(change.first_step - 0.5), x2: x(change.first_step - 0.5), y1: TOP, y2: HEIGHT - BOTTOM },
+        svg("title", {}, `from step ${change.first_step} on: ${change.text}`)));
+    return [...rows, ...columns, ...changed];
+  }
+
+  function marks(line) {
+    const colour = `var(--c${line.place % 6})`;
+    const path = (values, settings) => {
+      const parts = [];
+      values.forEach((value, place) => {
+        if (value !== null) parts.push(`${place && values[place - 1] !== null ? "L" : "M"}${x(line.steps[place]).toFixed(1)} ${y(value).toFixed(1)}`);
+      });
+      return svg("path", { d: parts.join(""), fill: "none", stroke: colour, "stroke-width": 1.8, ...settings });
+    };
+    const dots = (size) => line.values.map((value, place) => value !== null && svg("circle", { cx: x(line.steps[place]), cy: y(value), r: size, fill: colour }));
+    if (line.evaluation === null) {
+      const window = windowOf(line.values.length);
+      const pale = window > 1 && lines.filter((each) => each.evaluation === null).length === 1;
+      return [pale && path(line.values, { "stroke-width": 1, opacity: 0.3 }), path(meanBefore(line.values, window)), ...(line.values.length === 1 ? dots(3) : [])].filter(Boolean);
+    }
+    const band = line.low && line.evaluation === "held-out"
+      ? [svg("polygon", { class: "band", opacity: 0.16, fill: colour, points: [...line.steps.map((step, place) => [step, line.low[place]]), ...line.steps.map((step, place) => [step, line.high[place]]).reverse()].map(([step, value]) => `${x(step).toFixed(1)},${y(value).toFixed(1)}`).join(" ") })]
+      : line.low ? line.steps.map((step, place) => svg("line", { class: "band", stroke: colour, x1: x(step), x2: x(step), y1: y(line.low[place]), y2: y(line.high[place]) })) : [];
+    return [...band, path(line.values, { "stroke-dasharray": "5 3" }), ...dots(3.2).filter(Boolean)];
+  }
+
+  /** Mark a step in this diagram; `full`: with the values beside it. */
+  function point(step, full) {
+    cursor?.remove();
+    at = step;
+    tip.hidden = !full || step === null;
+    if (step === null || !steps.length) return;
+    const place = x(steps[nearest(steps, step)]);
+    cursor = svg("line", { class: "cursor", x1: place, x2: place, y1: TOP, y2: HEIGHT - BOTTOM });
+    drawing.append(cursor);
+    if (!full) return;
+    tip.replaceChildren(h("b", {}, `step ${digits(step)}`), h("table", {}, lines.filter((line) => line.shown).map((line) => valueRow(line, step))));
+    const box = node.getBoundingClientRect();
+    const beside = place + 12 + tip.offsetWidth > box.width ? place - 12 - tip.offsetWidth : place + 12;
+    tip.style.left = `${Math.max(8 - box.left, Math.min(beside, root.clientWidth - 8 - tip.offsetWidth - box.left + root.offsetLeft))}px`;
+    tip.style.top = `${drawing.getBoundingClientRect().top - box.top + TOP}px`;
+  }
+
+  function valueRow(line, step) {
+    let place = line.steps.length - 1; // an evaluation counts until the next one
+    while (place >= 0 && line.steps[place] > step) place -= 1;
+    if (place < 0) return h("tr", {}, h("td", {}, line.label), h("td", {}, "–"));
+    const interval = line.low ? ` [${digits(line.low[place])}, ${digits(line.high[place])}]` : "";
+    const since = line.steps[place] === step ? "" : ` at ${digits(line.steps[place])}`;
+    return h("tr", {}, h("td", {}, line.label), h("td", {}, h("b", {}, digits(line.values[place])), interval, h("span", { class: "dim" }, since)));
+  }
+
+  function pointed(event) {
+    const place = ((event.clientX - drawing.getBoundingClientRect().left) / drawing.clientWidth) * Math.max(200, drawing.clientWidth);
+    return steps[nearest(steps.map(x), place)];
+  }
+
+  function clicked(event) {
+    const box = drawing.getBoundingClientRect();
+    const [left, top] = [event.clientX - box.left, event.clientY - box.top];
+    let best = { distance: NEAR, step: pointed(event), evaluation: null };
+    for (const line of lines.filter((each) => each.shown && each.evaluation !== null)) {
+      line.steps.forEach((step, place) => {
+        const distance = Math.hypot(x(step) - left, y(line.values[place] ?? Infinity) - top);
+        if (distance < best.distance) best = { distance, step, evaluation: line.evaluation };
+      });
+    }
+    show(best.step, best.evaluation, true);
+  }
+
+  function keyed(event) {
+    if (event.target !== node || !["ArrowLeft", "ArrowRight", "Enter"].includes(event.key)) return;
+    event.preventDefault();
+    const place = at === null ? -1 : nearest(steps, at);
+    if (event.key !== "Enter") hover(steps[Math.max(0, Math.min(steps.length - 1, place + (event.key === "ArrowLeft" ? -1 : 1)))]);
+    else if (at !== null) show(at, null, true);
+  }
+
+  function hover(step) {
+    diagrams.forEach((other) => other.point(step, other.node === node));
+  }
+
+  function leave() {
+    diagrams.forEach((other) => other.point(null, false));
+  }
+
+  drawing.addEventListener("pointermove", (event) => hover(pointed(event)));
+  drawing.addEventListener("pointerleave", leave);
+  drawing.addEventListener("click", clicked);
+  const own = { node, draw, point };
+  new ResizeObserver(draw).observe(drawing);
+  diagrams.push(own);
+  return node;
+}
+
+function windowOf(count) {
+  return smoothing === "auto" ? Math.max(1, Math.floor(count / 12)) : Number(smoothing);
+}
+
+function discard(node) {
+  diagrams.splice(diagrams.findIndex((each) => each.node === node), 1);
+  node.remove();
+}
+
+const grid = h("div", { class: "grid", id: "diagrams" });
+const added = new Map(); // metric: its diagram, of those that the reader chose
+
+/** Add the diagram of a metric, or remove it. */
+function choose(metric, wanted = !added.has(metric)) {
+  if (!wanted && added.has(metric)) {
+    discard(added.get(metric));
+    added.delete(metric);
+  } else if (wanted && !added.has(metric) && bases.includes(metric)) {
+    const node = diagram(metric, "", linesOf(metric), () => choose(metric, false));
+    added.set(metric, node);
+    grid.prepend(node);
+  }
+  setAddress({ metrics: [...added.keys()].join(",") });
+}
+
+/** The table of every metric; a name adds its diagram. */
+function metricTable() {
+  const rows = bases.flatMap((metric) => linesOf(metric).map(([key, label]) => [metric, label, curve(key)])).filter(([, , line]) => line);
+  const cell = (line, place) => h("td", {}, digits(line.values.at(place)), line.low && h("span", { class: "dim" }, ` [${digits(line.low.at(place))}, ${digits(line.high.at(place))}]`));
+  const body = h("tbody", {}, rows.map(([metric, label, line]) =>
+    h("tr", { "data-search": `${metric} ${label}`.toLowerCase() },
+      h("td", {}, h("button", { type: "button", onclick: () => { choose(metric, true); added.get(metric).scrollIntoView({ block: "center" }); } }, metric)),
+      h("td", {}, label), cell(line, 0), cell(line, -1), h("td", {}, line.steps.length > 1 ? `${line.steps[0]}–${line.steps.at(-1)}` : line.steps[0]))));
+  const head = h("thead", {}, h("tr", {}, ["metric", "of", "first", "last", "steps"].map((name) => h("th", {}, name))));
+  return filtered("metrics", "search metrics", h("table", {}, head, body), body);
+}
+
+/** A table under a search box that hides the rows without the words. */
+function filtered(id, label, table, body) {
+  const filter = () => {
+    const words = box.value.toLowerCase().split(/\s+/);
+    for (const row of body.rows) row.hidden = !words.every((word) => row.dataset.search.includes(word));
+  };
+  const box = h("input", { type: "search", placeholder: label, "aria-label": label, oninput: filter });
+  return [h("div", { class: "tools" }, box), h("div", { class: "scroll", id }, table)];
+}
+
+function settings(id, label, pairs) {
+  const body = h("tbody", {}, pairs.map(([key, value]) => h("tr", { "data-search": `${key} ${value}`.toLowerCase() }, h("td", {}, key), h("td", {}, value))));
+  return filtered(id, label, h("table", { class: "settings" }, body), body);
+}
+
+const samples = h("section", { id: "trajectories" });
+
+/** The stored trajectories of a step: of its training batch, or of an evaluation. */
+function show(step, evaluation, scroll) {
+  const ofKind = data.samples.filter((each) => each.evaluation === evaluation);
+  const kind = ofKind.length ? ofKind : data.samples;
+  if (!kind.length) return;
+  const chosen = kind[nearest(kind.map((each) => each.step), step)];
+  const place = kind.indexOf(chosen);
+  const move = (by) => kind[place + by] && show(kind[place + by].step, chosen.evaluation, false);
+  const order = [null, "held-out", ...data.variants];
+  const names = [...new Set(data.samples.map((each) => each.evaluation))].sort((a, b) => order.indexOf(a) - order.indexOf(b));
+  const tabs = names.map((name) => h("button", { type: "button", "aria-pressed": String(name === chosen.evaluation), onclick: () => show(chosen.step, name, false) }, name ?? "training"));
+  const where = chosen.evaluation === null ? `step ${digits(chosen.step)}` : `after ${counted(chosen.step, "step", "steps")}`;
+  const other = chosen.step === step ? "" : ` (the page holds no trajectories of step ${digits(step)}; this is the nearest step that it holds)`;
+  samples.replaceChildren(
+    h("h2", {}, `Trajectories: ${chosen.evaluation ?? "training"}, ${where}`),
+    h("div", { class: "tools" }, tabs,
+      h("span", {}, h("button", { type: "button", "aria-label": "earlier", disabled: place === 0, onclick: () => move(-1) }, "◀"), " ", where, " ", h("button", { type: "button", "aria-label": "later", disabled: place === kind.length - 1, onclick: () => move(1) }, "▶"))),
+    h("p", { class: "dim" }, `${chosen.trajectories.length} of ${counted(chosen.count, "trajectory", "trajectories")}${other}. All of them: `, command(`condensegrpo inspect-trajectory ${data.folder} --step ${chosen.step}${chosen.evaluation === null ? "" : ` --evaluation '${chosen.evaluation}'`}`)),
+    ...chosen.trajectories.map((trajectory, number) => sample(trajectory, number === 0)));
+  setAddress({ step: chosen.step, evaluation: chosen.evaluation });
+  if (scroll) samples.scrollIntoView({ block: "start" });
+}
+
+function sample(trajectory, open) {
+  const verdict = trajectory.correct >= 1 ? h("b", { class: "good" }, "✓ correct") : trajectory.correct > 0 ? h("b", { class: "warn" }, `◐ ${digits(trajectory.correct)} correct`) : h("b", { class: "bad" }, "✗ wrong");
+  const figures = [trajectory.id, `score ${digits(trajectory.score)}`, counted(trajectory.replies, "turn", "turns"), `largest context ${counted(trajectory.context_tokens, "token", "tokens")}`, trajectory.stop.replaceAll("_", " ")];
+  const asked = [["question", trajectory.question], ["ground truth", trajectory.ground_truth], ["answer", trajectory.answer]].filter(([, text]) => text !== null);
+  const node = h("details", { class: "sample", open, ontoggle: fillTurns },
+    h("summary", {}, verdict, h("span", { class: "dim" }, trajectory.chosen), figures.map((text) => h("span", {}, text)), h("span", { class: "asked" }, asked.map(([name, text]) => `${name}: ${text}`).join(" · "))));
+  function fillTurns() { // only when it is opened: long trajectories are many elements
+    if (!node.open || node.children.length > 1) return;
+    const failure = trajectory.detail && h("div", { class: "turn" }, h("div", { class: "about" }, "failure"), h("pre", { class: "bad" }, trajectory.detail));
+    node.append(...[failure, ...trajectory.turns.flatMap(turnBehind)].filter(Boolean));
+  }
+  const turnBehind = (each, place) => {
+    const missing = each.turn - (place ? trajectory.turns[place - 1].turn + 1 : 0);
+    return [missing > 0 && h("div", { class: "turn" }, h("div", {}), h("div", { class: "dim" }, `${counted(missing, "turn", "turns")} left out: the command above shows all`)), turn(each)];
+  };
+  if (open) fillTurns();
+  return node;
+}
+
+function turn(each) {
+  const letters = { k: ["", "kept"], d: ["dropped", "dropped"], r: ["rewritten", "rewritten"], "-": ["none", "no unit"] };
+  const strip = each.strip && h("div", { class: "strip" }, [...each.strip].map((letter, place) => h("i", { class: letters[letter][0], title: `turn ${place}: ${letters[letter][1]}` })));
+  return h("div", { class: "turn" },
+    h("div", { class: "about" }, h("div", {}, `turn ${each.turn}${each.kind === "act" ? "" : `, ${each.kind}`}`), `context ${digits(each.context_tokens)}, reply ${digits(each.output_tokens)}`, each.advantage !== null && h("div", {}, `advantage ${each.advantage > 0 ? "+" : ""}${digits(each.advantage)}`), each.condensed && h("div", {}, each.condensed), strip),
+    h("div", {}, h("pre", {}, each.reply), each.observations.map((text) => h("pre", { class: "observed" }, text))));
+}
+
+function figures() {
+  const cards = [];
+  for (const [key, label] of [...linesOf("success").slice(1), ["eval/context_tokens", "largest context, held-out"], ["success", "training"]]) {
+    const line = curve(key);
+    if (!line || cards.length >= 6) continue;
+    const name = key.endsWith("success") ? `success, ${label}` : label;
+    const interval = line.low ? ` [${digits(line.low.at(-1), 3)}, ${digits(line.high.at(-1), 3)}]` : "";
+    cards.push(h("div", {}, h("span", {}, name), h("b", {}, `${digits(line.values[0], 3)} → ${digits(line.values.at(-1), 3)}`), h("span", {}, `step ${line.steps[0]} → ${line.steps.at(-1)}${interval}`)));
+  }
+  return h("div", { class: "figures" }, cards);
+}
+
+function changes() {
+  if (!data.changes.length) return null;
+  return [h("p", {}, "Changed when the run was resumed:"), h("ul", {}, data.changes.map((change) => h("li", {}, `from step ${change.first_step} on: ${change.text}${change.learned ? ", which changes what is learned" : ""}`)))];
+}
+
+function start() {
+  const windows = h("select", { onchange: () => { smoothing = windows.value; diagrams.forEach((each) => each.draw()); } },
+    [["auto", "a twelfth of the run"], ["1", "off"], ["5", "5 steps"], ["20", "20 steps"], ["100", "100 steps"]].map(([value, label]) => h("option", { value }, label)));
+  const picker = h("input", { list: "names", placeholder: `add one of ${bases.length} metrics`, "aria-label": "add a metric", onchange: () => { if (bases.includes(picker.value)) { choose(picker.value, true); picker.value = ""; } } });
+  root.replaceChildren(
+    h("header", {}, h("h1", {}, data.name), h("span", { class: "dim" }, data.state), h("span", { class: "push" }, schemeButton())),
+    figures(), ...(changes() ?? []),
+    h("div", { class: "tools" }, picker, h("datalist", { id: "names" }, bases.map((name) => h("option", { value: name }))), h("label", { class: "dim" }, "running mean in training: ", windows)),
+    grid, samples,
+    h("h2", {}, "Every metric, first and last"), ...metricTable(),
+    h("h2", {}, "Configuration"), ...settings("configuration", "search the configuration", data.configuration),
+    h("h2", {}, "Environment"), ...settings("environment", "search the environment", data.environment));
+  grid.append(...data.diagrams.map((each) => diagram(each.title, each.unit, each.lines)));
+  open();
+}
+
+/** What the address asks for. */
+function open() {
+  const asked = address();
+  (asked.get("metrics") ?? "").split(",").filter(Boolean).forEach((metric) => choose(metric, true));
+  const last = data.samples.at(-1);
+  if (asked.has("step")) show(Number(asked.get("step")), asked.get("evaluation"), true);
+  else if (last) {
+    show(last.step, last.evaluation, false);
+    setAddress({ step: null, evaluation: null });
+  }
+}
+
+start();

@@ -1,0 +1,128 @@
+"""The picture of a run: ``report.png``, drawn from its metrics."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from condensegrpo.config.resumed import Change
+from condensegrpo.reporting.curves import PANELS, SHARES, Metrics, Panel, Series, Shares, series, variants
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette (https://jfly.uni-koeln.de/color/): distinguishable when colour-blind and in greyscale
+TRAIN = "#0072B2"
+HELD_OUT = "#D55E00"
+VARIANTS = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = ("s", "^", "D", "v")
+STYLES = ((TRAIN, "-"), (HELD_OUT, "--"), ("#009E73", "-."), ("#CC79A7", ":"))
+
+
+def draw(metrics: Metrics, changes: Sequence[Change], *, title: str, file: Path) -> None:
+    """Write the diagrams of a run to an image file."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(16, 7.2), dpi=110, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)  # not pyplot, which keeps figures alive and looks for a display
+    figure.suptitle(title, fontsize=15, fontweight="bold", x=0.01, ha="left")
+    places = figure.subplots(2, 4)
+    for axes, panel in zip(places[:, :3].flat, PANELS, strict=True):
+        _panel(axes, panel, metrics)
+    for axes, shares in zip(places[:, 3], SHARES, strict=True):
+        _shares(axes, shares, metrics)
+    _mark(figure, places.flat, [change for change in changes if change.learned])
+    figure.savefig(file)
+
+
+def _mark(figure: "Figure", diagrams: "Iterable[Axes]", changes: Sequence[Change]) -> None:
+    """A dotted line where a resume changed what is learned, half a step before; the keys below all diagrams."""
+    keys: dict[int, list[str]] = {}
+    for change in changes:
+        keys.setdefault(change.first_step, []).append(str(change))
+    for axes in diagrams:
+        for step in keys if axes.lines else ():
+            axes.axvline(step - 0.5, color="#222222", linestyle=":", linewidth=1.2)
+    if keys:
+        texts = (f"changed from step {step} on: {', '.join(changed)}" for step, changed in keys.items())
+        text = f"dotted lines: {'; '.join(texts)}"
+        figure.supxlabel(text, fontsize=9, x=0.01, ha="left", wrap=True, parse_math=False)
+
+
+def _panel(axes: "Axes", panel: Panel, metrics: Metrics) -> None:
+    train = series(metrics, panel.metric)
+    if train.steps:
+        window = _window(train)
+        if window > 1:  # pale measured values under their running mean: a batch is a small sample
+            axes.plot(train.steps, train.values, color=TRAIN, alpha=0.25, linewidth=1)
+        marker = "o" if len(train.steps) == 1 else ""
+        label = f"training, mean of {window} steps" if window > 1 else "training"
+        axes.plot(train.steps, smoothed(train.values, window), color=TRAIN, linewidth=1.8, marker=marker, label=label)
+    _held_out(axes, panel, metrics)
+    if panel.metric == "success":
+        axes.set_ylim(-0.03, 1.03)
+    elif axes.has_data():
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    _finish(axes, panel.title, panel.unit)
+
+
+def _shares(axes: "Axes", shares: Shares, metrics: Metrics) -> None:
+    for (metric, label), (colour, style) in zip(shares.lines, STYLES[: len(shares.lines)], strict=True):
+        line = series(metrics, metric)
+        if line.steps:
+            marker = "o" if len(line.steps) == 1 else ""
+            values = smoothed(line.values, _window(line))
+            axes.plot(line.steps, values, color=colour, linestyle=style, linewidth=1.6, marker=marker, label=label)
+    axes.set_ylim(-0.03, 1.3)  # the legend stands above the curves
+    axes.set_yticks([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    _finish(axes, shares.title, shares.unit, columns=2)
+
+
+def _finish(axes: "Axes", title: str, unit: str, *, columns: int = 1) -> None:
+    """Titles, labels, grid and legend, the same for all diagrams."""
+    axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
+    axes.set_ylabel(unit, fontsize=9, color="#555555")
+    axes.set_xlabel("optimiser steps", fontsize=9, color="#555555")
+    axes.grid(color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=9, colors="#555555")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color("#bbbbbb")
+    if axes.has_data():
+        place = "upper left" if columns > 1 else "best"
+        axes.legend(fontsize=8.5, frameon=False, ncols=columns, loc=place, columnspacing=1.0)
+    else:
+        axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes, color="#999999")
+
+
+def _window(line: Series) -> int:
+    """The length of the running mean, in steps."""
+    return max(1, len(line.values) // 12)
+
+
+def _held_out(axes: "Axes", panel: Panel, metrics: Metrics) -> None:
+    held_out = series(metrics, f"eval/{panel.metric}")
+    if held_out.steps:
+        axes.plot(*held_out, color=HELD_OUT, marker="o", markersize=5, linewidth=1.6, linestyle="--", label="held-out")
+        low, high = series(metrics, f"eval/{panel.metric}_low"), series(metrics, f"eval/{panel.metric}_high")
+        if low.steps and low.steps == high.steps:
+            axes.fill_between(low.steps, low.values, high.values, color=HELD_OUT, alpha=0.15, linewidth=0)
+    if panel.varied:
+        for place, name in enumerate(variants(metrics)):
+            key = f"eval/{name}/{panel.metric}"
+            line, low, high = series(metrics, key), series(metrics, f"{key}_low"), series(metrics, f"{key}_high")
+            colour, marker = VARIANTS[place % len(VARIANTS)], MARKERS[place % len(MARKERS)]
+            if line.steps:
+                axes.plot(*line, color=colour, marker=marker, markersize=5, linewidth=1.2, linestyle=":", label=name)
+            if line.steps and line.steps == low.steps == high.steps:
+                axes.vlines(line.steps, low.values, high.values, color=colour, linewidth=1.2)
+
+
+def smoothed(values: Sequence[float], window: int) -> tuple[float, ...]:
+    """The mean of each value and up to ``window`` − 1 values before it."""
+    return tuple(
+        sum(values[max(0, end - window) : end]) / (end - max(0, end - window)) for end in range(1, len(values) + 1)
+    )
