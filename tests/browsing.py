@@ -41,7 +41,7 @@ class Watched:
     @classmethod
     def of(cls, browser: "Browser", *, width: int = 1200, scheme: Literal["light", "dark"] = "light") -> "Watched":
         tab = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
-        tab.set_default_timeout(10_000)  # milliseconds
+        tab.set_default_timeout(60_000)  # milliseconds: tests run beside each other
         watched = cls(tab)
         tab.on("dialog", lambda dialog: (watched.dialogs.append(dialog.message), dialog.dismiss()))
         tab.on("pageerror", lambda error: watched.errors.append(str(error)))

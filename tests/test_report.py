@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from builders import ledger_episode, scored, trajectory, turn
 from metrics_page import explained
+from typer.testing import CliRunner
 
+from condensegrpo.cli.app import app
 from condensegrpo.core.errors import RunError
 from condensegrpo.reporting.curves import SHARES, Series, series, variants
 from condensegrpo.reporting.run_plot import smoothed
@@ -84,6 +86,15 @@ def test_a_run_that_trains_writes_its_page_at_evaluations_and_now_and_then(tmp_p
         shown.append(max(steps[-1] for steps in data_of(written)["grids"]))
     assert shown == [1, 1, 3]  # the second step comes too soon
     assert not (tmp_path / "report.png").exists()
+
+
+def test_the_command_writes_the_page_of_a_run_at_any_time(tmp_path: Path) -> None:
+    (run_with(tmp_path, {"step": 1, "loss": 1.0}) / "config.yaml").write_text("train: {steps: 60}\n")
+    assert CliRunner().invoke(app, ["report", str(tmp_path)]).stdout == f"{tmp_path / 'report.html'}\n"
+    data = data_of(tmp_path / "report.html")
+    assert data["state"].startswith("1 step of 60, written 20")
+    assert data["configuration"] == [["train.steps", "60"]]
+    assert not (tmp_path / "report.png").exists()  # it would say that the run has ended
 
 
 def test_samples_of_many_steps_are_spread_and_stay_where_they_are() -> None:

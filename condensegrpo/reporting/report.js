@@ -157,10 +157,11 @@ function diagram(title, unit, keys, removed) {
     drawing.append(cursor);
     if (!full) return;
     tip.replaceChildren(h("b", {}, `step ${digits(step)}`), h("table", {}, lines.filter((line) => line.shown).map((line) => valueRow(line, step))));
-    const box = node.getBoundingClientRect();
-    const beside = place + 12 + tip.offsetWidth > box.width ? place - 12 - tip.offsetWidth : place + 12;
-    tip.style.left = `${Math.max(8 - box.left, Math.min(beside, root.clientWidth - 8 - tip.offsetWidth - box.left + root.offsetLeft))}px`;
-    tip.style.top = `${drawing.getBoundingClientRect().top - box.top + TOP}px`;
+    const box = node.getBoundingClientRect(), mark = drawing.getBoundingClientRect();
+    const most = root.getBoundingClientRect().right - box.left - tip.offsetWidth; // where it still fits the page
+    const narrow = box.width < tip.offsetWidth * 1.6 && most < place + 12; // it would hide what is pointed at
+    tip.style.left = `${narrow ? Math.min(0, most) : place + 12 > most ? place - 12 - tip.offsetWidth : place + 12}px`;
+    tip.style.top = `${mark.top - box.top + (narrow ? HEIGHT : TOP)}px`;
   }
 
   function valueRow(line, step) {
@@ -325,8 +326,8 @@ function figures() {
     const line = curve(key);
     if (!line || cards.length >= 6) continue;
     const name = key.endsWith("success") ? `success, ${label}` : label;
-    const interval = line.low ? ` [${digits(line.low.at(-1), 3)}, ${digits(line.high.at(-1), 3)}]` : "";
-    cards.push(h("div", {}, h("span", {}, name), h("b", {}, `${digits(line.values[0], 3)} → ${digits(line.values.at(-1), 3)}`), h("span", {}, `step ${line.steps[0]} → ${line.steps.at(-1)}${interval}`)));
+    const interval = line.low ? h("span", {}, `[${digits(line.low.at(-1), 3)}, ${digits(line.high.at(-1), 3)}]`) : null;
+    cards.push(h("div", {}, h("span", {}, name), h("b", {}, `${digits(line.values[0], 3)} → ${digits(line.values.at(-1), 3)}`), h("span", {}, `step ${line.steps[0]} → ${line.steps.at(-1)} `), interval));
   }
   return h("div", { class: "figures" }, cards);
 }

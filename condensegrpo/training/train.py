@@ -141,7 +141,7 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
         observer.say(note)
     players = Players(config, sampler, source)
     player = players.player(components, temperature=config.rollout.temperature)
-    own = (JsonlTracker(folder.metrics), ReportTracker(folder))
+    own: tuple[Tracker, ...] = (JsonlTracker(folder.metrics), ReportTracker(folder))
     trackers = (*own, *open_trackers(config)) if ranks.rank() == 0 else ()
     try:
         done, batches = resume(config, folder, sampler, learner, observer, write=write)
