@@ -42,7 +42,7 @@ class SampleTurn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class SampleTrajectory:
     """One trajectory, and why it was chosen."""
 
     chosen: str
@@ -66,7 +66,7 @@ class SampleSet:
     step: int
     evaluation: str | None  # its name; None: a training batch
     count: int  # trajectories in the file
-    trajectories: tuple[Sample, ...]
+    trajectories: tuple[SampleTrajectory, ...]
 
 
 class _Candidate(NamedTuple):
@@ -176,7 +176,7 @@ def _numbers(name: str) -> tuple[int, ...]:
     return tuple(int(part) for part in name.split("/") if part.isdecimal())
 
 
-def _sample(reason: str, scored: ScoredTrajectory, credit: Credit | None) -> Sample:
+def _sample(reason: str, scored: ScoredTrajectory, credit: Credit | None) -> SampleTrajectory:
     trajectory, score = scored.trajectory, scored.score
     turns = tuple(_turns(scored, credit))
     used, shown = 0, []
@@ -184,7 +184,7 @@ def _sample(reason: str, scored: ScoredTrajectory, credit: Credit | None) -> Sam
         used += len(turn.reply) + sum(len(text) for text in turn.observations)
         if used <= MOST_CHARACTERS or turn is turns[-1]:
             shown.append(turn)
-    return Sample(
+    return SampleTrajectory(
         chosen=reason,
         id=trajectory.id,
         correct=score.correct,
