@@ -1,0 +1,218 @@
+"""The built-in story task: where people are after a text that arrives in chunks. English words, needs no download.
+
+One episode with 2 chunks of 2 sentences and 2 people asked for (user messages on the left, replies on the right):
+
+    where are Mira and Jon ?             ─▶  <note> Mira somewhere Jon somewhere </note>
+    Ada entered the attic .
+      Mira reached the garden .          ─▶  <note> Mira garden Jon somewhere </note>
+    Jon entered the cellar .
+      Mira mentioned the office . done   ─▶  <answer> garden cellar </answer>
+
+Under the condenser ``last_k(keep_last=1)`` a turn sees the question, its previous reply and the newest chunk only, as
+in MemAgent (https://arxiv.org/abs/2507.02259): a place that is in no note is lost. A person who is asked for moves a
+few times, however many chunks there are; all other sentences are about others, or about places where nobody goes. The
+demonstrations are imperfect on purpose: three in ten notes say nothing of people, and all that was known is lost.
+Training can still learn to say it always.
+"""
+
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
+
+from condensegrpo.core.messages import History, Message, Unit
+from condensegrpo.core.protocols import Demonstration, Problem, Split, Step
+from condensegrpo.tasks.drawn import EVAL_SHARE, DrawnProblems, Tags, is_held_out
+
+NAMES = ("Mira", "Jon", "Ada", "Omar", "Lena", "Theo", "Ruth", "Kofi")  # asked for in this order
+PLACES = ("attic", "cellar", "garden", "garage", "kitchen", "library", "office", "stable")
+MOVES = ("entered", "reached")
+TALKS = ("mentioned", "remembered")  # leave people where they are
+UNKNOWN = "somewhere"  # where a note says that somebody is who was not seen yet
+READ = "read"  # a note that says nothing of people
+DONE = "done"  # ends the last chunk: the answer is due
+FORGETFUL = 0.3  # share of the demonstrated notes that say nothing of people
+MOVING = 0.5  # share of the sentences about others in which they move
+
+_TAGS = Tags(re.compile(r"(</?(?:note|answer)>)"))
+_MOVED = re.compile(rf"(\w+) (?:{'|'.join(MOVES)}) the (\w+) \.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stories:
+    """The task ``stories``. Whether a problem is for training or evaluation does not depend on any option."""
+
+    chunks: Annotated[int, Ge(1)] = 4
+    sentences: Annotated[int, Ge(1)] = 3  # of a chunk
+    asked: Annotated[int, Ge(1), Le(len(NAMES) - 1)] = 2  # people
+    moves: Annotated[int, Ge(1)] = 3  # most of a person who is asked for, each in another chunk; the last one counts
+    train_problems: Annotated[int, Ge(1)] = 100_000  # length of the virtual sequence
+    eval_problems: Annotated[int, Ge(1)] = 256  # all different
+    history: Literal["last", "full"] = "last"  # what demonstrations show: the previous turn only, or every turn
+    notes: bool = True  # whether the demonstrated notes say where people are
+
+    def __post_init__(self) -> None:
+        if self.asked > self.sentences:
+            raise ValueError(f"asked={self.asked} and sentences={self.sentences}: wanted a sentence for each of them")
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """Training problems are made when asked for; the evaluation problems are a list.
+
+        Raises:
+            ValueError: so many different evaluation problems were not found.
+        """
+        if split == "train":
+            return DrawnProblems(size=self.train_problems, draw=self._training_problem)
+        rng = random.Random(f"stories eval {self.chunks} {self.sentences} {self.asked} {self.moves}")
+        chosen: dict[str, Problem] = {}
+        for _ in range(100 * EVAL_SHARE * self.eval_problems):
+            problem = self._draw(rng, f"eval-{len(chosen)}")
+            if is_held_out(content := _content(problem)):
+                chosen.setdefault(content, problem)
+            if len(chosen) == self.eval_problems:
+                return list(chosen.values())
+        raise ValueError(
+            f"holding out {self.eval_problems} different problems of {self.chunks} chunks: found {len(chosen)}; lower "
+            f"eval_problems or raise chunks"
+        )
+
+    def environment(self, problem: Problem) -> "StoriesEnvironment":
+        """A fresh episode."""
+        return StoriesEnvironment(question=problem.question, chunks=tuple(problem.data["chunks"]))
+
+    def demonstrations(self, seed: int) -> Iterator[Demonstration]:
+        """One turn each of a random training problem, after the demonstrated notes of the turns before it."""
+        problems, rng = self.problems("train"), random.Random(f"stories demonstrations {seed}")
+        while True:
+            problem = problems[rng.randrange(len(problems))]
+            history = History(pinned=(Message(role="user", content=problem.question),))
+            for turn, chunk in enumerate(problem.data["chunks"][: rng.randrange(self.chunks + 1)]):
+                reply = Message(role="assistant", content=self._demonstrated_reply(self._shown(history), rng))
+                history = history.add(Unit(turn=turn, reply=reply, results=(Message(role="user", content=chunk),)))
+            context = self._shown(history)
+            yield Demonstration(context=context, reply=self._demonstrated_reply(context, rng), problem=problem)
+
+    def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
+        """Whether a note or answer says what its context does; ``None`` where it lacks a place, or the context does."""
+        known, words = _known(context), _TAGS.words(reply)
+        if _is_due(context):
+            return None if UNKNOWN in known.values() else _answer(words) == " ".join(known.values())
+        note = _TAGS.inside(words, "note")
+        if note == (READ,):
+            return None if self.notes else True
+        return note == tuple(word for pair in known.items() for word in pair)
+
+    def corpus(self) -> Iterable[str]:
+        """Every word of the task."""
+        yield f"{_question(NAMES)} {UNKNOWN} {READ} {DONE} <note> </note> <answer> </answer>"
+        yield from (_sentence("", verb, place) for verb in (*MOVES, *TALKS) for place in PLACES)
+
+    def _training_problem(self, index: int) -> Problem:
+        rng = random.Random(f"stories train {index}")
+        while True:  # seven draws in eight are for training
+            problem = self._draw(rng, f"train-{index}")
+            if not is_held_out(_content(problem)):
+                return problem
+
+    def _draw(self, rng: random.Random, name: str) -> Problem:
+        """A random problem, held out or not."""
+        asked = sorted(rng.sample(NAMES, self.asked), key=NAMES.index)
+        chunks: list[list[str]] = [[] for _ in range(self.chunks)]
+        last = {}
+        for person in asked:
+            places = rng.sample(PLACES, rng.randint(1, min(self.moves, self.chunks)))
+            for at, place in zip(sorted(rng.sample(range(self.chunks), len(places))), places, strict=True):
+                chunks[at].append(_sentence(person, rng.choice(MOVES), place))
+            last[person] = places[-1]
+        for chunk in chunks:
+            chunk += [_distractor(rng, asked) for _ in range(self.sentences - len(chunk))]
+            rng.shuffle(chunk)
+        chunks[-1].append(DONE)
+        return Problem(
+            id=name,
+            question=_question(asked),
+            answer=" ".join(last.values()),
+            data={"chunks": [" ".join(chunk) for chunk in chunks]},
+        )
+
+    def _shown(self, history: History) -> tuple[Message, ...]:
+        units = history.units if self.history == "full" else history.units[-1:]
+        return History(pinned=history.pinned, units=units).messages
+
+    def _demonstrated_reply(self, context: Sequence[Message], rng: random.Random) -> str:
+        known = _known(context)
+        if _is_due(context):
+            places = (rng.choice(PLACES) if place == UNKNOWN else place for place in known.values())
+            return f"<answer> {' '.join(places)} </answer>"
+        if not self.notes or rng.random() < FORGETFUL:
+            return f"<note> {READ} </note>"
+        return f"<note> {' '.join(word for pair in known.items() for word in pair)} </note>"
+
+
+@dataclass(slots=True, kw_only=True)
+class StoriesEnvironment:
+    """One episode: a chunk for every note, then the answer is due. Reads words, whatever the whitespace."""
+
+    question: str
+    chunks: tuple[str, ...]
+    _sent: int = field(default=0, init=False)
+
+    async def start(self) -> tuple[Message, ...]:
+        """The question."""
+        return (Message(role="user", content=self.question),)
+
+    async def step(self, reply: Message) -> Step:
+        """The next chunk after a note; the end after the answer that is due, or after anything else."""
+        words = _TAGS.words(reply.content)
+        if self._sent == len(self.chunks):
+            return Step(done=True, answer=_answer(words))
+        if _TAGS.inside(words, "note") is None:
+            return Step(done=True)
+        self._sent += 1
+        return Step(observations=(Message(role="user", content=self.chunks[self._sent - 1]),))
+
+
+def _known(context: Sequence[Message]) -> Mapping[str, str]:
+    """Where everybody who is asked for is, from the notes and chunks of a context in their order."""
+    known = {name: UNKNOWN for name in context[0].content.split() if name in NAMES}
+    for message in context[1:]:
+        if message.role == "assistant":
+            note = _TAGS.inside(_TAGS.words(message.content), "note") or ()
+            said = list(zip(note[::2], note[1::2], strict=False))
+        else:
+            said = _MOVED.findall(message.content)
+        known |= {name: place for name, place in said if name in known and place != UNKNOWN}
+    return known
+
+
+def _is_due(context: Sequence[Message]) -> bool:
+    return context[-1].content.split()[-1] == DONE
+
+
+def _distractor(rng: random.Random, asked: Sequence[str]) -> str:
+    """A sentence that moves nobody who is asked for."""
+    if rng.random() < MOVING:
+        return _sentence(
+            rng.choice([name for name in NAMES if name not in asked]), rng.choice(MOVES), rng.choice(PLACES)
+        )
+    return _sentence(rng.choice(NAMES), rng.choice(TALKS), rng.choice(PLACES))
+
+
+def _sentence(person: str, verb: str, place: str) -> str:
+    return f"{person} {verb} the {place} ."
+
+
+def _question(names: Sequence[str]) -> str:
+    return f"where are {' and '.join(names)} ?"
+
+
+def _answer(words: Sequence[str]) -> str | None:
+    content = _TAGS.inside(words, "answer")
+    return None if content is None else " ".join(content)
+
+
+def _content(problem: Problem) -> str:
+    return "\n".join((problem.question, *problem.data["chunks"]))

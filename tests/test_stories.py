@@ -1,0 +1,135 @@
+"""The story task: its episodes, its problems, its demonstrations, and what it calls sound."""
+
+import asyncio
+from itertools import islice
+
+import pytest
+
+from condensegrpo.assembly.plugins import build
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import Problem, Step
+from condensegrpo.tasks.drawn import is_held_out
+from condensegrpo.tasks.stories import Stories
+
+QUESTION = "where are Mira and Jon ?"
+FIRST = "Ada entered the attic . Mira reached the garden ."
+LAST = "Jon entered the cellar . Mira mentioned the office . done"
+TWO_CHUNKS = Problem(id="by hand", question=QUESTION, answer="garden cellar", data={"chunks": [FIRST, LAST]})
+
+
+def context(*said: str) -> tuple[Message, ...]:
+    """The question, then notes and chunks in turn."""
+    roles = ("user", "assistant")
+    return tuple(Message(role=roles[place % 2], content=text) for place, text in enumerate((QUESTION, *said)))
+
+
+def play(*replies: str) -> list[Step]:
+    """The environment's answers to some replies."""
+
+    async def run() -> list[Step]:
+        environment = Stories().environment(TWO_CHUNKS)
+        assert await environment.start() == context()
+        return [await environment.step(Message(role="assistant", content=reply)) for reply in replies]
+
+    return asyncio.run(run())
+
+
+def text(problem: Problem) -> str:
+    return "\n".join((problem.question, *problem.data["chunks"]))
+
+
+def test_an_episode_sends_every_chunk_once_and_ends_with_the_answer() -> None:
+    note = "<note> Mira somewhere Jon somewhere </note>"
+    steps = play(note, note, "<answer>garden\ncellar</answer>")
+    assert [[message.content for message in step.observations] for step in steps] == [[FIRST], [LAST], []]
+    assert [(step.done, step.answer) for step in steps] == [(False, None), (False, None), (True, "garden cellar")]
+
+
+@pytest.mark.parametrize("reply", ["", "garden", "<answer> garden cellar </answer>", "<note> </note>"])
+def test_a_reply_that_is_no_note_ends_the_episode_without_an_answer(reply: str) -> None:
+    assert play(reply) == [Step(done=True)]
+
+
+@pytest.mark.parametrize("chunks", [1, 4, 64])
+def test_the_answer_is_where_the_people_who_are_asked_for_went_last(chunks: int) -> None:
+    for problem in Stories(chunks=chunks, eval_problems=32).problems("eval"):
+        words = " ".join(problem.data["chunks"]).split()
+        names = [word for word in problem.question.split() if word[0].isupper()]
+        moved = [at for at, word in enumerate(words) if word in ("entered", "reached")]
+        last = {words[at - 1]: words[at + 2] for at in moved}  # Mira entered the garden
+        assert problem.answer == " ".join(last[name] for name in names)
+        assert len(problem.data["chunks"]) == chunks
+        assert max(sum(words[at - 1] == name for at in moved) for name in names) <= 3
+        assert words.count(".") == 3 * chunks
+
+
+def test_evaluation_problems_are_different_and_no_training_problem() -> None:
+    for chunks in (4, 64):
+        task = Stories(chunks=chunks, eval_problems=64)
+        held_out = [text(problem) for problem in task.problems("eval")]
+        assert len(set(held_out)) == 64
+        assert all(map(is_held_out, held_out))
+        assert not any(is_held_out(text(problem)) for problem in task.problems("train")[:50])
+    assert not any(is_held_out(text(turn.problem)) for turn in islice(Stories().demonstrations(0), 200) if turn.problem)
+
+
+@pytest.mark.parametrize(
+    ("said", "reply", "sound"),
+    [
+        ((), "<note> Mira somewhere Jon somewhere </note>", True),
+        ((), "<note> Mira attic Jon somewhere </note>", False),
+        (("<note> Mira somewhere Jon stable </note>", FIRST), "<note> Mira garden Jon stable </note>", True),
+        (("<note> Mira office Jon stable </note>", FIRST), "<note> Mira office Jon stable </note>", False),
+        (("<note> Mira office Jon stable </note>", FIRST), "<note> Mira garden Jon somewhere </note>", False),
+        (("<note> Mira office Jon stable </note>", FIRST), "<note> read </note>", None),
+        (("<note> Mira office Jon stable </note>", FIRST), "<note> Jon stable Mira garden </note>", False),
+        (("<note> Mira garden Jon stable </note>", LAST), "<answer> garden cellar </answer>", True),
+        (("<note> Mira garden Jon stable </note>", LAST), "<answer> office cellar </answer>", False),
+        (("<note> Mira garden Jon stable </note>", LAST), "<note> Mira garden Jon cellar </note>", False),
+        (("<note> Mira somewhere Jon stable </note>", LAST), "<answer> garden cellar </answer>", None),
+    ],
+)
+def test_a_reply_says_what_the_note_and_the_chunk_before_it_say(
+    said: tuple[str, ...], reply: str, sound: bool | None
+) -> None:
+    assert Stories().sound(context(*said), reply) is sound
+
+
+def test_demonstrated_notes_say_nothing_or_what_is_known() -> None:
+    task = Stories()
+    turns = list(islice(task.demonstrations(0), 400))
+    assert turns == list(islice(task.demonstrations(0), 400))
+    verdicts = [task.sound(turn.context, turn.reply) for turn in turns]
+    assert set(verdicts) == {True, None}
+    assert 0.15 < verdicts.count(None) / 400 < 0.35
+    assert all(len(turn.context) <= 3 for turn in turns)
+
+
+def test_demonstrations_of_the_whole_history_answer_from_all_chunks_and_may_take_no_notes() -> None:
+    task = Stories(history="full", notes=False)
+    for turn in islice(task.demonstrations(0), 200):
+        assert task.sound(turn.context, turn.reply)
+        assert turn.problem is not None
+        if turn.reply != "<note> read </note>":
+            assert turn.reply == f"<answer> {turn.problem.answer} </answer>"
+            assert [message.content for message in turn.context[2::2]] == turn.problem.data["chunks"]
+
+
+def test_the_corpus_has_every_word_of_the_task() -> None:
+    words = set(" ".join(Stories().corpus()).split())
+    for task in (Stories(), Stories(notes=False), Stories(asked=3, history="full")):
+        for turn in islice(task.demonstrations(1), 200):
+            assert words.issuperset(" ".join((turn.reply, *(each.content for each in turn.context))).split())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"asked": 4}, "wanted a sentence for each"),
+        ({"asked": 8, "sentences": 8}, "at most 7"),
+        ({"chunks": 0}, "at least 1"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: dict[str, int], words: str) -> None:
+    with pytest.raises(Exception, match=words):
+        build("tasks", "stories", options)
