@@ -68,10 +68,16 @@ def test_a_wrong_study_says_what_is_wrong(tmp_path: Path, text: str, message: st
         runs_of(load_study(study(tmp_path, text)), tmp_path)
 
 
-def test_no_held_out_problem_of_the_ledger_and_the_facts_is_trained_on() -> None:
-    for name in ("quickstart", "memory"):
-        config = load_config(ROOT / f"configs/{name}.yaml", ["warm_start.steps=10", "train.steps=20"])
-        check_disjoint(build(config))
+@pytest.mark.parametrize(
+    ("config", "overrides"),
+    [
+        ("configs/quickstart.yaml", []),
+        ("configs/memory.yaml", []),
+        ("studies/configs/stories.yaml", ["task.options.eval_problems=32"]),
+    ],
+)
+def test_no_held_out_problem_of_a_drawn_task_is_trained_on(config: str, overrides: list[str]) -> None:
+    check_disjoint(build(load_config(ROOT / config, ["warm_start.steps=10", "train.steps=20", *overrides])))
 
 
 def test_a_held_out_problem_that_is_trained_on_is_named() -> None:
