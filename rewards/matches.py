@@ -8,8 +8,9 @@ from condensegrpo.core.protocols import Problem
 from condensegrpo.rewards.mathematics import equal
 from condensegrpo.rewards.unit_tests import passes_tests
 from condensegrpo.sandbox.sandbox import Sandbox
+from condensegrpo.storage.bfcl_memory import stands
 
-Match = Literal["exact", "number", "last_number", "alias", "contains", "math", "tests"]
+Match = Literal["exact", "number", "last_number", "alias", "contains", "words", "math", "tests"]
 
 _DECORATION = re.compile(r"[,$%]")
 _MINUS = "\N{MINUS SIGN}"
@@ -22,8 +23,9 @@ class Matcher:
     """Compares answers with the ground truth by one method.
 
     ``exact`` ignores case and repeated whitespace; ``alias`` accepts any of ``problem.data["aliases"]`` or the ground
-    truth; ``contains`` asks whether the answer contains any of them. ``number`` compares the values of the first
-    numbers, ``last_number`` takes the last number of the answer. ``math`` asks whether two expressions are equal.
+    truth; ``contains`` asks whether the answer contains any of them, ``words`` whether as whole words, punctuation
+    ignored (BFCL's check of memory questions). ``number`` compares the values of the first numbers, ``last_number``
+    takes the last number of the answer. ``math`` asks whether two expressions are equal.
     ``tests`` runs the answer's code in the sandbox against ``problem.data["tests"]``.
     """
 
@@ -97,6 +99,7 @@ _RIGHT: Mapping[Match, Callable[[str, Problem], bool]] = {
     "contains": lambda answer, problem: any(
         _fold(truth) in _fold(answer) for truth in _truths(problem, "contains") if truth.strip()
     ),
+    "words": lambda answer, problem: stands(filter(str.strip, _truths(problem, "words")), answer),
     "math": lambda answer, problem: equal(answer, _truths(problem, "math")[0]),
 }
 
@@ -115,7 +118,7 @@ def _wanted(problem: Problem) -> float:
 
 def _truths(problem: Problem, match: Match) -> tuple[str, ...]:
     answer = () if problem.answer is None else (problem.answer,)
-    several = match in ("alias", "contains")
+    several = match in ("alias", "contains", "words")
     aliases = tuple(str(alias) for alias in problem.data.get("aliases", ())) if several else ()
     if not answer and not aliases:
         raise ValueError(

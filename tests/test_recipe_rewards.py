@@ -305,7 +305,7 @@ def test_code_without_a_fence_is_all_of_the_answer() -> None:
     assert code_of(GOOD) == GOOD
 
 
-@pytest.mark.parametrize("match", ["exact", "number", "last_number", "alias", "contains", "math", "tests"])
+@pytest.mark.parametrize("match", ["exact", "number", "last_number", "alias", "contains", "words", "math", "tests"])
 def test_nothing_is_right_without_ground_truth_whatever_the_match(sandbox: Sandbox, match: Any) -> None:
     with pytest.raises(ValueError, match="problem n"):
         Correct(match=match, sandbox=sandbox)(said("x", answer="therefore 5"), Problem(id="n", question="?"))

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from command import run, succeed
+from memory_questions import write_memory_questions
 
 from condensegrpo.cli.retention import parsed_shares
 from condensegrpo.core.errors import ConfigError, DataError
-from condensegrpo.evaluation.retention import methods, retention, stands
-from condensegrpo.storage.bfcl_memory import read_memory_questions
+from condensegrpo.evaluation.retention import methods, retention
+from condensegrpo.storage.bfcl_memory import read_memory_questions, stands
 
 SAID = {  # in the order of conversations; four words each, so that half the budget holds two of four messages
     "travel": [["My home is Lisbon.", "The train leaves 09:40."], ["We packed 135 books.", "Nothing else to say."]],
@@ -25,25 +26,8 @@ ASKED = [  # scenario, question, answers
 
 
 def write(folder: Path) -> Path:
-    """The benchmark's three kinds of files, with other content."""
-
-    def lines(path: str, rows: list[dict[str, object]]) -> None:
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-
-    def asked(text: str) -> list[list[dict[str, str]]]:
-        return [[{"role": "user", "content": text}]]
-
-    numbered = [(f"memory_{number}", *rest) for number, rest in enumerate(ASKED)]
-    lines("BFCL_v4_memory.json", [{"id": i, "scenario": s, "question": asked(q)} for i, s, q, _ in numbered])
-    lines("possible_answer/BFCL_v4_memory.json", [{"id": i, "ground_truth": a} for i, _, _, a in numbered])
-    for scenario, conversations in SAID.items():
-        talks = [
-            {"id": f"prereq_{at}", "scenario": scenario, "question": [asked(text)[0] for text in talk]}
-            for at, talk in enumerate(conversations)
-        ]
-        lines(f"memory_prereq_conversation/memory_{scenario}.json", talks)
-    return folder
+    """The benchmark's files with these messages and questions."""
+    return write_memory_questions(folder, SAID, ASKED)
 
 
 def test_questions_and_messages_are_read_in_order(tmp_path: Path) -> None:
@@ -62,6 +46,14 @@ def test_a_wheel_is_read_without_installing_it(tmp_path: Path) -> None:
         for file in folder.rglob("*.json"):
             archive.write(file, file.relative_to(tmp_path))
     assert read_memory_questions(wheel) == read_memory_questions(tmp_path)
+
+
+def test_some_scenarios_have_their_own_questions_and_messages(tmp_path: Path) -> None:
+    garden = read_memory_questions(write(tmp_path)).of(["garden"])
+    assert [each.question for each in garden.questions] == ["How many spades?"]
+    assert set(garden.messages) == {"garden"}
+    with pytest.raises(DataError, match="found no attic; there are garden, travel"):
+        read_memory_questions(tmp_path).of(["garden", "attic"])
 
 
 def test_what_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
@@ -147,11 +139,16 @@ def test_what_is_no_list_of_shares_is_refused(text: str) -> None:
 def test_the_command_prints_a_table_and_writes_json_and_markdown(tmp_path: Path) -> None:
     data, out = write(tmp_path / "data"), tmp_path / "out"
     shown = succeed(
-        "bench", "retention", "--data", str(data), "--condensers", "truncate", "--budgets", "1/2", "--out", str(out)
+        *("bench", "retention", "--data", str(data), "--condensers", "truncate", "--budgets", "1/2", "--out", str(out)),
+        *("--scenarios", "travel"),
     )
-    assert "3 questions about 6 messages, budgets in words" in shown
+    assert "2 questions about 4 messages, budgets in words" in shown
+    travel = succeed(
+        "bench", "retention", "--data", str(data), "--scenarios", "travel", "--condensers", "full", "--json"
+    )
+    assert json.loads(travel)["questions"] == 2
     report = json.loads((out / "retention.json").read_text())
-    assert (report["questions"], report["messages"], report["budget"]) == (3, 6, "words")
+    assert (report["questions"], report["messages"], report["budget"]) == (2, 4, "words")
     assert [figure["name"] for figure in report["figures"]] == ["newest", "random", "bm25", "truncate"]
     assert (out / "retention.md").read_text().count("\n| ") == 6  # headings, rule, four methods
     refused = run("bench", "retention", "--data", str(out))

@@ -11,13 +11,12 @@ budget with whole messages: the newest first, in random order, and by BM25 with 
 
 import asyncio
 import random
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from statistics import fmean
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from condensegrpo.assembly.parts import build_condenser
 from condensegrpo.assembly.scorers import frozen_scorers, names_of
@@ -29,18 +28,14 @@ from condensegrpo.evaluation.comparison import Contender
 from condensegrpo.learner.policy import end_ids, load_tokenizer
 from condensegrpo.metrics.estimates import Interval, paired_difference, success_interval
 from condensegrpo.rollout.render import Renderer
-from condensegrpo.storage.bfcl_memory import MemoryQuestion, MemoryQuestions
+from condensegrpo.storage.bfcl_memory import Match, MemoryQuestion, MemoryQuestions, stands
 
 if TYPE_CHECKING:
     import bm25s
 
 BASELINE = "newest"  # what every other row is compared with
 DRAWS = 8  # random orders for each question
-Match = Literal["words", "substring"]
 Order = Callable[[History], Sequence[int]]  # positions of the units, the first to keep first
-
-_PLACEHOLDER = re.compile(r"\[(?:\d+ )?turns? [^\[\]]* omitted[^\[\]]*\]")  # its numbers are no answers
-_IGNORED = str.maketrans("'", '"', ",./-_*^()")  # as BFCL's own checker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,16 +68,6 @@ def words(messages: Iterable[Message]) -> int:
 @cache
 def _words(text: str) -> int:
     return len(text.split())
-
-
-def stands(answers: Iterable[str], text: str, match: Match = "words") -> bool:
-    """Whether one of the answers is in a text, whatever its case and punctuation.
-
-    ``words`` asks for whole words, as BFCL's own checker; ``substring`` finds 35 in 135 too. Placeholders do not count.
-    """
-    kept = _plain(_PLACEHOLDER.sub(" ", text))
-    edge = r"\b" if match == "words" else ""
-    return any(re.search(f"{edge}{re.escape(_plain(answer))}{edge}", kept) for answer in answers)
 
 
 def history_of(question: MemoryQuestion, messages: Sequence[str]) -> History:
@@ -225,7 +210,3 @@ def _index(texts: tuple[str, ...]) -> "bm25s.BM25":
 
 def _text(units: Iterable[Unit]) -> str:
     return "\n".join(message.content for unit in units for message in unit.messages)
-
-
-def _plain(text: str) -> str:
-    return text.translate(_IGNORED).lower()

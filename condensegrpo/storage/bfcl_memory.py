@@ -8,19 +8,23 @@ The files are in the wheel of the package bfcl-eval, which need not be installed
 """
 
 import json
+import re
 import zipfile
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from condensegrpo.core.errors import DataError
 
 PACKAGE = "bfcl-eval==2026.3.23"
 QUESTIONS = "BFCL_v4_memory.json"
 FOLDERS = (".", "bfcl_eval/data", "data")  # where the files may be, below what the user names
+Match = Literal["words", "substring"]
+_PLACEHOLDER = re.compile(r"\[(?:\d+ )?turns? [^\[\]]* omitted[^\[\]]*\]")  # its numbers are no answers
+_IGNORED = str.maketrans("'", '"', ",./-_*^()")  # as BFCL's own checker
 _Place = Path | zipfile.Path
 
 
@@ -40,6 +44,19 @@ class MemoryQuestions:
 
     questions: tuple[MemoryQuestion, ...]
     messages: Mapping[str, tuple[str, ...]]
+
+    def of(self, scenarios: Sequence[str]) -> "MemoryQuestions":
+        """The questions of some scenarios.
+
+        Raises:
+            DataError: there is no such scenario.
+        """
+        if unknown := [name for name in scenarios if name not in self.messages]:
+            raise DataError(f"choosing scenarios: found no {', '.join(unknown)}; there are {', '.join(self.messages)}")
+        return MemoryQuestions(
+            questions=tuple(each for each in self.questions if each.scenario in scenarios),
+            messages={name: self.messages[name] for name in scenarios},
+        )
 
 
 def read_memory_questions(source: Path | None = None) -> MemoryQuestions:
@@ -70,6 +87,20 @@ def read_memory_questions(source: Path | None = None) -> MemoryQuestions:
         for row in rows
     )
     return MemoryQuestions(questions=questions, messages=dict(messages))
+
+
+def stands(answers: Iterable[str], text: str, match: Match = "words") -> bool:
+    """Whether one of the answers is in a text, whatever its case and punctuation.
+
+    ``words`` asks for whole words, as BFCL's own checker; ``substring`` finds 35 in 135 too. Placeholders do not count.
+    """
+    plain = _plain(_PLACEHOLDER.sub(" ", text))
+    edge = r"\b" if match == "words" else ""
+    return any(re.search(f"{edge}{re.escape(_plain(answer))}{edge}", plain) for answer in answers)
+
+
+def _plain(text: str) -> str:
+    return text.translate(_IGNORED).lower()
 
 
 def _folder(source: Path | None) -> _Place:

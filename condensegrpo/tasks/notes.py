@@ -16,7 +16,7 @@ lose their oldest fact: training can still learn to keep it.
 import itertools
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -69,7 +69,8 @@ class Notes:
 
     def environment(self, problem: Problem) -> "NotesEnvironment":
         """A fresh episode."""
-        return NotesEnvironment(messages=tuple(problem.data["messages"]))
+        pinned = (Message(role="user", content=INSTRUCTION),)
+        return NotesEnvironment(pinned=pinned, messages=tuple(problem.data["messages"]), answer=_answer)
 
     def demonstrations(self, seed: int) -> Iterator[Demonstration]:
         """One turn each of a random training problem, after the demonstrated notes of the turns before it."""
@@ -121,17 +122,19 @@ class Notes:
 class NotesEnvironment:
     """One episode: a message after every reply, and the end after the reply to the question."""
 
-    messages: tuple[str, ...]
+    pinned: tuple[Message, ...]
+    messages: tuple[str, ...]  # the last one asks for the answer
+    answer: Callable[[str], str | None]  # the answer that the last reply gives
     _sent: int = field(default=0, init=False)
 
     async def start(self) -> tuple[Message, ...]:
-        """The instruction."""
-        return (Message(role="user", content=INSTRUCTION),)
+        """The pinned messages."""
+        return self.pinned
 
     async def step(self, reply: Message) -> Step:
-        """The next message; after the question, the end with the answer."""
+        """The next message; after the last one, the end with the answer."""
         if self._sent == len(self.messages):
-            return Step(done=True, answer=_answer(reply.content))
+            return Step(done=True, answer=self.answer(reply.content))
         self._sent += 1
         return Step(observations=(Message(role="user", content=self.messages[self._sent - 1]),))
 

@@ -1,0 +1,142 @@
+"""BFCL's memory questions as a task: real text arrives one message a turn, and only notes of it are left at the end.
+
+One episode with 2 messages (the user on the left, replies on the right); the question is pinned from the start:
+
+    Which city do I live in?               ─▶  Notes: none
+    I'm 35 years old, live in Seattle, …   ─▶  Notes: I'm 35 years old, live in Seattle
+    My counter is only 38 square feet …    ─▶  Notes: I'm 35 years old, live in Seattle
+    Answer the question.                   ─▶  Seattle
+
+Under the condenser ``last_k(keep_last=1)`` a turn sees the question, its previous reply and the newest message only.
+The messages of an episode are a few neighbours of the scenario, with the message that has the answer among them. A
+question whose answer is in no single message is left out. ``reward.options.match=words`` checks an answer as the
+benchmark does: it is right if it contains a listed one.
+"""
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Lt
+
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import Demonstration, Problem, Split
+from condensegrpo.storage.bfcl_memory import MemoryQuestion, read_memory_questions, stands
+from condensegrpo.tasks.notes import NotesEnvironment
+from condensegrpo.tasks.splits import split
+
+SYSTEM = (
+    "You will get messages of a user, one at a time. You see only your last reply: note what answers the question, and "
+    "repeat your notes in every reply."
+)
+ASKED = "Answer the question in a few words."
+NOTED, NOTHING = "Notes: ", "none"
+EXCERPT = 12  # words around an answer in a demonstrated note
+
+
+@dataclass(kw_only=True, eq=False)
+class BfclMemory:
+    """The task ``bfcl_memory``. No question is in both splits, but both ask about the same five conversations.
+
+    Raises:
+        DataError: the data is not there or damaged, or all questions are held out.
+    """
+
+    data: str | None = None  # a wheel of bfcl-eval, or the folder of its data; None: the installed package
+    messages: Annotated[int, Ge(1)] = 4  # of the user, in an episode
+    eval_share: Annotated[float, Gt(0), Lt(1)] = 0.3  # of the questions, held out by their hash
+
+    def __post_init__(self) -> None:
+        read = read_memory_questions(None if self.data is None else Path(self.data))
+        problems = (self._problem(each, read.messages[each.scenario]) for each in read.questions)
+        usable = [problem for problem in problems if problem is not None]
+        self._splits = split(usable, None, source=self.data or "bfcl_eval", share=self.eval_share)
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """The problems of a split, in the order of the benchmark."""
+        return self._splits.train if split == "train" else self._splits.held_out
+
+    def environment(self, problem: Problem) -> NotesEnvironment:
+        """A fresh episode."""
+        return NotesEnvironment(pinned=_pinned(problem), messages=(*problem.data["messages"], ASKED), answer=_answer)
+
+    def demonstrations(self, seed: int) -> Iterator[Demonstration]:
+        """One turn each of a random training question, as ``last_k(keep_last=1)`` shows it."""
+        problems, rng = self.problems("train"), random.Random(f"bfcl_memory demonstrations {seed}")
+        while True:
+            problem = rng.choice(problems)
+            said = (*problem.data["messages"], ASKED)
+            notes = _demonstrated_notes(problem)
+            turn = rng.randrange(len(said) + 1)
+            context = _pinned(problem)
+            if turn:
+                shown = (
+                    Message(role="assistant", content=notes[turn - 1]),
+                    Message(role="user", content=said[turn - 1]),
+                )
+                context = (*context, *shown)
+            reply = str(problem.answer) if turn == len(said) else notes[turn]
+            yield Demonstration(context=context, reply=reply, problem=problem)
+
+    def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
+        """Whether a note has the form of one, or an answer stands in the notes; ``None`` where nothing was noted."""
+        if context[-1].content != ASKED:
+            return reply.startswith(NOTED)
+        notes = context[-2].content.removeprefix(NOTED)
+        return None if notes == NOTHING else bool(reply.strip()) and stands((reply,), notes)
+
+    def corpus(self) -> Iterable[str]:
+        """Every word of the task."""
+        yield f"{SYSTEM} {ASKED} {NOTED}{NOTHING}"
+        for problem in self.problems("train"):
+            yield from (problem.question, str(problem.answer), *problem.data["messages"])
+
+    def _problem(self, question: MemoryQuestion, said: Sequence[str]) -> Problem | None:
+        """The question with some neighbouring messages; None if no message has its answer."""
+        asked = set(question.question.casefold().split())
+        places = [place for place, text in enumerate(said) if stands(question.answers, text)]
+        if not places:
+            return None
+        place = max(places, key=lambda place: len(asked & set(said[place].casefold().split())))
+        before = random.Random(question.id).randrange(self.messages)
+        first = max(min(place - before, len(said) - self.messages), 0)
+        return Problem(
+            id=question.id,
+            question=question.question,
+            answer=next(answer for answer in question.answers if stands((answer,), said[place])),
+            data={
+                "messages": list(said[first : first + self.messages]),
+                "aliases": list(question.answers),
+                "place": place - first,
+            },
+        )
+
+
+def _pinned(problem: Problem) -> tuple[Message, ...]:
+    return (Message(role="system", content=SYSTEM), Message(role="user", content=problem.question))
+
+
+def _demonstrated_notes(problem: Problem) -> list[str]:
+    """The replies of the turns before the answer: nothing is noted until the message with the answer came."""
+    place, said = problem.data["place"], problem.data["messages"]
+    noted = f"{NOTED}{_excerpt(said[place], str(problem.answer))}"
+    return [f"{NOTED}{NOTHING}"] * (place + 1) + [noted] * (len(said) - place)
+
+
+def _excerpt(text: str, answer: str) -> str:
+    """The words around the place of an answer.
+
+    an answer of 1 word at the 20th of 40 words, EXCERPT=12  ─▶  words 15 to 26
+    """
+    words = text.split()
+    size = max(EXCERPT, len(answer.split()) + 1)
+    starts = range(max(len(words) - size, 0) + 1)
+    holding = [start for start in starts if stands((answer,), " ".join(words[start : start + size]))]
+    start = holding[len(holding) // 2] if holding else 0
+    return " ".join(words[start : start + size])
+
+
+def _answer(reply: str) -> str | None:
+    return reply.strip() or None
