@@ -37,6 +37,9 @@ def retention(
     condensers: Annotated[
         str, typer.Option(help="With options, separated by commas; the controls are always measured.")
     ] = CONDENSERS,
+    scenarios: Annotated[
+        str | None, typer.Option(help="Only these, such as notetaker,healthcare: a model reads them in less time.")
+    ] = None,
     budgets: Annotated[str, typer.Option(help="Shares of a conversation that may be kept.")] = "1/2,1/4,1/8,1/16",
     model: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Count tokens of this model (folder or Hub id) and not words.")
@@ -62,6 +65,8 @@ def retention(
 
     named, shares = parsed_condensers(condensers), parsed_shares(budgets)
     questions = read_memory_questions(data)
+    if scenarios is not None:
+        questions = questions.of(scenarios.replace(" ", "").split(","))
     try:
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
