@@ -22,6 +22,7 @@ FLOORS = {
     "sandbox": 2,
     "storage": 2,
     "condensers": 2,
+    "trackers": 2,
     "config": 3,
     "learner": 3,
     "metrics": 3,

@@ -64,7 +64,11 @@ def test_the_evaluations_of_the_quickstart_reach_beyond_what_it_trains_on() -> N
         ("evaluate.variants={far: [task.options.min_opz=20]}", "min_opz"),
         ("sampler.name=transfomers", "Did you mean 'transformers'"),
         ("sampler.options.max_bach=2", "max_bach"),
-        ("trackers=[{name: wandb}]", "project"),
+        ("trackers=[{name: wandb, options: {projekt: x}}]", "Did you mean 'project'"),
+        (
+            "trackers=[{name: mlflow, options: {tracking_uri: 'http://ana:secret@host'}}]",
+            "{'tracking_uri': 'http://[removed]@host'}: tracking_uri names a user or password",
+        ),
         ("reward={name: weighted_sum, options: {parts: {name: correct}}}", "wanted a list of rewards"),
         (
             "algorithm.advantage.options.coeficient=1",

@@ -2,16 +2,30 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from builders import ledger_episode, scored
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from condensegrpo.assembly.plugins import build
-from condensegrpo.core.errors import ConfigError, RunError
-from condensegrpo.core.protocols import Tracker
-from condensegrpo.storage import trackers as tracking
+from condensegrpo.config.load import find_config, load_config
+from condensegrpo.core.errors import RunError
+from condensegrpo.core.evaluation import Evaluation
+from condensegrpo.core.observer import Observer
+from condensegrpo.core.table import Table
+from condensegrpo.core.tracking import Artifact, LogsTables, RunStart, StartedRun, StartsRun, Tracker
+from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import JsonlTracker, read_metrics
+from condensegrpo.storage.trajectories import write_trajectory
+from condensegrpo.trackers.background import BackgroundTracker
+from condensegrpo.trackers.packages import check_installed
+from condensegrpo.trackers.tensorboard import TensorboardTracker
+from condensegrpo.training.tracking import RunTracking
 
 
 def test_every_call_is_a_line_that_is_there_at_once(tmp_path: Path) -> None:
@@ -40,30 +54,180 @@ def test_a_full_disk_is_a_run_error() -> None:
         JsonlTracker("/dev/full").log(1, {"loss": 1.0})
 
 
-def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
-    tracker: Tracker = build("trackers", "tensorboard", {"folder": str(tmp_path)})
-    tracker.log(3, {"eval/success": 0.25})
-    tracker.log(4, {"eval/success": 0.75})
-    tracker.close()
-    events = EventAccumulator(str(tmp_path))
+def test_tensorboard_reads_back_what_was_logged_and_a_resumed_run_replaces_later_steps(tmp_path: Path) -> None:
+    for step, losses in ((0, (0.5, 0.25)), (1, (0.125,))):
+        tracker = TensorboardTracker()
+        identity = None if step == 0 else "as before"
+        tracker.start(RunStart(name="r", folder=tmp_path, config={"seed": 3}, step=step, identity=identity))
+        for number, loss in enumerate(losses, step + 1):
+            tracker.log(number, {"loss": loss})
+        tracker.log_table(step + 1, "evaluation", Table(columns=("metric", "low"), rows=(("a|b", None),)))
+        tracker.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("eval/success")] == [(3, 0.25), (4, 0.75)]
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 0.5), (2, 0.125)]
+    (text,) = events.Tensors("evaluation/text_summary")[-1].tensor_proto.string_val
+    assert text.decode() == "| metric | low |\n| --- | --- |\n| a\\|b |  |\n"
 
 
-def test_weights_and_biases_keeps_an_offline_run(tmp_path: Path) -> None:
-    """A process of its own: the library starts a service and leaves handlers behind."""
-    code = (
-        "from condensegrpo.assembly.plugins import build\n"
-        f"tracker = build('trackers', 'wandb', {{'project': 'p', 'name': 'n', 'folder': {str(tmp_path)!r}}})\n"
-        "tracker.log(1, {'success': 0.5})\n"
-        "tracker.close()\n"
-    )
-    environment = {**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment, cwd=tmp_path, timeout=120)
-    (file,) = tmp_path.rglob("run-*.wandb")
-    assert b"success" in file.read_bytes()
+def kept_by(library: str, folder: Path) -> Any:
+    """What a library kept of a run of two steps that was resumed after the first."""
+    pytest.importorskip(library)
+    program = [sys.executable, str(Path(__file__).with_name("tracked_run.py")), library, str(folder)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_weights_and_biases_keeps_an_offline_run_and_goes_on_with_it(tmp_path: Path) -> None:
+    kept = kept_by("wandb", tmp_path)
+    assert kept["runs"] == [kept["identity"]] * 2
+    assert kept["losses"] == [[1, 0.5], [2, 0.25], [2, 0.125]]
+    assert kept["config"]["condenser"] == {"name": "last_k", "options": {"keep_last": 1}}
+    assert kept["tables"] == 3
+    assert f"report-{kept['identity']}" in kept["artifacts"]
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert [file for file in files if b"not-to-be-written-anywhere" in file.read_bytes()] == []
+
+
+def test_mlflow_keeps_a_run_and_goes_on_with_it(tmp_path: Path) -> None:
+    kept = kept_by("mlflow", tmp_path)
+    assert kept["runs"] == [kept["identity"], "ours", "FINISHED"]
+    assert kept["losses"] == [[1, 0.5], [2, 0.25], [2, 0.125]]
+    assert kept["other"] == 0.75
+    assert kept["config"] == {"seed": "3", "condenser.name": "last_k", "condenser.options.keep_last": "1"}
+    assert kept["tables"] == [3, {"columns": ["question", "success"], "data": [["2+2?", 1.0], ["3+3?", None]]}]
+    assert kept["artifacts"] == ["config-from-step-0.json", "config-from-step-1.json", "report.html", "trajectories"]
+
+
+def test_trackio_keeps_a_run_and_goes_on_with_it(tmp_path: Path) -> None:
+    kept = kept_by("trackio", tmp_path)
+    assert kept["runs"] == [kept["identity"]]
+    assert kept["losses"] == [[1, 0.5], [2, 0.25], [2, 0.125]]
+    assert kept["config"]["condenser"] == {"name": "last_k", "options": {"keep_last": 1}}
+    assert kept["tables"] == 3
+    assert kept["artifacts"] == [f"report-{kept['identity']}"]
+
+
+@pytest.mark.parametrize("library", ["mlflow", "tensorboard", "trackio", "wandb"])
+def test_a_name_alone_is_a_tracker_and_imports_no_library(library: str) -> None:
+    tracker = build("trackers", library, {})
+    assert isinstance(tracker, StartsRun)
+    assert isinstance(tracker, LogsTables)
 
 
 def test_a_tracker_whose_package_is_missing_says_what_to_install() -> None:
-    with pytest.raises(ConfigError, match=r"pip install -e '\.\[no_such_package\]'"):
-        tracking._package("no_such_package")
+    with pytest.raises(ValueError, match=r"pip install 'condensegrpo\[no_such_package\]'"):
+        check_installed("no_such_package")
+
+
+class Recorder:
+    """A tracker that keeps what it is given, and waits or fails where a test asks for it."""
+
+    artifacts: tuple[Artifact, ...] = ("report", "model")
+
+    def __init__(self, *, fails_at: Sequence[int] = (), waits_for: threading.Event | None = None) -> None:
+        self.fails_at, self.waits_for = fails_at, waits_for
+        self.steps: list[int] = []
+        self.starts: list[RunStart] = []
+        self.tables: dict[str, Table] = {}
+        self.files: dict[str, str] = {}
+
+    def start(self, run: RunStart) -> StartedRun:
+        self.starts.append(run)
+        return StartedRun(identity="x7", place="http://ana:secret@host/x7")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self.waits_for is not None:
+            self.waits_for.wait()
+        if step in self.fails_at:
+            raise ConnectionError(f"no route to host, key {os.environ['OUR_API_KEY']}")
+        self.steps.append(step)
+
+    def log_table(self, step: int, name: str, table: Table) -> None:
+        self.tables[name] = table
+
+    def log_artifact(self, name: Artifact, path: Path) -> None:
+        self.files[name] = path.name
+
+    def close(self) -> None:
+        self.steps.append(-1)
+
+
+def test_failures_are_counted_and_said_once_without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUR_API_KEY", "0123456789")
+    recorder = Recorder(fails_at=(2, 3))
+    tracker = BackgroundTracker("mine", recorder)
+    for step in (1, 2, 3, 4):
+        tracker.log(step, {})
+    tracker.end()
+    assert tracker.wait(10) == "tracker mine lost 2 of 4 records"
+    assert recorder.steps == [1, 4, -1]
+    (message,) = tracker.messages()
+    assert message.startswith("tracker mine: ConnectionError: no route to host, key [removed]")
+    assert "0123456789" not in message
+
+
+def test_a_tracker_that_hangs_costs_records_and_no_time() -> None:
+    hang = threading.Event()
+    tracker = BackgroundTracker("mine", Recorder(waits_for=hang), capacity=2)
+    began = time.monotonic()
+    for step in range(100):
+        tracker.log(step, {})
+    tracker.end()
+    loss = tracker.wait(0.05)
+    assert time.monotonic() - began < 2
+    assert loss.endswith("of 100 records and did not end in time")
+    assert tracker.messages() == ["tracker mine is too slow: records are dropped"]
+    hang.set()
+
+
+def test_a_run_gives_its_trackers_everything_and_keeps_their_identity(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "mine")
+    source = tmp_path / "own.py"
+    source.write_text(
+        "from test_tracking import Recorder\n\nshared = Recorder()\nclass Mine:\n"
+        "    def __new__(cls):\n        return shared\n"
+    )
+    config = load_config(find_config("quickstart"), [f"trackers=['{source}:Mine']", "sampler.options={api_key: abc}"])
+    recorder = build("trackers", f"{source}:Mine", {})
+    write_trajectory(
+        folder.evaluation(2, "held-out"),
+        scored(ledger_episode(["keep 1", "report 2"], ["+1"], keep_last=0), 1.0, correct=1.0),
+    )
+    said: list[str] = []
+    observer = Observer()
+    observer.say = said.append  # type: ignore[method-assign]
+    tracking = RunTracking(config, folder, observer)
+    tracking.start(0)
+    result = Evaluation(
+        name="held-out",
+        problems=1,
+        samples=1,
+        seed=0,
+        success=0.5,
+        success_low=0.25,
+        success_high=0.75,
+        pass_at={},
+        metrics={},
+        information=(),
+        seconds=1.0,
+    )
+    tracking.evaluated(2, [result])
+    (tmp_path / "model").mkdir()
+    tracking.finished(tmp_path / "model")
+    tracking.close()
+    assert said == [f"tracker {source}:Mine: http://[removed]@host/x7"]
+    assert read_metrics(folder.metrics)[0]["eval/success"] == 0.5
+    assert recorder.starts[0].config["sampler"]["options"] == {"api_key": "[removed]"}
+    assert recorder.tables["evaluation"].rows[0] == ("held-out", 1, 1, "success", 0.5, 0.25, 0.75)
+    table = recorder.tables["trajectories/held-out"]
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (row["answer"], row["correct"], row["turns"]) == ("7", 1.0, 2)
+    assert "turn 1 (" in row["contexts"]
+    assert row["condensed spans"] == "turn 1, last_k: 17 → 9 tokens; turns 0–0 dropped (8 tokens)"
+    assert recorder.files == {"report": "report.html", "model": "model"}
+    resumed = RunTracking(config, folder, Observer())
+    resumed.start(2)
+    resumed.close()
+    assert [(start.step, start.identity) for start in recorder.starts] == [(0, None), (2, "x7")]

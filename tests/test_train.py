@@ -87,7 +87,8 @@ def test_two_runs_of_one_seed_are_equal_bit_for_bit(finished: Path, tmp_path: Pa
 
 
 def test_a_killed_run_goes_on_as_if_it_had_not_been(finished: Path, tmp_path: Path) -> None:
-    process = start("train", *TINY, f"runs_dir={tmp_path}", "name=killed")
+    trackers = "trackers=[tensorboard, tests/failing_tracker.py:Failing]"
+    process = start("train", *TINY, trackers, f"runs_dir={tmp_path}", "name=killed")
     wait_for(tmp_path / "killed/trajectories/step_000003.jsonl", process)  # after the checkpoint of step 2
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -95,6 +96,21 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(finished: Path, tmp_path: Pa
     out = succeed("train", "--resume", str(tmp_path / "killed"))
     assert "resumed after step 2" in out
     assert_equal_runs(finished, tmp_path / "killed")
+    assert_tracked(tmp_path / "killed")
+
+
+def assert_tracked(run_folder: Path) -> None:
+    """Every step is in the event files of TensorBoard once, and a tracker that fails is shown once a start."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = (run_folder / "log.txt").read_text()
+    assert log.count("tracker tests/failing_tracker.py:Failing: RuntimeError: no connection") == 2
+    assert log.count("tracker tests/failing_tracker.py:Failing lost 6 of 6 records") == 1  # after the resume
+    events = EventAccumulator(str(run_folder / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("loss")] == [1, 2, 3, 4]
+    assert [event.step for event in events.Scalars("eval/success")] == [0, 2, 4]
+    assert {"config/text_summary", "evaluation/text_summary"} <= set(events.Tags()["tensors"])
 
 
 def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(finished: Path, tmp_path: Path) -> None:

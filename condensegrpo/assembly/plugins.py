@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
+from condensegrpo.core.credentials import without_credentials
 from condensegrpo.core.errors import CondenseError, PluginError
 from condensegrpo.core.failures import is_ctrl_c, message_of
 from condensegrpo.core.plugins import load
@@ -100,7 +101,7 @@ def _called(
     except BaseException as error:  # the boundary to a plug-in
         if is_ctrl_c(error):
             raise
-        given = f" with {dict(options)}" if options else ""
+        given = f" with {without_credentials(dict(options))}" if options else ""
         raise PluginError(f"{where}{given}: {message_of(error).removesuffix('.')}.") from error
 
 

@@ -14,7 +14,8 @@ from condensegrpo.config.load import longest_request
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.plugins import load
-from condensegrpo.core.protocols import Measures, Sampler, Tracker
+from condensegrpo.core.protocols import Measures, Sampler
+from condensegrpo.core.tracking import Tracker
 from condensegrpo.learner.policy import end_ids, load_tokenizer
 from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.rollout.engine import Engine

@@ -6,7 +6,7 @@ states its unit and range. Options of plug-ins are checked when ``assembly`` bui
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from condensegrpo.algorithms.settings import (
     AdvantageSettings,
@@ -38,6 +38,13 @@ class Plugin(Section):
     name: str
     options: dict[str, Any] = {}
     """Keyword arguments of the plug-in."""
+
+
+def _named(value: object) -> object:
+    return {"name": value} if isinstance(value, str) else value
+
+
+NamedPlugin = Annotated[Plugin, BeforeValidator(_named)]  # its name alone stands for it, where no option is set
 
 
 class CondenserPlugin(Plugin):
@@ -282,8 +289,8 @@ class RunIdentity(Section):
 class RunProcedure(Section):
     """How a run samples, trains and evaluates."""
 
-    trackers: list[Plugin] = []
-    """Trackers in addition to metrics.jsonl, which is always written."""
+    trackers: list[NamedPlugin] = []
+    """Trackers in addition to metrics.jsonl, which is always written: names, or {name, options}."""
     rollout: RolloutSettings = RolloutSettings()
     sandbox: SandboxSettings = SandboxSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()

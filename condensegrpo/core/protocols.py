@@ -1,4 +1,4 @@
-"""The seams: what a sampler, condenser, reward, task, environment, tool and tracker are. Standard library only.
+"""The seams: what a sampler, condenser, reward, task, environment and tool are. Standard library only.
 
 A plug-in inherits nothing from here; it has the method. Every seam has a deterministic fake or a small real member in
 the package. The engine decides *when* a plug-in is called and names the boundary when it raises; a plug-in raises plain
@@ -382,13 +382,3 @@ class TurnReward(Protocol):
 
 
 Tool = Callable[..., object]  # a typed function with a docstring, sync or async; what it returns is shown as str(...)
-
-
-class Tracker(Protocol):
-    """Where metrics go."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of one step."""
-
-    def close(self) -> None:
-        """Flush and free."""

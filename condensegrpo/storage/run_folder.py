@@ -4,6 +4,7 @@ runs/<name>/
     config.yaml                      resolved configuration
     configurations.jsonl             a line for each configuration that the run had, with its first step
     environment.json                 versions, command line, git revision, hardware
+    trackers.json                    by tracker, the identity of its own run, which a resume continues
     metrics.jsonl                    one line a step or evaluation
     trajectories/step_000123.jsonl   one line a trajectory, written as it finishes
     credit/step_000123.jsonl         advantage and token weight of every turn, handling
@@ -89,6 +90,11 @@ class RunFolder:
     def metrics(self) -> Path:
         """One JSON line a step or evaluation."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def trackers(self) -> Path:
+        """The identities of the runs of trackers, by tracker."""
+        return self.path / "trackers.json"
 
     @property
     def log(self) -> Path:

@@ -77,3 +77,17 @@ def read_trajectory(path: Path, line: bytes, number: int) -> tuple[ScoredTraject
         raise TrajectoryFileError(f"{doing}: not a line of JSON ({error}). Remove the line.") from error
     read = read_record(_TrajectoryLine, parsed, doing)
     return ScoredTrajectory(trajectory=read.trajectory, score=read.score), read.provenance
+
+
+def sample_trajectories(path: Path, count: int) -> list[ScoredTrajectory]:
+    """At most ``count`` trajectories, evenly over a file: they stand in the order in which they finished.
+
+    Raises:
+        TrajectoryFileError: the file is missing, or one of these lines is damaged.
+    """
+    try:
+        *complete, _ = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise TrajectoryFileError(f"reading {path}: {error.strerror}.") from error
+    numbers = sorted({place * len(complete) // count for place in range(count)}) if complete else []
+    return [read_trajectory(path, complete[number], number + 1)[0] for number in numbers]

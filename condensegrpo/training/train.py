@@ -18,25 +18,22 @@ from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.model_checks import check_model
 from condensegrpo.assembly.open_learner import choices, open_learner
 from condensegrpo.assembly.players import Players
-from condensegrpo.assembly.runtime import open_sampler, open_trackers, use_threads
+from condensegrpo.assembly.runtime import open_sampler, use_threads
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.errors import CondenseError, RunError
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.protocols import Describes, Sampler, Sleeps, Tracker
+from condensegrpo.core.protocols import Describes, Sampler, Sleeps
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.evaluation.evaluate import evaluate
-from condensegrpo.evaluation.figures import flat
 from condensegrpo.learner import ranks
 from condensegrpo.learner.dtypes import gpu_bfloat16, precision_warning
 from condensegrpo.learner.engine import DeepSpeedEngine, close_engine
 from condensegrpo.learner.engine_state import on_device
 from condensegrpo.learner.policy import save_tokenizer
 from condensegrpo.learner.reference import Reference, against_base, against_copy, open_reference
-from condensegrpo.reporting.run_report import ReportTracker
 from condensegrpo.rollout.player import GroupPlayer
 from condensegrpo.storage.environment import write_environment
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import JsonlTracker, read_metrics
+from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.training.agreement import check_ranks
 from condensegrpo.training.credit_step import StepCredit, give_credit, record_credit, step_metrics
 from condensegrpo.training.initial_policy import base_policy, first_policy
@@ -44,6 +41,7 @@ from condensegrpo.training.prefetching import RolloutPrefetcher
 from condensegrpo.training.resume import resume
 from condensegrpo.training.rollout_step import BatchRollout, StepBatch, batch_filter, trajectory_writer
 from condensegrpo.training.saving import CheckpointSaver
+from condensegrpo.training.tracking import RunTracking
 from condensegrpo.training.update_step import sampled_weights, update
 
 
@@ -60,7 +58,7 @@ class _Run:
     prefetcher: RolloutPrefetcher
     saver: CheckpointSaver
     observer: Observer
-    trackers: tuple[Tracker, ...]  # none on any rank but the first
+    tracking: RunTracking | None  # on the first rank
 
     @property
     def config(self) -> RunConfig:
@@ -105,7 +103,11 @@ def train(components: Components, folder: RunFolder, *, observer: Observer, stop
             _evaluate(run, done)
         if config.train.steps == 0:
             _save(run, 0)
-        return _loop(run, done, stopping)
+        finished = _loop(run, done, stopping)
+        if finished and run.tracking is not None:
+            run.saver.wait()
+            run.tracking.finished(folder.checkpoints / f"step_{config.train.steps:06d}" / "model")
+        return finished
 
 
 def _sleeping_sampler(config: RunConfig, source: str, observer: Observer) -> Sampler:
@@ -141,10 +143,11 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
         observer.say(note)
     players = Players(config, sampler, source)
     player = players.player(components, temperature=config.rollout.temperature)
-    own: tuple[Tracker, ...] = (JsonlTracker(folder.metrics), ReportTracker(folder))
-    trackers = (*own, *open_trackers(config)) if ranks.rank() == 0 else ()
+    tracking = RunTracking(config, folder, observer) if ranks.rank() == 0 else None
     try:
         done, batches = resume(config, folder, sampler, learner, observer, write=write)
+        if tracking is not None:
+            tracking.start(done)
         with (
             CheckpointSaver(config, folder.checkpoints, source, learner) as saver,
             RolloutPrefetcher(
@@ -167,7 +170,7 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
                     prefetcher=prefetcher,
                     saver=saver,
                     observer=observer,
-                    trackers=trackers,
+                    tracking=tracking,
                 ),
                 done,
             )
@@ -175,8 +178,8 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
         players.close()
         sampler.close()
         close_engine(learner)
-        for tracker in trackers:
-            tracker.close()
+        if tracking is not None:
+            tracking.close()
 
 
 def batch_rollout(
@@ -222,7 +225,8 @@ def _loop(run: _Run, done: int, stopping: Callable[[], bool]) -> bool:
     for step in range(done + 1, schedule.steps + 1):
         metrics = _step(run, step)
         warned = warned or _warn_of_unused_turn_rewards(run, metrics)
-        _log(run.trackers, step, metrics)
+        if run.tracking is not None:
+            run.tracking.log(step, metrics)
         run.observer.step(step, metrics)
         last = step == schedule.steps
         stop = ranks.any_rank(stopping())
@@ -338,7 +342,8 @@ def _evaluate(run: _Run, step: int) -> None:
         )
         for name, components in wanted.items()
     ]
-    _log(run.trackers, step, {key: value for result in results for key, value in flat(result).items()})
+    if run.tracking is not None:
+        run.tracking.evaluated(step, results)
     run.observer.evaluated(step, results)
 
 
@@ -346,17 +351,6 @@ def _save(run: _Run, step: int) -> None:
     batches = run.prefetcher.finish()
     run.observer.phase("saving a checkpoint", None)
     run.saver.save(step, batches)
-
-
-def _log(trackers: tuple[Tracker, ...], step: int, metrics: Mapping[str, float]) -> None:
-    for tracker in trackers:
-        try:
-            tracker.log(step, metrics)
-        except CondenseError:
-            raise
-        except Exception as error:  # the boundary to a tracker
-            name = type(tracker).__name__
-            raise RunError(f"logging step {step} with {name}: {type(error).__name__}: {error}") from error
 
 
 def _warnings(config: RunConfig) -> Iterator[str]:

@@ -1,0 +1,38 @@
+"""Removes credentials from what leaves the process: configurations sent to trackers, and messages of libraries.
+
+{"api_key": "abc", "steps": 3}      ─▶   {"api_key": "[removed]", "steps": 3}
+http://ana:secret@host/             ─▶   http://[removed]@host/
+"""
+
+import os
+import re
+
+REMOVED = "[removed]"
+_NAME = re.compile(r"(^|[_-])(api[_-]?key|access[_-]?key|token|secret|password|credentials?|authorization)$", re.I)
+_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_SHORTEST = 6  # characters of a value that is searched for in a text
+
+
+def without_credentials(value: object, name: str = "") -> object:
+    """A value of JSON in which texts under names such as ``api_key``, and those inside addresses, are removed."""
+    if isinstance(value, dict):
+        return {key: without_credentials(item, str(key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_credentials(item, name) for item in value]
+    if not isinstance(value, str):
+        return value
+    return REMOVED if _NAME.search(name) else _IN_ADDRESS.sub(REMOVED, value)
+
+
+def has_credentials(address: str) -> bool:
+    """Whether an address names a user or a password: ``http://ana:secret@host``."""
+    return _IN_ADDRESS.search(address) is not None
+
+
+def redacted(text: str) -> str:
+    """A message without credentials in addresses and without the values of environment variables that hold some."""
+    text = _IN_ADDRESS.sub(REMOVED, text)
+    for name, value in os.environ.items():
+        if _NAME.search(name) and len(value) >= _SHORTEST:
+            text = text.replace(value, REMOVED)
+    return text

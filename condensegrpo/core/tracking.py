@@ -1,0 +1,75 @@
+"""Trackers: where the metrics of a run go, and what else a tracker may take. Standard library only.
+
+Only ``log`` and ``close`` are needed. ``start``, ``log_table`` and ``log_artifact`` are optional, one for each job:
+
+    StartsRun      the configuration at the start; the tracker's own run continues when the run is resumed
+    LogsTables     evaluations with intervals, and a sample of trajectories
+    LogsArtifacts  the report and the model, after the last step
+
+All methods of a tracker are called in one thread, which is not the one that trains. What they raise is counted and
+shown once; training goes on.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, runtime_checkable
+
+from condensegrpo.core.table import Table
+
+Artifact = Literal["report", "model"]  # report.html; the last checkpoint's Hugging Face folder
+
+
+class Tracker(Protocol):
+    """Where metrics go."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of one step."""
+
+    def close(self) -> None:
+        """Flush and free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStart:
+    """What a tracker learns of a run that starts or is resumed."""
+
+    name: str  # of the run's folder
+    folder: Path  # the run's folder, for files of the tracker
+    config: Mapping[str, object]  # the resolved configuration, without credentials
+    step: int  # optimiser steps already taken; later ones may have been logged before and are logged again
+    identity: str | None  # what ``start`` returned when the run started first; None: a new run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedRun:
+    """The tracker's own run."""
+
+    identity: str  # by which ``start`` continues it
+    place: str  # an address or folder, for the log
+
+
+@runtime_checkable
+class StartsRun(Protocol):
+    """A tracker that opens a run of its own before the first metrics."""
+
+    def start(self, run: RunStart) -> StartedRun:
+        """Open the tracker's run, or continue the one with ``run.identity``."""
+
+
+@runtime_checkable
+class LogsTables(Protocol):
+    """A tracker that keeps tables."""
+
+    def log_table(self, step: int, name: str, table: Table) -> None:
+        """Record a table, such as ``evaluation`` or ``trajectories/held-out``."""
+
+
+@runtime_checkable
+class LogsArtifacts(Protocol):
+    """A tracker that keeps files."""
+
+    artifacts: Sequence[Artifact]  # which it keeps
+
+    def log_artifact(self, name: Artifact, path: Path) -> None:
+        """Keep a file, or a folder with all that is in it."""

@@ -1,0 +1,126 @@
+"""The thread in which a tracker is called, so that a slow or failing one costs records and not the run.
+
+training ──log──▶ bounded queue ──▶ thread: start, log, log_table, log_artifact, close ──▶ tracker
+         ◀─────────── messages: where the tracker's run is, the first failure ───────────┘
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from condensegrpo.core.credentials import redacted
+from condensegrpo.core.failures import message_of
+from condensegrpo.core.table import Table
+from condensegrpo.core.tracking import Artifact, LogsArtifacts, LogsTables, RunStart, StartedRun, StartsRun, Tracker
+from condensegrpo.core.wording import counted
+
+CAPACITY = 1000  # calls that wait; a further one is dropped
+Call = Callable[[], None]
+
+
+class BackgroundTracker:
+    """Calls a tracker in a thread of its own, in order. Its methods return at once and raise nothing."""
+
+    def __init__(self, name: str, tracker: Tracker, *, capacity: int = CAPACITY) -> None:
+        """Start the thread of a tracker, named as in the configuration."""
+        self._name, self._tracker = name, tracker
+        self._calls: queue.Queue[Call | None] = queue.Queue(capacity)
+        self._messages: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._refused = False  # its run could not be opened: nothing else is tried
+        self._failed = 0  # calls, counted in the tracker's thread
+        self._dropped = 0  # calls, and all of them: counted in the thread that trains
+        self._total = 0
+        self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def artifacts(self) -> tuple[Artifact, ...]:
+        """What the tracker keeps."""
+        return tuple(self._tracker.artifacts) if isinstance(self._tracker, LogsArtifacts) else ()
+
+    def start(self, run: RunStart, remember: Callable[[StartedRun], None]) -> None:
+        """Open the tracker's run.
+
+        Args:
+            remember: keeps the identity; called in the tracker's thread.
+        """
+        tracker = self._tracker
+        if not isinstance(tracker, StartsRun):
+            return
+
+        def call() -> None:
+            self._refused = True
+            started = tracker.start(run)
+            self._refused = False
+            self._messages.put(f"tracker {self._name}: {redacted(started.place)}")
+            remember(started)
+
+        self._put(call)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of one step."""
+        self._put(lambda: self._tracker.log(step, metrics))
+
+    def log_table(self, step: int, name: str, make: Callable[[], Table]) -> None:
+        """Record a table, which is made in the tracker's thread."""
+        tracker = self._tracker
+        if isinstance(tracker, LogsTables):
+            self._put(lambda: tracker.log_table(step, name, make()))
+
+    def log_artifact(self, name: Artifact, path: Path) -> None:
+        """Keep a file or folder."""
+        tracker = self._tracker
+        if isinstance(tracker, LogsArtifacts):
+            self._put(lambda: tracker.log_artifact(name, path))
+
+    def messages(self) -> list[str]:
+        """What happened since the last call, for the log."""
+        return [self._messages.get_nowait() for _ in range(self._messages.qsize())]
+
+    def end(self) -> None:
+        """Close the tracker once everything that waits is recorded; ``wait`` waits for it."""
+        while True:
+            try:
+                return self._calls.put_nowait(None)
+            except queue.Full:  # the oldest that waits makes room
+                with suppress(queue.Empty):
+                    self._calls.get_nowait()
+                    self._dropped += 1
+
+    def wait(self, seconds: float) -> str:
+        """Wait for the end at most so long; returns what was lost, or nothing."""
+        self._thread.join(max(0.0, seconds))
+        unfinished = self._thread.is_alive()
+        lost = self._failed + self._dropped + (self._calls.qsize() if unfinished else 0)
+        if not lost and not unfinished:
+            return ""
+        end = " and did not end in time" if unfinished else ""
+        return f"tracker {self._name} lost {lost} of {counted(self._total, 'record', 'records')}{end}"
+
+    def _put(self, call: Call) -> None:
+        self._total += 1
+        try:
+            self._calls.put_nowait(call)
+        except queue.Full:
+            self._dropped += 1
+            if self._dropped == 1:
+                self._messages.put(f"tracker {self._name} is too slow: records are dropped")
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            if self._refused:
+                self._failed += 1
+            else:
+                self._try(call)
+        self._try(self._tracker.close)
+
+    def _try(self, call: Call) -> None:
+        try:
+            call()
+        except (Exception, SystemExit) as error:  # the boundary to a tracker
+            self._failed += 1
+            if self._failed == 1:
+                reason = redacted(message_of(error)).removesuffix(".")
+                self._messages.put(f"tracker {self._name}: {reason}. Training goes on without it")

@@ -1,0 +1,103 @@
+"""MLflow: a tracking server, or a local store."""
+
+import importlib
+import json
+import math
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from condensegrpo.core.credentials import has_credentials
+from condensegrpo.core.table import Table
+from condensegrpo.core.tracking import Artifact, RunStart, StartedRun
+from condensegrpo.trackers.packages import check_installed
+
+PARAMETERS = 100  # in one request
+PARAMETER_CHARACTERS = 500  # of a value, the limit of servers before MLflow 2.10
+TABLES = "mlflow.loggedArtifacts"  # the tag by which MLflow's pages find tables
+SHOWN_TABLES = 40  # named in the tag, whose length is limited
+
+
+class MlflowTracker:
+    """Logs to MLflow: a server, or the local store that MLflow chooses (``MLFLOW_TRACKING_URI``)."""
+
+    def __init__(
+        self,
+        experiment: str = "condensegrpo",
+        tracking_uri: str | None = None,
+        artifacts: Sequence[Artifact] = ("report",),
+    ) -> None:
+        """Log to an experiment; without a tracking URI as MLflow's environment variables say."""
+        self._experiment, self._uri, self.artifacts = experiment, tracking_uri, artifacts
+        self._client: Any = None
+        self._id = ""
+        self._tables: list[dict[str, str]] = []  # the newest, as the tag has them
+
+    @staticmethod
+    def check_options(**options: object) -> None:
+        """Refuse a URI with a password, which ``config.yaml`` would hold, and to start without the package."""
+        if has_credentials(str(options.get("tracking_uri"))):
+            raise ValueError(
+                "tracking_uri names a user or password. Leave them out and set MLFLOW_TRACKING_USERNAME and "
+                "MLFLOW_TRACKING_PASSWORD: config.yaml would hold them"
+            )
+        check_installed("mlflow")
+
+    def start(self, run: RunStart) -> StartedRun:
+        """Open a run with the configuration as parameters and as ``config.json``, or continue one."""
+        self._client = client = importlib.import_module("mlflow.tracking").MlflowClient(tracking_uri=self._uri)
+        if run.identity is None:
+            known = client.get_experiment_by_name(self._experiment)
+            experiment = known.experiment_id if known else client.create_experiment(self._experiment)
+            self._id = client.create_run(experiment, run_name=run.name).info.run_id
+            parameter = importlib.import_module("mlflow.entities").Param
+            parameters = [parameter(key, value[:PARAMETER_CHARACTERS]) for key, value in _flat(run.config)]
+            for first in range(0, len(parameters), PARAMETERS):
+                client.log_batch(self._id, params=parameters[first : first + PARAMETERS])
+        else:
+            self._id = run.identity
+            client.update_run(self._id, status="RUNNING")
+            self._tables = json.loads(client.get_run(self._id).data.tags.get(TABLES, "[]"))
+        client.log_dict(self._id, dict(run.config), f"config-from-step-{run.step}.json")
+        return StartedRun(identity=self._id, place=f"{client.tracking_uri}, run {self._id}")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of one step; MLflow's names have no ``=``, and its stores take finite values only."""
+        metric, now = importlib.import_module("mlflow.entities").Metric, int(time.time() * 1000)
+        finite = ((name, value) for name, value in metrics.items() if math.isfinite(value))
+        self._client.log_batch(self._id, metrics=[metric(_name(name), value, now, step) for name, value in finite])
+
+    def log_table(self, step: int, name: str, table: Table) -> None:
+        """Write a table as MLflow's own ``log_table`` does, which would import pandas."""
+        file = f"{_name(name)}-step-{step}.json"
+        content = {"columns": table.columns, "data": table.rows}
+        self._client.log_text(self._id, json.dumps(content, ensure_ascii=False), file)
+        self._tables = [*self._tables, {"path": file, "type": "table"}][-SHOWN_TABLES:]
+        self._client.set_tag(self._id, TABLES, json.dumps(self._tables))
+
+    def log_artifact(self, name: Artifact, path: Path) -> None:
+        """Upload a file or folder."""
+        if path.is_dir():
+            self._client.log_artifacts(self._id, str(path), name)
+        else:
+            self._client.log_artifact(self._id, str(path))
+
+    def close(self) -> None:
+        """Mark the run as finished."""
+        if self._id:
+            self._client.set_terminated(self._id)
+
+
+def _flat(section: Mapping[str, object], place: str = "") -> Iterator[tuple[str, str]]:
+    """The values of nested sections by dotted names, in JSON."""
+    for key, value in section.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{place}{key}.")
+        else:
+            yield f"{place}{key}", value if isinstance(value, str) else json.dumps(value)
+
+
+def _name(name: str) -> str:
+    return re.sub(r"[^\w./ :-]", "_", name)

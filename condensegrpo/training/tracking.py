@@ -1,0 +1,110 @@
+"""What a run logs: metrics to ``metrics.jsonl`` and its report at once, everything to its trackers in the background."""
+
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from condensegrpo.assembly.runtime import open_trackers
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.credentials import without_credentials
+from condensegrpo.core.evaluation import Evaluation
+from condensegrpo.core.observer import Observer
+from condensegrpo.core.tracking import Artifact, RunStart, StartedRun, Tracker
+from condensegrpo.evaluation.figures import flat
+from condensegrpo.reporting.run_report import ReportTracker
+from condensegrpo.storage.files import write_atomically
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trackers import JsonlTracker
+from condensegrpo.trackers.background import BackgroundTracker
+from condensegrpo.training.tracked_tables import evaluation_table, trajectory_table
+
+CLOSE_SECONDS = 60.0  # that the end of a run waits for its trackers
+BYTES_PER_SECOND = 5e6  # of artifacts: so much longer it waits for them
+
+
+class RunTracking:
+    """The metrics file, the report and the trackers of a run, on its first rank."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder, observer: Observer) -> None:
+        """Build the trackers; ``start`` opens their runs."""
+        self._config, self._folder, self._observer = config, folder, observer
+        self._own: tuple[Tracker, ...] = (JsonlTracker(folder.metrics), ReportTracker(folder))
+        names = [plugin.name for plugin in config.trackers]
+        self._trackers = {
+            name if name not in names[:number] else f"{name}#{number}": BackgroundTracker(name, tracker)
+            for number, (name, tracker) in enumerate(zip(names, open_trackers(config), strict=True))
+        }
+        self._identities: dict[str, str] = {}  # of the runs of the trackers
+        self._lock = threading.Lock()
+        self._bytes = 0  # of artifacts
+
+    def start(self, done: int) -> None:
+        """Open the runs of the trackers, after ``done`` steps: those that are known continue."""
+        if self._folder.trackers.is_file():
+            self._identities = json.loads(self._folder.trackers.read_text(encoding="utf-8"))
+        config = {key: without_credentials(value) for key, value in self._config.model_dump(mode="json").items()}
+        folder, known = self._folder.path, dict(self._identities)
+        for key, tracker in self._trackers.items():
+            run = RunStart(name=folder.name, folder=folder, config=config, step=done, identity=known.get(key))
+            tracker.start(run, partial(self._remember, key))
+
+    def _remember(self, key: str, started: StartedRun) -> None:
+        """Keep the identity of a tracker's run; called in the thread of the tracker."""
+        with self._lock:
+            self._identities[key] = started.identity
+            write_atomically(self._folder.trackers, json.dumps(self._identities, indent=2) + "\n")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record metrics.
+
+        Raises:
+            RunError: the disk is full or the file cannot be written.
+        """
+        for own in self._own:
+            own.log(step, metrics)
+        for tracker in self._trackers.values():
+            tracker.log(step, metrics)
+        self._say_messages()
+
+    def evaluated(self, step: int, results: Sequence[Evaluation]) -> None:
+        """Record evaluations: their metrics, a table of them, and a sample of their trajectories; raises as ``log``."""
+        self.log(step, {key: value for result in results for key, value in flat(result).items()})
+        for tracker in self._trackers.values():
+            tracker.log_table(step, "evaluation", partial(evaluation_table, results))
+            for result in results:
+                file = self._folder.evaluation(step, result.name)
+                name = f"trajectories/{result.name}"
+                tracker.log_table(step, name, partial(trajectory_table, file))
+
+    def finished(self, model: Path) -> None:
+        """Hand the report and the model to the trackers that keep them, after the last step."""
+        files: dict[Artifact, Path] = {"report": self._folder.path / "report.html", "model": model}
+        for tracker in self._trackers.values():
+            for name in tracker.artifacts:
+                tracker.log_artifact(name, files[name])
+                self._bytes += _size(files[name])
+
+    def close(self) -> None:
+        """Close the trackers, and wait for them for a limited time."""
+        if self._trackers:
+            self._observer.phase("closing the trackers", None)
+        for tracker in self._trackers.values():
+            tracker.end()
+        deadline = time.monotonic() + CLOSE_SECONDS + self._bytes / BYTES_PER_SECOND
+        losses = [tracker.wait(deadline - time.monotonic()) for tracker in self._trackers.values()]
+        self._say_messages()
+        for loss in filter(None, losses):
+            self._observer.say(loss)
+
+    def _say_messages(self) -> None:
+        for tracker in self._trackers.values():
+            for message in tracker.messages():
+                self._observer.say(message)
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of the files in a folder."""
+    return sum(file.stat().st_size for file in (path.rglob("*") if path.is_dir() else (path,)) if file.is_file())
