@@ -1,9 +1,13 @@
 """``condensegrpo export``."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from condensegrpo.core.errors import RunError
+from condensegrpo.core.wording import counted
 
 
 def export(
@@ -17,13 +21,57 @@ def export(
     adapter: Annotated[
         bool, typer.Option("--adapter", help="The LoRA adapter alone, as a PEFT folder, not merged into its base.")
     ] = False,
+    licence: Annotated[
+        str | None, typer.Option("--license", metavar="ID", help="Licence of the model card, such as apache-2.0.")
+    ] = None,
+    repository: Annotated[
+        str | None, typer.Option("--push-to-hub", metavar="REPO", help="Also upload to this Hugging Face repository.")
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="With --push-to-hub: a new repository is public, not private.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --push-to-hub: write TARGET, list what would be sent, send nothing.")
+    ] = False,
 ) -> None:
-    """Write a trained policy as a plain Hugging Face folder: weights (with LoRA merged), tokenizer, generation config.
+    """Write a trained policy as a Hugging Face folder: weights (with LoRA merged), tokenizer, model card, condenser.
 
     Example: condensegrpo export runs/quickstart exported --step 40
     """
-    from condensegrpo.learner.export import checkpoint_of, export
+    from condensegrpo.learner.export import Part, checkpoint_of, export, run_of
 
+    if repository is None and (public or dry_run):
+        raise RunError(
+            "exporting: --public and --dry-run say how to upload. Add --push-to-hub REPO, or leave them out."
+        )
     checkpoint = checkpoint_of(source, step)
-    export(checkpoint, target, "adapter" if adapter else "model")
+    part: Part = "adapter" if adapter else "model"
+    run = run_of(checkpoint)
+    if run is None:
+        export(checkpoint, target, part)
+        typer.echo("no model card: the checkpoint is not in the folder of its run", err=True)
+    else:
+        from condensegrpo.reporting.model_card import write_card
+        from condensegrpo.storage.run_folder import RunFolder
+
+        name = repository or target.absolute().name
+        taken = int(checkpoint.name.removeprefix("step_"))
+        card = partial(write_card, RunFolder(run), taken, part=part, name=name, licence=licence)
+        export(checkpoint, target, part, card)
     typer.echo(f"{checkpoint} → {target}")
+    if repository is not None:
+        _push(target, repository, public=public, dry_run=dry_run)
+
+
+def _push(folder: Path, repository: str, *, public: bool, dry_run: bool) -> None:
+    from condensegrpo.storage.hub_upload import files_of, upload
+
+    files = files_of(folder)
+    size = f"{counted(len(files), 'file')}, {sum(files.values()) / 1e6:.1f} MB"
+    if dry_run:
+        visibility = "public" if public else "private"
+        typer.echo(f"would upload {size} to {repository} ({visibility} if it is new):")
+        typer.echo("".join(f"  {size:>12,}  {name}\n" for name, size in files.items()), nl=False)
+        return
+    typer.echo(f"uploading {size} to {repository}")
+    typer.echo(upload(folder, repository, public=public, message=f"condensegrpo export of {folder.name}"))

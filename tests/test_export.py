@@ -1,17 +1,24 @@
 """A run with adapters through the command line, and what it gives away: Hugging Face and PEFT folders."""
 
+import json
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 from command import TINY, run, succeed
 from peft import PeftModel
 from safetensors.torch import load_file
+from stand_in_hub import stand_in_hub
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from condensegrpo.core.errors import RunError
 from condensegrpo.learner.policy import end_ids
+from condensegrpo.storage.hub_upload import upload
 from condensegrpo.storage.trackers import read_metrics
 
 LORA = (
@@ -126,6 +133,91 @@ def test_nothing_is_overwritten(finished: Path, tmp_path: Path) -> None:
     (tmp_path / "mine/notes.txt").write_text("kept")
     assert "it is there already, and nothing is overwritten" in refused(str(finished), str(tmp_path / "mine"))
     assert [path.name for path in tmp_path.rglob("*")] == ["mine", "notes.txt"]
+
+
+@pytest.fixture(scope="module")
+def exported(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The merged model with its card."""
+    folder = tmp_path_factory.mktemp("exported") / "policy"
+    succeed("export", str(finished), str(folder), "--license", "apache-2.0")
+    return folder
+
+
+def test_the_card_of_a_model_says_what_it_was_trained_with_and_what_it_can_do(exported: Path, finished: Path) -> None:
+    _, front, text = (exported / "README.md").read_text().split("---\n", 2)
+    metadata = yaml.safe_load(front)
+    last = [line for line in read_metrics(finished / "metrics.jsonl") if "eval/success" in line][-1]
+    assert (metadata["license"], metadata["library_name"]) == ("apache-2.0", "transformers")
+    assert "condenser-last_k" in metadata["tags"]
+    (result,) = metadata["model-index"][0]["results"]
+    assert result["metrics"][0]["value"] == pytest.approx(last["eval/success"], rel=1e-3)
+    interval = f"{last['eval/success']:.4g} [{last['eval/success_low']:.3g}, {last['eval/success_high']:.3g}]"
+    assert f"| held-out | 3 | {interval} |" in text
+    assert "| weights | LoRA, rank 4 |" in text
+    assert "| steps | 3 of 4 problems × 4 trajectories |" in text
+    assert str(finished.parent) not in text  # no path of the machine
+
+
+def test_the_condenser_of_a_model_is_the_one_that_its_step_was_trained_under(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    line = json.loads((tmp_path / "run/configurations.jsonl").read_text().splitlines()[0])
+    line["config"]["condenser"]["options"]["keep_last"] = 9
+    with (tmp_path / "run/configurations.jsonl").open("a") as file:
+        file.write(json.dumps({**line, "first_step": 3}) + "\n")
+    for step, keep_last in ((2, 1), (3, 9)):
+        succeed("export", str(tmp_path / "run"), str(tmp_path / f"at_{step}"), "--step", str(step))
+        settings = yaml.safe_load((tmp_path / f"at_{step}/condenser.yaml").read_text())
+        assert settings["condenser"]["options"]["keep_last"] == keep_last
+    card = (tmp_path / "at_3/README.md").read_text()
+    assert "Changed while it was trained: condenser.options.keep_last: 1 → 9" in card
+
+
+def test_the_program_in_the_card_plays_an_episode_under_the_condenser(
+    exported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = re.findall(r"```python\n(.*?)```", (exported / "README.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(exported)
+    played: dict[str, Any] = {}
+    exec(compile(program[0], "README.md", "exec"), played)
+    trajectory = played["trajectory"]
+    limits = yaml.safe_load((exported / "condenser.yaml").read_text())["rollout"]["limits"]
+    assert trajectory.failure is None
+    assert 0 < len(trajectory.turns) <= limits["max_turns"]
+    assert max(len(turn.prompt_ids) for turn in trajectory.turns) <= limits["max_context_tokens"]
+    assert any(turn.condensation for turn in trajectory.turns)
+    assert trajectory.turns[0].reply.content in capsys.readouterr().out
+
+
+def test_the_card_of_an_adapter_names_its_base(finished: Path, tmp_path: Path) -> None:
+    succeed("export", str(finished), str(tmp_path / "adapter"), "--adapter")
+    text = (tmp_path / "adapter/README.md").read_text()
+    assert yaml.safe_load(text.split("---\n")[1])["library_name"] == "peft"
+    assert "the folder `origin/warm` of the run" in text
+    assert (tmp_path / "adapter/condenser.yaml").is_file()
+
+
+def test_a_dry_run_lists_what_would_be_uploaded_and_sends_nothing(finished: Path, tmp_path: Path) -> None:
+    out = succeed("export", str(finished), str(tmp_path / "model"), "--push-to-hub", "ana/policy", "--dry-run")
+    assert "to ana/policy (private if it is new):" in out
+    assert {line.split()[-1] for line in out.splitlines()} >= {"README.md", "condenser.yaml", "model.safetensors"}
+    assert "Add --push-to-hub REPO" in refused(str(finished), str(tmp_path / "other"), "--dry-run")
+    assert not (tmp_path / "other").exists()
+
+
+def test_an_upload_creates_a_private_repository_with_every_file(
+    exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_not_to_be_shown")
+    with stand_in_hub() as hub:
+        address = upload(exported, "ana/policy", public=False, message="export", endpoint=hub.url)
+        assert address.endswith("/ana/policy")
+        assert hub.created["private"] is True
+        assert hub.tokens == {"Bearer hf_not_to_be_shown"}
+        assert hub.files == {str(file.relative_to(exported)): file.read_bytes() for file in exported.rglob("*")}
+        hub.refuses = True
+        with pytest.raises(RunError, match="The folder is complete") as caught:
+            upload(exported, "ana/policy", public=False, message="export", endpoint=hub.url)
+    assert "hf_not_to_be_shown" not in str(caught.value)
 
 
 def test_a_step_that_is_not_there_is_told_with_those_that_are(finished: Path, tmp_path: Path) -> None:

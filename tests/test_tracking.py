@@ -19,6 +19,7 @@ from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.table import Table
 from condensegrpo.core.tracking import Artifact, LogsTables, RunStart, StartedRun, StartsRun, Tracker
+from condensegrpo.storage.files import start_file
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import JsonlTracker, read_metrics
 from condensegrpo.storage.trajectories import write_trajectory
@@ -191,6 +192,7 @@ def test_a_run_gives_its_trackers_everything_and_keeps_their_identity(tmp_path: 
     )
     config = load_config(find_config("quickstart"), [f"trackers=['{source}:Mine']", "sampler.options={api_key: abc}"])
     recorder = build("trackers", f"{source}:Mine", {})
+    start_file(folder.evaluation(2, "held-out"))
     write_trajectory(
         folder.evaluation(2, "held-out"),
         scored(ledger_episode(["keep 1", "report 2"], ["+1"], keep_last=0), 1.0, correct=1.0),
@@ -225,7 +227,7 @@ def test_a_run_gives_its_trackers_everything_and_keeps_their_identity(tmp_path: 
     row = dict(zip(table.columns, table.rows[0], strict=True))
     assert (row["answer"], row["correct"], row["turns"]) == ("7", 1.0, 2)
     assert "turn 1 (" in row["contexts"]
-    assert row["condensed spans"] == "turn 1, last_k: 17 → 9 tokens; turns 0–0 dropped (8 tokens)"
+    assert row["condensed spans"] == "turn 1, last_k: 16 → 9 tokens; turns 0–0 dropped (7 tokens)"
     assert recorder.files == {"report": "report.html", "model": "model"}
     resumed = RunTracking(config, folder, Observer())
     resumed.start(2)

@@ -1,11 +1,14 @@
 """The sampler on a real vLLM server: exact before and after updates, and after the server was killed."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,8 @@ from transformers import PreTrainedModel
 
 from condensegrpo.assembly.plugins import build
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.learner.checkpoint import FORMAT, Manifest
+from condensegrpo.learner.export import export
 from condensegrpo.learner.lora import add_adapters
 from condensegrpo.learner.policy import load_policy
 from condensegrpo.learner.settings import LoraSettings
@@ -34,8 +39,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def policy(folder: Path) -> PreTrainedModel:
-    """The learner's side: its weights are changed and sent by some of the tests."""
-    return save_model(folder)
+    """The learner's side: its weights are changed and sent by some of the tests. What is served is an export of it."""
+    checkpoint = folder.parent / "step_000003"
+    model = save_model(checkpoint / "model")
+    files = {f"model/{file.name}": file.read_bytes() for file in (checkpoint / "model").iterdir()}
+    manifest = Manifest(
+        format=FORMAT,
+        step=3,
+        world_size=1,
+        zero_stage=0,
+        policy="",
+        sizes={name: len(data) for name, data in files.items()},
+        hashes={name: sha256(data).hexdigest() for name, data in files.items()},
+    )
+    (checkpoint / "manifest.json").write_text(json.dumps(asdict(manifest)))
+    export(checkpoint, folder, "model", lambda target: (target / "README.md").write_text("a card"))
+    return model
 
 
 @pytest.fixture(scope="module")

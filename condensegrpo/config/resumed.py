@@ -110,6 +110,16 @@ def recorded_changes(folder: RunFolder) -> tuple[Change, ...]:
     return tuple(change for (_, old), (step, new) in pairs for change in _changes(old, new, first_step=step))
 
 
+def config_at(folder: RunFolder, step: int) -> RunConfig:
+    """The configuration under which a run took a step.
+
+    Raises:
+        ConfigError: it is not valid any more.
+    """
+    configs = [config for first, config in _history(folder) if first <= step]
+    return configs[-1] if configs else load_stored(folder.config)
+
+
 def change_table(changes: Iterable[Change]) -> str:
     """A line for each change, of which there is at least one, in columns."""
     rows = [

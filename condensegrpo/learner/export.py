@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -42,8 +43,17 @@ def checkpoint_of(path: Path, step: int | None) -> Path:
     return steps[step]
 
 
-def export(source: Path, target: Path, part: Part) -> None:
+def run_of(checkpoint_folder: Path) -> Path | None:
+    """The run's folder that a checkpoint lies in; None: it was moved away from its run."""
+    run = checkpoint_folder.absolute().parent.parent
+    return run if (run / "config.yaml").is_file() else None
+
+
+def export(source: Path, target: Path, part: Part, describe: Callable[[Path], None] = lambda folder: None) -> None:
     """Copy a part of a checkpoint to a new folder, which appears whole or not at all.
+
+    Args:
+        describe: writes further files into the folder before it appears.
 
     Raises:
         RunError: the target is there already, or the checkpoint has no such part.
@@ -62,4 +72,5 @@ def export(source: Path, target: Path, part: Part) -> None:
     remove_leftover(place)
     with temporary_folder(place) as temporary:
         shutil.copytree(source / part, temporary, dirs_exist_ok=True)
+        describe(temporary)
         publish(temporary, target)
