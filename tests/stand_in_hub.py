@@ -33,7 +33,7 @@ def stand_in_hub() -> Iterator[Hub]:
                 self.answer(403, {"error": "no right to write"})
             elif self.path == "/api/repos/create":
                 hub.created = json.loads(body)
-                self.answer(200, {"url": f"{hub.url}/{hub.created['name']}"})
+                self.answer(200, {"url": f"{hub.url}/{hub.created['organization']}/{hub.created['name']}"})
             elif "/preupload/" in self.path:
                 names = [file["path"] for file in json.loads(body)["files"]]
                 modes = [{"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names]

@@ -177,7 +177,7 @@ def test_the_program_in_the_card_plays_an_episode_under_the_condenser(
 ) -> None:
     program = re.findall(r"```python\n(.*?)```", (exported / "README.md").read_text(), re.DOTALL)
     monkeypatch.chdir(exported)
-    played: dict[str, Any] = {}
+    played: dict[str, Any] = {"__name__": "program"}
     exec(compile(program[0], "README.md", "exec"), played)
     trajectory = played["trajectory"]
     limits = yaml.safe_load((exported / "condenser.yaml").read_text())["rollout"]["limits"]
@@ -211,7 +211,7 @@ def test_an_upload_creates_a_private_repository_with_every_file(
     with stand_in_hub() as hub:
         address = upload(exported, "ana/policy", public=False, message="export", endpoint=hub.url)
         assert address.endswith("/ana/policy")
-        assert hub.created["private"] is True
+        assert hub.created["visibility"] == "private"
         assert hub.tokens == {"Bearer hf_not_to_be_shown"}
         assert hub.files == {str(file.relative_to(exported)): file.read_bytes() for file in exported.rglob("*")}
         hub.refuses = True

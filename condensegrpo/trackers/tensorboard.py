@@ -30,7 +30,7 @@ class TensorboardTracker:
         self._writer = writer(str(folder), purge_step=run.step + 1 if run.identity else None)
         rows = tuple((key, str(value)) for key, value in run.config.items())
         self._writer.add_text("config", markdown(Table(columns=("key", "value"), rows=rows)), run.step)
-        return StartedRun(identity=str(folder), place=str(folder))
+        return StartedRun(identity=folder.name, place=str(folder))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one step."""

@@ -65,7 +65,9 @@ class WandbTracker:
     def log_artifact(self, name: Artifact, path: Path) -> None:
         """Upload a file or folder as a version of the run's artifact of that kind."""
         artifact = self._wandb.Artifact(f"{name}-{self._run.id}", type=name)
-        (artifact.add_dir if path.is_dir() else artifact.add_file)(str(path))
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:  # add_dir prints into the log of the run
+            if file.is_file():
+                artifact.add_file(str(file), name=str(file.relative_to(path)) if path.is_dir() else path.name)
         self._run.log_artifact(artifact)
 
     def close(self) -> None:
