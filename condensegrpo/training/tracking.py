@@ -1,4 +1,4 @@
-"""What a run logs: metrics to ``metrics.jsonl`` and its report at once, everything to its trackers in the background."""
+"""What a run logs: metrics and report at once, and everything to its trackers in the background."""
 
 import json
 import threading
