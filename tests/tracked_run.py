@@ -7,6 +7,7 @@ import json
 import os
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def play(name: str, options: dict[str, object], folder: Path) -> str:
     (folder / "report.html").write_text("<p>a report</p>")
     identity: str | None = None
     for step, losses in ((0, (0.5, 0.25)), (1, (0.125,))):
+        time.sleep(1.1 * step if name == "wandb" else 0)  # it names a folder by id and second
         tracker = build("trackers", name, options)
         start = RunStart(name="ours", folder=folder, config=CONFIG, step=step, identity=identity)
         identity = tracker.start(start).identity
