@@ -190,7 +190,8 @@ def test_a_resume_that_changes_what_is_learned_needs_permission_and_is_marked_in
     out = succeed("train", "--resume", str(folder), "--allow-changes", *overrides)
     assert "condenser.options.keep_last  1 → 2  changes what is learned" in out.partition("resumed after")[0]
     assert "changed     from step 5 on, condenser.options.keep_last: 1 → 2" in out.partition("held-out problems")[2]
-    assert "from step 5 on: condenser.options.keep_last: 1 → 2, which changes" in (folder / "report.html").read_text()
+    change = '{"first_step":5,"text":"condenser.options.keep_last: 1 \\u2192 2","learned":true}'
+    assert change in (folder / "report.html").read_text()
     assert "changed since" not in succeed("train", "--resume", str(folder))  # agreed to once
 
 
