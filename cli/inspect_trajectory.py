@@ -1,13 +1,15 @@
-"""``condensegrpo inspect-trajectory``: which trajectories there are, and what happened in one of them."""
+"""``condensegrpo inspect``: which trajectories there are, and what happened in one of them."""
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from condensegrpo.cli import theme
@@ -85,43 +87,60 @@ def inspect_trajectory(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     svg: Annotated[Path | None, typer.Option(help="Also draw what is shown into this SVG file.")] = None,
+    view: Annotated[
+        str | None, typer.Option(help=f"A ready view: {', '.join(each.name for each in views.READY_VIEWS)}.")
+    ] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Print, also on a terminal.")] = False,
 ) -> None:
-    """Show the groups of a step, then one trajectory turn by turn: what was condensed, sampled and trained.
+    """Browse a run's trajectories: what was condensed, sampled and trained, and why. Press ? for the keys.
 
-    Example: condensegrpo inspect-trajectory runs/quickstart --where 'correct == 0' --sort -context --tokens
+    Where there is no terminal, or with --plain, --tokens, --full, --json or --svg: print the groups of a step, then one
+    trajectory turn by turn.
+
+    Example: condensegrpo inspect runs/quickstart --where 'correct == 0' --sort -context --tokens
     """
-    trajectory = trajectory or trajectory_id
     if check:
         every_file = path.is_dir() and step is None and evaluation is None
         files = trajectory_files(path) if every_file else ()
         _check([read_batch(file) for file in files or (choose(path, step, evaluation),)], as_json=as_json)
         return
+    trajectory = trajectory or trajectory_id
     if step is None and (path / "config.yaml").is_file():
         step = step_of(trajectory, group)
     index, file = Index(path), choose(path, step, evaluation)
+    ready = views.ready_view(view) if view is not None else None
+    if sys.stdin.isatty() and sys.stdout.isatty() and not (plain or tokens or full or as_json or svg):
+        from condensegrpo.cli.inspect_app.app import run
+
+        chosen = partial(select, group=group, trajectory=trajectory, where=where, sort=sort)
+        run(index, file, chosen if group or trajectory or where or sort else None, turn=turn or 0, view=ready)
+        return
+    if ready is not None:
+        where, sort = f"({ready.where}) and ({where})" if where else ready.where, sort or ready.sort
     index.update([file])
     batch = index.batch(file)
     every = tuple(index.records(batch))
     matches = select(every, group=group, trajectory=trajectory, where=where, sort=sort)
-    view = _view(index, batch, every, matches, tokens=tokens)
-    shown = _turns_to_show(view, turn)
+    result = _view(index, batch, every, matches, tokens=tokens)
+    result = replace(result, turns=_turns_to_show(result, turn))
     if as_json:
-        typer.echo(dump_line(replace(view, turns=shown)))
+        typer.echo(dump_line(result))
         return
     asked = "".join(f" {option} {value}" for option, value in (("where", where), ("by", sort)) if value)
-
-    def draw(console: Console) -> None:
-        for part in (
-            *_listing_parts(view, asked=asked, one_group=bool(group or trajectory), width=console.width),
-            *_trajectory_parts(view, shown, tokens=tokens, full=full),
-        ):
-            console.print(part)
-
-    draw(theme.console())
+    parts = partial(_parts, result, asked=asked, one_group=bool(group or trajectory), tokens=tokens, full=full)
+    theme.show(theme.console(), parts)
     if svg is not None:
         picture = theme.recorder()
-        draw(picture)
-        write_atomically(svg, theme.svg(picture, title=f"condensegrpo inspect-trajectory {path}"))
+        theme.show(picture, parts)
+        write_atomically(svg, theme.svg(picture, title=f"condensegrpo inspect {path}"))
+
+
+def _parts(
+    view: View, width: int, *, asked: str, one_group: bool, tokens: bool, full: bool
+) -> Iterator[RenderableType]:
+    """Everything that is printed."""
+    yield from _listing_parts(view, asked=asked, one_group=one_group, width=width)
+    yield from _trajectory_parts(view, view.turns, tokens=tokens, full=full)
 
 
 def select(

@@ -6,10 +6,12 @@ The hues are those of Okabe and Ito (https://jfly.uni-koeln.de/color/). Rich mar
 import os
 import re
 import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from io import StringIO
 from typing import TextIO
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 HEAD = "#56b4e9"
 KEPT = "#009e73"
@@ -29,10 +31,30 @@ PICTURE_WIDTH = 116  # columns of an SVG
 def console(stream: TextIO | None = None) -> Console:
     """The console to print on: colours on a terminal, else plain text that is wide enough for tables."""
     file = stream or sys.stdout
-    width = None if file.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
+    width = None if file.isatty() or "COLUMNS" in os.environ else _width_beside()
     if (file.encoding or "utf-8").lower().replace("-", "") not in ("utf8", "utf16") and hasattr(file, "reconfigure"):
         file.reconfigure(errors="replace")  # a terminal without box characters gets question marks, no crash
     return Console(file=file, width=width, markup=False, highlight=False, emoji=False)
+
+
+def _width_beside() -> int:
+    """The columns of the terminal that errors or the keyboard are on, where the output is not."""
+    for descriptor in (2, 0):
+        with suppress(OSError):
+            return os.get_terminal_size(descriptor).columns
+    return PLAIN_WIDTH
+
+
+def show(screen: Console, parts: Callable[[int], Iterable[RenderableType]]) -> None:
+    """Print what ``parts`` makes for a width; without blanks at the ends of lines where there is no terminal."""
+    if screen.is_terminal:
+        for part in parts(screen.width):
+            screen.print(part)
+        return
+    with screen.capture() as capture:
+        for part in parts(screen.width):
+            screen.print(part)
+    screen.out(*(f"{line.rstrip()}\n" for line in capture.get().splitlines()), sep="", end="")
 
 
 def recorder() -> Console:

@@ -97,7 +97,7 @@ def _places(
     """The chunk of each unit whose reply the prompt still has: from the end, since equal replies may come twice."""
     places: dict[int, int] = {}
     end = len(chunks)
-    for number in reversed(units):
+    for number in reversed(list(units)):
         if statuses.get(number, SpanStatus.KEPT) is SpanStatus.DROPPED:
             continue
         reply = units[number][0].content

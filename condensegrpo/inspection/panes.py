@@ -9,6 +9,7 @@ raw      ``raw``: the turn as it is stored
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -153,6 +154,12 @@ def raw(line: bytes, turn: int | None = None) -> str:
     record = json.loads(line)
     trajectory = record["trajectory"]
     if turn is not None:
-        return json.dumps(trajectory["turns"][turn], indent=2)
+        return _indented(trajectory["turns"][turn])
     head = {name: value for name, value in trajectory.items() if name not in ("turns", "messages")}
-    return json.dumps(record | {"trajectory": head}, indent=2)
+    return _indented(record | {"trajectory": head})
+
+
+def _indented(value: object) -> str:
+    """JSON with lists of numbers on one line."""
+    numbers = re.compile(r"\[\s+(-?[\d][^\[\]{}\"a-z]*?)\s+\]")
+    return numbers.sub(lambda match: f"[{' '.join(match[1].split())}]", json.dumps(value, indent=2))

@@ -1,0 +1,81 @@
+"""The rows of the lists: groups, trajectories, siblings and turns, and the line at the top."""
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from condensegrpo.cli import context_bar, theme
+from condensegrpo.cli.inspect_app.selection import Opened, sparkline
+from condensegrpo.cli.inspect_tables import advantage, verdict
+from condensegrpo.cli.neutral import one_line
+from condensegrpo.core.wording import counted
+from condensegrpo.inspection.batches import TrajectoryBatch
+from condensegrpo.inspection.records import Group, TrajectoryRecord
+
+BAR = 8  # cells of a bar of passes
+SPARKS = 32  # cells of a sparkline
+LONGEST = 200  # characters of a question
+
+
+def top_line(batch: TrajectoryBatch, batches: Sequence[TrajectoryBatch], *, note: str) -> Text:
+    """What is shown, and success and signal over the steps."""
+    name = f"evaluation {batch.evaluation or batch.file.stem}" if batch.is_evaluation else "training"
+    step = "" if batch.number is None else f" · step {batch.number}"
+    text = Text.assemble(
+        (f"{one_line(batch.run.name if batch.run else batch.file.name, 40)} ", "bold"), f"{name}{step}"
+    )
+    text.append(f" · {counted(batch.trajectories, 'trajectory', 'trajectories')}", theme.DIM)
+    text.append("\nsuccess ", theme.DIM).append(sparkline([each.success for each in batches], SPARKS), theme.GOOD)
+    text.append(f" {batch.success:.2f}")
+    if any(each.signal is not None for each in batches):
+        now = "–" if batch.signal is None else f"{batch.signal:.2f}"
+        text.append("   groups with signal ", theme.DIM)
+        text.append(sparkline([each.signal for each in batches], SPARKS), theme.HEAD).append(f" {now}")
+    for problem in batch.problems:
+        text.append(f"   incomplete: {one_line(problem, 60)}", theme.WARN)
+    return text.append(f"   {note}", theme.WARN)
+
+
+def group_row(group: Group, before: str = "") -> Text:
+    """Two lines: id, bar of passes and signal; question and ground truth."""
+    filled = round(BAR * group.success)
+    text = Text.assemble((f"{before}{one_line(group.id, 30)} ", "bold"), ("█" * filled, theme.GOOD))
+    text.append("░" * (BAR - filled), theme.FREE)
+    passed = sum(sibling.correct >= 1 for sibling in group.siblings)
+    text.append(f" {passed}/{len(group.siblings)}")
+    text.append(
+        f"  ○ {group.idle}" if group.idle else "  ● signal" if group.signal else "",
+        theme.WARN if group.idle else theme.HEAD,
+    )
+    question = one_line(group.question or group.problem, LONGEST)
+    truth = "" if group.ground_truth is None else f" → {one_line(group.ground_truth, 40)}"
+    return text.append(f"\n{question}{truth}", theme.DIM)
+
+
+def match_row(record: TrajectoryRecord, note: str = "") -> Text:
+    """Two lines: id, verdict and figures; what matched, or the question."""
+    text = Text.assemble((f"{one_line(record.id, 30)} ", "bold"), verdict(record)[:1], f" {record.score:.2g}")
+    if record.advantage is not None:
+        text.append("  adv ", theme.DIM).append_text(advantage(record, abs(record.advantage)))
+    text.append(f"  {record.turns} turns  {record.context} ctx  {record.stop}", theme.DIM)
+    return text.append(f"\n{one_line(note or record.question or record.problem, LONGEST)}", theme.DIM)
+
+
+def sibling_row(record: TrajectoryRecord) -> Text:
+    """One line: sample, verdict, score, advantage, answer or stop, turns and largest context."""
+    text = Text.assemble(f"{record.sample:>2} ", verdict(record)[:1], f" {record.score:.3f} ")
+    if record.advantages is not None:
+        text.append_text(advantage(record, abs(record.advantage or 0))).append(" ")
+    text.append(record.stop if record.answer is None else repr(one_line(record.answer, 16)))
+    return text.append(f"  {counted(record.turns, 'turn', 'turns')}, {record.context} tokens", theme.DIM)
+
+
+def turn_row(opened: Opened, turn: int) -> Text:
+    """One line: the turn, its tokens, its advantage, and the strip of what its prompt keeps of the turns before it."""
+    view, units = opened.turns[turn], len(opened.turns)
+    whole = f"/{view.context.tokens + view.context.saved}" if view.context.saved else ""
+    text = Text.assemble(f"{turn:>3} ", (f"{view.context.tokens}{whole} tokens".ljust(15), theme.DIM))
+    if view.advantage is not None:
+        text.append(f"{view.advantage:+.2f} ", theme.signed_style(view.advantage, abs(view.advantage)))
+    text.append_text(context_bar.strip(view.context, units))
+    return text if view.kind == "act" else text.append(f" {view.kind}", theme.REWRITTEN)

@@ -1,0 +1,159 @@
+"""What the application shows at the moment: a batch, a group, a trajectory and a turn. Knows nothing of the screen."""
+
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from condensegrpo.core.errors import CondenseError
+from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.inspection.batches import TrajectoryBatch, budget_of, is_training, trajectory_files
+from condensegrpo.inspection.index import Index
+from condensegrpo.inspection.panes import TokenTexts, TurnView, turns
+from condensegrpo.inspection.records import Group, TrajectoryRecord
+
+PAGE = 300  # groups that are listed at a time
+PATIENCE = 0.4  # seconds that a batch may be read before what is known of it is shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A trajectory that was read from its file."""
+
+    record: TrajectoryRecord
+    batch: TrajectoryBatch
+    scored: ScoredTrajectory
+    turns: tuple[TurnView, ...]
+    texts: TokenTexts
+
+
+@dataclass(slots=True)
+class Selection:
+    """The place in a run, moved by the keys."""
+
+    index: Index
+    file: Path
+    batch: TrajectoryBatch = field(init=False)
+    groups: list[Group] = field(default_factory=list)
+    opened: Opened | None = None
+    group: Group | None = None
+    turn: int = 0
+    _texts: dict[Path, TokenTexts] = field(default_factory=dict)  # by batch
+
+    def __post_init__(self) -> None:
+        self.go_to(self.file)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files of the kind that is shown: training batches, or the evaluations of its name."""
+        every = trajectory_files(self.index.path)
+        if is_training(self.file) or len(every) < 2:
+            return tuple(file for file in every if is_training(file)) or every
+        return tuple(file for file in every if not is_training(file) and file.name == self.file.name)
+
+    def go_to(self, file: Path) -> None:
+        """Show the first groups of a batch, as far as it was read within a moment.
+
+        Raises:
+            CondenseError: it holds nothing, or is damaged.
+        """
+        began = time.monotonic()
+        for _ in self.index.extend([file]):
+            if time.monotonic() - began > PATIENCE:
+                break
+        self.batch, self.file = self.index.batch(file), file
+        self.groups = list(self.index.groups(self.batch, 0, PAGE))
+
+    def more_groups(self) -> bool:
+        """List the next groups of a large batch; False: there are no more."""
+        added = self.index.groups(self.batch, len(self.groups), PAGE)
+        self.groups += added
+        return bool(added)
+
+    def step(self, by: int) -> bool:
+        """Go to another step; False: there is none."""
+        files = self.files
+        place = files.index(self.file) + by if self.file in files else len(files) - 1
+        if not 0 <= place < len(files):
+            return False
+        self.go_to(files[place])
+        return True
+
+    def other_kind(self) -> bool:
+        """Go from training to the evaluations, through their names, and back; False: there is nothing else."""
+        every = trajectory_files(self.index.path)
+        names = list(dict.fromkeys(file.name for file in every if not is_training(file)))
+        kinds = [None, *names] if any(is_training(file) for file in every) else list(names)
+        if len(kinds) < 2:
+            return False
+        kind = kinds[(kinds.index(None if is_training(self.file) else self.file.name) + 1) % len(kinds)]
+        same = [file for file in every if (is_training(file) if kind is None else file.name == kind)]
+        number = self.batch.number
+        near = [
+            file for file in same if number is not None and f"{number:06d}" in str(file.relative_to(self.index.path))
+        ]
+        self.go_to((near or same)[-1])
+        return True
+
+    def show(self, record: TrajectoryRecord, turn: int = 0) -> Opened:
+        """Open a trajectory at a turn.
+
+        Raises:
+            CondenseError: its line is damaged.
+        """
+        if self.opened is None or self.opened.record != record:
+            self.group = self.index.group(record)
+            self.opened = self.read(record, self.group)
+        self.turn = max(0, min(turn, len(self.opened.turns) - 1))
+        return self.opened
+
+    def read(self, record: TrajectoryRecord, group: Group) -> Opened:
+        """Read a trajectory, without showing it.
+
+        Raises:
+            CondenseError: its line is damaged.
+        """
+        file = record.place.file
+        batch = self.batch if file == self.batch.file else self.index.batch(file)
+        texts = self._texts.get(file) or self._texts.setdefault(file, TokenTexts(batch))
+        budget = budget_of(batch) or max(sibling.context for sibling in group.siblings)
+        scored = self.index.read(record)
+        views = turns(scored, record.credit, budget=budget, tokenizer=None, version_known=batch.version_known)
+        return Opened(record=record, batch=batch, scored=scored, turns=views, texts=texts)
+
+    def sibling(self, by: int) -> TrajectoryRecord | None:
+        """The sibling beside the trajectory that is shown, around the ends."""
+        if self.opened is None or self.group is None:
+            return None
+        names = [sibling.id for sibling in self.group.siblings]
+        return self.group.siblings[(names.index(self.opened.record.id) + by) % len(names)]
+
+    def command(self) -> str:
+        """The command that shows this again."""
+        parts = ["condensegrpo", "inspect", str(self.index.path)]
+        if self.opened is not None:
+            batch = self.opened.batch
+            if self.index.path.is_dir() and batch.number is not None:
+                parts += ["--step", str(batch.number)]
+            if self.index.path.is_dir() and not is_training(batch.file):
+                parts += ["--evaluation", batch.evaluation or batch.file.stem]
+            parts += ["--trajectory", self.opened.record.id, "--turn", str(self.turn)]
+        return shlex.join(parts)
+
+
+def sparkline(values: Sequence[float | None], width: int) -> str:
+    """Values in [0, 1] as bars, the newest on the right; the mean of neighbours where there are more than fit."""
+    if not values or width < 1:
+        return ""
+    size = max(1, -(-len(values) // width))
+    line = ""
+    for first in range(0, len(values), size):
+        known = [value for value in values[first : first + size] if value is not None]
+        line += "▁▂▃▄▅▆▇█"[min(7, int(8 * sum(known) / len(known)))] if known else " "
+    return line
+
+
+def fault(error: CondenseError) -> str:
+    """An error as one line of a notice."""
+    return str(error).splitlines()[0]

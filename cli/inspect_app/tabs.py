@@ -1,0 +1,160 @@
+"""The tabs on the right: one turn, as what the policy saw, the whole history, its reply, its credit, and as stored.
+
+Every distinction has a glyph or a word beside its colour.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rich.console import Group as Lines
+from rich.console import RenderableType
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from condensegrpo.cli import context_bar, theme
+from condensegrpo.cli.context_bar import Mark
+from condensegrpo.cli.inspect_app.selection import Opened
+from condensegrpo.cli.neutral import neutral, one_line
+from condensegrpo.cli.token_view import SURPRISING, token_grid
+from condensegrpo.core.messages import Message
+from condensegrpo.core.wording import counted
+from condensegrpo.inspection.batches import config_of
+from condensegrpo.inspection.formula import credit_lines
+from condensegrpo.inspection.history import HistoryPiece, PieceStatus, WordChange, difference, history
+from condensegrpo.inspection.panes import TokenView, TurnView
+from condensegrpo.inspection.records import Group
+
+MOST = 200_000  # characters of a tab
+ADDED = Mark("+", theme.REWRITTEN, "added")
+MARKS = {
+    PieceStatus.PINNED: context_bar.PINNED,
+    PieceStatus.KEPT: context_bar.KEPT,
+    PieceStatus.DROPPED: context_bar.DROPPED,
+    PieceStatus.REWRITTEN: context_bar.REWRITTEN,
+    PieceStatus.ADDED: ADDED,
+}
+CHANGES = {
+    WordChange.SAME: "",
+    WordChange.REMOVED: "dim strike",
+    WordChange.INSERTED: f"bold underline {theme.REWRITTEN}",
+}
+PALE, DEEP = (30, 30, 36), (120, 70, 140)  # backgrounds of a token that was certain, and of one that surprised
+DEEPEST = 4.0  # nats
+
+
+def shown(opened: Opened, turn: int) -> RenderableType:
+    """Exactly what the policy was given: its tokens as text, or its messages where there is no tokenizer."""
+    view, prompt = opened.turns[turn], opened.texts.prompt(opened.scored.trajectory.turns[turn])
+    head = Text(f"{counted(view.context.tokens, 'token', 'tokens')}, as sampled from\n", theme.DIM)
+    if prompt is not None:
+        return Text.assemble(head, neutral(prompt[:MOST]))
+    head.append("no tokenizer.json was found: the messages without their template\n", theme.WARN)
+    return Lines(head, *(_message(message) for message in view.messages))
+
+
+def full(opened: Opened, turn: int) -> RenderableType:
+    """The whole history before the turn, with what was dropped and rewritten in its place."""
+    trajectory = opened.scored.trajectory
+    legend = Text()
+    for mark in MARKS.values():
+        legend.append(f"{mark.glyph} ", mark.style).append(f"{mark.word}   ", theme.DIM)
+    pieces = history(trajectory, turn, opened.turns[turn].context.statuses)
+    return Lines(legend, *(_piece(piece) for piece in pieces))
+
+
+def reply(opened: Opened, turn: int, *, ids: bool) -> RenderableType:
+    """The sampled tokens: darker where they surprised, underlined by the sign of the advantage; then what followed."""
+    view = opened.turns[turn]
+    tokens = opened.texts.views(opened.scored.trajectory.turns[turn])
+    after = [_message(message) for message in view.observations]
+    grid = token_grid(replace(view, tokens=tokens), abs(view.advantage or 1.0)) if ids else _inline(view, tokens)
+    return Lines(_reply_head(view), grid, Text(), *after)
+
+
+def credit(opened: Opened, turn: int, group: Group) -> RenderableType:
+    """Reward parts, score, advantage and weight, with the formulas filled in."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column(justify="right", no_wrap=True)
+    for line in credit_lines(opened.record, group, opened.turns[turn], config_of(opened.batch)):
+        table.add_row(one_line(line.name, 40), neutral(line.formula), Text(line.value, "bold"))
+    if opened.batch.is_evaluation:
+        return Lines(Text("of an evaluation: nothing is learned from it\n", theme.WARN), table)
+    return table
+
+
+def raw(text: str) -> RenderableType:
+    """The turn as it is stored."""
+    more = f"\n… {len(text) - MOST} more characters" if len(text) > MOST else ""
+    return Text(f"{neutral(text[:MOST])}{more}")
+
+
+def _message(message: Message) -> Text:
+    speaker = one_line(message.name, 24) if message.name else message.role
+    return Text.assemble((f"── {speaker}\n", theme.HEAD), neutral(message.content[:MOST]))
+
+
+def _piece(piece: HistoryPiece) -> Text:
+    mark = MARKS[piece.status]
+    turn = "" if piece.turn is None else f"turn {piece.turn} · "
+    speaker = one_line(piece.name, 24) if piece.name else piece.role
+    text = Text.assemble((f"{mark.glyph} {turn}{speaker} · {mark.word}\n", mark.style))
+    if piece.rewritten is not None:
+        for change, words in difference(piece.text[:MOST], piece.rewritten[:MOST]):
+            text.append(neutral(words), CHANGES[change])
+        return text
+    return text.append(neutral(piece.text[:MOST]), "dim strike" if piece.status is PieceStatus.DROPPED else "")
+
+
+def _reply_head(view: TurnView) -> Text:
+    text = Text(f"{counted(view.output_tokens, 'token', 'tokens')}", theme.DIM)
+    if view.logprob is not None:
+        text.append(f", {-view.logprob:.3f} nats of surprise a token", theme.DIM)
+    if view.advantage is not None:
+        sign = "▲ made likelier (underlined)" if view.advantage > 0 else "▼ made less likely (underlined twice)"
+        style = theme.signed_style(view.advantage, 1.0)
+        text.append(f"\nadvantage {view.advantage:+.3f} {sign if view.advantage else '○ no signal'}", style)
+    if view.weight == 0:
+        text.append("   not trained", theme.WARN)
+    return text.append("\n")
+
+
+def _inline(view: TurnView, tokens: tuple[TokenView, ...]) -> Text:
+    """The reply in one text. Bold, too: less likely than one in seven."""
+    apart = " " in view.reply and not any(" " in (token.text or "") for token in tokens)  # a vocabulary of whole words
+    return Text(" " * apart).join(
+        Text(f"⟨{token.id}⟩" if token.text is None else neutral(token.text), _token_style(view, token))
+        for token in tokens
+    )
+
+
+def _token_style(view: TurnView, token: TokenView) -> Style:
+    strength = min(1.0, token.surprise / DEEPEST)
+    red, green, blue = (round(low + (high - low) * strength) for low, high in zip(PALE, DEEP, strict=True))
+    trained = view.advantage if view.advantage is not None and view.weight != 0 else 0.0
+    return Style(
+        bgcolor=f"#{red:02x}{green:02x}{blue:02x}",
+        color="#ffffff",
+        bold=token.logprob < SURPRISING,
+        underline=trained > 0,
+        underline2=trained < 0,
+    )
+
+
+def comparison(first: Opened, second: Opened, turn: int) -> Iterator[RenderableType]:
+    """The turn of both trajectories beside each other."""
+    for opened in (first, second):
+        record = opened.record
+        text = Text.assemble((f"{one_line(record.id, 60)}\n", "bold"))
+        text.append(f"score {record.score:.4g}   stop {record.stop}   turns {record.turns}\n", theme.DIM)
+        if turn >= len(opened.turns):
+            yield text.append("it had ended before this turn", theme.WARN)
+            continue
+        view = opened.turns[turn]
+        advantage = "" if view.advantage is None else f"   advantage {view.advantage:+.3f}"
+        text.append(f"turn {turn}   context {view.context.tokens} tokens{advantage}\n", theme.DIM)
+        for message in view.messages[-2:]:
+            text.append_text(_message(message)).append("\n")
+        yield text.append("── reply\n", theme.HEAD).append(neutral(view.reply), "bold")

@@ -1,0 +1,24 @@
+"""Two siblings: where they part."""
+
+from typing import NamedTuple
+
+from condensegrpo.core.trajectory import Trajectory
+
+
+class Difference(NamedTuple):
+    """The first difference of two trajectories."""
+
+    turn: int
+    where: str  # prompt, or reply
+
+
+def first_difference(first: Trajectory, second: Trajectory) -> Difference | None:
+    """The first turn whose prompt or reply differ, by their tokens; None: they are equal."""
+    for number, (one, other) in enumerate(zip(first.turns, second.turns, strict=False)):
+        if one.prompt_ids != other.prompt_ids:
+            return Difference(number, "prompt")
+        if one.output_ids != other.output_ids:
+            return Difference(number, "reply")
+    if len(first.turns) == len(second.turns):
+        return None
+    return Difference(min(len(first.turns), len(second.turns)), "reply")
