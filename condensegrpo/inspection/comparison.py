@@ -5,20 +5,20 @@ from typing import NamedTuple
 from condensegrpo.core.trajectory import Trajectory
 
 
-class Difference(NamedTuple):
+class FirstDifference(NamedTuple):
     """The first difference of two trajectories."""
 
     turn: int
     where: str  # prompt, or reply
 
 
-def first_difference(first: Trajectory, second: Trajectory) -> Difference | None:
+def first_difference(first: Trajectory, second: Trajectory) -> FirstDifference | None:
     """The first turn whose prompt or reply differ, by their tokens; None: they are equal."""
     for number, (one, other) in enumerate(zip(first.turns, second.turns, strict=False)):
         if one.prompt_ids != other.prompt_ids:
-            return Difference(number, "prompt")
+            return FirstDifference(number, "prompt")
         if one.output_ids != other.output_ids:
-            return Difference(number, "reply")
+            return FirstDifference(number, "reply")
     if len(first.turns) == len(second.turns):
         return None
-    return Difference(min(len(first.turns), len(second.turns)), "reply")
+    return FirstDifference(min(len(first.turns), len(second.turns)), "reply")
