@@ -91,6 +91,9 @@ def inspect_trajectory(
         str | None, typer.Option(help=f"A ready view: {', '.join(each.name for each in views.READY_VIEWS)}.")
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Print, also on a terminal.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write one offline page: of the step or what --view and --where match.")
+    ] = None,
 ) -> None:
     """Browse a run's trajectories: what was condensed, sampled and trained, and why. Press ? for the keys.
 
@@ -109,7 +112,7 @@ def inspect_trajectory(
         step = step_of(trajectory, group)
     index, file = Index(path), choose(path, step, evaluation)
     ready = views.ready_view(view) if view is not None else None
-    if sys.stdin.isatty() and sys.stdout.isatty() and not (plain or tokens or full or as_json or svg):
+    if sys.stdin.isatty() and sys.stdout.isatty() and not (plain or tokens or full or as_json or svg or html):
         from condensegrpo.cli.inspect_app.app import run
 
         chosen = partial(select, group=group, trajectory=trajectory, where=where, sort=sort)
@@ -117,6 +120,19 @@ def inspect_trajectory(
         return
     if ready is not None:
         where, sort = f"({ready.where}) and ({where})" if where else ready.where, sort or ready.sort
+    if html is not None:
+        from condensegrpo.cli.inspect_html import chosen_batches, write_html
+
+        one = path.is_file() or any(value is not None for value in (step, evaluation, group, trajectory))
+        only = partial(select, group=group, trajectory=trajectory, where=None, sort=None)
+        batches = chosen_batches(
+            index,
+            [file] if one else tuple(trajectory_files(path)),
+            where=where,
+            only=only if group or trajectory else None,
+        )
+        write_html(html, index, batches, limited=one or where is not None)
+        return
     index.update([file])
     batch = index.batch(file)
     every = tuple(index.records(batch))

@@ -287,7 +287,7 @@ function show(step, evaluation, scroll) {
     h("h2", {}, `Trajectories: ${chosen.evaluation ?? "training"}, ${where}`),
     h("div", { class: "tools" }, tabs,
       h("span", {}, h("button", { type: "button", "aria-label": "earlier", disabled: place === 0, onclick: () => move(-1) }, "◀"), " ", where, " ", h("button", { type: "button", "aria-label": "later", disabled: place === kind.length - 1, onclick: () => move(1) }, "▶"))),
-    h("p", { class: "dim" }, `${chosen.trajectories.length} of ${counted(chosen.count, "trajectory", "trajectories")}${other}. All of them: `, command(`condensegrpo inspect-trajectory ${data.folder} --step ${chosen.step}${chosen.evaluation === null ? "" : ` --evaluation '${chosen.evaluation}'`}`)),
+    h("p", { class: "dim" }, `${chosen.trajectories.length} of ${counted(chosen.count, "trajectory", "trajectories")}${other}. All of them: `, command(`condensegrpo inspect ${data.folder} --step ${chosen.step}${chosen.evaluation === null ? "" : ` --evaluation '${chosen.evaluation}'`}`)),
     ...chosen.trajectories.map((trajectory, number) => sample(trajectory, number === 0)));
   setAddress({ step: chosen.step, evaluation: chosen.evaluation });
   if (scroll) samples.scrollIntoView({ block: "start" });

@@ -135,7 +135,7 @@ def run_report(run: RunFolder, reader: SampleReader) -> RunReport:
     return RunReport(
         name=run.path.resolve().name,
         state=_state(metrics, dict(configuration).get("train.steps")),
-        folder=shlex.quote(_short(run.path)),
+        folder=shell_path(run.path),
         grids=tuple(grids),
         curves=curves,
         variants=variants(metrics),
@@ -200,7 +200,7 @@ def _leaves(tree: object, key: str) -> Iterator[tuple[str, str]]:
         yield key, tree if isinstance(tree, str) else json.dumps(tree, ensure_ascii=False, default=str)
 
 
-def _short(path: Path) -> str:
+def shell_path(path: Path) -> str:
     """A path as it is typed in the working directory: relative if it lies inside."""
     inside = path.resolve()
-    return str(inside.relative_to(Path.cwd()) if inside.is_relative_to(Path.cwd()) else path)
+    return shlex.quote(str(inside.relative_to(Path.cwd()) if inside.is_relative_to(Path.cwd()) else path))

@@ -1,0 +1,94 @@
+"""``condensegrpo inspect --html``: which trajectories the page holds, and how large it becomes."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import typer
+
+from condensegrpo.core.errors import DataError
+from condensegrpo.core.wording import counted
+from condensegrpo.inspection import views
+from condensegrpo.inspection.batches import TrajectoryBatch
+from condensegrpo.inspection.index import Index
+from condensegrpo.inspection.records import TrajectoryRecord
+from condensegrpo.reporting.inspector_page import write_inspector
+from condensegrpo.reporting.samples import spread
+
+MEGABYTE = 10**6
+COMFORTABLE, LARGEST = 30 * MEGABYTE, 200 * MEGABYTE  # of stored lines; the page is about as large
+
+Batches = Sequence[tuple[TrajectoryBatch, Sequence[TrajectoryRecord]]]
+
+
+def write_html(
+    file: Path,
+    index: Index,
+    chosen: Batches,
+    *,
+    limited: bool,
+    comfortable: int = COMFORTABLE,
+    largest: int = LARGEST,
+) -> None:
+    """Write the page of some trajectories and print what it holds.
+
+    Args:
+        limited: whether the reader chose them; else only as many steps are taken as are comfortable.
+        comfortable: bytes of stored lines that a browser opens at once.
+        largest: bytes of stored lines that a browser opens at all.
+
+    Raises:
+        DataError: no trajectory is left, or there are more than a browser can open.
+    """
+    if not chosen:
+        raise DataError(f"writing {file}: no trajectory is left. Try another step or a wider condition.")
+    taken, most = chosen, len(chosen)
+    while not limited and _size(taken) > comfortable and most > 1:
+        most //= 2
+        taken = spread(chosen, most)
+    if _size(taken) > largest:
+        raise DataError(
+            f"writing {file}: {_count(taken)} trajectories of {_size(taken) // MEGABYTE} MB are more than a browser "
+            f"opens, at most {largest // MEGABYTE} MB. Take fewer with --step, --group, --view or --where."
+        )
+    size = write_inspector(file, index, taken)
+    of = sum(batch.trajectories for batch, _ in chosen)
+    typer.echo(f"{file}: {_count(taken)} of {counted(of, 'trajectory', 'trajectories')}, {size / MEGABYTE:.1f} MB")
+    if len(taken) < len(chosen):
+        typer.echo(
+            f"{len(taken)} of {len(chosen)} steps and evaluations, spread over the run; --step, --view or --where "
+            "takes all that they select"
+        )
+    if size > 2 * comfortable:
+        typer.echo("a browser opens a page of this size slowly; --step, --group, --view or --where makes it smaller")
+
+
+def chosen_batches(
+    index: Index,
+    files: Sequence[Path],
+    *,
+    where: str | None,
+    only: Callable[[Sequence[TrajectoryRecord]], Sequence[TrajectoryRecord]] | None = None,
+) -> Batches:
+    """The trajectories of some files for which a condition holds; files without one are left out.
+
+    Args:
+        only: selects trajectories of a file, whose whole groups are taken.
+    """
+    index.update(files)
+    chosen = []
+    for batch in map(index.batch, files):
+        records = tuple(index.records(batch))
+        if only is not None:
+            groups = {record.group for record in only(records)}
+            records = tuple(record for record in records if record.group in groups)
+        if matches := views.select(records, where=where, most=len(records)).records:
+            chosen.append((batch, matches))
+    return chosen
+
+
+def _size(chosen: Batches) -> int:
+    return sum(record.place.size for _, records in chosen for record in records)
+
+
+def _count(chosen: Batches) -> int:
+    return sum(len(records) for _, records in chosen)

@@ -1,0 +1,328 @@
+// The trajectories of a run: groups, siblings and turns on the left, what the policy saw and was trained with on the right.
+
+const TABS = ["shown", "full", "reply", "credit", "raw"];
+const STATUSES = { k: "kept", d: "dropped", r: "rewritten", "-": "no unit" };
+const KEYS = [
+  ["[ ]", "step before, step after"], ["e", "training or evaluations"], ["↑ ↓", "group"], ["h l", "sibling"], ["j k", "turn"],
+  ["1 … 5", "shown, full, reply, credit, raw"], ["t", "token ids"], ["v", "next ready view"], ["/", "search"],
+  ["p", "this problem in all steps"], ["y", "copy the command that shows this"], ["Esc", "all groups"], ["?", "these keys"],
+];
+let at = { batch: 0, group: 0, sibling: 0, turn: 0 }; // places in the lists
+let tab = "shown", ids = false, query = "", view = "", problem = null;
+const found = new Map(); // text of a trajectory, in small letters
+
+const batch = () => data.batches[at.batch];
+const group = () => batch().groups[at.group];
+const sibling = () => group().siblings[at.sibling];
+const signed = (value) => (value === null ? "–" : `${value > 0 ? "+" : ""}${digits(value, 3)}`);
+const numbers = (trajectory) => trajectory.figures.advantages;
+const titleOf = (each) => (each.evaluation === null ? (each.step === null ? "trajectories" : `step ${each.step}`) : `${each.evaluation}${each.step === null ? "" : `, after step ${each.step}`}`);
+
+/** Everything that is written in a trajectory. */
+function textOf(trajectory) {
+  const { figures, stored } = trajectory;
+  if (!found.has(trajectory)) {
+    found.set(trajectory, [figures.id, figures.question, figures.ground_truth, figures.answer, ...stored.messages.map((message) => message.content)].join("\n").toLowerCase());
+  }
+  return found.get(trajectory);
+}
+
+function matches(trajectory) {
+  return (!view || trajectory.views.includes(view)) && (!query || textOf(trajectory).includes(query.toLowerCase()));
+}
+
+/** The groups to list: of the batch, or of all batches while one searches or follows a problem. */
+function listed() {
+  const wide = query || view || problem !== null;
+  return data.batches.flatMap((each, place) => (wide || place === at.batch ? each.groups.map((one, number) => ({ place, number, one })) : []))
+    .filter(({ one }) => (problem === null || one.problem === problem) && one.siblings.some(matches));
+}
+
+/** Go to a place; what is not named starts anew. */
+function go(next, scroll = true) {
+  const order = ["batch", "group", "sibling", "turn"];
+  const first = order.findIndex((name) => name in next);
+  order.forEach((name, place) => {
+    const size = [() => data.batches, () => batch().groups, () => group().siblings, () => sibling().turns][place]().length;
+    const wanted = name in next ? next[name] : place < first ? at[name] : name === "turn" && "sibling" in next ? at.turn : 0;
+    at = { ...at, [name]: Math.max(0, Math.min(size - 1, wanted)) };
+  });
+  draw(scroll);
+}
+
+function draw(scroll = true) {
+  const { figures } = sibling();
+  setAddress({ step: batch().step, evaluation: batch().evaluation, t: figures.id, turn: at.turn, tab: tab === "shown" ? null : tab });
+  const rest = data.batches.indexOf(batch());
+  chooser.value = String(rest);
+  const all = listed();
+  const ofGroup = all.map(groupItem);
+  groupPane.replaceChildren(h("h2", {}, `${counted(all.length, "group", "groups")}${view ? `: ${data.ready_views.find(([name]) => name === view)[1]}` : ""}${problem === null ? "" : `: problem ${problem}`}`), ...ofGroup);
+  siblingPane.replaceChildren(h("h2", {}, `siblings of ${group().id}${group().idle ? `: ${group().idle}` : ""}`), ...group().siblings.map(siblingItem), h("h2", {}, "turns"), ...sibling().turns.map(turnItem));
+  const tabs = TABS.map((name, place) => h("button", { type: "button", role: "tab", "aria-selected": String(name === tab), onclick: () => pick(name) }, `${place + 1} ${name}`));
+  rightPane.replaceChildren(h("div", { class: "tabs", role: "tablist" }, tabs), h("div", { class: "pane", role: "tabpanel" }, head(), sibling().turns.length ? panes[tab]() : h("p", { class: "dim" }, "no turn was sampled")));
+  if (scroll) for (const pane of [groupPane, siblingPane]) pane.querySelectorAll('[aria-current="true"]').forEach((item) => item.scrollIntoView({ block: "nearest" }));
+}
+
+function pick(name) {
+  tab = name;
+  draw(false);
+}
+
+function groupItem({ place, number, one }) {
+  const rate = one.siblings.reduce((sum, each) => sum + each.figures.correct, 0) / one.siblings.length;
+  const bar = h("span", { class: "rate", title: `${digits(rate, 3)} correct` }, h("i"));
+  bar.firstChild.style.width = `${100 * rate}%`;
+  const current = place === at.batch && number === at.group;
+  const wide = query || view || problem !== null;
+  const first = wide ? Math.max(0, one.siblings.findIndex(matches)) : 0;
+  return h("button", { type: "button", class: "item", "aria-current": String(current), onclick: () => go({ batch: place, group: number, sibling: first }, false) },
+    h("span", { class: "row" }, h("span", {}, wide ? `${titleOf(data.batches[place])} · ${one.id}` : one.id), bar),
+    h("small", {}, [one.question, one.ground_truth === null ? null : `→ ${one.ground_truth}`].filter(Boolean).join(" ").slice(0, 160)),
+    one.idle && h("small", { class: "warn" }, `○ ${one.idle}`));
+}
+
+function verdict({ format, correct }) {
+  if (!format) return h("b", { class: "bad" }, "✗ malformed");
+  return correct >= 1 ? h("b", { class: "good" }, "✓ correct") : correct > 0 ? h("b", { class: "warn" }, `◐ ${digits(correct, 2)}`) : h("b", { class: "bad" }, "✗ wrong");
+}
+
+function advantage(trajectory) {
+  const every = numbers(trajectory);
+  if (!every?.length) return null;
+  return `advantage ${signed(every.reduce((sum, each) => sum + each, 0) / every.length)}`;
+}
+
+function siblingItem(trajectory, place) {
+  const { figures } = trajectory;
+  const parts = [`score ${digits(figures.score, 3)}`, advantage(trajectory), counted(figures.turns, "turn", "turns"), `context ${digits(figures.context)}`, figures.stop.replaceAll("_", " ")];
+  return h("button", { type: "button", class: "item", "aria-current": String(place === at.sibling), onclick: () => go({ sibling: place }, false) },
+    h("span", { class: "row" }, h("span", {}, `#${figures.sample}`), verdict(figures)), h("small", {}, parts.filter(Boolean).join(" · ")));
+}
+
+function stripOf(letters) {
+  return h("span", { class: "strip" }, [...letters].map((letter, place) => h("i", { class: letter === "-" ? "none" : letter, title: `turn ${place}: ${STATUSES[letter]}` })));
+}
+
+function turnItem(turn, place) {
+  const stored = sibling().stored.turns[place];
+  return h("button", { type: "button", class: "item", "aria-current": String(place === at.turn), onclick: () => go({ turn: place }, false) },
+    h("span", { class: "row" }, h("span", {}, `turn ${place}${stored.kind === "condense" ? ", summary" : ""}`), h("span", { class: "dim" }, turn.advantage === null ? "" : signed(turn.advantage))),
+    h("small", {}, `context ${digits(turn.context.tokens)} of ${digits(turn.context.budget)}, reply ${digits(stored.output_ids.length)}`), budgetBar(turn.context), stripOf(turn.strip));
+}
+
+function budgetBar(context) {
+  const bar = h("span", { class: "budget" });
+  for (const name of ["pinned", "kept", "rewritten", "newest"]) {
+    const part = h("i", { class: name, title: `${name}: ${counted(context[name], "token", "tokens")}` });
+    part.style.width = `${(100 * context[name]) / Math.max(context.budget, context.tokens, 1)}%`;
+    bar.append(part);
+  }
+  return bar;
+}
+
+function head() {
+  const { figures, stored } = sibling();
+  const line = (name, text) => text !== null && text !== "" && h("span", {}, h("span", { class: "dim" }, `${name}: `), marked(text));
+  const figure = [titleOf(batch()), sibling().turns.length ? `turn ${at.turn} of ${sibling().turns.length}` : null, `score ${digits(figures.score)}`, figures.stop.replaceAll("_", " ")];
+  return h("div", { class: "about" }, h("p", {}, h("b", {}, figures.id), " ", verdict(figures), h("span", { class: "dim" }, ` ${figure.filter(Boolean).join(" · ")}`)),
+    h("p", {}, line("question", figures.question)), h("p", {}, line("ground truth", figures.ground_truth), line("answer", figures.answer)), stored.detail && h("p", {}, line("failure", stored.detail)));
+}
+
+/** A text with what is searched for marked. */
+function marked(text) {
+  const place = query ? text.toLowerCase().indexOf(query.toLowerCase()) : -1;
+  if (place < 0) return [text];
+  return [text.slice(0, place), h("mark", {}, text.slice(place, place + query.length)), ...marked(text.slice(place + query.length))];
+}
+
+function message(label, kind, ...content) {
+  return h("div", { class: `message ${kind}` }, h("b", {}, label), h("pre", {}, ...content));
+}
+
+/** What the pages say of the rows of the strip. */
+function condensed() {
+  const { condensation } = sibling().stored.turns[at.turn];
+  const { context } = sibling().turns[at.turn];
+  if (!condensation) return h("p", { class: "dim" }, at.turn ? `The prompt continues the last one: ${counted(context.tokens, "token", "tokens")}.` : `The first prompt: ${counted(context.tokens, "token", "tokens")}.`);
+  return h("p", { class: "dim" }, `${condensation.condenser} (${condensation.reason}): ${digits(condensation.tokens_before)} → ${counted(condensation.tokens_after, "token", "tokens")}`);
+}
+
+const panes = {
+  shown() {
+    const { stored } = sibling();
+    const places = stored.turns[at.turn].context.flatMap(([first, end]) => stored.messages.slice(first, end));
+    return h("div", {}, condensed(), places.map((each) => message(each.name ? `${each.role} ${each.name}` : each.role, each.role, marked(each.content))), observed());
+  },
+
+  full() {
+    const { stored, turns, differences } = sibling();
+    return h("div", {}, condensed(), turns[at.turn].pieces.map(([status, turn, place, rewriting]) => {
+      const each = stored.messages[place];
+      const label = `${each.role}${turn === null ? "" : `, turn ${turn}`}: ${status}`;
+      const content = rewriting === null ? marked(each.content) : differences[rewriting].map(([change, text]) => (change === "same" ? text : h(change === "removed" ? "del" : "ins", {}, text)));
+      return message(label, `${each.role} ${status}`, content);
+    }));
+  },
+
+  reply() {
+    const { stored, turns } = sibling();
+    const turn = stored.turns[at.turn], credit = turns[at.turn].advantage;
+    const side = credit > 0 ? "up" : credit < 0 ? "down" : "";
+    const known = turn.output_ids.some((id) => data.tokens[id] !== null);
+    const tokens = turn.output_ids.map((id, place) => {
+      const surprise = -turn.logprobs[place];
+      const token = h("span", { class: side, title: `id ${id}, log-probability ${digits(turn.logprobs[place], 3)}${credit === null ? "" : `, advantage ${signed(credit)}`}` }, data.tokens[id] ?? `⟨${id}⟩`);
+      token.style.background = `color-mix(in srgb, var(--c1) ${Math.round(70 * Math.min(1, surprise / 3))}%, transparent)`;
+      return ids ? [token, h("sub", {}, String(id))] : [token];
+    });
+    const legend = `background: surprise, from none to 3 nats${credit ? `; ${side === "up" ? "one line below: the advantage is positive" : "two lines below: the advantage is negative"}` : ""}${known ? "" : "; no tokenizer was found: ids only"}`;
+    return h("div", {}, h("div", { class: "tokens" }, tokens), h("p", { class: "dim" }, legend), message("as text", "assistant", marked(stored.messages[turn.reply].content)), observed());
+  },
+
+  credit() {
+    const { figures, turns } = sibling();
+    const turn = turns[at.turn];
+    const rows = turn.credit.map(([name, formula, value]) => h("tr", {}, h("td", {}, name), h("td", {}, formula), h("td", {}, value)));
+    return h("table", {}, rows, turn.version === null ? null : h("tr", {}, h("td", {}, "policy"), h("td", {}, "sampled after"), h("td", {}, counted(turn.version, "step", "steps"))), figures.handling && h("tr", {}, h("td", {}, "handling"), h("td", {}, ""), h("td", {}, figures.handling)));
+  },
+
+  raw() {
+    const { turns, messages, ...rest } = sibling().stored;
+    return h("div", {}, message(`turn ${at.turn}`, "", JSON.stringify(turns[at.turn], null, 1)), message("trajectory", "", JSON.stringify(rest, null, 1)));
+  },
+};
+
+function observed() {
+  const { stored } = sibling();
+  const turn = stored.turns[at.turn];
+  const after = turn.observations.flatMap(([first, end]) => stored.messages.slice(first, end));
+  if (tab === "shown") after.unshift(stored.messages[turn.reply]);
+  return after.length ? [h("p", { class: "dim" }, tab === "shown" ? "reply and what answered it" : "what answered it"), ...after.map((each) => message(each.name ? `${each.role} ${each.name}` : each.role, each.role, marked(each.content)))] : [];
+}
+
+/** The shell command that shows what the page shows. */
+function commandLine() {
+  const kind = batch().evaluation === null ? "" : ` --evaluation '${batch().evaluation}'`;
+  return `condensegrpo inspect ${data.folder}${batch().step === null ? "" : ` --step ${batch().step}`}${kind} --trajectory ${sibling().figures.id} --turn ${at.turn}`;
+}
+
+async function copyCommand() {
+  try {
+    await navigator.clipboard.writeText(commandLine());
+    say("copied");
+  } catch {
+    say(commandLine());
+  }
+}
+
+function say(text) {
+  note.textContent = text;
+  setTimeout(() => (note.textContent = ""), 4000);
+}
+
+/** Restrict the list of groups, and go to its first if the current one is not in it. */
+function restrict() {
+  const all = listed();
+  if (!all.length) {
+    groupPane.replaceChildren(h("h2", {}, "0 groups"), h("p", { class: "dim" }, " nothing matches; Esc shows all groups"));
+    return;
+  }
+  const kept = all.find(({ place, number }) => place === at.batch && number === at.group) ?? all[0];
+  const first = Math.max(0, kept.one.siblings.findIndex(matches));
+  go({ batch: kept.place, group: kept.number, sibling: matches(sibling()) && kept.one === group() ? at.sibling : first });
+}
+
+function clear() {
+  [query, view, problem] = ["", "", null];
+  box.value = chosenView.value = "";
+  draw();
+}
+
+function moveGroup(by) {
+  const all = listed();
+  const next = all[all.findIndex(({ place, number }) => place === at.batch && number === at.group) + by];
+  if (next) go({ batch: next.place, group: next.number, sibling: Math.max(0, next.one.siblings.findIndex(matches)) });
+}
+
+/** Training or evaluations: the batch of the other kind that is nearest in steps. */
+function otherKind() {
+  const training = batch().evaluation === null;
+  const others = data.batches.map((each, place) => ({ each, place })).filter(({ each }) => (each.evaluation === null) !== training);
+  if (!others.length) return say(training ? "the page holds no evaluation" : "the page holds no training step");
+  const distance = ({ each }) => Math.abs((each.step ?? 0) - (batch().step ?? 0));
+  go({ batch: others.reduce((best, each) => (distance(each) < distance(best) ? each : best)).place });
+}
+
+function nextView() {
+  const names = ["", ...data.ready_views.map(([name]) => name)];
+  view = names[(names.indexOf(view) + 1) % names.length];
+  chosenView.value = view;
+  restrict();
+}
+
+function follow() {
+  problem = problem === null ? group().problem : null;
+  restrict();
+}
+
+const ACTIONS = {
+  "[": () => go({ batch: at.batch - 1 }), "]": () => go({ batch: at.batch + 1 }), e: otherKind,
+  ArrowUp: () => moveGroup(-1), ArrowDown: () => moveGroup(1),
+  h: () => go({ sibling: at.sibling - 1 }), l: () => go({ sibling: at.sibling + 1 }),
+  j: () => go({ turn: at.turn + 1 }), k: () => go({ turn: at.turn - 1 }),
+  t: () => { ids = !ids; pick("reply"); }, v: nextView, p: follow, y: copyCommand,
+  "/": () => box.focus(), "?": () => keys.showModal(), Escape: clear,
+  ...Object.fromEntries(TABS.map((name, place) => [String(place + 1), () => pick(name)])),
+};
+
+function pressed(event) {
+  if (event.target === box && event.key === "Enter") box.blur();
+  if (event.target === box && event.key === "Escape") { box.blur(); clear(); }
+  if (["INPUT", "SELECT"].includes(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey || keys.open) return;
+  const action = ACTIONS[event.key];
+  if (action) {
+    event.preventDefault();
+    action();
+  }
+}
+
+const chooser = h("select", { "aria-label": "step or evaluation", onchange: () => go({ batch: Number(chooser.value) }) },
+  data.batches.map((each, place) => h("option", { value: String(place) }, titleOf(each))));
+const box = h("input", { type: "search", placeholder: "search all texts (/)", "aria-label": "search all texts", oninput: () => { query = box.value; restrict(); } });
+const chosenView = h("select", { "aria-label": "ready view", onchange: () => { view = chosenView.value; restrict(); } },
+  h("option", { value: "" }, "all trajectories"), data.ready_views.map(([name, title]) => h("option", { value: name }, title)));
+const note = h("span", { class: "dim", role: "status" });
+const keys = h("dialog", {}, h("table", {}, KEYS.map(([key, meaning]) => h("tr", {}, h("td", {}, h("code", {}, key)), h("td", {}, meaning)))), h("form", { method: "dialog" }, h("button", {}, "close")));
+const groupPane = h("section", { "aria-label": "groups" });
+const siblingPane = h("section", { "aria-label": "siblings and turns" });
+const rightPane = h("section", { "aria-label": "turn" });
+
+function start() {
+  const total = data.batches.reduce((sum, each) => sum + each.groups.reduce((many, one) => many + one.siblings.length, 0), 0);
+  root.replaceChildren(
+    h("header", {}, h("h1", {}, data.name), chooser, chosenView, box, h("span", { class: "dim" }, counted(total, "trajectory", "trajectories")), note,
+      h("span", { class: "push" }, h("button", { type: "button", class: "quiet", onclick: () => keys.showModal() }, "? keys"), " ", schemeButton())),
+    h("div", { class: "panes" }, groupPane, siblingPane, rightPane), keys);
+  document.addEventListener("keydown", pressed);
+  addEventListener("hashchange", open);
+  open();
+}
+
+/** What the address asks for: #step=6&t=6/14/3&turn=4&tab=full. */
+function open() {
+  const asked = address();
+  if (TABS.includes(asked.get("tab"))) tab = asked.get("tab");
+  const name = asked.get("t");
+  for (const [place, each] of data.batches.entries()) {
+    if (asked.has("step") && String(each.step) !== asked.get("step")) continue;
+    if (asked.has("evaluation") ? each.evaluation !== asked.get("evaluation") : name === null && asked.has("step") && each.evaluation !== null) continue;
+    for (const [number, one] of each.groups.entries()) {
+      const member = name === null ? 0 : one.siblings.findIndex(({ figures }) => figures.id === name);
+      if (member >= 0) return go({ batch: place, group: number, sibling: member, turn: Number(asked.get("turn") ?? 0) });
+    }
+  }
+  go({ batch: 0 });
+}
+
+start();
