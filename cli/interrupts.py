@@ -12,6 +12,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -24,7 +25,16 @@ SHOW_CURSOR = b"\x1b[?25h"  # the progress display has hidden it
 class StopRequest:
     """The first signal: finish the step and save. The second: exit immediately, as before the first step."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, doing: Callable[[], str] = lambda: "the step", announce: Callable[[str], bool] = lambda text: False
+    ) -> None:
+        """Handle both signals.
+
+        Args:
+            doing: what ends before the run saves.
+            announce: called in the handler with what will be done; returns whether it shows that.
+        """
+        self._doing, self._announce = doing, announce
         self._asked = self._polled = False
         handle_first(self._handle)
 
@@ -42,9 +52,9 @@ class StopRequest:
         for each in SIGNALS if KERNEL_ENDS else ():
             if each not in _repeated():
                 signal.signal(each, signal.SIG_DFL)
-        _write(
-            b"\nfinishing the step and saving; press Ctrl-C again to exit immediately (the last checkpoint is intact)\n"
-        )
+        text = f"finishing {self._doing()}, then saving; press Ctrl-C again to quit now"
+        if not self._announce(text):
+            _write(f"\n{text}\n".encode())
 
 
 def exit_immediately(number: int, frame: FrameType | None) -> None:

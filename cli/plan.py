@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -44,24 +45,29 @@ def plan(
     Example: condensegrpo plan gsm8k model.new=null model.path=Qwen/Qwen2.5-0.5B-Instruct --device-memory 24GiB
     """
     room = None if device_memory is None else _bytes(device_memory)
-    from condensegrpo.cli.quiet import quiet_libraries
-    from condensegrpo.config.checks import check_figures
-    from condensegrpo.config.load import config_on
+    from condensegrpo.cli.console import PhaseDisplay
 
-    quiet_libraries()
-    import torch
+    with PhaseDisplay(theme.console(sys.stderr)) as display:
+        display.phase("loading torch and transformers", None)
+        from condensegrpo.cli.quiet import quiet_libraries
+        from condensegrpo.config.checks import check_figures
+        from condensegrpo.config.load import config_on
 
-    from condensegrpo.planning.architecture import architecture
-    from condensegrpo.planning.plan import plan as predict
-    from condensegrpo.planning.remedies import remedy
+        quiet_libraries()
+        import torch
 
-    if device is None:
-        device = "gpu" if room is not None or torch.cuda.is_available() else "cpu"
-    loaded = config_on(device, config, overrides or ())
-    check_figures(loaded)
-    predicted = predict(loaded, architecture(loaded.model), ranks=ranks, device=device, memory=room)
-    fits = room is None or predicted.fits(room)
-    change = None if room is None or fits else remedy(loaded, predicted, room)
+        from condensegrpo.planning.architecture import architecture
+        from condensegrpo.planning.plan import plan as predict
+        from condensegrpo.planning.remedies import remedy
+
+        if device is None:
+            device = "gpu" if room is not None or torch.cuda.is_available() else "cpu"
+        loaded = config_on(device, config, overrides or ())
+        check_figures(loaded)
+        display.phase("predicting the memory of every phase", None)
+        predicted = predict(loaded, architecture(loaded.model), ranks=ranks, device=device, memory=room)
+        fits = room is None or predicted.fits(room)
+        change = None if room is None or fits else remedy(loaded, predicted, room)
     if as_json:
         typer.echo(json.dumps(_as_json(predicted, room, change), indent=2))
     else:

@@ -18,7 +18,6 @@ from rich.table import Table
 from rich.text import Text
 
 from condensegrpo.cli import theme
-from condensegrpo.cli.debugging import Debug, tracebacks
 from condensegrpo.cli.interrupts import SWEEP, StopRequest
 from condensegrpo.core.wording import counted
 from condensegrpo.learner.launchers import check_alone
@@ -42,15 +41,13 @@ def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, list the runs and how long they will take, run none.")
     ] = False,
-    debug: Debug = False,
 ) -> None:
     """Run a study, arms × seeds of ordinary runs, and write its results; call it again to continue.
 
     Example: condensegrpo sweep studies/s1_summaries.yaml --parallel 2
     """
     check_alone(os.environ)
-    with tracebacks(shown=debug):
-        run_sweep(study, out, parallel=parallel, dry_run=dry_run, launch=start_process)
+    run_sweep(study, out, parallel=parallel, dry_run=dry_run, launch=start_process)
 
 
 def run_sweep(path: Path, out: Path | None, *, parallel: int, launch: "Launch", dry_run: bool = False) -> None:

@@ -1,21 +1,23 @@
 """``condensegrpo train``."""
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from condensegrpo.cli.debugging import Debug, tracebacks
+from condensegrpo.cli.completion import config_names
+from condensegrpo.cli.debugging import Debug
 from condensegrpo.cli.interrupts import StopRequest
 from condensegrpo.cli.summary import print_summary
 from condensegrpo.core.errors import CondenseError, ConfigError, Interrupted, RunError
-from condensegrpo.core.observer import Observer, Silent
+from condensegrpo.core.observer import Observer, Observers, Silent
 from condensegrpo.core.wording import counted
-from condensegrpo.storage.files import write_atomically
+from condensegrpo.storage.new_run import discard_replaced, new_run
 from condensegrpo.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -26,15 +28,27 @@ if TYPE_CHECKING:
 SPLITS: tuple["Split", ...] = ("train", "eval")
 
 
+class Output(StrEnum):
+    """What a training run prints."""
+
+    CONSOLE = "console"
+    QUIET = "quiet"  # errors alone
+    JSON = "json"  # one object a line
+
+
 def train(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[CONFIG] [KEY=VALUE]...",
             help="A YAML file or the name of a shipped configuration, then overrides of its keys.",
+            autocompletion=config_names,
         ),
     ] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue the run in this folder.")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Delete a run of the same name, once the new one has learned something.")
+    ] = False,
     allow_changes: Annotated[
         bool,
         typer.Option("--allow-changes", help="With --resume: accept changed keys that change what is learned."),
@@ -46,53 +60,73 @@ def train(
             help="Check everything, print the resolved configuration and the origin of each value, load no model.",
         ),
     ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print errors alone; log.txt has the rest.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for programs.")] = False,
     debug: Debug = False,
 ) -> None:
     """Train a policy: warm start, then GRPO on condensed multi-turn trajectories.
 
-    Example: condensegrpo train configs/quickstart.yaml train.steps=40 seed=1
+    Example: condensegrpo train configs/quickstart.yaml train.steps=40 seed=1 name=seed1
     """
-    with tracebacks(shown=debug):
-        _train(arguments or [], resume, dry_run=dry_run, allow_changes=allow_changes, debug=debug)
+    output = Output.JSON if as_json else Output.QUIET if quiet else Output.CONSOLE
+    if allow_changes and not resume:
+        raise ConfigError("reading the options: found --allow-changes without --resume. Add --resume RUN.")
+    if overwrite and resume:
+        raise ConfigError("reading the options: found --overwrite with --resume. Choose one of them.")
+    if quiet and as_json:
+        raise ConfigError("reading the options: found --quiet with --json. Choose one of them.")
+    config, changes, text = _configuration(arguments or [], resume, allow_changes=allow_changes)
+    components, notes = _checked(config, quiet=output is not Output.CONSOLE, resumed=resume is not None)
+    if dry_run:
+        _print_dry_run(components, (*changes.splitlines(), *notes), text)
+    elif int(os.environ.get("RANK", "0")) > 0:
+        if not _run(components, RunFolder(Path()), Silent(), StopRequest()):
+            raise typer.Exit(130)
+    else:
+        with _continued(resume) if resume else _created(config, overwrite=overwrite) as folder:
+            said = (*([changes] if changes else []), *notes)
+            _train_as_first_rank(components, folder, said, output, debug=debug)
 
 
-def _train(arguments: list[str], resume: Path | None, *, dry_run: bool, allow_changes: bool, debug: bool) -> None:
-    from condensegrpo.cli.console import PhaseDisplay
+def _configuration(
+    arguments: list[str], resume: Path | None, *, allow_changes: bool
+) -> "tuple[RunConfig, str, Callable[[], str]]":
+    """The configuration, what a resume changes in it, and its text with the origin of each value."""
     from condensegrpo.config.load import dump_with_origins, load_config
     from condensegrpo.config.resumed import change_table, resumed_config
     from condensegrpo.learner.launchers import join_launch
 
     join_launch(os.environ)
     path, overrides = _source(arguments, resume)
-    changes = ""
     if resume:
         config, changed = resumed_config(RunFolder.open(resume), overrides, allow_changes=allow_changes)
         changes = f"changed since the run was last started:\n{change_table(changed)}" if changed else ""
-    elif allow_changes:
-        raise ConfigError("reading the options: found --allow-changes without --resume. Add --resume RUN.")
     else:
-        config = load_config(path, overrides)
-    with PhaseDisplay(Console(stderr=True)) as display:
+        config, changes = load_config(path, overrides), ""
+    return config, changes, lambda: dump_with_origins(config, path, overrides, stored=resume is not None)
+
+
+def _checked(config: "RunConfig", *, quiet: bool, resumed: bool) -> "tuple[Components, tuple[str, ...]]":
+    """Build the components of a run and check them; also returns notes on the configuration."""
+    from condensegrpo.cli.console import PhaseDisplay
+
+    with PhaseDisplay(Console(stderr=True, quiet=quiet)) as display:
         display.phase("checking the configuration", None)
         from condensegrpo.assembly.build import build
         from condensegrpo.assembly.preflight import check_run
 
         components = build(config)
-        notes = check_run(components, resumed=resume is not None)
-    if dry_run:
-        typer.echo("".join(f"# {line}\n" for line in changes.splitlines()), nl=False)
-        for note in notes:
-            typer.echo(f"# {note}")
-        for split in SPLITS:
-            problems = components.problems(split)
-            count = counted(len(problems), "problem", "problems")
-            typer.echo(f"# {split}: {count}, the first: {problems[0].question[:80]!r}")
-        typer.echo(dump_with_origins(config, path, overrides, stored=resume is not None), nl=False)
-    elif int(os.environ.get("RANK", "0")) > 0:
-        if not _run(config, components, RunFolder(Path()), Silent()):
-            raise typer.Exit(130)
-    else:
-        _train_as_first_rank(config, components, resume, (*([changes] if changes else []), *notes), debug=debug)
+        return components, tuple(check_run(components, resumed=resumed))
+
+
+def _print_dry_run(components: "Components", notes: Sequence[str], configuration: "Callable[[], str]") -> None:
+    for note in notes:
+        typer.echo(f"# {note}")
+    for split in SPLITS:
+        problems = components.problems(split)
+        count = counted(len(problems), "problem", "problems")
+        typer.echo(f"# {split}: {count}, the first: {problems[0].question[:80]!r}")
+    typer.echo(configuration(), nl=False)
 
 
 def _source(arguments: list[str], resume: Path | None) -> tuple[Path, list[str]]:
@@ -115,63 +149,81 @@ def _source(arguments: list[str], resume: Path | None) -> tuple[Path, list[str]]
     return find_config(names[0]), overrides
 
 
-def _new_folder(config: "RunConfig") -> RunFolder:
-    """Create the run's folder and write its configuration; a name in use gets a number, so no run is overwritten."""
+@contextmanager
+def _continued(path: Path) -> Iterator[RunFolder]:
+    """Lock the folder of a run that is continued."""
+    folder = RunFolder.open(path)
+    with folder.locked():
+        yield folder
+
+
+def _created(config: "RunConfig", *, overwrite: bool) -> AbstractContextManager[RunFolder]:
+    """Create the folder of a new run and write its configuration."""
     from condensegrpo.config.load import dump_config
 
-    number, path = 1, Path(config.runs_dir) / config.name
-    while path.exists():
-        number += 1
-        path = Path(config.runs_dir) / f"{config.name}-{number}"
-    folder = RunFolder.create(path)
-    write_atomically(folder.config, dump_config(config))
-    return folder
+    return new_run(Path(config.runs_dir) / config.name, dump_config(config), overwrite=overwrite)
 
 
 def _train_as_first_rank(
-    config: "RunConfig", components: "Components", resume: Path | None, notes: Sequence[str], *, debug: bool
+    components: "Components", folder: RunFolder, notes: Sequence[str], output: Output, *, debug: bool
 ) -> None:
     """Train as rank 0, which shows the progress (first, notes on the configuration) and writes the files."""
     from condensegrpo.cli.console import TrainingConsole
+    from condensegrpo.cli.run_log import JsonLines, RunLog
 
-    folder = RunFolder.open(resume) if resume else _new_folder(config)
-    with folder.locked():
-        with TrainingConsole(steps=config.train.steps, log=folder.log, debug=debug) as console:
-            console.say(f"run folder {folder.path}")
-            for note in notes:
-                console.say(note)
-            console.phase("loading DeepSpeed", None)
-            try:
-                finished = _run(config, components, folder, console)
-            except CondenseError as error:
-                with suppress(RunError):  # the log may be what cannot be written
-                    console.record(f"error: {error}")
-                raise
+    steps, lines = components.config.train.steps, JsonLines()
+    with ExitStack() as stack:
+        log = stack.enter_context(RunLog(folder.log, steps=steps))
+        console = TrainingConsole(steps=steps, debug=debug)
+        shown = {Output.QUIET: (), Output.JSON: (lines,), Output.CONSOLE: (console,)}[output]
+        if console in shown:
+            stack.enter_context(console)
+        observer = Observers(log, *shown)
+        observer.say(f"run folder {folder.path}")
+        for note in notes:
+            observer.say(note)
+        observer.phase("loading DeepSpeed", None)
+        try:
+            finished = _run(components, folder, observer, StopRequest(log.doing, console.announce))
+        except CondenseError as error:
+            with suppress(RunError):  # the log may be what cannot be written
+                log.record(f"error: {error}")
+            raise
+        observer.phase("writing the report", None)
         from condensegrpo.reporting.run_report import write_page, write_report
 
         if finished:
             write_report(folder.path)
-            print_summary(folder)
         else:
             with suppress(RunError):  # nothing was measured yet
                 write_page(folder.path)
-    if not finished:
+    if output is Output.JSON:
+        lines.emit("end", finished=finished, folder=str(folder.path))
+    elif output is Output.CONSOLE and finished:
+        print_summary(folder)
+    elif output is Output.CONSOLE:
         typer.echo(f"stopped. To continue: condensegrpo train --resume {folder.path}")
+    if not finished:
         raise typer.Exit(130)
 
 
-def _run(config: "RunConfig", components: "Components", folder: RunFolder, observer: Observer) -> bool:
+def _run(components: "Components", folder: RunFolder, observer: Observer, stop: StopRequest) -> bool:
     """Train as this rank, in the folder of rank 0. False: stopped before the last step."""
-    stop = StopRequest()
     from condensegrpo.cli.quiet import quiet_libraries
     from condensegrpo.learner import ranks
     from condensegrpo.training.train import train as run_training
 
     quiet_libraries()
-    ranks.join(config.learner.timeout_minutes)
+    ranks.join(components.config.learner.timeout_minutes)
     folder = ranks.from_first(RunFolder(folder.path.absolute()))  # ranks may work in different folders
+
+    def stopping() -> bool:
+        if ranks.rank() == 0:
+            discard_replaced(folder)
+        return stop.requested()
+
     try:
-        return run_training(components, folder, observer=observer, stopping=stop.requested)
+        return run_training(components, folder, observer=observer, stopping=stopping)
     except Interrupted as reason:
         observer.say(str(reason))
         return False

@@ -40,8 +40,6 @@ def start_sweep(study: Path, out: Path, *, parallel: int) -> BaseProcess:
 
 
 def _sweep(study: Path, out: Path, parallel: int) -> None:
-    from condensegrpo.cli.debugging import tracebacks  # noqa: F401
-
     os.environ.clear()
     os.environ.update(ENVIRONMENT)
 

@@ -4,10 +4,12 @@ import json
 import resource
 import subprocess
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from command import ENVIRONMENT, ROOT, TINY, command, run, succeed
+from forked import ForkedCommand
 
 from condensegrpo.learner.new_model import new_tokenizer
 
@@ -25,8 +27,34 @@ def refused(*arguments: str, code: int = 2) -> str:
 
 def test_help_names_every_command() -> None:
     out = succeed("--help")
-    for name in ("train", "eval", "inspect-trajectory", "doctor", "plugins"):
+    for name in ("train", "eval", "runs", "inspect-trajectory", "doctor", "plugins"):
         assert name in out
+
+
+def test_the_version_and_a_traceback_can_be_asked_of_every_command() -> None:
+    assert succeed("--version") == f"condensegrpo {version('condensegrpo')}\n"
+    done = run("plan", "quikstart", "--debug")
+    assert "Traceback" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in run("plan", "quikstart").stderr
+
+
+def test_the_shell_completes_configurations_and_runs(tmp_path: Path) -> None:
+    (tmp_path / "runs/study/arm-seed0").mkdir(parents=True)
+    (tmp_path / "runs/study/arm-seed0/config.yaml").touch()
+    assert completed("train quick", tmp_path) == ["quickstart", "quickstart_full", "quickstart_outcome"]
+    assert completed("runs compare runs/", tmp_path) == ["runs/study/arm-seed0"]
+    assert "--overwrite" in completed("train --over", tmp_path)
+
+
+def completed(line: str, cwd: Path) -> list[str]:
+    """What bash would offer at the end of a line."""
+    words = ["condensegrpo", *line.split(" ")]
+    variables = {
+        "_CONDENSEGRPO_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)
+    }  # fmt: skip
+    process = ForkedCommand((), cwd=cwd, environment=ENVIRONMENT, more=variables)
+    return process.communicate(timeout=60)[0].split()
 
 
 @pytest.mark.parametrize(

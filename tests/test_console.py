@@ -1,7 +1,8 @@
-"""The console of a run: what a pipe, log.txt and terminals of several widths show."""
+"""The console of a run: what a pipe, log.txt, programs and terminals of several widths get."""
 
 import fcntl
 import io
+import json
 import os
 import pty
 import re
@@ -12,13 +13,17 @@ import termios
 from datetime import datetime
 from pathlib import Path
 
-import pytest
 from command import ENVIRONMENT
 from metrics_page import tables
 
-from condensegrpo.cli.console import COLUMNS, GAP, HEADING_EVERY, TrainingConsole, fitting, headings, row
+from condensegrpo.cli.console import TrainingConsole
+from condensegrpo.cli.run_log import JsonLines, RunLog
+from condensegrpo.cli.step_table import COLUMNS, GAP, HEADING_EVERY, WIDTH, StepTable, fitting, headings
+from condensegrpo.core.evaluation import Evaluation
+from condensegrpo.core.observer import Observers
 
 METRICS = {
+    "trajectories": 64.0,
     "success": 0.5,
     "reward": -0.125,
     "format_valid": 1.0,
@@ -27,19 +32,18 @@ METRICS = {
     "output_tokens": 87.0,
     "groups_of_equal_reward": 0.25,
     "groups_dropped": 0.0,
-    "masked": 0.0625,
+    "masked": 0.0,
     "trajectories_without_advantage": 0.375,
     "correct_with_negative_advantage": 0.1,
-    "weight/correct": 0.6,
-    "weight/gini": 0.33,
     "ratio": 1.0,
     "grad_norm": 0.0123,
-    "seconds": 12.34,
+    "seconds": 12.0,
 }
-IMPORTANT = [  # at 80 columns
-    "success", "reward", "context tokens", "turns", "no signal", "no grad", "correct adv<0", "grad norm",
-    "step seconds",
-]  # fmt: skip
+AT_80 = ["time", "step", "success", "reward", "context tokens", "groups without signal", "tokens per s", "time left"]
+EVALUATION = Evaluation(
+    name="held-out", problems=256, samples=1, seed=0, success=0.742, success_low=0.688, success_high=0.79,
+    pass_at={1: 0.742}, metrics={"context_tokens": 24.06, "turns": 5.1}, information=(), seconds=3.44,
+)  # fmt: skip
 
 
 def logged(file: Path) -> list[str]:
@@ -47,101 +51,159 @@ def logged(file: Path) -> list[str]:
     return [line.split("  ", 1)[1] for line in file.read_text().splitlines()]
 
 
-def shown(width: int) -> list[str]:
-    return [column.heading for column in fitting(width)]
+def names(width: int) -> list[str]:
+    unusual = [column for column in COLUMNS if not column.usual]
+    return [" ".join(column.heading) for column in fitting(width, unusual)]
 
 
-def test_every_column_has_its_metric_and_its_cells_stand_under_their_headings() -> None:
-    (upper, lower), line = headings(COLUMNS).splitlines(), row(7, METRICS, COLUMNS)
-    assert line.split() == [
-        "7", "0.50", "-0.125", "1.00", "1234.6", "3.2", "87", "0.25", "0.00", "0.06", "0.38", "0.10", "0.60", "0.33",
-        "1.0000", "1.2e-02", "12.3",
+def test_every_cell_stands_under_its_heading() -> None:
+    table = StepTable(60, clock=lambda: 0.0)
+    *headed, row = table.lines(7, METRICS, 200)
+    assert row.split()[1:] == [
+        "7/60", "0.50", "-0.125", "1234.6", "3.2", "87", "25%", "38%", "10%", "0.012", "12.0", "464", "0:10:36",
     ]  # fmt: skip
-    assert len(upper) == len(lower) == len(line) <= 160
-    end = len("step")
-    for column in COLUMNS:
+    shown, end = [column for column in COLUMNS if not column.usual], -GAP
+    assert headings(shown) == headed
+    for column in shown:
         end += GAP + column.width
-        first, last = ("", *column.heading.split())[-2:]
-        assert upper[:end].endswith(f" {first}")
-        assert lower[:end].endswith(f" {last}")
-        assert all(text[end - 1] != " " and text[end : end + 1] in ("", " ") for text in (line, lower))
+        assert row[end - 1] != " "
+        assert all(line[:end].endswith(word) for line, word in zip(headed[::-1], column.heading[::-1], strict=False))
+
+
+def test_the_table_fits_every_terminal_and_the_log() -> None:
+    assert names(80) == AT_80
+    assert set(AT_80) < set(names(WIDTH)) < set(names(120))
+    for width in range(10, 170):
+        *headed, row = StepTable(60).lines(7, METRICS, width)
+        assert max(map(len, (*headed, row))) <= width
+        assert set(names(width)) <= set(names(width + 1))
+
+
+def test_a_column_that_says_nothing_is_hidden_until_its_value_changes() -> None:
+    table = StepTable(60)
+    first = table.lines(1, METRICS, 200)
+    assert not any(word in " ".join(first) for word in ("masked", "format", "ratio"))
+    assert len(table.lines(2, METRICS, 200)) == 1
+    headed = table.lines(3, {**METRICS, "masked": 0.25}, 200)  # comes back, under new headings
+    assert headed[-2].split().count("masked") == 1
+    assert "25%" in headed[-1].split()
+    for step in range(4, 4 + 2 * HEADING_EVERY):
+        lines = table.lines(step, {**METRICS, "success": step / 60}, 200)
+    assert lines[-2].split() == ["time", "step", "success", "left"]  # all others were constant
+    assert "turns" in table.lines(30, {**METRICS, "turns": 4.0}, 200)[-2].split()
+
+
+def test_the_time_left_is_that_of_the_steps_so_far() -> None:
+    now = iter((100.0, 110.0, 130.0))
+    table = StepTable(10, clock=lambda: next(now))
+    assert [table.lines(step, METRICS, 200)[-1].split()[-1] for step in (1, 2, 3)] == ["0:01:48", "0:01:20", "0:01:45"]
 
 
 def test_what_was_not_measured_is_a_dash() -> None:
-    assert row(7, {"rows": 0.0, "success": 0.5}, COLUMNS).split() == ["7", "0.50", *["–"] * (len(COLUMNS) - 1)]
+    row = StepTable(60).lines(7, {"rows": 0.0, "success": 0.5}, 200)[-1]
+    assert row.split()[1:] == ["7/60", "0.50", *["–"] * (sum(not column.usual for column in COLUMNS) - 4), "0:00:00"]
 
 
-def test_a_narrow_terminal_loses_the_least_important_columns() -> None:
-    assert shown(80) == IMPORTANT
-    assert set(IMPORTANT) < set(shown(120))
-    assert shown(160) == [column.heading for column in COLUMNS]
-    assert shown(1) == []
+def test_no_two_columns_are_equally_important_and_every_word_fits_its_column() -> None:
+    assert sorted(column.rank for column in COLUMNS) == list(range(len(COLUMNS)))
+    assert all(column.width >= len(word) for column in COLUMNS for word in column.heading)
 
 
-@pytest.mark.parametrize("width", range(1, 170))
-def test_a_row_never_wraps_and_a_wider_terminal_never_shows_less(width: int) -> None:
-    columns = fitting(width)
-    assert all(len(line) <= max(width, 4) for line in headings(columns).splitlines())
-    assert len(row(7, METRICS, columns)) <= max(width, 4)
-    assert set(columns) <= set(fitting(width + 1))
-
-
-def test_no_two_columns_are_equally_important() -> None:
-    assert sorted(column.rank for column in COLUMNS) == list(range(1, len(COLUMNS) + 1))
-    assert all(column.width >= len(word) for column in COLUMNS for word in column.heading.split())
-    assert all(len(column.heading.split()) <= 2 for column in COLUMNS)
-
-
-def test_a_pipe_and_the_log_get_all_columns(tmp_path: Path) -> None:
+def test_a_pipe_gets_plain_lines_of_at_most_100_columns(tmp_path: Path) -> None:
     pipe = io.StringIO()
-    with TrainingConsole(steps=30, log=tmp_path / "log.txt", stream=pipe) as console:
+    with TrainingConsole(steps=30, stream=pipe) as console, RunLog(tmp_path / "log.txt", steps=30) as log:
+        both = Observers(log, console)
+        both.record("command: condensegrpo train quickstart")
+        both.say("run folder runs/x")
+        both.phase("step 1: sampling", 64)
+        assert log.doing() == "step 1"
         for step in range(1, HEADING_EVERY + 2):
-            console.step(step, METRICS)
-    lines = logged(tmp_path / "log.txt")
-    assert lines == pipe.getvalue().splitlines()
-    assert len(lines) == HEADING_EVERY + 5  # headings of two lines at the top, and again after so many rows
-    assert lines[:2] == lines[HEADING_EVERY + 2 :][:2] == headings(COLUMNS).splitlines()
-    assert lines[-1] == row(HEADING_EVERY + 1, METRICS, COLUMNS)
+            both.step(step, METRICS)
+        both.phase("evaluating held-out", 256)
+        assert log.doing() == "the evaluation held-out"
+        both.evaluated(20, [EVALUATION])
+        both.failed("1 of 64 trajectories failed\x1b[2J", "Traceback: mine.py, line 3")
+    lines = pipe.getvalue().splitlines()
+    assert not any(ord(char) < 32 for line in lines for char in line)
+    assert max(map(len, lines)) <= WIDTH
+    assert [line[10:] for line in lines if line[2] == line[5] == ":" and "/30" not in line] == [
+        "run folder runs/x",
+        "evaluating held-out …",
+        "after 20 steps, held-out: success 0.742 [0.688, 0.790], context 24.1 tokens, 3.44 s",
+        "1 of 64 trajectories failed␛[2J (--debug shows the traceback)",
+    ]
+    assert (
+        sum(line.split()[:2] == ["time", "step"] for line in lines) == 2
+    )  # headings at the top, and again after so many rows
+    text = logged(tmp_path / "log.txt")
+    assert text[:2] == ["command: condensegrpo train quickstart", "run folder runs/x"]
+    assert text[-2:] == ["1 of 64 trajectories failed␛[2J", "Traceback: mine.py, line 3"]
+    assert max(map(len, text)) <= WIDTH
+
+
+def test_a_pipe_hears_of_a_long_phase_now_and_then() -> None:
+    pipe = io.StringIO()
+    with TrainingConsole(steps=30, stream=pipe, status_seconds=0.0) as console:
+        console.phase("warm start, round 1", 1300)
+        console.advance("loss 0.532")
+    assert [line[10:] for line in pipe.getvalue().splitlines()] == [
+        "warm start, round 1 …",
+        "warm start, round 1: 1 of 1300, loss 0.532",
+    ]
 
 
 def test_every_line_of_the_log_begins_with_its_time(tmp_path: Path) -> None:
     before = datetime.now().astimezone().replace(microsecond=0)
-    with TrainingConsole(steps=30, log=tmp_path / "log.txt", stream=io.StringIO()) as console:
-        console.say("run folder runs/x")
-        console.phase("loading DeepSpeed", None)
-        console.step(1, METRICS)
-        console.record("error: two\nlines")
+    with RunLog(tmp_path / "log.txt", steps=30) as log:
+        log.phase("loading DeepSpeed", None)
+        log.step(1, METRICS)
+        log.record("error: two\nlines")
     times, texts = zip(*(line.split("  ", 1) for line in (tmp_path / "log.txt").read_text().splitlines()), strict=True)
-    assert texts[:2] == ("run folder runs/x", "loading DeepSpeed …")
-    assert texts[2:] == (*headings(COLUMNS).splitlines(), row(1, METRICS, COLUMNS), "error: two", "lines")
+    assert texts[0] == "loading DeepSpeed …"
+    assert texts[-2:] == ("error: two", "lines")
     assert all(before <= datetime.fromisoformat(time) <= datetime.now().astimezone() for time in times)
 
 
+def test_json_is_one_object_a_line_with_all_metrics() -> None:
+    pipe = io.StringIO()
+    lines = JsonLines(pipe)
+    lines.say("run folder runs/x\nand a second line")
+    lines.phase("evaluating held-out", 256)
+    lines.step(3, METRICS)
+    lines.evaluated(3, [EVALUATION])
+    events = [json.loads(line) for line in pipe.getvalue().splitlines()]
+    assert [event["event"] for event in events] == ["message", "phase", "step", "evaluation"]
+    assert (events[2]["step"], events[2]["metrics"]) == (3, METRICS)
+    assert (events[3]["name"], events[3]["success_low"]) == ("held-out", 0.688)
+
+
 def test_the_page_explains_every_heading() -> None:
-    assert [line[:2] for line in tables()["The console"]] == [(column.heading, column.metric) for column in COLUMNS]
+    shown = [(" ".join(column.heading), column.metric) for column in COLUMNS]
+    assert [line[:2] for line in tables()["The console"]] == shown
 
 
 PROGRAM = """
 import fcntl, struct, sys, termios
-from pathlib import Path
-from test_console import METRICS
+from test_console import EVALUATION, METRICS
 from condensegrpo.cli.console import TrainingConsole
 
-with TrainingConsole(steps=9, log=Path(sys.argv[1])) as console:
+with TrainingConsole(steps=9) as console:
+    console.phase("step 1: sampling", 64)
+    console.advance()
     console.step(1, METRICS)
+    fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 40, int(sys.argv[1]), 0, 0))  # a hand draws at the window
     console.step(2, METRICS)
-    fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 40, int(sys.argv[2]), 0, 0))  # a hand draws at the window
-    console.step(3, METRICS)
+    console.evaluated(2, [EVALUATION])
 """
 
 
-def on_terminal(width: int, then: int, log: Path) -> list[str]:
-    """The table as a real terminal of so many columns shows it, and after it got another width."""
+def on_terminal(width: int, then: int) -> list[str]:
+    """What stays on a real terminal of so many columns, which then gets another width."""
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
     environment = {key: value for key, value in ENVIRONMENT.items() if key not in ("COLUMNS", "LINES")}
     environment |= {"TERM": "xterm", "PYTHONPATH": str(Path(__file__).parent)}
-    arguments = [sys.executable, "-c", PROGRAM, str(log), str(then)]
+    arguments = [sys.executable, "-c", PROGRAM, str(then)]
     with subprocess.Popen(arguments, stdin=terminal, stdout=terminal, stderr=terminal, env=environment) as process:
         os.close(terminal)
         output = b""
@@ -153,19 +215,19 @@ def on_terminal(width: int, then: int, log: Path) -> list[str]:
     os.close(controller)
     assert process.returncode == 0, output.decode()
     written = (line.split("\x1b[2K")[-1] for line in output.decode().splitlines())  # after the last erased display
-    plain = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", line) for line in written]  # without colours and cursor
-    table = {line for columns in (fitting(width), fitting(then)) for line in headings(columns).splitlines()}
-    return [line for line in plain if line in table or line.lstrip()[:1].isdigit()]
+    plain = (re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", line).rstrip() for line in written)  # no colours and cursor
+    return [line for line in plain if line and not "\u2800" <= line[0] <= "\u28ff"]  # the spinner of the display
 
 
-@pytest.mark.parametrize(("width", "then"), [(80, 80), (120, 80), (160, 120)])
-def test_a_terminal_shows_what_fits_it_and_new_headings_when_it_changes(tmp_path: Path, width: int, then: int) -> None:
-    before, after = fitting(width), fitting(then)
-    assert on_terminal(width, then, tmp_path / "log.txt") == [
-        *headings(before).splitlines(),
-        row(1, METRICS, before),
-        row(2, METRICS, before),
-        *([] if before == after else headings(after).splitlines()),
-        row(3, METRICS, after),
+def test_a_terminal_shows_what_fits_it_and_new_headings_when_it_changes() -> None:
+    wide, narrow = (fitting(width, [column for column in COLUMNS if not column.usual]) for width in (120, 80))
+    lines = on_terminal(120, 80)
+    first, second = headings(wide), headings(narrow)
+    assert lines[: len(first)] == first
+    assert lines[len(first) + 1 :][: len(second)] == second
+    row, *evaluation = lines[len(first) + 1 + len(second) :]
+    assert len(row) <= 80
+    assert [line[10:] for line in evaluation] == [
+        "after 2 steps, held-out: success 0.742 [0.688, 0.790], context 24.1",
+        "tokens, 3.44 s",
     ]
-    assert logged(tmp_path / "log.txt")[:2] == headings(COLUMNS).splitlines()

@@ -36,6 +36,10 @@ def test_versions_command_and_hardware_are_written_without_importing_torch(tmp_p
     assert isinstance(found["memory_bytes"], int)
     assert found["memory_bytes"] > 2**20
     assert isinstance(found["gpus"], list)
+    log = write_environment(tmp_path).splitlines()
+    assert [line.partition(":")[0] for line in log] == ["command", "versions", "git revision", "hardware"]
+    assert f"torch {metadata.version('torch')}" in log[1]
+    assert f"{found['cpus']} CPUs" in log[3]
 
 
 def test_the_git_revision_is_that_of_the_working_directory(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ from runs import (
     wait_for_phase,
 )
 
+from condensegrpo.storage.evaluations import stored_evaluations
+from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
 
@@ -119,7 +121,8 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(finished: Path, tm
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
-    assert "finishing the step" in err
+    assert "finishing " in err
+    assert ", then saving; press Ctrl-C again to quit now" in err
     assert f"condensegrpo train --resume {tmp_path / 'stopped'}" in out
     succeed("train", "--resume", str(tmp_path / "stopped"))
     assert_equal_runs(finished, tmp_path / "stopped")
@@ -132,7 +135,7 @@ def test_ctrl_c_twice_leaves_at_once(tmp_path: Path) -> None:
     time.sleep(2.0)
     process.send_signal(signal.SIGINT)
     deadline = time.monotonic() + 30
-    while "press Ctrl-C again to exit immediately" not in process.errors():  # two signals before it count as one
+    while "press Ctrl-C again to quit now" not in process.errors():  # two signals before it count as one
         assert time.monotonic() < deadline, process.errors()
         time.sleep(0.02)
     time.sleep(1.0)
@@ -217,8 +220,15 @@ def test_a_finished_run_can_be_resumed_for_more_steps(finished: Path, tmp_path: 
     assert [line["step"] for line in read_metrics(tmp_path / "more/metrics.jsonl") if "loss" in line] == [1, 2, 3, 4, 5]
 
 
-def test_a_run_of_no_steps_can_be_evaluated(tmp_path: Path) -> None:
-    succeed("train", *TINY, "train.steps=0", f"runs_dir={tmp_path}", "name=none")
+def test_a_run_of_no_steps_can_be_evaluated_and_shows_itself_to_programs(tmp_path: Path) -> None:
+    out = succeed("train", *TINY, "train.steps=0", f"runs_dir={tmp_path}", "name=none", "--json")
+    events = [json.loads(line) for line in out.splitlines()]
+    assert {event["title"] for event in events if event["event"] == "phase"} >= {"evaluating held-out"}
+    assert [event["step"] for event in events if event["event"] == "evaluation"] == [0]
+    assert (events[-1]["event"], events[-1]["finished"]) == ("end", True)
+    log = (tmp_path / "none/log.txt").read_text()
+    assert "name=none --json\n" in log
+    assert "  versions: Python 3." in log
     assert json.loads(succeed("eval", str(tmp_path / "none"), "--json"))["problems"] == 8
 
 
@@ -247,7 +257,7 @@ def test_the_warm_start_goes_another_round_while_its_probe_falls_short(tmp_path:
 def test_a_run_killed_again_and_again_in_its_warm_start_gets_on_and_equals_an_undisturbed_one(tmp_path: Path) -> None:
     warm = ("warm_start.steps=50", "warm_start.probe_target=1.0", "warm_start.probe_turns=8", "warm_start.max_rounds=2")
     settings = (*warm, "train.steps=1", "train.problems_per_step=1", "evaluate.problems=1")
-    succeed("train", *TINY, *settings, f"runs_dir={tmp_path}", "name=whole")
+    assert succeed("train", *TINY, *settings, f"runs_dir={tmp_path}", "name=whole", "--quiet") == ""
     process = start("train", *TINY, *settings, f"runs_dir={tmp_path}", "name=killed")
     latest = tmp_path / "killed/origin/.warm-checkpoints/latest"
     saved = ["none"]
@@ -301,11 +311,13 @@ def test_a_run_folder_in_use_is_refused(tmp_path: Path) -> None:
     assert f"pid {process.pid}" in second.stderr
 
 
-def test_a_name_that_is_taken_gets_a_number_and_nothing_is_overwritten(finished: Path) -> None:
+def test_a_name_that_is_taken_is_refused_and_nothing_is_overwritten(finished: Path) -> None:
     before = (finished / "metrics.jsonl").read_bytes()
-    succeed("train", *TINY, "train.steps=0", "warm_start.steps=0", f"runs_dir={finished.parent}", "name=whole")
-    assert (finished.parent / "whole-2/config.yaml").is_file()
+    done = run("train", *TINY, "train.steps=0", f"runs_dir={finished.parent}", "name=whole")
+    assert done.returncode == 1
+    assert "the name is taken by a run after step 4. Give this run another name (name=whole-2)" in done.stderr
     assert (finished / "metrics.jsonl").read_bytes() == before
+    assert [path.name for path in finished.parent.iterdir() if path.name.startswith((".", "whole-"))] == []
 
 
 def test_two_ranks_under_zero_3_train_evaluate_and_resume(tmp_path: Path) -> None:
@@ -376,6 +388,15 @@ def test_eval_of_a_run_gives_the_figures_of_its_last_evaluation(finished: Path) 
     assert result["success"] == last["eval/success"]
     assert result["metrics"]["context_tokens"] == last["eval/context_tokens"]
     assert (result["problems"], result["samples"]) == (8, 1)
+    assert result["name"] == "eval-1"
+    (stored,) = stored_evaluations(RunFolder(finished))
+    assert (stored.step, stored.metrics["success"]) == (4, last["eval/success"])
+    assert " eval " in stored.command
+    assert_known(finished, "--evaluation", "eval-1", step=4)
+    compared = succeed("runs", "compare", str(finished))
+    assert [line.split()[:2] for line in compared.splitlines() if " whole  " in line][-2:] == [
+        ["held-out", "whole"], ["eval-1", "whole"]
+    ]  # fmt: skip
 
 
 def test_eval_shows_pass_at_k_and_saves_trajectories_that_can_be_inspected(finished: Path, tmp_path: Path) -> None:
@@ -403,7 +424,7 @@ def assert_known(folder: Path, *arguments: str, step: int | None) -> None:
 
 
 def test_evaluations_of_a_run_are_kept_and_inspected(finished: Path) -> None:
-    files = sorted(str(file.relative_to(finished / "evaluations")) for file in finished.glob("evaluations/*/*"))
+    files = sorted(str(file.relative_to(finished / "evaluations")) for file in finished.glob("evaluations/*/held*"))
     assert files == [f"step_{step:06d}/held-out.jsonl" for step in (0, 2, 4)]
     for step in (0, 2, 4):
         assert_known(finished, "--evaluation", "held-out", "--step", str(step), step=step)

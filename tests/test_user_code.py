@@ -158,7 +158,7 @@ def test_a_run_shows_failures_in_one_line_each_and_with_debug_their_tracebacks(r
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     for line, error in ((9, "ZeroDivisionError: division by zero"), (11, "SystemExit: no judge"), (13, "KeyboardInt")):
-        (shown,) = [text for text in lines if text.startswith("4 of 16") and error in text]
+        (shown,) = [text for text in lines if "  4 of 16 " in text and error in text]
         assert f"trajectories failed (reward_error): the reward Moody: {error}" in shown
         assert f"({rewards}:{line})" in shown
     assert '    return {"brief": 1 / 0}' in done.stdout  # of the traceback

@@ -20,3 +20,13 @@ class Evaluation:
     information: tuple[float | None, ...]  # nats, by turn: the mean of log π(ground truth | c_t); (): not measured
     seconds: float
     condensing: float = 0.0  # of these seconds, those in which at least one episode was at its condenser
+
+    def figures(self) -> dict[str, float]:
+        """Its metrics with the success and its interval."""
+        return {
+            **self.metrics,
+            "success": self.success,
+            "success_low": self.success_low,
+            "success_high": self.success_high,
+            "seconds": self.seconds,
+        }

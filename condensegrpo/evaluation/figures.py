@@ -51,13 +51,7 @@ def evaluation(
 def flat(result: Evaluation) -> dict[str, float]:
     """An evaluation as metrics: ``eval/success``, or ``eval/<variant>/success`` for a variant."""
     prefix = place(result.name)
-    return {
-        **{f"{prefix}/{key}": value for key, value in result.metrics.items()},
-        f"{prefix}/success": result.success,
-        f"{prefix}/success_low": result.success_low,
-        f"{prefix}/success_high": result.success_high,
-        f"{prefix}/seconds": result.seconds,
-    }
+    return {f"{prefix}/{key}": value for key, value in result.figures().items()}
 
 
 def place(evaluation: str) -> str:

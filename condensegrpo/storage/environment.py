@@ -4,8 +4,10 @@ import json
 import os
 import platform
 import shlex
+import socket
 import subprocess
 import sys
+from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 
@@ -14,20 +16,26 @@ from condensegrpo.storage.files import write_atomically
 PACKAGES = ("condensegrpo", "torch", "transformers", "deepspeed", "peft", "vllm", "datasets", "pydantic")
 
 
-def write_environment(folder: Path) -> None:
+def write_environment(folder: Path) -> str:
     """Write ``environment.json``: versions, command line, git revision of the working directory, and hardware.
 
-    A value that is not known, or the version of a package that is not installed, is null.
+    A value that is not known, or the version of a package that is not installed, is null. Resuming writes it again.
+
+    Returns:
+        The command line, versions and hardware as lines for the log, which keeps those of every start.
 
     Raises:
         RunError: the disk is full or the file cannot be written.
     """
     revision = _output("git", "rev-parse", "HEAD")
     gpus = _output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+    command, packages = shlex.join(sys.argv), {name: _version(name) for name in PACKAGES}
     environment = {
-        "command": shlex.join(sys.argv),
+        "started": datetime.now().astimezone().isoformat(" ", "seconds"),
+        "host": socket.gethostname(),
+        "command": command,
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": packages,
         "git_revision": revision,
         "git_modified": bool(_output("git", "status", "--porcelain", "--untracked-files=no")) if revision else None,
         "platform": platform.platform(),
@@ -37,6 +45,12 @@ def write_environment(folder: Path) -> None:
         "gpus": gpus.splitlines() if gpus else [],
     }
     write_atomically(folder / "environment.json", json.dumps(environment, indent=2) + "\n")
+    versions = ", ".join(f"{name} {version}" for name, version in packages.items() if version)
+    return (
+        f"command: {command}\nversions: Python {platform.python_version()}, {versions}\n"
+        f"git revision: {revision or 'none'}\n"
+        f"hardware: {_processor()}, {os.cpu_count()} CPUs, {'; '.join(gpus.splitlines()) if gpus else 'no GPU'}"
+    )
 
 
 def _version(package: str) -> str | None:

@@ -116,6 +116,24 @@ class RunFolder:
         """The credit files of all steps."""
         return self.path / "credit"
 
+    @property
+    def trained(self) -> bool:
+        """Whether anything was learned or measured in it: a start that failed or was killed leaves nothing."""
+        learned = ("metrics.jsonl", "checkpoints/*", "trajectories/*", "origin/warm", "origin/.warm-checkpoints")
+        return any(True for pattern in learned for _ in self.path.glob(pattern))
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a process holds the lock."""
+        try:
+            with (self.path / "lock").open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # it was never locked, or its file system has no locks
+            pass
+        return False
+
     def trajectories(self, step: int) -> Path:
         """The trajectories sampled for one optimiser step."""
         return self.trajectory_folder / f"step_{step:06d}.jsonl"

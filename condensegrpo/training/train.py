@@ -37,6 +37,7 @@ from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.training.agreement import check_ranks
 from condensegrpo.training.credit_step import StepCredit, give_credit, record_credit, step_metrics
 from condensegrpo.training.initial_policy import base_policy, first_policy
+from condensegrpo.training.no_signal import SignalWatch
 from condensegrpo.training.prefetching import RolloutPrefetcher
 from condensegrpo.training.resume import resume
 from condensegrpo.training.rollout_step import BatchRollout, StepBatch, batch_filter, trajectory_writer
@@ -92,7 +93,7 @@ def train(components: Components, folder: RunFolder, *, observer: Observer, stop
         folder.remove_leftovers()
     check_ranks(components, folder.path)
     if ranks.rank() == 0:
-        write_environment(folder.path)
+        observer.record(write_environment(folder.path))
     for warning in _warnings(config):
         observer.say(warning)
     source = base_policy(config, components.task, folder)
@@ -219,7 +220,7 @@ def _evaluation_is_due(run: _Run, done: int) -> bool:
 
 
 def _loop(run: _Run, done: int, stopping: Callable[[], bool]) -> bool:
-    schedule, warned = run.config.train, False
+    schedule, signal, warned = run.config.train, SignalWatch(run.config), False
     if done < schedule.steps and ranks.any_rank(stopping()):  # asked for while the policy was loaded or evaluated
         return False
     for step in range(done + 1, schedule.steps + 1):
@@ -228,6 +229,8 @@ def _loop(run: _Run, done: int, stopping: Callable[[], bool]) -> bool:
         if run.tracking is not None:
             run.tracking.log(step, metrics)
         run.observer.step(step, metrics)
+        if hint := signal.hint(step, metrics):
+            run.observer.say(hint)
         last = step == schedule.steps
         stop = ranks.any_rank(stopping())
         if last or (schedule.eval_every and step % schedule.eval_every == 0 and not stop):

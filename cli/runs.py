@@ -1,0 +1,198 @@
+"""``condensegrpo runs``: the list of runs, and runs compared with each other."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from condensegrpo.cli import theme
+from condensegrpo.cli.completion import run_folders
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.storage.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from condensegrpo.metrics.estimates import Interval
+    from condensegrpo.reporting.runs import RunComparison, RunSummary
+
+STYLES = {"running": theme.HEAD, "finished": theme.GOOD, "failed": theme.BAD, "unreadable": theme.BAD}
+CURVES = (  # metric, title, format of a value
+    ("eval/success", "held-out success", "{:.3f}"),
+    ("success", "success in training", "{:.2f}"),
+    ("reward", "reward", "{:.3f}"),
+    ("context_tokens", "largest context, tokens", "{:.1f}"),
+    ("output_tokens", "output, tokens", "{:.0f}"),
+    ("groups_of_equal_reward", "groups without signal", "{:.0%}"),
+    ("grad_norm", "gradient norm", "{:.2g}"),
+)
+UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
+MOST_CELLS = 60  # characters of a curve
+LONGEST_VALUE = 40  # characters of a setting
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+runs = typer.Typer(help="List runs and compare them.", rich_markup_mode="rich", invoke_without_command=True)
+
+
+@runs.callback()
+def list_runs(
+    context: typer.Context,
+    runs_dir: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the runs, with those of sweeps.")] = Path(
+        "runs"
+    ),
+    as_json: Json = False,
+) -> None:
+    """List the runs of a folder: state, steps, held-out success with its 95 % interval, age and size.
+
+    Example: condensegrpo runs --runs-dir runs/s1_summaries
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from condensegrpo.reporting.runs import find_runs, summary
+
+    if not runs_dir.is_dir():
+        raise ConfigError(f"listing the runs of {runs_dir}: there is no such folder. Give one with --runs-dir.")
+    found = sorted((summary(path, runs_dir) for path in find_runs(runs_dir)), key=lambda run: run.age)
+    if as_json:
+        typer.echo(json.dumps({"version": 1, "runs": [_as_json(run) for run in found]}, indent=2))
+        return
+    console = theme.console()
+    if not found:
+        console.print(f"no runs in {runs_dir}. Start one: condensegrpo train quickstart")
+        return
+    table = _table("run", "state", "step", "held-out success", "age", "size", left=2)
+    for run in found:
+        table.add_row(
+            run.name,
+            Text(run.status, STYLES.get(run.status, "")),
+            f"{run.step}/{'?' if run.steps is None else run.steps}",
+            "–" if run.success is None else _interval(run.success),
+            _age(run.age),
+            _size(run.bytes),
+        )
+    console.print(table)
+
+
+@runs.command("compare")
+def compare_runs(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Run folders; one shows that run.", autocompletion=run_folders),
+    ],
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also draw the curves into this file (.svg or .png).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare runs: settings that differ, curves on one scale, evaluations with differences paired by problem.
+
+    Example: condensegrpo runs compare runs/quickstart runs/two-notes
+    """
+    from condensegrpo.reporting.runs import comparison
+
+    compared = comparison([RunFolder.open(path) for path in paths])
+    if plot is not None:
+        from condensegrpo.reporting.runs_plot import draw
+
+        draw(compared, [(metric, title) for metric, title, _ in CURVES], plot)
+    if as_json:
+        typer.echo(json.dumps({"version": 1, **asdict(compared)}, indent=2))
+        return
+    console = theme.console()
+    _print_settings(console, compared)
+    _print_curves(console, compared)
+    _print_evaluations(console, compared)
+    if plot is not None:
+        console.print(f"plot    {plot}")
+
+
+def _print_settings(console: "Console", compared: "RunComparison") -> None:
+    if len(compared.runs) == 1:
+        return
+    table = _table("setting", *compared.runs, left=1 + len(compared.runs))
+    for key, values in compared.settings.items():
+        table.add_row(key, *(Text(_short(value)) for value in values))
+    console.print(table if compared.settings else "settings: no difference")
+
+
+def _print_curves(console: "Console", compared: "RunComparison") -> None:
+    """The curves of all runs below each other, from the first step of any to the last."""
+    from condensegrpo.reporting.runs import sparklines
+
+    name_width = min(max(map(len, compared.runs)), console.width // 4)
+    cells = min(MOST_CELLS, console.width - name_width - 24)
+    for metric, title, form in CURVES:
+        curves = [[(line["step"], line[metric]) for line in lines if metric in line] for lines in compared.metrics]
+        if not any(curves):
+            continue
+        console.print(f"\n{title}", style=theme.HEAD)
+        for run, curve, line in zip(compared.runs, curves, sparklines(curves, cells), strict=True):
+            ends = " → ".join(form.format(value) for _, value in (curve[0], curve[-1])) if curve else "not measured"
+            console.print(f"  {run[-name_width:]:{name_width}}  {line}  {ends}")
+
+
+def _print_evaluations(console: "Console", compared: "RunComparison") -> None:
+    table = _table("evaluation", "run", "step", "success [95 %]", "difference [95 %]", "context", left=2)
+    for result in compared.evaluations:
+        alone = result.run == compared.runs[0]
+        missing = "" if alone else "no common problems"
+        table.add_row(
+            result.evaluation,
+            result.run,
+            str(result.step),
+            _interval(result.success),
+            missing if result.difference is None else _interval(result.difference, "{:+.3f}"),
+            f"{result.metrics['context_tokens']:.1f}" if "context_tokens" in result.metrics else "–",
+        )
+    console.print()
+    console.print(table)
+    counts = sorted({result.pairs for result in compared.evaluations if result.pairs})
+    if counts:
+        console.print(
+            f"difference: to {compared.runs[0]}, paired by problem ({', '.join(map(str, counts))} problems)\n"
+            "context: mean of the largest of a trajectory, tokens",
+            style=theme.DIM,
+        )
+
+
+def _table(*headings: str, left: int) -> Table:
+    """A table without vertical lines whose first columns are text and whose others are figures."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if place < left else "right", overflow="fold", no_wrap=place >= left)
+    return table
+
+
+def _as_json(run: "RunSummary") -> Mapping[str, object]:
+    return {**asdict(run), "success": run.success and run.success._asdict()}
+
+
+def _interval(interval: "Interval", form: str = "{:.3f}") -> str:
+    return f"{form.format(interval.mean)} [{form.format(interval.low)}, {form.format(interval.high)}]"
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
+
+
+def _age(seconds: float) -> str:
+    """``5 min``: in the largest unit of which there is one."""
+    length, unit = next((each for each in UNITS if seconds >= each[0]), UNITS[-1])
+    return f"{seconds / length:.0f} {unit}"
+
+
+def _size(count: int) -> str:
+    """``1.2 GB``."""
+    amount = float(count)
+    for unit in ("B", "kB", "MB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} GB"

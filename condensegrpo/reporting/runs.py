@@ -1,0 +1,226 @@
+"""The runs of a folder, and how they compare: configurations, curves and results, from their files alone."""
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from condensegrpo.config.load import HELD_OUT, load_stored
+from condensegrpo.core.errors import CondenseError
+from condensegrpo.metrics.estimates import Interval, paired_difference
+from condensegrpo.storage.evaluations import correctness, stored_evaluations
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trackers import read_metrics
+
+DEPTH = 3  # folders below each other in which runs are looked for: a sweep's are in runs/STUDY/
+BARS = "▁▂▃▄▅▆▇█"
+LOG_TAIL = 4096  # bytes of log.txt in which the last error stands
+
+
+class RunStatus(StrEnum):
+    """What a run folder says about its run."""
+
+    RUNNING = "running"  # a process holds its lock
+    FINISHED = "finished"  # the last step is evaluated
+    STOPPED = "stopped"  # it can be continued
+    FAILED = "failed"  # its last start ended with an error
+    UNREADABLE = "unreadable"  # a file is damaged, or the configuration is of another version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """A line of the list of runs."""
+
+    name: str  # its path below the folder of the list
+    path: str
+    status: RunStatus
+    step: int  # the last one logged
+    steps: int | None  # of the configuration; None: it cannot be read
+    success: Interval | None  # of the last held-out evaluation
+    age: float  # seconds since it last wrote
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedEvaluation:
+    """The last evaluation of a name in one run."""
+
+    evaluation: str
+    run: str
+    step: int
+    success: Interval
+    metrics: Mapping[str, float]
+    difference: Interval | None  # of the success to that of the first run, paired; None: that run, or no pairs
+    pairs: int  # problems that both runs were evaluated on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunComparison:
+    """Several runs side by side. Sequences of values are in the order of ``runs``."""
+
+    runs: tuple[str, ...]
+    settings: Mapping[str, tuple[object, ...]]  # keys that are not equal in all, and their values
+    metrics: tuple[tuple[Mapping[str, float], ...], ...]  # the lines of metrics.jsonl of each
+    evaluations: tuple[ComparedEvaluation, ...]
+
+
+class _Evaluated(NamedTuple):
+    """A run with the step and the metrics of its last evaluation of each name."""
+
+    run: RunFolder
+    latest: Mapping[str, tuple[int, Mapping[str, float]]]
+
+
+def find_runs(folder: Path) -> Iterator[Path]:
+    """The run folders below a folder, sweeps' included, by name."""
+    for place, inside, files in os.walk(folder):
+        if "config.yaml" in files:
+            yield Path(place)
+            inside.clear()
+        elif len(Path(place).relative_to(folder).parts) >= DEPTH:
+            inside.clear()
+        inside[:] = sorted(name for name in inside if not name.startswith("."))
+
+
+def summary(path: Path, folder: Path) -> RunSummary:
+    """What the list says of a run in a folder."""
+    run, readable = RunFolder(path), True
+    lines: Sequence[Mapping[str, float]] = ()
+    steps: int | None = None
+    try:
+        lines = read_metrics(run.metrics)
+        steps = load_stored(run.config).train.steps
+    except CondenseError:
+        readable = False
+    evaluated = [line for line in lines if "eval/success" in line]
+    written = [file for file in (run.metrics, run.log, run.config) if file.is_file()]
+    return RunSummary(
+        name=str(path.relative_to(folder)),
+        path=str(path),
+        status=_status(run, [line["step"] for line in evaluated], steps) if readable else RunStatus.UNREADABLE,
+        step=int(max((line["step"] for line in lines), default=0)),
+        steps=steps,
+        success=_interval(evaluated[-1], "eval/success") if evaluated else None,
+        age=max(0.0, time.time() - max(file.stat().st_mtime for file in written)),
+        bytes=sum(file.lstat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink()),
+    )
+
+
+def comparison(runs: Sequence[RunFolder]) -> RunComparison:
+    """Compare runs; the first is what the others are compared with.
+
+    Raises:
+        CondenseError: a configuration or a file of a run cannot be read.
+    """
+    names = _names([run.path for run in runs])
+    settings = [_leaves(load_stored(run.config).model_dump(mode="json", exclude={"name", "runs_dir"})) for run in runs]
+    keys = dict.fromkeys(key for each in settings for key in each)
+    rows = {key: tuple(each.get(key) for each in settings) for key in keys}
+    evaluated = [_Evaluated(run, _latest_evaluations(run)) for run in runs]
+    return RunComparison(
+        runs=names,
+        settings={key: values for key, values in rows.items() if any(value != values[0] for value in values)},
+        metrics=tuple(read_metrics(run.metrics) for run in runs),
+        evaluations=tuple(
+            _compared(evaluation, name, own, evaluated[0] if own is not evaluated[0] else None)
+            for evaluation in dict.fromkeys(evaluation for each in evaluated for evaluation in each.latest)
+            for name, own in zip(names, evaluated, strict=True)
+            if evaluation in own.latest
+        ),
+    )
+
+
+def sparklines(curves: Sequence[Sequence[tuple[float, float]]], cells: int) -> list[str]:
+    """Curves of (step, value) as text over the same steps and on the same scale; a cell is the mean of its values.
+
+    (0, 0), (1, 1)  and  (0, 1), (2, 1)   ─▶   ``▁█ `` and ``█ █`` in three cells
+    """
+    points = [point for curve in curves for point in curve]
+    if not points:
+        return ["" for _ in curves]
+    first, last = min(step for step, _ in points), max(step for step, _ in points)
+    low, high = min(value for _, value in points), max(value for _, value in points)
+    lines = []
+    for curve in curves:
+        values: list[list[float]] = [[] for _ in range(cells)]
+        for step, value in curve:
+            values[min(int((step - first) / max(last - first, 1) * cells), cells - 1)].append(value)
+        means = [sum(cell) / len(cell) if cell else None for cell in values]
+        scaled = (
+            None if mean is None else round((mean - low) / ((high - low) or 1) * (len(BARS) - 1)) for mean in means
+        )
+        lines.append("".join(" " if level is None else BARS[level] for level in scaled))
+    return lines
+
+
+def _status(run: RunFolder, evaluated: Sequence[float], steps: int | None) -> RunStatus:
+    if run.in_use:
+        return RunStatus.RUNNING
+    if steps in evaluated:
+        return RunStatus.FINISHED
+    log = run.log.read_bytes()[-LOG_TAIL:].decode(errors="replace") if run.log.is_file() else ""
+    return RunStatus.FAILED if "  error: " in log.rpartition("  run folder ")[2] else RunStatus.STOPPED
+
+
+def _names(paths: Sequence[Path]) -> tuple[str, ...]:
+    """The last parts of some paths, as many as tell them apart."""
+    for parts in range(1, max(len(path.parts) for path in paths)):
+        names = tuple("/".join(path.parts[-parts:]) for path in paths)
+        if len(set(names)) == len(names):
+            return names
+    return tuple(map(str, paths))
+
+
+def _leaves(tree: object, key: str = "") -> dict[str, object]:
+    """The values of a tree by dotted keys; a list is one value."""
+    if not isinstance(tree, Mapping) or not tree:
+        return {key: tree}
+    return {
+        name: leaf
+        for part, value in tree.items()
+        for name, leaf in _leaves(value, f"{key}.{part}" if key else str(part)).items()
+    }
+
+
+def _latest_evaluations(run: RunFolder) -> dict[str, tuple[int, Mapping[str, float]]]:
+    """The last evaluation of each name: those of the training, then those of ``condensegrpo eval``."""
+    latest: dict[str, tuple[int, Mapping[str, float]]] = {}
+    for line in read_metrics(run.metrics):
+        for key in line:
+            if key.startswith("eval/") and key.endswith("/success"):
+                place = key.removesuffix("/success")
+                metrics = {
+                    name.removeprefix(f"{place}/"): value for name, value in line.items() if name.startswith(place)
+                }
+                latest[HELD_OUT if place == "eval" else place.removeprefix("eval/")] = int(line["step"]), metrics
+    for stored in stored_evaluations(run):
+        latest[stored.name] = stored.step, stored.metrics
+    return latest
+
+
+def _compared(evaluation: str, name: str, own: "_Evaluated", base: "_Evaluated | None") -> ComparedEvaluation:
+    """An evaluation of a run, its success paired by problem with that of the base."""
+    step, metrics = own.latest[evaluation]
+    difference, pairs = None, 0
+    if base is not None and evaluation in base.latest:
+        sides = [correctness(each.run, each.latest[evaluation][0], evaluation) for each in (own, base)]
+        both = sides[0].keys() & sides[1].keys()
+        pairs = len(both)
+        if both:
+            difference = paired_difference(*({problem: side[problem] for problem in both} for side in sides))
+    return ComparedEvaluation(
+        evaluation=evaluation,
+        run=name,
+        step=step,
+        success=_interval(metrics, "success"),
+        metrics=metrics,
+        difference=difference,
+        pairs=pairs,
+    )
+
+
+def _interval(metrics: Mapping[str, float], key: str) -> Interval:
+    return Interval(metrics[key], metrics.get(f"{key}_low", metrics[key]), metrics.get(f"{key}_high", metrics[key]))

@@ -1,0 +1,122 @@
+"""The results of ``condensegrpo eval`` in a run folder, beside their trajectories.
+
+evaluations/step_000060/eval-1.jsonl    the trajectories
+evaluations/step_000060/eval-1.json     the figures, when, and with which command
+"""
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+from condensegrpo.core.errors import DataError
+from condensegrpo.core.evaluation import Evaluation
+from condensegrpo.storage.codec import decode
+from condensegrpo.storage.files import read_lines, write_atomically, write_error
+from condensegrpo.storage.run_folder import RunFolder, evaluation_file
+
+Correct = Mapping[str, list[float]]  # problem → the correctness of its samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredEvaluation:
+    """An evaluation of the policy of a run, made after the training."""
+
+    name: str
+    step: int  # optimiser steps that the policy had taken
+    made: str  # local time
+    command: str
+    problems: int
+    samples: int  # trajectories a problem
+    metrics: Mapping[str, float]  # as in metrics.jsonl, without a prefix: success, success_low, context_tokens, …
+
+
+@contextmanager
+def new_name(run: RunFolder, step: int) -> Iterator[str]:
+    """Reserve ``eval-1``, or the first number that is free after this step; an evaluation that fails frees it again.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
+    number = 1
+    try:
+        run.evaluation(step, "eval-1").parent.mkdir(parents=True, exist_ok=True)
+        while not _reserved(file := run.evaluation(step, f"eval-{number}").with_suffix(".json")):
+            number += 1
+    except OSError as error:
+        raise write_error(run.evaluation_folder, error) from error
+    try:
+        yield file.stem
+    finally:
+        if not file.stat().st_size:
+            file.unlink()
+
+
+def _reserved(file: Path) -> bool:
+    """Create a file; False: it exists."""
+    try:
+        file.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def store_evaluation(run: RunFolder, step: int, result: Evaluation) -> Path:
+    """Write the figures of an evaluation beside its trajectories and return the file.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    stored = StoredEvaluation(
+        name=result.name,
+        step=step,
+        made=datetime.now().astimezone().isoformat(" ", "seconds"),
+        command=shlex.join(sys.argv),
+        problems=result.problems,
+        samples=result.samples,
+        metrics=result.figures(),
+    )
+    path = run.evaluation(step, result.name).with_suffix(".json")
+    write_atomically(path, json.dumps(asdict(stored), indent=2) + "\n")
+    return path
+
+
+def stored_evaluations(run: RunFolder) -> tuple[StoredEvaluation, ...]:
+    """The evaluations that ``condensegrpo eval`` stored in a run, by step and number.
+
+    Raises:
+        DataError: a file is damaged.
+    """
+    finished = (file for file in run.evaluation_folder.glob("step_*/*.json") if file.stat().st_size)
+    return tuple(sorted(map(_read, finished), key=lambda stored: (stored.step, stored.made)))
+
+
+def correctness(run: RunFolder, step: int, name: str) -> Correct:
+    """The correctness of the samples of an evaluation, by problem; nothing if it has no trajectories.
+
+    A problem is its id with its question: tasks that make problems from a seed use an id again.
+
+    Raises:
+        DataError: a line is damaged.
+    """
+    path = run.evaluation_folder / f"step_{step:06d}" / evaluation_file(name)
+    by_problem: dict[str, list[float]] = {}
+    for number, line in read_lines(path)[0] if path.is_file() else ():
+        try:
+            trajectory, score = line["trajectory"], line["score"]  # type: ignore[index]
+            problem = f"{trajectory['problem_id']} {trajectory.get('question')}"
+            by_problem.setdefault(problem, []).append(float(score["correct"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"reading {path}, line {number}: it is no scored trajectory. Remove the line.") from error
+    return by_problem
+
+
+def _read(path: Path) -> StoredEvaluation:
+    try:
+        return decode(StoredEvaluation, json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise DataError(f"reading {path}: {error}. Remove the file, or evaluate again.") from error

@@ -1,0 +1,82 @@
+"""Where a new run is written: a taken name is refused, and a start that fails neither leaves nor removes a folder."""
+
+from pathlib import Path
+
+import pytest
+
+from condensegrpo.core.errors import RunError
+from condensegrpo.storage.new_run import discard_replaced, new_run
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trackers import JsonlTracker
+
+
+def trained(path: Path, *, overwrite: bool = False, text: str = "seed: 0\n") -> RunFolder:
+    """A run that took a step."""
+    with new_run(path, text, overwrite=overwrite) as run:
+        JsonlTracker(run.metrics).log(1, {"success": 0.5})
+    return run
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_taken_name_is_refused_with_a_free_one(tmp_path: Path) -> None:
+    run = trained(tmp_path / "mine")
+    trained(tmp_path / "mine-2")
+    taken = (
+        rf"creating the run folder {run.path}: the name is taken by a run after step 1\. Give this run another name "
+        rf"\(name=mine-3\), continue that run \(--resume {run.path}\), or delete it \(--overwrite\)\."
+    )
+    with pytest.raises(RunError, match=taken), new_run(run.path, "", overwrite=False):
+        pass
+    assert run.config.read_text() == "seed: 0\n"
+    assert names(tmp_path) == ["mine", "mine-2"]
+
+
+def test_a_start_that_fails_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), new_run(tmp_path / "mine", "", overwrite=False):
+        raise ZeroDivisionError
+    assert names(tmp_path) == []
+
+
+def test_an_overwritten_run_is_deleted_when_the_new_one_has_learned_something(tmp_path: Path) -> None:
+    trained(tmp_path / "mine")
+    with new_run(tmp_path / "mine", "seed: 1\n", overwrite=True) as run:
+        assert names(tmp_path) == [".mine.tmp-replaced", "mine"]
+        JsonlTracker(run.metrics).log(1, {"success": 0.5})
+        discard_replaced(run)
+        assert names(tmp_path) == ["mine"]
+    assert run.config.read_text() == "seed: 1\n"
+
+
+def test_an_overwritten_run_comes_back_if_the_new_one_fails_to_start(tmp_path: Path) -> None:
+    run = trained(tmp_path / "mine")
+    with pytest.raises(ZeroDivisionError), new_run(run.path, "", overwrite=True):
+        raise ZeroDivisionError
+    assert names(tmp_path) == ["mine"]
+    assert run.config.read_text() == "seed: 0\n"
+    assert run.metrics.is_file()
+
+
+def test_a_start_that_was_killed_is_replaced_and_hides_no_older_run(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "mine")  # as kill -9 leaves it
+    run.config.write_text("seed: 7\n")
+    assert trained(run.path).config.read_text() == "seed: 0\n"
+    run.path.rename(tmp_path / ".mine.tmp-replaced")
+    RunFolder.create(run.path)
+    with pytest.raises(RunError, match=r"taken by a run after step 1"), new_run(run.path, "", overwrite=False):
+        pass
+    assert names(tmp_path) == ["mine"]
+
+
+def test_what_is_no_run_or_is_in_use_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/mine.txt").write_text("keep me")
+    with pytest.raises(RunError, match=r"so it is no run"), new_run(tmp_path / "notes", "", overwrite=True):
+        pass
+    run = trained(tmp_path / "busy")
+    with run.locked(), pytest.raises(RunError, match=r"in use by another"), new_run(run.path, "", overwrite=True):
+        pass
+    assert names(tmp_path) == ["busy", "notes"]
+    assert (tmp_path / "notes/mine.txt").read_text() == "keep me"

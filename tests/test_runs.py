@@ -1,0 +1,136 @@
+"""`condensegrpo runs`: the list, the comparison, and evaluations that are stored in a run folder."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from builders import ledger_episode, scored
+from command import run, succeed
+
+from condensegrpo.config.load import dump_config, load_config
+from condensegrpo.core.evaluation import Evaluation
+from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.reporting.runs import RunStatus, comparison, find_runs, sparklines, summary
+from condensegrpo.storage.evaluations import new_name, store_evaluation, stored_evaluations
+from condensegrpo.storage.files import start_file
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trackers import JsonlTracker
+from condensegrpo.storage.trajectories import write_trajectory
+
+QUICKSTART = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
+AFTER = Evaluation(
+    name="eval-1", problems=2, samples=1, seed=0, success=0.5, success_low=0.2, success_high=0.8, pass_at={1: 0.5},
+    metrics={"context_tokens": 20.0, "turns": 3.0}, information=(), seconds=1.0,
+)  # fmt: skip
+
+
+def finished(path: Path, correct: Sequence[float], *overrides: str) -> RunFolder:
+    """A run of two steps, evaluated on as many problems as there are values of ``correct``."""
+    run = RunFolder.create(path)
+    run.config.write_text(dump_config(load_config(QUICKSTART, ["train.steps=2", *overrides])))
+    metrics = JsonlTracker(run.metrics)
+    metrics.log(
+        0, {"eval/success": 0.0, "eval/success_low": 0.0, "eval/success_high": 0.4, "eval/context_tokens": 30.0}
+    )
+    for step in (1, 2):
+        metrics.log(step, {"success": step / 4, "context_tokens": 30.0 - step})
+    mean = sum(correct) / len(correct)
+    bounds = {"eval/success_low": mean - 0.1, "eval/success_high": mean + 0.1}
+    metrics.log(2, {"eval/success": mean, **bounds, "eval/context_tokens": 25.0})
+    start_file(run.evaluation(2, "held-out"))
+    for trajectory in answers(correct):
+        write_trajectory(run.evaluation(2, "held-out"), trajectory)
+    return run
+
+
+def answers(correct: Sequence[float]) -> list[ScoredTrajectory]:
+    return [
+        scored(
+            ledger_episode(["<answer> 7 </answer>"], [], id=f"2/{place}/0", group=f"held-{place}"), value, correct=value
+        )
+        for place, value in enumerate(correct)
+    ]
+
+
+def test_the_list_says_how_far_every_run_is_also_those_of_sweeps(tmp_path: Path) -> None:
+    done = finished(tmp_path / "done", [1.0, 0.0])
+    stopped = finished(tmp_path / "study/arm-seed0", [1.0], "train.steps=5")
+    failed = finished(tmp_path / "study/arm-seed1", [1.0], "train.steps=5")
+    failed.log.write_text("2026  run folder x\n2026  error: reading rows.jsonl: no such file\n2026  more of it\n")
+    finished(tmp_path / "broken", [1.0]).config.write_text("train: {stepz: 1}\n")
+    paths = list(find_runs(tmp_path))
+    assert [str(path.relative_to(tmp_path)) for path in paths] == [
+        "broken", "done", "study/arm-seed0", "study/arm-seed1"
+    ]  # fmt: skip
+    with stopped.locked():
+        lines = [summary(path, tmp_path) for path in paths]
+    assert [line.status for line in lines] == [
+        RunStatus.UNREADABLE, RunStatus.FINISHED, RunStatus.RUNNING, RunStatus.FAILED
+    ]  # fmt: skip
+    assert summary(stopped.path, tmp_path).status is RunStatus.STOPPED
+    assert (lines[1].name, lines[1].step, lines[1].steps) == ("done", 2, 2)
+    assert lines[1].success is not None
+    assert lines[1].success.mean == 0.5
+    assert lines[1].bytes == sum(file.stat().st_size for file in done.path.rglob("*") if file.is_file())
+    os.utime(done.metrics, (0, 0))
+    os.utime(done.config, (0, 0))
+    assert summary(done.path, tmp_path).age > 365 * 86400
+
+    out = succeed("runs", "--runs-dir", str(tmp_path))
+    assert "study/arm-seed1  failed" in out
+    assert max(map(len, out.splitlines())) <= 100
+    listed = json.loads(succeed("runs", "--runs-dir", str(tmp_path), "--json"))["runs"]
+    assert {each["name"]: each["status"] for each in listed}["done"] == "finished"
+
+
+def test_a_comparison_has_settings_that_differ_and_differences_paired_by_problem(tmp_path: Path) -> None:
+    first = finished(tmp_path / "a", [1.0, 0.0, 1.0, 0.0])
+    second = finished(tmp_path / "b", [1.0, 1.0, 1.0, 0.0, 0.0], "condenser.options.keep_last=2", "seed=3", "name=b")
+    compared = comparison([first, second])
+    assert compared.runs == ("a", "b")
+    assert compared.settings == {"seed": (0, 3), "condenser.options.keep_last": (1, 2)}
+    ours = compared.evaluations[1]
+    assert (ours.run, ours.step, ours.pairs) == ("b", 2, 4)  # the fifth problem is of b alone
+    assert ours.difference is not None
+    assert ours.difference.mean == 0.25
+    assert compared.evaluations[0].difference is None
+
+    plot = tmp_path / "plot.svg"
+    out = succeed("runs", "compare", str(first.path), str(second.path), "--plot", str(plot))
+    assert "condenser.options.keep_last" in out
+    assert "  a  ▁" in out
+    assert "+0.250 [" in out
+    assert max(map(len, out.splitlines()[:-1])) <= 100
+    assert "largest context" in plot.read_text()
+    alone = succeed("runs", "compare", str(first.path))
+    assert "0.25 → 0.50" in alone
+    assert "setting" not in alone
+
+
+def test_a_stored_evaluation_is_shown_with_the_training_and_rewound_with_it(tmp_path: Path) -> None:
+    run = finished(tmp_path / "a", [1.0, 0.0])
+    with new_name(run, 2) as name, new_name(run, 2) as other:  # two evaluations at a time
+        assert (name, other) == ("eval-1", "eval-2")
+        assert stored_evaluations(run) == ()
+        store_evaluation(run, 2, AFTER)
+    (stored,) = stored_evaluations(run)
+    assert (stored.step, stored.problems, stored.metrics["success_high"]) == (2, 2, 0.8)
+    assert not (run.evaluation_folder / "step_000002/eval-2.json").exists()  # it failed
+    shown = comparison([run]).evaluations
+    assert [(each.evaluation, each.success.mean) for each in shown] == [("held-out", 0.5), ("eval-1", 0.5)]
+    run.truncate_after(1)
+    assert stored_evaluations(run) == ()
+
+
+def test_curves_share_their_scale_and_their_steps() -> None:
+    assert sparklines([[(0, 0.0), (1, 1.0)], [(0, 1.0), (2, 1.0)]], 3) == ["▁█ ", "█ █"]
+    assert sparklines([[], [(5, 2.0)]], 2) == ["  ", "▁ "]
+    assert sparklines([[], []], 2) == ["", ""]
+
+
+def test_a_folder_without_runs_says_what_to_do(tmp_path: Path) -> None:
+    assert "condensegrpo train quickstart" in succeed("runs", "--runs-dir", str(tmp_path))
+    missing = run("runs", "--runs-dir", str(tmp_path / "none"))
+    assert missing.returncode == 2
+    assert "there is no such folder. Give one with --runs-dir." in missing.stderr
