@@ -96,7 +96,7 @@ class Anchors:
     def _listed(self, history: History, condensed: Condensed, budget: Budget) -> tuple[Condensed, int | None]:
         """An answer of the stages with the anchors that fit; their tokens, if they leave half of their share.
 
-        Lines are counted one by one, which the renderer remembers, and then all together.
+        Lines are counted one by one, each once in an episode, and then all together.
         """
         room = int(self.share * budget.tokens)
         shown = flatten(history.pinned, condensed.units)
@@ -106,7 +106,10 @@ class Anchors:
         most = min(budget.tokens - base, room)
 
         def line(anchor: Lost) -> int:
-            return budget.count((*history.pinned, replace(note, content=f"{anchor.text}\n"))) - empty
+            if anchor.text not in history.sizes:
+                alone = (*history.pinned, replace(note, content=f"{anchor.text}\n"))
+                history.sizes[anchor.text] = budget.count(alone) - empty
+            return history.sizes[anchor.text]
 
         sums = list(accumulate(map(line, lost)))
         number = bisect_right(sums, most)

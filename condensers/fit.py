@@ -2,7 +2,6 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, takewhile
 
 from condensegrpo.core.account import added_tokens
 from condensegrpo.core.messages import History, Unit, flatten
@@ -47,9 +46,14 @@ def most_that_fit(total: int, fitting: Callable[[int], bool], likely: int = 1) -
 
 def most_by_their_sum(history: History, units: Iterable[Unit], budget: Budget) -> int:
     """How many of the first of these units fit if tokens of units add up: each is counted once in an episode."""
-    room = budget.tokens - budget.count(history.pinned)
-    sums = accumulate(added_tokens(history, unit, budget.count) for unit in units)
-    return sum(1 for _ in takewhile(lambda total: total <= room, sums))
+    room, number = budget.tokens - budget.count(history.pinned), 0
+    for unit in units:
+        tokens = history.sizes.get(unit)
+        room -= added_tokens(history, unit, budget.count) if tokens is None else tokens
+        if room < 0:
+            break
+        number += 1
+    return number
 
 
 def within(history: History, units: Sequence[Unit], budget: Budget) -> bool:

@@ -8,9 +8,9 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from condensegrpo.condensers.fit import newest_that_fit, within
+from condensegrpo.condensers.fit import fits, newest_that_fit, within
 from condensegrpo.condensers.placeholder import masked
-from condensegrpo.core.messages import History, Message, Unit
+from condensegrpo.core.messages import History, Message, Rewrites, Unit
 from condensegrpo.core.protocols import Budget, Condensed, Count
 
 
@@ -37,14 +37,13 @@ class ObservationMask:
         def shown(oldest: int) -> tuple[Unit, ...]:
             return (*masks[:oldest], *units[oldest:])
 
-        kept = newest_that_fit(history, shown(most), budget)
-        if len(kept) == len(units):  # else not even all masks are enough
+        everything = shown(most)
+        kept = newest_that_fit(history, everything, budget) if self.drop_oldest else everything
+        if len(kept) == len(units) and (self.drop_oldest or len(units) < 2 or fits(history, everything, budget)):
             places = range(most)  # how many of the oldest are masked
             kept = shown(
                 bisect_left(places, True, lo=wanted, key=lambda oldest: within(history, shown(oldest), budget))
             )
-        elif not self.drop_oldest:
-            kept = shown(most)
         return Condensed(units=kept, reason=_reason(units, kept))
 
     def masked(self, history: History, count: Count) -> tuple[Unit, ...]:
@@ -52,13 +51,10 @@ class ObservationMask:
         wanted = max(len(history.units) - self.keep, 0)
         return (*self._masks(history, count, wanted), *history.units[wanted:])
 
-    def _masks(self, history: History, count: Count, most: int) -> list[Unit]:
+    def _masks(self, history: History, count: Count, most: int) -> tuple[Unit, ...]:
         """The oldest units with placeholders for their results; each is made once in an episode."""
-        made = history.rewrites.setdefault((ObservationMask, tuple(self.exclude_tools), self.only_tools), {})
-        for unit in history.units[:most]:
-            if unit not in made:
-                made[unit] = self._masked(history, unit, count)
-        return [made[unit] for unit in history.units[:most]]
+        made = history.rewrites.setdefault((ObservationMask, tuple(self.exclude_tools), self.only_tools), Rewrites())
+        return made.of(history.units[:most], lambda unit: self._masked(history, unit, count))
 
     def _masked(self, history: History, unit: Unit, count: Count) -> Unit:
         def keeps(result: Message) -> bool:

@@ -1,12 +1,16 @@
 """The control that drops units at random: the baseline for condensers that choose units."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
+from operator import attrgetter
+from threading import Lock
 
 from condensegrpo.condensers.fit import most_by_their_sum, most_that_fit, within
-from condensegrpo.core.messages import History, Unit
+from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Budget, Condensed
 
 
@@ -22,21 +26,53 @@ class RandomDrop:
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """The units of the highest ranks that fit, in order. Costs a few counts of the kept units."""
-        text = "\0".join(f"{message.role}\0{message.content}" for message in history.pinned)
-        question = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
         units, total = history.units, len(history.units)
-        ranks = [_rank(self.seed, unit.turn, question) for unit in units[:-1]]
-        places = [*range(total)[-1:], *sorted(range(len(ranks)), key=ranks.__getitem__, reverse=True)]
+        places = _ranking(self.seed, history.pinned).places(units)
+        ranked: list[int] = []  # as many as were asked for
+
+        def upcoming() -> Iterator[Unit]:
+            for place in places:
+                ranked.append(place)
+                yield units[place]
 
         def first(most: int) -> tuple[Unit, ...]:
-            return tuple(units[place] for place in sorted(places[:most]))
+            ranked.extend(islice(places, max(most - len(ranked), 0)))
+            return tuple(units[place] for place in sorted(ranked[:most]))
 
-        likely = most_by_their_sum(history, (units[place] for place in places), budget)
+        likely = most_by_their_sum(history, upcoming(), budget)
         kept = first(most_that_fit(total, lambda most: within(history, first(most), budget), likely))
         dropped = total - len(kept)
         return Condensed(units=kept, reason=f"dropped {dropped} of {total} units at random" if dropped else "")
 
 
-@lru_cache(maxsize=65536)
-def _rank(seed: int, turn: int, question: str) -> bytes:
-    return hashlib.blake2b(f"{seed}/{turn}/{question}".encode(), digest_size=8).digest()
+class _Ranking:
+    """The turns of the episodes of a question by rank."""
+
+    def __init__(self, seed: int, question: str) -> None:
+        self._seed, self._question = seed, question
+        self._ranks: list[tuple[bytes, int]] = []  # with turns, the lowest first
+        self._lock = Lock()
+
+    def places(self, units: Sequence[Unit]) -> Iterator[int]:
+        """The places of units: of the newest, then the higher the rank the earlier."""
+        yield from range(len(units))[-1:]
+        with self._lock:
+            for turn in range(len(self._ranks), units[-1].turn if units else 0):
+                insort(self._ranks, (self._rank(turn), turn))
+            ranks = self._ranks[::-1]
+        for _, turn in ranks:
+            place = turn if turn < len(units) and units[turn].turn == turn else bisect_left(units, turn, key=_turn)
+            if place < len(units) - 1 and units[place].turn == turn:
+                yield place
+
+    def _rank(self, turn: int) -> bytes:
+        return hashlib.blake2b(f"{self._seed}/{turn}/{self._question}".encode(), digest_size=8).digest()
+
+
+@lru_cache(maxsize=4096)
+def _ranking(seed: int, pinned: tuple[Message, ...]) -> _Ranking:
+    text = "\0".join(f"{message.role}\0{message.content}" for message in pinned)
+    return _Ranking(seed, hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest())
+
+
+_turn = attrgetter("turn")

@@ -6,6 +6,7 @@ import threading
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 from chat_templates import CONTROL, FAMILIES, SMOLLM2
@@ -241,11 +242,34 @@ def test_a_conversation_that_goes_on_by_ids_keeps_the_pieces_of_its_newest_units
 
 def test_an_exchange_is_dropped_with_its_identity_by_one_that_equals_it() -> None:
     exchanges = Renderer(tokenizer(SMOLLM2))._pieces._exchanges
-    earlier = exchanges.exchange(None, tuple(chat(0)))
-    exchanges.forget()
-    exchanges.exchange(None, tuple(chat(0)))
-    exchanges.drop(earlier)
-    assert (len(exchanges), exchanges._same, exchanges._characters) == (0, {}, 0)
+    opening = exchanges.exchange(None, tuple(chat(0)))
+    alone = exchanges._characters
+    kept = exchanges.exchange(opening, (Message(role="assistant", content="okay"),))
+    exchanges.drop(replace(kept, messages=(Message(role="assistant", content="okay"),)))
+    assert (len(exchanges), opening.followers, exchanges._characters) == (1, {}, alone)
+
+
+def test_a_conversation_is_cut_into_its_exchanges_whichever_were_in_others() -> None:
+    """Exchanges are looked up by their last message, which may be that of several."""
+    exchanges, ok = Renderer(tokenizer(SMOLLM2))._pieces._exchanges, Message(role="user", content="ok")
+    question, replies = tuple(chat(0)), [Message(role="assistant", content=text) for text in "aba"]
+    units = [(replies[0], ok), (replies[1], ok), (replies[2], ok, ok), (replies[0],), (replies[1], replies[2])]
+    for order in permutations(units, 3):
+        messages = (*question, *(message for unit in order for message in unit))
+        cut = [exchange.messages for exchange in exchanges.backwards(messages)]
+        assert tuple(message for messages in reversed(cut) for message in messages) == messages
+        assert [sum(message.role == "assistant" for message in messages) for messages in cut[:-1]] == [1] * (
+            len(cut) - 1
+        )
+        assert all(messages[0].role == "assistant" for messages in cut[:-1])
+
+
+def test_pieces_are_kept_for_all_prompts_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("condensegrpo.rollout.exchanges.KEPT", 1000)
+    renderer = Renderer(tokenizer(SMOLLM2))
+    renderer.keep(tokens=2000)
+    renderer.prompt(chat(40))
+    assert len(renderer._pieces._exchanges) > 40
 
 
 def test_threads_may_count_beside_each_other() -> None:

@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from operator import attrgetter, itemgetter
+from operator import attrgetter, eq, itemgetter
 
 from condensegrpo.core.messages import History, Unit
 from condensegrpo.core.protocols import Count
@@ -54,17 +54,32 @@ def _runs(history: History, shown: tuple[Unit, ...]) -> Iterator[tuple[SpanStatu
     if history.summary is not None and shown[:1] == (history.summary.unit,):
         shown, done = shown[1:], bisect_left(units, history.summary.through + 1, key=_turn)
         yield SpanStatus.REWRITTEN, done
-    if shown == units[max(len(units) - len(shown), done) :]:  # compares identities, where units were not copied
-        if len(shown) < len(units) - done:
-            yield SpanStatus.DROPPED, len(units) - len(shown)
-        if shown:
-            yield SpanStatus.KEPT, len(units)
-        return
-    for unit in shown:
-        at = done if units[done].turn == unit.turn else bisect_left(units, unit.turn, lo=done, key=_turn)
+    for unit, at in zip(shown, places(units, shown, done), strict=True):
         if at > done:
             yield SpanStatus.DROPPED, at
         done = at + 1
         yield SpanStatus.KEPT if unit is units[at] or unit == units[at] else SpanStatus.REWRITTEN, done
     if done < len(units):
         yield SpanStatus.DROPPED, len(units)
+
+
+def places(units: Sequence[Unit], shown: Sequence[Unit], first: int = 0) -> Sequence[int]:
+    """The place of each shown unit among the units of a history from ``first`` on, by its turn.
+
+    Raises:
+        ValueError: it shows a unit that the history does not have, or not in order, or twice.
+    """
+    newest = range(len(units) - len(shown), len(units))
+    if newest.start >= first and all(map(eq, map(_turn, shown), map(_turn, units[newest.start :]))):
+        return newest
+    turns, result, end = list(map(_turn, units)), list[int](), first
+    for turn in map(_turn, shown):
+        end = bisect_left(turns, turn, lo=end)
+        if turns[end : end + 1] != [turn]:
+            raise ValueError(
+                f"it shows the units of turns {[unit.turn for unit in shown]}, wanted units of the history, each at "
+                f"most once and in order: {turns}"
+            )
+        result.append(end)
+        end += 1
+    return result

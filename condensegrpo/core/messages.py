@@ -1,7 +1,7 @@
 """Messages, units, and the history that they form in an episode. Standard library only."""
 
 from bisect import bisect_right
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Literal, Self
@@ -28,6 +28,17 @@ class Message:
     tool_call_id: str | None = None  # of a tool result: the call that it answers
     name: str | None = None  # of a tool result: the tool
 
+    def __eq__(self, other: object) -> bool:
+        """Compares the text first: messages that differ mostly differ in it."""
+        if not isinstance(other, Message):
+            return NotImplemented
+        return self.content == other.content and (self.role, self.tool_calls, self.tool_call_id, self.name) == (
+            other.role,
+            other.tool_calls,
+            other.tool_call_id,
+            other.name,
+        )
+
     def __hash__(self) -> int:
         """Of the text, whose own hash Python remembers: messages are keys of caches."""
         return hash((self.role, self.content))
@@ -43,8 +54,8 @@ class Unit:
     is_summary: bool = False  # it replaces all units up to its turn, see Summary.unit
 
     def __hash__(self) -> int:
-        """Of the reply, see ``Message``."""
-        return hash((self.turn, self.reply))
+        """Of the turn and of the text that condensers rewrite most, see ``Message``."""
+        return hash((self.turn, self.results[-1].content if self.results else self.reply.content))
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -83,6 +94,25 @@ class Summary:
         )
 
 
+@dataclass(slots=True)
+class Rewrites:
+    """What a condenser made of single units: of each once. Units that go on from the last ones cost what is new."""
+
+    made: dict[Unit, Unit] = field(default_factory=dict)
+    last: tuple[Unit, ...] = ()
+    last_made: tuple[Unit, ...] = ()
+
+    def of(self, units: tuple[Unit, ...], rewrite: Callable[[Unit], Unit]) -> tuple[Unit, ...]:
+        """The rewritten units."""
+        known = len(self.last) if units[: len(self.last)] == self.last else 0
+        for unit in units[known:]:
+            if unit not in self.made:
+                self.made[unit] = rewrite(unit)
+        self.last_made = (*self.last_made[:known], *(self.made[unit] for unit in units[known:]))
+        self.last = units
+        return self.last_made
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
     """An episode so far: the pinned messages, which no condenser changes, and the raw units after them.
@@ -95,9 +125,10 @@ class History:
     units: tuple[Unit, ...] = ()
     summary: Summary | None = None  # the last one that was used
     tokens: tuple[int, ...] = field(default=(), compare=False)  # of the first units, as far as they were counted
-    sizes: dict[Unit, int] = field(default_factory=dict, compare=False, repr=False)  # tokens of units, rewritten or not
+    # tokens of units, rewritten or not, and of lines
+    sizes: dict[Unit | str, int] = field(default_factory=dict, compare=False, repr=False)
     # what a condenser, by its settings, made of single units
-    rewrites: dict[Hashable, dict[Unit, Unit]] = field(default_factory=dict, compare=False, repr=False)
+    rewrites: dict[Hashable, Rewrites] = field(default_factory=dict, compare=False, repr=False)
 
     def add(self, unit: Unit) -> Self:
         """This history with one more unit at its end."""
@@ -128,7 +159,11 @@ class History:
 
 def flatten(pinned: Sequence[Message], units: Sequence[Unit]) -> tuple[Message, ...]:
     """The pinned messages and those of some units, in order."""
-    return (*pinned, *(message for unit in units for message in unit.messages))
+    messages = list(pinned)
+    for unit in units:
+        messages.append(unit.reply)
+        messages += unit.results
+    return tuple(messages)
 
 
 _turn = attrgetter("turn")

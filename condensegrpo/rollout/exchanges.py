@@ -11,7 +11,7 @@ from condensegrpo.core.messages import Message
 from condensegrpo.rollout.chat_template import ChatTemplate
 from condensegrpo.rollout.encoding import TextEncoder
 
-KEPT = 2**24  # characters of messages whose pieces are kept
+KEPT = 2**24  # characters of messages whose pieces are kept, unless there is more in use
 QUOTED = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"")
 SIGN = re.compile(r"[^\w\s.,-]")
 # of contents: 'word' in content, content.startswith('{'), content == 'word', content[0] == '{'
@@ -78,6 +78,8 @@ class Exchange:
     every: int
     pieces: dict[Surroundings, Piece] = field(default_factory=dict)  # checked ones
     frames: dict[FrameKey, Frame | None] = field(default_factory=dict)  # of an opening: for the exchanges after it
+    # of an opening: the exchanges after it, by the identities of their last messages
+    followers: "dict[int, Exchange]" = field(default_factory=dict)
 
     @property
     def shown(self) -> bool:
@@ -86,6 +88,7 @@ class Exchange:
 
 
 NO_FRAMES: dict[FrameKey, Frame | None] = {}  # of all exchanges that are no openings
+NO_FOLLOWERS: dict[int, Exchange] = {}
 NOTHING = Exchange(opening=None, messages=(), kinds=(), first=0, last=0, every=0)
 
 
@@ -98,7 +101,7 @@ class Exchanges:
         self.plain: set[int] = set()  # kinds of messages with words and without any of these
         self._kinds: dict[tuple[object, ...], int] = {}
         self._exchanges: dict[tuple[Exchange | None, tuple[Message, ...]], Exchange] = {}
-        self._same: dict[tuple[int, ...], Exchange] = {}  # by the identities of opening and messages: a faster lookup
+        self.kept = KEPT  # characters
         self._characters = 0  # of the messages of all exchanges
         self._lock = RLock()  # condensers of users count in threads
 
@@ -110,15 +113,20 @@ class Exchanges:
         """The units of a conversation from the newest to the oldest, then its opening."""
         first = next((index for index, message in enumerate(messages) if message.role == "assistant"), len(messages))
         opening, end = self.exchange(None, tuple(messages[:first])), len(messages)
-        for index in range(end - 1, first - 1, -1):
-            if messages[index].role == "assistant":
-                yield self.exchange(opening, tuple(messages[index:end]))
-                end = index
+        followers = opening.followers
+        while end > first:
+            exchange = followers.get(id(messages[end - 1]))
+            start = end - len(exchange.messages) if exchange else -1
+            if exchange is None or start < first or messages[start:end] != exchange.messages:
+                start = next(index for index in range(end - 1, first - 1, -1) if messages[index].role == "assistant")
+                exchange = self.exchange(opening, tuple(messages[start:end]))
+            yield exchange
+            end = start
         yield opening
 
     def exchange(self, opening: Exchange | None, messages: tuple[Message, ...]) -> Exchange:
         """A reply with its results after an opening; an opening if that is None."""
-        known = self._same.get((id(opening), *map(id, messages))) or self._exchanges.get((opening, messages))
+        known = self._exchanges.get((opening, messages))
         if known is not None:
             return known
         with self._lock:
@@ -132,11 +140,12 @@ class Exchanges:
             first, last = (kinds[0], kinds[-1]) if kinds else (0, 0)
             exchange = Exchange(opening=opening, messages=messages, kinds=kinds, first=first, last=last, every=every)
             if opening:
-                exchange.frames = NO_FRAMES
+                exchange.frames, exchange.followers = NO_FRAMES, NO_FOLLOWERS
+                opening.followers[id(messages[-1])] = exchange
             self._characters += _size(exchange)
-            while self._characters > KEPT and self._exchanges:
+            while self._characters > self.kept and self._exchanges:
                 self.drop(next(iter(self._exchanges.values())))  # the oldest
-            self._exchanges[opening, messages] = self._same[_identity(exchange)] = exchange
+            self._exchanges[opening, messages] = exchange
         return exchange
 
     def drop(self, exchange: Exchange) -> None:
@@ -144,14 +153,14 @@ class Exchanges:
         with self._lock:
             kept = self._exchanges.pop((exchange.opening, exchange.messages), None)  # it, or one that equals it
             if kept:
-                self._same.pop(_identity(kept), None)
                 self._characters -= _size(kept)
+                if kept.opening and kept.opening.followers.get(id(kept.messages[-1])) is kept:
+                    del kept.opening.followers[id(kept.messages[-1])]
 
     def forget(self) -> None:
         """Forget all exchanges."""
         with self._lock:
             self._exchanges.clear()
-            self._same.clear()
             self._characters = 0
 
     def kind(self, message: Message) -> int:
@@ -168,11 +177,6 @@ class Exchanges:
             if not any(odd):
                 self.plain.add(bit)
         return bit
-
-
-def _identity(exchange: Exchange) -> tuple[int, ...]:
-    """Holds as long as the exchange does, which keeps its opening and its messages."""
-    return (id(exchange.opening), *map(id, exchange.messages))
 
 
 def surroundings(exchanges: Sequence[Exchange], index: int) -> Surroundings:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from condensegrpo.core.garbage import rare_collections
 from condensegrpo.core.protocols import Environment, Problem
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rollout.engine import Engine
@@ -60,8 +61,10 @@ async def rollout(
 
     tasks = [[asyncio.create_task(play(group, sample)) for sample in range(samples)] for group in batch]
     flat = [task for group in tasks for task in group]
+    engine.renderer.keep(len(flat) * engine.limits.max_context_tokens)
     try:
-        await asyncio.gather(*flat)
+        with rare_collections():
+            await asyncio.gather(*flat)
     finally:  # after an exception or a cancellation no episode may go on
         for task in flat:
             task.cancel()

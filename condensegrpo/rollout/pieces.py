@@ -19,6 +19,7 @@ first conversations of 2, 4, 8, … units. If one differs, prompts are rendered 
 import re
 import warnings
 from array import array
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, islice
@@ -27,9 +28,10 @@ from condensegrpo.core.messages import Message
 from condensegrpo.rollout.chat_template import ChatTemplate
 from condensegrpo.rollout.cutting import Cutter, Uncuttable
 from condensegrpo.rollout.encoding import TextEncoder
-from condensegrpo.rollout.exchanges import NOTHING, Exchange, Exchanges, Piece, Shape, near, surroundings
+from condensegrpo.rollout.exchanges import NOTHING, Exchange, Exchanges, Piece, Shape, Surroundings, near, surroundings
 
 COMPARES = re.compile(r"[!=]= *\w+\[-?\d+\](?! *[.\[])|\w\[-?\d+\] *[!=]=")  # message == user_messages[-1]
+LATEST = 4  # conversations whose pieces are kept together
 STAND_IN = Message(role="assistant", content="stand-in")
 
 
@@ -46,7 +48,11 @@ class Pieces:
         self._ordinary: set[Shape] = set()  # after such a reply the template goes on as after any other
         self._longest = 2  # exchanges of the next conversation that is checked in any case
         self._whole = False  # a check failed
-        self._latest: tuple[tuple[Message, ...], list[Piece]] = (), []
+        self._latest = deque[tuple[tuple[Message, ...], list[Piece]]](maxlen=LATEST)
+
+    def keep(self, characters: int) -> None:
+        """Keep the pieces of messages of at least so many characters."""
+        self._exchanges.kept = max(self._exchanges.kept, characters)
 
     def of(self, messages: tuple[Message, ...]) -> list[Piece] | None:
         """The pieces of a prompt in order; None: it has to be rendered whole.
@@ -54,14 +60,14 @@ class Pieces:
         Raises:
             RolloutError: the template refuses the conversation.
         """
-        latest, pieces = self._latest  # a prompt is counted, then rendered
-        if latest == messages:
-            return pieces
+        for latest, pieces in self._latest.copy():  # a prompt is counted, perhaps twice, then rendered
+            if len(latest) == len(messages) and latest == messages:
+                return pieces
         if not messages or self._is_whole(messages):
             return None
         put_together = self._put_together(messages)
         if put_together is not None:
-            self._latest = messages, put_together
+            self._latest.append((messages, put_together))
         return put_together
 
     def newest(self, context: Sequence[Message], reply: Message, results: Sequence[Message]) -> Piece | None:
@@ -134,25 +140,26 @@ class Pieces:
 
     def _put_together(self, messages: tuple[Message, ...], *, again: bool = False) -> list[Piece] | None:
         exchanges = list(self._exchanges.backwards(messages))
-        places, following, later = [], 0, 0
+        pieces, following, later = list[Piece | None](), 0, 0
         for exchange, before in zip(exchanges, (*exchanges[1:], NOTHING), strict=True):
-            places.append((before.last, following, later))
+            pieces.append(exchange.pieces.get((before.last, following, later)))
             following, later = exchange.first, later | exchange.every
-        pieces = [exchange.pieces.get(place) for exchange, place in zip(exchanges, places, strict=True)]
-        unchecked = []
-        for index in reversed(range(len(exchanges))) if None in pieces else ():
-            piece = pieces[index] = exchanges[index].pieces.get(places[index]) or self._rendered(exchanges, index)
-            if piece is None:
+        unchecked = dict[int, Surroundings]()
+        missing = [index for index, piece in enumerate(pieces) if piece is None] if None in pieces else []
+        for index in reversed(missing):
+            place = surroundings(exchanges, index)
+            pieces[index] = exchanges[index].pieces.get(place) or self._rendered(exchanges, index)
+            if pieces[index] is None:
                 return None
-            if places[index] not in exchanges[index].pieces:
-                unchecked.append(index)
+            if place not in exchanges[index].pieces:
+                unchecked[index] = place
         prompt = [piece for piece in reversed(pieces) if piece]
         if not unchecked and len(exchanges) < self._longest:
             return prompt
         if self._right(messages, prompt) and all(self._independent(exchanges, index) for index in unchecked):
-            for index in unchecked:
-                self._checked.add((exchanges[index].kinds, places[index]))
-                exchanges[index].pieces[places[index]] = prompt[-1 - index]
+            for index, place in unchecked.items():
+                self._checked.add((exchanges[index].kinds, place))
+                exchanges[index].pieces[place] = prompt[-1 - index]
             self._longest = max(self._longest, 1 << len(exchanges).bit_length())
             return prompt
         if not again:  # the pieces may be old: some templates write the date
@@ -222,7 +229,4 @@ class Pieces:
 
 def joined(pieces: Iterable[Piece], encoder: TextEncoder) -> "array[int]":
     """The ids of some pieces in order."""
-    ids = array("I")
-    for piece in pieces:
-        ids.extend(piece.ids(encoder))
-    return ids
+    return array("I", b"".join([piece.known_ids or piece.ids(encoder) for piece in pieces]))

@@ -8,13 +8,11 @@
 Sampled tokens are never tokenised again to continue a prompt: a prompt that does not continue by ids is declared.
 """
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter
 
-from condensegrpo.core.account import account, unit_tokens
+from condensegrpo.core.account import account, places, unit_tokens
 from condensegrpo.core.errors import ContextOverflow
 from condensegrpo.core.messages import History, Message, Unit, flatten
 from condensegrpo.core.protocols import Budget, Condensed, Request, Write
@@ -202,18 +200,9 @@ def _check_units(units: tuple[Unit, ...], shown: tuple[Unit, ...]) -> None:
     """Check that the shown units are of the history, each at most once and in order, rewritten or not."""
     if shown == units[len(units) - len(shown) :]:
         return
-    end = 0
-    for unit in shown:
-        follows = end < len(units) and units[end].turn == unit.turn
-        place = end if follows else bisect_left(units, unit.turn, lo=end, key=attrgetter("turn"))
-        if place == len(units) or units[place].turn != unit.turn:
-            raise ValueError(
-                f"it shows the units of turns {[unit.turn for unit in shown]}, wanted units of the history, each at "
-                f"most once and in order: {[unit.turn for unit in units]}"
-            )
+    for unit, place in zip(shown, places(units, shown), strict=True):
         if unit is not units[place]:
             _check_whole(unit, units[place])
-        end = place + 1
 
 
 def _check_whole(shown: Unit, raw: Unit) -> None:

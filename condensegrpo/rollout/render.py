@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
+CHARACTERS = 16  # of a token, at most, of its unit with and without its mask, and with what will replace it soon
+
+
 class Located(NamedTuple):
     """A prompt, and the position of each message's content in it."""
 
@@ -85,6 +88,10 @@ class Renderer:
             )
         self._closing = ends[0]
 
+    def keep(self, tokens: int) -> None:
+        """Remember how messages of so many tokens are rendered: those of all prompts that are in use."""
+        self._pieces.keep(CHARACTERS * tokens)
+
     def prompt(self, messages: Sequence[Message]) -> SharedSequence[int]:
         """The whole prompt (P,), ending in the generation prompt.
 
@@ -97,7 +104,9 @@ class Renderer:
     def count(self, messages: Sequence[Message]) -> int:
         """How many tokens ``prompt(messages)`` has."""
         pieces = self._pieces.of(tuple(messages))
-        return sum(len(piece.ids(self._encoder)) for piece in pieces) if pieces else len(self._whole(tuple(messages)))
+        if pieces is None:
+            return len(self._whole(tuple(messages)))
+        return sum(map(len, [piece.known_ids or piece.ids(self._encoder) for piece in pieces]))
 
     def located(self, messages: Sequence[Message]) -> Located:
         """The whole prompt with the places of what each message says, in one pass over the text.

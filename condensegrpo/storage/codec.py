@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from functools import cache, partial
+from operator import attrgetter
 from pathlib import PurePath
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -27,8 +28,8 @@ def dump_line(value: object) -> str:
 
 def fields_of(value: object) -> dict[str, object]:
     """The fields of a dataclass by name."""
-    names: tuple[str, ...] = _names(cast(Any, type(value)))
-    return {name: getattr(value, name) for name in names}
+    names, values = _fields(cast(Any, type(value)))
+    return dict(zip(names, values(value), strict=True))
 
 
 def decode(kind: type[T], value: object, place: str = "") -> T:
@@ -111,8 +112,10 @@ def _member(members: tuple[str, ...], value: object, place: str) -> str:
 
 
 @cache
-def _names(kind: Any) -> tuple[str, ...]:  # noqa: ANN401  a dataclass
-    return tuple(field.name for field in fields(kind))
+def _fields(kind: Any) -> tuple[tuple[str, ...], Callable[[object], Sequence[object]]]:  # noqa: ANN401  a dataclass
+    """The names of the fields, and what takes their values, all at once."""
+    names = tuple(field.name for field in fields(kind))
+    return names, attrgetter(*names) if len(names) > 1 else lambda value: [getattr(value, name) for name in names]
 
 
 @cache

@@ -27,10 +27,11 @@ class _Messages:
     def __init__(self) -> None:
         self.all: list[Message] = []
         self._places: dict[Message, int] = {}  # of the newest of equal messages
+        self._same: dict[int, int] = {}  # by identity: a faster lookup
 
     def add(self, message: Message) -> int:
         """The place of a message that is new, though it may equal an earlier one."""
-        self._places[message] = len(self.all)
+        self._places[message] = self._same[id(message)] = len(self.all)
         self.all.append(message)
         return len(self.all) - 1
 
@@ -39,18 +40,22 @@ class _Messages:
         places = [self.add(message) for message in messages]
         return [[places[0], places[-1] + 1]] if places else []
 
-    def runs(self, messages: Iterable[Message], before: Iterable[Run] = ()) -> list[Run]:
+    def runs(self, messages: Sequence[Message], before: Iterable[Run] = ()) -> list[Run]:
         """The runs of some messages, as few as can be, behind those that are known."""
         runs = [list(run) for run in before]
-        for message in messages:
-            place = runs[-1][1] if runs else 0
-            if place == len(self.all) or self.all[place] is not message:
+        end = runs[-1][1] if runs else 0
+        for message, known in zip(messages, map(self._same.get, map(id, messages)), strict=True):
+            place = known
+            if place != end and end < len(self.all) and self.all[end] is message:
+                place = end  # it came up again
+            elif place is None:
                 place = self._places.get(message, -1)
                 place = self.add(message) if place < 0 else place
-            if runs and place == runs[-1][1]:
+            if runs and place == end:
                 runs[-1][1] += 1
             else:
                 runs.append([place, place + 1])
+            end = place + 1
         return runs
 
 
