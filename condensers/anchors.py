@@ -178,7 +178,14 @@ def _with(history: History, condensed: Condensed, lost: Sequence[Lost], note: Me
     chosen = sorted(lost, key=_turn)  # stable: in a unit in order
     listed = [anchor for anchor in chosen if anchor.result is None]
     text = "\n".join((HEADING, *(anchor.text for anchor in listed)))
-    units, summary = [_annotated(history, unit, chosen) for unit in condensed.units], condensed.summary
+    behind: dict[int, list[Lost]] = {}  # placeholders, by turn
+    for anchor in chosen:
+        if anchor.result is not None:
+            behind.setdefault(anchor.turn, []).append(anchor)
+    units, summary = (
+        [_annotated(history, unit, behind.get(unit.turn, ())) for unit in condensed.units],
+        condensed.summary,
+    )
     if listed and summary is not None:
         place = condensed.units.index(summary.unit)
         summary = replace(summary, text=f"{summary.text}\n\n{text}")
@@ -192,9 +199,8 @@ def _with(history: History, condensed: Condensed, lost: Sequence[Lost], note: Me
     return replace(condensed, units=tuple(sorted(units, key=_turn)), summary=summary, reason=reason)
 
 
-def _annotated(history: History, unit: Unit, chosen: Sequence[Lost]) -> Unit:
-    """A unit with the anchors of each masked result behind its placeholder, as long as that is shorter than it was."""
-    own = [anchor for anchor in chosen if anchor.turn == unit.turn and anchor.result is not None]
+def _annotated(history: History, unit: Unit, own: Sequence[Lost]) -> Unit:
+    """A unit with its anchors behind the placeholders of its results, as long as that is shorter than they were."""
     if not own:
         return unit
     raw = history.units[bisect_left(history.units, unit.turn, key=_turn)]
