@@ -3,6 +3,7 @@
     python benchmarks/engine.py                             # about ten minutes: all tables
     python benchmarks/engine.py --condensers last_k full    # some of them
     python benchmarks/engine.py --quick                     # one minute: short episodes, few trajectories
+    python benchmarks/engine.py --memory observation_mask   # what is in memory when episodes of 256 turns end
 
 Rendering, tokenising, counting, condensing, records and their writing are measured; the policy, tools and rewards are
 not. A reply is 32 random tokens of a tokenizer of one token a word, answered by one user message of 8 words; with
@@ -26,7 +27,9 @@ import resource
 import signal
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+import tracemalloc
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -59,6 +62,7 @@ from condensegrpo.storage.trajectories import write_trajectory
 WORDS = tuple(f"w{number}" for number in range(2000))
 REPLY, ANSWER, QUESTION = 32, 8, 32  # words
 BUDGET = 2000  # tokens of a context
+IDS, POINTER = array("I"), 8  # bytes of an output id or a log-probability in a tuple, the number itself excepted
 SAMPLES = 8  # trajectories of a group
 MASK_ONLY = ObservationMask(drop_oldest=False)
 CONDENSERS: Mapping[str, Condenser] = {
@@ -157,8 +161,8 @@ def look(words: str) -> str:
     return words
 
 
-def played(cell: Cell, file: Path) -> None:
-    """Play all trajectories of a cell and write them to a file."""
+def played(cell: Cell, file: Path, ended: Callable[[Trajectory], object] | None = None) -> None:
+    """Play all trajectories of a cell and write them to a file; ``ended`` is called with each before."""
     called = [f'<tool_call>{{"name": "look", "arguments": {{"words": "{word}"}}}}</tool_call>' for word in WORDS[:64]]
     kind: Literal["bpe", "words"] = "bpe" if cell.tools else "words"
     tokenizer = new_tokenizer([" ".join(WORDS), *called], kind=kind, vocab_size=len(WORDS) + 600)
@@ -187,6 +191,8 @@ def played(cell: Cell, file: Path) -> None:
             raise RuntimeError(
                 f"{trajectory.id} has {acts} of {cell.turns} turns: {trajectory.stop} {trajectory.detail}"
             )
+        if ended is not None:
+            ended(trajectory)
         score = Score(total=0.0, components={}, format_valid=True, correct=0.0, context_tokens=0)
         write_trajectory(file, ScoredTrajectory(trajectory=trajectory, score=score))
 
@@ -279,6 +285,31 @@ def profile(console: Console, cell: Cell) -> None:
     console.print(f"profile of {cell}", stream.getvalue(), markup=False)
 
 
+def memory(console: Console, cell: Cell) -> None:
+    """What is allocated when the first trajectory ends and the others are about to, by file, and the tokens of it."""
+    shares: list[tuple[str, float]] = []
+
+    def ended(trajectory: Trajectory) -> None:
+        if not shares:
+            files = tracemalloc.take_snapshot().statistics("filename")
+            rewritten = [turn for turn in trajectory.turns if turn.condensation is not None]
+            ids = sum(len(turn.prompt_ids) for turn in rewritten) * IDS.itemsize
+            sampled = sum(len(turn.output_ids) for turn in trajectory.turns) * 2 * POINTER
+            shares.append(("all", sum(file.size for file in files) / cell.trajectories))
+            shares.append(("of which ids of rewritten prompts", ids))
+            shares.append(("of which output ids and log-probabilities", sampled))
+            shares.extend((file.traceback[0].filename, file.size / cell.trajectories) for file in files[:12])
+
+    with tempfile.TemporaryDirectory() as folder:
+        played(replace(cell, turns=2), Path(folder) / "first.jsonl")  # what loads on first use
+        tracemalloc.start()
+        played(cell, Path(folder) / "trajectories.jsonl", ended)
+        tracemalloc.stop()
+    console.print(f"kB in memory a trajectory of {cell}")
+    for name, size in shares:
+        console.print(f"{size / 1000:8.0f}  {name}", markup=False, highlight=False)
+
+
 def main(names: Sequence[str], *, quick: bool) -> None:
     """Run all cells and print the tables."""
     console = Console(width=120)
@@ -298,5 +329,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--condensers", nargs="+", choices=CONDENSERS, default=list(CONDENSERS))
     parser.add_argument("--quick", action="store_true", help="short episodes, few trajectories")
+    parser.add_argument("--memory", choices=CONDENSERS, help="only what is in memory under this condenser")
     arguments = parser.parse_args()
+    if arguments.memory:
+        memory(Console(width=120), Cell(condenser=arguments.memory, turns=256, trajectories=SAMPLES))
+        raise SystemExit
     main(arguments.condensers, quick=arguments.quick)

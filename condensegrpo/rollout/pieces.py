@@ -229,4 +229,5 @@ class Pieces:
 
 def joined(pieces: Iterable[Piece], encoder: TextEncoder) -> "array[int]":
     """The ids of some pieces in order."""
-    return array("I", b"".join([piece.known_ids or piece.ids(encoder) for piece in pieces]))
+    ids = array("I", b"".join([piece.known_ids or piece.ids(encoder) for piece in pieces]))
+    return ids[:]  # which takes as much memory as it needs, a sixteenth less
