@@ -14,7 +14,7 @@ from condensegrpo.tasks.stories import Stories
 QUESTION = "where are Mira and Jon ?"
 FIRST = "Ada entered the attic . Mira reached the garden ."
 LAST = "Jon entered the cellar . Mira mentioned the office . done"
-TWO_CHUNKS = Problem(id="by hand", question=QUESTION, answer="garden cellar", data={"chunks": [FIRST, LAST]})
+TWO_CHUNKS = Problem(id="by hand", question=QUESTION, answer="Mira garden Jon cellar", data={"chunks": [FIRST, LAST]})
 
 
 def context(*said: str) -> tuple[Message, ...]:
@@ -40,12 +40,16 @@ def text(problem: Problem) -> str:
 
 def test_an_episode_sends_every_chunk_once_and_ends_with_the_answer() -> None:
     note = "<note> Mira somewhere Jon somewhere </note>"
-    steps = play(note, note, "<answer>garden\ncellar</answer>")
+    steps = play(note, note, "<answer>Mira garden\nJon cellar</answer>")
     assert [[message.content for message in step.observations] for step in steps] == [[FIRST], [LAST], []]
-    assert [(step.done, step.answer) for step in steps] == [(False, None), (False, None), (True, "garden cellar")]
+    assert [(step.done, step.answer) for step in steps] == [
+        (False, None),
+        (False, None),
+        (True, "Mira garden Jon cellar"),
+    ]
 
 
-@pytest.mark.parametrize("reply", ["", "garden", "<answer> garden cellar </answer>", "<note> </note>"])
+@pytest.mark.parametrize("reply", ["", "garden", "<answer> Mira garden Jon cellar </answer>", "<note> </note>"])
 def test_a_reply_that_is_no_note_ends_the_episode_without_an_answer(reply: str) -> None:
     assert play(reply) == [Step(done=True)]
 
@@ -57,7 +61,7 @@ def test_the_answer_is_where_the_people_who_are_asked_for_went_last(chunks: int)
         names = [word for word in problem.question.split() if word[0].isupper()]
         moved = [at for at, word in enumerate(words) if word in ("entered", "reached")]
         last = {words[at - 1]: words[at + 2] for at in moved}  # Mira entered the garden
-        assert problem.answer == " ".join(last[name] for name in names)
+        assert problem.answer == " ".join(f"{name} {last[name]}" for name in names)
         assert len(problem.data["chunks"]) == chunks
         assert max(sum(words[at - 1] == name for at in moved) for name in names) <= 3
         assert words.count(".") == 3 * chunks
@@ -83,10 +87,10 @@ def test_evaluation_problems_are_different_and_no_training_problem() -> None:
         (("<note> Mira office Jon stable </note>", FIRST), "<note> Mira garden Jon somewhere </note>", False),
         (("<note> Mira office Jon stable </note>", FIRST), "<note> read </note>", None),
         (("<note> Mira office Jon stable </note>", FIRST), "<note> Jon stable Mira garden </note>", False),
-        (("<note> Mira garden Jon stable </note>", LAST), "<answer> garden cellar </answer>", True),
-        (("<note> Mira garden Jon stable </note>", LAST), "<answer> office cellar </answer>", False),
+        (("<note> Mira garden Jon stable </note>", LAST), "<answer> Mira garden Jon cellar </answer>", True),
+        (("<note> Mira garden Jon stable </note>", LAST), "<answer> Mira office Jon cellar </answer>", False),
         (("<note> Mira garden Jon stable </note>", LAST), "<note> Mira garden Jon cellar </note>", False),
-        (("<note> Mira somewhere Jon stable </note>", LAST), "<answer> garden cellar </answer>", None),
+        (("<note> Mira somewhere Jon stable </note>", LAST), "<answer> Mira garden Jon cellar </answer>", None),
     ],
 )
 def test_a_reply_says_what_the_note_and_the_chunk_before_it_say(

@@ -6,7 +6,7 @@ One episode with 2 chunks of 2 sentences and 2 people asked for (user messages o
     Ada entered the attic .
       Mira reached the garden .          ─▶  <note> Mira garden Jon somewhere </note>
     Jon entered the cellar .
-      Mira mentioned the office . done   ─▶  <answer> garden cellar </answer>
+      Mira mentioned the office . done   ─▶  <answer> Mira garden Jon cellar </answer>
 
 Under the condenser ``last_k(keep_last=1)`` a turn sees the question, its previous reply and the newest chunk only, as
 in MemAgent (https://arxiv.org/abs/2507.02259): a place that is in no note is lost. A person who is asked for moves a
@@ -35,7 +35,8 @@ UNKNOWN = "somewhere"  # where a note says that somebody is who was not seen yet
 READ = "read"  # a note that says nothing of people
 DONE = "done"  # ends the last chunk: the answer is due
 FORGETFUL = 0.3  # share of the demonstrated notes that say nothing of people
-MOVING = 0.5  # share of the sentences about others in which they move
+MOVING = 0.5  # share of the sentences that change no answer in which somebody moves
+TEMPTING = 0.5  # share of the rest that name a person who is asked for, and a place
 
 _TAGS = Tags(re.compile(r"(</?(?:note|answer)>)"))
 _MOVED = re.compile(rf"(\w+) (?:{'|'.join(MOVES)}) the (\w+) \.")
@@ -99,11 +100,11 @@ class Stories:
         """Whether a note or answer says what its context does; ``None`` where it lacks a place, or the context does."""
         known, words = _known(context), _TAGS.words(reply)
         if _is_due(context):
-            return None if UNKNOWN in known.values() else _answer(words) == " ".join(known.values())
+            return None if UNKNOWN in known.values() else _answer(words) == _said(known)
         note = _TAGS.inside(words, "note")
         if note == (READ,):
             return None if self.notes else True
-        return note == tuple(word for pair in known.items() for word in pair)
+        return note == tuple(_said(known).split())
 
     def corpus(self) -> Iterable[str]:
         """Every word of the task."""
@@ -134,7 +135,7 @@ class Stories:
         return Problem(
             id=name,
             question=_question(asked),
-            answer=" ".join(last.values()),
+            answer=_said(last),
             data={"chunks": [" ".join(chunk) for chunk in chunks]},
         )
 
@@ -145,11 +146,11 @@ class Stories:
     def _demonstrated_reply(self, context: Sequence[Message], rng: random.Random) -> str:
         known = _known(context)
         if _is_due(context):
-            places = (rng.choice(PLACES) if place == UNKNOWN else place for place in known.values())
-            return f"<answer> {' '.join(places)} </answer>"
+            sure = {name: rng.choice(PLACES) if place == UNKNOWN else place for name, place in known.items()}
+            return f"<answer> {_said(sure)} </answer>"
         if not self.notes or rng.random() < FORGETFUL:
             return f"<note> {READ} </note>"
-        return f"<note> {' '.join(word for pair in known.items() for word in pair)} </note>"
+        return f"<note> {_said(known)} </note>"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -188,17 +189,21 @@ def _known(context: Sequence[Message]) -> Mapping[str, str]:
     return known
 
 
+def _said(places: Mapping[str, str]) -> str:
+    return " ".join(f"{name} {place}" for name, place in places.items())
+
+
 def _is_due(context: Sequence[Message]) -> bool:
     return context[-1].content.split()[-1] == DONE
 
 
 def _distractor(rng: random.Random, asked: Sequence[str]) -> str:
     """A sentence that moves nobody who is asked for."""
+    others = [name for name in NAMES if name not in asked]
     if rng.random() < MOVING:
-        return _sentence(
-            rng.choice([name for name in NAMES if name not in asked]), rng.choice(MOVES), rng.choice(PLACES)
-        )
-    return _sentence(rng.choice(NAMES), rng.choice(TALKS), rng.choice(PLACES))
+        return _sentence(rng.choice(others), rng.choice(MOVES), rng.choice(PLACES))
+    people = asked if rng.random() < TEMPTING else others
+    return _sentence(rng.choice(people), rng.choice(TALKS), rng.choice(PLACES))
 
 
 def _sentence(person: str, verb: str, place: str) -> str:
