@@ -20,6 +20,8 @@ compare: install
 	$(BIN)/condensegrpo eval runs/memory --out runs/memory/compare --budgets 32,56,80 \
 		--compare "full, last_k keep_last=18, truncate, random_drop, observation_mask, attention"
 
+# Tests of the HTML pages drive the Chromium on the PATH (Debian, Ubuntu: apt-get install chromium) through playwright,
+# which the dev extra installs; without a browser they are skipped and say so.
 test: install vllm lint typecheck docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 

@@ -58,7 +58,9 @@ function draw(scroll = true) {
   const all = listed();
   const ofGroup = all.map(groupItem);
   groupPane.replaceChildren(h("h2", {}, `${counted(all.length, "group", "groups")}${view ? `: ${data.ready_views.find(([name]) => name === view)[1]}` : ""}${problem === null ? "" : `: problem ${problem}`}`), ...ofGroup);
-  siblingPane.replaceChildren(h("h2", {}, `siblings of ${group().id}${group().idle ? `: ${group().idle}` : ""}`), ...group().siblings.map(siblingItem), h("h2", {}, "turns"), ...sibling().turns.map(turnItem));
+  siblingPane.replaceChildren(
+    h("div", {}, h("h2", {}, `siblings of ${group().id}${group().idle ? `: ${group().idle}` : ""}`), group().siblings.map(siblingItem)),
+    h("div", {}, h("h2", {}, "turns"), sibling().turns.map(turnItem)));
   const tabs = TABS.map((name, place) => h("button", { type: "button", role: "tab", "aria-selected": String(name === tab), onclick: () => pick(name) }, `${place + 1} ${name}`));
   rightPane.replaceChildren(h("div", { class: "tabs", role: "tablist" }, tabs), h("div", { class: "pane", role: "tabpanel" }, head(), sibling().turns.length ? panes[tab]() : h("p", { class: "dim" }, "no turn was sampled")));
   if (scroll) for (const pane of [groupPane, siblingPane]) pane.querySelectorAll('[aria-current="true"]').forEach((item) => item.scrollIntoView({ block: "nearest" }));
@@ -295,7 +297,7 @@ const chosenView = h("select", { "aria-label": "ready view", onchange: () => { v
 const note = h("span", { class: "dim", role: "status" });
 const keys = h("dialog", {}, h("table", {}, KEYS.map(([key, meaning]) => h("tr", {}, h("td", {}, h("code", {}, key)), h("td", {}, meaning)))), h("form", { method: "dialog" }, h("button", {}, "close")));
 const groupPane = h("section", { "aria-label": "groups" });
-const siblingPane = h("section", { "aria-label": "siblings and turns" });
+const siblingPane = h("section", { class: "halves", "aria-label": "siblings and turns" });
 const rightPane = h("section", { "aria-label": "turn" });
 
 function start() {
