@@ -8,7 +8,7 @@ import typer
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.wording import counted
 from condensegrpo.inspection import views
-from condensegrpo.inspection.batches import TrajectoryBatch
+from condensegrpo.inspection.batches import TrajectoryBatch, trajectory_files
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.records import TrajectoryRecord
 from condensegrpo.reporting.inspector_page import write_inspector
@@ -17,7 +17,19 @@ from condensegrpo.reporting.samples import spread
 MEGABYTE = 10**6
 COMFORTABLE, LARGEST = 30 * MEGABYTE, 200 * MEGABYTE  # of stored lines; the page is about as large
 
+Only = Callable[[Sequence[TrajectoryRecord]], Sequence[TrajectoryRecord]]
 Batches = Sequence[tuple[TrajectoryBatch, Sequence[TrajectoryRecord]]]
+
+
+def export(file: Path, index: Index, single: Path | None, *, where: str | None, only: Only | None) -> None:
+    """Write the page of one trajectory file, or of all of the index, and print what it holds.
+
+    Raises:
+        CondenseError: no trajectory is left, there are too many, or a file cannot be read or written.
+    """
+    files = tuple(trajectory_files(index.path)) if single is None else (single,)
+    chosen = chosen_batches(index, files, where=where, only=only)
+    write_html(file, index, chosen, limited=single is not None or where is not None)
 
 
 def write_html(
@@ -67,7 +79,7 @@ def chosen_batches(
     files: Sequence[Path],
     *,
     where: str | None,
-    only: Callable[[Sequence[TrajectoryRecord]], Sequence[TrajectoryRecord]] | None = None,
+    only: Only | None = None,
 ) -> Batches:
     """The trajectories of some files for which a condition holds; files without one are left out.
 

@@ -121,17 +121,11 @@ def inspect_trajectory(
     if ready is not None:
         where, sort = f"({ready.where}) and ({where})" if where else ready.where, sort or ready.sort
     if html is not None:
-        from condensegrpo.cli.inspect_html import chosen_batches, write_html
+        from condensegrpo.cli.inspect_html import export
 
-        one = path.is_file() or any(value is not None for value in (step, evaluation, group, trajectory))
+        single = path.is_file() or any(option is not None for option in (step, evaluation, group, trajectory))
         only = partial(select, group=group, trajectory=trajectory, where=None, sort=None)
-        batches = chosen_batches(
-            index,
-            [file] if one else tuple(trajectory_files(path)),
-            where=where,
-            only=only if group or trajectory else None,
-        )
-        write_html(html, index, batches, limited=one or where is not None)
+        export(html, index, file if single else None, where=where, only=only if group or trajectory else None)
         return
     index.update([file])
     batch = index.batch(file)
