@@ -14,6 +14,8 @@ from condensegrpo.inspection.records import Group, TrajectoryRecord
 
 MOST_COMPONENTS = 5  # columns; the rest is in --json
 WIDE = 110  # columns of a console that has room for everything
+NARROW = 80  # columns of a console below which turns and outputs are left out
+DOTS = " … "  # between the ends of a range
 CHOSEN = "▶"
 HANDLED = {"mask": " (masked)", "penalise": " (penalised)"}  # shown after the stop reason
 
@@ -29,11 +31,13 @@ def group_table(groups: Sequence[Group], chosen: str, width: int) -> Table:
     wide = width >= WIDE
     asked = wide and any(group.question is not None for group in groups)
     table.add_column("", no_wrap=True)
-    dots = " … " if wide else "…"
+    dots = DOTS if wide else "…"
     table.add_column("group", overflow="fold", min_width=5)
     for heading in ("question", "ground truth")[: 2 * asked]:
         table.add_column(heading, overflow="fold")
-    for heading in ("n", "correct", "score", *(["advantage"] if credited else []), "turns", "context", "output"):
+    narrow = width < NARROW
+    figures = ("context",) if narrow else ("turns", "context", "output")
+    for heading in ("n", "correct", "score", *(["advantage"] if credited else []), *figures):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for group in groups:
@@ -47,9 +51,9 @@ def group_table(groups: Sequence[Group], chosen: str, width: int) -> Table:
             f"{sum(sibling.correct for sibling in members) / len(members):.2f}",
             _span([sibling.score for sibling in members], ".3f", dots),
             *([_span(advantages, "+.2f", dots)] if credited else []),
-            _span([sibling.turns for sibling in members], "d", dots),
+            *([] if narrow else [_span([sibling.turns for sibling in members], "d", dots)]),
             _span([sibling.context for sibling in members], "d", dots),
-            _span([sibling.output for sibling in members], "d", dots),
+            *([] if narrow else [_span([sibling.output for sibling in members], "d", dots)]),
             Text(f"○ {group.idle}"[: None if wide else 1] if group.idle else "", theme.WARN),
             style="bold" if group.id == chosen else "",
         )
@@ -67,7 +71,8 @@ def sibling_table(title: str, members: Sequence[TrajectoryRecord], chosen: str, 
     table.add_column("trajectory", overflow="fold", min_width=10)
     table.add_column("", no_wrap=True)
     shown = ("score", *(one_line(name, 14) for name in names), *(["advantage"] if credited else []))
-    for heading in (*shown, "turns", "context", "output"):
+    narrow = width < NARROW
+    for heading in (*shown, *(("context",) if narrow else ("turns", "context", "output"))):
         table.add_column(Text(heading), justify="right", no_wrap=True)
     for heading in ("stop", "answer")[: 1 + wide]:
         table.add_column(heading, overflow="fold")
@@ -80,10 +85,10 @@ def sibling_table(title: str, members: Sequence[TrajectoryRecord], chosen: str, 
             verdict(sibling) if wide else verdict(sibling)[:1],
             f"{sibling.score:.3f}",
             *(f"{sibling.components[name]:.3g}" if name in sibling.components else "–" for name in names),
-            *([advantage(sibling, largest)] if credited else []),
-            str(sibling.turns),
+            *([advantage(sibling, largest, "…" if narrow else DOTS)] if credited else []),
+            *([] if narrow else [str(sibling.turns)]),
             str(sibling.context),
-            str(sibling.output),
+            *([] if narrow else [str(sibling.output)]),
             Text(
                 f"{sibling.stop}{HANDLED.get(sibling.handling or '', '')}",
                 "" if Stop(sibling.stop).gives_answer else theme.WARN,
@@ -103,11 +108,11 @@ def verdict(sibling: TrajectoryRecord) -> Text:
     return Text("✗ wrong", theme.BAD) if sibling.correct <= 0 else Text(f"◐ {sibling.correct:.2f}", theme.WARN)
 
 
-def advantage(sibling: TrajectoryRecord, largest: float) -> Text:
+def advantage(sibling: TrajectoryRecord, largest: float, dots: str = DOTS) -> Text:
     """The advantage, or its range where the turns differ."""
     if sibling.advantages is None or sibling.advantage is None:
         return Text("–", theme.DIM)
-    return Text(_span(sibling.advantages, "+.2f"), theme.signed_style(sibling.advantage, largest))
+    return Text(_span(sibling.advantages, "+.2f", dots), theme.signed_style(sibling.advantage, largest))
 
 
 def _known(text: str | None, width: int) -> Text:
@@ -124,7 +129,7 @@ def _table(title: str) -> Table:
     )
 
 
-def _span(values: Sequence[float], form: str, dots: str = " … ") -> str:
+def _span(values: Sequence[float], form: str, dots: str) -> str:
     """One value, or the least and the greatest; as they look after rounding."""
     if not values:
         return "–"

@@ -687,6 +687,9 @@ def test_a_narrow_terminal_keeps_every_figure(demo: Path) -> None:
     assert group.split()[:5] == ["▶", "p10", "2", "0.50", "0.000…0.500"]
     narrower = CliRunner(env={"COLUMNS": "60"}).invoke(command(), [str(demo)]).stdout.splitlines()
     assert [line.split()[-3:] for line in narrower if line.startswith("   0  ▸")] == [["9", "4", "+1.00"]]
+    assert [line.split()[1:4] for line in narrower if "0.000…0.500" in line] == [["p10", "2", "0.50"]]
+    assert [line.split()[-1] for line in narrower if "p10/0" in line and "+1.00" in line] == ["answered"]
+    assert all(len(line) <= 60 and line == line.rstrip() for line in narrower)
 
 
 def test_numbers_in_a_row_are_written_as_ranges() -> None:

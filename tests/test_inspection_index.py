@@ -138,7 +138,7 @@ def test_ready_views_select_over_all_steps(run: RunFolder, tmp_path: Path) -> No
     view = ready_view("pushed-down")
     assert [record.id for record in select(index.records(), where=view.where, sort=view.sort).records] == ["2/2/0"]
     every = select(index.records(), where="correct == 0", sort="-context", most=2)
-    assert (len(every.records), every.count) == (2, 4)
+    assert (len(every.records), every.total) == (2, 4)
     assert all(select(index.records(), where=each.where, sort=each.sort) for each in READY_VIEWS)
     with pytest.raises(ConfigError, match="Did you mean 'truncated'"):
         ready_view("trunkated")

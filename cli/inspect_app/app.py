@@ -11,7 +11,7 @@ from textual.widgets.option_list import Option
 from condensegrpo.cli.inspect_app import rows
 from condensegrpo.cli.inspect_app.dialogs import CompareDialog, KeysDialog, ViewsDialog
 from condensegrpo.cli.inspect_app.layout import TABS
-from condensegrpo.cli.inspect_app.selection import Selection, fault
+from condensegrpo.cli.inspect_app.selection import Selection, fault, sparkline
 from condensegrpo.cli.inspect_app.threads import InspectorThreads
 from condensegrpo.core.errors import CondenseError
 from condensegrpo.inspection.index import Index
@@ -132,7 +132,7 @@ class InspectorApp(InspectorThreads):
         self.workers.cancel_group(self, "search")
         opened = self.selection.opened
         if self.listed is not None and opened is not None:
-            self._go(lambda: self.selection.go_to(opened.record.place.file) is None, "")
+            self._go(lambda: self.selection.go_to(opened.record.place.file), "")
         self.query_one("#list").focus()
 
     def action_copy(self) -> None:
@@ -148,7 +148,7 @@ class InspectorApp(InspectorThreads):
         problem = self.selection.opened.record.problem
         followed = self.selection.index.follow(problem)
         labels = [f"{'evaluation ' if batch.is_evaluation else ''}step {batch.number} · " for batch, _ in followed]
-        line = rows.sparkline([group.success for _, group in followed], rows.SPARKS)
+        line = sparkline([group.success for _, group in followed], rows.SPARKS)
         prompts = [rows.group_row(group, label) for label, (_, group) in zip(labels, followed, strict=True)]
         self.show_matches(f"{problem} {line}", [group.siblings[0] for _, group in followed], prompts)
 
@@ -172,7 +172,7 @@ class InspectorApp(InspectorThreads):
         """Follow a live run: show its newest step, and each that comes."""
         self.live = not self.live
         if self.live and self.selection.files:
-            self._go(lambda: self.selection.go_to(self.selection.files[-1]) is None, "")
+            self._go(lambda: self.selection.go_to(self.selection.files[-1]), "")
         self.draw()
 
     def _poll(self) -> None:
@@ -183,7 +183,7 @@ class InspectorApp(InspectorThreads):
         before, opened = self.selection.batch, self.selection.opened
         newest = self.selection.files[-1]
         if newest != before.file:
-            self._go(lambda: self.selection.go_to(newest) is None, "")
+            self._go(lambda: self.selection.go_to(newest), "")
         elif self.listed is None and self.selection.index.batch(newest).trajectories != before.trajectories:
             self.selection.go_to(newest)
             self.show_groups(opened.record if opened is not None else None, self.selection.turn)

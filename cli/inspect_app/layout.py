@@ -12,6 +12,7 @@ from textual.widgets.option_list import Option
 from condensegrpo.cli.inspect_app import rows, tabs
 from condensegrpo.cli.inspect_app.selection import PAGE, Opened, Selection, fault
 from condensegrpo.core.errors import CondenseError
+from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.panes import raw
 from condensegrpo.inspection.records import TrajectoryRecord
 
@@ -49,6 +50,7 @@ class InspectorLayout(App[None]):
         self.listed: list[TrajectoryRecord] | None = None  # of the matches; None: the groups are listed
         self.ids = False  # whether the reply is shown with the ids of its tokens
         self.live = False  # whether a live run is followed
+        self.batches: list[TrajectoryBatch] = []  # of the kind that is shown, for the lines at the top
         self.note = ""  # how far the index is
 
     def compose(self) -> ComposeResult:
@@ -73,6 +75,7 @@ class InspectorLayout(App[None]):
         """List the groups of the batch, and show a trajectory of one."""
         groups = self.selection.groups
         self.listed = None
+        self.read_batches()
         self._fill("list", map(rows.group_row, groups))
         more = "" if len(groups) % PAGE or not groups else " or more"
         self._title(f"{len(groups)}{more} groups")
@@ -82,6 +85,11 @@ class InspectorLayout(App[None]):
         if record.group in names:
             self.highlight("list", names.index(record.group))
         self.show(record, turn)
+
+    def read_batches(self) -> None:
+        """Read the figures of the steps, or of the evaluations of this name."""
+        same = {*self.selection.files}
+        self.batches = [batch for batch in self.selection.index.batches() if batch.file in same]
 
     def show_matches(self, title: str, records: list[TrajectoryRecord], prompts: Iterable[Text]) -> None:
         """List trajectories of any steps, and show the first."""
@@ -121,10 +129,8 @@ class InspectorLayout(App[None]):
     def draw(self) -> None:
         """Draw the top, the head of the trajectory and the tab that is open."""
         selection, opened = self.selection, self.selection.opened
-        same = {*selection.files}
-        batches = [batch for batch in selection.index.batches() if batch.file in same]
         note = f"{'following  ' if self.live else ''}{self.note}"
-        self.query_one("#top", Static).update(rows.top_line(selection.batch, batches, note=note))
+        self.query_one("#top", Static).update(rows.top_line(selection.batch, self.batches, note=note))
         if opened is None:
             return
         batch = opened.batch

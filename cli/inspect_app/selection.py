@@ -52,8 +52,8 @@ class Selection:
             return tuple(file for file in every if is_training(file)) or every
         return tuple(file for file in every if not is_training(file) and file.name == self.file.name)
 
-    def go_to(self, file: Path) -> None:
-        """Show the first groups of a batch, as far as it was read within a moment.
+    def go_to(self, file: Path) -> bool:
+        """Show the first groups of a batch, as far as it was read within a moment; True.
 
         Raises:
             CondenseError: it holds nothing, or is damaged.
@@ -64,6 +64,7 @@ class Selection:
                 break
         self.batch, self.file = self.index.batch(file), file
         self.groups = list(self.index.groups(self.batch, 0, PAGE))
+        return True
 
     def more_groups(self) -> bool:
         """List the next groups of a large batch; False: there are no more."""
@@ -77,14 +78,13 @@ class Selection:
         place = files.index(self.file) + by if self.file in files else len(files) - 1
         if not 0 <= place < len(files):
             return False
-        self.go_to(files[place])
-        return True
+        return self.go_to(files[place])
 
     def other_kind(self) -> bool:
         """Go from training to the evaluations, through their names, and back; False: there is nothing else."""
         every = trajectory_files(self.index.path)
         names = list(dict.fromkeys(file.name for file in every if not is_training(file)))
-        kinds = [None, *names] if any(is_training(file) for file in every) else list(names)
+        kinds: list[str | None] = [None, *names] if any(is_training(file) for file in every) else list(names)
         if len(kinds) < 2:
             return False
         kind = kinds[(kinds.index(None if is_training(self.file) else self.file.name) + 1) % len(kinds)]
@@ -93,8 +93,7 @@ class Selection:
         near = [
             file for file in same if number is not None and f"{number:06d}" in str(file.relative_to(self.index.path))
         ]
-        self.go_to((near or same)[-1])
-        return True
+        return self.go_to((near or same)[-1])
 
     def show(self, record: TrajectoryRecord, turn: int = 0) -> Opened:
         """Open a trajectory at a turn.

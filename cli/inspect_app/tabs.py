@@ -105,7 +105,7 @@ def _piece(piece: HistoryPiece) -> Text:
         for change, words in difference(piece.text[:MOST], piece.rewritten[:MOST]):
             text.append(neutral(words), CHANGES[change])
         return text
-    return text.append(neutral(piece.text[:MOST]), "dim strike" if piece.status is PieceStatus.DROPPED else "")
+    return text.append(neutral(piece.text[:MOST]), "dim" if piece.status is PieceStatus.DROPPED else "")
 
 
 def _reply_head(view: TurnView) -> Text:

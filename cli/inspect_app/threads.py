@@ -25,10 +25,10 @@ class InspectorThreads(InspectorLayout):
         except CondenseError as error:
             self.call_from_thread(partial(self.notify, fault(error), severity="error", markup=False))
             return
-        more = f", the first {MOST}" if found.count > MOST else ""
+        more = f", the first {MOST}" if found.total > MOST else ""
         prompts = [rows.match_row(record) for record in found.records]
         if not get_current_worker().is_cancelled:
-            self.call_from_thread(self.show_matches, f"{title}: {found.count}{more}", list(found.records), prompts)
+            self.call_from_thread(self.show_matches, f"{title}: {found.total}{more}", list(found.records), prompts)
 
     @work(thread=True, exclusive=True, group="search")
     def find_text(self, query: str) -> None:
@@ -77,4 +77,5 @@ class InspectorThreads(InspectorLayout):
         changed, self.note = self.note != note, note
         if changed:
             self.selection.batch = self.selection.index.batch(self.selection.file)
+            self.read_batches()
             self.draw()

@@ -49,6 +49,7 @@ class Index:
         run = run_of(path) if path.is_file() else None
         self._root = (run or (path if path.is_dir() else path.parent)).resolve()
         self._database = Database(self._root)
+        self._names: dict[Path, str] = {}
 
     def update(self, files: Iterable[Path] | None = None) -> None:
         """Read all that is new in some files, by default of the whole path."""
@@ -198,7 +199,10 @@ class Index:
         return self._database.key(self._name(file))
 
     def _name(self, file: Path) -> str:
-        return os.path.relpath(file.resolve(), self._root)
+        name = self._names.get(file)
+        if name is None:
+            name = self._names[file] = os.path.relpath(file.resolve(), self._root)
+        return name
 
 
 def _batch(

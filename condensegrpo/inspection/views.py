@@ -41,7 +41,7 @@ class Matches(NamedTuple):
     """The trajectories for which a condition holds."""
 
     records: tuple[TrajectoryRecord, ...]  # in order
-    count: int  # of all
+    total: int  # of all
 
 
 class Hit(NamedTuple):
