@@ -205,6 +205,7 @@ def test_nodes_with_different_configurations_are_refused(tmp_path: Path) -> None
     assert "error: comparing the configurations" in other
     assert "comparing the configurations of the ranks: on rank 1 (" in error
     assert "seed is 0 on rank 0 and 1 here. Start every rank with the same arguments" in error
+    assert list((tmp_path / "node0/runs").iterdir()) == []  # a start that is refused leaves no folder
 
 
 def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
