@@ -25,9 +25,9 @@ def written(folder: Path, *arguments: str, cwd: Path) -> tuple[dict[str, object]
 
 
 def test_versions_command_and_hardware_are_written_without_importing_torch(tmp_path: Path) -> None:
-    found, imported = written(tmp_path, "run one", cwd=tmp_path)
+    found, imported = written(tmp_path, "run one", "url=http://ana:secret@host/", cwd=tmp_path)
     assert imported == "False"
-    assert found["command"] == f"-c {tmp_path} 'run one'"
+    assert found["command"] == f"-c {tmp_path} 'run one' url=http://[removed]@host/"
     packages = found["packages"]
     assert isinstance(packages, dict)
     assert packages["torch"] == metadata.version("torch")

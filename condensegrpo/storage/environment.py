@@ -11,6 +11,7 @@ from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 
+from condensegrpo.core.credentials import redacted
 from condensegrpo.storage.files import write_atomically
 
 PACKAGES = ("condensegrpo", "torch", "transformers", "deepspeed", "peft", "vllm", "datasets", "pydantic")
@@ -29,7 +30,7 @@ def write_environment(folder: Path) -> str:
     """
     revision = _output("git", "rev-parse", "HEAD")
     gpus = _output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
-    command, packages = shlex.join(sys.argv), {name: _version(name) for name in PACKAGES}
+    command, packages = redacted(shlex.join(sys.argv)), {name: _version(name) for name in PACKAGES}
     environment = {
         "started": datetime.now().astimezone().isoformat(" ", "seconds"),
         "host": socket.gethostname(),
