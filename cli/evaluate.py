@@ -105,35 +105,20 @@ def _create_folder(save: Path | None) -> None:
 def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str, RunFolder | None]":
     """The configuration and the model folder that the arguments name, and the run that the policy is of, if any."""
     from condensegrpo.config.load import named_config
+    from condensegrpo.evaluation.policy import model_of, run_of
 
     names = [argument for argument in arguments if "=" not in argument]
     overrides = [argument for argument in arguments if "=" in argument]
     if len(names) > 1:
         raise ConfigError(f"reading the arguments: wanted at most one CONFIG, found {names}.")
-    is_checkpoint = (Path(policy) / "manifest.json").is_file()
-    run = Path(policy).resolve().parent.parent if is_checkpoint else Path(policy)
-    is_run = (run / "config.yaml").is_file()
-    if Path(policy).parent.name == "checkpoints" and not Path(policy).exists() and Path(policy).parent.is_dir():
-        kept = ", ".join(sorted(path.name for path in Path(policy).parent.glob("step_*")))
-        raise RunError(
-            f"evaluating {policy}: there is no such checkpoint. The run keeps {kept} (train.keep_checkpoints)."
-        )
-    if not names and not is_run:
+    model, run = model_of(policy), run_of(policy)
+    if not names and run is None:
         raise ConfigError(
             f"evaluating {policy}: it is not a run folder or a checkpoint in one, so a CONFIG must say the task. Add "
             f"one, such as gsm8k."
         )
     config = named_config(names[0] if names else str(run), overrides)
-    if is_checkpoint:
-        return config, str(Path(policy) / "model"), RunFolder(run) if is_run else None
-    if not is_run:
-        return config, policy, None
-    from condensegrpo.learner import checkpoint
-
-    newest = checkpoint.latest(RunFolder.open(run).checkpoints)
-    if newest is None:
-        raise RunError(f"evaluating {policy}: it has no checkpoint yet. Wait for one, or continue with train --resume.")
-    return config, str(newest / "model"), RunFolder(run)
+    return config, model, RunFolder(run) if run is not None else None
 
 
 def _evaluate(

@@ -190,7 +190,7 @@ def test_the_code_format_runs_python_and_nothing_else() -> None:
 def test_a_plug_in_without_its_method_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("class Forgetful:\n    def shorten(self, history): ...\n")
-    with pytest.raises(ConfigError, match="Forgetful has no condense"):
+    with pytest.raises(ConfigError, match=r"Forgetful has no condense \(.*mine\.py:1\)"):
         build(quickstart(f"condenser={{name: '{path}:Forgetful'}}"))
 
 

@@ -15,7 +15,7 @@ from condensegrpo.config.schema import RunConfig
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FOLDERS = ("condensegrpo", "condensers", "rewards", "cli", "configs", "benchmarks", "docs", "tests")
+FOLDERS = ("condensegrpo", "condensers", "rewards", "cli", "configs", "benchmarks", "docs", "notebooks", "tests")
 PATH = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./*-]*)`")
 KEY = re.compile(rf"(?<![\w./])((?:{'|'.join(sorted(RunConfig.model_fields))})(?:\.\w+)+)(?=[=`: ])")
 FREE = ("options", "variants", "handling", "template_options")  # mappings: any key below them

@@ -98,7 +98,7 @@ def file(tmp_path: Path) -> Path:
     ],
 )
 def test_a_value_outside_of_its_annotation_is_refused(file: Path, options: dict[str, Any], wanted: str) -> None:
-    with pytest.raises(PluginError, match=f"setting up the reward '.*:Typed': {wanted}"):
+    with pytest.raises(PluginError, match=rf"setting up the reward '.*:Typed' \(.*mine\.py:\d+\): {wanted}"):
         build("rewards", f"{file}:Typed", options)
     with pytest.raises(PluginError, match=wanted):
         check("rewards", f"{file}:Typed", options)
@@ -113,7 +113,10 @@ def test_values_are_converted_as_json_would_convert_them(file: Path) -> None:
 
 
 def test_a_relation_between_options_is_refused_in_the_words_of_the_plug_in(file: Path) -> None:
-    with pytest.raises(PluginError, match=r"'.*:Frozen' with \{'low': 3\}: low=3.0 and high=2.0: wanted low < high\."):
+    with pytest.raises(
+        PluginError,
+        match=r"'.*:Frozen' with \{'low': 3\}: low=3.0 and high=2.0: wanted low < high \(.*mine\.py:\d+\)\.",
+    ):
         build("rewards", f"{file}:Frozen", {"low": 3})
 
 

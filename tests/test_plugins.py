@@ -219,7 +219,7 @@ def test_broken_prefix_says_what_was_held_found_and_what_to_do() -> None:
     [
         ("raise KeyError('level')", r"KeyError: 'level' \(.*broken\.py:3\)\."),
         ("raise SystemExit(3)", r"SystemExit: 3 \(.*broken\.py:3\)\."),
-        ("raise ValueError('wanted a level.')", r"wanted a level\.$"),
+        ("raise ValueError('wanted a level.')", r"wanted a level \(.*broken\.py:3\)\.$"),
     ],
 )
 def test_what_a_constructor_raises_is_shown_with_its_line(tmp_path: Path, body: str, found: str) -> None:

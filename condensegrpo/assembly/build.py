@@ -1,6 +1,7 @@
 """Builds and checks the components of a configuration, so that a wrong one stops before any model is loaded."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache, partial
 from typing import TypeVar
@@ -8,6 +9,7 @@ from typing import TypeVar
 from condensegrpo.assembly import plugins, runtime
 from condensegrpo.assembly.components import Components, problems
 from condensegrpo.assembly.learning_signal import advantage_estimator, objective
+from condensegrpo.assembly.objects import NO_OBJECTS, Objects, check_objects
 from condensegrpo.assembly.parts import (
     build_condenser,
     build_reward,
@@ -21,42 +23,46 @@ from condensegrpo.config.checks import check_figures
 from condensegrpo.config.load import evaluations
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.plugins import load
+from condensegrpo.core.protocols import Condenser, Counted
 from condensegrpo.rollout.workers.ray_actors import check_installed
 
 P = TypeVar("P")
 
 
-def build(config: RunConfig, base: Components | None = None) -> Components:
+def build(config: RunConfig, base: Components | None = None, objects: Objects = NO_OBJECTS) -> Components:
     """Build the components of a configuration and of its evaluations, and check all that needs no model.
 
     Args:
-        base: see ``build_components``.
+        base, objects: see ``build_components``.
 
     Raises:
         ConfigError: a plug-in, an option, an estimator or a loss is unknown, or settings do not fit together.
         DataError: the data of a task is not what it should be.
     """
-    built = build_components(config, base)
+    built = build_components(config, base, objects)
     for split in ("train", "eval"):
         built.problems(split)
-    named = {name: build_components(varied, built) for name, varied in evaluations(config).items()}
+    named = {name: build_components(varied, built, objects) for name, varied in evaluations(config).items()}
     for each in named.values():
         each.problems("eval")
-    runtime.check_sampler(config)
+    runtime.check_sampler(config, objects)
+    check_objects(config, objects)
     if config.rollout.workers.ray:
         check_installed()
-    check_scorers(names_of(built.condenser), load("samplers", config.sampler.name), config.sampler.name)
+    sampler = type(objects[name]) if (name := config.sampler.name) in objects else load("samplers", name)
+    check_scorers(names_of(built.condenser), sampler, name)
     for tracker in config.trackers:
         plugins.check("trackers", tracker.name, tracker.options)
     return replace(built, evaluations=named)
 
 
-def build_components(config: RunConfig, base: Components | None = None) -> Components:
+def build_components(config: RunConfig, base: Components | None = None, objects: Objects = NO_OBJECTS) -> Components:
     """Build the components of a configuration without reading its data; raises as ``build`` does.
 
     Args:
         base: components of another configuration; parts whose settings are the same are shared. The condenser is not,
-            since its counts belong to the rollouts that it serves.
+            since its counts belong to the rollouts that it serves; an object is, unless it counts.
+        objects: plug-ins that were given as objects, by the names that the configuration has for them.
     """
     check_figures(config)
 
@@ -67,15 +73,20 @@ def build_components(config: RunConfig, base: Components | None = None) -> Compo
         return shared
 
     sandbox = part(lambda: build_sandbox(config), "sandbox", lambda of: of.sandbox)
-    task = part(lambda: build_task(config), "task", lambda of: (of.task, tuple(shared_options(of))))
+    task = part(lambda: build_task(config, objects), "task", lambda of: (of.task, tuple(shared_options(of))))
     return Components(
         config=config,
         task=task,
         data=base.data if base is not None and base.task is task else cache(partial(problems, task)),
-        reward=part(lambda: build_reward(config.reward, sandbox), "reward", lambda of: (of.reward, of.sandbox)),
-        condenser=build_condenser(config.condenser),
-        toolbox=part(lambda: build_toolbox(config, sandbox), "toolbox", lambda of: (of.rollout.tools, of.sandbox)),
+        reward=part(
+            lambda: build_reward(config.reward, sandbox, objects), "reward", lambda of: (of.reward, of.sandbox)
+        ),
+        condenser=_condenser(config, base, objects),
+        toolbox=part(
+            lambda: build_toolbox(config, sandbox, objects), "toolbox", lambda of: (of.rollout.tools, of.sandbox)
+        ),
         sandbox=sandbox,
+        objects=objects,
         estimator=part(
             lambda: advantage_estimator(config),
             "estimator",
@@ -83,3 +94,10 @@ def build_components(config: RunConfig, base: Components | None = None) -> Compo
         ),
         objective=part(lambda: objective(config.algorithm), "objective", lambda of: of.algorithm),
     )
+
+
+def _condenser(config: RunConfig, base: Components | None, objects: Objects) -> Condenser:
+    """The condenser; of one object that counts every evaluation has a copy, whose counts are its own."""
+    condenser = build_condenser(config.condenser, objects)
+    shared = base is not None and condenser is base.condenser and isinstance(condenser, Counted)
+    return deepcopy(condenser) if shared else condenser

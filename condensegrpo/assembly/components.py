@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 
 from condensegrpo.algorithms.credit import Estimator
 from condensegrpo.algorithms.objective import Minimised
+from condensegrpo.assembly.objects import Objects
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CondenseError, ConfigError
-from condensegrpo.core.failures import is_ctrl_c, message_of
+from condensegrpo.core.failures import at_definition, is_ctrl_c, message_of
 from condensegrpo.core.protocols import Condenser, GroupReward, Problem, Reward, Split, Task
 from condensegrpo.rollout.toolcalls import Toolbox
 from condensegrpo.sandbox.sandbox import Sandbox
@@ -26,6 +27,7 @@ class Components:
     sandbox: Sandbox  # given to the reward and the tools that run code; its process starts when one of them opens it
     estimator: Estimator  # of the advantage of every turn, (N, K)
     objective: Minimised
+    objects: Objects = field(default_factory=dict)  # by the names that the configuration has for them
     evaluations: Mapping[str, "Components"] = field(default_factory=dict)  # by name, the held-out problems first
 
     def problems(self, split: Split) -> Sequence[Problem]:
@@ -47,9 +49,12 @@ def problems(task: Task, split: Split) -> Sequence[Problem]:
     except BaseException as error:  # the boundary to a task
         if is_ctrl_c(error):
             raise
-        raise ConfigError(f"making the {split} problems of the task: {message_of(error)}") from error
+        raise ConfigError(f"making the {split} problems of the task: {message_of(error)}.") from error
     if first is None:
         raise ConfigError(f"reading the {split} problems of the task: found none. Check task.data and task.eval_data.")
     if not isinstance(first, Problem):
-        raise ConfigError(f"making the {split} problems of the task: the first is {first!r:.80}, wanted a Problem.")
+        raise ConfigError(
+            f"making the {split} problems of the task: the first is {first!r:.80}, wanted a "
+            f"Problem{at_definition(task)}."
+        )
     return split_problems

@@ -144,7 +144,7 @@ def _check_condenser(components: Components, renderer: Renderer, pinned: Sequenc
     try:
         components.condenser.check_room(pinned, room)
     except Exception as error:  # the boundary to a condenser
-        fault = message_of(error).removesuffix(".")
+        fault = message_of(error)
         raise ConfigError(f"checking the room of the condenser {config.condenser.name}: {fault}.") from error
 
 

@@ -3,12 +3,14 @@
 import inspect
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
+from condensegrpo.assembly.objects import NO_OBJECTS, Objects, object_or
 from condensegrpo.assembly.plugins import build
 from condensegrpo.config.schema import Plugin, RunConfig, StagePlugin, WeightedPlugin
 from condensegrpo.config.yaml_tree import parse
 from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.failures import at_definition
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols import Condenser, GroupReward, Reward, Stage, Task, Tool, TurnReward
 from condensegrpo.core.reward_parts import RewardPart
@@ -19,8 +21,13 @@ from condensegrpo.sandbox.sandbox import Sandbox
 P = TypeVar("P")
 
 
-def build_task(config: RunConfig) -> Task:
+def build_task(config: RunConfig, objects: Objects = NO_OBJECTS) -> Task:
     """The task, with the options that it shares with the rollout."""
+    built = cast(Task, object_or(objects, config.task, lambda: _loaded_task(config)))
+    return _with_methods(built, config.task.name, "problems", "environment")
+
+
+def _loaded_task(config: RunConfig) -> object:
     given = {"data": config.task.data, "eval_data": config.task.eval_data}
     options = {**{option: place for option, place in given.items() if place is not None}, **config.task.options}
     _check_data(config.task.name, options)
@@ -32,8 +39,7 @@ def build_task(config: RunConfig) -> Task:
                 f"{value!r}. Remove task.options.{option} and set {source}."
             )
         supplied[option] = value
-    built: Task = build("tasks", config.task.name, options, supplied)
-    return _with_methods(built, config.task.name, "problems", "environment")
+    return build("tasks", config.task.name, options, supplied)
 
 
 def _check_data(name: str, options: Mapping[str, object]) -> None:
@@ -68,7 +74,7 @@ def build_sandbox(config: RunConfig) -> Sandbox:
     )
 
 
-def build_reward(plugin: Plugin, sandbox: Sandbox) -> Reward | GroupReward:
+def build_reward(plugin: Plugin, sandbox: Sandbox, objects: Objects = NO_OBJECTS) -> Reward | GroupReward:
     """A reward. Where its options hold ``parts``, each of them is a reward by name with a weight beside it."""
     options = dict(plugin.options)
     if "parts" in options:
@@ -78,7 +84,8 @@ def build_reward(plugin: Plugin, sandbox: Sandbox) -> Reward | GroupReward:
             _part(parse(WeightedPlugin, part, source=f"reward.options.parts[{place}]"), sandbox)
             for place, part in enumerate(options["parts"])
         ]
-    built = _of_one_kind(build("rewards", plugin.name, options, {"sandbox": sandbox}), plugin.name)
+    made = object_or(objects, plugin, lambda: build("rewards", plugin.name, options, {"sandbox": sandbox}))
+    built = _of_one_kind(cast(Reward, made), plugin.name)
     if isinstance(built, TurnReward):
         raise ConfigError(
             f"setting up the reward {plugin.name}: it pays single turns and says nothing of the outcome. Make it a "
@@ -115,12 +122,12 @@ def _of_one_kind(reward: Reward | GroupReward | TurnReward, name: str) -> Reward
         raise ConfigError(
             f"setting up the reward {name}: {type(reward).__name__} has "
             f"{' and '.join(present) or 'no method of a reward'}, wanted exactly one of "
-            f"{', '.join(kinds)}; see docs/how-to/write-a-reward.md."
+            f"{', '.join(kinds)}{at_definition(reward)}; see docs/how-to/write-a-reward.md."
         )
     return reward
 
 
-def build_condenser(plugin: Plugin) -> Condenser:
+def build_condenser(plugin: Plugin, objects: Objects = NO_OBJECTS) -> Condenser:
     """A condenser. Where its options hold ``stages``, each of them is a condenser by name with a trigger beside it."""
     options = dict(plugin.options)
     if "stages" in options:
@@ -134,15 +141,15 @@ def build_condenser(plugin: Plugin) -> Condenser:
             for place, raw in enumerate(options["stages"])
             for stage in [parse(StagePlugin, raw, source=f"stages[{place}] of the condenser {plugin.name}")]
         )
-    built: Condenser = _with_methods(build("condensers", plugin.name, options), plugin.name, "condense")
-    return built
+    built = cast(Condenser, object_or(objects, plugin, lambda: build("condensers", plugin.name, options)))
+    return _with_methods(built, plugin.name, "condense")
 
 
-def build_toolbox(config: RunConfig, sandbox: Sandbox) -> Toolbox:
+def build_toolbox(config: RunConfig, sandbox: Sandbox, objects: Objects = NO_OBJECTS) -> Toolbox:
     """The tools and how the policy calls them."""
     tools = config.rollout.tools
     return Toolbox(
-        _tools(config, sandbox),
+        _tools(config, sandbox, objects),
         format=TOOL_FORMATS[tools.format],
         seconds=tools.seconds,
         max_chars=tools.max_chars,
@@ -151,10 +158,10 @@ def build_toolbox(config: RunConfig, sandbox: Sandbox) -> Toolbox:
     )
 
 
-def _tools(config: RunConfig, sandbox: Sandbox) -> dict[str, Tool]:
+def _tools(config: RunConfig, sandbox: Sandbox, objects: Objects) -> dict[str, Tool]:
     """The tools by the names that the model calls them by."""
     named = [tool if isinstance(tool, Plugin) else Plugin(name=tool) for tool in config.rollout.tools.use]
-    tools = {plugin.name.rpartition(":")[2]: _tool(plugin, sandbox) for plugin in named}
+    tools = {plugin.name.rpartition(":")[2]: _tool(plugin, sandbox, objects) for plugin in named}
     if len(tools) != len(named):
         raise ConfigError(
             f"checking rollout.tools.use: two tools have one name in {[plugin.name for plugin in named]}."
@@ -167,11 +174,12 @@ def _tools(config: RunConfig, sandbox: Sandbox) -> dict[str, Tool]:
     return tools
 
 
-def _tool(plugin: Plugin, sandbox: Sandbox) -> Tool:
+def _tool(plugin: Plugin, sandbox: Sandbox, objects: Objects) -> Tool:
     """A function is the tool; a class is built with its options, and its ``__call__`` is the tool."""
-    loaded = load("tools", plugin.name)
-    if inspect.isclass(loaded):
-        built = build("tools", plugin.name, plugin.options, {"sandbox": sandbox})
+    loaded: Any = object_or(objects, plugin, lambda: load("tools", plugin.name))
+    if not inspect.isroutine(loaded):
+        isclass = inspect.isclass(loaded)
+        built = build("tools", plugin.name, plugin.options, {"sandbox": sandbox}) if isclass else loaded
         tool: Tool = _with_methods(built, plugin.name, "__call__").__call__
         return tool
     if plugin.options:
@@ -179,8 +187,7 @@ def _tool(plugin: Plugin, sandbox: Sandbox) -> Tool:
             f"setting up the tool {plugin.name} with {plugin.options}: it is a function and has no options. A tool "
             f"with options is a class whose __call__ is the tool."
         )
-    function: Tool = loaded
-    return function
+    return cast(Tool, loaded)
 
 
 def _with_methods(plugin: P, name: str, *methods: str) -> P:
@@ -188,6 +195,7 @@ def _with_methods(plugin: P, name: str, *methods: str) -> P:
     missing = [method for method in methods if not callable(getattr(plugin, method, None))]
     if missing:
         raise ConfigError(
-            f"setting up {name}: {type(plugin).__name__} has no {' and no '.join(missing)}; see protocols.py."
+            f"setting up {name}: {type(plugin).__name__} has no {' and no '.join(missing)}{at_definition(plugin)}; see "
+            f"docs/reference/protocols.md."
         )
     return plugin

@@ -154,9 +154,10 @@ def _host(workers: Workers) -> WorkerHost:
 
 
 def _chosen(components: Components) -> Workers:
-    """The setting; by default no worker loads a model once more."""
+    """The setting; by default no worker loads a model once more or needs an object of this process."""
     workers = components.config.rollout.workers
-    loads = workers == Workers() and _holds_model(components.condenser, components.reward)
+    own = components.objects.keys() - {components.config.sampler.name}  # which no other process can build
+    loads = workers == Workers() and (bool(own) or _holds_model(components.condenser, components.reward))
     return Workers(processes=0) if loads else workers
 
 
@@ -185,5 +186,5 @@ def described_workers(components: Components) -> str:
     chosen = workers == Workers()
     why = f"{counted(trajectories, 'trajectory', 'trajectories')} a step, {counted(cpus, 'CPU')}"
     if chosen and _chosen(components) != workers:
-        why = "condenser or reward holds a model"
+        why = "a part is an object" if components.objects else "condenser or reward holds a model"
     return f"rollouts {where}{' of each rank' if number else ''}: {why if chosen else 'set by rollout.workers'}"

@@ -20,7 +20,7 @@ from pydantic_core import SchemaError
 
 from condensegrpo.core.credentials import without_credentials
 from condensegrpo.core.errors import CondenseError, PluginError
-from condensegrpo.core.failures import is_ctrl_c, message_of
+from condensegrpo.core.failures import at_definition, is_ctrl_c, message_of
 from condensegrpo.core.plugins import load
 from condensegrpo.core.suggestions import did_you_mean
 
@@ -102,7 +102,7 @@ def _called(
         if is_ctrl_c(error):
             raise
         given = f" with {without_credentials(dict(options))}" if options else ""
-        raise PluginError(f"{where}{given}: {message_of(error).removesuffix('.')}.") from error
+        raise PluginError(f"{where}{given}: {message_of(error)}.") from error
 
 
 def _arguments(
@@ -111,6 +111,7 @@ def _arguments(
     """The validated arguments of a call: the options, and what is supplied where the signature has it."""
     if not callable(factory):
         raise PluginError(f"{where}: found {factory!r:.80}, wanted a class.")
+    where += at_definition(factory)
     parameters = _signature(factory).parameters
     open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)

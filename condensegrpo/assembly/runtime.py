@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from condensegrpo.assembly import plugins
 from condensegrpo.assembly.components import Components
+from condensegrpo.assembly.objects import NO_OBJECTS, Objects, object_or
 from condensegrpo.assembly.scorers import frozen_model, names_of, open_scorers
 from condensegrpo.attention.scorer import VersionedAttention
 from condensegrpo.config.load import longest_request
@@ -27,17 +28,26 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+SAMPLER = ("sample", "update_weights", "version", "close")  # what the protocol asks for
+
+
 def use_threads(config: RunConfig) -> None:
     """Give torch as many CPU threads as the configuration says."""
     if config.learner.threads is not None:
         torch.set_num_threads(config.learner.threads)
 
 
-def open_sampler(config: RunConfig, model_path: str, *, lora: LoraSettings | None = None) -> Sampler:
-    """The sampler, with the weights of a model folder; ``lora``: of the adapters that train beside them."""
+def open_sampler(
+    config: RunConfig, model_path: str, *, lora: LoraSettings | None = None, objects: Objects = NO_OBJECTS
+) -> Sampler:
+    """The sampler, with the weights of a model folder; ``lora``: of the adapters that train beside them.
+
+    A sampler among ``objects`` stays as it is.
+    """
     arguments = _sampler_arguments(config, model_path, lora)
-    built: Sampler = plugins.build("samplers", config.sampler.name, config.sampler.options, arguments)
-    return built
+    named = config.sampler
+    built = object_or(objects, named, lambda: plugins.build("samplers", named.name, named.options, arguments))
+    return cast(Sampler, built)
 
 
 def _sampler_arguments(config: RunConfig, model_path: str, lora: LoraSettings | None) -> dict[str, object]:
@@ -122,12 +132,15 @@ def trajectory_engine(
     )
 
 
-def check_sampler(config: RunConfig) -> None:
+def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
     """Check the sampler's options, and that it can measure replies if the configuration asks for it. Loads no model.
 
     Raises:
         ConfigError: it refuses an option, or cannot measure.
     """
+    if config.sampler.name in objects:
+        _check_object(config, object_or(objects, config.sampler, lambda: None))
+        return
     lora, given = config.model.lora, (config.sampler.name, config.sampler.options)
     supplied = _sampler_arguments(config, "", lora)
     plugins.check("samplers", *given, supplied)
@@ -138,6 +151,14 @@ def check_sampler(config: RunConfig) -> None:
         )
     sampler = load("samplers", config.sampler.name)
     if config.rollout.answer_form is not None and isinstance(sampler, type) and not issubclass(sampler, Measures):
+        raise _cannot_measure(config)
+
+
+def _check_object(config: RunConfig, sampler: object) -> None:
+    lacking = [method for method in SAMPLER if not hasattr(sampler, method)]
+    if lacking:
+        raise ConfigError(f"setting up {config.sampler.name}: it has no {' and no '.join(lacking)}; see protocols.py.")
+    if config.rollout.answer_form is not None and not isinstance(sampler, Measures):
         raise _cannot_measure(config)
 
 

@@ -9,10 +9,10 @@ import sysconfig
 import threading
 import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from types import FrameType, FunctionType
+from types import FrameType, FunctionType, MethodType
 
 PACKAGE = __name__.partition(".")[0]
 MESSAGE_CHARACTERS = 400  # of an exception
@@ -53,8 +53,15 @@ def failure_of(source: str, error: BaseException, *, plugin: object = None) -> F
 
 
 def message_of(error: BaseException) -> str:
-    """The message of a plug-in's error: that of a ``ValueError`` is for users, others need their type and line."""
-    return str(error) if isinstance(error, ValueError) else str(failure_of("", error))
+    """The message of a plug-in's error with its place, without a full stop; a ``ValueError`` needs no type."""
+    failure = failure_of("", error)
+    return str(replace(failure, error="", message=str(error)) if isinstance(error, ValueError) else failure)
+
+
+def at_definition(plugin: object) -> str:
+    """`` (file:line)`` of the class or function of a plug-in; empty: it is of this package or built in."""
+    place = _definition(plugin)
+    return f" ({place})" if place else ""
 
 
 def is_ctrl_c(error: BaseException) -> bool:
@@ -83,7 +90,7 @@ def place_of(frames: Iterable[tuple[FrameType, int]]) -> str:
 
 def _definition(plugin: object) -> str:
     """Where a function, or the class of an object, is defined; empty: in this package."""
-    named = plugin if isinstance(plugin, FunctionType) or inspect.ismethod(plugin) else type(plugin)
+    named = plugin if isinstance(plugin, FunctionType | MethodType | type) else type(plugin)
     if named.__module__.partition(".")[0] == PACKAGE:
         return ""
     try:

@@ -12,6 +12,7 @@ from condensegrpo.core.errors import PluginError
 from condensegrpo.core.failures import failure_of, is_ctrl_c
 from condensegrpo.core.suggestions import did_you_mean
 
+OBJECT = "python:"  # begins the name that a configuration has for a plug-in given as an object
 KINDS = ("condensers", "rewards", "tasks", "tools", "samplers", "trackers")
 
 
@@ -26,6 +27,12 @@ def load(kind: str, name: str) -> Any:  # noqa: ANN401  a plug-in is whatever it
     Raises:
         PluginError: no such plug-in (the message names the nearest), or it cannot be imported.
     """
+    if name.startswith(OBJECT):
+        raise PluginError(
+            f"looking for {name!r} among the {kind}: it is an object of a Python program, and no configuration can "
+            f"hold it. Pass the object again, as in condensegrpo.train(…, resume=True, {kind.removesuffix('s')}=…), or "
+            f"put its class into a file and name it path/to/file.py:Name."
+        )
     if ":" in name:
         return _from_file(kind, name)
     if name.endswith(".py"):

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from condensegrpo.core.errors import PluginError
-from condensegrpo.core.failures import Failure
+from condensegrpo.core.failures import Failure, at_definition
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.plugin_task import Blocked, plugin_task, wait_for_task
 from condensegrpo.core.protocols import Tool
@@ -229,8 +229,8 @@ def _schema(name: str, tool: Tool) -> dict[str, object]:
         schema: dict[str, Any] = get_json_schema(tool)
     except Exception as error:  # the boundary to transformers, which has an exception class for every lack
         raise PluginError(
-            f"making the schema of tool {name!r}: {error}. A tool is a function with type hints and a docstring that "
-            f"describes every argument under 'Args:'."
+            f"making the schema of tool {name!r}{at_definition(tool)}: {error}. A tool is a function with type "
+            f"hints and a docstring that describes every argument under 'Args:'."
         ) from error
     return {**schema, "function": {**schema["function"], "name": name}}
 

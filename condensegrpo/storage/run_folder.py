@@ -156,6 +156,11 @@ class RunFolder:
         names = (re.fullmatch(r"step_(\d+)\.jsonl", file.name) for file in self.trajectory_folder.glob("*.jsonl"))
         return tuple(sorted(int(name[1]) for name in names if name))
 
+    def evaluated_steps(self, name: str) -> tuple[int, ...]:
+        """The steps after which this evaluation was made, in order."""
+        folders = (file.parent.name for file in self.evaluation_folder.glob(f"step_*/{evaluation_file(name)}"))
+        return tuple(sorted(int(match[1]) for match in map(_STEP_FOLDER.fullmatch, folders) if match))
+
     def truncate_after(self, step: int) -> None:
         """Remove what was written after ``step``, so that a resumed run writes it again and nothing is there twice."""
         try:

@@ -111,9 +111,10 @@ def train(components: Components, folder: RunFolder, *, observer: Observer, stop
         return finished
 
 
-def _sleeping_sampler(config: RunConfig, source: str, observer: Observer) -> Sampler:
+def _sleeping_sampler(components: Components, source: str, observer: Observer) -> Sampler:
     """The sampler, asleep if it can be: opening the learner takes memory. It gets the learner's weights afterwards."""
-    sampler = open_sampler(config, source, lora=config.model.lora)
+    config = components.config
+    sampler = open_sampler(config, source, lora=config.model.lora, objects=components.objects)
     if isinstance(sampler, Describes):
         observer.say(sampler.describe())
     if isinstance(sampler, Sleeps):
@@ -132,7 +133,7 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
     observer.phase("loading the policy", None)
     if ranks.rank() == 0:
         save_tokenizer(source, folder.path)
-    sampler = _sleeping_sampler(config, source, observer)
+    sampler = _sleeping_sampler(components, source, observer)
     learner = open_learner(
         config,
         source,

@@ -1,0 +1,367 @@
+"""The Python front door: ``import condensegrpo as cg``.
+
+    run = cg.train("quickstart", "train.steps=20")               a configuration and overrides, as on the command line
+    run = cg.train("gsm8k", task=MyTask(), reward=my_reward)     objects in place of names
+    run.metrics()                                                a DataFrame
+    cg.rollout("runs/quickstart", n=4)[0].show()                 sample, and look at a trajectory
+    cg.evaluate("runs/quickstart", samples=4).success
+
+All of it works in a notebook: the engine's event loop runs in a thread of its own. Importing this file imports no
+torch; a function imports what it needs.
+"""
+
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Unpack
+
+from condensegrpo.cli.rollouts import Rollout, Rollouts
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.observer import Observer
+from condensegrpo.inspection.batches import choose
+from condensegrpo.inspection.index import Index
+from condensegrpo.reporting.frames import Library, frame, step_rows
+from condensegrpo.storage.files import write_atomically
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trackers import read_metrics
+
+__all__ = ["Rollout", "Rollouts", "Run", "evaluate", "rollout", "train"]
+
+if TYPE_CHECKING:
+    from condensegrpo.assembly.components import Components
+    from condensegrpo.assembly.objects import Parts
+    from condensegrpo.assembly.players import Players
+    from condensegrpo.config.schema import RunConfig
+    from condensegrpo.core.evaluation import Evaluation
+    from condensegrpo.core.protocols import Problem, Split
+
+ROLLOUT_STEP = -2  # names the random streams of rollouts apart from those of training and evaluation
+
+
+class Run:
+    """A run folder: what was measured and sampled in it. Reads files, and loads no model."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Open a run.
+
+        Raises:
+            RunError: the folder does not exist or holds no run.
+        """
+        self._folder = RunFolder.open(Path(path))
+        self._index = Index(self._folder.path)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self._folder.path
+
+    @property
+    def config(self) -> "RunConfig":
+        """The resolved configuration."""
+        from condensegrpo.config.load import load_stored
+
+        return load_stored(self._folder.config)
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps that have trajectories."""
+        return self._folder.steps()
+
+    @property
+    def model(self) -> str:
+        """The model folder of the newest checkpoint.
+
+        Raises:
+            RunError: there is none yet.
+        """
+        from condensegrpo.evaluation.policy import model_of
+
+        return model_of(str(self.path))
+
+    def metrics(self, library: Library | None = None) -> Any:  # noqa: ANN401  a DataFrame of either library
+        """One row a step: docs/reference/metrics.md says what each column is. Step 0 is the policy before training."""
+        return frame(step_rows(read_metrics(self._folder.metrics)), library)
+
+    def rollouts(self, step: int | None = None, evaluation: str | None = None) -> Rollouts:
+        """The trajectories of a step, by default the last one.
+
+        Args:
+            evaluation: those of this evaluation after the step, such as ``held-out``, in place of the training batch.
+
+        Raises:
+            RunError: there is no such step or evaluation.
+        """
+        return Rollouts(self._index, choose(self.path, step, evaluation))
+
+    def trajectories(
+        self, step: int | None = None, evaluation: str | None = None, library: Library | None = None
+    ) -> Any:  # noqa: ANN401  a DataFrame of either library
+        """One row a trajectory of a step, by default of all steps; arguments as of ``rollouts``, columns as there."""
+        return frame([row for each in self._batches(step, evaluation) for row in each.trajectory_rows()], library)
+
+    def turns(self, step: int | None = None, evaluation: str | None = None, library: Library | None = None) -> Any:  # noqa: ANN401  a DataFrame of either library
+        """One row a turn of a step, by default of all steps; arguments as of ``rollouts``, columns as there."""
+        return frame([row for each in self._batches(step, evaluation) for row in each.turn_rows()], library)
+
+    def _batches(self, step: int | None, evaluation: str | None) -> Iterator[Rollouts]:
+        steps = self._folder.steps() if evaluation is None else self._folder.evaluated_steps(evaluation)
+        for number in steps if step is None and steps else (step,):
+            yield self.rollouts(number, evaluation)
+
+
+def train(
+    config: "RunConfig | Path | str",
+    *overrides: str,
+    resume: bool = False,
+    overwrite: bool = False,
+    observer: Observer | None = None,
+    **parts: "Unpack[Parts]",
+) -> Run:
+    """Train a policy in this process: warm start, then GRPO on condensed multi-turn trajectories.
+
+        cg.train("quickstart", "train.steps=20", "name=first")
+        cg.train("gsm8k", task=MyTask(), reward=my_reward)
+        cg.train("runs/first", "train.steps=40", resume=True)
+
+    Ctrl-C, or an interrupt of the notebook's kernel, ends the training after the step and saves a checkpoint; the
+    second one raises ``KeyboardInterrupt``. For several processes use ``condensegrpo train`` under a launcher.
+
+    Args:
+        config, overrides, parts: as of ``rollout``.
+        resume: continue the run in the folder ``config``, from its newest checkpoint. Objects must be given again.
+        overwrite: delete the run of the same name first.
+        observer: receives progress; by default it is printed, and written to ``log.txt``.
+
+    Raises:
+        ConfigError: the configuration is wrong or cannot work with the model.
+        RunError: there is a run of this name, or its folder cannot be written.
+    """
+    from condensegrpo.assembly.build import build
+    from condensegrpo.assembly.objects import configured, replaced
+    from condensegrpo.assembly.preflight import check_run
+    from condensegrpo.cli.quiet import quiet_libraries
+    from condensegrpo.config.resumed import resumed_config
+    from condensegrpo.reporting.run_report import write_report
+    from condensegrpo.training.train import train as run_training
+
+    quiet_libraries()
+    if int(size := os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            f"training from Python: a launcher started {size} processes. Use condensegrpo train with the launcher, and "
+            f"put objects into a file, named path/to/file.py:Name."
+        )
+    if resume:
+        run = Run(str(config))
+        lines, objects = replaced(run.config, parts)
+        settings, _ = resumed_config(RunFolder.open(run.path), [*lines, *overrides], allow_changes=False)
+    else:
+        settings, objects = configured(config, overrides, parts)
+    components = build(settings, objects=objects)
+    notes = check_run(components, resumed=resume)
+    folder = RunFolder.open(run.path) if resume else _new_folder(settings, overwrite=overwrite)
+    with folder.locked(), _training_console(folder, settings, observer) as shown, _stopping() as stopping:
+        for note in notes:
+            shown.say(note)
+        finished = run_training(components, folder, observer=shown, stopping=stopping)
+    if finished:
+        write_report(folder.path)
+    return Run(folder.path)
+
+
+def rollout(
+    config: "RunConfig | Path | str",
+    *overrides: str,
+    model: str | Path | None = None,
+    n: int = 1,
+    problems: "int | Sequence[Problem]" = 1,
+    split: "Split" = "eval",
+    observer: Observer | None = None,
+    **parts: "Unpack[Parts]",
+) -> Rollouts:
+    """Sample and score trajectories as training does.
+
+        cg.rollout("runs/quickstart", n=4)[0].show()
+        cg.rollout("gsm8k", "rollout.temperature=0.6", model="Qwen/Qwen2.5-0.5B-Instruct", condenser="full")
+
+    Args:
+        config: a YAML file, the name of a shipped configuration, a run folder or a configuration.
+        overrides: ``key=value``, as on the command line.
+        model: a run, a checkpoint, a model folder or a Hub id; by default that of the run or configuration.
+        n: trajectories of each problem.
+        problems: the first so many of the split, or problems of your own.
+        split: ``eval`` or ``train``.
+        observer: receives progress; by default it is shown on a terminal.
+        parts: task, reward, condenser, tools and sampler, as objects or by name, in place of the configuration's.
+
+    Raises:
+        ConfigError: the configuration is wrong, or names no model.
+        RolloutError: every trajectory failed.
+    """
+    from condensegrpo.assembly.runtime import provenance
+    from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
+    from condensegrpo.learner.policy import trained_steps
+    from condensegrpo.rollout.collect import failures_of, report_failures
+    from condensegrpo.rollout.group import problem_groups
+    from condensegrpo.storage.trajectories import write_trajectory
+
+    with _playing(config, overrides, parts, model) as (components, players), _shown(observer) as shown:
+        settings, step = components.config, trained_steps(players.source)
+        posed = components.problems(split)[:problems] if isinstance(problems, int) else problems
+        shown.phase("sampling", len(posed) * n)
+        kept = TemporaryDirectory(prefix="condensegrpo-rollouts-")
+        file = Path(kept.name) / "rollouts.jsonl"
+        with BackgroundLoop("rollout", close_seconds=PLUGIN_SECONDS) as loop:
+            scored = loop.run(
+                players.player(components, temperature=settings.rollout.temperature).play(
+                    problem_groups(posed, step=step or 0),
+                    samples=n,
+                    run_seed=settings.seed,
+                    step=ROLLOUT_STEP,
+                    on_scored=lambda _: shown.advance(),
+                )
+            )
+        report_failures([failures_of(scored)], shown)
+        source = provenance(settings, model=players.source, step=step)
+    for each in scored:
+        write_trajectory(file, each, source)
+    return Rollouts(Index(file), file, kept)
+
+
+def evaluate(
+    config: "RunConfig | Path | str",
+    *overrides: str,
+    model: str | Path | None = None,
+    samples: int | None = None,
+    observer: Observer | None = None,
+    **parts: "Unpack[Parts]",
+) -> "Evaluation":
+    """Evaluate a policy on the held-out problems: success with its 95 % interval, pass@k, contexts, stop reasons.
+
+        cg.evaluate("runs/quickstart", samples=4).success
+        cg.evaluate("runs/quickstart", "rollout.limits.max_context_tokens=96", condenser="truncate").metrics
+
+    Args:
+        config, overrides, model, observer, parts: as of ``rollout``.
+        samples: trajectories a problem; by default ``evaluate.samples``.
+
+    Raises:
+        ConfigError: the configuration is wrong, or names no model.
+        RolloutError: every trajectory failed.
+    """
+    from condensegrpo.config.load import HELD_OUT
+    from condensegrpo.evaluation.evaluate import evaluate as run_evaluation
+    from condensegrpo.learner.policy import trained_steps
+
+    changes = (*overrides, *([] if samples is None else [f"evaluate.samples={samples}"]))
+    with _playing(config, changes, parts, model) as (components, players), _shown(observer) as shown:
+        step = trained_steps(players.source)
+        return run_evaluation(HELD_OUT, components, players=players, step=step, observer=shown)
+
+
+@contextmanager
+def _playing(
+    config: "RunConfig | Path | str", overrides: Sequence[str], parts: "Parts", model: str | Path | None
+) -> Iterator[tuple["Components", "Players"]]:
+    """The components of a configuration, and the players of its policy."""
+    from condensegrpo.assembly.build import build
+    from condensegrpo.assembly.model_checks import check_model
+    from condensegrpo.assembly.objects import configured
+    from condensegrpo.assembly.players import Players
+    from condensegrpo.assembly.runtime import open_sampler, use_threads
+    from condensegrpo.cli.quiet import quiet_libraries
+
+    quiet_libraries()
+    settings, objects = configured(config, ["evaluate.variants={}", *overrides], parts)
+    source = _model(config, settings, model)
+    components = build(settings, objects=objects)
+    check_model(components, source)
+    use_threads(settings)
+    sampler = open_sampler(settings, source, objects=objects)
+    own = settings.sampler.name in objects  # its owner closes it
+    with nullcontext() if own else closing(sampler), Players(settings, sampler, source) as players:
+        yield components, players
+
+
+def _model(config: "RunConfig | Path | str", settings: "RunConfig", model: str | Path | None) -> str:
+    """The model folder or Hub id that is asked for, or else that of the run or of the configuration."""
+    from condensegrpo.config.schema import RunConfig
+    from condensegrpo.evaluation.policy import model_of, run_of
+
+    if model is not None:
+        return model_of(str(model))
+    if not isinstance(config, RunConfig) and run_of(str(config)) is not None:
+        return model_of(str(config))
+    if settings.model.path is None:
+        raise ConfigError(
+            f"looking for the policy of {settings.name}: its configuration makes a new model (model.new), which no run "
+            f"has trained yet. Give model=…: a run folder, a model folder or a Hub id."
+        )
+    return settings.model.path
+
+
+@contextmanager
+def _shown(observer: Observer | None) -> Iterator[Observer]:
+    """The observer, or else a display on the terminal."""
+    from rich.console import Console
+
+    from condensegrpo.cli.console import PhaseDisplay
+
+    if observer is not None:
+        yield observer
+        return
+    with PhaseDisplay(Console(stderr=True)) as display:
+        yield display
+
+
+def _new_folder(settings: "RunConfig", *, overwrite: bool) -> RunFolder:
+    """The folder of a new run, with its configuration."""
+    from condensegrpo.config.load import dump_config
+
+    path = Path(settings.runs_dir) / settings.name
+    if overwrite and (path / "config.yaml").is_file():
+        shutil.rmtree(path)
+    folder = RunFolder.create(path)
+    write_atomically(folder.config, dump_config(settings))
+    return folder
+
+
+@contextmanager
+def _training_console(folder: RunFolder, settings: "RunConfig", observer: Observer | None) -> Iterator[Observer]:
+    """The observer, or else the console of ``condensegrpo train``, which also writes ``log.txt``."""
+    from condensegrpo.cli.console import TrainingConsole
+
+    if observer is not None:
+        yield observer
+        return
+    with TrainingConsole(steps=settings.train.steps, log=folder.log) as console:
+        yield console
+
+
+@contextmanager
+def _stopping() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C asked to stop. The second Ctrl-C raises ``KeyboardInterrupt``. Threads get no signal."""
+    asked = list[int]()
+
+    def handle(number: int, _: FrameType | None) -> None:
+        asked.append(number)
+        signal.signal(number, signal.default_int_handler)
+        print("finishing the step and saving; interrupt again to stop now", file=sys.stderr)  # noqa: T201
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield lambda: bool(asked)
+    finally:
+        signal.signal(signal.SIGINT, before)

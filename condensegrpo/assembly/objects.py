@@ -1,0 +1,149 @@
+"""Plug-ins given as Python objects in place of names, as ``condensegrpo.train(…, task=MyTask())`` does.
+
+    task=MyTask()                         ─▶   task: {name: "python:MyTask"}, and the object by that name
+    tools=["calculator", look_up]         ─▶   rollout.tools.use: [{name: calculator}, {name: "python:look_up"}]
+    condenser="full"                      ─▶   condenser: {name: full}
+    reward={"name": …, "options": {…}}    ─▶   reward: {name: …, options: {…}}
+
+A configuration cannot hold an object: it names it, and ``build`` takes the object of that name.
+"""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FunctionType, MethodType
+from typing import TypedDict
+
+from condensegrpo.config.load import named_config, vary
+from condensegrpo.config.schema import Plugin, RunConfig, TaskSettings
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.plugins import OBJECT
+from condensegrpo.core.protocols import Condenser, GroupReward, Reward, Sampler, Task, Tool
+from condensegrpo.core.suggestions import did_you_mean
+
+Objects = Mapping[str, object]  # by the name that the configuration has for them
+NO_OBJECTS: Objects = {}
+SECTIONS = {
+    "task": "task",
+    "reward": "reward",
+    "condenser": "condenser",
+    "tools": "rollout.tools.use",
+    "sampler": "sampler",
+}
+
+
+class Parts(TypedDict, total=False):
+    """Parts of a run as objects or by name. A mapping ``{"name": …, "options": {…}}`` names one with its options."""
+
+    task: Task | str | Mapping[str, object]
+    reward: Reward | GroupReward | str | Mapping[str, object]
+    condenser: Condenser | str | Mapping[str, object]
+    tools: Sequence[Tool | str | Mapping[str, object]]
+    sampler: Sampler | str | Mapping[str, object]
+
+
+def configured(config: RunConfig | Path | str, overrides: Sequence[str], parts: Parts) -> tuple[RunConfig, Objects]:
+    """A configuration with some of its parts replaced, then with overrides, and the objects among the parts.
+
+    Args:
+        config: also a YAML file, the name of a shipped configuration, or a run folder.
+
+    Raises:
+        ConfigError: as ``named_config`` and ``replaced``.
+    """
+    before = config if isinstance(config, RunConfig) else named_config(str(config))
+    lines, objects = replaced(before, parts)
+    lines += overrides
+    if not lines:
+        return before, objects
+    return vary(config, lines) if isinstance(config, RunConfig) else named_config(str(config), lines), objects
+
+
+def replaced(config: RunConfig, parts: Parts) -> tuple[list[str], Objects]:
+    """The overrides that replace parts of a configuration, and the objects among the parts.
+
+    A part replaces its whole section. Evaluation variants that change a replaced section are left out.
+
+    Raises:
+        ConfigError: there is no such part, or one is a class.
+    """
+    objects = dict[str, object]()
+    changes = dict[str, object]()
+    for part, given in parts.items():
+        if part not in SECTIONS:
+            raise ConfigError(
+                f"reading the arguments: there is no part {part!r}. {did_you_mean(part, SECTIONS)}Parts are "
+                f"{', '.join(SECTIONS)}; a key of the configuration is an override in quotes, such as 'train.steps=20'."
+            )
+        if part == "tools":
+            tools = given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+            changes[SECTIONS[part]] = [_section(part, tool, objects) for tool in tools]
+        else:
+            changes[SECTIONS[part]] = _section(part, given, objects)
+    variants = config.evaluate.variants
+    kept = {name: each for name, each in variants.items() if not any(_changes(line, changes) for line in each)}
+    if kept != variants:
+        changes["evaluate.variants"] = kept
+    return [f"{key}={json.dumps(value, default=str)}" for key, value in changes.items()], objects
+
+
+def object_or(objects: Objects, plugin: Plugin | TaskSettings, otherwise: Callable[[], object]) -> object:
+    """The object that a section names, or else what is built by its name.
+
+    Raises:
+        ConfigError: the section has options for an object.
+    """
+    name, options = plugin.name, plugin.options
+    if name not in objects:
+        return otherwise()
+    if options:
+        raise ConfigError(
+            f"setting up {name}: found the options {', '.join(options)}, and it is an object, which takes none. "
+            f"Construct it with them."
+        )
+    return objects[name]
+
+
+def check_objects(config: RunConfig, objects: Objects) -> None:
+    """Check that a run can work with objects: other processes cannot have them.
+
+    Raises:
+        ConfigError: rollout workers are asked for, or a sampler that is an object for a warm start.
+    """
+    workers, names = config.rollout.workers, ", ".join(name for name in objects if name != config.sampler.name)
+    if names and (workers.ray or workers.processes):
+        raise ConfigError(
+            f"checking rollout.workers: found {workers.processes or workers.ray} processes, which "
+            f"build plug-ins by name, and {names} is an object. Leave rollout.workers out, or put the class into a "
+            f"file and name it path/to/file.py:Name."
+        )
+    if config.sampler.name in objects and config.warm_start.steps:
+        raise ConfigError(
+            f"checking warm_start.steps: found {config.warm_start.steps}; its probe opens a sampler for the model that "
+            f"it has trained, and {config.sampler.name} is an object. Set warm_start.steps=0 or name the sampler."
+        )
+
+
+def _section(part: str, given: object, objects: dict[str, object]) -> dict[str, object]:
+    """The section of a part; an object is added to ``objects``."""
+    if isinstance(given, str):
+        return {"name": given}
+    if isinstance(given, Mapping):
+        return dict(given)
+    if inspect.isclass(given):
+        raise ConfigError(
+            f"reading the argument {part}: found the class {given.__name__}, wanted an object of it. Write "
+            f"{part}={given.__name__}(…)."
+        )
+    label = given.__name__ if isinstance(given, FunctionType | MethodType) else type(given).__name__
+    name = f"{OBJECT}{label}"
+    while objects.setdefault(name, given) is not given:
+        name += "_"
+    return {"name": name}
+
+
+def _changes(override: str, changes: Mapping[str, object]) -> bool:
+    """Whether an override changes one of some sections."""
+    key = override.partition("=")[0]
+    return any(f"{key}.".startswith(f"{section}.") or section.startswith(f"{key}.") for section in changes)

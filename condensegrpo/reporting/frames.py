@@ -1,0 +1,102 @@
+"""Metrics, trajectories and turns as DataFrames of pandas or polars, which are imported when first needed."""
+
+import importlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.trajectory import ScoredTrajectory, SpanStatus
+from condensegrpo.inspection.records import TrajectoryRecord
+from condensegrpo.storage.credit import Credit
+
+Library = Literal["pandas", "polars"]
+LIBRARIES: tuple[Library, ...] = ("pandas", "polars")
+Row = Mapping[str, object]
+
+
+def frame(rows: Sequence[Row], library: Library | None = None) -> Any:  # noqa: ANN401  a DataFrame of either library
+    """A DataFrame of some rows. Columns are in the order of their first appearance; what a row lacks is null.
+
+    Args:
+        library: by default pandas, or polars where pandas is not installed.
+
+    Raises:
+        ConfigError: there is no such library, or it is not installed.
+    """
+    if library not in (None, *LIBRARIES):
+        raise ConfigError(f"making a DataFrame: found library={library!r}, wanted {' or '.join(LIBRARIES)}.")
+    columns = dict.fromkeys(name for row in rows for name in row)
+    data = {name: [row.get(name) for row in rows] for name in columns}
+    for name in [library] if library else LIBRARIES:
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue
+        return module.DataFrame(data) if name == "pandas" else module.DataFrame(data, strict=False)
+    raise ConfigError(
+        f"making a DataFrame: {library or ' or '.join(LIBRARIES)} is not installed. Run pip install "
+        f"{library or LIBRARIES[0]}."
+    )
+
+
+def step_rows(lines: Iterable[Mapping[str, float]]) -> list[dict[str, float]]:
+    """One row a step of the lines of ``metrics.jsonl``: training and evaluation after the same step together."""
+    rows = dict[float, dict[str, float]]()
+    for line in lines:
+        rows.setdefault(line["step"], {}).update(line)
+    return [{**row, "step": int(step)} for step, row in sorted(rows.items())]
+
+
+def trajectory_row(record: TrajectoryRecord) -> dict[str, object]:
+    """The figures of one trajectory."""
+    return {
+        "id": record.id,
+        "problem": record.problem,
+        "group": record.group,
+        "sample": record.sample,
+        "question": record.question,
+        "ground_truth": record.ground_truth,
+        "answer": record.answer,
+        "correct": record.correct,
+        "score": record.score,
+        "format_valid": record.format,
+        "stop": record.stop,
+        "turns": record.turns,
+        "context_tokens": record.context,
+        "output_tokens": record.output,
+        "condensations": record.condensations,
+        "tool_errors": record.tool_errors,
+        "lost_fact": record.lost_fact,
+        "seconds": record.seconds,
+        "advantage": record.advantage,  # mean over turns
+        "handling": record.handling,
+        **{f"reward/{name}": value for name, value in record.components.items()},
+    }
+
+
+def turn_rows(scored: ScoredTrajectory, credit: Credit | None) -> Iterator[dict[str, object]]:
+    """The figures of every turn of one trajectory."""
+    for index, turn in enumerate(scored.trajectory.turns):
+        units = dict.fromkeys(SpanStatus, 0)
+        for span in turn.condensation.spans if turn.condensation else ():
+            units[span.status] += span.units
+        condensed = turn.condensation
+        yield {
+            "trajectory": scored.trajectory.id,
+            "turn": index,
+            "kind": turn.kind,
+            "policy_version": turn.policy_version,
+            "prompt_tokens": len(turn.prompt_ids),
+            "output_tokens": len(turn.output_ids),
+            "condensed_from": condensed.tokens_before if condensed else None,  # tokens; null: not condensed
+            "reason": condensed.reason if condensed else None,
+            **{f"units_{status.value}": count if condensed else None for status, count in units.items()},
+            "logprob": math.fsum(turn.logprobs) / len(turn.logprobs) if turn.logprobs else None,  # mean, nats
+            "advantage": credit.advantages[index] if credit and index < len(credit.advantages) else None,
+            "weight": credit.weights[index] if credit and index < len(credit.weights) else None,  # of one token
+            "tool_attempts": turn.tool_attempts,
+            "tool_successes": turn.tool_successes,
+            "reply": turn.reply.content,
+            "observations": "\n".join(message.content for message in turn.observations),
+        }

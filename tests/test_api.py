@@ -1,0 +1,284 @@
+"""The Python front door: what a run folder holds as DataFrames, and parts of a run as objects."""
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from builders import ledger_episode, scored, write_tokenizer
+from talk import said, shown, tokenizer
+from transformers import Qwen3Config
+
+import condensegrpo as cg
+from condensegrpo.condensers.last_k import LastK
+from condensegrpo.core.errors import CondenseError, ConfigError
+from condensegrpo.core.protocols import Problem, Split
+from condensegrpo.core.trajectory import ScoredTrajectory, Trajectory
+from condensegrpo.samplers.scripted import ScriptedSampler
+from condensegrpo.storage.credit import Credit, write_credit
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trackers import JsonlTracker
+from condensegrpo.storage.trajectories import write_trajectory
+from condensegrpo.tasks.answer_environment import AnswerEnvironment
+
+REPLIES = ["<note> 3 </note>", "<note> 5 </note>", "<answer> 6 </answer>"]
+
+
+def episode(name: str, total: float) -> ScoredTrajectory:
+    group, sample = name.rsplit("/", 1)
+    one = ledger_episode(
+        REPLIES, ["+2", "done report"], keep_last=1, id=name, group=group, answer="6", sample=int(sample)
+    )
+    return scored(one, total, correct=float(total > 0), components={"correct": total, "short": 0.1})
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> cg.Run:
+    """Two steps of two trajectories, evaluated after the second one; credit is known of step 1."""
+    folder = RunFolder.create(tmp_path / "demo")
+    folder.config.write_text("model: {new: {}}\ntask: {name: ledger}\nrollout: {limits: {max_context_tokens: 48}}\n")
+    tracker = JsonlTracker(folder.metrics)
+    tracker.log(0, {"eval/success": 0.25})
+    for step, success in ((1, 0.5), (2, 1.0)):
+        tracker.log(step, {"success": success})
+        for sample in (0, 1):
+            write_trajectory(folder.trajectories(step), episode(f"{step}/0/{sample}", float(sample)))
+    tracker.log(2, {"eval/success": 0.75})
+    write_credit(
+        folder.credit(1),
+        [Credit(trajectory=f"1/0/{sample}", advantages=(sample, 0.0, 2.0), weights=(0.1,) * 3) for sample in (0, 1)],
+    )
+    folder.evaluation(2, "held-out").parent.mkdir(parents=True)
+    write_trajectory(folder.evaluation(2, "held-out"), episode("2/5/0", 1.0))
+    return cg.Run(folder.path)
+
+
+# --- the page of the reference
+
+
+SMALL = """
+extends: quickstart.yaml
+warm_start: {steps: 20, probe_target: null}
+train: {steps: 2, problems_per_step: 2, samples_per_problem: 2}
+evaluate: {problems: 4, variants: {}}
+"""
+
+
+def test_the_examples_of_the_reference_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "quickstart").write_text(SMALL)  # found before the shipped configuration of this name
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parent.parent / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    names: dict[str, object] = {}
+    for block in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        exec(compile(block, "python.md", "exec"), names)
+    own = cg.Run("runs/own")
+    assert own.steps == (1, 2)
+    assert own.config.reward.name == "python:brief"
+    assert (own.path / "log.txt").read_text().count("a part is an object") == 1
+    with pytest.raises(CondenseError, match="the folder is not empty"):
+        cg.train("quickstart", "name=own")
+    with pytest.raises(ConfigError, match=r"'python:brief' among the rewards: it is an object of a Python program"):
+        cg.train("runs/own", resume=True)
+
+
+# --- run folders
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_metrics_have_one_row_a_step_in_both_libraries(demo: cg.Run, library: str) -> None:
+    found = demo.metrics(library)
+    assert type(found).__module__.startswith(library)
+    assert list(found["step"]) == [0, 1, 2]
+    assert list(found["eval/success"])[::2] == [0.25, 0.75]
+    assert list(found["success"])[1:] == [0.5, 1.0]
+    assert found["success"].isna()[0] if library == "pandas" else found["success"][0] is None
+
+
+def test_trajectories_of_all_steps_or_of_one_or_of_an_evaluation(demo: cg.Run) -> None:
+    every = demo.trajectories()
+    assert list(every["id"]) == ["1/0/0", "1/0/1", "2/0/0", "2/0/1"]
+    assert list(every["step"]) == [1, 1, 2, 2]
+    assert list(demo.trajectories(step=2)["id"]) == ["2/0/0", "2/0/1"]
+    assert list(demo.trajectories(evaluation="held-out")["id"]) == ["2/5/0"]
+    row = every.iloc[1]
+    assert (row["correct"], row["score"], row["reward/short"], row["stop"]) == (1.0, 1.0, 0.1, "answered")
+    assert (row["turns"], row["condensations"], row["advantage"]) == (3, 1, 1.0)
+    assert every["advantage"].isna().tolist() == [False, False, True, True]
+
+
+def test_turns_have_the_credit_and_the_condensation_of_each(demo: cg.Run) -> None:
+    found = demo.turns(step=1, library="polars").filter(trajectory="1/0/1")
+    assert found["advantage"].to_list() == [1.0, 0.0, 2.0]
+    assert found["units_dropped"].to_list() == [None, None, 1]
+    assert found["condensed_from"].to_list()[2] > found["prompt_tokens"].to_list()[2]
+    assert found["reply"].to_list() == REPLIES
+
+
+def test_a_missing_run_step_or_library_is_an_error_that_names_what_there_is(
+    demo: cg.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(CondenseError, match=r"Runs in .*: demo"):
+        cg.Run(demo.path.parent / "demi")
+    with pytest.raises(CondenseError, match=r"step 7 .* There are steps 1–2"):
+        demo.trajectories(step=7)
+    with pytest.raises(ConfigError, match="found library='numpy', wanted pandas or polars"):
+        demo.metrics("numpy")  # type: ignore[arg-type]
+    for name in ("pandas", "polars"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=r"pandas or polars is not installed\. Run pip install pandas"):
+        demo.metrics()
+
+
+def test_a_trajectory_is_printed_and_drawn_for_a_notebook(demo: cg.Run, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tokenizer(demo.path)
+    several = demo.rollouts(step=1)
+    several[1].show(turn=2, tokens=True)
+    shown = capsys.readouterr().out
+    assert "turn 2   condensed by last_k" in shown
+    assert "turn 1 ──" not in shown
+    assert "<answer>" in shown
+    several.show()
+    assert capsys.readouterr().out.count("1/0/") == 2
+    html = several[1]._repr_html_()
+    assert "&lt;answer&gt; 6" in html
+    assert "<answer>" not in html  # texts of a model are text
+    assert "1/0/1" in several._repr_html_()
+    assert (len(several[:1]), repr(several[0])) == (1, "Rollout('1/0/0', correct=0, stop='answered')")
+
+
+def test_importing_the_package_loads_nothing_and_a_run_needs_no_torch() -> None:
+    program = """
+import sys
+import condensegrpo as cg
+assert not [name for name in sys.modules if name.startswith("condensegrpo.")], "loaded"
+assert {"Run", "rollout", "evaluate", "train"} <= {*dir(cg)}
+cg.Run
+assert callable(cg.rollout)
+assert not {"torch", "pandas", "polars"} & {*sys.modules}, "heavy"
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd="/")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# --- objects as parts
+
+
+class Sums:
+    """What is 1 + n? Two problems of each split."""
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        first = {"train": 0, "eval": 2}[split]
+        return [Problem(id=f"{n}", question=f"1 + {n}?", answer=f"{n + 1}") for n in range(first, first + 2)]
+
+    def environment(self, problem: Problem) -> AnswerEnvironment:
+        return AnswerEnvironment(question=problem.question, system="")
+
+
+def brevity(trajectory: Trajectory, problem: Problem) -> Mapping[str, float]:
+    return {"correct": float(trajectory.answer == problem.answer), "brief": -0.1 * len(trajectory.turns)}
+
+
+def price(item: str) -> str:
+    """Looks up a price.
+
+    Args:
+        item: The article.
+    """
+    return f"{item}: 3"
+
+
+SPOKEN = {0: '<tool>{"name": "price", "args": {"item": "cup"}}</tool>', 1: "<answer>3</answer>"}
+
+
+def talk(prompt_ids: tuple[int, ...]) -> list[int]:
+    """Writes a call of the tool, then an answer."""
+    return said(SPOKEN["cup: 3" in shown(prompt_ids)])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    Qwen3Config(vocab_size=len(tokenizer())).save_pretrained(folder)  # weights are never loaded
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def config(tmp_path: Path, model: Path) -> Path:
+    """A task that reads files, which a test replaces."""
+    tree = {
+        "model": {"path": str(model)},
+        "task": {"name": "gsm8k", "data": "nowhere.jsonl"},
+        "condenser": {"name": "last_k", "options": {"keep_last": 1}},
+        "rollout": {
+            "limits": {"max_context_tokens": 8000, "max_output_tokens": 200, "max_turns": 3},
+            "tools": {"format": "tagged"},
+        },
+        "evaluate": {"variants": {"other": ["task.options.match=math"], "cold": ["rollout.limits.max_turns=2"]}},
+    }
+    path = tmp_path / "own.yaml"
+    path.write_text(json.dumps(tree))
+    return path
+
+
+def test_objects_are_parts_of_a_rollout_inside_a_running_event_loop(config: Path) -> None:
+    sampler = ScriptedSampler(talk)
+
+    async def cell() -> cg.Rollouts:  # as in a notebook
+        return cg.rollout(
+            config, n=2, problems=2, task=Sums(), reward=brevity, tools=[price], condenser=LastK(), sampler=sampler
+        )
+
+    found = asyncio.run(cell())
+    assert [each.id for each in found] == ["0/0/0", "0/0/1", "0/1/0", "0/1/1"]
+    assert [each.score.correct for each in found] == [1.0, 1.0, 0.0, 0.0]
+    assert found[0].score.components == {"correct": 1.0, "brief": pytest.approx(-0.2)}
+    assert "cup: 3" in found[0].trajectory.turns[0].observations[0].content
+    assert found[0].batch.provenance is not None
+    assert found[0].batch.provenance.condenser == "python:LastK"
+    assert list(found.trajectories()["problem"]) == ["2", "2", "3", "3"]
+
+
+def test_an_evaluation_takes_objects_too(config: Path) -> None:
+    result = cg.evaluate(
+        config, samples=2, task=Sums(), reward=brevity, tools=["calculator", price], sampler=ScriptedSampler(talk)
+    )
+    assert (result.problems, result.samples, result.success) == (2, 2, 0.5)
+
+
+def test_problems_of_ones_own_are_posed(config: Path) -> None:
+    own = [Problem(id="mine", question="1 + 2?", answer="3")]
+    found = cg.rollout(config, problems=own, task=Sums(), tools=[price], sampler=ScriptedSampler(talk))
+    assert [(each.trajectory.problem_id, each.score.correct) for each in found] == [("mine", 1.0)]
+
+
+class Broken:
+    """A task whose constructor and environment are wrong."""
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        raise KeyError("column")
+
+    def environment(self, problem: Problem) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("parts", "overrides", "message"),
+    [
+        ({"task": Sums}, (), "reading the argument task: found the class Sums, wanted an object of it"),
+        ({"taks": Sums()}, (), "there is no part 'taks'. Did you mean 'task'"),
+        ({"task": Sums()}, ("task.options.size=3",), "found the options size, and it is an object"),
+        ({"task": Sums()}, ("rollout.workers.processes=2",), "found 2 processes, .* python:Sums is an object"),
+        ({"task": Broken()}, (), r"making the train problems of the task: KeyError: 'column' \(.*test_api.py:\d+\)"),
+        ({"task": Sums(), "reward": 3}, (), "int has no method of a reward"),
+        ({"task": Sums(), "sampler": 3}, (), "python:int: it has no sample and no update_weights"),
+    ],
+)
+def test_a_wrong_part_says_what_is_wrong_with_it(
+    config: Path, parts: dict[str, object], overrides: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        cg.rollout(config, *overrides, **parts)  # type: ignore[arg-type]

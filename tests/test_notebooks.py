@@ -1,0 +1,42 @@
+"""The notebooks run from top to bottom, in one folder and one kernel, and are stored without outputs."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="nbclient is not installed")
+nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
+pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+
+NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+ORDER = ("first_run", "write_a_condenser", "compare_condensers", "read_credit")
+
+
+def test_the_list_is_complete() -> None:
+    assert {path.stem for path in NOTEBOOKS} == set(ORDER)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_stored_without_outputs(path: Path) -> None:
+    for cell in nbformat.read(path, as_version=4).cells:
+        assert cell.cell_type == "markdown" or (cell.outputs, cell.execution_count) == ([], None)
+
+
+@pytest.mark.filterwarnings("ignore")  # of zmq and the kernel's client
+def test_every_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "HF_HUB_OFFLINE", "1")
+    whole = nbformat.v4.new_notebook()
+    for path in sorted(NOTEBOOKS, key=lambda path: ORDER.index(path.stem)):
+        fresh = nbformat.v4.new_code_cell("%reset -f")  # imported modules stay: torch is loaded once
+        whole.cells += [fresh, *nbformat.read(path, as_version=4).cells]
+    whole.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}
+    nbclient.NotebookClient(whole, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    drawn = [
+        output.data["text/html"]
+        for cell in whole.cells
+        for output in cell.get("outputs", ())
+        if output.output_type == "execute_result" and "text/html" in output.data
+    ]
+    assert sum("stop answered" in html or "stop format" in html or "turns" in html for html in drawn) >= 6
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"notebook", "first_and_last"}
