@@ -87,18 +87,14 @@ class Rollout:
 class Rollouts(Sequence[Rollout]):
     """The scored trajectories of one file, by groups and samples."""
 
-    def __init__(self, index: Index, file: Path, owner: object = None) -> None:
+    def __init__(self, index: Index, file: Path) -> None:
         """Read the figures of a file.
-
-        Args:
-            owner: of the file, if that is temporary: it is kept as long as these rollouts.
 
         Raises:
             TrajectoryFileError: a line is damaged.
             DataError: the file holds no trajectory.
         """
         index.update([file])
-        self._owner = owner
         self.batch = index.batch(file)
         self._rollouts = tuple(Rollout(index, self.batch, record) for record in index.records(self.batch))
 

@@ -15,10 +15,11 @@ import shutil
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -218,8 +219,6 @@ def rollout(
         settings, step = components.config, trained_steps(players.source)
         posed = components.problems(split)[:problems] if isinstance(problems, int) else problems
         shown.phase("sampling", len(posed) * n)
-        kept = TemporaryDirectory(prefix="condensegrpo-rollouts-")
-        file = Path(kept.name) / "rollouts.jsonl"
         with BackgroundLoop("rollout", close_seconds=PLUGIN_SECONDS) as loop:
             scored = loop.run(
                 players.player(components, temperature=settings.rollout.temperature).play(
@@ -232,9 +231,13 @@ def rollout(
             )
         report_failures([failures_of(scored)], shown)
         source = provenance(settings, model=players.source, step=step)
+    folder = mkdtemp(prefix="condensegrpo-rollouts-")
+    file = Path(folder) / "rollouts.jsonl"
     for each in scored:
         write_trajectory(file, each, source)
-    return Rollouts(Index(file), file, kept)
+    index = Index(file)
+    weakref.finalize(index, shutil.rmtree, folder, ignore_errors=True)  # every rollout holds the index
+    return Rollouts(index, file)
 
 
 def evaluate(

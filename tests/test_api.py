@@ -252,8 +252,8 @@ def test_an_evaluation_takes_objects_too(config: Path) -> None:
 
 def test_problems_of_ones_own_are_posed(config: Path) -> None:
     own = [Problem(id="mine", question="1 + 2?", answer="3")]
-    found = cg.rollout(config, problems=own, task=Sums(), tools=[price], sampler=ScriptedSampler(talk))
-    assert [(each.trajectory.problem_id, each.score.correct) for each in found] == [("mine", 1.0)]
+    only = cg.rollout(config, problems=own, task=Sums(), tools=[price], sampler=ScriptedSampler(talk))[0]
+    assert (only.trajectory.problem_id, only.score.correct) == ("mine", 1.0)
 
 
 class Broken:
