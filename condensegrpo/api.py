@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from condensegrpo.cli.rollouts import Rollout, Rollouts
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.observer import Observer
+from condensegrpo.core.observer import Observer, Observers
 from condensegrpo.inspection.batches import choose
 from condensegrpo.inspection.index import Index
 from condensegrpo.reporting.frames import Library, frame, step_rows
-from condensegrpo.storage.files import write_atomically
+from condensegrpo.storage.new_run import discard_replaced, new_run
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 
@@ -156,11 +156,7 @@ def train(
     from condensegrpo.training.train import train as run_training
 
     quiet_libraries()
-    if int(size := os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError(
-            f"training from Python: a launcher started {size} processes. Use condensegrpo train with the launcher, and "
-            f"put objects into a file, named path/to/file.py:Name."
-        )
+    _check_alone(os.environ.get("WORLD_SIZE", "1"))
     if resume:
         run = Run(str(config))
         lines, objects = replaced(run.config, parts)
@@ -169,13 +165,16 @@ def train(
         settings, objects = configured(config, overrides, parts)
     components = build(settings, objects=objects)
     notes = check_run(components, resumed=resume)
-    folder = RunFolder.open(run.path) if resume else _new_folder(settings, overwrite=overwrite)
-    with folder.locked(), _training_console(folder, settings, observer) as shown, _stopping() as stopping:
+    with (
+        _folder(settings, run.path if resume else None, overwrite=overwrite) as folder,
+        _training_console(folder, settings, observer) as shown,
+        _interruptible(folder) as stopping,
+    ):
         for note in notes:
             shown.say(note)
         finished = run_training(components, folder, observer=shown, stopping=stopping)
-    if finished:
-        write_report(folder.path)
+        if finished:
+            write_report(folder.path)
     return Run(folder.path)
 
 
@@ -326,45 +325,63 @@ def _shown(observer: Observer | None) -> Iterator[Observer]:
         yield display
 
 
-def _new_folder(settings: "RunConfig", *, overwrite: bool) -> RunFolder:
-    """The folder of a new run, with its configuration."""
+def _check_alone(size: str) -> None:
+    if int(size) > 1:
+        raise ConfigError(
+            f"training from Python: a launcher started {size} processes. Use condensegrpo train with the launcher, and "
+            f"put objects into a file, named path/to/file.py:Name."
+        )
+
+
+@contextmanager
+def _folder(settings: "RunConfig", resumed: Path | None, *, overwrite: bool) -> Iterator[RunFolder]:
+    """The locked folder of a run that is resumed, or of a new one with its configuration."""
     from condensegrpo.config.load import dump_config
 
-    path = Path(settings.runs_dir) / settings.name
-    if overwrite and (path / "config.yaml").is_file():
-        shutil.rmtree(path)
-    folder = RunFolder.create(path)
-    write_atomically(folder.config, dump_config(settings))
-    return folder
+    if resumed is None:
+        path = Path(settings.runs_dir) / settings.name
+        with new_run(path, dump_config(settings), overwrite=overwrite) as folder:
+            yield folder
+        return
+    folder = RunFolder.open(resumed)
+    with folder.locked():
+        yield folder
 
 
 @contextmanager
 def _training_console(folder: RunFolder, settings: "RunConfig", observer: Observer | None) -> Iterator[Observer]:
-    """The observer, or else the console of ``condensegrpo train``, which also writes ``log.txt``."""
+    """``log.txt``, and the observer or else the console of ``condensegrpo train``."""
     from condensegrpo.cli.console import TrainingConsole
+    from condensegrpo.cli.run_log import RunLog
 
-    if observer is not None:
-        yield observer
-        return
-    with TrainingConsole(steps=settings.train.steps, log=folder.log) as console:
-        yield console
+    steps = settings.train.steps
+    with RunLog(folder.log, steps=steps) as log:
+        if observer is not None:
+            yield Observers(log, observer)
+            return
+        with TrainingConsole(steps=steps) as console:
+            yield Observers(log, console)
 
 
 @contextmanager
-def _stopping() -> Iterator[Callable[[], bool]]:
+def _interruptible(folder: RunFolder) -> Iterator[Callable[[], bool]]:
     """Whether Ctrl-C asked to stop. The second Ctrl-C raises ``KeyboardInterrupt``. Threads get no signal."""
     asked = list[int]()
+
+    def stopping() -> bool:
+        discard_replaced(folder)
+        return bool(asked)
 
     def handle(number: int, _: FrameType | None) -> None:
         asked.append(number)
         signal.signal(number, signal.default_int_handler)
-        print("finishing the step and saving; interrupt again to stop now", file=sys.stderr)  # noqa: T201
+        print("finishing the step, then saving; interrupt again to stop now", file=sys.stderr)  # noqa: T201
 
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
+        yield stopping
         return
     before = signal.signal(signal.SIGINT, handle)
     try:
-        yield lambda: bool(asked)
+        yield stopping
     finally:
         signal.signal(signal.SIGINT, before)
