@@ -135,10 +135,10 @@ def train(
         cg.train("runs/first", "train.steps=40", resume=True)
 
     Ctrl-C, or an interrupt of the notebook's kernel, ends the training after the step and saves a checkpoint; the
-    second one raises ``KeyboardInterrupt``. For several processes use ``condensegrpo train`` under a launcher.
+    second one raises ``KeyboardInterrupt``. For several processes use ``condensegrpo train`` under a launcher. The
+    arguments that are not explained here are those of ``rollout``.
 
     Args:
-        config, overrides, parts: as of ``rollout``.
         resume: continue the run in the folder ``config``, from its newest checkpoint. Objects must be given again.
         overwrite: delete the run of the same name first.
         observer: receives progress; by default it is printed, and written to ``log.txt``.
@@ -252,8 +252,9 @@ def evaluate(
         cg.evaluate("runs/quickstart", samples=4).success
         cg.evaluate("runs/quickstart", "rollout.limits.max_context_tokens=96", condenser="truncate").metrics
 
+    The arguments that are not explained here are those of ``rollout``.
+
     Args:
-        config, overrides, model, observer, parts: as of ``rollout``.
         samples: trajectories a problem; by default ``evaluate.samples``.
 
     Raises:
