@@ -1,10 +1,11 @@
 """``condensegrpo inspect --html``: which trajectories the page holds, and how large it becomes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
 
+from condensegrpo.cli.inspect_choice import Choice
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.wording import counted
 from condensegrpo.inspection import views
@@ -17,19 +18,18 @@ from condensegrpo.reporting.samples import spread
 MEGABYTE = 10**6
 COMFORTABLE, LARGEST = 30 * MEGABYTE, 200 * MEGABYTE  # of stored lines; the page is about as large
 
-Only = Callable[[Sequence[TrajectoryRecord]], Sequence[TrajectoryRecord]]
 Batches = Sequence[tuple[TrajectoryBatch, Sequence[TrajectoryRecord]]]
 
 
-def export(file: Path, index: Index, single: Path | None, *, where: str | None, only: Only | None) -> None:
+def export(file: Path, index: Index, single: Path | None, choice: Choice) -> None:
     """Write the page of one trajectory file, or of all of the index, and print what it holds.
 
     Raises:
         CondenseError: no trajectory is left, there are too many, or a file cannot be read or written.
     """
     files = tuple(trajectory_files(index.path)) if single is None else (single,)
-    chosen = chosen_batches(index, files, where=where, only=only)
-    write_html(file, index, chosen, limited=single is not None or where is not None)
+    chosen = chosen_batches(index, files, choice)
+    write_html(file, index, chosen, limited=single is not None or choice.where is not None)
 
 
 def write_html(
@@ -74,26 +74,15 @@ def write_html(
         typer.echo("a browser opens a page of this size slowly; --step, --group, --view or --where makes it smaller")
 
 
-def chosen_batches(
-    index: Index,
-    files: Sequence[Path],
-    *,
-    where: str | None,
-    only: Only | None = None,
-) -> Batches:
-    """The trajectories of some files for which a condition holds; files without one are left out.
-
-    Args:
-        only: selects trajectories of a file, whose whole groups are taken.
-    """
+def chosen_batches(index: Index, files: Sequence[Path], choice: Choice) -> Batches:
+    """The chosen trajectories of some files, of named ones their whole groups; files without any are left out."""
     index.update(files)
     chosen = []
     for batch in map(index.batch, files):
         records = tuple(index.records(batch))
-        if only is not None:
-            groups = {record.group for record in only(records)}
-            records = tuple(record for record in records if record.group in groups)
-        if matches := views.select(records, where=where, most=len(records)).records:
+        groups = {record.group for record in choice.named(records)}
+        meant = [record for record in records if record.group in groups]
+        if matches := views.select(meant, where=choice.where, most=len(records)).records:
             chosen.append((batch, matches))
     return chosen
 

@@ -67,11 +67,8 @@ def retention(
     questions = read_memory_questions(data)
     if scenarios is not None:
         questions = questions.of(scenarios.replace(" ", "").split(","))
-    try:
-        if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise write_error(out or Path(), error) from error
+    if out is not None:
+        _make_folder(out)
     with PhaseDisplay(Console(stderr=True, quiet=as_json)) as display:
         display.phase("loading the condensers", None)
         from condensegrpo.cli.quiet import quiet_libraries
@@ -91,6 +88,13 @@ def retention(
         "figures": [{**asdict(each), "budget": str(each.budget)} for each in figures],
     }
     _show(report, figures, out, as_json=as_json)
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise write_error(out, error) from error
 
 
 def _show(report: dict[str, object], figures: "Sequence[Retention]", out: Path | None, *, as_json: bool) -> None:

@@ -21,6 +21,7 @@ from builders import (
 from typer.testing import CliRunner
 
 from condensegrpo.cli.app import app
+from condensegrpo.cli.inspect_choice import Choice
 from condensegrpo.cli.inspect_html import chosen_batches, write_html
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.trajectory import ScoredTrajectory
@@ -91,7 +92,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def file(run: Path) -> Path:
     index = Index(run)
-    write_html(run / "page.html", index, chosen_batches(index, tuple(trajectory_files(run)), where=None), limited=False)
+    write_html(run / "page.html", index, chosen_batches(index, tuple(trajectory_files(run)), Choice()), limited=False)
     return run / "page.html"
 
 
@@ -228,11 +229,11 @@ def test_what_is_written_is_said_and_can_be_limited(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     index, files, page = Index(run), tuple(trajectory_files(run)), tmp_path / "page.html"
-    write_html(page, index, chosen_batches(index, files, where="correct >= 1 and advantage < 0"), limited=True)
+    write_html(page, index, chosen_batches(index, files, Choice(where="correct >= 1 and advantage < 0")), limited=True)
     assert capsys.readouterr().out.startswith(f"{page}: 4 of 8 trajectories, 0.")
-    group = chosen_batches(index, files[:1], where=None, only=lambda records: records[2:3])
+    group = chosen_batches(index, files[:1], Choice(trajectory="#2"))
     assert [record.id for _, records in group for record in records] == ["1/1/0", "1/1/1"]
-    every = chosen_batches(index, files, where=None)
+    every = chosen_batches(index, files, Choice())
     write_html(page, index, every, limited=False, comfortable=1)
     out = capsys.readouterr().out
     assert out.startswith(f"{page}: 9 of 13 trajectories, 0.")
@@ -240,4 +241,4 @@ def test_what_is_written_is_said_and_can_be_limited(
     with pytest.raises(DataError, match=r"13 trajectories of 0 MB are more than .* Take fewer with --step"):
         write_html(page, index, every, limited=True, largest=1)
     with pytest.raises(DataError, match="no trajectory is left"):
-        write_html(page, index, chosen_batches(index, files, where="turns > 9"), limited=True)
+        write_html(page, index, chosen_batches(index, files, Choice(where="turns > 9")), limited=True)

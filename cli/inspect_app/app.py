@@ -1,6 +1,6 @@
 """``condensegrpo inspect`` on a terminal: the keys of the application."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,6 +13,7 @@ from condensegrpo.cli.inspect_app.dialogs import CompareDialog, KeysDialog, View
 from condensegrpo.cli.inspect_app.layout import TABS
 from condensegrpo.cli.inspect_app.selection import Selection, fault, sparkline
 from condensegrpo.cli.inspect_app.threads import InspectorThreads
+from condensegrpo.cli.inspect_choice import Choice
 from condensegrpo.core.errors import CondenseError
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.records import TrajectoryRecord
@@ -217,7 +218,7 @@ class InspectorApp(InspectorThreads):
 def run(
     index: Index,
     file: Path,
-    choose: Callable[[Sequence[TrajectoryRecord]], Sequence[TrajectoryRecord]] | None,
+    choice: Choice,
     *,
     turn: int,
     view: ReadyView | None,
@@ -225,15 +226,15 @@ def run(
     """Run the application, beginning with a file.
 
     Args:
-        choose: the trajectories of the file to begin with; None: the first of a group with a signal.
+        choice: the trajectories of the file to begin with, if any option is given.
         view: a ready view to begin with.
 
     Raises:
         CondenseError: the file holds nothing or is damaged, or there is no such trajectory.
     """
     selection = Selection(index, file)
-    if choose is not None:
+    if choice.given:
         index.update([file])
-    record = choose(tuple(index.records(selection.batch)))[0] if choose is not None else None
+    record = choice.of(tuple(index.records(selection.batch)))[0] if choice.given else None
     InspectorApp(selection, record=record, turn=turn, view=view).run()
     index.close()

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
 
 from condensegrpo.core.errors import ConfigError, DataError
@@ -124,17 +125,22 @@ def full_text(index: Index, query: str) -> Iterator[Hit]:
     wanted = query.strip().lower()
     stored = json.dumps(wanted)[1:-1].encode().lower()  # as a line of ASCII JSON has it
     for batch in index.batches():
-        try:
-            with batch.file.open("rb") as file:
-                start = 0
-                for line in file:
-                    record = index.at(batch, start) if stored in line.lower() else None
-                    hit = _hit(index.read(record), record, wanted) if record is not None else None
-                    if hit is not None:
-                        yield hit
-                    start += len(line)
-        except OSError as error:
-            raise DataError(f"reading {batch.file}: {error.strerror}.") from error
+        for start, line in _lines(batch.file):
+            record = index.at(batch, start) if stored in line.lower() else None
+            if record is not None and (hit := _hit(index.read(record), record, wanted)) is not None:
+                yield hit
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file, each with the byte at which it starts."""
+    try:
+        with path.open("rb") as file:
+            start = 0
+            for line in file:
+                yield start, line
+                start += len(line)
+    except OSError as error:
+        raise DataError(f"reading {path}: {error.strerror}.") from error
 
 
 def _hit(scored: ScoredTrajectory, record: TrajectoryRecord, wanted: str) -> Hit | None:

@@ -115,14 +115,9 @@ class Renderer:
         may be others than in ``prompt``. What the template leaves out of a message has no place.
         """
         marker, left, right = itertools.islice(self._template.unused(messages), 3)
-        framed = [
-            replace(
-                message, content=f"{left}{2 * index}{right}{message.content}{left}{2 * index + 1}{right}", tool_calls=()
-            )
-            for index, message in enumerate(messages)
-        ]
         # text and numbers of frames in turn: text, 0, text, 1, text, …
-        pieces = re.split(f"{left}([0-9]+){right}", self._template.render(framed, marker))
+        framed = self._template.render(_framed(messages, left, right), marker)
+        pieces = re.split(f"{left}([0-9]+){right}", framed)
         ids, at = list(self._encoder.encode(pieces[0], marker)), dict[int, int]()
         for number, text in zip(pieces[1::2], pieces[2::2], strict=True):
             at[int(number)] = len(ids)
@@ -243,6 +238,15 @@ class Renderer:
         return self._encoder.leading_control(
             _after(self._template.render(talk, marker, generation_prompt=False), sentinel)
         )
+
+
+def _framed(messages: Sequence[Message], left: str, right: str) -> list[Message]:
+    """The messages with two numbers around what each says: 0 and 1 around the first."""
+    numbered = (
+        f"{left}{2 * index}{right}{message.content}{left}{2 * index + 1}{right}"
+        for index, message in enumerate(messages)
+    )
+    return [replace(message, content=text, tool_calls=()) for message, text in zip(messages, numbered, strict=True)]
 
 
 def _after(text: str, sentinel: str) -> str:

@@ -1,0 +1,158 @@
+"""What ``condensegrpo inspect`` prints where there is no terminal: the groups of a step, then a trajectory by turns."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from condensegrpo.cli import theme
+from condensegrpo.cli.inspect_choice import Choice
+from condensegrpo.cli.inspect_tables import group_table, sibling_table
+from condensegrpo.cli.neutral import neutral, one_line
+from condensegrpo.cli.trajectory_view import details, heading, overview
+from condensegrpo.core.errors import DataError
+from condensegrpo.core.wording import counted
+from condensegrpo.inspection.batches import TrajectoryBatch, budget_of
+from condensegrpo.inspection.index import Index
+from condensegrpo.inspection.panes import TokenTexts, TurnView, turns
+from condensegrpo.inspection.records import Group, TrajectoryRecord, groups
+from condensegrpo.metrics.information import changes, description
+from condensegrpo.storage.trajectories import Provenance
+
+MOST_MATCHES = 20  # rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """The result of the command; ``--json`` prints it."""
+
+    version: int
+    file: str
+    step: int | None
+    provenance: Provenance | None  # None: of an older file
+    evaluation: bool  # whether the policy was evaluated: nothing is learned from these trajectories
+    beside: tuple[str, ...]  # names of the other evaluations of the same policy
+    budget: int | None  # of a context, in tokens; None: not known, and bars are drawn against the largest one
+    problems: tuple[str, ...]
+    groups: tuple[Group, ...]
+    matches: tuple[TrajectoryRecord, ...]  # after --group, --where and --sort; the first is shown
+    trajectory: TrajectoryRecord
+    detail: str
+    turns: tuple[TurnView, ...]
+    information: tuple[str, ...]  # how condensations changed the information about the answer, a sentence each
+    tokenizer: str | None  # file; None: not asked for, or none was found
+
+
+def view_of(
+    index: Index,
+    batch: TrajectoryBatch,
+    every: Sequence[TrajectoryRecord],
+    matches: tuple[TrajectoryRecord, ...],
+    *,
+    turn: int | None,
+    tokens: bool,
+) -> View:
+    """What is printed of a step and of the first of the matching trajectories; ``turn``: of this turn only.
+
+    Raises:
+        DataError: the trajectory has no such turn, or cannot be read.
+    """
+    chosen = matches[0]
+    scored = index.read(chosen)
+    tokenizer = TokenTexts(batch) if tokens else None
+    budget, largest = budget_of(batch), max(record.context for record in every)
+    every_turn = turns(
+        scored,
+        chosen.credit,
+        budget=largest if budget is None else budget,
+        tokenizer=tokenizer,
+        version_known=batch.version_known,
+    )
+    return View(
+        version=4,
+        file=str(batch.file),
+        step=batch.number,
+        provenance=batch.provenance,
+        evaluation=batch.is_evaluation,
+        beside=batch.beside,
+        budget=budget,
+        problems=batch.problems,
+        groups=groups(every),
+        matches=tuple(matches),
+        trajectory=chosen,
+        detail=scored.trajectory.detail,
+        turns=_turns_to_show(chosen, every_turn, turn),
+        information=tuple(description(change) for change in changes(scored.trajectory)),
+        tokenizer=str(tokenizer.file) if tokenizer and tokenizer.file else None,
+    )
+
+
+def _turns_to_show(chosen: TrajectoryRecord, every: Sequence[TurnView], turn: int | None) -> tuple[TurnView, ...]:
+    if turn is not None and turn >= len(every):
+        raise DataError(f"looking for turn {turn} of {chosen.id}: it has {len(every)} turns, counted from 0.")
+    return tuple(every if turn is None else every[turn : turn + 1])
+
+
+def _listing_parts(view: View, *, asked: str, one_group: bool, width: int) -> Iterator[RenderableType]:
+    """File and step, the groups or the matches, and the siblings of the chosen trajectory."""
+    chosen = view.trajectory
+    count = sum(len(group.siblings) for group in view.groups)
+    trajectories = counted(count, "trajectory", "trajectories")
+    yield Text(f"{_purpose(view)}{trajectories}   {one_line(view.file, 120)}", theme.DIM)
+    if view.provenance is not None:
+        yield Text(_sampled_with(view.provenance), theme.DIM)
+    if view.beside:
+        yield Text(f"beside it: {one_line(', '.join(view.beside), 120)} (--evaluation NAME)", theme.DIM)
+    if view.budget is None:
+        yield Text("the context budget is not known: bars are drawn against the largest context", theme.DIM)
+    for problem in view.problems:
+        yield Text(f"incomplete: {problem}", theme.WARN)
+    yield Text()
+    if asked:
+        more = f", the first {MOST_MATCHES}" if len(view.matches) > MOST_MATCHES else ""
+        title = f"{counted(len(view.matches), 'trajectory', 'trajectories')}{neutral(asked)}{more}"
+        yield sibling_table(title, view.matches[:MOST_MATCHES], chosen.id, width)
+    elif not one_group:
+        yield group_table(view.groups, chosen.group, width)
+    group = next(group for group in view.groups if group.id == chosen.group)
+    title = f"group {one_line(group.id, 60)}"
+    idle = f": {group.idle}, nothing is learned from it" if group.idle else ""
+    yield sibling_table(f"{title}{idle}", group.siblings, chosen.id, width)
+
+
+def _purpose(view: View) -> str:
+    """What the trajectories are for: a training step, or the evaluation of a policy."""
+    if not view.evaluation:
+        return "" if view.step is None else f"step {view.step} · "
+    name = view.provenance.evaluation if view.provenance is not None else None
+    steps = "" if view.step is None else f" after {counted(view.step, 'step', 'steps')} of training"
+    return f"evaluation{f' {one_line(name, 60)}' if name else ''}{steps} · "
+
+
+def _sampled_with(known: Provenance) -> str:
+    how = "greedy" if known.temperature == 0 else f"temperature {known.temperature:g}"
+    model = f"model {one_line(known.model, 80)} · " if known.evaluation is not None else ""
+    return (
+        f"{model}condenser {one_line(known.condenser, 40)} · contexts of at most {known.max_context_tokens} tokens · "
+        f"{how} · seed {known.seed}"
+    )
+
+
+def _trajectory_parts(view: View, shown: Sequence[TurnView], *, tokens: bool, full: bool) -> Iterator[RenderableType]:
+    """The chosen trajectory at a glance, then turn by turn."""
+    yield heading(view.trajectory, view.detail, full=full)
+    yield Text()
+    yield overview(view.turns)
+    if view.information:
+        yield Text("\n" + "\n".join(view.information))
+    if tokens and view.tokenizer is None:
+        yield Text("\nno tokenizer.json was found in the run or its model: tokens are shown by id only", theme.WARN)
+    yield from details(shown, full=full)
+
+
+def parts_of(view: View, width: int, *, choice: Choice, tokens: bool, full: bool) -> Iterator[RenderableType]:
+    """Everything that is printed."""
+    asked = "".join(f" {option} {value}" for option, value in (("where", choice.where), ("by", choice.sort)) if value)
+    yield from _listing_parts(view, asked=asked, one_group=choice.is_named, width=width)
+    yield from _trajectory_parts(view, view.turns, tokens=tokens, full=full)
