@@ -76,8 +76,7 @@ def retention(
         from condensegrpo.evaluation.retention import retention as measured
 
         quiet_libraries()
-        entrants = methods(named)
-        count = words if model is None else token_count(model)
+        entrants, count = methods(named), words if model is None else token_count(model)
         display.phase("measuring", len(entrants) * len(shares))
         figures = measured(questions, entrants, shares, count=count, match=match, advance=display.advance)
     report = {

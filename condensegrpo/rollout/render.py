@@ -115,9 +115,8 @@ class Renderer:
         may be others than in ``prompt``. What the template leaves out of a message has no place.
         """
         marker, left, right = itertools.islice(self._template.unused(messages), 3)
-        # text and numbers of frames in turn: text, 0, text, 1, text, …
         framed = self._template.render(_framed(messages, left, right), marker)
-        pieces = re.split(f"{left}([0-9]+){right}", framed)
+        pieces = re.split(f"{left}([0-9]+){right}", framed)  # text and numbers in turn: text, 0, text, 1, text, …
         ids, at = list(self._encoder.encode(pieces[0], marker)), dict[int, int]()
         for number, text in zip(pieces[1::2], pieces[2::2], strict=True):
             at[int(number)] = len(ids)
