@@ -208,6 +208,7 @@ def test_an_upload_creates_a_private_repository_with_every_file(
     exported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_not_to_be_shown")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # another test may have found no network
     with stand_in_hub() as hub:
         address = upload(exported, "ana/policy", public=False, message="export", endpoint=hub.url)
         assert address.endswith("/ana/policy")

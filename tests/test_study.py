@@ -116,9 +116,9 @@ def test_a_held_out_problem_that_is_demonstrated_is_named() -> None:
 
 
 class Process:
-    """A run that ends with this code when it is next asked."""
+    """A run that ends with this code when it is next asked; None: it goes on."""
 
-    def __init__(self, code: int) -> None:
+    def __init__(self, code: int | None) -> None:
         self._code, self.signals = code, list[int]()
 
     def poll(self) -> int | None:
@@ -128,8 +128,11 @@ class Process:
         self.signals.append(number)
 
 
-def sweep_of(folder: Path, *, parallel: int, code: int) -> tuple[Sweep, list[str]]:
-    runs = runs_of(load_study(study(folder, "seeds: [0, 1]\narms: {a: [], b: []}")), folder)
+ARMS = "seeds: [0, 1]\narms: {a: [], b: [warm_start.steps=7]}"
+
+
+def sweep_of(folder: Path, *, parallel: int, code: int | None, arms: str = ARMS) -> tuple[Sweep, list[str]]:
+    runs = runs_of(load_study(study(folder, arms)), folder)
     started: list[str] = []
 
     def launch(run: StudyRun) -> Process:
@@ -147,6 +150,22 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     assert started == ["a-seed0", "b-seed0", "a-seed1", "b-seed1"]
     assert not sweep.advance()
     assert set(sweep.states.values()) == {RunState.FAILED}
+
+
+def test_a_run_waits_for_the_warm_start_that_another_makes(tmp_path: Path) -> None:
+    arms = "seeds: [0, 1]\narms: {a: [], b: [algorithm.advantage.estimator=rloo], c: [warm_start.steps=7]}"
+    sweep, started = sweep_of(tmp_path, parallel=3, code=None, arms=arms)
+    assert sweep.advance()
+    assert started == ["a-seed0", "c-seed0", "a-seed1"]
+    sweep, started = sweep_of(tmp_path, parallel=1, code=1, arms=arms)
+    assert sweep.advance()
+    (tmp_path / "a-seed0/origin/warm").mkdir(parents=True)
+    (tmp_path / "a-seed0/origin/warm/weights").write_text("of a")
+    while sweep.advance():
+        continue
+    assert (tmp_path / "b-seed0/origin/warm/weights").read_text() == "of a"
+    assert started[1:3] == ["b-seed0", "c-seed0"]
+    assert not (tmp_path / "c-seed0").exists()
 
 
 def test_a_sweep_whose_time_is_up_starts_no_further_run(tmp_path: Path) -> None:

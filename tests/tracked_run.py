@@ -55,8 +55,10 @@ def records(log: bytes) -> Iterator[bytes]:
 def wandb(folder: Path) -> dict[str, object]:
     os.environ.update(WANDB_MODE="offline", WANDB_API_KEY="not-to-be-written-anywhere", HOME=str(folder))
     identity = play("wandb", {"project": "p"}, folder)
+    from wandb import teardown
     from wandb.proto.wandb_internal_pb2 import Record
 
+    teardown()  # its service writes the last records of a run after the run is finished
     kept: dict[str, object] = {
         "identity": identity,
         "runs": [],
