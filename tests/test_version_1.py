@@ -43,8 +43,9 @@ def test_what_was_read_from_version_1_is_written_as_version_4(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("arguments", [[], ["--check"], ["--json"], ["--where", "correct == 0", "--tokens"]])
-def test_a_run_of_version_1_is_inspected(arguments: list[str]) -> None:
-    done = CliRunner(env={"COLUMNS": "140"}).invoke(app, ["inspect-trajectory", str(RUN), *arguments])
+def test_a_run_of_version_1_is_inspected(arguments: list[str], tmp_path: Path) -> None:
+    run = shutil.copytree(RUN, tmp_path / "run")  # the command writes an index beside the files
+    done = CliRunner(env={"COLUMNS": "140"}).invoke(app, ["inspect-trajectory", str(run), *arguments])
     assert done.exit_code == 0, done.output
     assert ("no breach" if arguments == ["--check"] else "60-train-38605:9-3-1-1-4") in done.output
 

@@ -1,5 +1,6 @@
 """Files of version 2 are read: ``golden/version_2``, a run and an evaluation, is of the code before version 3."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,12 @@ from condensegrpo.storage.trajectories import read_trajectories, write_trajector
 
 RUN = Path(__file__).parent / "golden" / "version_2"
 OLD = "2-train-85914:3-1-3+3-3-1+1"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A copy: the command writes an index beside the files."""
+    return shutil.copytree(RUN, tmp_path / "run")
 
 
 def inspect(*arguments: object) -> str:
@@ -40,17 +47,17 @@ def test_a_file_of_version_2_is_read_and_written_anew(tmp_path: Path) -> None:
         ("--group", "1", "--where", "output == 62"),
     ],
 )
-def test_old_ids_and_numbers_find_a_trajectory(arguments: tuple[str, ...]) -> None:
-    assert f"\n{OLD}-1   ✗ wrong" in inspect(RUN, *arguments)
+def test_old_ids_and_numbers_find_a_trajectory(arguments: tuple[str, ...], run: Path) -> None:
+    assert f"\n{OLD}-1   ✗ wrong" in inspect(run, *arguments)
 
 
-def test_the_step_of_an_old_id_is_opened() -> None:
-    assert "step 2 · 4 trajectories" in inspect(RUN, "--trajectory", f"{OLD}-0")
-    assert "no breach" in inspect(RUN, "--check")
+def test_the_step_of_an_old_id_is_opened(run: Path) -> None:
+    assert "step 2 · 4 trajectories" in inspect(run, "--trajectory", f"{OLD}-0")
+    assert "no breach" in inspect(run, "--check")
 
 
-def test_an_old_evaluation_does_not_claim_what_it_does_not_know() -> None:
-    text = inspect(RUN / "evaluation.jsonl")
+def test_an_old_evaluation_does_not_claim_what_it_does_not_know(run: Path) -> None:
+    text = inspect(run / "evaluation.jsonl")
     assert "evaluation · 2 trajectories" in text
     assert "the context budget is not known" in text
     assert not [wrong for wrong in ("nothing is learned", "no signal", "advantage", "policy after") if wrong in text]
