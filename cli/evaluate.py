@@ -80,10 +80,10 @@ def evaluate(
         return
     _print(result, model, _steps(model))
     if save is not None:
-        typer.echo(f"next: condensegrpo inspect-trajectory {shlex.quote(str(save))} --tokens")
+        typer.echo(f"next: condensegrpo inspect {shlex.quote(str(save))} --tokens")
     elif run is not None and _steps(model) is not None:
         place = shlex.quote(str(run.path))
-        typer.echo(f"stored as {result.name}: condensegrpo inspect-trajectory {place} --evaluation {result.name}")
+        typer.echo(f"stored as {result.name}: condensegrpo inspect {place} --evaluation {result.name}")
 
 
 def _steps(model: str) -> int | None:

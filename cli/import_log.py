@@ -43,4 +43,4 @@ def import_log(
         write_credit(folder.credit(step), rows)
     steps = len({each.step for each in imported})
     typer.echo(f"{counted(len(imported), 'trajectory', 'trajectories')} of {counted(steps, 'step')}: {TEXT_ONLY}")
-    typer.echo(f"next: condensegrpo inspect-trajectory {shlex.quote(str(out))}")
+    typer.echo(f"next: condensegrpo inspect {shlex.quote(str(out))}")

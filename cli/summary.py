@@ -30,7 +30,7 @@ def print_summary(folder: RunFolder) -> None:
     path = folder.path
     console.print(f"policy      {path}/checkpoints (newest: a Hugging Face folder in model/)")
     console.print(f"curves      {path}/report.html  {path}/report.png  {path}/metrics.jsonl")
-    console.print(f"next        condensegrpo inspect-trajectory {path}")
+    console.print(f"next        condensegrpo inspect {path}")
     console.print(f"            condensegrpo eval {path} --samples 4")
 
 

@@ -117,7 +117,7 @@ def test_the_inspector_shows_what_was_imported(tmp_path: Path) -> None:
     log, out = trl(tmp_path / "completions"), tmp_path / "imported"
     told = CliRunner().invoke(app, ["import", "trl", str(log), str(out)], catch_exceptions=False)
     assert "4 trajectories of 2 steps: text without token ids" in told.output
-    assert f"next: condensegrpo inspect-trajectory {out}" in told.output
+    assert f"next: condensegrpo inspect {out}" in told.output
     shown = CliRunner(env={"COLUMNS": "140"}).invoke(
         app, ["inspect-trajectory", str(out), "--step", "10"], catch_exceptions=False
     )

@@ -62,4 +62,4 @@ def _diagnosis(config: RunConfig, metrics: Mapping[str, float]) -> Iterator[str]
         yield f"a longer warm start (warm_start.steps): only {metrics['format_valid']:.0%} have a valid format"
     yield f"easier problems (task.options), or a larger train.samples_per_problem (it is {samples})"
     yield "a reward that also pays for parts of the way (reward.name=weighted_sum)"
-    yield "`condensegrpo inspect-trajectory RUN` shows what the policy does"
+    yield "`condensegrpo inspect RUN` shows what the policy does"
