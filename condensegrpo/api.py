@@ -376,7 +376,7 @@ def _interruptible(folder: RunFolder) -> Iterator[Callable[[], bool]]:
     def handle(number: int, _: FrameType | None) -> None:
         asked.append(number)
         signal.signal(number, signal.default_int_handler)
-        print("finishing the step, then saving; interrupt again to stop now", file=sys.stderr)  # noqa: T201
+        print("finishing the step, then saving; interrupt again to stop now", file=sys.stderr)  # noqa: T201  no logger in a signal handler
 
     if threading.current_thread() is not threading.main_thread():
         yield stopping

@@ -38,6 +38,18 @@ def is_held_out(content: str) -> bool:
     return int.from_bytes(digest, "big") % EVAL_SHARE == 0
 
 
+def drawn_held_out(draw: Callable[[str], Problem], content: Callable[[Problem], str], *, most: int) -> list[Problem]:
+    """Up to ``most`` held-out problems of different contents, labelled eval-0, eval-1, …, in the order of drawing."""
+    chosen: dict[str, Problem] = {}
+    for _ in range(100 * EVAL_SHARE * most):
+        problem = draw(f"eval-{len(chosen)}")
+        if is_held_out(content(problem)):
+            chosen.setdefault(content(problem), problem)
+        if len(chosen) == most:
+            break
+    return list(chosen.values())
+
+
 @dataclass(frozen=True, slots=True)
 class Tags:
     """The tags of a task's replies, in which words are separated by any whitespace."""

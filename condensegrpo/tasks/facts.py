@@ -31,7 +31,7 @@ from annotated_types import Ge, Gt, Le
 
 from condensegrpo.core.messages import History, Message, Summary, Unit
 from condensegrpo.core.protocols import Demonstration, Problem, Split, Step
-from condensegrpo.tasks.drawn import EVAL_SHARE, DrawnProblems, Tags, is_held_out
+from condensegrpo.tasks.drawn import DrawnProblems, Tags, drawn_held_out, is_held_out
 
 KEYS = ("red", "blue", "green", "black", "white", "gold", "pink", "grey")  # asked for in this order
 NOISE = ("boat", "cave", "dust", "farm", "gate", "hill", "lake", "moon", "path", "rain", "road", "sand", "snow", "tree",
@@ -79,17 +79,13 @@ class FactsTask:
         if split == "train":
             return DrawnProblems(size=self.train_problems, draw=self._training_problem)
         rng = random.Random(f"facts eval {self.pages} {self.facts} {self.asked} {self.words} {self.early}")
-        chosen: dict[str, Problem] = {}
-        for _ in range(100 * EVAL_SHARE * self.eval_problems):
-            problem = self.draw(rng, f"eval-{len(chosen)}")
-            if is_held_out(_content(problem)):
-                chosen.setdefault(_content(problem), problem)
-            if len(chosen) == self.eval_problems:
-                return list(chosen.values())
-        raise ValueError(
-            f"holding out {self.eval_problems} different problems of {self.pages} pages: found {len(chosen)}; lower "
-            f"eval_problems or raise pages"
-        )
+        drawn = drawn_held_out(lambda label: self.draw(rng, label), _content, most=self.eval_problems)
+        if len(drawn) < self.eval_problems:
+            raise ValueError(
+                f"holding out {self.eval_problems} different problems of {self.pages} pages: found {len(drawn)}; "
+                f"lower eval_problems or raise pages"
+            )
+        return drawn
 
     def environment(self, problem: Problem) -> "FactsEnvironment":
         """A fresh episode."""

@@ -25,7 +25,7 @@ from annotated_types import Ge, Le
 
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Demonstration, Problem, Split, Step
-from condensegrpo.tasks.drawn import EVAL_SHARE, DrawnProblems, Tags, is_held_out
+from condensegrpo.tasks.drawn import DrawnProblems, Tags, drawn_held_out, is_held_out
 
 NAMES = ("Mira", "Jon", "Ada", "Omar", "Lena", "Theo", "Ruth", "Kofi")  # asked for in this order
 PLACES = ("attic", "cellar", "garden", "garage", "kitchen", "library", "office", "stable")
@@ -68,17 +68,13 @@ class Stories:
         if split == "train":
             return DrawnProblems(size=self.train_problems, draw=self._training_problem)
         rng = random.Random(f"stories eval {self.chunks} {self.sentences} {self.asked} {self.moves}")
-        chosen: dict[str, Problem] = {}
-        for _ in range(100 * EVAL_SHARE * self.eval_problems):
-            problem = self._draw(rng, f"eval-{len(chosen)}")
-            if is_held_out(content := _content(problem)):
-                chosen.setdefault(content, problem)
-            if len(chosen) == self.eval_problems:
-                return list(chosen.values())
-        raise ValueError(
-            f"holding out {self.eval_problems} different problems of {self.chunks} chunks: found {len(chosen)}; lower "
-            f"eval_problems or raise chunks"
-        )
+        drawn = drawn_held_out(lambda label: self._draw(rng, label), _content, most=self.eval_problems)
+        if len(drawn) < self.eval_problems:
+            raise ValueError(
+                f"holding out {self.eval_problems} different problems of {self.chunks} chunks: found {len(drawn)}; "
+                f"lower eval_problems or raise chunks"
+            )
+        return drawn
 
     def environment(self, problem: Problem) -> "StoriesEnvironment":
         """A fresh episode."""
