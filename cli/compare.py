@@ -110,7 +110,7 @@ def compare(
     console.print(figures_table(result, with_times=console.width >= 100))
     console.print(_differences_table(result))
     steps = "" if result.step is None else f", after {counted(result.step, 'step', 'steps')}"
-    console.print(f"model   {result.model}{steps}\nfolder  {out}: {', '.join(FILES)}")
+    console.print(f"model   {result.model}{steps}\nfolder  {out}: {', '.join(FILES)}", soft_wrap=True)
 
 
 def figures_table(result: "Comparison", *, with_times: bool) -> Table:

@@ -140,10 +140,11 @@ def _check(steps: Sequence[ReadBatch], *, as_json: bool) -> None:
         for step in steps:
             breached = by_file[str(step.file)]
             for breach in breached:
-                screen.print(Text(f"✗ {neutral(breach)}", theme.BAD))
+                screen.print(Text(f"✗ {neutral(breach)}", theme.BAD), soft_wrap=True)
             turns = sum(len(scored.trajectory.turns) for scored in step.scored)
             trajectories = counted(len(step.scored), "trajectory", "trajectories")
             verdict = counted(len(breached), "breach", "breaches") if breached else "no breach"
-            screen.print(Text(f"{step.file}: {trajectories}, {counted(turns, 'turn', 'turns')}, {verdict}"))
+            turns_checked = counted(turns, "turn", "turns")
+            screen.print(f"{step.file}: {trajectories}, {turns_checked}, {verdict}", soft_wrap=True)
     if any(by_file.values()):
         raise typer.Exit(1)

@@ -64,7 +64,7 @@ def list_runs(
         return
     console = theme.console()
     if not found:
-        console.print(f"no runs in {runs_dir}. Start one: condensegrpo train quickstart")
+        console.print(f"no runs in {runs_dir}. Start one: condensegrpo train quickstart", soft_wrap=True)
         return
     table = _table("run", "state", "step", "held-out success", "age", "size", left=2)
     for run in found:
@@ -109,7 +109,7 @@ def compare_runs(
     _print_curves(console, compared)
     _print_evaluations(console, compared)
     if plot is not None:
-        console.print(f"plot    {plot}")
+        console.print(f"plot    {plot}", soft_wrap=True)
 
 
 def _print_settings(console: "Console", compared: "RunComparison") -> None:

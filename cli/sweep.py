@@ -186,12 +186,12 @@ def _finish(sweep: "Sweep", study: "Study", folder: Path, console: Console, *, s
     if finished:
         figures = write_results(study, [run.config for run in finished], [run.arm for run in finished], folder)
         typer.echo(markdown(figures))
-        console.print(f"folder {folder}: {', '.join(RESULTS)}")
+        console.print(f"folder {folder}: {', '.join(RESULTS)}", soft_wrap=True)
     for run in sweep.runs:
         if sweep.states[run.name] is RunState.FAILED:
             log = folder / "logs" / f"{run.name}.txt"
             tail = log.read_text(errors="replace").splitlines()[-TAIL:] if log.is_file() else []
-            console.print("\n  ".join([f"{run.name} failed, see {log}:", *tail]))
+            console.print("\n  ".join([f"{run.name} failed, see {log}:", *tail]), soft_wrap=True)
     if missing := len(sweep.runs) - len(finished):
         console.print(f"{counted(missing, 'run', 'runs')} not finished. To continue, run the same command again.")
         raise typer.Exit(130 if stopped else 1)
