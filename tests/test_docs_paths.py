@@ -102,6 +102,18 @@ def test_the_changelog_has_every_renamed_key(old: str, new: str) -> None:
     assert f"| `{old}` | `{new}` |" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
+def test_every_change_stands_under_a_version_and_a_kind_of_keep_a_changelog() -> None:
+    kinds = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+    headings = re.findall(r"^(#{2,3}) (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert headings[0] == ("##", "[Unreleased]")
+    versions = [text for level, text in headings if level == "##"]
+    assert [text for text in versions[1:] if not re.fullmatch(r"\[\d+\.\d+\.\d+\] - .+", text)] == []
+    under = [[]]
+    for level, text in headings[1:]:
+        under[-1].append(text) if level == "###" else under.append([])
+    assert all(found and found == sorted(found, key=kinds.index) for found in under)
+
+
 def commands(page: Path) -> list[list[str]]:
     """The arguments of every `condensegrpo train`, `plan` or `doctor` of a shipped configuration."""
     blocks = re.findall(r"^```(?:bash|sh)\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
