@@ -9,7 +9,6 @@ from builders import condensation, scored, trajectory, turn
 from condensegrpo.algorithms.advantages import ESTIMATORS
 from condensegrpo.algorithms.credit import (
     Estimator,
-    act_turns,
     condense_turns,
     idle_groups,
     rows_of,
@@ -19,6 +18,7 @@ from condensegrpo.algorithms.credit import (
 )
 from condensegrpo.algorithms.losses import token_weights, totals
 from condensegrpo.algorithms.settings import StopSettings
+from condensegrpo.algorithms.turn_facts import act_turns
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import Rejected, ScoredTrajectory, Stop
 

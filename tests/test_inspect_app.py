@@ -182,8 +182,11 @@ def test_the_tabs_show_prompt_history_reply_credit_and_the_stored_turn(screens: 
     assert "advantage +0.700 ▲ made likelier (underlined)" in reply
     assert "<note> 5 </note> <end>" in reply
     credit = " ".join(screens["credit"]["credit-text"].split())
-    assert "(r − mean) / (deviation + ε) = (1 − 0.5) / (0.7071 + 1e-06) +0.7071" in credit
-    assert "grpo: the reward against its group" in credit
+    assert (
+        "N(R) +0.7071 the reward against the group: (R − mean) / (deviation + ε) = (1 − 0.5) / (0.7071 + 1e-06)"
+        in credit
+    )
+    assert "advantage +0.7 grpo: N(R); these give +0.7071" in credit  # of 0.7 in the file
     assert '"added_ids": [' in screens["raw"]["raw-text"]
     assert "-0.50" in screens["ids"]["reply-text"]
 

@@ -15,6 +15,7 @@ from condensegrpo.inspection import database
 from condensegrpo.inspection.context_view import context_views
 from condensegrpo.inspection.history import PieceStatus, WordChange, difference, history
 from condensegrpo.inspection.index import Index
+from condensegrpo.inspection.records import holds
 from condensegrpo.inspection.views import READY_VIEWS, fuzzy, ready_view, search, select
 from condensegrpo.storage.credit import Credit, write_credit
 from condensegrpo.storage.run_folder import RunFolder
@@ -145,13 +146,29 @@ def test_ready_views_select_over_all_steps(run: RunFolder, tmp_path: Path) -> No
 
 
 def test_a_fact_is_lost_if_an_earlier_prompt_states_it_and_the_last_does_not(tmp_path: Path) -> None:
-    cases = {"+2": True, "done": False, "3": False, "7": False}  # dropped, still there, in the question, never there
+    # dropped, still there, in the question, never there, only in the policy's own dropped reply
+    cases = {"+2": True, "done": False, "3": False, "7": False, "<note> 3 </note>": False}
     for number, truth in enumerate(cases):
         one = episode(1, number, 0, correct=0.0, truth=truth)
         turns = [*one.trajectory.turns]
         write_trajectory(tmp_path / "t.jsonl", replace(one, trajectory=replace(one.trajectory, turns=tuple(turns))))
     write_trajectory(tmp_path / "t.jsonl", episode(1, 9, 0, correct=1.0, truth="+2"))
     assert [record.lost_fact for record in opened(tmp_path / "t.jsonl").records()] == [*cases.values(), False]
+
+
+@pytest.mark.parametrize(
+    ("fact", "text", "stands"),
+    [
+        ("7", "it is 7.", True),
+        ("7", "17 +7 -7 7.5 0.7 1,7", False),
+        ("Avocado", "the avocado toast", True),
+        ("avocado", "avocados", False),
+        ("a.b", "a.b (c)", True),
+        ("a.b", "axb", False),
+    ],
+)
+def test_a_fact_stands_in_a_text_by_itself(fact: str, text: str, stands: bool) -> None:
+    assert holds(fact, text) is stands
 
 
 def test_truncated_and_tool_errors_are_counted(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from builders import scored, trajectory, turn, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.algorithms.credit import TurnSums, turn_sums
+from condensegrpo.algorithms.turn_facts import TurnSums, turn_sums
 from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import GroupReward, Problem, RewardResult

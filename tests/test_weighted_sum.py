@@ -8,7 +8,7 @@ from builders import scored, trajectory, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.algorithms.credit import turn_sums
+from condensegrpo.algorithms.turn_facts import turn_sums
 from condensegrpo.assembly.plugins import build
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.protocols import Problem, Reward, RewardResult, TurnReward

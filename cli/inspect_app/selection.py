@@ -9,6 +9,7 @@ from pathlib import Path
 from condensegrpo.core.errors import CondenseError
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.inspection.batches import TrajectoryBatch, budget_of, is_training, trajectory_files
+from condensegrpo.inspection.formula import CreditFormulas
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.panes import TokenTexts, TurnView, turns
 from condensegrpo.inspection.records import Group, TrajectoryRecord
@@ -26,6 +27,7 @@ class Opened:
     scored: ScoredTrajectory
     turns: tuple[TurnView, ...]
     texts: TokenTexts
+    formulas: CreditFormulas
 
 
 @dataclass(slots=True)
@@ -39,7 +41,7 @@ class Selection:
     opened: Opened | None = None
     group: Group | None = None
     turn: int = 0
-    _texts: dict[Path, TokenTexts] = field(default_factory=dict)  # by batch
+    _readers: dict[Path, tuple[TokenTexts, CreditFormulas]] = field(default_factory=dict)  # by batch
 
     def __post_init__(self) -> None:
         self.go_to(self.file)
@@ -115,11 +117,13 @@ class Selection:
         """
         file = record.place.file
         batch = self.batch if file == self.batch.file else self.index.batch(file)
-        texts = self._texts.get(file) or self._texts.setdefault(file, TokenTexts(batch))
+        if file not in self._readers:
+            self._readers[file] = TokenTexts(batch), CreditFormulas(self.index, batch)
+        texts, formulas = self._readers[file]
         budget = budget_of(batch) or max(sibling.context for sibling in group.siblings)
         scored = self.index.read(record)
         views = turns(scored, record.credit, budget=budget, tokenizer=None, version_known=batch.version_known)
-        return Opened(record=record, batch=batch, scored=scored, turns=views, texts=texts)
+        return Opened(record=record, batch=batch, scored=scored, turns=views, texts=texts, formulas=formulas)
 
     def sibling(self, by: int) -> TrajectoryRecord | None:
         """The sibling beside the trajectory that is shown, around the ends."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from rich.console import Group as Lines
 from rich.console import RenderableType
+from rich.padding import Padding
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
@@ -19,8 +20,6 @@ from condensegrpo.cli.neutral import neutral, one_line
 from condensegrpo.cli.token_view import SURPRISING, token_grid
 from condensegrpo.core.messages import Message
 from condensegrpo.core.wording import counted
-from condensegrpo.inspection.batches import config_of
-from condensegrpo.inspection.formula import credit_lines
 from condensegrpo.inspection.history import HistoryPiece, PieceStatus, WordChange, difference, history
 from condensegrpo.inspection.panes import TokenView, TurnView
 from condensegrpo.inspection.records import Group
@@ -74,15 +73,16 @@ def reply(opened: Opened, turn: int, *, ids: bool) -> RenderableType:
 
 def credit(opened: Opened, turn: int, group: Group) -> RenderableType:
     """Reward parts, score, advantage and weight, with the formulas filled in."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_column(justify="right", no_wrap=True)
-    for line in credit_lines(opened.record, group, opened.turns[turn], config_of(opened.batch)):
-        table.add_row(one_line(line.name, 40), neutral(line.formula), Text(line.value, "bold"))
+    parts: list[RenderableType] = []
     if opened.batch.is_evaluation:
-        return Lines(Text("of an evaluation: nothing is learned from it\n", theme.WARN), table)
-    return table
+        parts.append(Text("of an evaluation: nothing is learned from it\n", theme.WARN))
+    for line in opened.formulas.lines(opened.record, group, opened.turns[turn]):
+        head = Table.grid(expand=True)
+        head.add_column(style="bold")
+        head.add_column(justify="right", style="bold", no_wrap=True)
+        head.add_row(one_line(line.name, 40), line.value)
+        parts += [head, *([Padding(Text(neutral(line.formula), theme.DIM), (0, 0, 0, 2))] if line.formula else [])]
+    return Lines(*parts)
 
 
 def raw(text: str) -> RenderableType:

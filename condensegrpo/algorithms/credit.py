@@ -3,11 +3,8 @@
 scored trajectories ─▶ Scores ─▶ Estimator: advantage of every turn ─▶ rows, with the weight of every turn's tokens
 """
 
-import math
-from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -17,11 +14,10 @@ from condensegrpo.algorithms import names
 from condensegrpo.algorithms.advantages import ESTIMATORS
 from condensegrpo.algorithms.segments import segments
 from condensegrpo.algorithms.settings import DEFAULT_STOPS, StopSettings
-from condensegrpo.core.shared_sequence import shared, shared_ids
-from condensegrpo.core.trajectory import ScoredTrajectory, Segment, Stop, Trajectory
+from condensegrpo.algorithms.turn_facts import TRUNCATED, act_turns, prompt_digests, turn_sums
+from condensegrpo.core.trajectory import ScoredTrajectory, Segment
 
 T = TypeVar("T")
-TRUNCATED = frozenset({Stop.OUTPUT_LENGTH, Stop.CONTEXT_OVERFLOW})  # stops because a token budget was used up
 
 
 class Scores(NamedTuple):
@@ -78,30 +74,6 @@ class Estimator:
         return scores.score_N if self.traits.learns_from == "score" else scores.total_N
 
 
-class TurnSums(NamedTuple):
-    """What the turns of a trajectory earned on the way."""
-
-    total: float  # R^T: what environment and reward functions pay single turns
-    result_turn: int  # index among the act turns of the first whose observation carried a tool result; −1: none
-
-
-def turn_sums(scored: ScoredTrajectory) -> TurnSums:
-    """The turn rewards of a trajectory, summed, and where its first tool result came.
-
-    R^T = Σ Score.turn_rewards + Σ Turn.turn_rewards. An error that answers a tool call is a result
-    too: the policy saw what came of its call.
-
-        turn 0: hint 0.5; the score pays 0.2 and 0   ─▶   R^T = 0.7
-    """
-    turns = scored.trajectory.turns
-    rewards = [value for turn in turns for value in turn.turn_rewards.values()]
-    acts = (turn for turn in turns if turn.kind == "act")
-    answered = (
-        at for at, turn in enumerate(acts) if any(message.tool_call_id is not None for message in turn.observations)
-    )
-    return TurnSums(total=math.fsum([*rewards, *scored.score.turn_rewards]), result_turn=next(answered, -1))
-
-
 def split_masked(
     scored: Sequence[ScoredTrajectory], stops: StopSettings
 ) -> tuple[tuple[ScoredTrajectory, ...], tuple[ScoredTrajectory, ...]]:
@@ -137,21 +109,6 @@ def scores_of(scored: Sequence[ScoredTrajectory], stops: StopSettings = DEFAULT_
         state_NK=_states(scored),
         act_NK=_table([act_turns(each.trajectory) for each in scored], beyond=-1),
     )
-
-
-def act_turns(trajectory: Trajectory) -> list[int]:
-    """For every turn the act turn, counted among the act turns alone, whose advantage it gets.
-
-    A condense turn gets the advantage of the act turn that it was written for, the next one; after the last act turn,
-    that of the last.
-
-        act act condense act condense   ─▶   0 1 2 2 2
-    """
-    acts, indices = 0, []
-    for turn in trajectory.turns:
-        indices.append(min(acts, trajectory.replies - 1))
-        acts += turn.kind == "act"
-    return indices
 
 
 def idle_groups(scored: Sequence[ScoredTrajectory], advantage_NK: Tensor) -> frozenset[str]:
@@ -206,22 +163,9 @@ def _labels(values: Iterable[T]) -> dict[T, int]:
 
 
 def _states(scored: Sequence[ScoredTrajectory]) -> Tensor:
-    prompts = [[(each.trajectory.group_id, digest) for digest in _prompt_digests(each.trajectory)] for each in scored]
+    prompts = [[(each.trajectory.group_id, digest) for digest in prompt_digests(each.trajectory)] for each in scored]
     labels = _labels(prompt for row in prompts for prompt in row)
     return _table([[labels[prompt] for prompt in row] for row in prompts], beyond=-1)
-
-
-def _prompt_digests(trajectory: Trajectory) -> Iterator[bytes]:
-    """A digest of the prompt of every act turn: a prompt that continues the last one costs what it adds."""
-    digest, last = blake2b(), shared_ids(())
-    for turn in trajectory.turns:
-        prompt = shared(turn.prompt_ids)
-        if not prompt.continues(last):
-            digest, last = blake2b(), shared_ids(())
-        digest.update(array("I", prompt[len(last) :]))
-        last = prompt
-        if turn.kind == "act":
-            yield digest.digest()
 
 
 def _table(rows: Sequence[Sequence[int]], *, beyond: int) -> Tensor:

@@ -10,7 +10,6 @@ from functools import partial
 
 import torch
 
-from condensegrpo.algorithms import names
 from condensegrpo.algorithms.advantages import ESTIMATORS
 from condensegrpo.algorithms.credit import Estimator, Scores
 from condensegrpo.algorithms.losses import LOSSES
@@ -46,7 +45,7 @@ def advantage_estimator(config: RunConfig) -> Estimator:
     """
     name, options = config.estimator, config.algorithm.advantage.options
     _check_known("algorithm.advantage.estimator", ESTIMATORS, name, options)
-    estimator = Estimator(name, _estimator_options(config))
+    estimator = Estimator(name, config.estimator_options)
     _try_out("algorithm.advantage.options", partial(estimator, TOY_SCORES))
     return estimator
 
@@ -72,16 +71,6 @@ def objective(algorithm: AlgorithmSettings) -> Minimised:
     )
     _try_out("algorithm.importance", partial(built, torch.tensor([-1.0]), dummy()))
     return Tokenwise(built) if built.tokenwise else built
-
-
-def _estimator_options(config: RunConfig) -> Mapping[str, object]:
-    """The options of the estimator, with context anchors where it takes them."""
-    algorithm = config.algorithm
-    if not names.ESTIMATORS[config.estimator].context_anchors:
-        return algorithm.advantage.options
-    budget = config.rollout.limits.max_context_tokens
-    low, high = algorithm.advantage.context_anchors or (budget / 16, float(budget))
-    return {"context_low": low, "context_high": high, **algorithm.advantage.options}
 
 
 def _try_out(key: str, call: Callable[[], object]) -> None:

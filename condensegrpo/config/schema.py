@@ -4,10 +4,12 @@ Defaults live here and in the settings of the folders below; a YAML file holds w
 states its unit and range. Options of plug-ins are checked when ``assembly`` builds them, before any model is loaded.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from condensegrpo.algorithms.names import ESTIMATORS
 from condensegrpo.algorithms.settings import (
     AdvantageSettings,
     AggregationSettings,
@@ -308,3 +310,12 @@ class RunConfig(RunProcedure, RunIdentity):
         """The estimator of advantages: the one that is set, or the default for the reward."""
         default = "efficient" if self.reward.name == RewardPlugin().name else "grpo"
         return self.algorithm.advantage.estimator or default
+
+    @property
+    def estimator_options(self) -> Mapping[str, object]:
+        """The options of the estimator, with context anchors where it takes them."""
+        advantage, budget = self.algorithm.advantage, self.rollout.limits.max_context_tokens
+        if not ESTIMATORS[self.estimator].context_anchors:
+            return advantage.options
+        low, high = advantage.context_anchors or (budget / 16, float(budget))
+        return {"context_low": low, "context_high": high, **advantage.options}

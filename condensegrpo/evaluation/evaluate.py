@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from condensegrpo.algorithms.credit import turn_sums
+from condensegrpo.algorithms.turn_facts import turn_sums
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.players import Players
 from condensegrpo.assembly.runtime import evaluation_temperature, provenance

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from condensegrpo.core.errors import ConfigError, RunError
+from condensegrpo.core.errors import CondenseError, ConfigError, RunError
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.storage.credit import Credit, read_credit
 from condensegrpo.storage.run_folder import RunFolder, evaluation_file
@@ -187,12 +187,16 @@ def _evaluation_of(folder: Path, files: tuple[Path, ...], number: int | None, na
 
 
 def config_of(batch: TrajectoryBatch) -> "RunConfig | None":
-    """The configuration of the run; None: there is none, or it cannot be read, perhaps of an older version."""
+    """The configuration of the run at its step; None: there is none that can be read, perhaps of an older version."""
     from condensegrpo.config.load import load_stored  # imports pydantic: only when needed
+    from condensegrpo.config.resumed import config_at
 
+    if batch.run is None:
+        return None
+    run = RunFolder(batch.run)
     try:
-        return load_stored(RunFolder(batch.run).config) if batch.run is not None else None
-    except ConfigError:
+        return load_stored(run.config) if batch.number is None else config_at(run, batch.number)
+    except CondenseError:
         return None
 
 

@@ -19,7 +19,7 @@ from condensegrpo.inspection.records import LinePlace, TrajectoryRecord
 from condensegrpo.storage.credit import Credit
 
 NAME = ".inspection.sqlite"
-VERSION = 1  # of the tables
+VERSION = 2  # of the tables and what they hold
 PAGE = 1000  # rows that are read at a time
 FIGURES = ", ".join(TrajectoryFigures._fields)
 CREDIT = "advantages, weights, handling"
@@ -141,7 +141,7 @@ class Database:
 def record(file: Path, number: int, row: tuple[Any, ...]) -> TrajectoryRecord:
     """The record of a row of ``COLUMNS``, which is that ``number`` in its file."""
     line, start, size, *columns = row
-    figures = TrajectoryFigures(*map(_restored, columns[: len(TrajectoryFigures._fields)]))
+    figures = TrajectoryFigures(*map(restored, columns[: len(TrajectoryFigures._fields)]))
     advantages, weights, handling = columns[len(TrajectoryFigures._fields) :]
     return TrajectoryRecord(
         number=number,
@@ -179,7 +179,8 @@ def _storable(value: object) -> object:
     return value if encoded.decode("utf-8", "ignore") == value else encoded
 
 
-def _restored(value: Any) -> Any:  # noqa: ANN401  a column
+def restored(value: Any) -> Any:  # noqa: ANN401  a column
+    """A value as it was before ``_storable``."""
     return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else value
 
 

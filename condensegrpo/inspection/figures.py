@@ -94,12 +94,16 @@ def _figures(record: Json) -> TrajectoryFigures:
 
 
 def _lost(fact: str | None, turns: Sequence[Json], messages: Sequence[Json]) -> bool:
-    """Whether a fact stood in an earlier prompt, and not in the last one in which the policy acted."""
+    """Whether a fact was told in an earlier prompt, and is not in the last one in which the policy acted.
+
+    Told: by a message that is not the policy's own. What it computes may stand in an earlier reply by chance.
+    """
     contexts = [turn["context"] for turn in turns if turn.get("kind", "act") == "act"]
     if not fact or not contexts:
         return False
     stating = [place for place, message in enumerate(messages) if holds(fact, message["content"])]
-    return not _shows(contexts[-1], stating) and any(_shows(context, stating) for context in contexts)
+    told = [place for place in stating if messages[place]["role"] != "assistant"]
+    return not _shows(contexts[-1], stating) and any(_shows(context, told) for context in contexts)
 
 
 def _shows(context: Iterable[Sequence[int]], places: Sequence[int]) -> bool:

@@ -2,9 +2,9 @@
 
     score      correct 1   short 0.05                                          1
     group      8 trajectories: mean 0.375, deviation 0.518
-    N(r)       (r − mean) / (deviation + ε) = (1 − 0.375) / (0.518 + 1e-06)    +1.207
+    N(R)       (R − mean) / (deviation + ε) = (1 − 0.375) / (0.518 + 1e-06)    +1.207
     λ·g(p)·E   0.2 · 0.375 · 0.61                                              +0.046
-    advantage  N(r) + λ·g(p)·E                                                 +1.253
+    advantage  N(R) + λ·g(p)·E                                                 +1.253
     weight     1 / (B·L) = 1 / (96 · 256)                                      4.07e-05
 
 What was recorded is what counts: a formula is filled in from the figures of the siblings, and where its value is not
@@ -12,19 +12,21 @@ what was recorded (as after whitening), the line of the advantage says so.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from statistics import fmean, stdev
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from condensegrpo.algorithms.explained import EXPLAINED, Case, GroupMember
 from condensegrpo.algorithms.names import ESTIMATORS
+from condensegrpo.algorithms.turn_facts import act_turns, prompt_digests, turn_sums
+from condensegrpo.core.wording import counted
+from condensegrpo.inspection.batches import TrajectoryBatch, config_of
+from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.panes import TurnView
 from condensegrpo.inspection.records import Group, TrajectoryRecord
 
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
 
-STANDARD = ("grpo", "efficient", "turn_discounted", "gigpo")  # estimators whose first term is N(r)
-EPSILON = 1e-6  # of these, where none is configured
 NOT_TRAINED = {"mask": "masked: its stop trains nothing", "drop": "dropped: no member of its group has an advantage"}
 EXACT = 1e-3  # difference of a formula from what was recorded that rounding explains
 
@@ -37,27 +39,70 @@ class CreditLine(NamedTuple):
     value: str
 
 
-class _Term(NamedTuple):
-    """A part of an advantage."""
+class CreditFormulas:
+    """The steps from reward to weight of the turns of one batch."""
 
-    name: str
-    filled: str
-    value: float
+    def __init__(self, index: Index, batch: TrajectoryBatch) -> None:
+        """Read the configuration of the batch; without one there are no formulas."""
+        self._index, self._config = index, config_of(batch)
+        self._group: str | None = None
+        self._members: dict[str, GroupMember] = {}  # of that group, by trajectory
+        self._turns: dict[str, list[int]] = {}  # likewise: the act turn whose advantage each turn has
 
+    def lines(self, record: TrajectoryRecord, group: Group, turn: TurnView) -> tuple[CreditLine, ...]:
+        """The steps from the reward to the weight of a turn's tokens.
 
-class _Outcome(NamedTuple):
-    """A trajectory as the estimator compares it."""
+        Raises:
+            CondenseError: the line of a sibling is damaged.
+        """
+        return (
+            *_reward(record, turn),
+            *self._advantage(record, group, turn),
+            *_weight(record, turn, self._config),
+        )
 
-    reward: float
-    context: int
-    truncated: bool
+    def _advantage(self, record: TrajectoryRecord, group: Group, turn: TurnView) -> Iterator[CreditLine]:
+        if turn.advantage is None:
+            yield CreditLine("advantage", "the run's credit/ has none of this trajectory", "not known")
+            return
+        config, recorded = self._config, f"{turn.advantage:+.4g}"
+        if record.handling in NOT_TRAINED or config is None:
+            reason = "without a formula: the configuration of the run cannot be read"
+            yield CreditLine("advantage", NOT_TRAINED.get(record.handling or "", reason), recorded)
+            return
+        case = self._case(record, group, turn.turn, config)
+        rewards = "  ".join(f"{member.outcome:.4g}" for member in case.members)
+        yield CreditLine("group", f"{counted(len(case.members), 'trajectory', 'trajectories')}, R = {rewards}", "")
+        terms = EXPLAINED[config.estimator](case, **config.estimator_options)
+        for term in terms:
+            yield CreditLine(term.name, term.filled, f"{term.value:+.4g}")
+        total, note = math.fsum(term.value for term in terms), ""
+        if config.algorithm.advantage.whiten:
+            note = "; whitened afterwards, by mean and deviation of all trained tokens of the step, which no file holds"
+        elif not math.isclose(total, turn.advantage, rel_tol=EXACT, abs_tol=EXACT):
+            note = f"; these give {total:+.4g}: it was computed with other settings, or by another version"
+        yield CreditLine("advantage", f"{config.estimator}: {' + '.join(term.name for term in terms)}{note}", recorded)
 
-
-def credit_lines(
-    record: TrajectoryRecord, group: Group, turn: TurnView, config: "RunConfig | None"
-) -> tuple[CreditLine, ...]:
-    """The steps from the reward to the weight of a turn's tokens; without a configuration, without formulas."""
-    return (*_reward(record, turn), *_advantage(record, group, turn, config), *_weight(record, turn, config))
+    def _case(self, record: TrajectoryRecord, group: Group, turn: int, config: "RunConfig") -> Case:
+        """The turn among those that the estimator compared: masked siblings count nowhere."""
+        compared = [sibling for sibling in group.siblings if sibling.handling != "mask"]
+        if self._group != group.id:
+            self._members, self._turns, self._group = {}, {}, group.id
+            for sibling in compared:
+                scored = self._index.read(sibling)
+                sums = turn_sums(scored)
+                self._turns[sibling.id] = act_turns(scored.trajectory)
+                self._members[sibling.id] = GroupMember(
+                    outcome=_outcome(sibling, config),
+                    turn_reward=sums.total,
+                    turns=scored.trajectory.replies,
+                    result_turn=sums.result_turn,
+                    context=sibling.context,
+                    truncated=sibling.truncated,
+                    states=tuple(prompt_digests(scored.trajectory)),
+                )
+        place = [sibling.id for sibling in compared].index(record.id)
+        return Case(tuple(self._members.values()), place, self._turns[record.id][turn])
 
 
 def _reward(record: TrajectoryRecord, turn: TurnView) -> Iterator[CreditLine]:
@@ -66,69 +111,6 @@ def _reward(record: TrajectoryRecord, turn: TurnView) -> Iterator[CreditLine]:
     paid = {**turn.turn_rewards} | ({"of the turn": turn.paid} if turn.paid is not None else {})
     if paid:
         yield CreditLine("turn reward", "   ".join(f"{name} {value:.4g}" for name, value in paid.items()), "")
-
-
-def _advantage(
-    record: TrajectoryRecord, group: Group, turn: TurnView, config: "RunConfig | None"
-) -> Iterator[CreditLine]:
-    recorded = "not known" if turn.advantage is None else f"{turn.advantage:+.4g}"
-    if record.handling in NOT_TRAINED or config is None or turn.advantage is None:
-        yield CreditLine("advantage", NOT_TRAINED.get(record.handling or "", ""), recorded)
-        return
-    members = [_outcome(sibling, config) for sibling in group.siblings if sibling.handling != "mask"]
-    own, rewards = _outcome(record, config), [member.reward for member in members]
-    spread = f"mean {fmean(rewards):.4g}, deviation {_std(rewards):.4g}"
-    yield CreditLine("group", f"{len(members)} {'trajectories' if len(members) > 1 else 'trajectory'}: {spread}", "")
-    name, terms = config.estimator, tuple[_Term, ...]()
-    if name == "rloo" and len(members) > 1:
-        others = (sum(rewards) - own.reward) / (len(members) - 1)
-        terms = (_Term("r − mean of the others", f"{own.reward:.4g} − {others:.4g}", own.reward - others),)
-    elif name in STANDARD:
-        terms = (_normalised(own.reward, rewards, config),)
-    if name == "efficient" and own.reward >= 1:
-        terms = (*terms, _efficiency(own, members, config))
-    for term in terms:
-        yield CreditLine(term.name, term.filled, f"{term.value:+.4g}")
-    computed = math.fsum(term.value for term in terms)
-    note = ESTIMATORS[name].summary
-    if config.algorithm.advantage.whiten:
-        note = f"{note}; then whitened over the batch"
-    elif terms and not math.isclose(computed, turn.advantage, rel_tol=EXACT, abs_tol=EXACT):
-        note = f"{note}; the terms above give {computed:+.4g}, the rest is of its other terms"
-    yield CreditLine("advantage", f"{name}: {note}", recorded)
-
-
-def _normalised(reward: float, rewards: Sequence[float], config: "RunConfig") -> _Term:
-    """N(r), or r − mean where the estimator does not scale."""
-    options, mean = config.algorithm.advantage.options, fmean(rewards)
-    scale = options.get("accuracy", options.get("scale", "std"))
-    if len(rewards) < 2 or scale != "std":
-        return _Term("r − mean", f"{reward:.4g} − {mean:.4g}", reward - mean if len(rewards) > 1 else 0.0)
-    epsilon, deviation = float(options.get("eps", EPSILON)), _std(rewards)
-    value = 0.0 if deviation == 0 else (reward - mean) / (deviation + epsilon)
-    filled = f"(r − mean) / (deviation + ε) = ({reward:.4g} − {mean:.4g}) / ({deviation:.4g} + {epsilon:g})"
-    return _Term("N(r)", filled, value)
-
-
-def _efficiency(own: _Outcome, members: Sequence[_Outcome], config: "RunConfig") -> _Term:
-    """λ·g(p)·E of ``efficient``, for a correct trajectory."""
-    options, budget = config.algorithm.advantage.options, config.rollout.limits.max_context_tokens
-    low, high = config.algorithm.advantage.context_anchors or (budget / 16, float(budget))
-
-    def cost(context: int) -> float:
-        return math.log(min(max(context, low), high) / low) / math.log(high / low)
-
-    costs = [cost(member.context) for member in members if member.reward >= 1]
-    rate = len(costs) / len(members)
-    trust = rate if rate >= float(options.get("min_pass_rate", 0.0)) else 0.0
-    share = float(options.get("coefficient", 0.2))
-    saved = (fmean(costs) - cost(own.context)) / max(_std(costs), 0.1) if len(costs) > 1 and not own.truncated else 0.0
-    saved = min(max(saved, -1.0), 1.0)
-    filled = (
-        f"{share:g} · {trust:.3g} · {saved:+.3g}: its largest context of {own.context} tokens costs "
-        f"u = {cost(own.context):.3g}, that of correct siblings {fmean(costs):.3g} on average"
-    )
-    return _Term("λ·g(p)·E", filled, share * trust * saved)
 
 
 def _weight(record: TrajectoryRecord, turn: TurnView, config: "RunConfig | None") -> Iterator[CreditLine]:
@@ -156,14 +138,8 @@ def _weight(record: TrajectoryRecord, turn: TurnView, config: "RunConfig | None"
     yield CreditLine("weight", f"{mode}: {filled}", value)
 
 
-def _outcome(record: TrajectoryRecord, config: "RunConfig") -> _Outcome:
+def _outcome(record: TrajectoryRecord, config: "RunConfig") -> float:
     """What the estimator compares: the total reward less penalties, or a score."""
-    reward = record.score
-    if record.handling == "penalise":
-        scores = ESTIMATORS[config.estimator].learns_from == "score"
-        reward = 0.0 if scores else reward - config.algorithm.stops.penalty
-    return _Outcome(reward, record.context, record.truncated)
-
-
-def _std(values: Sequence[float]) -> float:
-    return stdev(values) if len(values) > 1 else 0.0
+    if record.handling != "penalise":
+        return record.score
+    return 0.0 if ESTIMATORS[config.estimator].learns_from == "score" else record.score - config.algorithm.stops.penalty

@@ -8,11 +8,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
-from condensegrpo.core.trajectory import Stop
+from condensegrpo.algorithms.turn_facts import TRUNCATED
 from condensegrpo.inspection.filters import FIELDS, Fields
 from condensegrpo.storage.credit import Credit
-
-TRUNCATED = (Stop.OUTPUT_LENGTH, Stop.CONTEXT_OVERFLOW)  # stops because a token budget was used up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +46,7 @@ class TrajectoryRecord:
     output: int  # tokens of all turns
     condensations: int  # turns whose prompt was condensed
     tool_errors: int  # tool calls that did not succeed
-    lost_fact: bool  # it is not correct, and the ground truth stood in an earlier prompt but not in the last
+    lost_fact: bool  # not correct; its ground truth was told in an earlier prompt, and is not in the last
     stop: str
     answer: str | None
     seconds: float
@@ -134,11 +132,6 @@ def natural(text: str) -> str:
 
 
 def holds(fact: str, text: str) -> bool:
-    """Whether a fact stands in a text as words of its own: 7 in "it is 7.", not in "17"."""
-    place = text.find(fact)
-    while place >= 0:
-        around = text[max(0, place - 1) : place], text[place + len(fact) : place + len(fact) + 1]
-        if not any(char.isalnum() for char in around):
-            return True
-        place = text.find(fact, place + 1)
-    return False
+    """Whether a fact stands in a text by itself, in letters of either case: 7 in "it is 7.", not in 17, +7 or 7.5."""
+    edges = (r"(?<![\w+−-])(?<!\d[.,])", r"(?!\w|[.,]\d)")
+    return re.search(re.escape(fact).join(edges), text, re.IGNORECASE) is not None

@@ -11,9 +11,9 @@ from typing import cast
 
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import ScoredTrajectory
-from condensegrpo.inspection.batches import TrajectoryBatch, budget_of, config_of
+from condensegrpo.inspection.batches import TrajectoryBatch, budget_of
 from condensegrpo.inspection.context_view import ContextView
-from condensegrpo.inspection.formula import CreditLine, credit_lines
+from condensegrpo.inspection.formula import CreditFormulas, CreditLine
 from condensegrpo.inspection.history import WordChange, difference, history
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.panes import TokenTexts, turns
@@ -110,7 +110,7 @@ class _Reader:
 
     def __init__(self, index: Index, batch: TrajectoryBatch, records: Sequence[TrajectoryRecord]) -> None:
         self._index, self._batch = index, batch
-        self._config, self._texts = config_of(batch), TokenTexts(batch)
+        self._formulas, self._texts = CreditFormulas(index, batch), TokenTexts(batch)
         self._budget = budget_of(batch) or max(record.context for record in records)
         matching = ((view.name, select(records, where=view.where, most=len(records)).records) for view in READY_VIEWS)
         self._views = {name: {record.id for record in matches} for name, matches in matching}
@@ -174,6 +174,6 @@ class _Reader:
                 version=turn.policy_version,
                 advantage=turn.advantage,
                 weight=turn.weight,
-                credit=credit_lines(record, group, turn, self._config),
+                credit=self._formulas.lines(record, group, turn),
                 pieces=tuple(pieces),
             )

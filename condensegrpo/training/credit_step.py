@@ -9,10 +9,11 @@ from typing import Literal, NamedTuple, TypeVar
 from torch import Tensor
 
 from condensegrpo.algorithms.advantages import Moments, moments, whiten
-from condensegrpo.algorithms.credit import Scores, condense_turns, scores_of, turn_counts, turn_sums, turn_tokens
+from condensegrpo.algorithms.credit import Scores, condense_turns, scores_of, turn_counts, turn_tokens
 from condensegrpo.algorithms.losses import Totals, share_of_summaries, token_weights, totals, with_share
 from condensegrpo.algorithms.settings import Aggregation, AggregationSettings, StopSettings
 from condensegrpo.algorithms.staleness import staleness_of
+from condensegrpo.algorithms.turn_facts import turn_sums
 from condensegrpo.core.failures import Failure
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.thread_call import result_in_thread
