@@ -136,7 +136,11 @@ def summary(text: str) -> tuple[Message, ...]:
     ],
 )
 def test_a_summary_is_written_on_request_and_read_like_a_note(chunk: str, reply: str, sound: bool | None) -> None:
-    said = (*context()[:1], *summary("<note> Mira office Jon stable </note>"), *context("<note> read </note>", chunk)[1:])
+    said = (
+        *context()[:1],
+        *summary("<note> Mira office Jon stable </note>"),
+        *context("<note> read </note>", chunk)[1:],
+    )
     assert Stories(history="summary").sound(said, reply) is sound
 
 
@@ -150,7 +154,9 @@ def test_demonstrations_with_summaries_say_where_people_are_on_request_alone() -
     assert all(task.sound(turn.context, turn.reply) for turn in requested if turn not in forgotten)
     others = {turn.reply.split()[0] for turn in turns if turn not in requested and turn.reply != "<note> read </note>"}
     assert others == {"<answer>"}
-    assert max(len(turn.context) for turn in turns) == 1 + 2 + 2 * 3  # question, summary, three chunks and their replies
+    assert (
+        max(len(turn.context) for turn in turns) == 1 + 2 + 2 * 3
+    )  # question, summary, three chunks and their replies
 
 
 def test_the_corpus_has_every_word_of_the_task() -> None:
