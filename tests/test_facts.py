@@ -363,8 +363,9 @@ def noting(prompt: str) -> str:
     question, *rest = [part.partition("\n")[2].partition("<|im_end|>")[0] for part in prompt.split("<|im_start|>")[1:]]
     texts = [text.split() for text in rest if text.startswith(("p", "facts"))]
     facts = dict(word.split(":") for words in texts for word in words if ":" in word)
+    facts |= {words[1]: words[2] for words in texts if words[0] == "facts" and words[1] != "none"}
     if rest[-2:-1] == ["note"]:
-        known = " ".join(f"{key}:{facts[key]}" for key in question.split() if key in facts)
+        known = " ".join(f"{key} {facts[key]}" for key in question.split() if key in facts)
         return f"facts {known or 'none'}"
     if texts[-1:] and texts[-1][-1] == "report" and question in facts:
         return f"<answer> {question} {facts[question]} </answer>"
@@ -407,8 +408,8 @@ def test_demonstrated_notes_are_what_the_condenser_asks_for(tmp_path: Path) -> N
 
 def test_a_note_that_lacks_a_known_fact_is_not_judged_and_a_wrong_one_is_unsound() -> None:
     task, request = FactsTask(history="summary"), (QUESTION, READ, P1, user("note"))
-    assert task.sound(request, "facts red:7") is True
-    assert task.sound(request, "facts red:3") is False
+    assert task.sound(request, "facts red 7") is True
+    assert task.sound(request, "facts red 3") is False
     assert task.sound(request, "facts none") is None
-    later = (QUESTION, assistant("facts red:7"), user("[turns up to 0 omitted]"), READ, P2, user("note"))
-    assert task.sound(later, "facts red:7 gold:3") is True
+    later = (QUESTION, assistant("facts red 7"), user("[turns up to 0 omitted]"), READ, P2, user("note"))
+    assert task.sound(later, "facts red 7 gold 3") is True

@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 
 from condensegrpo.assembly.plugins import build
-from condensegrpo.core.messages import Message, Summary
+from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Problem, Step
 from condensegrpo.tasks.drawn import is_held_out
 from condensegrpo.tasks.stories import Stories
@@ -109,59 +109,21 @@ def test_demonstrated_notes_say_nothing_or_what_is_known() -> None:
     assert all(len(turn.context) <= 3 for turn in turns)
 
 
-def test_demonstrations_of_the_whole_history_answer_from_all_chunks_and_may_take_no_notes() -> None:
-    task = Stories(history="full", notes=False)
+@pytest.mark.parametrize("forgetful", [0.0, 1.0])
+def test_demonstrations_of_the_whole_history_answer_from_all_chunks_whatever_the_notes_say(forgetful: float) -> None:
+    task = Stories(history="full", forgetful=forgetful)
     for turn in islice(task.demonstrations(0), 200):
-        assert task.sound(turn.context, turn.reply)
         assert turn.problem is not None
-        if turn.reply != "<note> read </note>":
+        if turn.reply.startswith("<note>"):
+            assert (turn.reply == "<note> read </note>") == bool(forgetful)
+        else:
             assert turn.reply == f"<answer> {turn.problem.answer} </answer>"
             assert [message.content for message in turn.context[2::2]] == turn.problem.data["chunks"]
 
 
-def summary(text: str) -> tuple[Message, ...]:
-    """What the condenser ``summary`` shows of the first chunks."""
-    return Summary(text=text, through=1, tokens=40).unit.messages
-
-
-@pytest.mark.parametrize(
-    ("chunk", "reply", "sound"),
-    [
-        (FIRST, "<note> read </note>", True),
-        (FIRST, "<note> Mira garden Jon stable </note>", False),  # state belongs in the summary
-        (f"{FIRST}\n\nnote", "<note> Mira garden Jon stable </note>", True),
-        (f"{FIRST}\n\nnote", "<note> Mira office Jon stable </note>", False),
-        (f"{FIRST}\n\nnote", "<note> read </note>", None),
-        (LAST, "<answer> Mira office Jon cellar </answer>", True),
-    ],
-)
-def test_a_summary_is_written_on_request_and_read_like_a_note(chunk: str, reply: str, sound: bool | None) -> None:
-    said = (
-        *context()[:1],
-        *summary("<note> Mira office Jon stable </note>"),
-        *context("<note> read </note>", chunk)[1:],
-    )
-    assert Stories(history="summary").sound(said, reply) is sound
-
-
-def test_demonstrations_with_summaries_say_where_people_are_on_request_alone() -> None:
-    task = Stories(history="summary", chunks=16)
-    turns = list(islice(task.demonstrations(0), 400))
-    requested = [turn for turn in turns if turn.context[-1].content.endswith("\n\nnote")]
-    assert 0.3 < len(requested) / 400 < 0.6
-    forgotten = [turn for turn in requested if turn.reply == "<note> read </note>"]
-    assert 0.2 < len(forgotten) / len(requested) < 0.4
-    assert all(task.sound(turn.context, turn.reply) for turn in requested if turn not in forgotten)
-    others = {turn.reply.split()[0] for turn in turns if turn not in requested and turn.reply != "<note> read </note>"}
-    assert others == {"<answer>"}
-    assert (
-        max(len(turn.context) for turn in turns) == 1 + 2 + 2 * 3
-    )  # question, summary, three chunks and their replies
-
-
 def test_the_corpus_has_every_word_of_the_task() -> None:
     words = set(" ".join(Stories().corpus()).split())
-    for task in (Stories(), Stories(notes=False), Stories(asked=3, history="full")):
+    for task in (Stories(), Stories(asked=3, history="full")):
         for turn in islice(task.demonstrations(1), 200):
             assert words.issuperset(" ".join((turn.reply, *(each.content for each in turn.context))).split())
 

@@ -17,8 +17,8 @@ The demonstrations are imperfect on purpose: where the context lacks a fact, hal
 With ``history="summary"`` the demonstrations are for the condenser ``summary`` with the template ``note``. Half of
 them write the note, and three in ten of those forget the facts:
 
-    red   p1 rain blue:4   p2 red:7 boat   p3 tree sand   note   ─▶   facts red:7
-    red   facts red:7   p3 tree sand   p4 wind rain report        ─▶   <answer> red 7 </answer>
+    red   p1 rain blue:4   p2 red:7 boat   p3 tree sand   note   ─▶   facts red 7
+    red   facts red 7   p3 tree sand   p4 wind rain report        ─▶   <answer> red 7 </answer>
 """
 
 import random
@@ -39,6 +39,7 @@ NOISE = ("boat", "cave", "dust", "farm", "gate", "hill", "lake", "moon", "path",
 REPORT = "report"  # ends every page from the last new one on: the answer is due
 NOT_YET = "not yet"  # what a page shows that is out of turn
 SOME = 0.8  # share of the demonstrations with history="some" that show some pages and not all
+READING = {"some": 0.2, "full": 0.2, "summary": 0.8}  # share of the demonstrations that stop while reading; by history
 GUESSING = 0.5  # share of the demonstrations that guess where the context lacks a fact
 NOTE, NOTED, NOTHING = "note", "facts", "none"  # the request for a note, its first word, and the rest of an empty one
 FORGETTING = 0.3  # share of the demonstrated notes that lack the facts which the context shows
@@ -115,7 +116,7 @@ class FactsTask:
         while True:
             problems = rng.choice(askings)
             problem = problems[rng.randrange(len(problems))]
-            if rng.random() < 0.2:  # reading on is soon learnt
+            if rng.random() < READING[self.history]:  # reading on is soon learnt, but notes are taken meanwhile
                 read = list(range(1, rng.randrange(self.pages) + 1))
             else:
                 again = rng.choices(range(1, self.pages + 1), k=rng.choice((0, 0, 0, 1, 2)))
@@ -242,7 +243,10 @@ def _due(context: Sequence[Message]) -> _Due:
     texts = [message.content.split() for message in context[1:] if message.role == "tool"]
     texts = [words for words in texts if _PAGE.fullmatch(words[0])]
     notes = [message.content.split() for message in context[1:] if message.content.startswith(f"{NOTED} ")]
-    facts = dict(word.split(":") for words in (*notes, *texts) for word in words if ":" in word)
+    facts = {
+        key: value for words in notes for key, value in zip(words[1::2], words[2::2], strict=False) if value.isdigit()
+    }
+    facts |= dict(word.split(":") for words in texts for word in words if ":" in word)
     shown = [int(words[0][1:]) for words in texts]
     return _Due(
         report=bool(texts) and texts[-1][-1] == REPORT,
@@ -271,7 +275,8 @@ def _is_request(context: Sequence[Message]) -> bool:
 
 def _note(due: _Due) -> str:
     """The note of what a context knows of the facts that are asked for."""
-    return f"{NOTED} {' '.join(f'{key}:{value}' for key, value in due.known.items() if value is not None) or NOTHING}"
+    facts = ((key, value) for key, value in due.known.items() if value is not None)
+    return f"{NOTED} {_fact_words(facts) or NOTHING}"
 
 
 def _asks(page: int) -> str:

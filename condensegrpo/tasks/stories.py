@@ -13,12 +13,6 @@ in MemAgent (https://arxiv.org/abs/2507.02259): a place that is in no note is lo
 few times, however many chunks there are; all other sentences are about others, or about places where nobody goes. The
 demonstrations are imperfect on purpose: three in ten notes say nothing of people, and all that was known is lost.
 Training can still learn to say it always.
-
-With ``history="summary"`` the demonstrations are for the condenser ``summary`` with the template ``note``: the replies
-to chunks say nothing, and a place that is in no summary is lost when its chunk is gone.
-
-    where are Mira and Jon ?   <note> Mira garden Jon somewhere </note>   Jon entered the cellar . …   note
-                                         ─▶  <note> Mira garden Jon cellar </note>
 """
 
 import random
@@ -29,7 +23,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from condensegrpo.core.messages import History, Message, Summary, Unit
+from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Demonstration, Problem, Split, Step
 from condensegrpo.tasks.drawn import DrawnProblems, Tags, drawn_held_out, is_held_out
 
@@ -40,12 +34,7 @@ TALKS = ("mentioned", "remembered")  # leave people where they are
 UNKNOWN = "somewhere"  # where a note says that somebody is who was not seen yet
 READ = "read"  # a note that says nothing of people
 DONE = "done"  # ends the last chunk: the answer is due
-FORGETFUL = 0.3  # share of the demonstrated notes that say nothing of people
 MOVING = 0.5  # share of the sentences that change no answer in which somebody moves
-REQUEST = "note"  # ends a message that asks for a note; with history="summary" only
-REQUESTED = 0.6  # share of the demonstrations of history="summary" that are asked for a note
-ENDING = {"last": 0.0, "full": 0.0, "summary": 0.2}  # share of the demonstrations that are sure to answer; by history
-WINDOW = 3  # most chunks that stand behind a summary in a demonstration
 TEMPTING = 0.5  # share of the rest that name a person who is asked for, and a place
 
 _TAGS = Tags(re.compile(r"(</?(?:note|answer)>)"))
@@ -62,9 +51,8 @@ class Stories:
     moves: Annotated[int, Ge(1)] = 3  # most of a person who is asked for, each in another chunk; the last one counts
     train_problems: Annotated[int, Ge(1)] = 100_000  # length of the virtual sequence
     eval_problems: Annotated[int, Ge(1)] = 256  # all different
-    # what demonstrations show: the previous turn only, every turn, or a summary and the newest few
-    history: Literal["last", "full", "summary"] = "last"
-    notes: bool = True  # whether the demonstrated notes say where people are
+    history: Literal["last", "full"] = "last"  # what demonstrations show: the previous turn only, or every turn
+    forgetful: Annotated[float, Ge(0), Le(1)] = 0.3  # share of the demonstrated notes that say nothing of people
 
     def __post_init__(self) -> None:
         if self.asked > self.sentences:
@@ -97,14 +85,10 @@ class Stories:
         while True:
             problem = problems[rng.randrange(len(problems))]
             history = History(pinned=(Message(role="user", content=problem.question),))
-            read = self.chunks if rng.random() < ENDING[self.history] else rng.randrange(self.chunks + 1)
-            for turn, chunk in enumerate(problem.data["chunks"][:read]):
-                text = _note(READ)
-                if self.history != "summary":
-                    text = self._demonstrated_reply(self._shown(history, rng), rng)
-                reply = Message(role="assistant", content=text)
+            for turn, chunk in enumerate(problem.data["chunks"][: rng.randrange(self.chunks + 1)]):
+                reply = Message(role="assistant", content=self._demonstrated_reply(self._shown(history), rng))
                 history = history.add(Unit(turn=turn, reply=reply, results=(Message(role="user", content=chunk),)))
-            context = self._shown(history, rng)
+            context = self._shown(history)
             yield Demonstration(context=context, reply=self._demonstrated_reply(context, rng), problem=problem)
 
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
@@ -112,16 +96,14 @@ class Stories:
         known, words = _known(context), _TAGS.words(reply)
         if _is_due(context):
             return None if UNKNOWN in known.values() else _answer(words) == _said(known)
-        note, asked = _TAGS.inside(words, "note"), self._asks_for_note(context)
+        note = _TAGS.inside(words, "note")
         if note == (READ,):
-            return None if asked else True
-        return asked and note == tuple(_said(known).split())
+            return None
+        return note == tuple(_said(known).split())
 
     def corpus(self) -> Iterable[str]:
         """Every word of the task."""
         yield f"{_question(NAMES)} {UNKNOWN} {READ} {DONE} <note> </note> <answer> </answer>"
-        if self.history == "summary":
-            yield f"{REQUEST} {Summary(text='', through=0, tokens=0).unit.results[0].content}"
         yield from (_sentence("", verb, place) for verb in (*MOVES, *TALKS) for place in PLACES)
 
     def _training_problem(self, index: int) -> Problem:
@@ -152,37 +134,18 @@ class Stories:
             data={"chunks": [" ".join(chunk) for chunk in chunks]},
         )
 
-    def _shown(self, history: History, rng: random.Random) -> tuple[Message, ...]:
-        match self.history:
-            case "full":
-                return history.messages
-            case "last":
-                return history.with_units(history.units[-1:]).messages
-            case "summary":
-                return history.with_units(self._summarised(history, rng)).messages
-
-    def _summarised(self, history: History, rng: random.Random) -> tuple[Unit, ...]:
-        """A summary and the newest few units, often with the request for the next summary."""
-        units = history.units[-rng.randint(1, WINDOW) :]
-        if earlier := history.units[: len(history.units) - len(units)]:
-            known = _known(history.with_units(earlier).messages)
-            text = _note(READ if rng.random() < FORGETFUL else _said(known))
-            units = (Summary(text=text, through=earlier[-1].turn, tokens=20 * len(earlier)).unit, *units)
-        if units and not _is_due(units[-1].messages) and rng.random() < REQUESTED:
-            units = (*units[:-1], units[-1].with_instruction(REQUEST))
-        return units
-
-    def _asks_for_note(self, context: Sequence[Message]) -> bool:
-        """Whether a context whose answer is not due wants a note that says where people are."""
-        return self.notes if self.history != "summary" else context[-1].content.split()[-1] == REQUEST
+    def _shown(self, history: History) -> tuple[Message, ...]:
+        units = history.units if self.history == "full" else history.units[-1:]
+        return History(pinned=history.pinned, units=units).messages
 
     def _demonstrated_reply(self, context: Sequence[Message], rng: random.Random) -> str:
         known = _known(context)
         if _is_due(context):
             sure = {name: rng.choice(PLACES) if place == UNKNOWN else place for name, place in known.items()}
             return f"<answer> {_said(sure)} </answer>"
-        forgets = not self._asks_for_note(context) or rng.random() < FORGETFUL
-        return _note(READ if forgets else _said(known))
+        if rng.random() < self.forgetful:
+            return f"<note> {READ} </note>"
+        return f"<note> {_said(known)} </note>"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -219,10 +182,6 @@ def _known(context: Sequence[Message]) -> Mapping[str, str]:
             said = _MOVED.findall(message.content)
         known |= {name: place for name, place in said if name in known and place != UNKNOWN}
     return known
-
-
-def _note(text: str) -> str:
-    return f"<note> {text} </note>"
 
 
 def _said(places: Mapping[str, str]) -> str:
