@@ -67,6 +67,15 @@ def test_the_answer_is_where_the_people_who_are_asked_for_went_last(chunks: int)
         assert words.count(".") == 3 * chunks
 
 
+def test_stories_have_every_number_of_chunks_between_the_fewest_and_the_most() -> None:
+    task = Stories(min_chunks=2, chunks=4, eval_problems=32)
+    for problems in (task.problems("eval"), task.problems("train")[:50]):
+        assert {len(problem.data["chunks"]) for problem in problems} == {2, 3, 4}
+        assert all(" ".join(problem.data["chunks"]).endswith("done") for problem in problems)
+    shown = [turn.problem for turn in islice(task.demonstrations(0), 100) if turn.problem is not None]
+    assert {len(problem.data["chunks"]) for problem in shown} == {2, 3, 4}
+
+
 def test_evaluation_problems_are_different_and_no_training_problem() -> None:
     for chunks in (4, 64):
         task = Stories(chunks=chunks, eval_problems=64)
@@ -134,6 +143,7 @@ def test_the_corpus_has_every_word_of_the_task() -> None:
         ({"asked": 4}, "wanted a sentence for each"),
         ({"asked": 8, "sentences": 8}, "at most 7"),
         ({"chunks": 0}, "at least 1"),
+        ({"chunks": 4, "min_chunks": 5}, "wanted min_chunks <= chunks"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: dict[str, int], words: str) -> None:

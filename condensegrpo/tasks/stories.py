@@ -45,7 +45,8 @@ _MOVED = re.compile(rf"(\w+) (?:{'|'.join(MOVES)}) the (\w+) \.")
 class Stories:
     """The task ``stories``. Whether a problem is for training or evaluation does not depend on any option."""
 
-    chunks: Annotated[int, Ge(1)] = 4
+    chunks: Annotated[int, Ge(1)] = 4  # most of a story
+    min_chunks: Annotated[int, Ge(1)] | None = None  # fewest; None: every story has ``chunks``
     sentences: Annotated[int, Ge(1)] = 3  # of a chunk
     asked: Annotated[int, Ge(1), Le(len(NAMES) - 1)] = 2  # people
     moves: Annotated[int, Ge(1)] = 3  # most of a person who is asked for, each in another chunk; the last one counts
@@ -58,6 +59,9 @@ class Stories:
         if self.asked > self.sentences:
             raise ValueError(f"asked={self.asked} and sentences={self.sentences}: wanted a sentence for each of them")
 
+        if self._fewest > self.chunks:
+            raise ValueError(f"min_chunks={self.min_chunks} and chunks={self.chunks}: wanted min_chunks <= chunks")
+
     def problems(self, split: Split) -> Sequence[Problem]:
         """Training problems are made when asked for; the evaluation problems are a list.
 
@@ -66,7 +70,7 @@ class Stories:
         """
         if split == "train":
             return DrawnProblems(size=self.train_problems, draw=self._training_problem)
-        rng = random.Random(f"stories eval {self.chunks} {self.sentences} {self.asked} {self.moves}")
+        rng = random.Random(f"stories eval {self._fewest} {self.chunks} {self.sentences} {self.asked} {self.moves}")
         drawn = drawn_held_out(lambda label: self._draw(rng, label), _content, most=self.eval_problems)
         if len(drawn) < self.eval_problems:
             raise ValueError(
@@ -85,7 +89,8 @@ class Stories:
         while True:
             problem = problems[rng.randrange(len(problems))]
             history = History(pinned=(Message(role="user", content=problem.question),))
-            for turn, chunk in enumerate(problem.data["chunks"][: rng.randrange(self.chunks + 1)]):
+            chunks = problem.data["chunks"]
+            for turn, chunk in enumerate(chunks[: rng.randrange(len(chunks) + 1)]):
                 reply = Message(role="assistant", content=self._demonstrated_reply(self._shown(history), rng))
                 history = history.add(Unit(turn=turn, reply=reply, results=(Message(role="user", content=chunk),)))
             context = self._shown(history)
@@ -116,11 +121,11 @@ class Stories:
     def _draw(self, rng: random.Random, name: str) -> Problem:
         """A random problem, held out or not."""
         asked = sorted(rng.sample(NAMES, self.asked), key=NAMES.index)
-        chunks: list[list[str]] = [[] for _ in range(self.chunks)]
+        chunks: list[list[str]] = [[] for _ in range(rng.randint(self._fewest, self.chunks))]
         last = {}
         for person in asked:
-            places = rng.sample(PLACES, rng.randint(1, min(self.moves, self.chunks)))
-            for at, place in zip(sorted(rng.sample(range(self.chunks), len(places))), places, strict=True):
+            places = rng.sample(PLACES, rng.randint(1, min(self.moves, len(chunks))))
+            for at, place in zip(sorted(rng.sample(range(len(chunks)), len(places))), places, strict=True):
                 chunks[at].append(_sentence(person, rng.choice(MOVES), place))
             last[person] = places[-1]
         for chunk in chunks:
@@ -133,6 +138,10 @@ class Stories:
             answer=_said(last),
             data={"chunks": [" ".join(chunk) for chunk in chunks]},
         )
+
+    @property
+    def _fewest(self) -> int:
+        return self.chunks if self.min_chunks is None else self.min_chunks
 
     def _shown(self, history: History) -> tuple[Message, ...]:
         units = history.units if self.history == "full" else history.units[-1:]
