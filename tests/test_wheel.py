@@ -1,8 +1,10 @@
-"""What is installed: the wheel is built from a copy of the sources, unpacked, and used in an empty folder."""
+"""What is shipped: wheel and source distribution are built from a copy of the tree, and used in an empty folder."""
 
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from importlib.metadata import Distribution, version
@@ -15,7 +17,12 @@ from packaging.utils import canonicalize_name
 from condensegrpo import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
-MAPPED = ("condensers", "rewards", "cli", "configs")  # folders at the top that are packages of condensegrpo
+PACKAGES = ("condensegrpo", "condensers", "rewards", "cli", "configs")
+FOLDERS = ("benchmarks", "docs", "notebooks", "studies", "tests")
+FILES = (
+    *("pyproject.toml", "MANIFEST.in", "Makefile", "constraints.txt", "mkdocs.yml"),
+    *("README.md", "CHANGELOG.md", "LICENSE"),
+)
 UNTRIED = ("kernels", "ray")  # whose tests are skipped where they are missing
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 TRIED = {  # by name, the version of constraints.txt
@@ -25,33 +32,70 @@ TRIED = {  # by name, the version of constraints.txt
 }
 
 
+BUILD = """
+import os, sys, tarfile
+from pathlib import Path
+from setuptools import build_meta
+target = Path(sys.argv[1])
+build_meta.build_wheel(str(target / "wheel"))
+build_meta.build_sdist(str(target))
+tarfile.open(next(target.glob("*.tar.gz"))).extractall(target / "unpacked", filter="data")
+os.chdir(next((target / "unpacked").iterdir()))
+build_meta.build_wheel(str(target / "wheel-of-sdist"))
+"""
+
+
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The unpacked wheel; setuptools leaves files where it builds, so it builds in a copy."""
-    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed")
-    for name in ("condensegrpo", *MAPPED):
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, the source distribution and its wheel, built in a copy: setuptools leaves files where it builds."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
+    for name in (*PACKAGES, *FOLDERS):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in FILES:
         shutil.copy(ROOT / name, source)
-    build = f"from setuptools import build_meta; print(build_meta.build_wheel({str(target)!r}))"
-    done = subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, text=True, check=False)
+    for leftover in ("runs/quickstart/log.txt", ".typecheck/a.py", "tests/__pycache__/a.pyc", "docs/.cache/a.txt"):
+        (source / leftover).parent.mkdir(parents=True, exist_ok=True)
+        (source / leftover).touch()
+    command = [sys.executable, "-c", BUILD, str(target)]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
-    (wheel,) = target.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(target / "site")
-    return target / "site"
+    assert "no files found" not in done.stderr  # of a line of MANIFEST.in
+    return target
+
+
+@pytest.fixture(scope="module")
+def installed(built: Path) -> Path:
+    """The unpacked wheel."""
+    zipfile.ZipFile(next(built.glob("wheel/*.whl"))).extractall(built / "site")
+    return built / "site"
+
+
+def files(root: Path, *folders: str) -> set[Path]:
+    """All files of folders but caches, relative to ``root``."""
+    found = {file.relative_to(root) for name in folders for file in (root / name).rglob("*") if file.is_file()}
+    return {file for file in found if not any(part == "__pycache__" or part.startswith(".") for part in file.parts)}
 
 
 def test_the_wheel_holds_every_module_and_data_file_and_nothing_else(installed: Path) -> None:
-    wanted = {
-        Path("condensegrpo", *file.relative_to(ROOT).parts[top == "condensegrpo" :])
-        for top in ("condensegrpo", *MAPPED)
-        for file in (ROOT / top).rglob("*")
-        if file.is_file() and "__pycache__" not in file.parts
-    }
-    held = {file.relative_to(installed) for file in installed.rglob("*") if file.is_file()}
+    sources = files(ROOT, *PACKAGES)
+    wanted = {Path("condensegrpo", *file.parts[file.parts[0] == "condensegrpo" :]) for file in sources}
+    held = files(installed, ".")
     assert {file for file in held if file.parts[0] == "condensegrpo"} == wanted
     assert {file.parts[0].partition("-")[0] for file in held} == {"condensegrpo"}
+
+
+def test_the_source_distribution_holds_sources_tests_and_docs_and_no_run_or_cache(built: Path) -> None:
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        held = {Path(*Path(member.name).parts[1:]) for member in archive if member.isfile()}
+    made = {file for file in held if file.parts[0] in ("PKG-INFO", "setup.cfg", "condensegrpo.egg-info")}
+    assert held - made == {*map(Path, FILES), *files(ROOT, *PACKAGES, *FOLDERS)}
+
+
+def test_the_wheel_of_the_source_distribution_is_that_of_the_tree(built: Path) -> None:
+    wheels = [zipfile.ZipFile(next(built.glob(f"{folder}/*.whl"))) for folder in ("wheel", "wheel-of-sdist")]
+    of_tree, of_sdist = ({info.filename: info.CRC for info in wheel.infolist()} for wheel in wheels)
+    assert of_tree == of_sdist
 
 
 def test_the_version_is_stated_once_and_every_entry_point_has_its_module(installed: Path) -> None:
@@ -61,6 +105,17 @@ def test_the_version_is_stated_once_and_every_entry_point_has_its_module(install
     assert "version" in PROJECT["dynamic"]
     for point in distribution.entry_points:
         assert (installed / f"{point.module.replace('.', '/')}.py").is_file(), point
+
+
+def test_dependencies_of_development_are_never_imported() -> None:
+    development = {Requirement(line).name for line in PROJECT["optional-dependencies"]["dev"]} - {"types-PyYAML"}
+    others = [line for name, lines in PROJECT["optional-dependencies"].items() if name != "dev" for line in lines]
+    needed = {Requirement(line).name.partition("-")[0] for line in (*PROJECT["dependencies"], *others)}
+    only = {name.partition("-")[0] for name in development} - needed
+    assert only >= {"pytest", "hypothesis", "playwright", "nbclient"}
+    pattern = re.compile(rf"^\s*(?:import|from) ({'|'.join(sorted(only))})\b", re.MULTILINE)
+    sources = [ROOT / file for file in files(ROOT, *PACKAGES) if file.suffix == ".py"]
+    assert {file.name for file in sources if pattern.search(file.read_text(encoding="utf-8"))} == set()
 
 
 def test_the_quickstart_is_found_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
