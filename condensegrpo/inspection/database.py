@@ -86,9 +86,9 @@ class Database:
                 (*new.known, new.problem, new.provenance, key),
             )
             self._connection.execute(
-                "UPDATE files SET success = (success * count + ?1) / max(count + ?2, 1), count = count + ?2 "
-                "WHERE file = ?3",
-                (correct, len(rows), key),
+                "UPDATE files SET success = (success * count + ?) / max(count + ?, 1), count = count + ? "
+                "WHERE file = ?",
+                (correct, len(rows), len(rows), key),
             )
 
     def add_credit(self, key: int, credit: Mapping[str, Credit], modified: int) -> None:
