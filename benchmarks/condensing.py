@@ -20,8 +20,7 @@ from pathlib import Path
 
 import torch
 from engine import ANSWER, QUESTION, REPLY, WORDS, Chat, Instant
-from rich.console import Console
-from rich.table import Table
+from tables import show
 from transformers import GenerationConfig
 
 from condensegrpo.attention.leave_one_out import LeaveOneOut
@@ -157,13 +156,11 @@ def main() -> None:
     parser.add_argument("--alike", action="store_true", help="trajectories of a problem say the same")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    table = Table("model of", "calls", "tokens read", "CPU seconds", "seconds condensing", "digest")
+    heads = ("model of", "calls", "tokens read", "CPU seconds", "seconds condensing", "digest")
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder))
-        for name in options.names:
-            line = played(name, Path(folder), problems=options.problems, turns=options.turns, alike=options.alike)
-            table.add_row(*line)
-    Console(width=120).print(table)
+        size = {"problems": options.problems, "turns": options.turns, "alike": options.alike}
+        show("", heads, [played(name, Path(folder), **size) for name in options.names])
 
 
 if __name__ == "__main__":

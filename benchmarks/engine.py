@@ -36,8 +36,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from tables import show
 
 from condensegrpo.condensers.anchors import Anchors
 from condensegrpo.condensers.attention import AttentionCondenser
@@ -260,9 +259,9 @@ def exponent(sizes: Sequence[int], costs: Sequence[Cost | None]) -> float | None
     return statistics.linear_regression(*zip(*points, strict=True)).slope if len(points) > 1 else None
 
 
-def table(console: Console, title: str, rows: Mapping[str, Sequence[Cell]], sizes: Sequence[int], limit: float) -> None:
+def table(title: str, rows: Mapping[str, Sequence[Cell]], sizes: Sequence[int], limit: float) -> None:
     """Milliseconds of CPU per turn of every cell, the exponent of a row, and the memory of its largest cell."""
-    shown = Table("condenser", *(str(size) for size in sizes), "exponent", "kB a trajectory", title=title)
+    lines = []
     for name, cells in rows.items():
         costs: list[Cost | None] = []
         for cell in cells:  # what follows a cell over its limit would take longer still
@@ -271,21 +270,21 @@ def table(console: Console, title: str, rows: Mapping[str, Sequence[Cell]], size
         ended = [(cost, cell) for cost, cell in zip(costs, cells, strict=True) if cost]
         figures = [f"{cost.per_turn(cell):.2f}" if cost else "–" for cost, cell in zip(costs, cells, strict=True)]
         memory = f"{ended[-1][0].bytes / ended[-1][1].trajectories / 1000:.0f}" if ended else "–"
-        shown.add_row(name, *figures, "–" if slope is None else f"{slope:.2f}", memory)
-    console.print(shown)
+        lines.append((name, *figures, "–" if slope is None else f"{slope:.2f}", memory))
+    show(title, ("condenser", *map(str, sizes), "exponent", "kB a trajectory"), lines)
 
 
-def profile(console: Console, cell: Cell) -> None:
+def profile(cell: Cell) -> None:
     """The functions that take most of a cell's time."""
     profiler = cProfile.Profile()
     with tempfile.TemporaryDirectory() as folder:
         profiler.runcall(played, cell, Path(folder) / "trajectories.jsonl")
     stream = io.StringIO()
     pstats.Stats(profiler, stream=stream).strip_dirs().sort_stats("tottime").print_stats(15)
-    console.print(f"profile of {cell}", stream.getvalue(), markup=False)
+    print(f"profile of {cell}\n\n```text\n{stream.getvalue().strip()}\n```")
 
 
-def memory(console: Console, cell: Cell) -> None:
+def memory(cell: Cell) -> None:
     """What is allocated when the first trajectory ends and the others are about to, by file, and the tokens of it."""
     shares: list[tuple[str, float]] = []
 
@@ -305,24 +304,23 @@ def memory(console: Console, cell: Cell) -> None:
         tracemalloc.start()
         played(cell, Path(folder) / "trajectories.jsonl", ended)
         tracemalloc.stop()
-    console.print(f"kB in memory a trajectory of {cell}")
+    print(f"kB in memory a trajectory of {cell}")
     for name, size in shares:
-        console.print(f"{size / 1000:8.0f}  {name}", markup=False, highlight=False)
+        print(f"{size / 1000:8.0f}  {name}")
 
 
 def main(names: Sequence[str], *, quick: bool) -> None:
     """Run all cells and print the tables."""
-    console = Console(width=120)
     turns, trajectories = (TURNS[:2], TRAJECTORIES[:2]) if quick else (TURNS, TRAJECTORIES)
     limit = QUICK_LIMIT if quick else LIMIT
     for tools in (False, True):
         ending = ", a tool call in every turn" if tools else ""
         grown = {name: [Cell(condenser=name, turns=k, trajectories=FEW, tools=tools) for k in turns] for name in names}
         title = f"ms of CPU per turn by turns, {FEW} trajectories{ending}"
-        table(console, title, grown, turns, limit)
+        table(title, grown, turns, limit)
     many = {name: [Cell(condenser=name, turns=SHORT, trajectories=n) for n in trajectories] for name in names}
-    table(console, f"ms of CPU per turn by trajectories, {SHORT} turns", many, trajectories, limit)
-    profile(console, Cell(condenser=names[0], turns=turns[-1] // 4, trajectories=FEW))
+    table(f"ms of CPU per turn by trajectories, {SHORT} turns", many, trajectories, limit)
+    profile(Cell(condenser=names[0], turns=turns[-1] // 4, trajectories=FEW))
 
 
 if __name__ == "__main__":
@@ -332,6 +330,6 @@ if __name__ == "__main__":
     parser.add_argument("--memory", choices=CONDENSERS, help="only what is in memory under this condenser")
     arguments = parser.parse_args()
     if arguments.memory:
-        memory(Console(width=120), Cell(condenser=arguments.memory, turns=256, trajectories=SAMPLES))
+        memory(Cell(condenser=arguments.memory, turns=256, trajectories=SAMPLES))
         raise SystemExit
     main(arguments.condensers, quick=arguments.quick)

@@ -39,8 +39,7 @@ from passes import (
     whole_batch,
     without_padding,
 )
-from rich.console import Console
-from rich.table import Table
+from tables import show
 from trl_pass import MISSING, missing, trl_trie
 from worker import Clock, Job, Reading, Worker
 from workloads import LENGTHS, QUICK_LENGTHS, Kind, Workload, workload
@@ -252,18 +251,6 @@ def bounds_table(bench: Bench, measured: Mapping[Variant, Measured]) -> tuple[li
     return ["to reach", "wanted", "found", "met"], lines
 
 
-def show(title: str, heads: Sequence[str], lines: Sequence[Sequence[str]], *, markdown: bool) -> None:
-    """Print a table."""
-    if markdown:
-        rows = [heads, ["---"] * len(heads), *lines]
-        print("\n".join(f"| {' | '.join(row)} |" for row in rows), end="\n\n")
-        return
-    shown = Table(*heads, title=title, title_justify="left")
-    for line in lines:
-        shown.add_row(*line)
-    Console(width=140).print(shown)
-
-
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options; the clock is the process's own on a CPU with one thread, since other processes do not move it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -281,7 +268,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--peak-tflops", type=float, help="of the device, for MFU; default: see devices.py")
     parser.add_argument("--quick", action="store_true", help="a toy model and short rows")
     parser.add_argument("--profile", action="store_true", help="the learner's step by operators, and no table")
-    parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args(arguments)
     clock: Clock = "cpu" if options.device == "cpu" and options.threads == 1 else "wall"
     options.clock = options.clock or clock
@@ -322,15 +308,15 @@ def run(name: str, options: argparse.Namespace) -> list[str]:
     )
     if options.profile:
         operators = profile(size, budget, load.rows, seed=options.seed)
-        show("parts", *parts_table(operators, size.vocabulary), markdown=options.markdown)
-        show("operators", *operators_table(operators), markdown=options.markdown)
+        show("parts", *parts_table(operators, size.vocabulary))
+        show("operators", *operators_table(operators))
         return []
     measured = dict(zip(bench.variants, measure(bench, load, size, budget, options), strict=True))
     flops = useful_flops(size, load.rows)
     peak = peak_of(options.device, dtype=options.dtype, tflops=options.peak_tflops)
-    show(name, *table(measured, trained=load.trained, flops=flops, peak=peak), markdown=options.markdown)
+    show(name, *table(measured, trained=load.trained, flops=flops, peak=peak))
     if not options.quick:  # a toy says nothing about them
-        show("bounds", *bounds_table(bench, measured), markdown=options.markdown)
+        show("bounds", *bounds_table(bench, measured))
     against = "of an unknown peak: --peak-tflops" if peak is None else f"of {peak / 1e12:.2f} TFLOP/s"
     print(f"{flops / 1e9:.1f} GFLOPs of useful arithmetic; MFU is {against}")
     return disagreeing(measured, AGREEMENT[options.dtype])

@@ -26,8 +26,6 @@ from typing import NamedTuple
 import torch
 from devices import check_device, mfu, peak_of
 from flops import sampling_flops
-from rich.console import Console
-from rich.table import Table
 from rollout_sides import (
     Reading,
     Setting,
@@ -40,6 +38,7 @@ from rollout_sides import (
     with_vllm,
 )
 from rollout_world import NO_LIMIT, Size, World, chatter, engine, make_model, new_tokens, play, processed
+from tables import show
 from trl_rollout import MISSING, missing, with_trl
 
 from condensegrpo.assembly.plugins import build
@@ -309,24 +308,14 @@ PARTS: dict[str, Callable[[argparse.Namespace, Path], list[Part]]] = {
 }
 
 
-def show(part: Part, *, markdown: bool) -> None:
+def show_part(part: Part) -> None:
     """Print the tables of a part."""
     bounds = [
         [bound.what, f"≤ {bound.at_most:g}", f"{bound.found:.3f}", "yes" if bound.found <= bound.at_most else "no"]
         for bound in part.bounds
     ]
-    for title, heads, lines in (
-        (part.title, part.heads, part.lines),
-        ("", ["to reach", "wanted", "found", "met"], bounds),
-    ):
-        if markdown:
-            rows = [heads, ["---"] * len(heads), *lines]
-            print("\n".join([f"{title}\n", *(f"| {' | '.join(row)} |" for row in rows)]), end="\n\n")
-            continue
-        shown = Table(*heads, title=title, title_justify="left")
-        for line in lines:
-            shown.add_row(*line)
-        Console(width=160).print(shown)
+    show(part.title, part.heads, part.lines)
+    show("", ["to reach", "wanted", "found", "met"], bounds)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -349,7 +338,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--peak-tflops", type=float, help="of the device, for MFU; default: see devices.py")
     parser.add_argument("--quick", action="store_true", help="toys")
-    parser.add_argument("--markdown", action="store_true")
     return parser.parse_args(arguments)
 
 
@@ -364,7 +352,7 @@ def main() -> None:
             continue
         with tempfile.TemporaryDirectory() as folder:
             for part in PARTS[name](options, Path(folder) / "policy"):
-                show(part, markdown=options.markdown)
+                show_part(part)
 
 
 if __name__ == "__main__":

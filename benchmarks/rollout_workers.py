@@ -21,8 +21,7 @@ from functools import cache
 from pathlib import Path
 
 from engine import QUESTION, SAMPLES, WORDS, Chat, Instant
-from rich.console import Console
-from rich.table import Table
+from tables import show
 
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.core.protocols import Problem, Sampler
@@ -186,22 +185,17 @@ def benchmark(numbers: Sequence[int], world: World, *, trajectories: int, rounds
             cost = measured(world, batch, sampler, pool, number, known)
             costs[number] += [cost] if turn else []
     pool.close()
-    table = Table("workers", "wall s", "busiest CPU s", "rank µs/request", "wall ratio", "CPU ratio")
-    one = costs.get(1, costs[numbers[0]])
+    lines, one = [], costs.get(1, costs[numbers[0]])
     for number in numbers:
         wall, busiest, rank = (
             statistics.median(getattr(cost, name) for cost in costs[number]) for name in ("wall", "busiest", "rank")
         )
         of_one = [statistics.median(getattr(cost, name) for cost in one) for name in ("wall", "busiest")]
-        table.add_row(
-            str(number),
-            f"{wall:.2f}",
-            f"{busiest:.2f}",
-            f"{1e6 * rank / (trajectories * world.turns):.0f}",
-            f"{of_one[0] / wall:.2f}",
-            f"{of_one[1] / busiest:.2f}",
-        )
-    Console(width=100).print(table)
+        request = f"{1e6 * rank / (trajectories * world.turns):.0f}"
+        ratios = (f"{of_one[0] / wall:.2f}", f"{of_one[1] / busiest:.2f}")
+        lines.append((str(number), f"{wall:.2f}", f"{busiest:.2f}", request, *ratios))
+    heads = ("workers", "wall s", "busiest CPU s", "rank µs/request", "wall ratio", "CPU ratio")
+    show("", heads, lines)
 
 
 if __name__ == "__main__":

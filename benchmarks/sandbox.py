@@ -13,6 +13,8 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 
+from tables import show
+
 from condensegrpo.sandbox.grade import grade
 from condensegrpo.sandbox.sandbox import Sandbox
 
@@ -45,12 +47,13 @@ async def main() -> None:
         begin = time.perf_counter()
         backend = sandbox.open()
         opened = 1000 * (time.perf_counter() - begin)
-        print(f"{backend}: probed and open after {opened:.0f} ms; load of the machine {os.getloadavg()[0]:.1f}")
+        lines = [("open, probing included", f"{opened:.0f} ms", "")]
         middle, late = await median(lambda: sandbox.run_python("print(1)"), CALLS)
-        print(f"print(1): median {middle:.1f} ms, 95 % within {late:.1f} ms, {CALLS} calls")
+        lines.append((f"print(1), {CALLS} calls", f"{middle:.1f} ms", f"{late:.1f} ms"))
         test = ["assert add(1, 2) == 3"]
         middle, late = await median(lambda: grade(sandbox, "def add(a, b): return a + b", test), CALLS // 4)
-        print(f"grading by one assert: median {middle:.1f} ms, 95 % within {late:.1f} ms")
+        lines.append((f"grading by one assert, {CALLS // 4} times", f"{middle:.1f} ms", f"{late:.1f} ms"))
+        show(f"{backend}, load of the machine {os.getloadavg()[0]:.1f}", ("", "median", "95 % within"), lines)
         plain = cpu_of_the_code()
         begin = time.perf_counter()
         results = await asyncio.gather(*(sandbox.run_python(CODE) for _ in range(AT_ONCE)))

@@ -196,7 +196,7 @@ def test_a_difference_is_relative_to_the_largest_entry_or_to_the_norm(tmp_path: 
 
 def test_the_script_prints_its_tables_and_all_gradients_agree() -> None:
     done = subprocess.run(
-        [sys.executable, "benchmarks/learner.py", "--quick", "--markdown", "--rounds", "1"],
+        [sys.executable, "benchmarks/learner.py", "--quick", "--rounds", "1"],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -218,7 +218,7 @@ def test_the_script_prints_its_tables_and_all_gradients_agree() -> None:
 
 def test_the_profile_names_the_operators_of_the_step() -> None:
     done = subprocess.run(
-        [sys.executable, "benchmarks/learner.py", "--quick", "--markdown", "--profile", "--workloads", "append-32k"],
+        [sys.executable, "benchmarks/learner.py", "--quick", "--profile", "--workloads", "append-32k"],
         capture_output=True,
         text=True,
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""Paths and configuration keys that README and docs name: the files exist, the keys are those of the schema."""
+"""What README, docs and the files for contributors name: paths, keys, commands and hooks exist."""
 
 import importlib.util
 import re
@@ -8,13 +8,14 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 from condensegrpo.config.load import load_config
 from condensegrpo.config.renames import RENAMED
 from condensegrpo.config.schema import RunConfig
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDERS = ("condensegrpo", "condensers", "rewards", "cli", "configs", "benchmarks", "docs", "notebooks", "tests")
 PATH = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./*-]*)`")
 KEY = re.compile(rf"(?<![\w./])((?:{'|'.join(sorted(RunConfig.model_fields))})(?:\.\w+)+)(?=[=`: ])")
@@ -46,9 +47,9 @@ def test_the_readme_is_short_and_leads_to_the_table_in_one_hop() -> None:
     assert "](docs/how-to/change-the-code.md" in readme
 
 
-def test_every_file_that_the_readme_links_exists() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    links = re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", readme)
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_every_file_that_a_page_outside_of_the_site_links_exists(name: str) -> None:
+    links = re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", (ROOT / name).read_text(encoding="utf-8"))
     assert links
     assert [link for link in links if not (ROOT / link).exists()] == []
 
@@ -140,3 +141,23 @@ def test_the_configuration_of_every_command_is_valid(page: Path, words: list[str
 
 def test_there_are_commands_to_check() -> None:
     assert len(COMMANDS) >= 40
+
+
+def test_the_hooks_before_a_commit_run_what_make_runs_in_the_same_environment() -> None:
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    assert repository["repo"] == "local"
+    entries = [hook["entry"] for hook in repository["hooks"]]
+    recipes = (ROOT / "Makefile").read_text(encoding="utf-8").replace("$(BIN)", ".venv/bin")
+    for entry in entries:
+        tool, command = entry.split()[:2]
+        assert re.search(rf"^\t{re.escape(tool)} {command}|^{command}:", recipes, re.MULTILINE), entry
+    assert [entry.split()[1] for entry in entries] == ["check", "format", "typecheck"]
+
+
+@pytest.mark.parametrize("form", ["bug", "feature", "question"])
+def test_an_issue_form_has_the_fields_that_a_form_needs(form: str) -> None:
+    read = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / f"{form}.yml").read_text(encoding="utf-8"))
+    assert set(read) == {"name", "description", "labels", "body"}
+    fields = {field["id"]: field["attributes"]["label"] for field in read["body"] if field["type"] == "textarea"}
+    assert len(fields) == len(read["body"])
+    assert form == "feature" or "`condensegrpo doctor" in fields["doctor"]

@@ -106,7 +106,7 @@ def test_a_ratio_is_taken_within_rounds() -> None:
 
 def benchmark(*arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "benchmarks/rollout.py", "--quick", "--markdown", "--rounds", "1", *arguments],
+        [sys.executable, "benchmarks/rollout.py", "--quick", "--rounds", "1", *arguments],
         capture_output=True,
         text=True,
         cwd=ROOT,

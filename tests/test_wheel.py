@@ -18,10 +18,10 @@ from condensegrpo import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("condensegrpo", "condensers", "rewards", "cli", "configs")
-FOLDERS = ("benchmarks", "docs", "notebooks", "studies", "tests")
+FOLDERS = (".github", "benchmarks", "docs", "notebooks", "studies", "tests")
 FILES = (
-    *("pyproject.toml", "MANIFEST.in", "Makefile", "constraints.txt", "mkdocs.yml"),
-    *("README.md", "CHANGELOG.md", "LICENSE"),
+    *("pyproject.toml", ".pre-commit-config.yaml", "MANIFEST.in", "Makefile", "constraints.txt", "mkdocs.yml"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"),
 )
 UNTRIED = ("kernels", "ray")  # whose tests are skipped where they are missing
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -74,7 +74,7 @@ def installed(built: Path) -> Path:
 def files(root: Path, *folders: str) -> set[Path]:
     """All files of folders but caches, relative to ``root``."""
     found = {file.relative_to(root) for name in folders for file in (root / name).rglob("*") if file.is_file()}
-    return {file for file in found if not any(part == "__pycache__" or part.startswith(".") for part in file.parts)}
+    return {file for file in found if not any(part == "__pycache__" or part.startswith(".") for part in file.parts[1:])}
 
 
 def test_the_wheel_holds_every_module_and_data_file_and_nothing_else(installed: Path) -> None:
@@ -112,7 +112,7 @@ def test_dependencies_of_development_are_never_imported() -> None:
     others = [line for name, lines in PROJECT["optional-dependencies"].items() if name != "dev" for line in lines]
     needed = {Requirement(line).name.partition("-")[0] for line in (*PROJECT["dependencies"], *others)}
     only = {name.partition("-")[0] for name in development} - needed
-    assert only >= {"pytest", "hypothesis", "playwright", "nbclient"}
+    assert only >= {"build", "pytest", "hypothesis", "playwright", "nbclient"}
     pattern = re.compile(rf"^\s*(?:import|from) ({'|'.join(sorted(only))})\b", re.MULTILINE)
     sources = [ROOT / file for file in files(ROOT, *PACKAGES) if file.suffix == ".py"]
     assert {file.name for file in sources if pattern.search(file.read_text(encoding="utf-8"))} == set()
