@@ -79,7 +79,7 @@ def make(folder: Path, trajectories: int) -> tuple[Path, Path]:
 async def visit(path: Path, *, whole: bool) -> dict[str, float]:
     """Open the application without a terminal: seconds and memory at the first screen, and once all is indexed."""
     from condensegrpo.cli.inspect_app.app import InspectorApp
-    from condensegrpo.cli.inspect_app.selection import Selection
+    from condensegrpo.cli.inspect_app.selection import Listing, Selection
     from condensegrpo.inspection.batches import choose
     from condensegrpo.inspection.index import Index
 
@@ -89,10 +89,10 @@ async def visit(path: Path, *, whole: bool) -> dict[str, float]:
         if whole:
             await app.workers.wait_for_complete()
             measured |= {"indexed": time.perf_counter() - BEGAN, "indexed_cpu": time.process_time()}
-            began = time.perf_counter()
-            app.find_where("largest", "tool_errors > 0", "-context")
+            began, used = time.perf_counter(), time.process_time()
+            app.find_where(Listing("largest", "tool_errors > 0", "-context", ()))
             await app.workers.wait_for_complete()
-            measured |= {"view": time.perf_counter() - began, "mb": peak()}
+            measured |= {"view": time.perf_counter() - began, "view_cpu": time.process_time() - used, "mb": peak()}
         await pilot.pause()
         app.workers.cancel_all()
     return measured
@@ -115,7 +115,8 @@ def main() -> None:
         return
     paths = make(given.out, given.trajectories)
     print(f"{given.trajectories} trajectories, {paths[1].stat().st_size / 1e9:.2f} GB in each layout")
-    print("| | first screen, s (CPU s) | memory then, MB | all indexed, s (CPU s) | a view over all, s | memory, MB |")
+    columns = ("first screen, s (CPU s)", "memory then, MB", "all indexed, s (CPU s)", "a view over all, s (CPU s)")
+    print(f"| | {' | '.join(columns)} | memory, MB |")
     print("|---|---|---|---|---|---|")
     for path in paths:
         for name in ("first visit", "later visit"):
@@ -123,7 +124,8 @@ def main() -> None:
             read = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
             first = f"{read['first_screen']:.2f} ({read['first_cpu']:.2f}) | {read['first_mb']:.0f}"
             indexed = f"{read['indexed']:.1f} ({read['indexed_cpu']:.1f})"
-            row = f"| {path.name}, {name} | {first} | {indexed} | {read['view']:.2f} | {read['mb']:.0f} |"
+            view = f"{read['view']:.2f} ({read['view_cpu']:.2f})"
+            row = f"| {path.name}, {name} | {first} | {indexed} | {view} | {read['mb']:.0f} |"
             print(row, flush=True)
 
 

@@ -103,17 +103,17 @@ def shares(amounts: Sequence[int], width: int) -> list[int]:
     return cells
 
 
-def cell_width(units: int) -> int:
+def cell_width(units: int, room: int = STRIP_WIDTH) -> int:
     """Cells that a unit takes in a strip, the gap after it included."""
-    return 3 if units * 3 <= STRIP_WIDTH else 2 if units * 2 <= STRIP_WIDTH else 1
+    return 3 if units * 3 <= room else 2 if units * 2 <= room else 1
 
 
-def strip(view: ContextView, units: int) -> Text:
+def strip(view: ContextView, units: int, room: int = STRIP_WIDTH) -> Text:
     """What a prompt shows of every unit before it, one cell each, then a mark for the turn itself.
 
-    ``units`` is the number of columns of the whole strip; of more than fit, the newest are shown.
+    ``units`` is the number of columns of the whole strip; of more than have room, the newest are shown.
     """
-    width, first = cell_width(units), max(0, units - STRIP_WIDTH)
+    width, first = cell_width(units, room), max(0, units - room)
     text = Text("…" if first else "", theme.DIM)
     for column in range(first, view.turn):
         mark = STATUS_MARKS[view.statuses[column]] if column in view.statuses else FREE

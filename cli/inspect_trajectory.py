@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -13,7 +13,8 @@ from rich.text import Text
 from condensegrpo.cli import theme
 from condensegrpo.cli.inspect_choice import Choice
 from condensegrpo.cli.inspect_print import parts_of, view_of
-from condensegrpo.cli.neutral import neutral
+from condensegrpo.cli.neutral import neutral, one_line
+from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import counted
 from condensegrpo.inspection import views
 from condensegrpo.inspection.batches import ReadBatch, choose, read_batch, step_of, trajectory_files
@@ -21,6 +22,10 @@ from condensegrpo.inspection.index import Index
 from condensegrpo.storage.codec import dump_line
 from condensegrpo.storage.files import write_atomically
 
+if TYPE_CHECKING:
+    from condensegrpo.cli.inspect_app.selection import Listing
+
+MOST_WORSE = 20  # problems that are printed
 RunOrFile = Annotated[
     Path, typer.Argument(metavar="RUN_OR_FILE", help="A run folder, a folder of eval --save, or a trajectory file.")
 ]
@@ -44,7 +49,8 @@ Check = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Svg = Annotated[Path | None, typer.Option(help="Also draw what is shown into this SVG file.")]
 ViewName = Annotated[
-    str | None, typer.Option(help=f"A ready view: {', '.join(each.name for each in views.READY_VIEWS)}.")
+    str | None,
+    typer.Option(help=f"A ready view: {', '.join((*(each.name for each in views.READY_VIEWS), views.GOT_WORSE))}."),
 ]
 Plain = Annotated[bool, typer.Option("--plain", help="Print, also on a terminal.")]
 Html = Annotated[
@@ -87,19 +93,52 @@ def inspect_trajectory(
     if step is None and (path / "config.yaml").is_file():
         step = step_of(choice.trajectory, group)
     index, file = Index(path), choose(path, step, evaluation)
-    ready = views.ready_view(view) if view is not None else None
+    is_worse = view == views.GOT_WORSE
+    ready = views.ready_view(view) if view is not None and not is_worse else None
     printed = plain or tokens or full or as_json or svg is not None
     if html is not None:
         from condensegrpo.cli.inspect_html import export
 
+        if is_worse:
+            raise ConfigError(
+                f"writing {html}: --view {view} lists problems. Choose one: --where \"problem == 'NAME'\"."
+            )
         is_single = path.is_file() or choice.is_named or step is not None or evaluation is not None
         export(html, index, file if is_single else None, choice.within(ready))
     elif sys.stdin.isatty() and sys.stdout.isatty() and not printed:
         from condensegrpo.cli.inspect_app.app import run
 
-        run(index, file, choice, turn=turn or 0, view=ready)
+        one_file = file if path.is_file() or step is not None or evaluation is not None else None
+        run(index, file, choice, turn=turn or 0, first="worse" if is_worse else _listing(choice, ready, one_file))
+    elif is_worse:
+        _print_worse(index)
     else:
         _print(index, file, choice.within(ready), turn=turn, tokens=tokens, full=full, as_json=as_json, svg=svg)
+
+
+def _listing(choice: Choice, ready: views.ReadyView | None, file: Path | None) -> "Listing | None":
+    """The matches that the application lists first; None: no view, condition or order is given."""
+    from condensegrpo.cli.inspect_app.selection import Listing
+
+    given = (("--view", ready and ready.name), ("--where", choice.where), ("--sort", choice.sort))
+    shown = [(option, value) for option, value in given if value]
+    meant = choice.within(ready)
+    title = ready.title if ready is not None else " by ".join(value for _, value in shown)
+    options = tuple(part for pair in shown for part in pair)
+    return Listing(title, meant.where, meant.sort, options, file) if shown else None
+
+
+def _print_worse(index: Index) -> None:
+    """Print the problems that got worse."""
+    index.update()
+    changes = views.got_worse(index)
+    screen = theme.console()
+    screen.print(
+        f"{counted(len(changes), 'problem', 'problems')} got worse, from the first half of its visits to the last"
+    )
+    for change in changes[:MOST_WORSE]:
+        visits = f"{change.evaluation or 'training'}, {len(change.visits)} times"
+        screen.print(Text(f"{change.before:.2f} → {change.after:.2f}  {visits}  {one_line(change.problem, 60)}"))
 
 
 def _print(

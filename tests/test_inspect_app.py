@@ -1,9 +1,11 @@
 """The inspector on a terminal: one run of the application presses every key; each test reads what was on the screen."""
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from builders import ledger_episode, scored, write_tokenizer
@@ -12,10 +14,9 @@ from textual.pilot import Pilot
 from textual.widgets import OptionList, Static, TabbedContent
 
 from condensegrpo.cli.inspect_app.app import InspectorApp
-from condensegrpo.cli.inspect_app.selection import Selection, sparkline
+from condensegrpo.cli.inspect_app.selection import Listing, Selection, sparkline
 from condensegrpo.core.trajectory import Stop
 from condensegrpo.inspection.index import Index
-from condensegrpo.inspection.views import ready_view
 from condensegrpo.storage.credit import Credit, write_credit
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import Provenance, write_trajectory
@@ -27,8 +28,8 @@ REPLIES = ["<note> 3 </note>", "<note> 5 </note>", "<answer> 6 </answer>"]
 OTHER = ["<note> 3 </note>", "<note> 1 </note>", "<answer> 2 </answer>"]
 
 
-def add_step(run: RunFolder, step: int, *, evaluation: str | None = None) -> None:
-    """Two problems, each with a right and a wrong trajectory; the right one of the second is pushed down."""
+def add_step(run: RunFolder, step: int, *, evaluation: str | None = None, solved: tuple[int, ...] = (0, 1)) -> None:
+    """Two problems, a solved one with a right and a wrong trajectory; the right one of the second is pushed down."""
     known = replace(SAMPLED_WITH, step=step, evaluation=evaluation)
     file = run.evaluation(step, evaluation) if evaluation else run.trajectories(step)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +41,8 @@ def add_step(run: RunFolder, step: int, *, evaluation: str | None = None) -> Non
                 answer=replies[-1].split()[1], stop=Stop.ANSWERED,
             )  # fmt: skip
             one = replace(one, problem_id=f"p{problem}", question="start 3", ground_truth="6")
-            write_trajectory(file, scored(one, 1.0 - sample, correct=1.0 - sample), known)
+            correct = 1.0 if sample == 0 and problem in solved else 0.0
+            write_trajectory(file, scored(one, correct, correct=correct), known)
     credit = {f"{step}/0/0": 0.7, f"{step}/0/1": -0.7, f"{step}/1/0": -0.1, f"{step}/1/1": 0.1}
     if evaluation is None:
         write_credit(
@@ -93,12 +95,13 @@ class Recorder:
             else {}
         )
         lists = {each: "\n".join(rows_of(self.app, each)) for each in ("list", "siblings", "turns")}
-        self.screens[name] = {**texts, **lists, "tab": tab, "command": self.app.selection.command()}
+        command = self.app.selection.command(self.app.listing)
+        self.screens[name] = {**texts, **lists, "tab": tab, "command": command}
 
 
 @pytest.fixture(scope="module")
 def screens(run: RunFolder) -> dict[str, dict[str, str]]:
-    """One run of the application."""
+    """One run of the application; pages are written beside the run."""
 
     async def scenario() -> dict[str, dict[str, str]]:
         app = InspectorApp(Selection(Index(run.path), run.trajectories(2)))
@@ -134,13 +137,16 @@ def screens(run: RunFolder) -> dict[str, dict[str, str]]:
             await seen.press("copy", "y")
             seen.screens["copy"]["clipboard"] = app.clipboard
             await seen.press("follow", "f")
-            add_step(run, 3)
+            add_step(run, 3, solved=(0,))
             app._poll()
             await seen.press("live")
+            await seen.press("worse", "w")
+            await seen.press("export", "j", "x")
             await pilot.press("q")
         return seen.screens
 
-    return asyncio.run(scenario())
+    with contextlib.chdir(run.path.parent):
+        return asyncio.run(scenario())
 
 
 Screens = dict[str, dict[str, str]]
@@ -154,9 +160,9 @@ def test_the_first_screen_has_steps_groups_siblings_and_turns(screens: Screens) 
     assert start["list"].splitlines()[:2] == ["2/0 ████░░░░ 1/2  ● signal", "start 3 → 6"]
     assert [line.split()[:3] for line in start["siblings"].splitlines()] == [["0", "✓", "1.000"], ["1", "✗", "0.000"]]
     assert [line.split() for line in start["turns"].splitlines()] == [
-        ["0", "9", "tokens", "+0.70", "▸"],
-        ["1", "17", "tokens", "+0.70", "■■", "▸"],
-        ["2", "18/26", "tokens", "+0.70", "░░", "■■", "▸"],
+        ["0", "9", "ctx", "+0.70", "▸"],
+        ["1", "17", "ctx", "+0.70", "■■", "▸"],
+        ["2", "18/26", "ctx", "+0.70", "░░", "■■", "▸"],
     ]
     assert start["head"].startswith("2/0/0   turn 0 of 3")
 
@@ -168,7 +174,7 @@ def test_keys_move_through_turns_siblings_and_steps(screens: Screens) -> None:
     assert [head[1].strip() for head in heads.values()] == [
         "turn 2 of 3", "turn 1 of 3", "turn 1 of 3", "turn 1 of 3", "turn 0 of 3",
     ]  # fmt: skip
-    assert [head[0] for head in heads.values()] == ["2/0/0", "2/0/0", "2/0/1", "2/0/0", "1/0/0"]
+    assert [head[0] for head in heads.values()] == ["2/0/0", "2/0/0", "2/0/1", "2/0/0", "1/0/1"]
     assert "step 1 " in screens["no step"]["top"]
     assert screens["arrow"]["head"].startswith("2/1/0")
 
@@ -178,6 +184,7 @@ def test_the_tabs_show_prompt_history_reply_credit_and_the_stored_turn(screens: 
         screens["shown"]["shown-text"].split()
     )
     assert "■ turn 0 · user · kept" in screens["full"]["full-text"]
+    assert "turn 1 saw the whole history" in screens["full"]["full-text"]
     reply = screens["reply"]["reply-text"]
     assert "advantage +0.700 ▲ made likelier (underlined)" in reply
     assert "<note> 5 </note> <end>" in reply
@@ -201,10 +208,23 @@ def test_siblings_are_compared_from_their_first_difference(screens: Screens) -> 
 
 def test_a_problem_is_followed_through_training(screens: Screens) -> None:
     assert [line.split(" ████")[0] for line in screens["problem"]["list"].splitlines()[::2]] == [
-        "step 1 · 1/0", "step 2 · 2/0", "evaluation step 2 · 2/0",
+        "step 1", "step 2", "held-out 2",
     ]  # fmt: skip
     assert screens["problem"]["list-title"].startswith("p0 ")
     assert screens["groups"]["list-title"].startswith("2 groups")
+    assert screens["groups"]["head"] == screens["problem"]["head"].replace("   step 1", "")  # the same trajectory
+
+
+def test_problems_that_got_worse_are_listed_by_their_fall(screens: Screens) -> None:
+    assert screens["worse"]["list-title"].startswith("1 problem got worse")
+    assert screens["worse"]["list"].splitlines() == ["0.50 → 0.00 ▅▅▁  training, 3 times", "p1  start 3"]
+    assert screens["worse"]["head"].startswith("3/1/0")
+
+
+def test_what_is_shown_is_written_as_a_page(screens: Screens, run: RunFolder) -> None:
+    page = (run.path.parent / "inspect-demo-3-1-0.html").read_text()
+    assert '"3/1/1"' in page  # the sibling
+    assert '"3/0/0"' not in page  # it is not listed
 
 
 def test_views_searches_and_conditions_list_trajectories_of_all_steps(screens: Screens) -> None:
@@ -216,6 +236,8 @@ def test_views_searches_and_conditions_list_trajectories_of_all_steps(screens: S
     assert ids("condition") == ["1/0/1", "1/1/1", "2/0/1", "2/1/1", "2/0/1", "2/1/1"]
     assert "'nte5': 0" in screens["search"]["list-title"]
     assert ids("no condition") == ids("condition")  # a notice says what is wrong
+    assert screens["view"]["command"].endswith("--step 1 --trajectory 1/1/0 --turn 0 --view pushed-down")
+    assert screens["condition"]["command"].endswith("--where 'correct == 0'")
 
 
 def test_evaluations_are_beside_training(screens: Screens) -> None:
@@ -235,19 +257,82 @@ def test_a_live_run_is_followed(screens: Screens) -> None:
 
 def test_every_key_is_explained(screens: Screens) -> None:
     keys = screens["keys"]["keys"]
-    for key in ("[ ]", "e ", "f ", "h l", "j k", "/ ", "v ", "p ", "d ", "y ", "t ", "q ", "Esc"):
+    for key in ("[ ]", "e ", "f ", "h l", "j k", "/ ", "v ", "p ", "d ", "y ", "t ", "q ", "Esc", "w ", "x "):
         assert key in keys
 
 
-def test_the_first_view_can_be_chosen(run: RunFolder) -> None:
-    async def scenario() -> str:
-        app = InspectorApp(Selection(Index(run.path), run.trajectories(1)), view=ready_view("pushed-down"))
+def test_a_condition_and_a_trajectory_can_be_shown_first(run: RunFolder) -> None:
+    selection = Selection(Index(run.path), run.trajectories(1))
+    record = selection.groups[1].siblings[1]
+    wrong = Listing("wrong", "correct == 0", None, (), run.trajectories(1), record)
+
+    async def scenario() -> tuple[str, str, int]:
+        app = InspectorApp(selection, record=record, first=wrong)
         async with app.run_test(size=(60, 20)) as pilot:  # as narrow as a terminal may be
             await app.workers.wait_for_complete()
             await pilot.pause()
-            return text(app, "list-title")
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            left, middle = app.query_one("#left").region, app.query_one("#middle").region
+            assert (left.x, left.bottom) == (middle.x, middle.y)  # above each other
+            return text(app, "list-title"), text(app, "head"), app.query_one("#list", OptionList).highlighted or 0
 
-    assert asyncio.run(scenario()).startswith("correct but pushed down")
+    title, head, place = asyncio.run(scenario())
+    assert title.startswith("wrong: 2 ")  # of step 1 alone
+    assert (head.split()[0], place) == ("1/1/1", 1)
+
+
+def test_no_text_of_a_file_reaches_the_terminal_as_a_command(tmp_path: Path) -> None:
+    evil = "\x1b[2J\x1b]0;title\x07\x9b31m"
+    file = tmp_path / "trajectories.jsonl"
+    for sample in (0, 1):
+        name = f"{evil}{sample}"
+        one = ledger_episode([evil, evil], [evil], id=name, group=evil, sample=sample, answer=evil)
+        one = replace(one, problem_id=evil, question=evil, ground_truth=evil, detail=evil)
+        write_trajectory(file, scored(one, 1.0, components={evil: 1.0}), replace(SAMPLED_WITH, evaluation=evil))
+
+    async def scenario() -> list[str]:
+        app = InspectorApp(Selection(Index(file), file))
+        async with app.run_test(size=(140, 40)) as pilot:
+            pictures = []
+            for keys in (["2"], ["3"], ["t"], ["4"], ["5"], ["p"], ["escape", "v"], ["escape", "d"], ["escape", "y"]):
+                await pilot.press(*keys)
+                await app.workers.wait_for_complete()
+                await pilot.pause()
+                pictures.append(app.export_screenshot())
+        return pictures
+
+    pictures = asyncio.run(scenario())
+    assert all("\x1b" not in picture and "\x07" not in picture and "\x9b" not in picture for picture in pictures)
+    assert all("␛" in picture for picture in pictures)
+
+
+def test_a_live_step_grows_and_the_next_may_be_empty(run: RunFolder, tmp_path: Path) -> None:
+    live = RunFolder.create(tmp_path / "live")
+    live.config.write_text(run.config.read_text())
+    whole = run.trajectories(1).read_bytes().splitlines(keepends=True)
+    file = live.trajectories(1)
+    file.write_bytes(whole[0] + whole[1][:100])
+
+    async def scenario() -> list[tuple[str, str, int]]:
+        app = InspectorApp(Selection(Index(live.path), file))
+        async with app.run_test(size=(120, 30)) as pilot:
+            await app.workers.wait_for_complete()
+            await pilot.press("f")
+            seen = []
+            for content, other in ((whole, None), (whole, b""), (whole, b"".join(whole[:2]))):
+                file.write_bytes(b"".join(content))
+                if other is not None:
+                    live.trajectories(2).write_bytes(other)
+                app._poll()
+                await app.workers.wait_for_complete()
+                await pilot.pause()
+                seen.append(
+                    (text(app, "top").split(" · ")[1], text(app, "list-title").strip(), len(rows_of(app, "list")))
+                )
+        return seen
+
+    assert asyncio.run(scenario()) == [("step 1", "2 groups", 2), ("step 1", "2 groups", 2), ("step 2", "1 group", 1)]
 
 
 def test_a_sparkline_averages_what_does_not_fit() -> None:

@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 from builders import condensation, ledger_episode, scored, trajectory, turn, user
+from command import run as run_command
 
 from condensegrpo.core.errors import ConfigError, TrajectoryFileError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import ScoredTrajectory, SpanStatus, Stop
 from condensegrpo.inspection import database
 from condensegrpo.inspection.context_view import context_views
+from condensegrpo.inspection.filters import FIELDS
 from condensegrpo.inspection.history import PieceStatus, WordChange, difference, history
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.records import holds
-from condensegrpo.inspection.views import READY_VIEWS, fuzzy, ready_view, search, select
+from condensegrpo.inspection.views import READY_VIEWS, find, fuzzy, got_worse, ready_view, search, select
 from condensegrpo.storage.credit import Credit, write_credit
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import write_trajectory
@@ -146,9 +148,56 @@ def test_ready_views_select_over_all_steps(run: RunFolder, tmp_path: Path) -> No
     assert [record.id for record in select(index.records(), where=view.where, sort=view.sort).records] == ["2/2/0"]
     every = select(index.records(), where="correct == 0", sort="-context", most=2)
     assert (len(every.records), every.total) == (2, 4)
-    assert all(select(index.records(), where=each.where, sort=each.sort) for each in READY_VIEWS)
+    every_field = " or ".join(f"{name} == 1" for name in FIELDS)
+    for where, sort in ((every_field, None), (None, "group"), *((each.where, each.sort) for each in READY_VIEWS)):
+        assert find(index, None, where=where, sort=sort) == select(index.records(), where=where, sort=sort)
+    in_step = find(index, index.batches()[1], where="advantage < 0", sort=None).records
+    assert [record.id for record in in_step] == ["2/2/0"]
     with pytest.raises(ConfigError, match="Did you mean 'truncated'"):
         ready_view("trunkated")
+
+
+def test_problems_got_worse_from_the_first_half_of_their_visits_to_the_last(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    run.config.write_text("model: {new: {}}\ntask: {name: ledger}\n")
+    successes = {0: (1, 1, 0), 1: (0, 1, 0), 2: (1, 0, 0)}  # by problem, of steps 1 to 3
+    for step in (1, 2, 3):
+        for problem, values in successes.items():
+            write_trajectory(run.trajectories(step), episode(step, problem, 0, correct=float(values[step - 1])))
+    write_trajectory(run.trajectories(3), episode(3, 9, 0, correct=0.0))  # once
+    index = opened(run.path)
+    changes = got_worse(index)
+    assert [(each.problem, each.before, each.after, len(each.visits)) for each in changes] == [
+        ("p0", 1.0, 0.0, 3),
+        ("p2", 1.0, 0.0, 3),
+    ]
+    last = changes[0].visits[-1]
+    assert index.at(last.batch, last.worst) == index.find(last.batch, "3/0/0")
+    lines = run_command("inspect", str(run.path), "--view", "got-worse").stdout.splitlines()
+    assert lines == [
+        "2 problems got worse: first half of the steps → last half",
+        "1.00 → 0.00  training, 3 times  p0",
+        "1.00 → 0.00  training, 3 times  p2",
+    ]
+
+
+def test_a_damaged_line_hides_only_what_stands_behind_it_in_its_file(run: RunFolder) -> None:
+    lines = run.trajectories(1).read_bytes().splitlines(keepends=True)
+    run.trajectories(1).write_bytes(b"".join([*lines[:2], b'{"broken":\n', *lines[2:]]))
+    index = Index(run.path)
+    with pytest.raises(TrajectoryFileError, match=r"step_000001\.jsonl, line 3"):
+        index.update()
+    assert [(batch.number, batch.trajectories) for batch in index.batches()] == [(1, 2), (2, 4)]
+
+
+def test_a_line_may_get_its_end_later(run: RunFolder) -> None:
+    file = run.trajectories(1)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    index = opened(run.path)
+    file.write_bytes(whole + whole.splitlines(keepends=True)[0].replace(b"1/10/0", b"1/10/7"))
+    index.update()
+    assert [record.place.line for record in index.records(index.batches()[0])] == [3, 4, 1, 2, 5]
 
 
 def test_a_fact_is_lost_if_an_earlier_prompt_states_it_and_the_last_does_not(tmp_path: Path) -> None:
@@ -189,8 +238,8 @@ def test_a_search_finds_figures_by_their_letters_and_texts_as_they_stand(run: Ru
     write_trajectory(run.trajectories(3), scored(late, 1.0))
     index = opened(run.path)
     assert [(hit.record.id, hit.turn) for hit in search(index, "quick “fox”\nr")] == [("3/0/0", 0)]
-    assert [hit.record.id for hit in fuzzy(index.records(), "2/10")] == ["2/10/0", "2/10/1"]
-    assert len(fuzzy(index.records(), "strt3")) == 8  # start 3
+    assert [hit.record.id for hit in fuzzy(index, "2/10")] == ["2/10/0", "2/10/1"]
+    assert len(fuzzy(index, "strt3")) == 8  # start 3
     assert not list(search(index, "added_ids"))  # a name in the file, which no message has
     assert not list(search(index, " "))
 

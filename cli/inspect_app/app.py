@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from textual.binding import Binding, BindingType
 from textual.widgets import Input, OptionList, TabbedContent
@@ -11,40 +11,45 @@ from textual.widgets.option_list import Option
 from condensegrpo.cli.inspect_app import rows
 from condensegrpo.cli.inspect_app.dialogs import CompareDialog, KeysDialog, ViewsDialog
 from condensegrpo.cli.inspect_app.layout import TABS
-from condensegrpo.cli.inspect_app.selection import Selection, fault, sparkline
+from condensegrpo.cli.inspect_app.selection import Listing, Selection, fault, sparkline
 from condensegrpo.cli.inspect_app.threads import InspectorThreads
 from condensegrpo.cli.inspect_choice import Choice
+from condensegrpo.cli.neutral import neutral
 from condensegrpo.core.errors import CondenseError
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.records import TrajectoryRecord
-from condensegrpo.inspection.views import READY_VIEWS, ReadyView
+from condensegrpo.inspection.views import READY_VIEWS, select
 
 POLL_SECONDS = 2.0  # between looks at a live run
+KEYS: list[BindingType] = [  # those in the line at the bottom first, the most needed ones at its left
+    Binding("question_mark", "keys", "help", key_display="?"),
+    Binding("left_square_bracket", "step(-1)", "step", key_display="[ ]"),
+    Binding("right_square_bracket", "step(1)", show=False),
+    Binding("h", "sibling(-1)", "sibling", key_display="h l"),
+    Binding("l", "sibling(1)", show=False),
+    Binding("j", "turn(1)", "turn", key_display="j k"),
+    Binding("k", "turn(-1)", show=False),
+    Binding("1", f"tab('{TABS[0]}')", "tab", key_display="1-5"),
+    *(Binding(str(number), f"tab('{name}')", show=False) for number, name in enumerate(TABS[1:], 2)),
+    Binding("slash", "search", "search"),
+    Binding("v", "views", "views"),
+    Binding("d", "compare", "compare"),
+    Binding("p", "problem", "problem"),
+    Binding("w", "worse", "worse"),
+    Binding("e", "kind", "evaluations"),
+    Binding("x", "export", "export"),
+    Binding("y", "copy", "copy"),
+    Binding("f", "live", "follow"),
+    Binding("q", "quit", "quit"),
+    Binding("t", "ids", "ids", show=False),
+    Binding("escape", "groups", show=False),
+]
 
 
 class InspectorApp(InspectorThreads):
     """The application: keys and the mouse move the ``Selection``."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left_square_bracket", "step(-1)", "step", key_display="[ ]"),
-        Binding("right_square_bracket", "step(1)", show=False),
-        Binding("e", "kind", "evaluations"),
-        Binding("slash", "search", "search"),
-        Binding("v", "views", "views"),
-        Binding("h", "sibling(-1)", "sibling", key_display="h l"),
-        Binding("l", "sibling(1)", show=False),
-        Binding("j", "turn(1)", "turn", key_display="j k"),
-        Binding("k", "turn(-1)", show=False),
-        *(Binding(str(number), f"tab('{name}')", show=False) for number, name in enumerate(TABS, 1)),
-        Binding("t", "ids", "ids", show=False),
-        Binding("d", "compare", "compare"),
-        Binding("p", "problem", "problem"),
-        Binding("y", "copy", "copy command"),
-        Binding("f", "live", "follow"),
-        Binding("question_mark", "keys", "help", key_display="?"),
-        Binding("escape", "groups", show=False),
-        Binding("q", "quit", "quit"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = KEYS
 
     def __init__(
         self,
@@ -52,21 +57,24 @@ class InspectorApp(InspectorThreads):
         *,
         record: TrajectoryRecord | None = None,
         turn: int = 0,
-        view: ReadyView | None = None,
+        first: Listing | Literal["worse"] | None = None,
     ) -> None:
-        """``record``: the trajectory that is shown first; None: the first of a group with a signal."""
+        """An application that begins with a place.
+
+        Args:
+            record: the trajectory that is shown first; None: the first of a group with a signal.
+            first: what is listed first, ``worse`` for the problems that got worse; None: the groups.
+        """
         super().__init__(selection)
-        self._record, self._turn, self._view = record, turn, view
+        self._record, self._turn, self._first = record, turn, first
 
     def on_mount(self) -> None:
         """Show the batch that was opened; the rest is indexed behind it."""
         self.title = "condensegrpo inspect"
         self.show_groups(self._record, self._turn)
         self.query_one("#list").focus()
-        self.index_all()
         self.set_interval(POLL_SECONDS, self._poll)
-        if self._view is not None:
-            self.find_where(self._view.title, self._view.where, self._view.sort)
+        self.index_all(self._first)
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         """Show what was chosen by the arrow keys or the mouse."""
@@ -108,10 +116,10 @@ class InspectorApp(InspectorThreads):
         """Go to the evaluations, or back to training."""
         self._go(self.selection.other_kind, "there are no evaluations beside these trajectories")
 
-    def _go(self, move: Callable[[], bool], otherwise: str) -> None:
+    def _go(self, move: Callable[[], bool], otherwise: str, record: TrajectoryRecord | None = None) -> None:
         try:
             if move():
-                self.show_groups()
+                self.show_groups(record, self.selection.turn if record is not None else 0)
             else:
                 self.notify(otherwise)
         except CondenseError as error:
@@ -128,19 +136,19 @@ class InspectorApp(InspectorThreads):
         self.draw()
 
     def action_groups(self) -> None:
-        """List the groups of the step again."""
+        """List the groups of the step again, with the trajectory that is open."""
         self.query_one("#search").display = False
         self.workers.cancel_group(self, "search")
         opened = self.selection.opened
         if self.listed is not None and opened is not None:
-            self._go(lambda: self.selection.go_to(opened.record.place.file), "")
+            self._go(lambda: self.selection.go_to(opened.record.place.file), "", opened.record)
         self.query_one("#list").focus()
 
     def action_copy(self) -> None:
         """Copy the command that shows this."""
-        command = self.selection.command()
+        command = self.selection.command(self.listing)
         self.copy_to_clipboard(command)
-        self.notify(command, title="copied", markup=False)
+        self.notify(neutral(command), title="copied", markup=False)
 
     def action_problem(self) -> None:
         """List the groups of this problem in all steps."""
@@ -148,10 +156,22 @@ class InspectorApp(InspectorThreads):
             return
         problem = self.selection.opened.record.problem
         followed = self.selection.index.follow(problem)
-        labels = [f"{'evaluation ' if batch.is_evaluation else ''}step {batch.number} · " for batch, _ in followed]
+        labels = [
+            f"{(batch.evaluation or batch.file.stem) if batch.is_evaluation else 'step'} {batch.number}"
+            for batch, _ in followed
+        ]
         line = sparkline([group.success for _, group in followed], rows.SPARKS)
         prompts = [rows.group_row(group, label) for label, (_, group) in zip(labels, followed, strict=True)]
         self.show_matches(f"{problem} {line}", [group.siblings[0] for _, group in followed], prompts)
+
+    def action_worse(self) -> None:
+        """List the problems that got worse."""
+        self.find_worse()
+
+    def action_export(self) -> None:
+        """Write what is shown as a page for somebody else."""
+        self.notify("writing a page")
+        self.export()
 
     def action_compare(self) -> None:
         """Compare with another sibling."""
@@ -177,17 +197,18 @@ class InspectorApp(InspectorThreads):
         self.draw()
 
     def _poll(self) -> None:
-        """Show what a live run wrote since: its newest step, as far as it is."""
-        if not self.live:
+        """Look for what a live run wrote since."""
+        if self.live:
+            self.index_all()
+
+    def noted(self, note: str) -> None:
+        """Show what is indexed; of a live run that is followed, its newest step as far as it is."""
+        super().noted(note)
+        newest, opened = self.batches[-1] if self.batches else self.drawn, self.selection.opened
+        if not self.live or self.listed is not None or newest == self.drawn:
             return
-        self.index_all()
-        before, opened = self.selection.batch, self.selection.opened
-        newest = self.selection.files[-1]
-        if newest != before.file:
-            self._go(lambda: self.selection.go_to(newest), "")
-        elif self.listed is None and self.selection.index.batch(newest).trajectories != before.trajectories:
-            self.selection.go_to(newest)
-            self.show_groups(opened.record if opened is not None else None, self.selection.turn)
+        same = newest.file == self.selection.file and opened is not None
+        self._go(lambda: self.selection.go_to(newest.file), "", opened.record if same and opened else None)
 
     def action_views(self) -> None:
         """Choose a ready view."""
@@ -196,7 +217,7 @@ class InspectorApp(InspectorThreads):
     def _show_view(self, number: int | None) -> None:
         if number is not None:
             view = READY_VIEWS[number]
-            self.find_where(view.title, view.where, view.sort)
+            self.find_where(Listing(view.title, view.where, view.sort, ("--view", view.name)))
 
     def action_search(self) -> None:
         """Ask what to search for."""
@@ -210,7 +231,8 @@ class InspectorApp(InspectorThreads):
         event.input.display = False
         query = event.value.strip()
         if query.startswith("="):
-            self.find_where(query.removeprefix("=").strip(), query.removeprefix("=").strip(), None)
+            where = query.removeprefix("=").strip()
+            self.find_where(Listing(where, where, None, ("--where", where)))
         elif query:
             self.find_text(query)
 
@@ -221,20 +243,24 @@ def run(
     choice: Choice,
     *,
     turn: int,
-    view: ReadyView | None,
+    first: Listing | Literal["worse"] | None,
 ) -> None:
     """Run the application, beginning with a file.
 
     Args:
-        choice: the trajectories of the file to begin with, if any option is given.
-        view: a ready view to begin with.
+        choice: names the trajectory of the file to begin with, or its group.
+        first: what is listed first; None: the groups.
 
     Raises:
-        CondenseError: the file holds nothing or is damaged, or there is no such trajectory.
+        CondenseError: the file holds nothing or is damaged, there is no such trajectory, or a condition cannot be read.
     """
-    selection = Selection(index, file)
-    if choice.given:
+    selection, record = Selection(index, file), None
+    if choice.is_named:
         index.update([file])
-    record = choice.of(tuple(index.records(selection.batch)))[0] if choice.given else None
-    InspectorApp(selection, record=record, turn=turn, view=view).run()
+        selection.go_to(file)
+        record = choice.named(tuple(index.records(selection.batch)))[0]
+    if isinstance(first, Listing):
+        select((), where=first.where, sort=first.sort)
+        first = first._replace(first=record)
+    InspectorApp(selection, record=record, turn=turn, first=first).run()
     index.close()

@@ -12,21 +12,28 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from condensegrpo.cli import theme
-from condensegrpo.cli.inspect_app.selection import Opened
+from condensegrpo.cli.inspect_app.selection import Opened, fault
 from condensegrpo.cli.inspect_app.tabs import comparison
+from condensegrpo.cli.neutral import one_line
+from condensegrpo.core.errors import CondenseError
 from condensegrpo.inspection.comparison import first_difference
 from condensegrpo.inspection.views import READY_VIEWS
 
 KEYS = """\
-[ ]      step before, step after         e   training or evaluations      f   follow a live run
-↑ ↓      group                           h l sibling                      j k turn
-/        search all steps: letters in order (qck finds quick), and texts as they stand
-         = score == 0 and turns > 3      a condition over all steps
-v        ready views                     p   this problem through training
-d        compare with the next sibling   y   copy the command that shows this
-1 … 5    Shown Full Reply Credit Raw     t   ids of the tokens of the reply
-Esc      back to the groups              q   quit
+[ ]   step before, step after          e    training or evaluations
+↑ ↓   group                            f    follow a live run
+h l   sibling                          j k  turn
+1     what the policy saw              2    the history, and what was dropped
+3 t   the reply, ids of its tokens     4    credit: why this advantage
+5     the turn as it is stored         d    compare with the next sibling
+/     search all steps: letters in order (qck finds quick), or a text
+      = score == 0 and turns > 3       a condition over all steps
+v     ready views                      p    this problem through training
+w     problems that got worse          x    write this as a page to send
+Esc   back to the groups               y    copy the command that shows this
+q     quit
 
+adv advantage   ctx tokens of the largest prompt   ● signal: trains
 █ pinned  ■ kept  ▒ rewritten  ░ dropped  + added by the condenser
 """
 
@@ -49,7 +56,8 @@ class ViewsDialog(ModalScreen[int | None]):
     def compose(self) -> ComposeResult:
         """A list."""
         yield OptionList(
-            *(Option(Text.assemble(view.title, (f"   {view.where}", theme.DIM))) for view in READY_VIEWS), classes="box"
+            *(Option(Text.assemble(f"{view.title:24}", (view.meaning, theme.DIM))) for view in READY_VIEWS),
+            classes="box",
         )
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
@@ -71,7 +79,7 @@ class CompareDialog(ModalScreen[None]):
     def __init__(self, first: Opened, sibling: Callable[[int], Opened]) -> None:
         """``sibling``: that many places behind the first."""
         super().__init__()
-        self._first, self._sibling, self._by, self._turn = first, sibling, 0, 0
+        self._first, self._second, self._sibling, self._by, self._turn = first, first, sibling, 0, 0
 
     def compose(self) -> ComposeResult:
         """A line about the difference, then two columns."""
@@ -88,12 +96,16 @@ class CompareDialog(ModalScreen[None]):
 
     def action_sibling(self, by: int) -> None:
         """Compare with another sibling, from the first difference."""
+        try:
+            self._second = self._sibling(self._by + by)
+        except CondenseError as error:
+            self.notify(fault(error), severity="error", markup=False)
+            return
         self._by += by
-        self._second = self._sibling(self._by)
         different = first_difference(self._first.scored.trajectory, self._second.scored.trajectory)
         self._turn = different.turn if different is not None else 0
         where = "equal" if different is None else f"first difference: the {different.where} of turn {different.turn}"
-        names = f"{self._first.record.id} and {self._second.record.id}"
+        names = " and ".join(one_line(opened.record.id, 60) for opened in (self._first, self._second))
         self.query_one("#difference", Static).update(Text(f"{names}: {where}   (h l sibling, j k turn, Esc)", "bold"))
         self.action_turn(0)
 

@@ -9,19 +9,27 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.widgets import Footer, Input, OptionList, Static, TabbedContent, TabPane
 from textual.widgets.option_list import Option
 
+from condensegrpo.cli import theme
 from condensegrpo.cli.inspect_app import rows, tabs
-from condensegrpo.cli.inspect_app.selection import PAGE, Opened, Selection, fault
+from condensegrpo.cli.inspect_app.selection import PAGE, Listing, Opened, Selection, fault
+from condensegrpo.cli.neutral import neutral, one_line
 from condensegrpo.core.errors import CondenseError
+from condensegrpo.core.wording import counted
 from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.panes import raw
 from condensegrpo.inspection.records import TrajectoryRecord
 
 TABS = ("shown", "full", "reply", "credit", "raw")
+NARROW = 110  # columns below which groups and turns lie above each other
 STYLE = """
-#top { height: 2; padding: 0 1; }
+#top { height: 2; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }
 #body { height: 1fr; }
-#left { width: 30%; min-width: 24; }
-#middle { width: 32%; min-width: 26; border-left: solid $panel; }
+#lists { width: 61%; }
+#left { width: 10fr; }
+#middle { width: 11fr; border-left: solid $panel; }
+.-narrow #lists { width: 50%; layout: vertical; }
+.-narrow #left, .-narrow #middle { width: 1fr; height: 2fr; border: none; }
+.-narrow #middle { height: 3fr; }
 #right { width: 1fr; border-left: solid $panel; }
 #search { display: none; }
 OptionList { border: none; text-wrap: nowrap; text-overflow: ellipsis; }
@@ -43,28 +51,32 @@ class InspectorLayout(App[None]):
 
     CSS = STYLE
     ENABLE_COMMAND_PALETTE = False
+    HORIZONTAL_BREAKPOINTS: list[tuple[int, str]] | None = [(0, "-narrow"), (NARROW, "-wide")]  # noqa: RUF012  as in App
 
     def __init__(self, selection: Selection) -> None:
         super().__init__()
         self.selection = selection
         self.listed: list[TrajectoryRecord] | None = None  # of the matches; None: the groups are listed
+        self.listing: Listing | None = None  # the condition that they match, if it was one
         self.ids = False  # whether the reply is shown with the ids of its tokens
         self.live = False  # whether a live run is followed
         self.batches: list[TrajectoryBatch] = []  # of the kind that is shown, for the lines at the top
         self.note = ""  # how far the index is
+        self.drawn = selection.batch  # whose groups were listed last
 
     def compose(self) -> ComposeResult:
         """Top, left, middle, right, keys."""
         yield Static(id="top")
         with Horizontal(id="body"):
-            with Vertical(id="left"):
-                yield Static(id="list-title", classes="title")
-                yield Input(placeholder="text, or = score == 0 and turns > 3", id="search")
-                yield OptionList(id="list", markup=False)
-            with Vertical(id="middle"):
-                yield Static(id="head", classes="title")
-                yield OptionList(id="siblings", markup=False)
-                yield OptionList(id="turns", markup=False)
+            with Horizontal(id="lists"):
+                with Vertical(id="left"):
+                    yield Static(id="list-title", classes="title")
+                    yield Input(placeholder="text, or = score == 0 and turns > 3", id="search")
+                    yield OptionList(id="list", markup=False)
+                with Vertical(id="middle"):
+                    yield Static(id="head", classes="title")
+                    yield OptionList(id="siblings", markup=False)
+                    yield OptionList(id="turns", markup=False)
             with TabbedContent(id="right"):
                 for name in TABS:
                     with TabPane(name.title(), id=name), VerticalScroll():
@@ -74,11 +86,12 @@ class InspectorLayout(App[None]):
     def show_groups(self, record: TrajectoryRecord | None = None, turn: int = 0) -> None:
         """List the groups of the batch, and show a trajectory of one."""
         groups = self.selection.groups
-        self.listed = None
+        self.listed = self.listing = None
         self.read_batches()
         self._fill("list", map(rows.group_row, groups))
         more = "" if len(groups) % PAGE or not groups else " or more"
-        self._title(f"{len(groups)}{more} groups")
+        self._title(f"{counted(len(groups), 'group', 'groups')}{more}")
+        self.drawn = self.selection.batch
         if record is None:
             record = next((group for group in groups if group.signal), groups[0]).siblings[0]
         names = [group.id for group in groups]
@@ -91,13 +104,19 @@ class InspectorLayout(App[None]):
         same = {*self.selection.files}
         self.batches = [batch for batch in self.selection.index.batches() if batch.file in same]
 
-    def show_matches(self, title: str, records: list[TrajectoryRecord], prompts: Iterable[Text]) -> None:
-        """List trajectories of any steps, and show the first."""
-        self.listed = records
+    def show_matches(
+        self, title: str, records: list[TrajectoryRecord], prompts: Iterable[Text], listing: Listing | None = None
+    ) -> None:
+        """List trajectories of any steps, and show the first, or the one that was asked for with the listing."""
+        self.listed, self.listing = records, listing
         self._fill("list", prompts)
         self._title(f"{title}   (Esc: groups)")
         self.query_one("#list").focus()
-        if records:
+        first = listing.first if listing is not None else None
+        places = [place for place, record in enumerate(records) if first is not None and record.place == first.place]
+        if places:
+            self.highlight("list", places[0])
+        elif records and first is None:
             self.highlight("list", 0)
             self.show(records[0])
 
@@ -120,36 +139,40 @@ class InspectorLayout(App[None]):
 
     def highlight(self, name: str, place: int) -> None:
         """Mark a row of a list, without acting on it."""
+        options = self.query_one(f"#{name}", OptionList)
         with self.prevent(OptionList.OptionHighlighted):
-            self.query_one(f"#{name}", OptionList).highlighted = place
+            options.highlighted = place
+        self.call_after_refresh(options.scroll_to_highlight)  # now it may have no size yet
 
     def _title(self, text: str) -> None:
-        self.query_one("#list-title", Static).update(Text(text))
+        self.query_one("#list-title", Static).update(Text(neutral(text)))
 
     def draw(self) -> None:
         """Draw the top, the head of the trajectory and the tab that is open."""
         selection, opened = self.selection, self.selection.opened
         note = f"{'following  ' if self.live else ''}{self.note}"
-        self.query_one("#top", Static).update(rows.top_line(selection.batch, self.batches, note=note))
+        sparks = 16 if self.size.width < NARROW else 32
+        self.query_one("#top", Static).update(rows.top_line(selection.batch, self.batches, sparks, note=note))
         if opened is None:
             return
         batch = opened.batch
         where = "" if batch.file == selection.batch.file or batch.number is None else f"   step {batch.number}"
         self.query_one("#head", Static).update(
-            Text(f"{opened.record.id}{where}   turn {selection.turn} of {len(opened.turns)}")
+            Text(f"{one_line(opened.record.id, 60)}{where}   turn {selection.turn} of {len(opened.turns)}")
         )
         if opened.turns:
             self.highlight("turns", selection.turn)
         tab = self.query_one(TabbedContent).active or TABS[0]
-        content = (
-            self._content(tab, opened)
-            if opened.turns
-            else Text(opened.scored.trajectory.detail or "no turn was sampled")
-        )
+        try:
+            content = self._content(tab, opened)
+        except CondenseError as error:  # a file that was removed or replaced meanwhile
+            content = Text(fault(error), theme.BAD)
         self.query_one(f"#{tab}-text", Static).update(content)
 
     def _content(self, tab: str, opened: Opened) -> RenderableType:
         turn = self.selection.turn
+        if not opened.turns:
+            return Text(neutral(opened.scored.trajectory.detail) or "no turn was sampled")
         match tab:
             case "full":
                 return tabs.full(opened, turn)

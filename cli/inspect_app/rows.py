@@ -11,35 +11,38 @@ from condensegrpo.cli.neutral import one_line
 from condensegrpo.core.wording import counted
 from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.records import Group, TrajectoryRecord
+from condensegrpo.inspection.views import SuccessChange
 
 BAR = 8  # cells of a bar of passes
-SPARKS = 32  # cells of a sparkline
+STRIP = 14  # cells of a strip of turns
+SPARKS = 12  # cells of a problem's sparkline
 LONGEST = 200  # characters of a question
 
 
-def top_line(batch: TrajectoryBatch, batches: Sequence[TrajectoryBatch], *, note: str) -> Text:
-    """What is shown, and success and signal over the steps."""
-    name = f"evaluation {batch.evaluation or batch.file.stem}" if batch.is_evaluation else "training"
+def top_line(batch: TrajectoryBatch, batches: Sequence[TrajectoryBatch], sparks: int, *, note: str) -> Text:
+    """What is shown, and success and signal over the steps in ``sparks`` cells."""
+    name = f"evaluation {one_line(batch.evaluation or batch.file.stem, 40)}" if batch.is_evaluation else "training"
     step = "" if batch.number is None else f" · step {batch.number}"
     text = Text.assemble(
         (f"{one_line(batch.run.name if batch.run else batch.file.name, 40)} ", "bold"), f"{name}{step}"
     )
     text.append(f" · {counted(batch.trajectories, 'trajectory', 'trajectories')}", theme.DIM)
-    text.append("\nsuccess ", theme.DIM).append(sparkline([each.success for each in batches], SPARKS), theme.GOOD)
+    text.append(f"   {note}", theme.WARN)
+    for problem in batch.problems:
+        text.append(f"   incomplete: {one_line(problem, 60)}", theme.WARN)
+    text.append("\nsuccess ", theme.DIM).append(sparkline([each.success for each in batches], sparks), theme.GOOD)
     text.append(f" {batch.success:.2f}")
     if any(each.signal is not None for each in batches):
         now = "–" if batch.signal is None else f"{batch.signal:.2f}"
         text.append("   groups with signal ", theme.DIM)
-        text.append(sparkline([each.signal for each in batches], SPARKS), theme.HEAD).append(f" {now}")
-    for problem in batch.problems:
-        text.append(f"   incomplete: {one_line(problem, 60)}", theme.WARN)
-    return text.append(f"   {note}", theme.WARN)
+        text.append(sparkline([each.signal for each in batches], sparks), theme.HEAD).append(f" {now}")
+    return text
 
 
-def group_row(group: Group, before: str = "") -> Text:
-    """Two lines: id, bar of passes and signal; question and ground truth."""
+def group_row(group: Group, name: str | None = None) -> Text:
+    """Two lines: id or name, bar of passes and signal; question and ground truth."""
     filled = round(BAR * group.success)
-    text = Text.assemble((f"{before}{one_line(group.id, 30)} ", "bold"), ("█" * filled, theme.GOOD))
+    text = Text.assemble((f"{one_line(name or group.id, 30)} ", "bold"), ("█" * filled, theme.GOOD))
     text.append("░" * (BAR - filled), theme.FREE)
     passed = sum(sibling.correct >= 1 for sibling in group.siblings)
     text.append(f" {passed}/{len(group.siblings)}")
@@ -57,7 +60,7 @@ def match_row(record: TrajectoryRecord, note: str = "") -> Text:
     text = Text.assemble((f"{one_line(record.id, 30)} ", "bold"), verdict(record)[:1], f" {record.score:.2g}")
     if record.advantage is not None:
         text.append("  adv ", theme.DIM).append_text(advantage(record, abs(record.advantage)))
-    text.append(f"  {record.turns} turns  {record.context} ctx  {record.stop}", theme.DIM)
+    text.append(f"  {record.turns} turns  {record.context} ctx  {one_line(record.stop, 20)}", theme.DIM)
     return text.append(f"\n{one_line(note or record.question or record.problem, LONGEST)}", theme.DIM)
 
 
@@ -66,16 +69,26 @@ def sibling_row(record: TrajectoryRecord) -> Text:
     text = Text.assemble(f"{record.sample:>2} ", verdict(record)[:1], f" {record.score:.3f} ")
     if record.advantages is not None:
         text.append_text(advantage(record, abs(record.advantage or 0))).append(" ")
-    text.append(record.stop if record.answer is None else repr(one_line(record.answer, 16)))
-    return text.append(f"  {counted(record.turns, 'turn', 'turns')}, {record.context} tokens", theme.DIM)
+    text.append(one_line(record.stop, 20) if record.answer is None else repr(one_line(record.answer, 16)))
+    return text.append(f"  {counted(record.turns, 'turn', 'turns')} {record.context} ctx", theme.DIM)
+
+
+def change_row(change: SuccessChange, record: TrajectoryRecord) -> Text:
+    """Two lines: the success on a problem before and after; its visits and the question."""
+    text = Text.assemble((f"{change.before:.2f} → {change.after:.2f} ", f"bold {theme.BAD}"))
+    text.append(sparkline([visit.success for visit in change.visits], SPARKS), theme.GOOD)
+    text.append(f"  {one_line(change.evaluation or 'training', 30)}, {len(change.visits)} times", theme.DIM)
+    question = "" if record.question is None else f"  {record.question}"
+    return text.append(f"\n{one_line(f'{change.problem}{question}', LONGEST)}", theme.DIM)
 
 
 def turn_row(opened: Opened, turn: int) -> Text:
     """One line: the turn, its tokens, its advantage, and the strip of what its prompt keeps of the turns before it."""
     view, units = opened.turns[turn], len(opened.turns)
     whole = f"/{view.context.tokens + view.context.saved}" if view.context.saved else ""
-    text = Text.assemble(f"{turn:>3} ", (f"{view.context.tokens}{whole} tokens".ljust(15), theme.DIM))
+    text = Text.assemble(f"{turn:>3} ", (f"{view.context.tokens}{whole} ctx".ljust(10), theme.DIM), " ")
     if view.advantage is not None:
         text.append(f"{view.advantage:+.2f} ", theme.signed_style(view.advantage, abs(view.advantage)))
-    text.append_text(context_bar.strip(view.context, units))
+    columns = units if units <= STRIP else max(STRIP, turn + 1)  # the newest of many
+    text.append_text(context_bar.strip(view.context, columns, STRIP))
     return text if view.kind == "act" else text.append(f" {view.kind}", theme.REWRITTEN)

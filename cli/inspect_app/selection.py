@@ -5,8 +5,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-from condensegrpo.core.errors import CondenseError
+from condensegrpo.cli.neutral import neutral
+from condensegrpo.core.errors import CondenseError, DataError
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.inspection.batches import TrajectoryBatch, budget_of, is_training, trajectory_files
 from condensegrpo.inspection.formula import CreditFormulas
@@ -16,6 +18,17 @@ from condensegrpo.inspection.records import Group, TrajectoryRecord
 
 PAGE = 300  # groups that are listed at a time
 PATIENCE = 0.4  # seconds that a batch may be read before what is known of it is shown
+
+
+class Listing(NamedTuple):
+    """A condition whose matches are listed."""
+
+    title: str
+    where: str | None
+    sort: str | None
+    options: tuple[str, ...]  # of the command that lists them
+    file: Path | None = None  # only of this file; None: of all
+    first: TrajectoryRecord | None = None  # is shown first; None: the first match
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +74,13 @@ class Selection:
             CondenseError: it holds nothing, or is damaged.
         """
         began = time.monotonic()
-        for _ in self.index.extend([file]):
-            if time.monotonic() - began > PATIENCE:
-                break
+        try:
+            for _ in self.index.extend([file]):
+                if time.monotonic() - began > PATIENCE:
+                    break
+        except DataError:
+            if all(batch.file != file for batch in self.index.batches()):
+                raise  # else what stands before the damaged line is shown
         self.batch, self.file = self.index.batch(file), file
         self.groups = list(self.index.groups(self.batch, 0, PAGE))
         return True
@@ -132,8 +149,8 @@ class Selection:
         names = [sibling.id for sibling in self.group.siblings]
         return self.group.siblings[(names.index(self.opened.record.id) + by) % len(names)]
 
-    def command(self) -> str:
-        """The command that shows this again."""
+    def command(self, listing: Listing | None) -> str:
+        """The command that shows this again, beside the matches of a listing."""
         parts = ["condensegrpo", "inspect", str(self.index.path)]
         if self.opened is not None:
             batch = self.opened.batch
@@ -142,7 +159,7 @@ class Selection:
             if self.index.path.is_dir() and not is_training(batch.file):
                 parts += ["--evaluation", batch.evaluation or batch.file.stem]
             parts += ["--trajectory", self.opened.record.id, "--turn", str(self.turn)]
-        return shlex.join(parts)
+        return shlex.join((*parts, *(listing.options if listing is not None else ())))
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:
@@ -159,4 +176,4 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
 
 def fault(error: CondenseError) -> str:
     """An error as one line of a notice."""
-    return str(error).splitlines()[0]
+    return neutral(str(error).splitlines()[0])

@@ -3,7 +3,7 @@
 Every distinction has a glyph or a word beside its colour.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from rich.console import Group as Lines
@@ -19,7 +19,9 @@ from condensegrpo.cli.inspect_app.selection import Opened
 from condensegrpo.cli.neutral import neutral, one_line
 from condensegrpo.cli.token_view import SURPRISING, token_grid
 from condensegrpo.core.messages import Message
+from condensegrpo.core.trajectory import SpanStatus
 from condensegrpo.core.wording import counted
+from condensegrpo.inspection.batches import ranges
 from condensegrpo.inspection.history import HistoryPiece, PieceStatus, WordChange, difference, history
 from condensegrpo.inspection.panes import TokenView, TurnView
 from condensegrpo.inspection.records import Group
@@ -55,11 +57,21 @@ def shown(opened: Opened, turn: int) -> RenderableType:
 def full(opened: Opened, turn: int) -> RenderableType:
     """The whole history before the turn, with what was dropped and rewritten in its place."""
     trajectory = opened.scored.trajectory
-    legend = Text()
+    statuses = opened.turns[turn].context.statuses
+    legend = Text.assemble((f"{_unseen(turn, statuses)}\n", "bold"))
     for mark in MARKS.values():
         legend.append(f"{mark.glyph} ", mark.style).append(f"{mark.word}   ", theme.DIM)
-    pieces = history(trajectory, turn, opened.turns[turn].context.statuses)
-    return Lines(legend, *(_piece(piece) for piece in pieces))
+    return Lines(legend, *(_piece(piece) for piece in history(trajectory, turn, statuses)))
+
+
+def _unseen(turn: int, statuses: Mapping[int, SpanStatus]) -> str:
+    """What a turn did not see of the turns before it, in a sentence."""
+    parts = [
+        f"{'turn' if len(units) == 1 else 'turns'} {ranges(units)} {status}"
+        for status in (SpanStatus.DROPPED, SpanStatus.REWRITTEN)
+        if (units := sorted(unit for unit, each in statuses.items() if each is status))
+    ]
+    return f"turn {turn} did not see: {'; '.join(parts)}" if parts else f"turn {turn} saw the whole history"
 
 
 def reply(opened: Opened, turn: int, *, ids: bool) -> RenderableType:
@@ -148,7 +160,8 @@ def comparison(first: Opened, second: Opened, turn: int) -> Iterator[RenderableT
     for opened in (first, second):
         record = opened.record
         text = Text.assemble((f"{one_line(record.id, 60)}\n", "bold"))
-        text.append(f"score {record.score:.4g}   stop {record.stop}   turns {record.turns}\n", theme.DIM)
+        stop = one_line(record.stop, 20)
+        text.append(f"score {record.score:.4g}   stop {stop}   turns {record.turns}\n", theme.DIM)
         if turn >= len(opened.turns):
             yield text.append("it had ended before this turn", theme.WARN)
             continue

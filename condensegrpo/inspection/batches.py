@@ -78,14 +78,16 @@ def choose(path: Path, number: int | None, evaluation: str | None = None) -> Pat
 
     Args:
         path: a run folder, a folder of evaluations, or a file.
-        evaluation: the name of one; None: of a run folder the training batch, of other folders the first evaluation.
+        evaluation: the name of one; None: of a run folder the training batch, if there is any, else held-out or the
+            first evaluation.
 
     Raises:
         CondenseError: there is no such run, step, evaluation or file.
     """
     if path.is_dir():
         files = tuple(_evaluations(path))
-        if evaluation is not None or (files and not (path / "config.yaml").is_file()):
+        has_steps = (path / "config.yaml").is_file() and (number is not None or bool(RunFolder(path).steps()))
+        if evaluation is not None or (files and not has_steps):
             return _evaluation_of(path, files, number, evaluation)
         return _file_of(RunFolder.open(path), number)
     if number is not None or evaluation is not None:

@@ -67,6 +67,19 @@ def parse_where(text: str) -> Where:
     return where
 
 
+def fields_in(where: str | None, sort: str | None) -> tuple[str, ...]:
+    """The fields that a condition and an order ask for.
+
+    Raises:
+        ConfigError: the condition cannot be read.
+    """
+    names = {(sort or "").removeprefix("-")}
+    if where:
+        parse_where(where)
+        names |= {node.id for node in ast.walk(ast.parse(where.strip(), mode="eval")) if isinstance(node, ast.Name)}
+    return tuple(name for name in FIELDS if name in names)
+
+
 def sort_key(text: str) -> Callable[[Fields], tuple[bool, float, str]]:
     """The key of a ``--sort``: numbers by size, the largest first after a "-"; text by letters; unknown values last.
 

@@ -45,7 +45,7 @@ class CreditFormulas:
     def __init__(self, index: Index, batch: TrajectoryBatch) -> None:
         """Read the configuration of the batch; without one there are no formulas."""
         self._index, self._config = index, config_of(batch)
-        self._group: str | None = None
+        self._group: Group | None = None
         self._members: dict[str, GroupMember] = {}  # of that group, by trajectory
         self._turns: dict[str, list[int]] = {}  # likewise: the act turn whose advantage each turn has
 
@@ -86,8 +86,8 @@ class CreditFormulas:
     def _case(self, record: TrajectoryRecord, group: Group, turn: int, config: "RunConfig") -> Case:
         """The turn among those that the estimator compared: masked siblings count nowhere."""
         compared = [sibling for sibling in group.siblings if sibling.handling != "mask"]
-        if self._group != group.id:
-            self._members, self._turns, self._group = {}, {}, group.id
+        if self._group != group:
+            self._members, self._turns, self._group = {}, {}, group
             for sibling in compared:
                 scored = self._index.read(sibling)
                 sums = turn_sums(scored)

@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from condensegrpo.core.errors import DataError
+from condensegrpo.core.errors import CondenseError, DataError
 from condensegrpo.inspection.figures import TrajectoryFigures, figures_of
 
 PART_SECONDS = 0.2  # of reading, after which a part is complete
@@ -76,13 +76,20 @@ def _parts(path: Path, file: BinaryIO, known: KnownFile) -> Iterator[NewLines]:
     due = time.monotonic() + PART_SECONDS
     for line in file:
         number, size = known.lines + 1, len(line)
+        if line == b"\n":  # the end of a line that was read before it had one
+            known = known._replace(end=known.end + size)
+            continue
         if not line.endswith(b"\n") and not _is_json(line):
             problem = (
                 f"line {number} is cut off after {size} bytes, as if the run was interrupted while writing it; "
                 f"{known.lines} lines before it were read"
             )
             break
-        figures, provenance = figures_of(path, line, number)
+        try:
+            figures, provenance = figures_of(path, line, number)
+        except CondenseError:
+            yield NewLines(tuple(lines), known, False, None, provenance)
+            raise
         lines.append(NewLine(number, known.end, size, figures))
         known = known._replace(end=known.end + size, lines=number)
         if time.monotonic() > due:

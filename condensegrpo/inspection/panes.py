@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.trajectory import Condensation, Draft, ScoredTrajectory, Turn
 from condensegrpo.inspection.batches import TrajectoryBatch, tokenizer_files
@@ -150,11 +151,18 @@ class TokenTexts:
 
 
 def raw(line: bytes, turn: int | None = None) -> str:
-    """The stored JSON of a turn, indented; without a turn, that of the trajectory without its turns and messages."""
-    record = json.loads(line)
-    trajectory = record["trajectory"]
-    if turn is not None:
-        return _indented(trajectory["turns"][turn])
+    """The stored JSON of a turn, indented; without a turn, that of the trajectory without its turns and messages.
+
+    Raises:
+        DataError: it is no line of a trajectory, as when the file was replaced.
+    """
+    try:
+        record = json.loads(line)
+        trajectory = record["trajectory"]
+        if turn is not None:
+            return _indented(trajectory["turns"][turn])
+    except (ValueError, LookupError, TypeError) as error:
+        raise DataError("reading a turn: its file was replaced. Open its step again.") from error
     head = {name: value for name, value in trajectory.items() if name not in ("turns", "messages")}
     return _indented(record | {"trajectory": head})
 

@@ -6,15 +6,19 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from statistics import fmean
+from typing import NamedTuple, TypeVar
 
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.suggestions import did_you_mean
 from condensegrpo.core.trajectory import ScoredTrajectory
-from condensegrpo.inspection.filters import parse_where, sort_key
-from condensegrpo.inspection.index import Index
+from condensegrpo.inspection.batches import TrajectoryBatch
+from condensegrpo.inspection.filters import Fields, fields_in, parse_where, sort_key
+from condensegrpo.inspection.index import Index, RecordKey, Visit
 from condensegrpo.inspection.records import LinePlace, TrajectoryRecord
 
+T = TypeVar("T")
+SEARCHED = ("id", "problem", "question", "ground_truth", "answer")  # fields of a fuzzy search
 MOST = 1000  # matches that are kept; all are counted
 GAP = 2  # characters that a fuzzy match skips between two of the query, at most
 AROUND = 40  # characters of an excerpt before and after a hit
@@ -27,15 +31,29 @@ class ReadyView(NamedTuple):
     title: str
     where: str
     sort: str
+    meaning: str
 
 
 READY_VIEWS = (
-    ReadyView("pushed-down", "correct but pushed down", "correct >= 1 and advantage < 0", "advantage"),
-    ReadyView("truncated", "truncated", "truncated", "-output"),
-    ReadyView("tool-errors", "tool errors", "tool_errors > 0", "-tool_errors"),
-    ReadyView("largest-context", "largest context", "context > 0", "-context"),
-    ReadyView("lost-fact", "lost the fact", "lost_fact", "-turns"),
+    ReadyView(
+        "pushed-down",
+        "correct but pushed down",
+        "correct >= 1 and advantage < 0",
+        "advantage",
+        "made less likely by its step; Credit says why",
+    ),
+    ReadyView("truncated", "truncated", "truncated", "-output", "a token budget was used up"),
+    ReadyView("tool-errors", "tool errors", "tool_errors > 0", "-tool_errors", "calls that failed, most first"),
+    ReadyView("largest-context", "largest context", "context > 0", "-context", "all, the largest prompt first"),
+    ReadyView(
+        "lost-fact",
+        "lost the fact",
+        "lost_fact",
+        "-turns",
+        "wrong, and the ground truth was told in an earlier prompt and is not in the last",
+    ),
 )
+GOT_WORSE = "got-worse"  # the view that lists problems
 
 
 class Matches(NamedTuple):
@@ -43,6 +61,16 @@ class Matches(NamedTuple):
 
     records: tuple[TrajectoryRecord, ...]  # in order
     total: int  # of all
+
+
+class SuccessChange(NamedTuple):
+    """How the success on a problem changed from the first half of its visits to the last."""
+
+    problem: str
+    evaluation: str | None  # the visits are evaluations of this name; None: training
+    visits: tuple[Visit, ...]  # two at least
+    before: float  # the mean success of the first half; of an odd number, the visit in the middle is in neither
+    after: float
 
 
 class Hit(NamedTuple):
@@ -59,7 +87,7 @@ def ready_view(name: str) -> ReadyView:
     Raises:
         ConfigError: there is none.
     """
-    names = [view.name for view in READY_VIEWS]
+    names = [*(view.name for view in READY_VIEWS), GOT_WORSE]
     if name not in names:
         hint = did_you_mean(name, names).strip() or f"Views: {', '.join(names)}."
         raise ConfigError(f"reading --view {name!r}: unknown view. {hint}")
@@ -74,22 +102,53 @@ def select(
     Raises:
         ConfigError: the condition or the field cannot be read.
     """
+    kept, count = _matching(((record, record.fields) for record in records), where, sort, most)
+    return Matches(tuple(kept), count)
+
+
+def find(
+    index: Index, batch: TrajectoryBatch | None, *, where: str | None, sort: str | None, most: int = MOST
+) -> Matches:
+    """As ``select`` among the trajectories of a batch, or of all; only the fields that it asks for are read."""
+    names = fields_in(where, sort)
+    kept, count = _matching(index.fields(names, batch), where, sort, most)
+    return Matches(tuple(record for key in kept if (record := index.record_of(key)) is not None), count)
+
+
+def _matching(pairs: Iterable[tuple[T, Fields]], where: str | None, sort: str | None, most: int) -> tuple[list[T], int]:
+    """The things whose fields match, at most ``most``, and how many there are."""
     condition = parse_where(where) if where else lambda _: True
     count = 0
 
-    def matching() -> Iterator[TrajectoryRecord]:
+    def matching() -> Iterator[tuple[T, Fields]]:
         nonlocal count
-        for record in records:
-            if condition(record.fields):
+        for thing, fields in pairs:
+            if condition(fields):
                 count += 1
-                yield record
+                yield thing, fields
 
     if sort:
         by = sort_key(sort)
-        kept = heapq.nsmallest(most, matching(), key=lambda record: by(record.fields))
+        kept = heapq.nsmallest(most, matching(), key=lambda pair: by(pair[1]))
     else:
-        kept = [record for number, record in enumerate(matching()) if number < most]
-    return Matches(tuple(kept), count)
+        kept = [pair for number, pair in enumerate(matching()) if number < most]
+    return [thing for thing, _ in kept], count
+
+
+def got_worse(index: Index) -> tuple[SuccessChange, ...]:
+    """The problems that fewer trajectories solved later on, the largest fall first: in training and in evaluations."""
+    every: dict[tuple[str | None, str], list[Visit]] = {}
+    for batch in index.batches():
+        kind = (batch.evaluation or batch.file.stem) if batch.is_evaluation else None
+        for problem, visit in index.visits(batch).items():
+            every.setdefault((kind, problem), []).append(visit)
+    changes = []
+    for (kind, problem), visits in every.items():
+        if half := len(visits) // 2:
+            before, after = (fmean(each.success for each in some) for some in (visits[:half], visits[-half:]))
+            changes.append(SuccessChange(problem, kind, tuple(visits), before, after))
+    fallen = (each for each in changes if each.after < each.before)
+    return tuple(sorted(fallen, key=lambda each: each.after - each.before))
 
 
 def search(index: Index, query: str) -> Iterator[Hit]:
@@ -101,23 +160,23 @@ def search(index: Index, query: str) -> Iterator[Hit]:
     """
     shown = set[LinePlace]()
     if query.strip():
-        for hit in chain(fuzzy(index.records(), query), full_text(index, query)):
+        for hit in chain(fuzzy(index, query), full_text(index, query)):
             if hit.record.place not in shown:
                 shown.add(hit.record.place)
                 yield hit
 
 
-def fuzzy(records: Iterable[TrajectoryRecord], query: str) -> tuple[Hit, ...]:
+def fuzzy(index: Index, query: str) -> tuple[Hit, ...]:
     """The trajectories whose figures match a query, those with the fewest letters in between first."""
     pattern = re.compile(f".{{0,{GAP}}}?".join(map(re.escape, query.strip())), re.IGNORECASE | re.DOTALL)
-    hits: list[tuple[int, int, Hit]] = []
-    for number, record in enumerate(records):
-        texts = (record.id, record.problem, record.question, record.ground_truth, record.answer)
-        matches = [match for text in texts if text and (match := pattern.search(text))]
+    hits: list[tuple[int, int, RecordKey, str]] = []
+    for number, (key, fields) in enumerate(index.fields(SEARCHED)):
+        matches = [match for text in fields.values() if isinstance(text, str) and (match := pattern.search(text))]
         if matches:
             best = min(matches, key=lambda match: len(match[0]))
-            hits.append((len(best[0]), number, Hit(record, None, _excerpt(best.string, best.start(), best.end()))))
-    return tuple(hit for *_, hit in heapq.nsmallest(MOST, hits))
+            hits.append((len(best[0]), number, key, _excerpt(best.string, best.start(), best.end())))
+    nearest = heapq.nsmallest(MOST, hits)
+    return tuple(Hit(record, None, text) for *_, key, text in nearest if (record := index.record_of(key)) is not None)
 
 
 def full_text(index: Index, query: str) -> Iterator[Hit]:
