@@ -133,9 +133,7 @@ def _print_worse(index: Index) -> None:
     index.update()
     changes = views.got_worse(index)
     screen = theme.console()
-    screen.print(
-        f"{counted(len(changes), 'problem', 'problems')} got worse, from the first half of its visits to the last"
-    )
+    screen.print(f"{counted(len(changes), 'problem', 'problems')} got worse: first half of the steps → last half")
     for change in changes[:MOST_WORSE]:
         visits = f"{change.evaluation or 'training'}, {len(change.visits)} times"
         screen.print(Text(f"{change.before:.2f} → {change.after:.2f}  {visits}  {one_line(change.problem, 60)}"))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builders import ledger_episode, scored, write_tokenizer
+from builders import assistant, ledger_episode, scored, user, write_tokenizer
 from rich.console import Console
 from textual.pilot import Pilot
 from textual.widgets import OptionList, Static, TabbedContent
@@ -237,7 +237,7 @@ def test_views_searches_and_conditions_list_trajectories_of_all_steps(screens: S
     assert "'nte5': 0" in screens["search"]["list-title"]
     assert ids("no condition") == ids("condition")  # a notice says what is wrong
     assert screens["view"]["command"].endswith("--step 1 --trajectory 1/1/0 --turn 0 --view pushed-down")
-    assert screens["condition"]["command"].endswith("--where 'correct == 0'")
+    assert screens["condition"]["command"].endswith("--where correct==0")
 
 
 def test_evaluations_are_beside_training(screens: Screens) -> None:
@@ -287,8 +287,9 @@ def test_no_text_of_a_file_reaches_the_terminal_as_a_command(tmp_path: Path) -> 
     file = tmp_path / "trajectories.jsonl"
     for sample in (0, 1):
         name = f"{evil}{sample}"
-        one = ledger_episode([evil, evil], [evil], id=name, group=evil, sample=sample, answer=evil)
-        one = replace(one, problem_id=evil, question=evil, ground_truth=evil, detail=evil)
+        one = ledger_episode(["now"] * (sample + 1), [], id=name, group=evil, sample=sample, answer=evil)
+        turns = tuple(replace(turn, context=(user(evil),), reply=assistant(evil)) for turn in one.turns[:1])
+        one = replace(one, turns=turns, problem_id=evil, question=evil, ground_truth=evil, detail=evil)
         write_trajectory(file, scored(one, 1.0, components={evil: 1.0}), replace(SAMPLED_WITH, evaluation=evil))
 
     async def scenario() -> list[str]:

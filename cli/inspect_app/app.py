@@ -198,7 +198,7 @@ class InspectorApp(InspectorThreads):
 
     def _poll(self) -> None:
         """Look for what a live run wrote since."""
-        if self.live:
+        if self.live and not any(worker.group == "index" and worker.is_running for worker in self.workers):
             self.index_all()
 
     def noted(self, note: str) -> None:

@@ -76,8 +76,8 @@ def _parts(path: Path, file: BinaryIO, known: KnownFile) -> Iterator[NewLines]:
     due = time.monotonic() + PART_SECONDS
     for line in file:
         number, size = known.lines + 1, len(line)
-        if line == b"\n":  # the end of a line that was read before it had one
-            known = known._replace(end=known.end + size)
+        if line == b"\n" and known.end > 0 and os.pread(file.fileno(), 1, known.end - 1) != b"\n":
+            known = known._replace(end=known.end + size)  # the end of a line that was read before it had one
             continue
         if not line.endswith(b"\n") and not _is_json(line):
             problem = (
