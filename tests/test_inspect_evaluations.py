@@ -106,6 +106,8 @@ def test_the_evaluations_of_a_run_are_beside_its_steps(tmp_path: Path) -> None:
     assert len(json.loads(inspect(run.path, "--check", "--json"))["breaches"]) == 4
     run.truncate_after(1)
     assert [file.parent.name for file in run.path.glob("evaluations/*/*")] == ["step_000000"]
+    run.trajectories(1).unlink()
+    assert "evaluation held-out after 0 steps" in inspect(run.path)  # there is nothing else
 
 
 @pytest.mark.parametrize(
