@@ -27,6 +27,7 @@ from condensegrpo.core.errors import DataError
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.inspection.batches import trajectory_files
 from condensegrpo.inspection.index import Index
+from condensegrpo.inspection.views import search, select
 from condensegrpo.storage.credit import Credit, write_credit
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import Provenance, write_trajectory
@@ -34,7 +35,8 @@ from condensegrpo.storage.trajectories import Provenance, write_trajectory
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-HOSTILE = "</script><img src=x onerror=alert(1)><script>alert(2)</script>"
+HOSTILE = "</script><img src=x onerror=alert(1)><script>alert(2)</script>\u2028\u202enow\x1b[31m"
+VISIBLE = HOSTILE.replace("\u2028", "⟨U+2028⟩").replace("\u202e", "⟨U+202E⟩").replace("\x1b", "␛")
 REPLIES = ["<note> 3 </note>", "<note> 5 </note>", "<note> 6 </note>", "<answer> 6 </answer>"]
 OPERATIONS = ["+2", "+1", "done report"]
 
@@ -177,7 +179,7 @@ def test_keys_move_through_steps_groups_siblings_and_turns(watched: Watched, fil
         "2/0/0 0 step 2",
     ]
     tab.keyboard.press("?")
-    assert "this problem in all steps" in tab.locator("dialog").inner_text()
+    assert "this problem in all steps" in tab.get_by_role("dialog").inner_text()
     tab.keyboard.press("Escape")
     tab.keyboard.press("p")
     assert tab.locator("section").first.locator("button").count() == 3  # two steps and the evaluation
@@ -197,10 +199,62 @@ def test_ready_views_and_the_search_list_groups_of_all_steps(watched: Watched, f
     assert tab.locator("mark").first.inner_text() == "question 1"
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "= correct >= 1 and not (advantage > 0 or stop in ['aborted'])",
+        "= 'QUESTION' in question",
+        "= -1 < advantage < 0 or id == '2/1/0' or not correct",
+        "= turns not in (1, 2) and truncated == False and ground_truth != None",
+        "qsto1",  # letters in order in the question, at most two others between them
+        "DONE rep",  # a message
+        "done report ok",  # nothing
+        "logprobs",  # a name in the JSON, no text
+    ],
+)
+def test_the_search_finds_what_it_finds_on_the_terminal(watched: Watched, run: Path, file: Path, query: str) -> None:
+    index = Index(run)
+    index.update(trajectory_files(run))
+    where = query.removeprefix("= ")
+    records = (
+        [hit.record for hit in search(index, query)] if where == query else select(index.records(), where=where)[0]
+    )
+    found = dict.fromkeys((record.place.file, record.group) for record in records)
+    tab = watched.open(file)
+    tab.locator("input").fill(query)
+    heading = tab.locator("section h2").first.inner_text()
+    assert heading == f"{len(found)} group{'' if len(found) == 1 else 's'}"
+    assert not records or head(tab).startswith(records[0].id)
+
+
+def test_a_condition_that_cannot_be_read_says_why_and_leaves_the_list(watched: Watched, file: Path) -> None:
+    tab = watched.open(file)
+    for query, reason in (("= scor > 1", "found scor, wanted a field"), ("= question > 1", "it compares text with a")):
+        tab.locator("input").fill(query)
+        assert reason in tab.get_by_role("status").inner_text()
+        assert tab.locator("section h2").first.inner_text() == "2 groups"
+
+
+def test_two_siblings_are_compared_from_their_first_difference(watched: Watched, file: Path) -> None:
+    tab = watched.open(file, "#step=1&t=1/0/0")
+    tab.keyboard.press("d")
+    dialog = tab.get_by_role("dialog")
+    assert dialog.locator("h2").inner_text() == "1/0/0 and 1/0/1: first difference: the reply of turn 3"
+    assert dialog.locator("mark").all_inner_texts() == [VISIBLE[1:], "answer> 6 </answer>"]  # both begin with <
+    tab.keyboard.press("k")
+    address = tab.evaluate("location.hash")
+    assert address == "#step=1&t=1/0/0&turn=2&with=1/0/1"
+    tab = watched.open(file, address)  # the link leads to the comparison
+    assert "turn 2 of 4" in tab.get_by_role("dialog").inner_text()
+    tab.keyboard.press("Escape")
+    tab.keyboard.press("f")
+    assert "a page cannot follow a run" in tab.get_by_role("status").inner_text()
+
+
 def test_text_of_a_model_is_shown_and_never_run(watched: Watched, file: Path) -> None:
     for settings in ("", "&tab=full", "&tab=reply", "&tab=raw"):
         tab = watched.open(file, f"#step=1&t=1/0/0&turn=3{settings}")
-        assert HOSTILE in pane(tab) or HOSTILE.replace('"', '\\"') in pane(tab)
+        assert VISIBLE in pane(tab) or "</script><img src=x onerror=alert(1)>" in pane(tab)
         assert tab.locator("img").count() == 0
     assert (watched.dialogs, watched.errors, watched.requests) == ([], [], [])
 

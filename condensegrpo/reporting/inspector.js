@@ -1,15 +1,17 @@
 // The trajectories of a run: groups, siblings and turns on the left, what the policy saw and was trained with on the right.
 
 const TABS = ["shown", "full", "reply", "credit", "raw"];
+const MOST_TOKENS = 2000, MOST_GROUPS = 1000, MOST_LETTERS = 200_000, MOST_OF_FIGURE = 1000; // that are drawn
 const STATUSES = { k: "kept", d: "dropped", r: "rewritten", "-": "no unit" };
 const KEYS = [
   ["[ ]", "step before, step after"], ["e", "training or evaluations"], ["↑ ↓", "group"], ["h l", "sibling"], ["j k", "turn"],
-  ["1 … 5", "shown, full, reply, credit, raw"], ["t", "token ids"], ["v", "next ready view"], ["/", "search"],
-  ["p", "this problem in all steps"], ["y", "copy the command that shows this"], ["Esc", "all groups"], ["?", "these keys"],
+  ["1 … 5", "shown, full, reply, credit, raw"], ["t", "token ids"], ["v", "next ready view"],
+  ["/", "search all steps: letters in order (qck finds quick), and texts as they stand"], ["", "= score == 0 and turns > 3: a condition over all steps, of " + FIELDS.join(", ")],
+  ["d", "compare with the next sibling, from the first difference"], ["p", "this problem in all steps"], ["y", "copy the command that shows this"], ["Esc", "all groups"], ["f", "follow a live run: only on a terminal, condensegrpo inspect RUN"], ["?", "these keys"],
 ];
 let at = { batch: 0, group: 0, sibling: 0, turn: 0 }; // places in the lists
 let tab = "shown", ids = false, query = "", view = "", problem = null;
-const found = new Map(); // text of a trajectory, in small letters
+let search = searchOf(""), fits = new Map(); // of the query; by trajectory, how well it fits
 
 const batch = () => data.batches[at.batch];
 const group = () => batch().groups[at.group];
@@ -18,24 +20,28 @@ const signed = (value) => (value === null ? "–" : `${value > 0 ? "+" : ""}${di
 const numbers = (trajectory) => trajectory.figures.advantages;
 const titleOf = (each) => (each.evaluation === null ? (each.step === null ? "trajectories" : `step ${each.step}`) : `${each.evaluation}${each.step === null ? "" : `, after step ${each.step}`}`);
 
-/** Everything that is written in a trajectory. */
-function textOf(trajectory) {
-  const { figures, stored } = trajectory;
-  if (!found.has(trajectory)) {
-    found.set(trajectory, [figures.id, figures.question, figures.ground_truth, figures.answer, ...stored.messages.map((message) => message.content)].join("\n").toLowerCase());
-  }
-  return found.get(trajectory);
+function matches(trajectory) {
+  return (!view || trajectory.views.includes(view)) && fit(trajectory) !== null;
 }
 
-function matches(trajectory) {
-  return (!view || trajectory.views.includes(view)) && (!query || textOf(trajectory).includes(query.toLowerCase()));
+/** How well a trajectory fits the query: less is better, null not at all. */
+function fit(trajectory) {
+  if (!fits.has(trajectory)) fits.set(trajectory, search.fit(trajectory));
+  return fits.get(trajectory);
+}
+
+/** The place of the sibling that fits best; 0 if none does. */
+function bestOf(one) {
+  const places = one.siblings.map((each, place) => [matches(each) ? fit(each) : null, place]).filter(([value]) => value !== null);
+  return places.reduce((best, each) => (each[0] < best[0] ? each : best), places[0] ?? [0, 0])[1];
 }
 
 /** The groups to list: of the batch, or of all batches while one searches or follows a problem. */
 function listed() {
   const wide = query || view || problem !== null;
-  return data.batches.flatMap((each, place) => (wide || place === at.batch ? each.groups.map((one, number) => ({ place, number, one })) : []))
+  const found = data.batches.flatMap((each, place) => (wide || place === at.batch ? each.groups.map((one, number) => ({ place, number, one })) : []))
     .filter(({ one }) => (problem === null || one.problem === problem) && one.siblings.some(matches));
+  return query ? found.map((each) => [fit(each.one.siblings[bestOf(each.one)]), each]).sort(([a], [b]) => (a === b ? 0 : a - b)).map(([, each]) => each) : found;
 }
 
 /** Go to a place; what is not named starts anew. */
@@ -56,7 +62,8 @@ function draw(scroll = true) {
   const rest = data.batches.indexOf(batch());
   chooser.value = String(rest);
   const all = listed();
-  const ofGroup = all.map(groupItem);
+  const ofGroup = all.slice(0, MOST_GROUPS).map(groupItem);
+  if (all.length > MOST_GROUPS) ofGroup.push(h("p", { class: "dim" }, `${digits(all.length - MOST_GROUPS)} more groups; search or choose a view`));
   groupPane.replaceChildren(h("h2", {}, `${counted(all.length, "group", "groups")}${view ? `: ${data.ready_views.find(([name]) => name === view)[1]}` : ""}${problem === null ? "" : `: problem ${problem}`}`), ...ofGroup);
   siblingPane.replaceChildren(
     h("div", {}, h("h2", {}, `siblings of ${group().id}${group().idle ? `: ${group().idle}` : ""}`), group().siblings.map(siblingItem)),
@@ -77,7 +84,7 @@ function groupItem({ place, number, one }) {
   bar.firstChild.style.width = `${100 * rate}%`;
   const current = place === at.batch && number === at.group;
   const wide = query || view || problem !== null;
-  const first = wide ? Math.max(0, one.siblings.findIndex(matches)) : 0;
+  const first = wide ? bestOf(one) : 0;
   return h("button", { type: "button", class: "item", "aria-current": String(current), onclick: () => go({ batch: place, group: number, sibling: first }, false) },
     h("span", { class: "row" }, h("span", {}, wide ? `${titleOf(data.batches[place])} · ${one.id}` : one.id), bar),
     h("small", {}, [one.question, one.ground_truth === null ? null : `→ ${one.ground_truth}`].filter(Boolean).join(" ").slice(0, 160)),
@@ -125,22 +132,33 @@ function budgetBar(context) {
 
 function head() {
   const { figures, stored } = sibling();
-  const line = (name, text) => text !== null && text !== "" && h("span", {}, h("span", { class: "dim" }, `${name}: `), marked(text));
+  const line = (name, text) => text !== null && text !== "" && h("span", {}, h("span", { class: "dim" }, `${name}: `), marked(text, true));
   const figure = [titleOf(batch()), sibling().turns.length ? `turn ${at.turn} of ${sibling().turns.length}` : null, `score ${digits(figures.score)}`, figures.stop.replaceAll("_", " ")];
   return h("div", { class: "about" }, h("p", {}, h("b", {}, figures.id), " ", verdict(figures), h("span", { class: "dim" }, ` ${figure.filter(Boolean).join(" · ")}`)),
     h("p", {}, line("question", figures.question)), h("p", {}, line("ground truth", figures.ground_truth), line("answer", figures.answer)), stored.detail && h("p", {}, line("failure", stored.detail)));
 }
 
-/** A text with what is searched for marked. */
-function marked(text) {
-  const place = query ? text.toLowerCase().indexOf(query.toLowerCase()) : -1;
-  if (place < 0) return [text];
-  return [text.slice(0, place), h("mark", {}, text.slice(place, place + query.length)), ...marked(text.slice(place + query.length))];
+/** A text with what is searched for marked; of figures, which are searched by letters in order, `loosely`. */
+function marked(whole, loosely = false) {
+  const text = shortened(whole, loosely ? MOST_OF_FIGURE : MOST_LETTERS), parts = [];
+  let end = 0;
+  for (const [first, last] of search.parts(text, loosely)) {
+    parts.push(text.slice(end, first), h("mark", {}, text.slice(first, last)));
+    end = last;
+  }
+  return [...parts, text.slice(end)];
+}
+
+function shortened(text, most) {
+  return text.length > most ? `${text.slice(0, most)}… (${digits(text.length - most)} more characters)` : text;
 }
 
 function message(label, kind, ...content) {
   return h("div", { class: `message ${kind}` }, h("b", {}, label), h("pre", {}, ...content));
 }
+
+const messagesOf = (stored, runs) => runs.flatMap(([first, end]) => stored.messages.slice(first, end));
+const prompted = (stored, turn) => messagesOf(stored, turn.context);
 
 /** What the pages say of the rows of the strip. */
 function condensed() {
@@ -153,8 +171,7 @@ function condensed() {
 const panes = {
   shown() {
     const { stored } = sibling();
-    const places = stored.turns[at.turn].context.flatMap(([first, end]) => stored.messages.slice(first, end));
-    return h("div", {}, condensed(), places.map((each) => message(each.name ? `${each.role} ${each.name}` : each.role, each.role, marked(each.content))), observed());
+    return h("div", {}, condensed(), prompted(stored, stored.turns[at.turn]).map((each) => message(each.name ? `${each.role} ${each.name}` : each.role, each.role, marked(each.content))), observed());
   },
 
   full() {
@@ -162,7 +179,7 @@ const panes = {
     return h("div", {}, condensed(), turns[at.turn].pieces.map(([status, turn, place, rewriting]) => {
       const each = stored.messages[place];
       const label = `${each.role}${turn === null ? "" : `, turn ${turn}`}: ${status}`;
-      const content = rewriting === null ? marked(each.content) : differences[rewriting].map(([change, text]) => (change === "same" ? text : h(change === "removed" ? "del" : "ins", {}, text)));
+      const content = rewriting === null ? marked(each.content) : differences[rewriting].map(([change, text]) => (change === "same" ? shortened(text, MOST_LETTERS) : h(change === "removed" ? "del" : "ins", {}, shortened(text, MOST_LETTERS))));
       return message(label, `${each.role} ${status}`, content);
     }));
   },
@@ -172,14 +189,14 @@ const panes = {
     const turn = stored.turns[at.turn], credit = turns[at.turn].advantage;
     const side = credit > 0 ? "up" : credit < 0 ? "down" : "";
     const known = turn.output_ids.some((id) => data.tokens[id] !== null);
-    const tokens = turn.output_ids.map((id, place) => {
+    const tokens = turn.output_ids.slice(0, MOST_TOKENS).map((id, place) => {
       const surprise = -turn.logprobs[place];
       const token = h("span", { class: side, title: `id ${id}, log-probability ${digits(turn.logprobs[place], 3)}${credit === null ? "" : `, advantage ${signed(credit)}`}` }, data.tokens[id] ?? `⟨${id}⟩`);
       token.style.background = `color-mix(in srgb, var(--c1) ${Math.round(70 * Math.min(1, surprise / 3))}%, transparent)`;
       return ids ? [token, h("sub", {}, String(id))] : [token];
     });
     const legend = `background: surprise, from none to 3 nats${credit ? `; ${side === "up" ? "one line below: the advantage is positive" : "two lines below: the advantage is negative"}` : ""}${known ? "" : "; no tokenizer was found: ids only"}`;
-    return h("div", {}, h("div", { class: "tokens" }, tokens), h("p", { class: "dim" }, legend), message("as text", "assistant", marked(stored.messages[turn.reply].content)), observed());
+    return h("div", {}, h("div", { class: "tokens" }, tokens), turn.output_ids.length > MOST_TOKENS && h("p", { class: "warn" }, `${digits(turn.output_ids.length - MOST_TOKENS)} more tokens`), h("p", { class: "dim" }, legend), message("as text", "assistant", marked(stored.messages[turn.reply].content)), observed());
   },
 
   credit() {
@@ -191,17 +208,84 @@ const panes = {
 
   raw() {
     const { turns, messages, ...rest } = sibling().stored;
-    return h("div", {}, message(`turn ${at.turn}`, "", JSON.stringify(turns[at.turn], null, 1)), message("trajectory", "", JSON.stringify(rest, null, 1)));
+    return h("div", {}, message(`turn ${at.turn}`, "", shortened(JSON.stringify(turns[at.turn], null, 1), MOST_LETTERS)), message("trajectory", "", shortened(JSON.stringify(rest, null, 1), MOST_LETTERS)));
   },
 };
 
 function observed() {
   const { stored } = sibling();
   const turn = stored.turns[at.turn];
-  const after = turn.observations.flatMap(([first, end]) => stored.messages.slice(first, end));
+  const after = messagesOf(stored, turn.observations);
   if (tab === "shown") after.unshift(stored.messages[turn.reply]);
   return after.length ? [h("p", { class: "dim" }, tab === "shown" ? "reply and what answered it" : "what answered it"), ...after.map((each) => message(each.name ? `${each.role} ${each.name}` : each.role, each.role, marked(each.content)))] : [];
 }
+
+let compared = { other: 0, turn: 0 }; // the sibling and the turn that are compared
+
+/** Compare with another sibling, from the first turn that differs or from a turn. */
+function compare(other, turn = firstDifference(sibling(), group().siblings[other])?.turn ?? 0) {
+  if (group().siblings.length < 2) return say("it has no sibling");
+  compared = { other, turn };
+  drawComparison();
+  if (!comparing.open) comparing.showModal();
+}
+
+function drawComparison() {
+  const sides = [sibling(), group().siblings[compared.other]];
+  const [first, second] = sides.map(({ figures }) => figures.id);
+  const different = firstDifference(...sides);
+  const turns = Math.max(...sides.map((side) => side.turns.length));
+  compared.turn = Math.max(0, Math.min(turns - 1, compared.turn));
+  const replies = sides.map((side) => side.stored.turns[compared.turn] && side.stored.messages[side.stored.turns[compared.turn].reply].content);
+  setAddress({ with: second, turn: compared.turn });
+  comparing.replaceChildren(
+    h("h2", {}, `${first} and ${second}: ${different === null ? "equal" : `first difference: the ${different.where} of turn ${different.turn}`}`),
+    h("p", { class: "dim" }, `turn ${compared.turn} of ${turns} · h l sibling, j k turn, Esc closes`),
+    h("div", { class: "sides" }, sides.map((side, place) => h("section", {}, comparedSide(side, commonLength(...replies))))));
+}
+
+function comparedSide(trajectory, common) {
+  const { figures, stored } = trajectory;
+  const turn = stored.turns[compared.turn];
+  const about = h("p", {}, h("b", {}, figures.id), " ", verdict(figures), h("span", { class: "dim" }, ` score ${digits(figures.score)} · ${figures.stop.replaceAll("_", " ")} · ${counted(figures.turns, "turn", "turns")}`));
+  if (!turn) return [about, h("p", { class: "warn" }, "it had ended before this turn")];
+  const more = trajectory.turns[compared.turn];
+  const shown = (each) => message(each.name ? `${each.role} ${each.name}` : each.role, each.role, shortened(each.content, MOST_LETTERS));
+  const reply = shortened(stored.messages[turn.reply].content, MOST_LETTERS);
+  return [about, h("p", { class: "dim" }, `context ${counted(more.context.tokens, "token", "tokens")}${more.advantage === null ? "" : `, advantage ${signed(more.advantage)}`}`),
+    prompted(stored, turn).slice(-2).map(shown), message("reply", "assistant", reply.slice(0, common), h("mark", {}, reply.slice(common))),
+    messagesOf(stored, turn.observations).map(shown)];
+}
+
+/** The first turn whose prompt or reply differ; null: they are equal. */
+function firstDifference(...sides) {
+  const texts = ({ stored }) => stored.turns.map((turn) => [prompted(stored, turn).map((each) => [each.role, each.name, each.content]), [turn.output_ids, stored.messages[turn.reply].content]].map((part) => JSON.stringify(part)));
+  const [first, second] = sides.map(texts);
+  for (let turn = 0; turn < Math.min(first.length, second.length); turn += 1) {
+    const part = [0, 1].find((each) => first[turn][each] !== second[turn][each]);
+    if (part !== undefined) return { turn, where: ["prompt", "reply"][part] };
+  }
+  return first.length === second.length ? null : { turn: Math.min(first.length, second.length), where: "reply" };
+}
+
+function commonLength(first = "", second = "") {
+  let place = 0;
+  while (place < Math.min(first.length, second.length) && first[place] === second[place]) place += 1;
+  return first === second ? place : place && /[\ud800-\udbff]/.test(first[place - 1]) ? place - 1 : place; // never half a character
+}
+
+const otherSibling = (by) => {
+  const many = group().siblings.length;
+  compare((compared.other + by + many) % many);
+};
+const otherTurn = (by) => {
+  compared.turn += by;
+  drawComparison();
+};
+const comparedKeys = {
+  h: () => otherSibling(-1), l: () => otherSibling(1), ArrowLeft: () => otherSibling(-1), ArrowRight: () => otherSibling(1),
+  j: () => otherTurn(1), k: () => otherTurn(-1), d: () => comparing.close(), q: () => comparing.close(),
+};
 
 /** The shell command that shows what the page shows. */
 function commandLine() {
@@ -223,6 +307,19 @@ function say(text) {
   setTimeout(() => (note.textContent = ""), 4000);
 }
 
+/** Search for a text, or for a condition behind =. */
+function find(text) {
+  const before = [search, query, fits];
+  try {
+    [search, query, fits] = [searchOf(text), text.trim(), new Map()];
+    restrict();
+    note.textContent = "";
+  } catch (error) {
+    [search, query, fits] = before; // perhaps a condition that is not typed to its end
+    note.textContent = error.message;
+  }
+}
+
 /** Restrict the list of groups, and go to its first if the current one is not in it. */
 function restrict() {
   const all = listed();
@@ -231,20 +328,19 @@ function restrict() {
     return;
   }
   const kept = all.find(({ place, number }) => place === at.batch && number === at.group) ?? all[0];
-  const first = Math.max(0, kept.one.siblings.findIndex(matches));
-  go({ batch: kept.place, group: kept.number, sibling: matches(sibling()) && kept.one === group() ? at.sibling : first });
+  go({ batch: kept.place, group: kept.number, sibling: matches(sibling()) && kept.one === group() ? at.sibling : bestOf(kept.one) });
 }
 
 function clear() {
-  [query, view, problem] = ["", "", null];
+  [view, problem] = ["", null];
   box.value = chosenView.value = "";
-  draw();
+  find("");
 }
 
 function moveGroup(by) {
   const all = listed();
   const next = all[all.findIndex(({ place, number }) => place === at.batch && number === at.group) + by];
-  if (next) go({ batch: next.place, group: next.number, sibling: Math.max(0, next.one.siblings.findIndex(matches)) });
+  if (next) go({ batch: next.place, group: next.number, sibling: bestOf(next.one) });
 }
 
 /** Training or evaluations: the batch of the other kind that is nearest in steps. */
@@ -274,6 +370,7 @@ const ACTIONS = {
   h: () => go({ sibling: at.sibling - 1 }), l: () => go({ sibling: at.sibling + 1 }),
   j: () => go({ turn: at.turn + 1 }), k: () => go({ turn: at.turn - 1 }),
   t: () => { ids = !ids; pick("reply"); }, v: nextView, p: follow, y: copyCommand,
+  d: () => compare((at.sibling + 1) % group().siblings.length), f: () => say("a page cannot follow a run: condensegrpo inspect RUN does, on a terminal"),
   "/": () => box.focus(), "?": () => keys.showModal(), Escape: clear,
   ...Object.fromEntries(TABS.map((name, place) => [String(place + 1), () => pick(name)])),
 };
@@ -281,7 +378,11 @@ const ACTIONS = {
 function pressed(event) {
   if (event.target === box && event.key === "Enter") box.blur();
   if (event.target === box && event.key === "Escape") { box.blur(); clear(); }
-  if (["INPUT", "SELECT"].includes(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey || keys.open) return;
+  if (comparing.open && comparedKeys[event.key]) {
+    event.preventDefault();
+    comparedKeys[event.key]();
+  }
+  if (["INPUT", "SELECT"].includes(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey || keys.open || comparing.open) return;
   const action = ACTIONS[event.key];
   if (action) {
     event.preventDefault();
@@ -291,11 +392,12 @@ function pressed(event) {
 
 const chooser = h("select", { "aria-label": "step or evaluation", onchange: () => go({ batch: Number(chooser.value) }) },
   data.batches.map((each, place) => h("option", { value: String(place) }, titleOf(each))));
-const box = h("input", { type: "search", placeholder: "search all texts (/)", "aria-label": "search all texts", oninput: () => { query = box.value; restrict(); } });
+const box = h("input", { type: "search", placeholder: "search all texts (/)", "aria-label": "search all texts", oninput: () => find(box.value) });
 const chosenView = h("select", { "aria-label": "ready view", onchange: () => { view = chosenView.value; restrict(); } },
   h("option", { value: "" }, "all trajectories"), data.ready_views.map(([name, title]) => h("option", { value: name }, title)));
 const note = h("span", { class: "dim", role: "status" });
 const keys = h("dialog", {}, h("table", {}, KEYS.map(([key, meaning]) => h("tr", {}, h("td", {}, h("code", {}, key)), h("td", {}, meaning)))), h("form", { method: "dialog" }, h("button", {}, "close")));
+const comparing = h("dialog", { class: "wide", "aria-label": "two siblings", onclose: () => setAddress({ with: null }) });
 const groupPane = h("section", { "aria-label": "groups" });
 const siblingPane = h("section", { class: "halves", "aria-label": "siblings and turns" });
 const rightPane = h("section", { "aria-label": "turn" });
@@ -305,7 +407,7 @@ function start() {
   root.replaceChildren(
     h("header", {}, h("h1", {}, data.name), chooser, chosenView, box, h("span", { class: "dim" }, counted(total, "trajectory", "trajectories")), note,
       h("span", { class: "push" }, h("button", { type: "button", class: "quiet", onclick: () => keys.showModal() }, "? keys"), " ", schemeButton())),
-    h("div", { class: "panes" }, groupPane, siblingPane, rightPane), keys);
+    h("div", { class: "panes" }, groupPane, siblingPane, rightPane), keys, comparing);
   document.addEventListener("keydown", pressed);
   addEventListener("hashchange", open);
   open();
@@ -321,7 +423,11 @@ function open() {
     if (asked.has("evaluation") ? each.evaluation !== asked.get("evaluation") : name === null && asked.has("step") && each.evaluation !== null) continue;
     for (const [number, one] of each.groups.entries()) {
       const member = name === null ? 0 : one.siblings.findIndex(({ figures }) => figures.id === name);
-      if (member >= 0) return go({ batch: place, group: number, sibling: member, turn: Number(asked.get("turn") ?? 0) });
+      if (member < 0) continue;
+      go({ batch: place, group: number, sibling: member, turn: Number(asked.get("turn") ?? 0) });
+      const other = asked.has("with") ? one.siblings.findIndex(({ figures }) => figures.id === asked.get("with")) : -1;
+      if (other >= 0) compare(other, at.turn);
+      return;
     }
   }
   go({ batch: 0 });

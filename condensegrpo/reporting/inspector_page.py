@@ -100,7 +100,7 @@ def write_inspector(
         ready_views=tuple((view.name, view.title) for view in READY_VIEWS),
         batches=tuple(_Reader(index, batch, records).page_batch(records, tokens) for batch, records in chosen),
     )
-    text = page(data.name, data, styles=("page.css", "inspector.css"), scripts=("page.js", "inspector.js"))
+    text = page(data.name, data, styles=("page.css", "inspector.css"), scripts=("page.js", "search.js", "inspector.js"))
     write_atomically(file, text)
     return len(text)
 

@@ -19,8 +19,19 @@ function fill(node, attributes, children) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value === true ? "" : value);
   }
-  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  for (const child of children.flat(Infinity)) { // not as arguments: there may be more than a call takes
+    if (child !== null && child !== undefined && child !== false) node.append(typeof child === "string" ? visible(child) : child);
+  }
   return node;
+}
+
+/** A text with control and invisible characters, such as marks of the direction of writing, as visible signs. */
+function visible(text) {
+  return text.replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu, (char) => {
+    const code = char.codePointAt(0);
+    if (char === "\n" || char === "\t") return char;
+    return code < 0x20 ? String.fromCharCode(0x2400 + code) : `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
+  });
 }
 
 /** A number with some significant digits. */

@@ -1,0 +1,140 @@
+// What / finds, as on the terminal: letters in order in the figures, a text as it stands in a message, or = and a condition.
+
+const GAP = 2; // letters between two of the query, at most
+const MOST_MARKS = 200; // in one text
+const FIELDS = ["id", "group", "problem", "question", "ground_truth", "score", "correct", "format", "advantage", "turns", "context", "output", "condensations", "tool_errors", "truncated", "lost_fact", "stop", "answer", "seconds"];
+const TOKEN = /\s*(?:(?<number>\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)|(?<text>'[^']*'|"[^"]*")|(?<word>[a-z_]\w*)|(?<sign>[=!<>]=|[<>()[\],-]))/iy;
+const CONSTANTS = { True: 1, False: 0, None: null };
+
+/** A text in small letters, as long as before. */
+function folded(text) {
+  return text.replaceAll("İ", "i").toLowerCase();
+}
+
+/** What a query means: `fit` of a trajectory (less is better, null: it does not match) and the `parts` of a text to mark. */
+function searchOf(query) {
+  const wanted = folded(query.trim());
+  if (!wanted) return { fit: () => 0, parts: () => [] };
+  if (wanted.startsWith("=")) {
+    const holds = condition(query.trim().slice(1));
+    return { fit: (trajectory) => (holds(fieldsOf(trajectory)) ? 0 : null), parts: () => [] };
+  }
+  return {
+    fit({ figures, stored }) {
+      const texts = [figures.id, figures.problem, figures.question, figures.ground_truth, figures.answer].filter(Boolean);
+      const lengths = texts.map((text) => inOrder(folded(text), wanted)).filter(Boolean).map(([first, end]) => end - first);
+      if (lengths.length) return Math.min(...lengths);
+      return stored.messages.some((message) => folded(message.content).includes(wanted)) ? Infinity : null;
+    },
+    parts(text, loosely) {
+      const small = folded(text), parts = [];
+      for (let place = small.indexOf(wanted); place >= 0 && parts.length < MOST_MARKS; place = small.indexOf(wanted, place + wanted.length)) parts.push([place, place + wanted.length]);
+      return parts.length || !loosely ? parts : [inOrder(small, wanted)].filter(Boolean);
+    },
+  };
+}
+
+/** The shortest part [first, end] of a text that has the letters of a query in order, at most GAP others between two. */
+function inOrder(text, query) {
+  let ends = new Map(); // where the letters so far end: the latest place at which they begin
+  for (let place = text.indexOf(query[0]); place >= 0; place = text.indexOf(query[0], place + 1)) ends.set(place + 1, place);
+  for (let letter = 1; letter < query.length && ends.size; letter += 1) {
+    const longer = new Map();
+    for (const [end, first] of ends) {
+      for (let place = end; place <= end + GAP; place += 1) {
+        if (text[place] === query[letter]) longer.set(place + 1, Math.max(first, longer.get(place + 1) ?? 0));
+      }
+    }
+    ends = longer;
+  }
+  return [...ends].map(([end, first]) => [first, end]).reduce((best, part) => (best === null || part[1] - part[0] < best[1] - best[0] ? part : best), null);
+}
+
+/** The values of FIELDS; truth values as numbers. */
+function fieldsOf({ figures }) {
+  const every = figures.advantages;
+  const advantage = every?.length ? every.reduce((sum, each) => sum + each, 0) / every.length : null;
+  const all = { ...figures, advantage, truncated: ["output_length", "context_overflow"].includes(figures.stop) };
+  return Object.fromEntries(FIELDS.map((name) => [name, typeof all[name] === "boolean" ? Number(all[name]) : all[name]]));
+}
+
+/** The function of a condition, in the language of --where; an Error says what is wrong with it. */
+function condition(text) {
+  const tokens = tokensOf(text);
+  const take = (...wanted) => (wanted.includes(tokens[0]?.text) && tokens[0].kind !== "text" ? tokens.shift().text : null);
+  const joined = (part, word, all) => () => {
+    const parts = [part()];
+    while (take(word)) parts.push(part());
+    return all ? (fields) => parts.every((each) => each(fields)) : (fields) => parts.some((each) => each(fields));
+  };
+  const either = joined(joined(negation, "and", true), "or", false);
+  const whole = either();
+  if (tokens.length) throw Error(`condition: did not expect ${tokens[0].text}`);
+  return whole;
+
+  function negation() {
+    if (!take("not")) return comparison();
+    const part = negation();
+    return (fields) => !part(fields);
+  }
+
+  function comparison() {
+    const sides = [value()], signs = [];
+    for (let sign = compareSign(); sign; sign = compareSign()) {
+      signs.push(sign);
+      sides.push(value());
+    }
+    if (!signs.length) return sides[0];
+    return (fields) => signs.every((sign, place) => compares(sign, sides[place](fields), sides[place + 1](fields)));
+  }
+
+  function compareSign() {
+    const sign = take("==", "!=", "<=", ">=", "<", ">", "in", "not");
+    if (sign !== "not") return sign;
+    if (!take("in")) throw Error("condition: wanted in after not");
+    return "not in";
+  }
+
+  function value() {
+    const { kind, text: word } = tokens.shift() ?? {};
+    if (kind === "number") return () => Number(word);
+    if (kind === "text") return () => word;
+    if (word === "-" && tokens[0]?.kind === "number") return (number => () => number)(-Number(tokens.shift().text));
+    if (word === "(" || word === "[") return bracketed(word === "(" ? ")" : "]");
+    if (Object.hasOwn(CONSTANTS, word ?? "")) return () => CONSTANTS[word];
+    if (FIELDS.includes(word)) return (fields) => fields[word];
+    throw Error(`condition: found ${word ?? "its end"}, wanted a field, a number or a text; ? lists the fields`);
+  }
+
+  function bracketed(close) {
+    const items = [];
+    let list = close === "]";
+    while (!take(close)) {
+      items.push(either());
+      if (take(",")) list = true;
+      else if (tokens[0]?.text !== close) throw Error(`condition: wanted ${close}`);
+    }
+    return list ? (fields) => items.map((each) => each(fields)) : items[0];
+  }
+}
+
+function tokensOf(text) {
+  const tokens = [];
+  TOKEN.lastIndex = 0;
+  while (TOKEN.lastIndex < text.trimEnd().length) {
+    const start = TOKEN.lastIndex, match = TOKEN.exec(text);
+    if (match === null) throw Error(`condition: cannot read ${text.slice(start, start + 20)}`);
+    const [kind, found] = Object.entries(match.groups).find(([, part]) => part !== undefined);
+    tokens.push({ kind, text: kind === "text" ? found.slice(1, -1) : found });
+  }
+  return tokens;
+}
+
+function compares(sign, left, right) {
+  if (sign === "==") return left === right;
+  if (sign === "!=") return left !== right;
+  if (sign.endsWith("in")) return (sign === "in") === (right !== null && (typeof right !== "string" || typeof left === "string") && right.includes(left));
+  if (left === null || right === null) return false; // unknown: neither less nor greater
+  if (typeof left !== typeof right) throw Error("condition: it compares text with a number");
+  return { "<": left < right, "<=": left <= right, ">": left > right, ">=": left >= right }[sign];
+}
