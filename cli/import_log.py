@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from condensegrpo.core.wording import counted
-from condensegrpo.integrations.logs import TEXT_ONLY, LogFormat, read_log
+from condensegrpo.integrations.episodes import TEXT_ONLY, LogFormat
 from condensegrpo.storage.credit import Credit, write_credit
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.run_folder import RunFolder
@@ -18,14 +18,18 @@ def import_log(
     form: Annotated[LogFormat, typer.Argument(metavar="FORMAT", help="trl, verifiers or inspect-ai.")],
     log: Annotated[
         Path,
-        typer.Argument(exists=True, help="trl: completions/ or a file in it; results.jsonl; .json or .eval."),
+        typer.Argument(
+            exists=True, help="trl: completions/ or a file in it; traces.jsonl, results.jsonl; .json, .eval."
+        ),
     ],
     out: Annotated[Path, typer.Argument(help="New folder, for inspect-trajectory.")],
 ) -> None:
     """Read a trajectory log of TRL, verifiers or Inspect, so that inspect-trajectory shows it.
 
-    Example: condensegrpo import verifiers outputs/evals/wordle/results.jsonl imported/wordle
+    Example: condensegrpo import verifiers outputs/wordle/traces.jsonl imported/wordle
     """
+    from condensegrpo.integrations.logs import read_log
+
     imported = read_log(log, form)
     folder = RunFolder.create(out)
     write_atomically(folder.config, f"# imported from {form.value}: there is no configuration\nname: {out.name}\n")

@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 from condensegrpo.cli.app import app
 from condensegrpo.core.errors import DataError, RunError
 from condensegrpo.core.trajectory import Stop
-from condensegrpo.integrations.logs import LogFormat, read_log
+from condensegrpo.inspection.comparison import first_difference
+from condensegrpo.integrations.episodes import LogFormat
+from condensegrpo.integrations.logs import read_log
 from condensegrpo.storage.credit import read_credit
 from condensegrpo.storage.run_folder import RunFolder
 
@@ -112,6 +114,43 @@ def test_inspect_gives_scores_and_limits_of_both_file_types(tmp_path: Path, suff
     assert (second.trajectory.stop, second.score.total) == (Stop.CONTEXT_OVERFLOW, 0.0)
 
 
+LOGS = Path(__file__).parent / "logs"  # written by Inspect 0.3.285 and by verifiers 0.4.0; what is not read was removed
+
+
+def test_a_log_that_inspect_wrote(tmp_path: Path) -> None:
+    failed, right, cancelled = (each.scored for each in read_log(LOGS / "inspect_ai.json", LogFormat.INSPECT_AI))
+    assert failed.trajectory.stop is Stop.ENVIRONMENT_ERROR
+    assert failed.trajectory.detail.startswith("ValueError('too large'); imported from inspect-ai")
+    assert [(turn.tool_attempts, turn.tool_successes) for turn in failed.trajectory.turns] == [(1, 0)]  # it never ended
+    assert (right.score.components, right.trajectory.answer) == ({"match": 1.0, "includes": 1.0}, "4")
+    assert [message.role for message in right.trajectory.turns[1].context] == ["system", "user", "assistant", "tool"]
+    assert (cancelled.trajectory.turns, cancelled.trajectory.group_id) == ((), right.trajectory.group_id)
+
+
+def test_traces_that_verifiers_wrote() -> None:
+    right, failed = (each.scored for each in read_log(LOGS / "traces.jsonl", LogFormat.VERIFIERS))
+    assert [turn.reply.content for turn in right.trajectory.turns] == [
+        '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 2}}</tool_call>',
+        "<think>hm</think>\nIt is 4.",
+    ]
+    assert (right.score.total, right.score.components) == (1.1, {"correct": 1.0, "short": 0.5, "turns": 2.0})
+    assert (right.trajectory.question, right.trajectory.ground_truth) == ("2 + 2?", "4")
+    assert (failed.trajectory.id, failed.trajectory.stop) == ("0/0/1", Stop.ENVIRONMENT_ERROR)
+    assert failed.trajectory.detail.startswith("ModelError: timeout; imported from verifiers")
+    assert first_difference(right.trajectory, failed.trajectory) == (0, "reply")  # logs have no token ids
+
+
+def test_a_zip_file_that_python_cannot_read_says_what_to_do(tmp_path: Path) -> None:
+    file = tmp_path / "log.eval"
+    with zipfile.ZipFile(file, "w") as log:
+        log.writestr("samples/q_epoch_1.json", "{}")
+    data = bytearray(file.read_bytes())
+    data[data.index(b"PK\x01\x02") + 10] = 93  # the method of compression: zstandard
+    file.write_bytes(data)
+    with pytest.raises(DataError, match=r"pip install zstandard, or write the log as JSON: inspect log convert|zstd"):
+        read_log(file, LogFormat.INSPECT_AI)
+
+
 def test_the_inspector_shows_what_was_imported(tmp_path: Path) -> None:
     (tmp_path / "completions").mkdir()
     log, out = trl(tmp_path / "completions"), tmp_path / "imported"
@@ -131,7 +170,9 @@ def test_another_file_or_a_taken_folder_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "results.jsonl"
     file.write_text('{"question": "2 + 2?"}\n')
     for form in (LogFormat.TRL, LogFormat.VERIFIERS):
-        with pytest.raises(DataError, match=rf"as a log of {form.value}: KeyError: '.*Is it a log of {form.value}\?"):
+        with pytest.raises(
+            DataError, match=rf"as a log of {form.value}: [a-z_]+: Field required. Is it a log of {form.value}\?"
+        ):
             read_log(file, form)
     file.write_text(json.dumps(VERIFIERS) + "\n")
     with pytest.raises(RunError, match="the folder is not empty"):

@@ -13,11 +13,11 @@ class FirstDifference(NamedTuple):
 
 
 def first_difference(first: Trajectory, second: Trajectory) -> FirstDifference | None:
-    """The first turn whose prompt or reply differ, by their tokens; None: they are equal."""
+    """The first turn whose prompt or reply differ, by tokens and by texts; None: they are equal."""
     for number, (one, other) in enumerate(zip(first.turns, second.turns, strict=False)):
-        if one.prompt_ids != other.prompt_ids:
+        if one.prompt_ids != other.prompt_ids or one.context != other.context:
             return FirstDifference(number, "prompt")
-        if one.output_ids != other.output_ids:
+        if one.output_ids != other.output_ids or one.reply != other.reply:
             return FirstDifference(number, "reply")
     if len(first.turns) == len(second.turns):
         return None

@@ -1,0 +1,153 @@
+"""What verifiers saves of an evaluation: ``traces.jsonl`` since 0.4, ``results.jsonl`` before."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from condensegrpo.core.trajectory import Stop
+from condensegrpo.integrations.chat import LoggedError, LoggedMessage, Texts, messages
+from condensegrpo.integrations.episodes import LoggedEpisode, numbers
+from condensegrpo.storage.rows import read_file
+
+TURN_LIMIT = "max_turns"  # begins the stop condition of an episode that used all its turns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Of a row."""
+
+    total_ms: float | None = None
+    total: float = 0.0  # seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """A row of ``results.jsonl``."""
+
+    example_id: int | str
+    prompt: Texts
+    completion: Texts
+    reward: float
+    answer: object = None
+    metrics: Mapping[str, object] | None = None
+    is_truncated: bool | None = None
+    stop_condition: str | None = None
+    error: object = None
+    timing: Timing | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskData:
+    """The problem of a trace."""
+
+    id: str | None = None
+    idx: int | None = None
+    answer: object = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceTask:
+    """The task of a trace."""
+
+    data: TaskData
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A message of the graph."""
+
+    message: LoggedMessage
+    parent: int | None = None  # the place of the message before it
+    sampled: bool = False  # by the model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightedReward:
+    """A part of the reward."""
+
+    score: float
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """What one agent did."""
+
+    task: TraceTask
+    nodes: tuple[Node, ...]
+    rewards: Mapping[str, WeightedReward | None]
+    metrics: Mapping[str, object] | None = None
+    stop_condition: str | None = None
+    errors: tuple[LoggedError, ...] = ()
+
+    @property
+    def path(self) -> tuple[Node, ...]:
+        """The conversation of the last message; what was compacted, and what subagents said, stands in others."""
+        place, path = len(self.nodes) - 1 if self.nodes else None, list[Node]()
+        while place is not None:
+            path.append(self.nodes[place])
+            place = self.nodes[place].parent
+        return tuple(reversed(path))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """A line of ``traces.jsonl``: an episode with a trace for every agent."""
+
+    traces: tuple[Trace, ...]
+
+
+def read(file: Path) -> Iterator[LoggedEpisode]:
+    """The episodes of a file."""
+    rollouts, episodes = TypeAdapter(Rollout), TypeAdapter(Episode)
+    for row in read_file(file):
+        if "traces" in row:
+            yield from map(_of_trace, episodes.validate_python(row).traces)
+        else:
+            yield _of_rollout(rollouts.validate_python(row))
+
+
+def _of_rollout(row: Rollout) -> LoggedEpisode:
+    timing = row.timing or Timing()
+    return LoggedEpisode(
+        problem=str(row.example_id),
+        prompt=messages(row.prompt, "user"),
+        completion=messages(row.completion, "assistant"),
+        rewards=numbers(row.metrics),
+        total=row.reward,
+        correct=float(row.reward >= 1),
+        ground_truth=str(row.answer) if row.answer else None,
+        stop=_stop(failed=bool(row.error), condition=row.stop_condition, truncated=bool(row.is_truncated)),
+        detail=json.dumps(row.error, ensure_ascii=False) if row.error else "",
+        seconds=timing.total if timing.total_ms is None else timing.total_ms / 1000,
+    )
+
+
+def _of_trace(trace: Trace) -> LoggedEpisode:
+    path, data = trace.path, trace.task.data
+    begin = next((place for place, node in enumerate(path) if node.sampled), len(path))
+    known = {name: reward for name, reward in trace.rewards.items() if reward is not None}
+    total = sum(reward.score * reward.weight for reward in known.values())
+    return LoggedEpisode(
+        problem=str(trace.task.key or data.id or data.idx),
+        prompt=messages(tuple(node.message for node in path[:begin]), "user"),
+        completion=messages(tuple(node.message for node in path[begin:]), "assistant"),
+        rewards={name: reward.score for name, reward in known.items()} | numbers(trace.metrics),
+        total=total,
+        correct=float(total >= 1),
+        ground_truth=str(data.answer) if data.answer else None,
+        stop=_stop(failed=bool(trace.errors), condition=trace.stop_condition, truncated=False),
+        detail="; ".join(f"{error.type}: {error.message}" for error in trace.errors),
+    )
+
+
+def _stop(*, failed: bool, condition: str | None, truncated: bool) -> Stop:
+    if failed:
+        return Stop.ENVIRONMENT_ERROR
+    if (condition or "").startswith(TURN_LIMIT):
+        return Stop.TURN_LIMIT
+    return Stop.OUTPUT_LENGTH if truncated else Stop.ANSWERED
