@@ -13,7 +13,7 @@ from condensegrpo.cli.app import app
 from condensegrpo.core.errors import RunError
 from condensegrpo.reporting.curves import SHARES, Series, series, variants
 from condensegrpo.reporting.run_plot import smoothed
-from condensegrpo.reporting.run_report import ReportTracker, write_page, write_report
+from condensegrpo.reporting.run_report import ReportTracker, write_page, write_picture
 from condensegrpo.reporting.samples import SampleReader, spread
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import JsonlTracker
@@ -47,7 +47,8 @@ def data_of(page: Path) -> dict[str, Any]:
 
 
 def test_a_report_is_a_picture_and_one_page_that_needs_nothing_else(tmp_path: Path) -> None:
-    image, page = write_report(run_with(tmp_path, *FULL))
+    run_with(tmp_path, *FULL)
+    image, page = write_picture(tmp_path), write_page(tmp_path)
     assert (image, page) == (tmp_path / "report.png", tmp_path / "report.html")
     assert image.read_bytes().startswith(PNG)
     text = page.read_text()
@@ -75,16 +76,21 @@ def test_a_curve_of_many_steps_is_thinned_and_keeps_its_last_one(tmp_path: Path)
     assert (steps[:3], steps[-1], len(steps)) == ([3, 6, 9], 5001, 1667)
 
 
-def test_a_run_that_trains_writes_its_page_at_evaluations_and_now_and_then(tmp_path: Path) -> None:
+def test_a_run_that_trains_writes_its_page_now_and_then_and_once_at_its_end(tmp_path: Path) -> None:
     run, written = RunFolder(tmp_path), tmp_path / "report.html"
     own, page = JsonlTracker(run.metrics), ReportTracker(run)
-    lines = [{"success": 0.5}, {"success": 0.6}, {"eval/success": 0.7}]
+    page.flush()  # of a run that measured nothing
     shown = []
-    for step, line in enumerate(lines, 1):
+    for step, line in enumerate([{"success": 0.5}, {"success": 0.6}, {"eval/success": 0.7}], 1):
         own.log(step, line)
         page.log(step, line)
         shown.append(max(steps[-1] for steps in data_of(written)["grids"]))
-    assert shown == [1, 1, 3]  # the second step comes too soon
+    assert shown == [1, 1, 1]  # the others come too soon
+    page.flush()
+    assert max(steps[-1] for steps in data_of(written)["grids"]) == 3
+    before = written.stat().st_ino
+    page.flush()
+    assert written.stat().st_ino == before  # nothing is new
     assert not (tmp_path / "report.png").exists()
 
 
@@ -152,29 +158,30 @@ def test_every_share_that_is_drawn_is_explained() -> None:
     ],
 )
 def test_absent_metrics_leave_empty_diagrams(tmp_path: Path, line: dict[str, float]) -> None:
-    image, _ = write_report(run_with(tmp_path, line))
+    image = write_picture(run_with(tmp_path, line))
     assert image.read_bytes().startswith(PNG)
 
 
 def test_a_run_name_cannot_break_the_page(tmp_path: Path) -> None:
     folder = tmp_path / "<script>&"
     folder.mkdir()
-    _, page = write_report(run_with(folder, {"step": 1, "success": 1.0}))
+    page = write_page(run_with(folder, {"step": 1, "success": 1.0}))
     assert page.read_text().count("<script") == 2  # the data and the program
     assert "<title>&lt;script&gt;&amp;</title>" in page.read_text()
     assert data_of(page)["name"] == "<script>&"
 
 
 def test_a_run_that_measured_nothing_has_no_report(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="holds no metrics yet"):
-        write_report(tmp_path)
+    for write in (write_page, write_picture):
+        with pytest.raises(RunError, match="holds no metrics yet"):
+            write(tmp_path)
 
 
 def test_an_image_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     run_with(tmp_path, {"step": 1, "success": 1.0})
     (tmp_path / "report.png").symlink_to("/dev/full")
     with pytest.raises(RunError, match=r"report\.png: No space left on device"):
-        write_report(tmp_path)
+        write_picture(tmp_path)
 
 
 def test_a_series_is_in_order_and_has_one_value_a_step() -> None:

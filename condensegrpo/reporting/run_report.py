@@ -1,6 +1,6 @@
 """The report of a run: ``report.html``, one interactive page that needs nothing else, and the picture ``report.png``.
 
-The page is written while the run trains, at every evaluation and between them, and once more at its end. The picture is
+The page is written while the run trains, as often as that takes little of its time, and at its end. The picture is
 drawn at the end only, and last: of a run with a picture and its last evaluation nothing is missing.
 """
 
@@ -25,7 +25,7 @@ from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 
 MOST_POINTS = 2000  # of a curve; of longer ones every second, third … point and the last
-SHARE_OF_TIME = 0.01  # of a run that writing its page between evaluations may take
+SHARE_OF_TIME = 0.01  # of a run that writing its page may take
 Pairs = tuple[tuple[str, str], ...]
 
 
@@ -64,21 +64,20 @@ class RunReport:
     environment: Pairs
 
 
-def write_report(run_folder: Path) -> tuple[Path, Path]:
-    """Write ``report.html`` and then ``report.png`` into the folder of a run that has ended; returns their paths.
+def write_picture(run_folder: Path) -> Path:
+    """Write ``report.png`` into the folder of a run that has ended; returns its path.
 
     Raises:
-        RunError: there are no metrics yet, or the files cannot be written.
+        RunError: there are no metrics yet, or the file cannot be written.
     """
     from condensegrpo.reporting.run_plot import draw
 
-    written, image = write_page(run_folder), run_folder / "report.png"
-    run = RunFolder(run_folder)
+    run, image = RunFolder(run_folder), run_folder / "report.png"
     try:
-        draw(read_metrics(run.metrics), recorded_changes(run), title=run_folder.resolve().name, file=image)
+        draw(_metrics(run), recorded_changes(run), title=run_folder.resolve().name, file=image)
     except OSError as error:
         raise RunError(f"writing {image}: {error.strerror}. Free some space or check the permissions.") from error
-    return image, written
+    return image
 
 
 def write_page(run_folder: Path, reader: SampleReader | None = None) -> Path:
@@ -95,11 +94,12 @@ def write_page(run_folder: Path, reader: SampleReader | None = None) -> Path:
 
 
 class ReportTracker:
-    """Writes the page of a run while it trains: at evaluations, and at steps while that takes little of its time."""
+    """Writes the page of a run while it trains, as often as that takes a small share of its time."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run, self._reader = run, SampleReader(run)
         self._next = -math.inf  # seconds on the clock
+        self._outdated = True  # whether the page misses something
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the page if it is time. The metrics are in their file already.
@@ -107,14 +107,17 @@ class ReportTracker:
         Raises:
             RunError: the disk is full or the file cannot be written.
         """
-        began = time.monotonic()
-        if began >= self._next or any(key.startswith("eval/") for key in metrics):
-            write_page(self._run.path, self._reader)
+        began, self._outdated = time.monotonic(), True
+        if began >= self._next:
+            self.flush()
             ended = time.monotonic()
             self._next = ended + (ended - began) / SHARE_OF_TIME
 
-    def close(self) -> None:
-        """Nothing is held between calls."""
+    def flush(self) -> None:
+        """Write the page if it misses something; raises as ``log``."""
+        if self._outdated and self._run.metrics.is_file():
+            write_page(self._run.path, self._reader)
+            self._outdated = False
 
 
 def run_report(run: RunFolder, reader: SampleReader) -> RunReport:
@@ -123,9 +126,7 @@ def run_report(run: RunFolder, reader: SampleReader) -> RunReport:
     Raises:
         RunError: there are no metrics yet.
     """
-    metrics = read_metrics(run.metrics)
-    if not metrics:
-        raise RunError(f"making the report of {run.path}: {run.metrics} holds no metrics yet. Train a step first.")
+    metrics = _metrics(run)
     configuration = _settings(run.config)
     grids: dict[tuple[float, ...], int] = {}
     curves: dict[str, tuple[int, tuple[float | None, ...]]] = {}
@@ -148,6 +149,13 @@ def run_report(run: RunFolder, reader: SampleReader) -> RunReport:
         configuration=configuration,
         environment=_settings(run.path / "environment.json"),
     )
+
+
+def _metrics(run: RunFolder) -> Metrics:
+    metrics = read_metrics(run.metrics)
+    if not metrics:
+        raise RunError(f"making the report of {run.path}: {run.metrics} holds no metrics yet. Train a step first.")
+    return metrics
 
 
 def _thinned(line: Series) -> Series:

@@ -10,9 +10,10 @@ from pathlib import Path
 from condensegrpo.assembly.runtime import open_trackers
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.credentials import without_credentials
+from condensegrpo.core.errors import RunError
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.tracking import Artifact, RunStart, StartedRun, Tracker
+from condensegrpo.core.tracking import Artifact, RunStart, StartedRun
 from condensegrpo.evaluation.figures import flat
 from condensegrpo.reporting.run_report import ReportTracker
 from condensegrpo.storage.files import write_atomically
@@ -31,7 +32,7 @@ class RunTracking:
     def __init__(self, config: RunConfig, folder: RunFolder, observer: Observer) -> None:
         """Build the trackers; ``start`` opens their runs."""
         self._config, self._folder, self._observer = config, folder, observer
-        self._own: tuple[Tracker, ...] = (JsonlTracker(folder.metrics), ReportTracker(folder))
+        self._metrics, self._report = JsonlTracker(folder.metrics), ReportTracker(folder)
         names = [plugin.name for plugin in config.trackers]
         self._trackers = {
             name if name not in names[:number] else f"{name}#{number}": BackgroundTracker(name, tracker)
@@ -63,8 +64,8 @@ class RunTracking:
         Raises:
             RunError: the disk is full or the file cannot be written.
         """
-        for own in self._own:
-            own.log(step, metrics)
+        self._metrics.log(step, metrics)
+        self._report.log(step, metrics)
         for tracker in self._trackers.values():
             tracker.log(step, metrics)
         self._say_messages()
@@ -80,7 +81,8 @@ class RunTracking:
                 tracker.log_table(step, name, partial(trajectory_table, file))
 
     def finished(self, model: Path) -> None:
-        """Hand the report and the model to the trackers that keep them, after the last step."""
+        """Hand the report and the model to the trackers that keep them, after the last step; raises as ``log``."""
+        self._report.flush()
         files: dict[Artifact, Path] = {"report": self._folder.path / "report.html", "model": model}
         for tracker in self._trackers.values():
             for name in tracker.artifacts:
@@ -88,7 +90,11 @@ class RunTracking:
                 self._bytes += _size(files[name])
 
     def close(self) -> None:
-        """Close the trackers, and wait for them for a limited time."""
+        """Write the report, close the trackers, and wait for them for a limited time."""
+        try:
+            self._report.flush()
+        except RunError as error:  # perhaps that of the run, which is raised already
+            self._observer.say(str(error))
         if self._trackers:
             self._observer.phase("closing the trackers", None)
         for tracker in self._trackers.values():
