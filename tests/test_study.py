@@ -1,7 +1,9 @@
 """Study files, and the check that nothing held out is trained on."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -97,8 +99,8 @@ class Demonstrator:
     def __init__(self, demonstration: Demonstration) -> None:
         self._demonstration = demonstration
 
-    def demonstrations(self, seed: int) -> list[Demonstration]:
-        return [self._demonstration]
+    def demonstrations(self, seed: int) -> Iterator[Demonstration]:
+        return repeat(self._demonstration)
 
     def corpus(self) -> list[str]:
         return []

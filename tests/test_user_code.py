@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import signal
 import sys
 import threading
@@ -21,6 +22,7 @@ from tiny import qwen3
 from condensegrpo.algorithms.credit import scores_of, split_masked
 from condensegrpo.algorithms.settings import DEFAULT_STOPS
 from condensegrpo.assembly.build import build
+from condensegrpo.assembly.demonstrations import demonstrating
 from condensegrpo.assembly.model_checks import check_model
 from condensegrpo.config.load import validate
 from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
@@ -94,6 +96,38 @@ def collected(
                 on_scored=lambda one: None,
             )
         )
+
+
+# --- demonstrations ---------------------------------------------------------------------------------------------------
+
+CARELESS = """
+class Careless:
+    def demonstrations(self, seed):
+        yield {"context": ["say 4"]} if seed else None
+
+    def corpus(self):
+        yield "say"
+        raise KeyError("word")
+
+    def sound(self, context, reply):
+        return int(reply) == 4
+"""
+
+
+def test_what_a_task_raises_in_its_demonstrations_names_file_and_line(tmp_path: Path) -> None:
+    file = tmp_path / "careless.py"
+    file.write_text(CARELESS)
+    task = demonstrating(load("tasks", f"{file}:Careless")(), "warming up", "it has no demonstrations")
+    calls: tuple[tuple[Callable[[], object], str], ...] = (
+        (lambda: task.corpus(), f"calling corpus of the task Careless: KeyError: 'word' ({file}:8)"),
+        (lambda: task.sound((), "four"), "ValueError: invalid literal for int() with base 10: 'four' "),
+        (lambda: task.sound((), "four"), f"({file}:11)"),
+        (lambda: next(task.demonstrations(1)), "yielded {'context': ['say 4']}, wanted a Demonstration "),
+        (lambda: next(task.demonstrations(1)), f"({file}:3)"),
+    )
+    for call, expected in calls:
+        with pytest.raises(ConfigError, match=re.escape(expected)):
+            call()
 
 
 # --- rewards ----------------------------------------------------------------------------------------------------------

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from condensegrpo.algorithms import names
 from condensegrpo.assembly.components import Components
+from condensegrpo.assembly.demonstrations import demonstrating
 from condensegrpo.assembly.model_checks import check_model, check_prompts
 from condensegrpo.assembly.players import described_workers
 from condensegrpo.assembly.runtime import renderer_with
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.protocols import Demonstrates, Task, TurnReward
+from condensegrpo.core.protocols import Task, TurnReward
 from condensegrpo.core.reward_parts import SumsParts
 from condensegrpo.core.trajectory import Stop
 from condensegrpo.core.wording import counted
@@ -48,17 +49,6 @@ def check_run(components: Components, *, resumed: bool = False) -> tuple[str, ..
     _check_attention(components.config)
     config = components.config
     return (_estimator(components), _dtype(config), described_workers(components), *_check_policy(components))
-
-
-def demonstrating(task: Task, doing: str, why_not: str) -> Demonstrates:
-    """The task, if it has demonstrations and a corpus.
-
-    Raises:
-        ConfigError: it has none.
-    """
-    if isinstance(task, Demonstrates):
-        return task
-    raise ConfigError(f"{doing} with the task {type(task).__name__}: {why_not}.")
 
 
 def made_tokenizer(task: Task, new: NewModel) -> "PreTrainedTokenizerFast":

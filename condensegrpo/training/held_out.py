@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from condensegrpo.assembly.components import Components
+from condensegrpo.assembly.demonstrations import CheckedDemonstrations
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.protocols import Demonstrates, Problem
 from condensegrpo.training.data_order import indices
@@ -48,7 +49,9 @@ def _trained(components: Components) -> Iterator[tuple[str, Problem]]:
 def _demonstrated(components: Components) -> Iterator[tuple[str, Problem]]:
     config, task = components.config, components.task
     count = min(config.warm_start.steps * config.warm_start.turns_per_step, DEMONSTRATIONS)
-    turns = islice(task.demonstrations(config.seed), count) if count and isinstance(task, Demonstrates) else ()
+    if not count or not isinstance(task, Demonstrates):
+        return
+    turns = islice(CheckedDemonstrations(task).demonstrations(config.seed), count)
     yield from (("the demonstrations of the warm start", turn.problem) for turn in turns if turn.problem is not None)
 
 

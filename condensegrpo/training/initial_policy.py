@@ -5,8 +5,9 @@ from functools import partial
 from pathlib import Path
 
 from condensegrpo.assembly.components import Components
+from condensegrpo.assembly.demonstrations import demonstrating
 from condensegrpo.assembly.open_learner import open_learner
-from condensegrpo.assembly.preflight import demonstrating, made_tokenizer
+from condensegrpo.assembly.preflight import made_tokenizer
 from condensegrpo.assembly.runtime import open_sampler, renderer_for
 from condensegrpo.config.resumed import learned_otherwise, store_configuration
 from condensegrpo.config.schema import RunConfig
