@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from condensegrpo.cli import theme
+from condensegrpo.cli.console import PhaseDisplay
 from condensegrpo.cli.doctor_machine import disk_finding, machine_findings
 from condensegrpo.cli.findings import Level, show
 
@@ -37,19 +39,24 @@ def doctor(
 
     Example: condensegrpo doctor gsm8k model.path=Qwen/Qwen2.5-0.5B-Instruct
     """
-    findings = [*machine_findings(), disk_finding(runs_dir)]
-    if config is not None:
-        from condensegrpo.cli.doctor_config import config_findings
+    with PhaseDisplay(Console(stderr=True)) as display:
+        display.phase("checking this machine", None)
+        findings = [*machine_findings(), disk_finding(runs_dir)]
+        if config is not None:
+            display.phase(f"checking {config}", None)
+            from condensegrpo.cli.doctor_config import config_findings
 
-        findings += [found for found in config_findings(config, overrides or ()) if found not in findings]
-    if sampler is not None:
-        from condensegrpo.cli.doctor_parity import sampler_findings
+            findings += [found for found in config_findings(config, overrides or ()) if found not in findings]
+        if sampler is not None:
+            display.phase(f"comparing {sampler} with the learner", None)
+            from condensegrpo.cli.doctor_parity import sampler_findings
 
-        findings += sampler_findings(sampler, config, overrides or [])
-    if gpu:
-        from condensegrpo.cli.doctor_gpu import gpu_findings
+            findings += sampler_findings(sampler, config, overrides or [])
+        if gpu:
+            display.phase("trying the GPUs", None)
+            from condensegrpo.cli.doctor_gpu import gpu_findings
 
-        findings += gpu_findings(config, overrides or ())
+            findings += gpu_findings(config, overrides or ())
     if as_json:
         typer.echo(json.dumps({"version": 1, "findings": [asdict(finding) for finding in findings]}))
     else:

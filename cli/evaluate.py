@@ -3,7 +3,8 @@
 import json
 import os
 import shlex
-from contextlib import ExitStack, closing
+import sys
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +15,7 @@ from rich.table import Table
 
 from condensegrpo.cli.compare import compare as run_comparison
 from condensegrpo.cli.debugging import Debug
-from condensegrpo.core.errors import ConfigError, RunError
+from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import counted
 from condensegrpo.learner.launchers import check_alone
 from condensegrpo.storage.run_folder import RunFolder
@@ -22,6 +23,7 @@ from condensegrpo.storage.run_folder import RunFolder
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
     from condensegrpo.core.evaluation import Evaluation
+    from condensegrpo.storage.evaluations import Place
 
 MOST_TURNS = 10  # of the information by turn that the table shows; --json has all of it
 
@@ -67,14 +69,16 @@ def evaluate(
         raise ConfigError(
             "reading the options: found --budgets or --out without --compare. Add --compare with the condensers."
         )
+    from condensegrpo.storage.evaluations import place_of
+
     check_alone(os.environ)
     override = [] if samples is None else [f"evaluate.samples={samples}"]
     config, model, run = _policy(policy, [*(arguments or []), *override])
-    _create_folder(save)
+    place = place_of(save, run.path if run is not None and compare is None else None, _steps(model))
     if compare is not None:
         run_comparison(config, model, compare, budgets, out or Path("compare"), save=save, quiet=as_json, debug=debug)
         return
-    result = _evaluate(config, model, save or run, quiet=as_json, debug=debug)
+    result = _evaluate(config, model, place, quiet=as_json, debug=debug)
     if as_json:
         typer.echo(json.dumps({"model": model, "step": _steps(model), **asdict(result)}, indent=2))
         return
@@ -82,8 +86,8 @@ def evaluate(
     if save is not None:
         typer.echo(f"next: condensegrpo inspect {shlex.quote(str(save))} --tokens")
     elif run is not None and _steps(model) is not None:
-        place = shlex.quote(str(run.path))
-        typer.echo(f"stored as {result.name}: condensegrpo inspect {place} --evaluation {result.name}")
+        folder = shlex.quote(str(run.path))
+        typer.echo(f"stored as {result.name}: condensegrpo inspect {folder} --evaluation {result.name}")
 
 
 def _steps(model: str) -> int | None:
@@ -91,15 +95,6 @@ def _steps(model: str) -> int | None:
     from condensegrpo.learner.policy import trained_steps
 
     return trained_steps(model)
-
-
-def _create_folder(save: Path | None) -> None:
-    """Create the folder of ``--save``: an existing or unwritable one is refused before anything is loaded."""
-    try:
-        if save is not None:
-            save.mkdir(parents=True)
-    except OSError as error:
-        raise RunError(f"creating {save} for the trajectories: {error.strerror}. Give another folder.") from error
 
 
 def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str, RunFolder | None]":
@@ -121,12 +116,9 @@ def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str, RunFold
     return config, model, RunFolder(run) if run is not None else None
 
 
-def _evaluate(
-    config: "RunConfig", model: str, into: "Path | RunFolder | None", *, quiet: bool, debug: bool
-) -> "Evaluation":
-    """Evaluate, and write trajectories and figures into a new folder or that of the run."""
+def _evaluate(config: "RunConfig", model: str, place: "Place", *, quiet: bool, debug: bool) -> "Evaluation":
+    """Evaluate, and write trajectories and figures into a place."""
     from condensegrpo.cli.console import PhaseDisplay
-    from condensegrpo.config.load import HELD_OUT
 
     with PhaseDisplay(Console(stderr=True, quiet=quiet), debug=debug) as display:
         display.phase("loading torch, transformers and the model", None)
@@ -135,34 +127,16 @@ def _evaluate(
         from condensegrpo.assembly.players import Players
         from condensegrpo.assembly.runtime import open_sampler, use_threads
         from condensegrpo.cli.quiet import quiet_libraries
-        from condensegrpo.evaluation.evaluate import evaluate as run_evaluation
-        from condensegrpo.learner.policy import save_tokenizer, trained_steps
-        from condensegrpo.storage.evaluations import new_name, store_evaluation
-        from condensegrpo.storage.run_folder import evaluation_file
+        from condensegrpo.evaluation.stored import evaluate_into
 
         quiet_libraries()
         components = build(config)
         check_model(components, model)
         use_threads(config)
-        step, name, file = trained_steps(model), HELD_OUT, None
-        with ExitStack() as stack:
-            if isinstance(into, Path):
-                save_tokenizer(model, into)
-                file = into / evaluation_file(HELD_OUT)
-            elif into is not None and step is not None:
-                if not os.access(into.path, os.W_OK):
-                    raise RunError(
-                        f"storing the evaluation in {into.path}: the folder cannot be written. Check its permissions, "
-                        f"or write elsewhere with --save FOLDER."
-                    )
-                name = stack.enter_context(new_name(into, step))
-                file = into.evaluation(step, name)
-            sampler = stack.enter_context(closing(open_sampler(config, model)))
-            players = stack.enter_context(Players(config, sampler, model))
-            result = run_evaluation(name, components, players=players, step=step, observer=display, file=file)
-            if isinstance(into, RunFolder) and step is not None:
-                store_evaluation(into, step, result)
-        return result
+        with closing(open_sampler(config, model)) as sampler, Players(config, sampler, model) as players:
+            return evaluate_into(
+                place, components, players=players, step=_steps(model), observer=display, command=shlex.join(sys.argv)
+            )
 
 
 def _print(result: "Evaluation", model: str, step: int | None) -> None:

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from condensegrpo.cli.console import PhaseDisplay
 from condensegrpo.core.errors import RunError
 from condensegrpo.core.wording import counted
 
@@ -38,26 +40,29 @@ def export(
 
     Example: condensegrpo export runs/quickstart exported --step 40
     """
-    from condensegrpo.learner.export import Part, checkpoint_of, export, run_of
-
     if repository is None and (public or dry_run):
         raise RunError(
             "exporting: --public and --dry-run say how to upload. Add --push-to-hub REPO, or leave them out."
         )
-    checkpoint = checkpoint_of(source, step)
-    part: Part = "adapter" if adapter else "model"
-    run = run_of(checkpoint)
-    if run is None:
-        export(checkpoint, target, part)
-        typer.echo("no model card: the checkpoint is not in the folder of its run", err=True)
-    else:
-        from condensegrpo.reporting.model_card import write_card
-        from condensegrpo.storage.run_folder import RunFolder
+    with PhaseDisplay(Console(stderr=True)) as display:
+        display.phase("loading torch and transformers", None)
+        from condensegrpo.learner.export import Part, checkpoint_of, export, run_of
 
-        name = repository or target.absolute().name
-        taken = int(checkpoint.name.removeprefix("step_"))
-        card = partial(write_card, RunFolder(run), taken, part=part, name=name, licence=licence)
-        export(checkpoint, target, part, card)
+        display.phase(f"exporting {source}", None)
+        checkpoint = checkpoint_of(source, step)
+        part: Part = "adapter" if adapter else "model"
+        run = run_of(checkpoint)
+        if run is None:
+            export(checkpoint, target, part)
+            display.say("no model card: the checkpoint is not in the folder of its run")
+        else:
+            from condensegrpo.reporting.model_card import write_card
+            from condensegrpo.storage.run_folder import RunFolder
+
+            name = repository or target.absolute().name
+            taken = int(checkpoint.name.removeprefix("step_"))
+            card = partial(write_card, RunFolder(run), taken, part=part, name=name, licence=licence)
+            export(checkpoint, target, part, card)
     typer.echo(f"{checkpoint} → {target}")
     if repository is not None:
         _push(target, repository, public=public, dry_run=dry_run)

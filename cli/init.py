@@ -44,15 +44,14 @@ def init(
     Example: condensegrpo init my_task --name my_task --episodes turns --model new
     """
     name = name or typer.prompt("Name of the task", default="my_task")
-    asked = episodes or typer.prompt("Episodes (turns or question)", default=Episodes.TURNS.value)
-    model = model or typer.prompt("Model (Hub id or folder; new: a tiny one)", default=NEW)
     if NAME.fullmatch(name) is None:
         raise ConfigError(
             f"reading --name: found {name!r}, wanted the name of a Python module: lower-case letters, digits and _."
         )
-    if asked not in {*Episodes}:
-        raise ConfigError(f"reading --episodes: found {asked!r}, wanted {' or '.join(Episodes)}.")
-    texts = _texts(name, Episodes(asked), model)
+    question = "Episodes (turns: an environment of several turns; question: one question)"
+    episodes = episodes or typer.prompt(question, default=Episodes.TURNS.value, value_proc=_episodes)
+    model = model or typer.prompt("Model (Hub id or folder; new: a tiny one)", default=NEW)
+    texts = _texts(name, episodes, model)
     taken = [file for file in texts if (folder / file).exists()]
     if taken:
         raise RunError(f"writing {folder / taken[0]}: the file exists. Choose another --name or folder.")
@@ -65,6 +64,13 @@ def init(
         typer.echo(f"wrote {folder / file}")
     go = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
     typer.echo(f"next: {go}pytest test_{name}.py && condensegrpo train {name}.yaml")
+
+
+def _episodes(text: str) -> Episodes:
+    """An answer, or an error after which the question is asked again."""
+    if text not in {*Episodes}:
+        raise typer.BadParameter(f"found {text!r}, wanted {' or '.join(Episodes)}")
+    return Episodes(text)
 
 
 def _texts(name: str, kind: Episodes, model: str) -> Mapping[str, str]:

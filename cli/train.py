@@ -17,7 +17,7 @@ from condensegrpo.cli.summary import print_summary
 from condensegrpo.core.errors import CondenseError, ConfigError, Interrupted, RunError
 from condensegrpo.core.observer import Observer, Observers, Silent
 from condensegrpo.core.wording import counted
-from condensegrpo.storage.new_run import discard_replaced, new_run
+from condensegrpo.storage.new_run import check_name, discard_replaced, new_run
 from condensegrpo.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ def train(
     if quiet and as_json:
         raise ConfigError("reading the options: found --quiet with --json. Choose one of them.")
     config, changes, text = _configuration(arguments or [], resume, allow_changes=allow_changes)
+    if resume is None and not dry_run and int(os.environ.get("RANK", "0")) == 0:
+        check_name(Path(config.runs_dir) / config.name, overwrite=overwrite)
     components, notes = _checked(config, quiet=output is not Output.CONSOLE, resumed=resume is not None)
     if dry_run:
         _print_dry_run(components, (*changes.splitlines(), *notes), text)
@@ -189,14 +191,11 @@ def _train_as_first_rank(
             with suppress(RunError):  # the log may be what cannot be written
                 log.record(f"error: {error}")
             raise
-        observer.phase("writing the report", None)
-        from condensegrpo.reporting.run_report import write_page, write_report
-
         if finished:
-            write_report(folder.path)
-        else:
-            with suppress(RunError):  # nothing was measured yet
-                write_page(folder.path)
+            observer.phase("drawing the report", None)
+            from condensegrpo.reporting.run_report import write_picture
+
+            write_picture(folder.path)
     if output is Output.JSON:
         lines.emit("end", finished=finished, folder=str(folder.path))
     elif output is Output.CONSOLE and finished:

@@ -29,7 +29,7 @@ from condensegrpo.core.observer import Observer, Observers
 from condensegrpo.inspection.batches import choose
 from condensegrpo.inspection.index import Index
 from condensegrpo.reporting.frames import Library, frame, step_rows
-from condensegrpo.storage.new_run import discard_replaced, new_run
+from condensegrpo.storage.new_run import check_name, discard_replaced, new_run
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 
@@ -152,7 +152,7 @@ def train(
     from condensegrpo.assembly.preflight import check_run
     from condensegrpo.cli.quiet import quiet_libraries
     from condensegrpo.config.resumed import resumed_config
-    from condensegrpo.reporting.run_report import write_report
+    from condensegrpo.reporting.run_report import write_picture
     from condensegrpo.training.train import train as run_training
 
     quiet_libraries()
@@ -163,6 +163,7 @@ def train(
         settings, _ = resumed_config(RunFolder.open(run.path), [*lines, *overrides], allow_changes=False)
     else:
         settings, objects = configured(config, overrides, parts)
+        check_name(Path(settings.runs_dir) / settings.name, overwrite=overwrite)
     components = build(settings, objects=objects)
     notes = check_run(components, resumed=resume)
     with (
@@ -174,7 +175,7 @@ def train(
             shown.say(note)
         finished = run_training(components, folder, observer=shown, stopping=stopping)
         if finished:
-            write_report(folder.path)
+            write_picture(folder.path)
     return Run(folder.path)
 
 
@@ -244,10 +245,14 @@ def evaluate(
     *overrides: str,
     model: str | Path | None = None,
     samples: int | None = None,
+    save: str | Path | None = None,
     observer: Observer | None = None,
     **parts: "Unpack[Parts]",
 ) -> "Evaluation":
     """Evaluate a policy on the held-out problems: success with its 95 % interval, pass@k, contexts, stop reasons.
+
+    The trajectories and the figures of a run's policy are stored in the run, as ``condensegrpo eval`` stores them: the
+    result's ``name`` is that of ``run.rollouts(evaluation=…)``.
 
         cg.evaluate("runs/quickstart", samples=4).success
         cg.evaluate("runs/quickstart", "rollout.limits.max_context_tokens=96", condenser="truncate").metrics
@@ -256,19 +261,24 @@ def evaluate(
 
     Args:
         samples: trajectories a problem; by default ``evaluate.samples``.
+        save: a new folder for the trajectories, in place of the run's.
 
     Raises:
         ConfigError: the configuration is wrong, or names no model.
         RolloutError: every trajectory failed.
+        RunError: the folder cannot be written.
     """
-    from condensegrpo.config.load import HELD_OUT
-    from condensegrpo.evaluation.evaluate import evaluate as run_evaluation
+    from condensegrpo.evaluation.policy import run_of
+    from condensegrpo.evaluation.stored import evaluate_into
     from condensegrpo.learner.policy import trained_steps
+    from condensegrpo.storage.evaluations import place_of
 
     changes = (*overrides, *([] if samples is None else [f"evaluate.samples={samples}"]))
     with _playing(config, changes, parts, model) as (components, players), _shown(observer) as shown:
-        step = trained_steps(players.source)
-        return run_evaluation(HELD_OUT, components, players=players, step=step, observer=shown)
+        source, step = players.source, trained_steps(players.source)
+        place = place_of(None if save is None else Path(save), run_of(source), step)
+        command = f"condensegrpo.evaluate({', '.join(map(repr, (config, *changes)))}, model={source!r}, **{parts})"
+        return evaluate_into(place, components, players=players, step=step, observer=shown, command=command)
 
 
 @contextmanager

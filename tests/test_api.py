@@ -20,6 +20,7 @@ from condensegrpo.core.protocols import Problem, Split
 from condensegrpo.core.trajectory import ScoredTrajectory, Trajectory
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.credit import Credit, write_credit
+from condensegrpo.storage.evaluations import stored_evaluations
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import JsonlTracker
 from condensegrpo.storage.trajectories import write_trajectory
@@ -75,6 +76,9 @@ def test_the_examples_of_the_reference_run(tmp_path: Path, monkeypatch: pytest.M
     names: dict[str, object] = {}
     for block in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
         exec(compile(block, "python.md", "exec"), names)
+    stored = stored_evaluations(RunFolder(tmp_path / "runs/quickstart"))
+    assert [each.name for each in stored] == ["eval-1", "eval-2", "eval-3", "eval-4"]
+    assert stored[0].command.startswith("condensegrpo.evaluate('runs/quickstart', 'evaluate.problems=8', 'eval")
     own = cg.Run("runs/own")
     assert own.steps == (1, 2)
     assert own.config.reward.name == "python:brief"

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from condensegrpo.cli.app import app
 from condensegrpo.core.errors import RunError
 from condensegrpo.storage.new_run import discard_replaced, new_run
 from condensegrpo.storage.run_folder import RunFolder
@@ -80,3 +82,11 @@ def test_what_is_no_run_or_is_in_use_is_never_replaced(tmp_path: Path) -> None:
         pass
     assert names(tmp_path) == ["busy", "notes"]
     assert (tmp_path / "notes/mine.txt").read_text() == "keep me"
+
+
+def test_a_taken_name_is_refused_before_anything_is_checked_or_loaded(tmp_path: Path) -> None:
+    taken = RunFolder.create(tmp_path / "mine")
+    taken.config.write_text("name: mine")
+    taken.metrics.write_text('{"step":3}\n')
+    arguments = ["train", "quickstart", f"runs_dir={tmp_path}", "name=mine", "task.name=none_such"]
+    assert "the name is taken by a run after step 3" in str(CliRunner().invoke(app, arguments).exception)

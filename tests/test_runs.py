@@ -113,7 +113,7 @@ def test_a_stored_evaluation_is_shown_with_the_training_and_rewound_with_it(tmp_
     with new_name(run, 2) as name, new_name(run, 2) as other:  # two evaluations at a time
         assert (name, other) == ("eval-1", "eval-2")
         assert stored_evaluations(run) == ()
-        store_evaluation(run, 2, AFTER)
+        store_evaluation(run, 2, AFTER, "condensegrpo eval demo")
     (stored,) = stored_evaluations(run)
     assert (stored.step, stored.problems, stored.metrics["success_high"]) == (2, 2, 0.8)
     assert not (run.evaluation_folder / "step_000002/eval-2.json").exists()  # it failed

@@ -497,9 +497,7 @@ def test_the_names_inside_a_run_folder(tmp_path: Path) -> None:
 
 def test_a_run_folder_is_never_overwritten(tmp_path: Path) -> None:
     run = run_folder(tmp_path)
-    with pytest.raises(
-        RunError, match=r"not empty\. Continue that run with --resume .*first, or give this one another name"
-    ):
+    with pytest.raises(RunError, match=r"first: the folder is not empty\. Give another folder"):
         RunFolder.create(run.path)
     (tmp_path / "empty").mkdir()
     assert RunFolder.create(tmp_path / "empty").trajectory_folder.is_dir()

@@ -8,9 +8,10 @@ from condensegrpo.storage.run_folder import RunFolder
 
 
 def run_of(policy: str) -> Path | None:
-    """The run folder that a policy is of: the folder itself, or that of a checkpoint; None: neither."""
+    """The run folder that a policy is of: the folder itself, or that of a checkpoint or its model; None: neither."""
     path = Path(policy)
-    run = path.resolve().parent.parent if (path / "manifest.json").is_file() else path
+    checkpoint = next((each for each in (path, path.parent) if (each / "manifest.json").is_file()), None)
+    run = checkpoint.resolve().parent.parent if checkpoint is not None else path
     return run if (run / STORED).is_file() else None
 
 

@@ -5,21 +5,21 @@ evaluations/step_000060/eval-1.json     the figures, when, and with which comman
 """
 
 import json
-import shlex
-import sys
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
-from condensegrpo.core.errors import DataError
+from condensegrpo.core.errors import DataError, RunError
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.storage.codec import decode
 from condensegrpo.storage.files import read_lines, write_atomically, write_error
 from condensegrpo.storage.run_folder import RunFolder, evaluation_file
 
 Correct = Mapping[str, list[float]]  # problem → the correctness of its samples
+Place = Path | RunFolder | None  # a new folder, a run, or nowhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,28 @@ class StoredEvaluation:
     problems: int
     samples: int  # trajectories a problem
     metrics: Mapping[str, float]  # as in metrics.jsonl, without a prefix: success, success_low, context_tokens, …
+
+
+def place_of(save: Path | None, run: Path | None, step: int | None) -> Place:
+    """Where an evaluation is kept: in ``save``, which is created, or else in the run, if the policy's steps are known.
+
+    Raises:
+        RunError: ``save`` exists, or the folder cannot be written.
+    """
+    if save is not None:
+        try:
+            save.mkdir(parents=True)
+        except OSError as error:
+            raise RunError(f"creating {save} for the trajectories: {error.strerror}. Give another folder.") from error
+        return save
+    if run is None or step is None:
+        return None
+    if not os.access(run, os.W_OK):
+        raise RunError(
+            f"storing the evaluation in {run}: the folder cannot be written. Check its permissions, or write "
+            f"elsewhere with --save FOLDER (in Python: save=…)."
+        )
+    return RunFolder(run)
 
 
 @contextmanager
@@ -65,7 +87,7 @@ def _reserved(file: Path) -> bool:
     return True
 
 
-def store_evaluation(run: RunFolder, step: int, result: Evaluation) -> Path:
+def store_evaluation(run: RunFolder, step: int, result: Evaluation, command: str) -> Path:
     """Write the figures of an evaluation beside its trajectories and return the file.
 
     Raises:
@@ -75,7 +97,7 @@ def store_evaluation(run: RunFolder, step: int, result: Evaluation) -> Path:
         name=result.name,
         step=step,
         made=datetime.now().astimezone().isoformat(" ", "seconds"),
-        command=shlex.join(sys.argv),
+        command=command,
         problems=result.problems,
         samples=result.samples,
         metrics=result.figures(),

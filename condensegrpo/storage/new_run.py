@@ -42,6 +42,26 @@ def new_run(path: Path, configuration: str, *, overwrite: bool) -> Iterator[RunF
             _restore(path)
 
 
+def check_name(path: Path, *, overwrite: bool) -> None:
+    """Check that a run can have this folder; reads only, so before anything is loaded.
+
+    Raises:
+        RunError: the name is taken, or the folder holds something else.
+    """
+    run = RunFolder(path)
+    if not run.config.is_file() and any(file.is_file() and file.name != "lock" for file in path.rglob("*")):
+        raise RunError(
+            f"creating the run folder {path}: the folder is not empty, and it holds no config.yaml, so it is no "
+            f"run. Give this run another name (name=…) or another runs_dir."
+        )
+    if run.trained and not overwrite and not run.in_use:  # of one in use, the lock names the process
+        steps = int(max((line["step"] for line in read_metrics(run.metrics)), default=0))
+        raise RunError(
+            f"creating the run folder {path}: the name is taken by a run after step {steps}. Give this run another "
+            f"name (name={free_name(path)}), continue that run (--resume {path}), or delete it (--overwrite)."
+        )
+
+
 def discard_replaced(run: RunFolder) -> None:
     """Delete the run that this one replaces, if there is one, and if this one has learned something."""
     if _aside(run.path).is_dir() and run.trained:
@@ -51,22 +71,13 @@ def discard_replaced(run: RunFolder) -> None:
 def _make_room(path: Path, *, overwrite: bool) -> None:
     """Check that a run can be created at a path, and move aside what it may replace."""
     run = RunFolder(path)
+    check_name(path, overwrite=overwrite)
     if path.is_dir() and any(path.iterdir()):
-        if not run.config.is_file() and any(file.is_file() and file.name != "lock" for file in path.rglob("*")):
-            raise RunError(
-                f"creating the run folder {path}: the folder is not empty, and it holds no config.yaml, so it is no "
-                f"run. Give this run another name (name=…) or another runs_dir."
-            )
         with run.locked():
             if not run.trained:  # its process was killed before it learned anything
                 shutil.rmtree(path)
     _restore(path)
-    if run.trained and not overwrite:
-        steps = int(max((line["step"] for line in read_metrics(run.metrics)), default=0))
-        raise RunError(
-            f"creating the run folder {path}: the name is taken by a run after step {steps}. Give this run another "
-            f"name (name={free_name(path)}), continue that run (--resume {path}), or delete it (--overwrite)."
-        )
+    check_name(path, overwrite=overwrite)  # again: of a run that came back
     if run.trained:
         with run.locked():
             shutil.rmtree(_aside(path), ignore_errors=True)

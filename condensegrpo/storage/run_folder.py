@@ -49,10 +49,7 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
-                raise RunError(
-                    f"creating the run folder {path}: the folder is not empty. Continue that run with "
-                    f"--resume {path}, or give this one another name (name=…)."
-                )
+                raise RunError(f"creating the run folder {path}: the folder is not empty. Give another folder.")
             run = cls(path)
             for folder in (run.trajectory_folder, run.credit_folder, run.checkpoints):
                 folder.mkdir()
