@@ -23,8 +23,8 @@ def evaluate_into(
     """
     if isinstance(place, RunFolder) and step is not None:
         with new_name(place, step) as name:
-            file = place.evaluation(step, name)
-            result = evaluate(name, components, players=players, step=step, observer=observer, file=file)
+            stored = place.evaluation(step, name)
+            result = evaluate(name, components, players=players, step=step, observer=observer, file=stored)
             store_evaluation(place, step, result, command)
         return result
     if isinstance(place, Path):
