@@ -1,8 +1,10 @@
 """The runs of a folder, and how they compare: configurations, curves and results, from their files alone."""
 
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -105,7 +107,7 @@ def summary(path: Path, folder: Path) -> RunSummary:
         steps=steps,
         success=_interval(evaluated[-1], "eval/success") if evaluated else None,
         age=max(0.0, time.time() - max(file.stat().st_mtime for file in written)),
-        bytes=sum(file.lstat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink()),
+        bytes=sum(_sizes(path)),
     )
 
 
@@ -154,6 +156,15 @@ def sparklines(curves: Sequence[Sequence[tuple[float, float]]], cells: int) -> l
         )
         lines.append("".join(" " if level is None else BARS[level] for level in scaled))
     return lines
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    """The bytes of the files below a folder, in which a run may be deleting checkpoints."""
+    for place, _, files in os.walk(folder):
+        for name in files:
+            with suppress(FileNotFoundError):
+                about = Path(place, name).lstat()
+                yield about.st_size if stat.S_ISREG(about.st_mode) else 0
 
 
 def _status(run: RunFolder, evaluated: Sequence[float], steps: int | None) -> RunStatus:
