@@ -277,7 +277,8 @@ def evaluate(
     with _playing(config, changes, parts, model) as (components, players), _shown(observer) as shown:
         source, step = players.source, trained_steps(players.source)
         place = place_of(None if save is None else Path(save), run_of(source), step)
-        command = f"condensegrpo.evaluate({', '.join(map(repr, (config, *changes)))}, model={source!r}, **{parts})"
+        named = str(config) if isinstance(config, str | Path) else components.config.name
+        command = f"condensegrpo.evaluate({', '.join(map(repr, (named, *changes)))}, model={source!r}, **{parts})"
         return evaluate_into(place, components, players=players, step=step, observer=shown, command=command)
 
 
