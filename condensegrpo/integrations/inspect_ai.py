@@ -24,7 +24,7 @@ ZSTANDARD, LOCAL_LENGTHS = 93, 26  # of zip files: the method, and where a heade
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleScore:
+class LoggedScore:
     """What a scorer said."""
 
     value: object
@@ -32,38 +32,38 @@ class SampleScore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
+class LoggedLimit:
     """What ended a sample early."""
 
     type: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class LoggedChoice:
     """A last reply."""
 
     stop_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class LoggedOutput:
     """The last reply of the model."""
 
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[LoggedChoice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class LoggedSample:
     """A sample of a problem."""
 
     id: int | str
     input: Texts
     target: str | tuple[str, ...]
     messages: tuple[LoggedMessage, ...]
-    scores: Mapping[str, SampleScore] | None = None
+    scores: Mapping[str, LoggedScore] | None = None
     attachments: Mapping[str, str] = field(default_factory=dict)
-    output: Output | None = None
-    limit: Limit | None = None
+    output: LoggedOutput | None = None
+    limit: LoggedLimit | None = None
     error: LoggedError | None = None
     total_time: float | None = None  # seconds
 
@@ -72,7 +72,7 @@ class Sample:
 class EvaluationLog:
     """A log as JSON."""
 
-    samples: tuple[Sample, ...]
+    samples: tuple[LoggedSample, ...]
 
 
 def read(file: Path) -> Iterator[LoggedEpisode]:
@@ -80,7 +80,7 @@ def read(file: Path) -> Iterator[LoggedEpisode]:
     return map(_episode, _samples(file))
 
 
-def _episode(sample: Sample) -> LoggedEpisode:
+def _episode(sample: LoggedSample) -> LoggedEpisode:
     scores = sample.scores or {}
     graded = {name: _grade(score.value) for name, score in scores.items()}
     grades = {name: grade for name, grade in graded.items() if grade is not None}
@@ -109,7 +109,7 @@ def _system(logged: Iterable[LoggedMessage]) -> int:
     return sum(message.role == "system" for message in logged)
 
 
-def _stop(sample: Sample) -> Stop:
+def _stop(sample: LoggedSample) -> Stop:
     if sample.error is not None:
         return Stop.ENVIRONMENT_ERROR
     if sample.limit is not None:
@@ -129,10 +129,10 @@ def _grade(value: object) -> float | None:
     return GRADES.get(value) if isinstance(value, str) else None
 
 
-def _samples(file: Path) -> tuple[Sample, ...]:
+def _samples(file: Path) -> tuple[LoggedSample, ...]:
     if not zipfile.is_zipfile(file):
         return TypeAdapter(EvaluationLog).validate_json(file.read_bytes()).samples
-    sample = TypeAdapter(Sample)
+    sample = TypeAdapter(LoggedSample)
     with zipfile.ZipFile(file) as log:
         members = sorted((member for member in log.infolist() if member.filename.startswith("samples/")), key=_epoch)
         return tuple(sample.validate_json(_member(log, file, member)) for member in members)

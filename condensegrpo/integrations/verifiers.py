@@ -16,7 +16,7 @@ TURN_LIMIT = "max_turns"  # begins the stop condition of an episode that used al
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class SavedTiming:
     """Of a row."""
 
     total_ms: float | None = None
@@ -24,7 +24,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rollout:
+class SavedRollout:
     """A row of ``results.jsonl``."""
 
     example_id: int | str
@@ -36,7 +36,7 @@ class Rollout:
     is_truncated: bool | None = None
     stop_condition: str | None = None
     error: object = None
-    timing: Timing | None = None
+    timing: SavedTiming | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class TraceTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class TraceNode:
     """A message of the graph."""
 
     message: LoggedMessage
@@ -66,7 +66,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightedReward:
+class TraceReward:
     """A part of the reward."""
 
     score: float
@@ -74,20 +74,20 @@ class WeightedReward:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class SavedTrace:
     """What one agent did."""
 
     task: TraceTask
-    nodes: tuple[Node, ...]
-    rewards: Mapping[str, WeightedReward | None]
+    nodes: tuple[TraceNode, ...]
+    rewards: Mapping[str, TraceReward | None]
     metrics: Mapping[str, object] | None = None
     stop_condition: str | None = None
     errors: tuple[LoggedError, ...] = ()
 
     @property
-    def path(self) -> tuple[Node, ...]:
+    def path(self) -> tuple[TraceNode, ...]:
         """The conversation of the last message; what was compacted, and what subagents said, stands in others."""
-        place, path = len(self.nodes) - 1 if self.nodes else None, list[Node]()
+        place, path = len(self.nodes) - 1 if self.nodes else None, list[TraceNode]()
         while place is not None:
             path.append(self.nodes[place])
             place = self.nodes[place].parent
@@ -95,15 +95,15 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Episode:
+class SavedEpisode:
     """A line of ``traces.jsonl``: an episode with a trace for every agent."""
 
-    traces: tuple[Trace, ...]
+    traces: tuple[SavedTrace, ...]
 
 
 def read(file: Path) -> Iterator[LoggedEpisode]:
     """The episodes of a file."""
-    rollouts, episodes = TypeAdapter(Rollout), TypeAdapter(Episode)
+    rollouts, episodes = TypeAdapter(SavedRollout), TypeAdapter(SavedEpisode)
     for row in read_file(file):
         if "traces" in row:
             yield from map(_of_trace, episodes.validate_python(row).traces)
@@ -111,8 +111,8 @@ def read(file: Path) -> Iterator[LoggedEpisode]:
             yield _of_rollout(rollouts.validate_python(row))
 
 
-def _of_rollout(row: Rollout) -> LoggedEpisode:
-    timing = row.timing or Timing()
+def _of_rollout(row: SavedRollout) -> LoggedEpisode:
+    timing = row.timing or SavedTiming()
     return LoggedEpisode(
         problem=str(row.example_id),
         prompt=messages(row.prompt, "user"),
@@ -127,7 +127,7 @@ def _of_rollout(row: Rollout) -> LoggedEpisode:
     )
 
 
-def _of_trace(trace: Trace) -> LoggedEpisode:
+def _of_trace(trace: SavedTrace) -> LoggedEpisode:
     path, data = trace.path, trace.task.data
     begin = next((place for place, node in enumerate(path) if node.sampled), len(path))
     known = {name: reward for name, reward in trace.rewards.items() if reward is not None}
