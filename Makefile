@@ -60,6 +60,7 @@ $(VLLM_STAMP): $(STAMP)
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/hadolint Dockerfile
 
 # The package-dir mapping of pyproject.toml is invisible to mypy: it reads a folder of symbolic links laid out as installed.
 typecheck: install

@@ -17,6 +17,7 @@ from condensegrpo.cli.import_log import import_log
 from condensegrpo.cli.init import init
 from condensegrpo.cli.inspect_trajectory import inspect_trajectory
 from condensegrpo.cli.interrupts import end_with_launcher, exit_immediately, handle_first
+from condensegrpo.cli.launch import launch
 from condensegrpo.cli.model import fetch
 from condensegrpo.cli.plan import plan
 from condensegrpo.cli.plugins import plugins
@@ -76,6 +77,7 @@ app.command("export")(export)
 app.command("doctor")(doctor)
 app.command("plan")(plan)
 app.command("serve")(serve)
+app.add_typer(launch, name="launch")
 app.command("plugins")(plugins)
 bench = typer.Typer(help="Benchmarks that need no training run.", no_args_is_help=True, rich_markup_mode="rich")
 bench.command("retention")(retention)

@@ -89,7 +89,7 @@ def end_with_launcher() -> None:
 
 def _repeated() -> frozenset[int]:
     """Signals that this process may get more than once for one request to stop."""
-    return frozenset({signal.SIGTERM} if "RANK" in os.environ else ())
+    return frozenset({signal.SIGTERM} if {"RANK", "SLURM_STEP_ID"} & os.environ.keys() else ())
 
 
 def _write(text: bytes) -> None:

@@ -1,7 +1,7 @@
 """``condensegrpo train``."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
@@ -46,12 +46,18 @@ def train(
         ),
     ] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue the run in this folder.")] = None,
+    continue_: Annotated[
+        bool,
+        typer.Option("--continue", help="Continue the run of this name if there is one, else start it: for scripts."),
+    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Delete a run of the same name, once the new one has learned something.")
     ] = False,
     allow_changes: Annotated[
         bool,
-        typer.Option("--allow-changes", help="With --resume: accept changed keys that change what is learned."),
+        typer.Option(
+            "--allow-changes", help="With --resume or --continue: accept changed keys that change what is learned."
+        ),
     ] = False,
     dry_run: Annotated[
         bool,
@@ -69,43 +75,56 @@ def train(
     Example: condensegrpo train configs/quickstart.yaml train.steps=40 seed=1 name=seed1
     """
     output = Output.JSON if as_json else Output.QUIET if quiet else Output.CONSOLE
-    if allow_changes and not resume:
+    if allow_changes and not (resume or continue_):
         raise ConfigError("reading the options: found --allow-changes without --resume. Add --resume RUN.")
-    if overwrite and resume:
-        raise ConfigError("reading the options: found --overwrite with --resume. Choose one of them.")
-    if quiet and as_json:
-        raise ConfigError("reading the options: found --quiet with --json. Choose one of them.")
-    config, changes, text = _configuration(arguments or [], resume, allow_changes=allow_changes)
-    if resume is None and not dry_run and int(os.environ.get("RANK", "0")) == 0:
+    _one_of({"--resume": bool(resume), "--continue": continue_, "--overwrite": overwrite})
+    _one_of({"--quiet": quiet, "--json": as_json})
+    config, run, text = _configuration(arguments or [], resume, continue_=continue_)
+    changes = _changes(config, run, allow_changes=allow_changes) if run else ""
+    if run is None and not dry_run and int(os.environ.get("RANK", "0")) == 0:
         check_name(Path(config.runs_dir) / config.name, overwrite=overwrite)
-    components, notes = _checked(config, quiet=output is not Output.CONSOLE, resumed=resume is not None)
+    components, notes = _checked(config, quiet=output is not Output.CONSOLE, resumed=run is not None)
     if dry_run:
         _print_dry_run(components, (*changes.splitlines(), *notes), text)
     elif int(os.environ.get("RANK", "0")) > 0:
         if not _run(components, RunFolder(Path()), Silent(), StopRequest()):
             raise typer.Exit(130)
     else:
-        with _continued(resume) if resume else _created(config, overwrite=overwrite) as folder:
+        with _continued(run) if run else _created(config, overwrite=overwrite) as folder:
             said = (*([changes] if changes else []), *notes)
             _train_as_first_rank(components, folder, said, output, debug=debug)
 
 
+def _one_of(options: Mapping[str, bool]) -> None:
+    """Check that at most one of these options was given."""
+    given = [option for option, is_given in options.items() if is_given]
+    if len(given) > 1:
+        raise ConfigError(f"reading the options: found {given[1]} with {given[0]}. Choose one of them.")
+
+
 def _configuration(
-    arguments: list[str], resume: Path | None, *, allow_changes: bool
-) -> "tuple[RunConfig, str, Callable[[], str]]":
-    """The configuration, what a resume changes in it, and its text with the origin of each value."""
-    from condensegrpo.config.load import dump_with_origins, load_config
-    from condensegrpo.config.resumed import change_table, resumed_config
+    arguments: list[str], resume: Path | None, *, continue_: bool
+) -> "tuple[RunConfig, RunFolder | None, Callable[[], str]]":
+    """The configuration, the run that it continues if there is one, and its text with the origin of each value."""
+    from condensegrpo.config.load import dump_with_origins, load_config, load_stored
     from condensegrpo.learner.launchers import join_launch
 
     join_launch(os.environ)
     path, overrides = _source(arguments, resume)
-    if resume:
-        config, changed = resumed_config(RunFolder.open(resume), overrides, allow_changes=allow_changes)
-        changes = f"changed since the run was last started:\n{change_table(changed)}" if changed else ""
-    else:
-        config, changes = load_config(path, overrides), ""
-    return config, changes, lambda: dump_with_origins(config, path, overrides, stored=resume is not None)
+    run = RunFolder.open(resume) if resume else None
+    config = load_stored(path, overrides) if run else load_config(path, overrides)
+    named = RunFolder(Path(config.runs_dir) / config.name)
+    if continue_ and named.trained:  # nothing is, until every rank has come this far
+        run = named
+    return config, run, lambda: dump_with_origins(config, path, overrides, stored=resume is not None)
+
+
+def _changes(config: "RunConfig", run: RunFolder, *, allow_changes: bool) -> str:
+    """What a configuration changes in the run that it continues."""
+    from condensegrpo.config.resumed import allowed_changes, change_table
+
+    changed = allowed_changes(run, config, allow_changes=allow_changes)
+    return f"changed since the run was last started:\n{change_table(changed)}" if changed else ""
 
 
 def _checked(config: "RunConfig", *, quiet: bool, resumed: bool) -> "tuple[Components, tuple[str, ...]]":
@@ -152,9 +171,8 @@ def _source(arguments: list[str], resume: Path | None) -> tuple[Path, list[str]]
 
 
 @contextmanager
-def _continued(path: Path) -> Iterator[RunFolder]:
+def _continued(folder: RunFolder) -> Iterator[RunFolder]:
     """Lock the folder of a run that is continued."""
-    folder = RunFolder.open(path)
     with folder.locked():
         yield folder
 

@@ -151,7 +151,8 @@ def train(
     from condensegrpo.assembly.objects import configured, replaced
     from condensegrpo.assembly.preflight import check_run
     from condensegrpo.cli.quiet import quiet_libraries
-    from condensegrpo.config.resumed import resumed_config
+    from condensegrpo.config.load import load_stored
+    from condensegrpo.config.resumed import allowed_changes
     from condensegrpo.reporting.run_report import write_picture
     from condensegrpo.training.train import train as run_training
 
@@ -160,7 +161,8 @@ def train(
     if resume:
         run = Run(str(config))
         lines, objects = replaced(run.config, parts)
-        settings, _ = resumed_config(RunFolder.open(run.path), [*lines, *overrides], allow_changes=False)
+        settings = load_stored(RunFolder.open(run.path).config, [*lines, *overrides])
+        allowed_changes(RunFolder(run.path), settings, allow_changes=False)
     else:
         settings, objects = configured(config, overrides, parts)
         check_name(Path(settings.runs_dir) / settings.name, overwrite=overwrite)

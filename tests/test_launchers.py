@@ -117,7 +117,8 @@ def test_a_rank_may_get_sigterm_twice_and_still_saves() -> None:
         "assert stop.requested()\nos.kill(os.getpid(), signal.SIGTERM)\nprint('saved')\n"
         "os.kill(os.getpid(), signal.SIGINT)"
     )
-    for rank, code, out in (({}, -signal.SIGTERM, ""), ({"RANK": "0"}, -signal.SIGINT, "saved\n")):
+    ranks = ({"RANK": "0"}, {"SLURM_STEP_ID": "1"})  # the second: the only task of its step
+    for rank, code, out in (({}, -signal.SIGTERM, ""), *((rank, -signal.SIGINT, "saved\n") for rank in ranks)):
         done = subprocess.run(
             [sys.executable, "-uc", program], env={**ENVIRONMENT, **rank}, capture_output=True, text=True, timeout=60,
             check=False,

@@ -158,7 +158,10 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew(finished: Path, tm
     wait_for(tmp_path / "killed/trajectories/step_000001.jsonl", process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    succeed("train", "--resume", str(tmp_path / "killed"))
+    again = ("train", *TINY, f"runs_dir={tmp_path}", "name=killed", "--continue")  # as a script that is started again
+    refused = run(*again, "condenser.options.keep_last=2")
+    assert "condenser.options.keep_last  1 → 2" in refused.stderr
+    succeed(*again)
     assert_equal_runs(finished, tmp_path / "killed")
 
 

@@ -5,7 +5,7 @@ configurations.jsonl    {"first_step": 0, "config": {…}}     the configuration
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -33,7 +33,7 @@ LEARNED = (
     "train.problems_per_step",
     "train.samples_per_problem",
 )
-NOT_LEARNED = ("rollout.workers",)  # of these, what changes no trajectory
+NOT_LEARNED = ("rollout.workers", "sampler.options.urls")  # of these, what changes no trajectory
 LONGEST_VALUE = 60  # characters of a value in a table
 
 
@@ -56,15 +56,12 @@ class Change:
         return f"{self.key}: {_short(self.old)} → {_short(self.new)}"
 
 
-def resumed_config(
-    folder: RunFolder, overrides: Sequence[str], *, allow_changes: bool
-) -> tuple[RunConfig, tuple[Change, ...]]:
-    """The configuration of a run with overrides, and what it changes since the run was last started.
+def allowed_changes(folder: RunFolder, after: RunConfig, *, allow_changes: bool) -> tuple[Change, ...]:
+    """What a configuration changes since a run was last started.
 
     Raises:
-        ConfigError: an override is not valid, it changes a key in ``FIXED``, or one in ``LEARNED`` without permission.
+        ConfigError: it changes a key in ``FIXED``, or one in ``LEARNED`` without permission.
     """
-    after = load_stored(folder.config, overrides)
     history = _history(folder)
     before = history[-1][1] if history else load_stored(folder.config)
     found = _changes(before, after, first_step=0)
@@ -82,7 +79,7 @@ def resumed_config(
             f"{', '.join(learned)} would change what is learned. Add --allow-changes to continue with the new "
             f"values (the report marks the step), leave out the change, or start a new run.",
         )
-    return after, found
+    return found
 
 
 def store_configuration(folder: RunFolder, config: RunConfig, *, first_step: int) -> None:

@@ -1,0 +1,116 @@
+"""``condensegrpo launch sagemaker``: a training job on Amazon SageMaker, submitted with boto3.
+
+The request is CreateTrainingJob's own, since the entry point must be process 1 of the container to get SIGTERM: the
+classes of the ``sagemaker`` package start scripts below a shell of theirs, which does not pass it on.
+"""
+
+import json
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from condensegrpo.cli.launch_job import Config, Hours, Job, Out, Overrides, Overwrite, template, write
+from condensegrpo.core.errors import ConfigError, RunError
+
+CODE, CHECKPOINTS = "/opt/ml/input/data/code", "/opt/ml/checkpoints"
+ENTRY, REQUEST = "start.sh", "job.json"
+
+
+def sagemaker(
+    config: Config,
+    image: Annotated[str, typer.Option(help="Image with condensegrpo in ECR.")],
+    role: Annotated[str, typer.Option(metavar="ARN", help="Role of the job.")],
+    bucket: Annotated[str, typer.Option(metavar="URL", help="Where the run is kept, as s3://NAME/runs.")],
+    overrides: Overrides = None,
+    instance: Annotated[str, typer.Option(help="Type of the machine.")] = "ml.p4d.24xlarge",
+    hours: Hours = 24.0,
+    spot: Annotated[bool, typer.Option("--spot", help="Use a spot instance; a run that loses it continues.")] = False,
+    disk: Annotated[int, typer.Option(min=1, metavar="GB", help="Size of the machine's volume.")] = 200,
+    include: Annotated[
+        list[Path] | None, typer.Option(exists=True, help="A file or folder that CONFIG names. May be repeated.")
+    ] = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    submit_: Annotated[bool, typer.Option("--submit", help="Upload the folder and create the job.")] = False,
+) -> None:
+    """Write a SageMaker job of one machine: checks it, trains, saves on SIGTERM, and continues what is in the bucket.
+
+    Example: condensegrpo launch sagemaker my.yaml --image URI --role ARN --bucket s3://my-runs --spot
+    """
+    from condensegrpo.config.load import dump_config
+
+    if not bucket.startswith("s3://"):
+        raise ConfigError(f"reading --bucket: found {bucket}, wanted an address such as s3://my-runs.")
+    job = Job.load(config, (*(overrides or ()), f"runs_dir={CHECKPOINTS}"))
+    asked = {
+        **_request(job.config.name, f"{bucket.rstrip('/')}/{job.config.name}", round(3600 * hours), spot=spot),
+        "RoleArn": role,
+        "ResourceConfig": {"InstanceType": instance, "InstanceCount": 1, "VolumeSizeInGB": disk},
+        "AlgorithmSpecification": {
+            "TrainingImage": image,
+            "TrainingInputMode": "File",
+            "ContainerEntrypoint": ["/bin/bash", f"{CODE}/{ENTRY}"],
+        },
+    }
+    folder = out or Path(f"{job.config.name}.sagemaker")
+    texts = {"config.yaml": dump_config(job.config), ENTRY: template("sagemaker.sh.txt")}
+    for name, text in {**texts, REQUEST: json.dumps(asked, indent=2) + "\n"}.items():
+        write(folder / name, text, overwrite=overwrite)
+    for path in include or ():
+        if path.is_dir():
+            shutil.copytree(path, folder / path.name, dirs_exist_ok=True)
+        else:
+            shutil.copy(path, folder)
+    if submit_:
+        typer.echo(f"created the training job {submit(folder)}")
+    else:
+        typer.echo("to submit it: the same command with --submit")
+
+
+def _request(name: str, place: str, seconds: int, *, spot: bool) -> dict[str, object]:
+    """Where the job reads and writes, and how long; ``submit`` appends the time to the name."""
+    code = {"S3DataType": "S3Prefix", "S3Uri": f"{place}/code/"}
+    return {
+        "TrainingJobName": name.replace("_", "-"),
+        "InputDataConfig": [{"ChannelName": Path(CODE).name, "DataSource": {"S3DataSource": code}}],
+        "CheckpointConfig": {"S3Uri": f"{place}/checkpoints", "LocalPath": CHECKPOINTS},
+        "OutputDataConfig": {"S3OutputPath": f"{place}/output"},
+        "EnableManagedSpotTraining": spot,
+        "StoppingCondition": {
+            "MaxRuntimeInSeconds": seconds,
+            **({"MaxWaitTimeInSeconds": 2 * seconds} if spot else {}),
+        },
+    }
+
+
+def submit(folder: Path) -> str:
+    """Upload what the job needs, and create it; returns its name.
+
+    Raises:
+        RunError: boto3 is not installed, or AWS refused.
+    """
+    try:
+        import boto3
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError as error:
+        raise RunError(
+            "submitting the job: boto3 is not installed. Run pip install 'condensegrpo[sagemaker]'."
+        ) from error
+    request = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
+    request["TrainingJobName"] += f"-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    (code,) = request["InputDataConfig"]
+    bucket, _, prefix = code["DataSource"]["S3DataSource"]["S3Uri"].removeprefix("s3://").partition("/")
+    try:
+        s3 = boto3.client("s3")
+        for file in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != REQUEST):
+            s3.upload_file(str(file), bucket, prefix + file.relative_to(folder).as_posix())
+        boto3.client("sagemaker").create_training_job(**request)
+    except (Boto3Error, BotoCoreError, ClientError) as error:
+        raise RunError(
+            f"submitting the job: {error}. Check credentials and region (aws configure), and the role."
+        ) from error
+    return str(request["TrainingJobName"])
