@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("condensegrpo", "condensers", "rewards", "cli", "configs")
 FOLDERS = (".github", "benchmarks", "docs", "notebooks", "studies", "tests")
 FILES = (
+    ".dockerignore",
+    "Dockerfile",
     *("pyproject.toml", ".pre-commit-config.yaml", "MANIFEST.in", "Makefile", "constraints.txt", "mkdocs.yml"),
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"),
 )
