@@ -69,9 +69,14 @@ def test_nothing_is_overwritten_and_a_wrong_answer_says_what_was_wanted(tmp_path
     known: list[tuple[Callable[[], str], type[Exception], str]] = [
         (lambda: init(tmp_path, answers="counting\nturns\nnew\n"), RunError, "the file exists"),
         (lambda: init(tmp_path, answers="My-Task\nturns\nnew\n"), ConfigError, "found 'My-Task', wanted the name"),
-        (lambda: init(tmp_path, answers="other\nboth\nnew\n"), ConfigError, "wanted turns or question"),
     ]
     for call, kind, message in known:
         with pytest.raises(kind, match=message):
             call()
     assert [path.name for path in tmp_path.iterdir()] == ["counting.yaml"]
+
+
+def test_a_wrong_answer_is_asked_for_again(tmp_path: Path) -> None:
+    told = init(tmp_path, answers="other\nboth\nturns\nnew\n")
+    assert "found 'both', wanted turns or question" in told
+    assert (tmp_path / "test_other.py").is_file()
