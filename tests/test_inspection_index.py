@@ -244,6 +244,16 @@ def test_a_search_finds_figures_by_their_letters_and_texts_as_they_stand(run: Ru
     assert not list(search(index, " "))
 
 
+def test_a_search_of_letters_ends_soon_and_takes_the_shortest_part(tmp_path: Path) -> None:
+    for number, answer in enumerate(("a-bc, a--b-c", "0" * 60)):  # a pattern with alternatives would try 3^16 of them
+        one = trajectory(turn([1], [2]), id=f"1/{number}/0", group=f"1/{number}", answer=answer)
+        write_trajectory(tmp_path / "t.jsonl", scored(one, 0.0, correct=0.0))
+    index = opened(tmp_path / "t.jsonl")
+    assert [hit.excerpt for hit in fuzzy(index, "ABC")] == ["a-bc, a--b-c"]
+    assert not fuzzy(index, "0" * 16 + "1")
+    assert not fuzzy(index, "acb")
+
+
 # --- the whole history beside what a prompt shows of it
 
 

@@ -2,7 +2,6 @@
 
 import heapq
 import json
-import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -168,15 +167,33 @@ def search(index: Index, query: str) -> Iterator[Hit]:
 
 def fuzzy(index: Index, query: str) -> tuple[Hit, ...]:
     """The trajectories whose figures match a query, those with the fewest letters in between first."""
-    pattern = re.compile(f".{{0,{GAP}}}?".join(map(re.escape, query.strip())), re.IGNORECASE | re.DOTALL)
+    wanted = query.strip().lower()
     hits: list[tuple[int, int, RecordKey, str]] = []
     for number, (key, fields) in enumerate(index.fields(SEARCHED)):
-        matches = [match for text in fields.values() if isinstance(text, str) and (match := pattern.search(text))]
+        texts = [text for text in fields.values() if isinstance(text, str)]
+        matches = [(end - first, text, first, end) for text in texts for first, end in _in_order(text.lower(), wanted)]
         if matches:
-            best = min(matches, key=lambda match: len(match[0]))
-            hits.append((len(best[0]), number, key, _excerpt(best.string, best.start(), best.end())))
+            length, *part = min(matches)
+            hits.append((length, number, key, _excerpt(*part)))
     nearest = heapq.nsmallest(MOST, hits)
     return tuple(Hit(record, None, text) for *_, key, text in nearest if (record := index.record_of(key)) is not None)
+
+
+def _in_order(text: str, letters: str) -> Iterator[tuple[int, int]]:
+    """Where parts begin and end that have the letters in their order, at most ``GAP`` others between two."""
+    left = iter(text)
+    if not letters or not all(letter in left for letter in letters):  # nearly all texts end here
+        return
+    first, *rest = letters
+    ends = {place + 1: place for place, letter in enumerate(text) if letter == first}  # end: the latest beginning
+    for wanted in rest:
+        longer: dict[int, int] = {}
+        for end, begin in ends.items():
+            for place in range(end, min(end + GAP + 1, len(text))):
+                if text[place] == wanted:
+                    longer[place + 1] = max(begin, longer.get(place + 1, 0))
+        ends = longer
+    yield from ((begin, end) for end, begin in ends.items())
 
 
 def full_text(index: Index, query: str) -> Iterator[Hit]:
