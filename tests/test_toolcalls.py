@@ -167,6 +167,7 @@ def test_arguments_given_as_a_json_string_are_understood() -> None:
         ('{"name": "add", "arguments": {"a": ' + "9" * 5000 + "}}</tool_call>", "Exceeds the limit"),
         ('{"name": "add", "arguments": {"a": ' + "[" * 100_000, "nested too deeply"),
         ('{"name": "add", "arguments": {"a": ' + "[" * 9_000 + "]" * 9_000 + "}}</tool_call>", "nested too deeply"),
+        ('{"name": "add", "arguments": {"a": ' + "[" * 300 + "]" * 300 + "}}</tool_call>", "nested too deeply"),
     ],
 )
 def test_a_fault_is_one_line_that_says_what_is_wrong_and_how_it_is_written(body: str, reason: str) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+MAX_DEPTH = 200  # of arrays and objects; how deep Python itself reads and writes them depends on its version
+
 
 def loads(text: str) -> object:
     """The value of a JSON text.
@@ -18,8 +20,7 @@ def loads(text: str) -> object:
         ValueError: it is not JSON; the message is one line and says where.
     """
     with _faults_in_one_line(0):
-        value: object = _DECODER.decode(text)
-        return value
+        return _bounded(_DECODER.decode(text))
 
 
 def members(text: str, start: int) -> tuple[dict[str, str], int]:
@@ -50,7 +51,8 @@ def _members(text: str, start: int) -> tuple[dict[str, str], int]:
         if not isinstance(key, str) or key in values:
             raise ValueError(f"a key of the JSON object is no string or stands twice: {str(key)[:40]!r}")
         begin = after_space(text, _after(text, ":", position))
-        _, position = _DECODER.raw_decode(text, begin)
+        value, position = _DECODER.raw_decode(text, begin)
+        _bounded(value)
         values[key] = text[begin:position]
         position = after_space(text, position)
         if text.startswith("}", position):
@@ -74,6 +76,18 @@ def _faults_in_one_line(start: int) -> Iterator[None]:
         raise ValueError(f"the JSON breaks off or is wrong at its character {place} ({error.msg})") from error
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
+
+
+def _bounded(value: object) -> object:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        rows = [
+            outer.values() if isinstance(outer, dict) else outer for outer in level if isinstance(outer, dict | list)
+        ]
+        level = [inner for row in rows for inner in row]
+        if not level:
+            return value
+    raise RecursionError
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
