@@ -18,13 +18,13 @@ ARG USER=condensegrpo
 # g++ compiles parts of DeepSpeed; bubblewrap isolates code that a model wrote
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install --yes --no-install-recommends bubblewrap g++ && rm -rf /var/lib/apt/lists/*
-RUN useradd --create-home --uid 1000 condensegrpo && install --directory --owner=condensegrpo /cache /work/runs
+RUN useradd --create-home --uid 1000 condensegrpo && install --directory --owner=condensegrpo /cache /workspace/runs
 RUN --mount=from=wheel,source=/wheels,target=/wheels --mount=source=constraints.txt,target=/constraints.txt \
     pip install --no-cache-dir torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu \
     && pip install --no-cache-dir --constraint /constraints.txt /wheels/*.whl
 ENV HF_HOME=/cache/huggingface
-WORKDIR /work
-VOLUME ["/cache", "/work/runs"]
+WORKDIR /workspace
+VOLUME ["/cache", "/workspace/runs"]
 USER ${USER}
 ENTRYPOINT ["condensegrpo"]
 CMD ["--help"]
@@ -35,12 +35,12 @@ ARG USER=condensegrpo
 RUN apt-get update && apt-get install --yes --no-install-recommends bubblewrap g++ python3.12-dev python3.12-venv \
     && rm -rf /var/lib/apt/lists/*
 RUN userdel --remove ubuntu && useradd --create-home --uid 1000 condensegrpo \
-    && install --directory --owner=condensegrpo /cache /work/runs && python3.12 -m venv /opt/condensegrpo
+    && install --directory --owner=condensegrpo /cache /workspace/runs && python3.12 -m venv /opt/condensegrpo
 ENV PATH=/opt/condensegrpo/bin:$PATH HF_HOME=/cache/huggingface
 RUN --mount=from=wheel,source=/wheels,target=/wheels --mount=source=constraints.txt,target=/constraints.txt \
     pip install --no-cache-dir --constraint /constraints.txt "$(echo /wheels/*.whl)[vllm]"
-WORKDIR /work
-VOLUME ["/cache", "/work/runs"]
+WORKDIR /workspace
+VOLUME ["/cache", "/workspace/runs"]
 USER ${USER}
 ENTRYPOINT ["condensegrpo"]
 CMD ["--help"]

@@ -173,8 +173,8 @@ def fuzzy(index: Index, query: str) -> tuple[Hit, ...]:
         texts = [text for text in fields.values() if isinstance(text, str)]
         matches = [(end - first, text, first, end) for text in texts for first, end in _in_order(text.lower(), wanted)]
         if matches:
-            length, *part = min(matches)
-            hits.append((length, number, key, _excerpt(*part)))
+            length, text, first, end = min(matches)
+            hits.append((length, number, key, _excerpt(text, first, end)))
     nearest = heapq.nsmallest(MOST, hits)
     return tuple(Hit(record, None, text) for *_, key, text in nearest if (record := index.record_of(key)) is not None)
 
@@ -184,9 +184,8 @@ def _in_order(text: str, letters: str) -> Iterator[tuple[int, int]]:
     left = iter(text)
     if not letters or not all(letter in left for letter in letters):  # nearly all texts end here
         return
-    first, *rest = letters
-    ends = {place + 1: place for place, letter in enumerate(text) if letter == first}  # end: the latest beginning
-    for wanted in rest:
+    ends = {place + 1: place for place, letter in enumerate(text) if letter == letters[0]}  # end: the latest beginning
+    for wanted in letters[1:]:
         longer: dict[int, int] = {}
         for end, begin in ends.items():
             for place in range(end, min(end + GAP + 1, len(text))):
