@@ -114,7 +114,9 @@ def stored_evaluations(run: RunFolder) -> tuple[StoredEvaluation, ...]:
         DataError: a file is damaged.
     """
     finished = (file for file in run.evaluation_folder.glob("step_*/*.json") if file.stat().st_size)
-    return tuple(sorted(map(_read, finished), key=lambda stored: (stored.step, stored.made, len(stored.name), stored.name)))
+    return tuple(
+        sorted(map(_read, finished), key=lambda stored: (stored.step, stored.made, len(stored.name), stored.name))
+    )
 
 
 def correctness(run: RunFolder, step: int, name: str) -> Correct:
