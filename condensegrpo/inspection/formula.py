@@ -13,6 +13,7 @@ what was recorded (as after whitening), the line of the advantage says so.
 
 import math
 from collections.abc import Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from condensegrpo.algorithms.explained import EXPLAINED, Case, GroupMember
@@ -43,11 +44,15 @@ class CreditFormulas:
     """The steps from reward to weight of the turns of one batch."""
 
     def __init__(self, index: Index, batch: TrajectoryBatch) -> None:
-        """Read the configuration of the batch; without one there are no formulas."""
-        self._index, self._config = index, config_of(batch)
+        self._index, self._batch = index, batch
         self._group: Group | None = None
         self._members: dict[str, GroupMember] = {}  # of that group, by trajectory
         self._turns: dict[str, list[int]] = {}  # likewise: the act turn whose advantage each turn has
+
+    @cached_property
+    def _config(self) -> "RunConfig | None":
+        """Of the batch; without one there are no formulas. Read when it is needed: the first screen shows no credit."""
+        return config_of(self._batch)
 
     def lines(self, record: TrajectoryRecord, group: Group, turn: TurnView) -> tuple[CreditLine, ...]:
         """The steps from the reward to the weight of a turn's tokens.
