@@ -6,8 +6,7 @@
     cg.rollout("runs/quickstart", n=4)[0].show()                 sample, and look at a trajectory
     cg.evaluate("runs/quickstart", samples=4).success
 
-All of it works in a notebook: the engine's event loop runs in a thread of its own. Importing this file imports no
-torch; a function imports what it needs.
+All of it works in a notebook: the engine's event loop has a thread of its own. Importing this file imports no torch.
 """
 
 import os
