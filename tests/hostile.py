@@ -16,6 +16,7 @@ from condensegrpo.sandbox.result import CallResult
 from condensegrpo.sandbox.sandbox import Sandbox
 
 SECONDS = 1.5
+AMPLE_SECONDS = 20.0
 LIMITS = SandboxLimits(seconds=SECONDS, memory_mib=256, disk_mib=8, files=500, output_bytes=4000)
 SECRET = "hf_thisisasecret"
 MARK = "left-by-hostile-code"  # a file's name
@@ -30,6 +31,11 @@ class Hostile:
     outcomes: tuple[str, ...] = ("finished",)  # any of these
     stdout: str | None = None  # exactly; None: anything but ESCAPED
     stderr: str = ""  # contained in it
+
+    @property
+    def seconds(self) -> float:
+        """The time limit: ample where another limit has to end the input, which takes longer on a busy machine."""
+        return SECONDS if "timeout" in self.outcomes else AMPLE_SECONDS
 
 
 INPUTS = {
@@ -207,7 +213,8 @@ async def run_all(isolation: str) -> Run:
     with Sandbox(isolation=isolation, limits=LIMITS, parallel=6) as sandbox:
         sandbox.open()
         before = len(os.listdir("/proc/self/fd"))
-        results = await asyncio.gather(*(sandbox.run_python(case.code) for case in INPUTS.values()))
+        calls = (sandbox.run_python(case.code, seconds=case.seconds) for case in INPUTS.values())
+        results = await asyncio.gather(*calls)
         after = await sandbox.run_python("print(1)")
         left = await _left(sandbox.running().folder)
         left += [f"{len(os.listdir('/proc/self/fd')) - before} descriptors"] * (
