@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow
 import pytest
-from pyarrow import parquet
+from pyarrow import Codec, parquet
 from typer.testing import CliRunner
 
 from condensegrpo.cli.app import app
@@ -140,15 +140,21 @@ def test_traces_that_verifiers_wrote() -> None:
     assert first_difference(right.trajectory, failed.trajectory) == (0, "reply")  # logs have no token ids
 
 
-def test_a_zip_file_that_python_cannot_read_says_what_to_do(tmp_path: Path) -> None:
-    file = tmp_path / "log.eval"
+@pytest.mark.parametrize("lost", [0, 5])
+def test_a_log_that_is_compressed_with_zstandard_as_inspect_writes_it(tmp_path: Path, lost: int) -> None:
+    file, packed = tmp_path / "log.eval", Codec("zstd").compress(json.dumps(SAMPLE).encode(), asbytes=True)
     with zipfile.ZipFile(file, "w") as log:
-        log.writestr("samples/q_epoch_1.json", "{}")
+        log.writestr("samples/q1_epoch_1.json", packed[: len(packed) - lost])
     data = bytearray(file.read_bytes())
-    data[data.index(b"PK\x01\x02") + 10] = 93  # the method of compression: zstandard
+    for header, place in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
+        data[data.index(header) + place] = 93  # the method of compression: zstandard
     file.write_bytes(data)
-    with pytest.raises(DataError, match=r"pip install zstandard, or write the log as JSON: inspect log convert|zstd"):
-        read_log(file, LogFormat.INSPECT_AI)
+    if lost:
+        with pytest.raises(DataError, match=r"samples/q1_epoch_1\.json of .*Copy the log again"):
+            read_log(file, LogFormat.INSPECT_AI)
+    else:
+        (only,) = read_log(file, LogFormat.INSPECT_AI)
+        assert (only.scored.score.correct, only.scored.trajectory.answer) == (1.0, "4")
 
 
 def test_the_inspector_shows_what_was_imported(tmp_path: Path) -> None:

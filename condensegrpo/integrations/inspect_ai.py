@@ -1,15 +1,13 @@
 """Logs of Inspect: an evaluation as ``.json``, or as ``.eval``, a zip file with one file a sample."""
 
-import importlib
 import os
 import struct
-import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from pyarrow import BufferReader, CompressedInputStream
 from pydantic import TypeAdapter
 
 from condensegrpo.core.errors import DataError
@@ -146,17 +144,14 @@ def _epoch(member: zipfile.ZipInfo) -> tuple[int, str]:
 
 def _member(log: zipfile.ZipFile, file: Path, member: zipfile.ZipInfo) -> bytes:
     """A file of a zip file. Python before 3.14 reads none that is compressed with zstandard, as Inspect's are."""
-    if member.compress_type != ZSTANDARD or sys.version_info >= (3, 14):
+    if member.compress_type != ZSTANDARD:
         return log.read(member)
-    try:
-        zstandard: Any = importlib.import_module("zstandard")
-    except ImportError as error:
-        raise DataError(
-            f"reading {file}: it is compressed with zstandard. Run pip install zstandard, or write the log as JSON: "
-            f"inspect log convert {file} --to json --output-dir FOLDER."
-        ) from error
     with file.open("rb") as raw:
         raw.seek(member.header_offset + LOCAL_LENGTHS)
         raw.seek(sum(struct.unpack("<HH", raw.read(4))), os.SEEK_CUR)  # the name and what else comes before the data
-        unpacked: bytes = zstandard.ZstdDecompressor().decompressobj().decompress(raw.read(member.compress_size))
-        return unpacked
+        packed = raw.read(member.compress_size)
+    try:
+        unpacked: bytes = CompressedInputStream(BufferReader(packed), "zstd").read()
+    except OSError as error:
+        raise DataError(f"reading {member.filename} of {file}: {error}. Copy the log again.") from error
+    return unpacked
