@@ -35,6 +35,7 @@ CURVES = (  # metric, title, format of a value
 UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 MOST_CELLS = 60  # characters of a curve
 LONGEST_VALUE = 40  # characters of a setting
+UNLIMITED = 10_000  # columns
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 runs = typer.Typer(help="List runs and compare them.", rich_markup_mode="rich", invoke_without_command=True)
@@ -76,7 +77,7 @@ def list_runs(
             _age(run.age),
             _size(run.bytes),
         )
-    console.print(table)
+    _show(console, table)
 
 
 @runs.command("compare")
@@ -118,7 +119,10 @@ def _print_settings(console: "Console", compared: "RunComparison") -> None:
     table = _table("setting", *compared.runs, left=1 + len(compared.runs))
     for key, values in compared.settings.items():
         table.add_row(key, *(Text(_short(value)) for value in values))
-    console.print(table if compared.settings else "settings: no difference")
+    if compared.settings:
+        _show(console, table)
+    else:
+        console.print("settings: no difference")
 
 
 def _print_curves(console: "Console", compared: "RunComparison") -> None:
@@ -151,13 +155,14 @@ def _print_evaluations(console: "Console", compared: "RunComparison") -> None:
             f"{result.metrics['context_tokens']:.1f}" if "context_tokens" in result.metrics else "–",
         )
     console.print()
-    console.print(table)
+    _show(console, table, heads=2)
     counts = sorted({result.pairs for result in compared.evaluations if result.pairs})
     if counts:
         console.print(
             f"difference: to {compared.runs[0]}, paired by problem ({', '.join(map(str, counts))} problems)\n"
             "context: mean of the largest of a trajectory, tokens",
             style=theme.DIM,
+            soft_wrap=True,
         )
 
 
@@ -167,6 +172,21 @@ def _table(*headings: str, left: int) -> Table:
     for place, heading in enumerate(headings):
         table.add_column(heading, justify="left" if place < left else "right", overflow="fold", no_wrap=place >= left)
     return table
+
+
+def _show(console: "Console", table: Table, *, heads: int = 1) -> None:
+    """Print a table; where it is wider than the console, a paragraph for each row, headed by its first cells."""
+    everything = console.options.update(width=UNLIMITED)
+    if console.measure(table, options=everything).maximum <= console.width:
+        theme.show(console, lambda _: (table,))
+        return
+    headings = [str(column.header) for column in table.columns[heads:]]
+    names = max(map(len, headings))
+    for cells in zip(*(column.cells for column in table.columns), strict=True):
+        console.print(": ".join(map(str, cells[:heads])), style=theme.HEAD, soft_wrap=True)
+        for heading, cell in zip(headings, cells[heads:], strict=True):
+            if cell:
+                console.print(Text.assemble(f"  {heading:{names}}  ", cell), soft_wrap=True)
 
 
 def _as_json(run: "RunSummary") -> Mapping[str, object]:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from builders import ledger_episode, scored
 from command import run, succeed
+from typer.testing import CliRunner
 
+from condensegrpo.cli.app import app
 from condensegrpo.config.load import dump_config, load_config
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.trajectory import ScoredTrajectory
@@ -103,6 +105,15 @@ def test_a_comparison_has_settings_that_differ_and_differences_paired_by_problem
     assert "+0.250 [" in out
     assert max(map(len, out.splitlines()[:-1])) <= 100
     assert "largest context" in plot.read_text()
+    assert "task.options\n" not in out  # a section is compared by its keys
+    for width in ("80", "60"):
+        printed = CliRunner(env={"COLUMNS": width}).invoke(
+            app, ["runs", "compare", str(first.path), str(finished(tmp_path / width / ("long" * 9), [1.0, 0.0]).path)]
+        )
+        lines = printed.output.splitlines()
+        assert max(map(len, lines)) <= int(width)
+        assert "  success [95 %]     0.500 [0.400, 0.600]" in lines
+        assert "held-out: " + "long" * 9 in lines
     alone = succeed("runs", "compare", str(first.path))
     assert "0.25 → 0.50" in alone
     assert "setting" not in alone

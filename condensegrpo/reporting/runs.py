@@ -186,8 +186,8 @@ def _names(paths: Sequence[Path]) -> tuple[str, ...]:
 
 
 def _leaves(tree: object, key: str = "") -> dict[str, object]:
-    """The values of a tree by dotted keys; a list is one value."""
-    if not isinstance(tree, Mapping) or not tree:
+    """The values of a tree by dotted keys; a list is one value, an empty section none."""
+    if not isinstance(tree, Mapping):
         return {key: tree}
     return {
         name: leaf
