@@ -1,10 +1,13 @@
 """Which trajectories of a file the options of ``condensegrpo inspect`` mean."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from condensegrpo.core.errors import DataError
+from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.inspection import views
+from condensegrpo.inspection.filters import FIELDS
 from condensegrpo.inspection.records import TrajectoryRecord, groups
 
 
@@ -46,7 +49,7 @@ class Choice:
         if not matches:
             raise DataError(
                 f"looking for trajectories where {self.where}: none of {len(every)} is left. Try another step or a "
-                f"wider condition."
+                f"wider condition; on a terminal, or with --html FILE, all steps are searched."
                 if self.where
                 else f"looking for trajectory {self.trajectory} in group {self.group}: it is in another group. Leave "
                 f"--group out."
@@ -65,6 +68,32 @@ class Choice:
         group = _meant("group", self.group, [record.group for record in every])
         named = _meant("trajectory", self.trajectory, [record.id for record in every])
         return [record for record in every if group in (None, record.group) and named in (None, record.id)]
+
+
+def view_and_condition(given: Sequence[str]) -> tuple[str | None, str | None]:
+    """The name of a view and the condition among the values of ``--view`` and ``--where``; None: not given.
+
+    Raises:
+        ConfigError: several views are named.
+    """
+    known = {*(view.name for view in views.READY_VIEWS), views.GOT_WORSE}
+    names = [text for text in given if text in known or (re.fullmatch(r"[\w-]+", text) and text not in FIELDS)]
+    if len(names) > 1:
+        raise ConfigError(f"reading --view: found {' and '.join(names)}, wanted one view. Add a condition by --where.")
+    conditions = [text for text in given if text not in names]
+    where = " and ".join(f"({text})" for text in conditions) if len(conditions) > 1 else next(iter(conditions), None)
+    return next(iter(names), None), where
+
+
+def is_picture(output: Path) -> bool:
+    """Whether a file is to be a picture, and not a page, by its name.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if output.suffix not in (".html", ".htm", ".svg"):
+        raise ConfigError(f"writing {output}: wanted a name that ends in .html, for a page, or .svg, for a picture.")
+    return output.suffix == ".svg"
 
 
 def _meant(kind: str, given: str | None, every: Sequence[str]) -> str | None:

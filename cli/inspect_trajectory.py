@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from condensegrpo.cli import theme
-from condensegrpo.cli.inspect_choice import Choice
+from condensegrpo.cli.inspect_choice import Choice, is_picture, view_and_condition
 from condensegrpo.cli.inspect_print import parts_of, view_of
 from condensegrpo.cli.neutral import neutral, one_line
 from condensegrpo.core.errors import ConfigError
@@ -38,7 +38,15 @@ GroupName = Annotated[str | None, typer.Option(help="Only trajectories of this g
 TrajectoryName = Annotated[
     str | None, typer.Option(help="Show the trajectory of this id, 6/12/3, or number: 99 or '#99'.")
 ]
-Where = Annotated[str | None, typer.Option(help="Show those for which this holds: 'score==0 and turns>3'.")]
+ViewNames = ", ".join((*(each.name for each in views.READY_VIEWS), views.GOT_WORSE))
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--view",
+        "--where",
+        help=f"Show a ready view ({ViewNames}), or those for which this holds: 'score==0 and turns>3'. Repeat: both.",
+    ),
+]
 Sort = Annotated[str | None, typer.Option(help="Show the first by this field; -field: the largest first.")]
 TurnNumber = Annotated[int | None, typer.Option(min=0, help="Details of this turn only.")]
 Tokens = Annotated[bool, typer.Option("--tokens", help="Show sampled tokens: advantage, id, text, log-probability.")]
@@ -47,14 +55,15 @@ Check = Annotated[
     bool, typer.Option("--check", help="Only verify the invariants, of all steps without --step; exit code 1.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Svg = Annotated[Path | None, typer.Option(help="Also draw what is shown into this SVG file.")]
-ViewName = Annotated[
-    str | None,
-    typer.Option(help=f"A ready view: {', '.join((*(each.name for each in views.READY_VIEWS), views.GOT_WORSE))}."),
-]
 Plain = Annotated[bool, typer.Option("--plain", help="Print, also on a terminal.")]
-Html = Annotated[
-    Path | None, typer.Option(help="Write one offline page: of the step or what --view and --where match.")
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--html",
+        "--svg",
+        metavar="FILE",
+        help=".html: write one offline page, of the step or of what --view and --where match; .svg: also draw this.",
+    ),
 ]
 
 
@@ -72,15 +81,13 @@ def inspect_trajectory(
     full: Full = False,
     check: Check = False,
     as_json: AsJson = False,
-    svg: Svg = None,
-    view: ViewName = None,
     plain: Plain = False,
-    html: Html = None,
+    output: Output = None,
 ) -> None:
     """Browse a run's trajectories: what was condensed, sampled and trained, and why. Press ? for the keys.
 
-    Where there is no terminal, or with --plain, --tokens, --full, --json or --svg: print the groups of a step, then one
-    trajectory turn by turn.
+    Where there is no terminal, or with --plain, --tokens, --full, --json or --svg: print a step, then one
+    trajectory.
 
     Example: condensegrpo inspect runs/quickstart --where 'correct == 0' --sort -context --tokens
     """
@@ -89,22 +96,24 @@ def inspect_trajectory(
         files = trajectory_files(path) if every_file else ()
         _check([read_batch(file) for file in files or (choose(path, step, evaluation),)], as_json=as_json)
         return
-    choice = Choice(group=group, trajectory=trajectory or trajectory_id, where=where, sort=sort)
+    view, condition = view_and_condition(where or [])
+    choice = Choice(group=group, trajectory=trajectory or trajectory_id, where=condition, sort=sort)
     if step is None and (path / "config.yaml").is_file():
         step = step_of(choice.trajectory, group)
     index, file = Index(path), choose(path, step, evaluation)
     is_worse = view == views.GOT_WORSE
     ready = views.ready_view(view) if view is not None and not is_worse else None
+    svg = output if output is not None and is_picture(output) else None
     printed = plain or tokens or full or as_json or svg is not None
-    if html is not None:
+    if output is not None and svg is None:
         from condensegrpo.cli.inspect_html import export
 
         if is_worse:
             raise ConfigError(
-                f"writing {html}: --view {view} lists problems. Choose one: --where \"problem == 'NAME'\"."
+                f"writing {output}: --view {view} lists problems. Choose one: --where \"problem == 'NAME'\"."
             )
         is_single = path.is_file() or choice.is_named or step is not None or evaluation is not None
-        export(html, index, file if is_single else None, choice.within(ready))
+        export(output, index, file if is_single else None, choice.within(ready))
     elif sys.stdin.isatty() and sys.stdout.isatty() and not printed:
         from condensegrpo.cli.inspect_app.app import run
 
@@ -135,8 +144,12 @@ def _print_worse(index: Index) -> None:
     screen = theme.console()
     screen.print(f"{counted(len(changes), 'problem', 'problems')} got worse: first half of the steps → last half")
     for change in changes[:MOST_WORSE]:
-        visits = f"{change.evaluation or 'training'}, {len(change.visits)} times"
-        screen.print(Text(f"{change.before:.2f} → {change.after:.2f}  {visits}  {one_line(change.problem, 60)}"))
+        visits, last = f"{change.evaluation or 'training'}, {len(change.visits)} times", change.visits[-1]
+        worst = index.at(last.batch, last.worst)
+        example = f"  now, for example, {one_line(worst.id, 60)}" if worst is not None else ""
+        screen.print(
+            Text(f"{change.before:.2f} → {change.after:.2f}  {visits}  {one_line(change.problem, 60)}{example}")
+        )
 
 
 def _print(
@@ -158,8 +171,10 @@ def _print(
     if as_json:
         typer.echo(dump_line(view))
         return
-    parts = partial(parts_of, view, choice=choice, tokens=tokens, full=full)
-    theme.show(theme.console(), parts)
+    parts, screen = partial(parts_of, view, choice=choice, tokens=tokens, full=full), theme.console()
+    if index.note:
+        screen.print(Text(neutral(index.note), theme.DIM), soft_wrap=True)
+    theme.show(screen, parts)
     if svg is not None:
         picture = theme.recorder()
         theme.show(picture, parts)

@@ -8,6 +8,9 @@ import typer
 
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, of a run that trains or that has ended.")],
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write here, as of a run whose folder cannot be written.")
+    ] = None,
 ) -> None:
     """Write a run's report.html anew: curves of every metric, sample trajectories and the configuration.
 
@@ -16,4 +19,4 @@ def report(
     from condensegrpo.reporting.run_report import write_page
     from condensegrpo.storage.run_folder import RunFolder
 
-    typer.echo(write_page(RunFolder.open(run).path))
+    typer.echo(write_page(RunFolder.open(run).path, file=output))

@@ -552,6 +552,10 @@ def test_a_breach_ends_with_exit_code_1(demo: Path) -> None:
         (["--where", "score > 9"], DataError, "none of 4 is left"),
         (["--where", "socre > 9"], ConfigError, "Did you mean 'score'?"),
         (["--sort", "-contxt"], ConfigError, "Did you mean 'context'?"),
+        (["--view", "truncatd"], ConfigError, "Did you mean 'truncated'?"),
+        (["--view", "lost-fact", "--view", "truncated"], ConfigError, "wanted one view"),
+        (["--view", "truncated", "--where", "score > 9"], DataError, "where (truncated) and (score > 9): none of 4"),
+        (["--html", "page.pdf"], ConfigError, "wanted a name that ends in .html, for a page, or .svg"),
         (["--turn", "9"], DataError, "it has 4 turns, counted from 0"),
     ],
 )

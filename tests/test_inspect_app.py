@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -342,6 +343,37 @@ def test_a_sparkline_averages_what_does_not_fit() -> None:
     assert sparkline([], 8) == ""
 
 
-def test_the_application_loads_no_torch() -> None:
-    code = "import sys, condensegrpo.cli.inspect_app.app; sys.exit('torch' in sys.modules or 'pydantic' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+FIRST_SCREEN = """
+import asyncio, sys
+from pathlib import Path
+from typer.testing import CliRunner
+from condensegrpo.cli.app import app
+from condensegrpo.cli.inspect_app.app import InspectorApp
+from condensegrpo.cli.inspect_app.selection import Selection
+from condensegrpo.inspection.batches import choose
+from condensegrpo.inspection.index import Index
+
+async def opened(path):
+    inspector = InspectorApp(Selection(Index(path), choose(path, None)))
+    async with inspector.run_test() as pilot:
+        await pilot.pause()
+        await inspector.workers.wait_for_complete()
+        assert inspector.selection.opened is not None
+
+path = Path(sys.argv[1])
+asyncio.run(opened(path))
+printed = CliRunner().invoke(app, ["inspect", str(path), "--plain"])
+assert printed.exit_code == 0, printed.output
+print(*sorted({"torch", "transformers", "condensegrpo.config.schema", "tokenizers", "numpy"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize(("has_tokenizer", "loaded"), [(True, ["tokenizers"]), (False, [])])
+def test_the_first_screen_loads_no_model_and_no_configuration(
+    run: RunFolder, tmp_path: Path, has_tokenizer: bool, loaded: list[str]
+) -> None:
+    path = shutil.copytree(run.path, tmp_path / "run")
+    if not has_tokenizer:
+        (path / "tokenizer.json").unlink()
+    done = subprocess.run([sys.executable, "-c", FIRST_SCREEN, str(path)], capture_output=True, text=True)
+    assert (done.stdout.split(), done.stderr) == (loaded, "")

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from builders import condensation, ledger_episode, scored, trajectory, turn, user
 from command import run as run_command
+from typer.testing import CliRunner
 
+import condensegrpo as cg
+from condensegrpo.cli.app import app
 from condensegrpo.core.errors import ConfigError, TrajectoryFileError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import ScoredTrajectory, SpanStatus, Stop
@@ -22,6 +25,7 @@ from condensegrpo.inspection.records import holds
 from condensegrpo.inspection.views import READY_VIEWS, find, fuzzy, got_worse, ready_view, search, select
 from condensegrpo.storage.credit import Credit, write_credit
 from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trackers import JsonlTracker
 from condensegrpo.storage.trajectories import write_trajectory
 
 REPLIES = ["<note> 3 </note>", "<note> 5 </note>", "<answer> 6 </answer>"]
@@ -130,6 +134,32 @@ def test_a_damaged_index_is_built_again_and_a_folder_that_is_read_only_uses_the_
     assert sum(1 for _ in opened(run.path).records()) == 8
     (file,) = (tmp_path / "cache" / "condensegrpo").iterdir()
     assert sqlite3.connect(file).execute("SELECT count(*) FROM trajectories").fetchone() == (8,)
+    assert Index(run.path).note == f"{run.path} cannot be written: the index is in {file}"
+
+
+def test_a_run_that_was_moved_to_another_name_and_cannot_be_written_is_shown(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    JsonlTracker(run.metrics).log(1, {"success": 0.5})
+    path = run.path.rename(tmp_path / "my rün 测试")
+    (path / database.NAME).mkdir()  # cannot be written, also by a superuser
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    assert opened(path).note == f"{path} cannot be written: the index is in memory, and made again at each start"
+
+    def printed(*arguments: object) -> str:
+        done = CliRunner().invoke(app, [*map(str, arguments)], catch_exceptions=False)
+        assert done.exit_code == 0
+        return done.stdout
+
+    assert printed("inspect", path).splitlines()[0] == opened(path).note
+    assert "8 of 8" in printed("inspect", path, "--html", tmp_path / "page.html")
+    report = tmp_path / "my report.html"
+    assert printed("report", path, "--output", report).strip() == str(report)
+    assert not (path / "report.html").exists()
+    assert "my rün 测试" in printed("runs", "--runs-dir", tmp_path)
+    assert "success in training" in printed("runs", "compare", path)
+    assert len(cg.Run(path).trajectories()) == 8
+    assert report.stat().st_size > 0
 
 
 def test_text_that_no_database_holds_comes_back(tmp_path: Path) -> None:
@@ -176,8 +206,8 @@ def test_problems_got_worse_from_the_first_half_of_their_visits_to_the_last(tmp_
     lines = run_command("inspect", str(run.path), "--view", "got-worse").stdout.splitlines()
     assert lines == [
         "2 problems got worse: first half of the steps → last half",
-        "1.00 → 0.00  training, 3 times  p0",
-        "1.00 → 0.00  training, 3 times  p2",
+        "1.00 → 0.00  training, 3 times  p0  now, for example, 3/0/0",
+        "1.00 → 0.00  training, 3 times  p2  now, for example, 3/2/0",
     ]
 
 

@@ -73,6 +73,8 @@ class InspectorApp(InspectorThreads):
         self.title = "condensegrpo inspect"
         self.show_groups(self._record, self._turn)
         self.query_one("#list").focus()
+        if self.selection.index.note:
+            self.notify(neutral(self.selection.index.note), markup=False)
         self.set_interval(POLL_SECONDS, self._poll)
         self.index_all(self._first)
 

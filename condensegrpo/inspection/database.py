@@ -42,7 +42,7 @@ class Database:
     def __init__(self, folder: Path) -> None:
         """Open the index file of a folder, or make it."""
         self._lock = RLock()
-        self._connection = _connected(folder)
+        self._connection, self.file = _connected(folder)  # the file; None: in memory
 
     def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """All rows of a query."""
@@ -192,8 +192,8 @@ def _numbers(text: str | None) -> tuple[float, ...] | None:
     return None if text is None else tuple(json.loads(text))
 
 
-def _connected(folder: Path) -> sqlite3.Connection:
-    """The index file in the folder, in the user's cache where that cannot be written, or else one in memory."""
+def _connected(folder: Path) -> tuple[sqlite3.Connection, Path | None]:
+    """The index file in the folder, in the user's cache where that cannot be written, or else one in memory (None)."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "condensegrpo"
     name = f"inspection-{sha256(os.fsencode(folder)).hexdigest()[:16]}.sqlite"
     for place in (folder / NAME, cache / name):
@@ -201,11 +201,11 @@ def _connected(folder: Path) -> sqlite3.Connection:
             if place.parent == cache:
                 cache.mkdir(parents=True, exist_ok=True)
             try:
-                return _prepared(place)
+                return _prepared(place), place
             except sqlite3.DatabaseError:  # damaged, or it cannot be written
                 place.unlink()
-                return _prepared(place)
-    return _prepared(":memory:")
+                return _prepared(place), place
+    return _prepared(":memory:"), None
 
 
 def _prepared(place: Path | str) -> sqlite3.Connection:

@@ -121,10 +121,12 @@ class TokenTexts:
     """The texts of token ids by the tokenizer of a run, if there is one."""
 
     def __init__(self, batch: TrajectoryBatch) -> None:
-        from tokenizers import Tokenizer  # compiled code: only when asked for
-
         self.file = next((file for file in tokenizer_files(batch) if file.is_file()), None)
-        self._tokenizer = Tokenizer.from_file(str(self.file)) if self.file else None
+        self._tokenizer = None
+        if self.file is not None:
+            from tokenizers import Tokenizer  # compiled code: only when there is a file
+
+            self._tokenizer = Tokenizer.from_file(str(self.file))
 
     @cache  # noqa: B019  as many as tokens of the vocabulary
     def text(self, token: int) -> str | None:

@@ -80,13 +80,13 @@ def write_picture(run_folder: Path) -> Path:
     return image
 
 
-def write_page(run_folder: Path, reader: SampleReader | None = None) -> Path:
-    """Write ``report.html`` into a run folder, whether the run has ended or not; returns its path.
+def write_page(run_folder: Path, reader: SampleReader | None = None, *, file: Path | None = None) -> Path:
+    """Write a run's page, by default ``report.html`` in its folder, whether it has ended or not; returns its path.
 
     Raises:
         RunError: there are no metrics yet, or the file cannot be written.
     """
-    run, file = RunFolder(run_folder), run_folder / "report.html"
+    run, file = RunFolder(run_folder), file or run_folder / "report.html"
     report = run_report(run, reader or SampleReader(run))
     text = page(report.name, report, styles=("page.css", "report.css"), scripts=("page.js", "report.js"))
     write_atomically(file, text)
