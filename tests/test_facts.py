@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from itertools import islice
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +13,6 @@ from condensegrpo.algorithms import segments
 from condensegrpo.assembly.plugins import build
 from condensegrpo.condensers.full import Full
 from condensegrpo.condensers.last_k import LastK
-from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Condenser, Demonstrates, Problem, Step
@@ -193,7 +191,7 @@ def test_the_task_scales_in_pages_facts_and_noise() -> None:
         ({"early": 0.0}, "early is 0.0"),
         ({"early": 1.5}, "early is 1.5"),
         ({"train_problems": 0}, "train_problems is 0"),
-        ({"history": "none"}, "history is 'none', wanted 'some', 'full' or 'summary'"),
+        ({"history": "none"}, "history is 'none', wanted 'some' or 'full'"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, object], found: str) -> None:
@@ -353,63 +351,3 @@ def test_with_turns_to_spare_a_dropped_fact_is_read_again() -> None:
     episodes = played(task, LastK(keep_last=2), max_turns=10)
     assert all(solved(task, episodes))
     assert all(7 < len(one.turns) <= 10 for one in episodes)  # the page of the fact is one of the first three
-
-
-# --- notes that the condenser requests ------------------------------------------------------------------------------
-
-
-def noting(prompt: str) -> str:
-    """The careful agent, which writes what it knows when it is asked for a note, and reads it afterwards."""
-    question, *rest = [part.partition("\n")[2].partition("<|im_end|>")[0] for part in prompt.split("<|im_start|>")[1:]]
-    texts = [text.split() for text in rest if text.startswith(("p", "facts"))]
-    facts = dict(word.split(":") for words in texts for word in words if ":" in word)
-    facts |= {words[1]: words[2] for words in texts if words[0] == "facts" and words[1] != "none"}
-    if rest[-2:-1] == ["note"]:
-        known = " ".join(f"{key} {facts[key]}" for key in question.split() if key in facts)
-        return f"facts {known or 'none'}"
-    if texts[-1:] and texts[-1][-1] == "report" and question in facts:
-        return f"<answer> {question} {facts[question]} </answer>"
-    return careful(prompt)
-
-
-def forgetting(prompt: str) -> str:
-    reply = noting(prompt)
-    return "facts none" if reply.startswith("facts") else reply
-
-
-def notes(folder: Path, reply: Callable[[str], str]) -> tuple[FactsTask, list[Trajectory]]:
-    (folder / "note.txt").write_text("note\n")
-    task = FactsTask(pages=PAGES, facts=2, asked=1, early=0.34, eval_problems=8, history="summary")
-    condenser = PolicySummary(keep_last=1, max_tokens=40, template=str(folder / "note.txt"))
-    return task, played(task, condenser, max_turns=7, reply=reply, max_context_tokens=300)
-
-
-def test_a_fact_survives_in_the_note_that_the_condenser_asks_for_and_nowhere_else(tmp_path: Path) -> None:
-    task, episodes = notes(tmp_path, noting)
-    assert all(solved(task, episodes))
-    assert all(any(turn.kind == "condense" for turn in one.turns) for one in episodes)
-    task, episodes = notes(tmp_path, forgetting)
-    assert not any(solved(task, episodes))
-
-
-def test_demonstrated_notes_are_what_the_condenser_asks_for(tmp_path: Path) -> None:
-    task, episodes = notes(tmp_path, noting)
-    asked = [turn for one in episodes for turn in one.turns if turn.kind == "condense"]
-    assert asked
-    assert all(task.sound(turn.context, turn.reply.content) for turn in asked)
-    shown = islice(task.demonstrations(0), 400)
-    requests = [turn for turn in shown if turn.context[-1].content == "note"]
-    assert {tuple(message.role for message in turn.context) for turn in asked} <= {
-        tuple(message.role for message in turn.context) for turn in requests
-    }
-    assert 0.2 < sum(turn.reply == "facts none" for turn in requests) / len(requests) < 0.7
-    assert all(task.sound(turn.context, turn.reply) is not False for turn in requests)
-
-
-def test_a_note_that_lacks_a_known_fact_is_not_judged_and_a_wrong_one_is_unsound() -> None:
-    task, request = FactsTask(history="summary"), (QUESTION, READ, P1, user("note"))
-    assert task.sound(request, "facts red 7") is True
-    assert task.sound(request, "facts red 3") is False
-    assert task.sound(request, "facts none") is None
-    later = (QUESTION, assistant("facts red 7"), user("[turns up to 0 omitted]"), READ, P2, user("note"))
-    assert task.sound(later, "facts red 7 gold 3") is True

@@ -1,13 +1,20 @@
 """The story task: its episodes, its problems, its demonstrations, and what it calls sound."""
 
 import asyncio
-from itertools import islice
+from collections.abc import Callable
+from itertools import islice, pairwise
+from pathlib import Path
 
 import pytest
+from talk import agent, engine, ignore
 
 from condensegrpo.assembly.plugins import build
+from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Problem, Step
+from condensegrpo.core.trajectory import Trajectory
+from condensegrpo.rollout.group import problem_groups, rollout
+from condensegrpo.rollout.settings import Trigger
 from condensegrpo.tasks.drawn import is_held_out
 from condensegrpo.tasks.stories import Stories
 
@@ -130,11 +137,22 @@ def test_demonstrations_of_the_whole_history_answer_from_all_chunks_whatever_the
             assert [message.content for message in turn.context[2::2]] == turn.problem.data["chunks"]
 
 
+def test_every_turn_of_a_story_is_demonstrated_in_order_with_the_replies_that_follow_it_shown() -> None:
+    task = Stories(history="full", turns="all", demonstrated_chunks=1, whole_every=3, chunks=4, forgetful=0)
+    turns = list(islice(task.demonstrations(0), 2 + 2 + 5 + 2))  # two stories of one chunk, one of four, one of one
+    assert [len(turn.context) for turn in turns] == [1, 3, 1, 3, 1, 3, 5, 7, 9, 1, 3]
+    for before, after in pairwise(turns[4:9]):
+        assert after.context[: len(before.context)] == before.context
+        assert after.context[len(before.context)] == Message(role="assistant", content=before.reply)
+    assert [turn.reply.split()[0] for turn in turns[4:9]] == ["<note>"] * 4 + ["<answer>"]
+
+
 def test_the_corpus_has_every_word_of_the_task() -> None:
-    words = set(" ".join(Stories().corpus()).split())
-    for task in (Stories(), Stories(asked=3, history="full")):
+    for task in (Stories(), Stories(asked=3, history="full"), Stories(history="summary")):
+        words = set(" ".join(task.corpus()).split())
         for turn in islice(task.demonstrations(1), 200):
-            assert words.issuperset(" ".join((turn.reply, *(each.content for each in turn.context))).split())
+            used = " ".join((turn.reply, *(each.content for each in turn.context))).split()
+            assert words.issuperset(word for word in used if not word.isdigit())  # how much a summary covers
 
 
 @pytest.mark.parametrize(
@@ -149,3 +167,82 @@ def test_the_corpus_has_every_word_of_the_task() -> None:
 def test_options_that_mean_nothing_are_refused(options: dict[str, int], words: str) -> None:
     with pytest.raises(Exception, match=words):
         build("tasks", "stories", options)
+
+
+# --- summaries that the condenser requests ---------------------------------------------------------------------------
+
+
+def careful(prompt: str) -> str:
+    """An agent that says where people are in the note it is asked for and in the answer, from its prompt alone."""
+    question, *rest = [part.partition("\n")[2].partition("<|im_end|>")[0] for part in prompt.split("<|im_start|>")[1:]]
+    known = {word: "somewhere" for word in question.split() if word[0].isupper()}
+    for words in map(str.split, rest):
+        if words[:1] == ["<note>"]:
+            known |= {name: place for name, place in pairwise(words) if name in known}
+        known |= {words[at - 1]: words[at + 2] for at, word in enumerate(words) if word in ("entered", "reached")}
+    said = " ".join(f"{name} {place}" for name, place in known.items() if name in question)
+    newest = rest[-2].split() if len(rest) > 1 else [""]
+    if newest[-1] == "done":
+        return f"<answer> {said} </answer>"
+    return f"<note> {said if newest[-1] == 'note' else 'read'} </note>"
+
+
+def forgetting(prompt: str) -> str:
+    """The careful agent, whose notes say nothing."""
+    reply = careful(prompt)
+    return "<note> read </note>" if reply.startswith("<note>") else reply
+
+
+def played(task: Stories, reply: Callable[[str], str], folder: Path) -> list[Trajectory]:
+    """One trajectory for each evaluation problem, condensed at 350 bytes."""
+    (folder / "note.txt").write_text("note\n")
+    condenser = PolicySummary(keep_last=1, max_tokens=60, template=str(folder / "note.txt"))
+    early = Trigger(when="over_budget", share=0.5)
+    parts = engine(agent(reply), condenser=condenser, trigger=early, max_turns=9, max_context_tokens=700)
+    groups = asyncio.run(
+        rollout(
+            problem_groups(task.problems("eval"), 7),
+            samples=1,
+            environment=task.environment,
+            engine=parts,
+            run_seed=0,
+            step=0,
+            on_finish=ignore,
+        )
+    )
+    return [one for group in groups for one in group]
+
+
+def test_a_place_survives_in_the_summary_that_the_condenser_asks_for_and_nowhere_else(tmp_path: Path) -> None:
+    task = Stories(chunks=8, history="summary", eval_problems=8)
+    answers = [problem.answer for problem in task.problems("eval")]
+    episodes = played(task, careful, tmp_path)
+    assert [one.answer for one in episodes] == answers
+    summaries = [turn for one in episodes for turn in one.turns if turn.kind == "condense"]
+    assert all(task.sound(turn.context, turn.reply.content) for turn in summaries)
+    shown = {tuple(each.role for each in turn.context) for turn in islice(task.demonstrations(0), 400)}
+    assert {tuple(each.role for each in turn.context) for turn in summaries} <= shown
+    assert (
+        sum(one.answer == answer for one, answer in zip(played(task, forgetting, tmp_path), answers, strict=True)) < 4
+    )
+
+
+def test_a_note_is_sound_where_it_is_asked_for_and_follows_from_the_summary() -> None:
+    task = Stories(history="summary")
+    asked = context("<note> Mira garden Jon somewhere </note>", "[turns up to 1 omitted]", "<note> read </note>")
+    asked = (*asked, Message(role="user", content="Jon entered the cellar .\n\nnote"))
+    assert task.sound(asked, "<note> Mira garden Jon cellar </note>") is True
+    assert task.sound(asked, "<note> Mira garden Jon stable </note>") is False
+    assert task.sound(asked, "<note> read </note>") is None
+    unasked = (*asked[:-1], Message(role="user", content="Jon entered the cellar ."))
+    assert task.sound(unasked, "<note> read </note>") is True
+    assert task.sound(unasked, "<note> Mira garden Jon cellar </note>") is False
+
+
+def test_demonstrated_summaries_forget_as_often_as_asked() -> None:
+    for forgetful, least, most in ((0.0, 0.0, 0.0), (0.5, 0.35, 0.65)):
+        task = Stories(history="summary", forgetful=forgetful)
+        asked = [turn for turn in islice(task.demonstrations(0), 300) if turn.context[-1].content.endswith("note")]
+        assert len(asked) > 100
+        assert least <= sum(turn.reply == "<note> read </note>" for turn in asked) / len(asked) <= most
+        assert all(task.sound(turn.context, turn.reply) is not False for turn in asked)

@@ -76,7 +76,7 @@ def test_a_wrong_study_says_what_is_wrong(tmp_path: Path, text: str, message: st
         ("configs/quickstart.yaml", []),
         ("configs/memory.yaml", []),
         ("studies/configs/stories.yaml", ["task.options.eval_problems=32"]),
-        ("studies/configs/reading_notes.yaml", ["task.options.eval_problems=32"]),
+        ("studies/configs/story_summaries.yaml", ["task.options.eval_problems=32"]),
     ],
 )
 def test_no_held_out_problem_of_a_drawn_task_is_trained_on(config: str, overrides: list[str]) -> None:

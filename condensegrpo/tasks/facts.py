@@ -13,12 +13,6 @@ costs a turn: a policy that lost a fact to a condenser can fetch its page again 
 room, and can otherwise only guess. The question names what will be asked, so that relevance is known at once.
 
 The demonstrations are imperfect on purpose: where the context lacks a fact, half of them guess it.
-
-With ``history="summary"`` the demonstrations are for the condenser ``summary`` with the template ``note``. Half of
-them write the note, and three in ten of those forget the facts:
-
-    red   p1 rain blue:4   p2 red:7 boat   p3 tree sand   note   ─▶   facts red 7
-    red   facts red 7   p3 tree sand   p4 wind rain report        ─▶   <answer> red 7 </answer>
 """
 
 import random
@@ -29,7 +23,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from condensegrpo.core.messages import History, Message, Summary, Unit
+from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Demonstration, Problem, Split, Step
 from condensegrpo.tasks.drawn import DrawnProblems, Tags, drawn_held_out, is_held_out
 
@@ -39,11 +33,8 @@ NOISE = ("boat", "cave", "dust", "farm", "gate", "hill", "lake", "moon", "path",
 REPORT = "report"  # ends every page from the last new one on: the answer is due
 NOT_YET = "not yet"  # what a page shows that is out of turn
 SOME = 0.8  # share of the demonstrations with history="some" that show some pages and not all
-READING = {"some": 0.2, "full": 0.2, "summary": 0.8}  # share of the demonstrations that stop while reading; by history
+READING = 0.2  # share of the demonstrations that stop while reading
 GUESSING = 0.5  # share of the demonstrations that guess where the context lacks a fact
-NOTE, NOTED, NOTHING = "note", "facts", "none"  # the request for a note, its first word, and the rest of an empty one
-FORGETTING = 0.3  # share of the demonstrated notes that lack the facts which the context shows
-WINDOW = 6  # most units that stand behind a note in a demonstration
 
 _TAGS = Tags(re.compile(r"(</?(?:read|answer)>)"))
 _PAGE = re.compile(r"p([1-9]\d{0,2})")
@@ -61,8 +52,7 @@ class FactsTask:
     train_problems: Annotated[int, Ge(1)] = 100_000  # length of the virtual sequence
     eval_problems: Annotated[int, Ge(1)] = 256  # all different
     seed: int = 0  # of the order of the training problems
-    # what demonstrations show: some earlier pages and the newest, or all, or a note and the newest few
-    history: Literal["some", "full", "summary"] = "some"
+    history: Literal["some", "full"] = "some"  # what demonstrations show: some earlier pages and the newest, or all
 
     def __post_init__(self) -> None:
         if not self.asked <= self.facts <= self._early_pages:
@@ -116,12 +106,12 @@ class FactsTask:
         while True:
             problems = rng.choice(askings)
             problem = problems[rng.randrange(len(problems))]
-            if rng.random() < READING[self.history]:  # reading on is soon learnt, but notes are taken meanwhile
+            if rng.random() < READING:  # reading on is soon learnt
                 read = list(range(1, rng.randrange(self.pages) + 1))
             else:
                 again = rng.choices(range(1, self.pages + 1), k=rng.choice((0, 0, 0, 1, 2)))
                 read = [*range(1, self.pages + 1), *again]
-            context = self._noted(problem, read, rng) if self.history == "summary" else self._shown(problem, read, rng)
+            context = self._shown(problem, read, rng)
             yield Demonstration(context=context, reply=_demonstrated_reply(context, self.pages, rng), problem=problem)
 
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
@@ -131,10 +121,6 @@ class FactsTask:
         and otherwise any page to be read that the context lacks.
         """
         due, words = _due(context), _TAGS.words(reply)
-        if _is_request(context):
-            return (
-                None if words == (NOTED, NOTHING) and any(due.known.values()) else reply.split() == _note(due).split()
-            )
         page = _page(words)
         if not due.report:
             return page == due.newest + 1
@@ -147,9 +133,7 @@ class FactsTask:
         yield from (f"{key} {value} {key}:{value}" for key in KEYS for value in range(10))
         yield " ".join(NOISE)
         yield from (_asks(number) for number in range(1, self.pages + 1))
-        yield from (f"{_says(REPORT)} {NOT_YET}",)
-        if self.history == "summary":
-            yield f"{NOTE} {NOTED} {NOTHING} {Summary(text='', through=0, tokens=0).unit.results[0].content}"
+        yield f"{_says(REPORT)} {NOT_YET}"
 
     def _training_problem(self, index: int) -> Problem:
         rng = random.Random(f"facts train {self.seed} {index}")
@@ -174,18 +158,6 @@ class FactsTask:
                     turn for turn, on_page in enumerate(words) if any(w.partition(":")[0] in asked for w in on_page)
                 }
         units = tuple(unit for unit in history.units if unit.turn in kept or unit is history.units[-1])
-        return History(pinned=history.pinned, units=units).messages
-
-    def _noted(self, problem: Problem, read: Sequence[int], rng: random.Random) -> tuple[Message, ...]:
-        """What the condenser ``summary`` shows: a note and a few units behind it, half the time with the request."""
-        history = self._read(problem, read)
-        units = history.units[-rng.randint(1, WINDOW) :]
-        if earlier := history.units[: len(history.units) - len(units)]:
-            covered = _due(History(pinned=history.pinned, units=earlier).messages)
-            text = f"{NOTED} {NOTHING}" if rng.random() < FORGETTING else _note(covered)
-            units = (Summary(text=text, through=earlier[-1].turn, tokens=12 * len(earlier)).unit, *units)
-        if len(units) > 1 and rng.random() < 0.5:
-            units = (*units[:-1], units[-1].with_instruction(NOTE))
         return History(pinned=history.pinned, units=units).messages
 
     def _read(self, problem: Problem, read: Sequence[int]) -> History:
@@ -242,11 +214,7 @@ def _due(context: Sequence[Message]) -> _Due:
     asked = context[0].content.split()
     texts = [message.content.split() for message in context[1:] if message.role == "tool"]
     texts = [words for words in texts if _PAGE.fullmatch(words[0])]
-    notes = [message.content.split() for message in context[1:] if message.content.startswith(f"{NOTED} ")]
-    facts = {
-        key: value for words in notes for key, value in zip(words[1::2], words[2::2], strict=False) if value.isdigit()
-    }
-    facts |= dict(word.split(":") for words in texts for word in words if ":" in word)
+    facts = dict(word.split(":") for words in texts for word in words if ":" in word)
     shown = [int(words[0][1:]) for words in texts]
     return _Due(
         report=bool(texts) and texts[-1][-1] == REPORT,
@@ -258,8 +226,6 @@ def _due(context: Sequence[Message]) -> _Due:
 
 def _demonstrated_reply(context: Sequence[Message], pages: int, rng: random.Random) -> str:
     due = _due(context)
-    if _is_request(context):
-        return f"{NOTED} {NOTHING}" if rng.random() < FORGETTING else _note(due)
     if not due.report:
         return _asks(due.newest + 1)
     if due.answer is not None:
@@ -267,16 +233,6 @@ def _demonstrated_reply(context: Sequence[Message], pages: int, rng: random.Rand
     if rng.random() < GUESSING:
         return _says(_fact_words([(key, value or str(rng.randrange(10))) for key, value in due.known.items()]))
     return _asks(min(set(range(1, pages + 1)) - due.shown))
-
-
-def _is_request(context: Sequence[Message]) -> bool:
-    return context[-1].role == "user" and context[-1].content == NOTE
-
-
-def _note(due: _Due) -> str:
-    """The note of what a context knows of the facts that are asked for."""
-    facts = ((key, value) for key, value in due.known.items() if value is not None)
-    return f"{NOTED} {_fact_words(facts) or NOTHING}"
 
 
 def _asks(page: int) -> str:

@@ -13,17 +13,27 @@ in MemAgent (https://arxiv.org/abs/2507.02259): a place that is in no note is lo
 few times, however many chunks there are; all other sentences are about others, or about places where nobody goes. The
 demonstrations are imperfect on purpose: three in ten notes say nothing of people, and all that was known is lost.
 Training can still learn to say it always.
+
+With ``history="summary"`` the demonstrations are for the condenser ``summary`` with the template ``note``: the replies
+to chunks say nothing of people, and a place that is in no summary is lost when its chunk is gone:
+
+    where are Mira and Jon ?
+      <note> Mira garden Jon somewhere </note>
+    Jon entered the cellar .
+      Mira mentioned the office .
+      note                               ─▶  <note> Mira garden Jon cellar </note>
 """
 
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from condensegrpo.core.messages import History, Message, Unit
+from condensegrpo.core.messages import History, Message, Summary, Unit
 from condensegrpo.core.protocols import Demonstration, Problem, Split, Step
 from condensegrpo.tasks.drawn import DrawnProblems, Tags, drawn_held_out, is_held_out
 
@@ -34,6 +44,8 @@ TALKS = ("mentioned", "remembered")  # leave people where they are
 UNKNOWN = "somewhere"  # where a note says that somebody is who was not seen yet
 READ = "read"  # a note that says nothing of people
 DONE = "done"  # ends the last chunk: the answer is due
+REQUEST = "note"  # ends a message of a condenser that asks for a note
+REQUESTED = 0.7  # share of the demonstrations with history="summary" and a chunk that are asked for a note
 MOVING = 0.5  # share of the sentences that change no answer in which somebody moves
 TEMPTING = 0.5  # share of the rest that name a person who is asked for, and a place
 
@@ -52,8 +64,12 @@ class Stories:
     moves: Annotated[int, Ge(1)] = 3  # most of a person who is asked for, each in another chunk; the last one counts
     train_problems: Annotated[int, Ge(1)] = 100_000  # length of the virtual sequence
     eval_problems: Annotated[int, Ge(1)] = 256  # all different
-    history: Literal["last", "full"] = "last"  # what demonstrations show: the previous turn only, or every turn
+    # what demonstrations show: the previous turn only, every turn, or a summary and the newest one or two
+    history: Literal["last", "full", "summary"] = "last"
     forgetful: Annotated[float, Ge(0), Le(1)] = 0.3  # share of the demonstrated notes that say nothing of people
+    turns: Literal["one", "all"] = "one"  # of a story that are demonstrated; whole histories share their beginnings
+    demonstrated_chunks: Annotated[int, Ge(1)] | None = None  # of a demonstrated story; None: those of the problems
+    whole_every: Annotated[int, Ge(1)] | None = None  # every so many-th demonstrated story has the chunks of a problem
 
     def __post_init__(self) -> None:
         if self.asked > self.sentences:
@@ -84,16 +100,19 @@ class Stories:
         return StoriesEnvironment(question=problem.question, chunks=tuple(problem.data["chunks"]))
 
     def demonstrations(self, seed: int) -> Iterator[Demonstration]:
-        """One turn each of a random training problem, after the demonstrated notes of the turns before it."""
-        problems, rng = self.problems("train"), random.Random(f"stories demonstrations {seed}")
-        while True:
+        """One turn each of a random training problem, or all, after the demonstrated notes of the turns before it."""
+        rng = random.Random(f"stories demonstrations {seed}")
+        usual, whole = self._demonstrated().problems("train"), self.problems("train")
+        for number in count(1):
+            problems = whole if self.whole_every and number % self.whole_every == 0 else usual
             problem = problems[rng.randrange(len(problems))]
-            history = History(pinned=(Message(role="user", content=problem.question),))
             chunks = problem.data["chunks"]
-            for turn, chunk in enumerate(chunks[: rng.randrange(len(chunks) + 1)]):
-                reply = Message(role="assistant", content=self._demonstrated_reply(self._shown(history), rng))
-                history = history.add(Unit(turn=turn, reply=reply, results=(Message(role="user", content=chunk),)))
-            context = self._shown(history)
+            read = len(chunks) if self.turns == "all" else rng.randrange(len(chunks) + 1)
+            history = self._read(problem, read, rng)
+            for unit in history.units if self.turns == "all" else ():
+                context = self._shown(history.with_units(history.units[: unit.turn]))
+                yield Demonstration(context=context, reply=unit.reply.content, problem=problem)
+            context = self._summarised(history, rng) if self.history == "summary" else self._shown(history)
             yield Demonstration(context=context, reply=self._demonstrated_reply(context, rng), problem=problem)
 
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
@@ -101,15 +120,22 @@ class Stories:
         known, words = _known(context), _TAGS.words(reply)
         if _is_due(context):
             return None if UNKNOWN in known.values() else _answer(words) == _said(known)
-        note = _TAGS.inside(words, "note")
+        note, asked = _TAGS.inside(words, "note"), self._asks_for_note(context)
         if note == (READ,):
-            return None
-        return note == tuple(_said(known).split())
+            return None if asked else True
+        return asked and note == tuple(_said(known).split())
 
     def corpus(self) -> Iterable[str]:
         """Every word of the task."""
         yield f"{_question(NAMES)} {UNKNOWN} {READ} {DONE} <note> </note> <answer> </answer>"
+        if self.history == "summary":
+            yield f"{REQUEST} {Summary(text='', through=0, tokens=0).unit.results[0].content}"
         yield from (_sentence("", verb, place) for verb in (*MOVES, *TALKS) for place in PLACES)
+
+    def _demonstrated(self) -> "Stories":
+        """The task that most demonstrations are of."""
+        chunks = self.demonstrated_chunks
+        return self if chunks is None else replace(self, chunks=chunks, min_chunks=None, demonstrated_chunks=None)
 
     def _training_problem(self, index: int) -> Problem:
         rng = random.Random(f"stories train {index}")
@@ -143,18 +169,40 @@ class Stories:
     def _fewest(self) -> int:
         return self.chunks if self.min_chunks is None else self.min_chunks
 
+    def _read(self, problem: Problem, chunks: int, rng: random.Random) -> History:
+        """The history after so many chunks, with the demonstrated replies before each of them."""
+        history = History(pinned=(Message(role="user", content=problem.question),))
+        for turn, chunk in enumerate(problem.data["chunks"][:chunks]):
+            reply = Message(role="assistant", content=self._demonstrated_reply(self._shown(history), rng))
+            history = history.add(Unit(turn=turn, reply=reply, results=(Message(role="user", content=chunk),)))
+        return history
+
     def _shown(self, history: History) -> tuple[Message, ...]:
         units = history.units if self.history == "full" else history.units[-1:]
         return History(pinned=history.pinned, units=units).messages
+
+    def _summarised(self, history: History, rng: random.Random) -> tuple[Message, ...]:
+        """A summary and the newest one or two units, often with the request for the next summary."""
+        units = history.units[-rng.randint(1, 2) :]
+        if earlier := history.units[: len(history.units) - len(units)]:
+            known = _known(history.with_units(earlier).messages)
+            text = _note(READ if rng.random() < self.forgetful else _said(known))
+            units = (Summary(text=text, through=earlier[-1].turn, tokens=20 * len(earlier)).unit, *units)
+        if units and rng.random() < REQUESTED:
+            units = (*units[:-1], units[-1].with_instruction(REQUEST))
+        return history.with_units(units).messages
+
+    def _asks_for_note(self, context: Sequence[Message]) -> bool:
+        """Whether a context whose answer is not due wants a note that says where people are."""
+        return self.history != "summary" or context[-1].content.split()[-1] == REQUEST
 
     def _demonstrated_reply(self, context: Sequence[Message], rng: random.Random) -> str:
         known = _known(context)
         if _is_due(context):
             sure = {name: rng.choice(PLACES) if place == UNKNOWN else place for name, place in known.items()}
             return f"<answer> {_said(sure)} </answer>"
-        if rng.random() < self.forgetful:
-            return f"<note> {READ} </note>"
-        return f"<note> {_said(known)} </note>"
+        says_nothing = not self._asks_for_note(context) or rng.random() < self.forgetful
+        return _note(READ if says_nothing else _said(known))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -191,6 +239,10 @@ def _known(context: Sequence[Message]) -> Mapping[str, str]:
             said = _MOVED.findall(message.content)
         known |= {name: place for name, place in said if name in known and place != UNKNOWN}
     return known
+
+
+def _note(text: str) -> str:
+    return f"<note> {text} </note>"
 
 
 def _said(places: Mapping[str, str]) -> str:
