@@ -50,13 +50,12 @@ def view_of(
     every: Sequence[TrajectoryRecord],
     matches: tuple[TrajectoryRecord, ...],
     *,
-    turn: int | None,
     tokens: bool,
 ) -> View:
-    """What is printed of a step and of the first of the matching trajectories; ``turn``: of this turn only.
+    """What is printed of a step and of the first of the matching trajectories.
 
     Raises:
-        DataError: the trajectory has no such turn, or cannot be read.
+        DataError: the trajectory cannot be read.
     """
     chosen = matches[0]
     scored = index.read(chosen)
@@ -82,16 +81,22 @@ def view_of(
         matches=tuple(matches),
         trajectory=chosen,
         detail=scored.trajectory.detail,
-        turns=_turns_to_show(chosen, every_turn, turn),
+        turns=every_turn,
         information=tuple(description(change) for change in changes(scored.trajectory)),
         tokenizer=str(tokenizer.file) if tokenizer and tokenizer.file else None,
     )
 
 
-def _turns_to_show(chosen: TrajectoryRecord, every: Sequence[TurnView], turn: int | None) -> tuple[TurnView, ...]:
+def turns_to_show(view: View, turn: int | None) -> tuple[TurnView, ...]:
+    """The turns of which details are printed: the one that is asked for, or all.
+
+    Raises:
+        DataError: the trajectory has no such turn.
+    """
+    every = view.turns
     if turn is not None and turn >= len(every):
-        raise DataError(f"looking for turn {turn} of {chosen.id}: it has {len(every)} turns, counted from 0.")
-    return tuple(every if turn is None else every[turn : turn + 1])
+        raise DataError(f"looking for turn {turn} of {view.trajectory.id}: it has {len(every)} turns, counted from 0.")
+    return every if turn is None else every[turn : turn + 1]
 
 
 def _listing_parts(view: View, *, asked: str, one_group: bool, width: int) -> Iterator[RenderableType]:
@@ -151,8 +156,10 @@ def _trajectory_parts(view: View, shown: Sequence[TurnView], *, tokens: bool, fu
     yield from details(shown, full=full)
 
 
-def parts_of(view: View, width: int, *, choice: Choice, tokens: bool, full: bool) -> Iterator[RenderableType]:
-    """Everything that is printed."""
+def parts_of(
+    view: View, width: int, *, choice: Choice, shown: Sequence[TurnView], tokens: bool, full: bool
+) -> Iterator[RenderableType]:
+    """Everything that is printed, with details of the turns that are ``shown``."""
     asked = "".join(f" {option} {value}" for option, value in (("where", choice.where), ("by", choice.sort)) if value)
     yield from _listing_parts(view, asked=asked, one_group=choice.is_named, width=width)
-    yield from _trajectory_parts(view, view.turns, tokens=tokens, full=full)
+    yield from _trajectory_parts(view, shown, tokens=tokens, full=full)

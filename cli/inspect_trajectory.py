@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from condensegrpo.cli import theme
 from condensegrpo.cli.inspect_choice import Choice, is_picture, view_and_condition
-from condensegrpo.cli.inspect_print import parts_of, view_of
+from condensegrpo.cli.inspect_print import parts_of, turns_to_show, view_of
 from condensegrpo.cli.neutral import neutral, one_line
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import counted
@@ -167,11 +168,12 @@ def _print(
     index.update([file])
     batch = index.batch(file)
     every = tuple(index.records(batch))
-    view = view_of(index, batch, every, choice.of(every), turn=turn, tokens=tokens)
+    view = view_of(index, batch, every, choice.of(every), tokens=tokens)
+    shown = turns_to_show(view, turn)
     if as_json:
-        typer.echo(dump_line(view))
+        typer.echo(dump_line(replace(view, turns=shown)))
         return
-    parts, screen = partial(parts_of, view, choice=choice, tokens=tokens, full=full), theme.console()
+    parts, screen = partial(parts_of, view, choice=choice, shown=shown, tokens=tokens, full=full), theme.console()
     if index.note:
         screen.print(Text(neutral(index.note), theme.DIM), soft_wrap=True)
     theme.show(screen, parts)

@@ -201,6 +201,7 @@ def test_every_turn_is_told(demo: Path) -> None:
     text = inspect(demo, "--turn", 3)
     assert "turn 3   condensed by last_k   34 → 18 tokens" in text
     assert "turn 2 " not in text
+    assert [number for number in range(4) if f"\n   {number}  " in text] == [0, 1, 2, 3]  # the overview has every turn
     assert "░ dropped turns 0–1, 16 tokens" in text
     assert "■ kept turn 2, 9 tokens" in text
     assert "pinned 9  kept 4  newest 5  free 30" in text

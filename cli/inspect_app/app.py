@@ -14,13 +14,14 @@ from condensegrpo.cli.inspect_app.layout import TABS
 from condensegrpo.cli.inspect_app.selection import Listing, Selection, fault, sparkline
 from condensegrpo.cli.inspect_app.threads import InspectorThreads
 from condensegrpo.cli.inspect_choice import Choice
-from condensegrpo.cli.neutral import neutral
+from condensegrpo.cli.neutral import neutral, one_line
 from condensegrpo.core.errors import CondenseError
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.records import TrajectoryRecord
 from condensegrpo.inspection.views import READY_VIEWS, select
 
 POLL_SECONDS = 2.0  # between looks at a live run
+LONGEST_PROBLEM = 30  # characters of a name in a title
 KEYS: list[BindingType] = [  # those in the line at the bottom first, the most needed ones at its left
     Binding("question_mark", "keys", "help", key_display="?"),
     Binding("left_square_bracket", "step(-1)", "step", key_display="[ ]"),
@@ -164,7 +165,9 @@ class InspectorApp(InspectorThreads):
         ]
         line = sparkline([group.success for _, group in followed], rows.SPARKS)
         prompts = [rows.group_row(group, label) for label, (_, group) in zip(labels, followed, strict=True)]
-        self.show_matches(f"{problem} {line}", [group.siblings[0] for _, group in followed], prompts)
+        self.show_matches(
+            f"{one_line(problem, LONGEST_PROBLEM)} {line}", [group.siblings[0] for _, group in followed], prompts
+        )
 
     def action_worse(self) -> None:
         """List the problems that got worse."""
