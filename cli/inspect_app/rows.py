@@ -59,8 +59,10 @@ def match_row(record: TrajectoryRecord, note: str = "") -> Text:
     """Two lines: id, verdict and figures; what matched, or the question."""
     text = Text.assemble((f"{one_line(record.id, 30)} ", "bold"), verdict(record)[:1], f" {record.score:.2g}")
     if record.advantage is not None:
-        text.append("  adv ", theme.DIM).append_text(advantage(record, abs(record.advantage)))
-    text.append(f"  {record.turns} turns  {record.context} ctx  {one_line(record.stop, 20)}", theme.DIM)
+        text.append(" ").append_text(advantage(record, abs(record.advantage)))
+    text.append(
+        f"  {record.context} ctx  {counted(record.turns, 'turn', 'turns')}  {one_line(record.stop, 20)}", theme.DIM
+    )
     return text.append(f"\n{one_line(note or record.question or record.problem, LONGEST)}", theme.DIM)
 
 
