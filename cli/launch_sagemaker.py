@@ -1,7 +1,7 @@
-"""``condensegrpo launch sagemaker``: a training job on Amazon SageMaker, submitted with boto3.
+"""``condensegrpo launch sagemaker``: a training job on Amazon SageMaker, created through its SDK.
 
-The request is CreateTrainingJob's own, since the entry point must be process 1 of the container to get SIGTERM: the
-classes of the ``sagemaker`` package start scripts below a shell of theirs, which does not pass it on.
+The entry point must be process 1 of the container to get SIGTERM: the job is a ``TrainingJob`` of ``sagemaker.core``,
+which has a field for it. ``ModelTrainer`` has none: it runs commands below a shell of its own.
 """
 
 import json
@@ -90,25 +90,26 @@ def submit(folder: Path) -> str:
     """Upload what the job needs, and create it; returns its name.
 
     Raises:
-        RunError: boto3 is not installed, or AWS refused.
+        RunError: SageMaker's SDK is not installed, or AWS refused.
     """
     try:
         import boto3
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError
+        from sagemaker.core.resources import TrainingJob
+        from sagemaker.core.utils.code_injection.codec import transform
     except ImportError as error:
-        raise RunError(
-            "submitting the job: boto3 is not installed. Run pip install 'condensegrpo[sagemaker]'."
-        ) from error
+        raise RunError(f"submitting the job: {error}. Run pip install 'condensegrpo[sagemaker]'.") from error
     request = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
     request["TrainingJobName"] += f"-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     (code,) = request["InputDataConfig"]
     bucket, _, prefix = code["DataSource"]["S3DataSource"]["S3Uri"].removeprefix("s3://").partition("/")
     try:
-        s3 = boto3.client("s3")
+        session = boto3.Session()
+        s3 = session.client("s3")
         for file in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != REQUEST):
             s3.upload_file(str(file), bucket, prefix + file.relative_to(folder).as_posix())
-        boto3.client("sagemaker").create_training_job(**request)
+        TrainingJob.create(**transform(request, "CreateTrainingJobRequest"), session=session)
     except (Boto3Error, BotoCoreError, ClientError) as error:
         raise RunError(
             f"submitting the job: {error}. Check credentials and region (aws configure), and the role."
