@@ -3,6 +3,7 @@
 import os
 import re
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,7 +134,8 @@ def test_a_damaged_index_is_built_again_and_a_folder_that_is_read_only_uses_the_
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert sum(1 for _ in opened(run.path).records()) == 8
     (file,) = (tmp_path / "cache" / "condensegrpo").iterdir()
-    assert sqlite3.connect(file).execute("SELECT count(*) FROM trajectories").fetchone() == (8,)
+    with closing(sqlite3.connect(file)) as stored:
+        assert stored.execute("SELECT count(*) FROM trajectories").fetchone() == (8,)
     assert Index(run.path).note == f"{run.path} cannot be written: the index is in {file}"
 
 

@@ -53,8 +53,9 @@ def test_a_call_returns_its_output_and_exit_status(sandbox: Sandbox) -> None:
 
 def test_a_traceback_is_printed_as_by_the_interpreter(sandbox: Sandbox) -> None:
     result = sandbox.run_python_now("def f():\n    return 1 / 0\nf()")
+    marked = "    ~^^\n" if sys.version_info >= (3, 13) else ""  # before, not if it was the whole line
     assert result.stderr == (
-        'Traceback (most recent call last):\n  File "<code>", line 3, in <module>\n    f()\n'
+        f'Traceback (most recent call last):\n  File "<code>", line 3, in <module>\n    f()\n{marked}'
         '  File "<code>", line 2, in f\n    return 1 / 0\n           ~~^~~\nZeroDivisionError: division by zero\n'
     )
 

@@ -12,6 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from threading import RLock
 from typing import Any
+from weakref import finalize
 
 from condensegrpo.inspection.figures import TrajectoryFigures
 from condensegrpo.inspection.new_lines import NewLines
@@ -43,6 +44,7 @@ class Database:
         """Open the index file of a folder, or make it."""
         self._lock = RLock()
         self._connection, self.file = _connected(folder)  # the file; None: in memory
+        finalize(self, self._connection.close)  # Python 3.13 warns where it has to
 
     def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """All rows of a query."""
