@@ -80,10 +80,9 @@ class Index:
     def note(self) -> str:
         """Where the index is, if not beside the trajectories; else nothing."""
         file = self._database.file
-        if file is not None and file.parent == self._root:
-            return ""
         place = "in memory, and made again at each start" if file is None else f"in {file}"
-        return f"{self._root} cannot be written: the index is {place}"
+        beside = file is not None and file.parent == self._root
+        return "" if beside else f"{self._root} cannot be written: the index is {place}"
 
     def update(self, files: Iterable[Path] | None = None) -> None:
         """Read all that is new in some files, by default of the whole path."""
