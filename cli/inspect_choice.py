@@ -85,15 +85,21 @@ def view_and_condition(given: Sequence[str]) -> tuple[str | None, str | None]:
     return next(iter(names), None), where
 
 
-def is_picture(output: Path) -> bool:
-    """Whether a file is to be a picture, and not a page, by its name.
+def page_and_picture(given: Sequence[Path]) -> tuple[Path | None, Path | None]:
+    """The page or the picture among the values of ``--html`` and ``--svg``, by its name; None: not given.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: it is neither, or several files are given.
     """
-    if output.suffix not in (".html", ".htm", ".svg"):
-        raise ConfigError(f"writing {output}: wanted a name that ends in .html, for a page, or .svg, for a picture.")
-    return output.suffix == ".svg"
+    for file in given:
+        if file.suffix not in (".html", ".htm", ".svg"):
+            raise ConfigError(f"writing {file}: wanted a name that ends in .html, for a page, or .svg, for a picture.")
+    if len(given) > 1:
+        found = " and ".join(map(str, given))
+        raise ConfigError(f"reading --html and --svg: found {found}, wanted one file. Run the command for each.")
+    if not given:
+        return None, None
+    return (None, given[0]) if given[0].suffix == ".svg" else (given[0], None)
 
 
 def _meant(kind: str, given: str | None, every: Sequence[str]) -> str | None:

@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from condensegrpo.cli import theme
-from condensegrpo.cli.inspect_choice import Choice, is_picture, view_and_condition
+from condensegrpo.cli.inspect_choice import Choice, page_and_picture, view_and_condition
 from condensegrpo.cli.inspect_print import parts_of, turns_to_show, view_of
 from condensegrpo.cli.neutral import neutral, one_line
 from condensegrpo.core.errors import ConfigError
@@ -58,7 +58,7 @@ Check = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Print, also on a terminal.")]
 Output = Annotated[
-    Path | None,
+    list[Path] | None,
     typer.Option(
         "--html",
         "--svg",
@@ -104,17 +104,18 @@ def inspect_trajectory(
     index, file = Index(path), choose(path, step, evaluation)
     is_worse = view == views.GOT_WORSE
     ready = views.ready_view(view) if view is not None and not is_worse else None
-    svg = output if output is not None and is_picture(output) else None
+    page, svg = page_and_picture(output or [])
     printed = plain or tokens or full or as_json or svg is not None
-    if output is not None and svg is None:
+    if is_worse and (condition or sort or as_json or output):
+        raise ConfigError(
+            f"reading --view {view}: it lists problems, without --where, --sort, --json, --html and --svg. Choose "
+            "a problem: --where \"problem == 'NAME'\"."
+        )
+    if page is not None:
         from condensegrpo.cli.inspect_html import export
 
-        if is_worse:
-            raise ConfigError(
-                f"writing {output}: --view {view} lists problems. Choose one: --where \"problem == 'NAME'\"."
-            )
         is_single = path.is_file() or choice.is_named or step is not None or evaluation is not None
-        export(output, index, file if is_single else None, choice.within(ready))
+        export(page, index, file if is_single else None, choice.within(ready))
     elif sys.stdin.isatty() and sys.stdout.isatty() and not printed:
         from condensegrpo.cli.inspect_app.app import run
 
@@ -133,7 +134,8 @@ def _listing(choice: Choice, ready: views.ReadyView | None, file: Path | None) -
     given = (("--view", ready and ready.name), ("--where", choice.where), ("--sort", choice.sort))
     shown = [(option, value) for option, value in given if value]
     meant = choice.within(ready)
-    title = ready.title if ready is not None else " by ".join(value for _, value in shown)
+    matching = ", ".join(each for each in (ready and ready.title, choice.where) if each)
+    title = " by ".join(each for each in (matching, choice.sort) if each)
     options = tuple(part for pair in shown for part in pair)
     return Listing(title, meant.where, meant.sort, options, file) if shown else None
 

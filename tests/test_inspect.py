@@ -465,6 +465,22 @@ def records(path: Path) -> list[TrajectoryRecord]:
     return list(index.records(index.batch(file)))
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--html", "a.html", "--svg", "b.svg"], "found a.html and b.svg, wanted one file"),
+        (["--html", "page"], "wanted a name that ends in .html"),
+        (["--view", "got-worse", "--where", "correct == 0"], "without --where"),
+        (["--view", "pushd-down"], "Did you mean 'pushed-down'?"),
+        (["--view", "pushed-down", "--view", "truncated"], "wanted one view"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(demo: Path, options: list[str], words: str) -> None:
+    result = run(demo, *options)
+    assert isinstance(result.exception, ConfigError)
+    assert words in str(result.exception)
+
+
 def test_a_picture_shows_what_the_terminal_shows(demo: Path, tmp_path: Path) -> None:
     inspect(demo, "--svg", tmp_path / "glance.svg")
     svg = (tmp_path / "glance.svg").read_text()

@@ -284,6 +284,20 @@ def test_a_condition_and_a_trajectory_can_be_shown_first(run: RunFolder) -> None
     assert (head.split()[0], place) == ("1/1/1", 1)
 
 
+def test_a_view_without_a_match_says_what_it_looked_for(run: RunFolder) -> None:
+    async def scenario() -> str:
+        selection = Selection(Index(run.path), run.trajectories(1))
+        app = InspectorApp(selection, first=Listing("slow", "turns > 99", None, ()))
+        async with app.run_test(size=(60, 20)) as pilot:
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            return text(app, "list-title")
+
+    assert " ".join(asyncio.run(scenario()).split()).startswith("slow: 0. No trajectory has turns > 99")
+
+
 def test_no_text_of_a_file_reaches_the_terminal_as_a_command(tmp_path: Path) -> None:
     evil = "\x1b[2J\x1b]0;title\x07\x9b31m"
     file = tmp_path / "trajectories.jsonl"

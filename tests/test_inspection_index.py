@@ -312,6 +312,25 @@ def test_history_shows_dropped_rewritten_and_added_messages_in_place() -> None:
     ]
 
 
+@pytest.mark.parametrize("summary", ["a or b", "a"])  # one may read as a reply that it stands for
+def test_history_names_the_turn_that_wrote_a_summary_and_strikes_out_what_it_stands_for(summary: str) -> None:
+    said = [Message(role="assistant", content=text) for text in ("a", f"<think>hm</think> {summary}")]
+    pinned, note = user("question"), user("[turns up to 0 omitted]")
+    turns = [
+        replace(turn([1], [2], context=(pinned,)), reply=said[0], observations=(user("u"),)),
+        replace(turn([1], [2], context=(pinned,)), reply=said[1], kind="condense"),
+        turn([1], [2], context=(pinned, Message(role="assistant", content=summary), note)),
+    ]
+    pieces = history(trajectory(*turns), 2, {0: SpanStatus.REWRITTEN})
+    assert [(piece.turn, piece.text, piece.status, piece.rewritten) for piece in pieces] == [
+        (None, "question", PieceStatus.PINNED, None),
+        (0, "a", PieceStatus.REWRITTEN, ""),
+        (0, "u", PieceStatus.REWRITTEN, ""),
+        (1, summary, PieceStatus.ADDED, None),
+        (None, "[turns up to 0 omitted]", PieceStatus.ADDED, None),
+    ]
+
+
 def test_of_equal_replies_the_newest_is_the_one_that_was_kept() -> None:
     one = ledger_episode(["<note> 3 </note>"] * 3, ["+1", "+1"], keep_last=1)
     pieces = history(one, 2, {0: SpanStatus.DROPPED, 1: SpanStatus.KEPT})

@@ -43,6 +43,8 @@ class InspectorThreads(InspectorLayout):
         prompts = [rows.match_row(record) for record in found.records]
         if not get_current_worker().is_cancelled:
             title = f"{listing.title}: {found.total}{more}{self._so_far}"
+            if not found.total:
+                title += f". No trajectory has {listing.where}; the open one stays"
             self.call_from_thread(self.show_matches, title, list(found.records), prompts, listing)
 
     @work(thread=True, exclusive=True, group="search")

@@ -29,12 +29,12 @@ class PieceStatus(StrEnum):
 class HistoryPiece:
     """One message of the history, or one that stands in the prompt alone."""
 
-    turn: int | None  # whose reply or observation it is; None: pinned or added
+    turn: int | None  # whose reply or observation it is; None: pinned, or added and not written by the policy
     role: str
     name: str | None  # of a tool
     status: PieceStatus
     text: str  # as it was; of what was added, as it is
-    rewritten: str | None = None  # as the prompt has it, if that is another text
+    rewritten: str | None = None  # as the prompt has it, if that is another text; empty: a summary stands for it
 
 
 class WordChange(StrEnum):
@@ -54,18 +54,26 @@ def history(trajectory: Trajectory, turn: int, statuses: Mapping[int, SpanStatus
         for number, each in enumerate(trajectory.turns[:turn])
         if each.kind == "act"
     }
-    places = _places(units, chunks, statuses)
+    written = {
+        _without_thinking(each.reply): number
+        for number, each in enumerate(trajectory.turns[:turn])
+        if each.kind == "condense"
+    }
+    summarised = bool(chunks) and _without_thinking(chunks[0][0]) in [*written][-1:]
+    places = _places(units, chunks, statuses, first=int(summarised))
     pieces = [_piece(message, None, PieceStatus.PINNED) for message in pinned]
     done = 0
     for number, messages in units.items():
         place = places.get(number)
-        if place is None:
+        if place is None and statuses.get(number) is SpanStatus.REWRITTEN:
+            pieces += [_piece(message, number, PieceStatus.REWRITTEN, "") for message in messages]
+        elif place is None:
             pieces += [_piece(message, number, PieceStatus.DROPPED) for message in messages]
-            continue
-        pieces += _added(chunks[done:place])
-        pieces += _unit(number, messages, chunks[place])
-        done = place + 1
-    return (*pieces, *_added(chunks[done:]))
+        else:
+            pieces += _added(chunks[done:place], written)
+            pieces += _unit(number, messages, chunks[place])
+            done = place + 1
+    return (*pieces, *_added(chunks[done:], written))
 
 
 def difference(before: str, after: str) -> tuple[tuple[WordChange, str], ...]:
@@ -92,16 +100,23 @@ def _chunks(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
 
 
 def _places(
-    units: Mapping[int, tuple[Message, ...]], chunks: Sequence[tuple[Message, ...]], statuses: Mapping[int, SpanStatus]
+    units: Mapping[int, tuple[Message, ...]],
+    chunks: Sequence[tuple[Message, ...]],
+    statuses: Mapping[int, SpanStatus],
+    *,
+    first: int,
 ) -> dict[int, int]:
-    """The chunk of each unit whose reply the prompt still has: from the end, since equal replies may come twice."""
+    """The chunk of each unit whose reply the prompt still has, among those from ``first``.
+
+    From the end, since equal replies may come twice.
+    """
     places: dict[int, int] = {}
     end = len(chunks)
     for number in reversed(list(units)):
         if statuses.get(number, SpanStatus.KEPT) is SpanStatus.DROPPED:
             continue
         reply = units[number][0].content
-        same = [place for place in range(end) if chunks[place][0].content == reply]
+        same = [place for place in range(first, end) if chunks[place][0].content == reply]
         if same:
             places[number] = end = same[-1]
     return places
@@ -115,11 +130,17 @@ def _unit(number: int, messages: Sequence[Message], chunk: Sequence[Message]) ->
         else:
             yield _piece(before, number, PieceStatus.REWRITTEN, after.content)
     yield from (_piece(message, number, PieceStatus.DROPPED) for message in messages[len(chunk) :])
-    yield from _added([chunk[len(messages) :]])
+    yield from _added([chunk[len(messages) :]], {})
 
 
-def _added(chunks: Sequence[Sequence[Message]]) -> list[HistoryPiece]:
-    return [_piece(message, None, PieceStatus.ADDED) for chunk in chunks for message in chunk]
+def _added(chunks: Sequence[Sequence[Message]], written: Mapping[str, int]) -> list[HistoryPiece]:
+    """What no unit has; of a summary that the policy wrote, with the turn in which it did."""
+    return [_piece(each, written.get(_without_thinking(each)), PieceStatus.ADDED) for chunk in chunks for each in chunk]
+
+
+def _without_thinking(message: Message) -> str:
+    """As a summary is shown."""
+    return message.content.rpartition("</think>")[2].strip()
 
 
 def _piece(message: Message, turn: int | None, status: PieceStatus, rewritten: str | None = None) -> HistoryPiece:
