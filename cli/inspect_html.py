@@ -78,7 +78,8 @@ def chosen_batches(index: Index, files: Sequence[Path], choice: Choice) -> Batch
     """The chosen trajectories of some files, of named ones their whole groups; files without any are left out."""
     index.update(files)
     chosen = []
-    for batch in map(index.batch, files):
+    several = (batch for batch in index.batches() if batch.file in files)  # without those that hold nothing yet
+    for batch in several if len(files) > 1 else map(index.batch, files):
         records = tuple(index.records(batch))
         groups = {record.group for record in choice.named(records)}
         meant = [record for record in records if record.group in groups]

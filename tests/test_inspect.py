@@ -465,22 +465,6 @@ def records(path: Path) -> list[TrajectoryRecord]:
     return list(index.records(index.batch(file)))
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--html", "a.html", "--svg", "b.svg"], "found a.html and b.svg, wanted one file"),
-        (["--html", "page"], "wanted a name that ends in .html"),
-        (["--view", "got-worse", "--where", "correct == 0"], "without --where"),
-        (["--view", "pushd-down"], "Did you mean 'pushed-down'?"),
-        (["--view", "pushed-down", "--view", "truncated"], "wanted one view"),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(demo: Path, options: list[str], words: str) -> None:
-    result = run(demo, *options)
-    assert isinstance(result.exception, ConfigError)
-    assert words in str(result.exception)
-
-
 def test_a_picture_shows_what_the_terminal_shows(demo: Path, tmp_path: Path) -> None:
     inspect(demo, "--svg", tmp_path / "glance.svg")
     svg = (tmp_path / "glance.svg").read_text()
@@ -572,6 +556,8 @@ def test_a_breach_ends_with_exit_code_1(demo: Path) -> None:
         (["--view", "truncatd"], ConfigError, "Did you mean 'truncated'?"),
         (["--view", "lost-fact", "--view", "truncated"], ConfigError, "wanted one view"),
         (["--view", "truncated", "--where", "score > 9"], DataError, "where (truncated) and (score > 9): none of 4"),
+        (["--html", "a.html", "--svg", "b.svg"], ConfigError, "found a.html and b.svg, wanted one file"),
+        (["--view", "got-worse", "--where", "correct == 0"], ConfigError, "it lists problems, without --where"),
         (["--html", "page.pdf"], ConfigError, "wanted a name that ends in .html, for a page, or .svg"),
         (["--turn", "9"], DataError, "it has 4 turns, counted from 0"),
     ],
@@ -594,6 +580,16 @@ def test_no_run_no_trajectories_and_no_file_are_named(tmp_path: Path) -> None:
         inspect(tmp_path / "empty.jsonl")
     with pytest.raises(ConfigError, match="--step and --evaluation go with a folder"):
         inspect(tmp_path / "empty.jsonl", "--step", 1)
+
+
+@pytest.mark.parametrize("begun", ["", '{"version"'])
+def test_a_step_without_a_whole_line_is_left_out(demo: Path, tmp_path: Path, begun: str) -> None:
+    shown = inspect(demo)
+    (demo / "trajectories" / "step_000003.jsonl").write_text(begun)
+    assert inspect(demo) == shown
+    assert "5 of 5 trajectories" in inspect(demo, "--html", tmp_path / "page.html")
+    with pytest.raises(DataError, match="it holds no trajectory"):
+        inspect(demo, "--step", 3)
 
 
 def test_a_damaged_file_is_one_line_on_stderr_without_a_traceback(demo: Path) -> None:
