@@ -20,7 +20,6 @@ from runs import (
     sampled,
     undisturbed,
     wait_for,
-    wait_for_phase,
 )
 
 from condensegrpo.storage.evaluations import stored_evaluations
@@ -280,15 +279,19 @@ def test_a_run_killed_again_and_again_in_its_warm_start_gets_on_and_equals_an_un
 
 
 def test_ctrl_c_in_the_warm_start_saves_it(tmp_path: Path) -> None:
-    settings = ("warm_start.steps=30", "train.steps=0", "evaluate.problems=1", f"runs_dir={tmp_path}", "name=stopped")
+    settings = ("warm_start.steps=100", "train.steps=0", "evaluate.problems=1", f"runs_dir={tmp_path}", "name=stopped")
     process = start("train", *TINY, *settings)
-    wait_for_phase(tmp_path / "stopped", "warm start, round 1", process)
+    latest = tmp_path / "stopped/origin/.warm-checkpoints/latest"
+    while not latest.exists():  # before the first step there is nothing to save, and Ctrl-C quits
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "of round 1 of the warm start" in out
-    assert (tmp_path / "stopped/origin/.warm-checkpoints/latest").exists()
-    changed = run("train", "--resume", str(tmp_path / "stopped"), "--allow-changes", "condenser.options.keep_last=2")
+    assert latest.exists()
+    change = "condenser.options.keep_last=2"
+    changed = run("train", "--resume", str(tmp_path / "stopped"), "--allow-changes", change)
     assert "the warm start begins again: the configuration was changed" in changed.stdout
 
 
