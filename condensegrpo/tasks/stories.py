@@ -45,7 +45,7 @@ UNKNOWN = "somewhere"  # where a note says that somebody is who was not seen yet
 READ = "read"  # a note that says nothing of people
 DONE = "done"  # ends the last chunk: the answer is due
 REQUEST = "note"  # ends a message of a condenser that asks for a note
-REQUESTED = 0.7  # share of the demonstrations with history="summary" and a chunk that are asked for a note
+REQUESTED = 0.7  # share of the demonstrations with history="summary" and over two chunks that are asked for a note
 MOVING = 0.5  # share of the sentences that change no answer in which somebody moves
 TEMPTING = 0.5  # share of the rest that name a person who is asked for, and a place
 
@@ -64,7 +64,7 @@ class Stories:
     moves: Annotated[int, Ge(1)] = 3  # most of a person who is asked for, each in another chunk; the last one counts
     train_problems: Annotated[int, Ge(1)] = 100_000  # length of the virtual sequence
     eval_problems: Annotated[int, Ge(1)] = 256  # all different
-    # what demonstrations show: the previous turn only, every turn, or a summary and the newest one or two
+    # what demonstrations show: the previous turn only, every turn, or what the condenser summary shows
     history: Literal["last", "full", "summary"] = "last"
     forgetful: Annotated[float, Ge(0), Le(1)] = 0.3  # share of the demonstrated notes that say nothing of people
     turns: Literal["one", "all"] = "one"  # of a story that are demonstrated; whole histories share their beginnings
@@ -182,15 +182,18 @@ class Stories:
         return History(pinned=history.pinned, units=units).messages
 
     def _summarised(self, history: History, rng: random.Random) -> tuple[Message, ...]:
-        """A summary and the newest one or two units, often with the request for the next summary."""
-        units = history.units[-rng.randint(1, 2) :]
-        if earlier := history.units[: len(history.units) - len(units)]:
-            known = _known(history.with_units(earlier).messages)
-            text = _note(READ if rng.random() < self.forgetful else _said(known))
-            units = (Summary(text=text, through=earlier[-1].turn, tokens=20 * len(earlier)).unit, *units)
-        if units and rng.random() < REQUESTED:
+        """What ``summary(keep_last=1)`` shows if two units fit and a summary is one of them; the third is a request."""
+        if len(history.units) <= 2:
+            return history.messages
+        requested = rng.random() < REQUESTED
+        newest = 2 if requested else 1
+        earlier, units = history.units[:-newest], history.units[-newest:]
+        if len(earlier) > 1:
+            text = _note(READ if rng.random() < self.forgetful else _said(_known(history.with_units(earlier).messages)))
+            earlier = (Summary(text=text, through=earlier[-1].turn, tokens=20 * len(earlier)).unit,)
+        if requested:
             units = (*units[:-1], units[-1].with_instruction(REQUEST))
-        return history.with_units(units).messages
+        return history.with_units((*earlier, *units)).messages
 
     def _asks_for_note(self, context: Sequence[Message]) -> bool:
         """Whether a context whose answer is not due wants a note that says where people are."""
