@@ -45,7 +45,7 @@ UNKNOWN = "somewhere"  # where a note says that somebody is who was not seen yet
 READ = "read"  # a note that says nothing of people
 DONE = "done"  # ends the last chunk: the answer is due
 REQUEST = "note"  # ends a message of a condenser that asks for a note
-REQUESTED = 0.7  # share of the demonstrations with history="summary" and over two chunks that are asked for a note
+REQUESTED = 0.8  # share of the demonstrations with history="summary" and over two chunks that are asked for a note
 MOVING = 0.5  # share of the sentences that change no answer in which somebody moves
 TEMPTING = 0.5  # share of the rest that name a person who is asked for, and a place
 
