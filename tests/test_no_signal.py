@@ -1,4 +1,4 @@
-"""The hint of a run that learns nothing: after three steps, with the keys that help in its case."""
+"""The hints of a run that learns nothing or writes useless summaries: after three steps, with the keys that help."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from condensegrpo.config.load import load_config
-from condensegrpo.training.no_signal import AGAIN, PATIENCE, SignalWatch
+from condensegrpo.training.lost_summaries import SummaryWatch
+from condensegrpo.training.no_signal import SignalWatch
+from condensegrpo.training.streak import AGAIN, PATIENCE
 
 QUICKSTART = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
 BARREN: Mapping[str, float] = {"groups_without_advantage": 1.0, "masked": 0.0, "success": 0.0, "format_valid": 1.0}
@@ -51,3 +53,14 @@ def test_the_hint_is_repeated_seldom_and_not_after_a_step_that_learned() -> None
     watch = SignalWatch(load_config(QUICKSTART))
     learned = {**BARREN, "groups_without_advantage": 0.9}
     assert [watch.hint(step, learned if step == 3 else BARREN) for step in range(1, 6)] == [None] * 5
+
+
+def test_summaries_that_cannot_be_used_are_told_of_while_they_are_many() -> None:
+    watch = SummaryWatch("summary")
+    many, few = ({"summaries": 6.0, "summaries_rejected": lost} for lost in (2.0, 1.9))  # 2 of 8: a quarter
+    assert [watch.hint(1, metrics) for metrics in (many, many, few, many, many)] == [None] * 5
+    hint = watch.hint(6, many)
+    assert hint is not None
+    assert hint.startswith("25% of the summaries in step 6 cannot be used.")
+    assert "a larger max_tokens of the condenser summary" in hint
+    assert SummaryWatch("last_k").hint(1, {}) is None  # nobody writes any

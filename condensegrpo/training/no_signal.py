@@ -4,9 +4,8 @@ from collections.abc import Iterator, Mapping
 
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.trajectory import Stop
+from condensegrpo.training.streak import Streak
 
-PATIENCE = 3  # steps without any advantage before the hint
-AGAIN = 20  # steps until it is repeated
 LIMITS: Mapping[Stop, str] = {  # stops that a key can prevent
     Stop.TURN_LIMIT: "rollout.limits.max_turns",
     Stop.CONTEXT_OVERFLOW: "rollout.limits.max_context_tokens",
@@ -19,17 +18,16 @@ class SignalWatch:
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._barren = 0
+        self._barren = Streak()
 
     def hint(self, step: int, metrics: Mapping[str, float]) -> str | None:
         """What to say after a step: None while something is learned, or shortly after the last hint."""
         nothing = metrics["groups_without_advantage"] >= 1 or metrics.get("rows") == 0
-        self._barren = self._barren + 1 if nothing else 0
-        if self._barren < PATIENCE or (self._barren - PATIENCE) % AGAIN:
+        if not self._barren.due(nothing):
             return None
         why, *remedies = _diagnosis(self._config, metrics)
         advice = "".join(f"\n  - {remedy}" for remedy in remedies)
-        return f"nothing was learned in steps {step - self._barren + 1} to {step}: {why}. What may help:{advice}"
+        return f"nothing was learned in steps {step - self._barren.steps + 1} to {step}: {why}. What may help:{advice}"
 
 
 def _diagnosis(config: RunConfig, metrics: Mapping[str, float]) -> Iterator[str]:

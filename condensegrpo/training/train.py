@@ -37,6 +37,7 @@ from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.training.agreement import check_ranks
 from condensegrpo.training.credit_step import StepCredit, give_credit, record_credit, step_metrics
 from condensegrpo.training.initial_policy import base_policy, first_policy
+from condensegrpo.training.lost_summaries import SummaryWatch
 from condensegrpo.training.no_signal import SignalWatch
 from condensegrpo.training.prefetching import RolloutPrefetcher
 from condensegrpo.training.resume import resume
@@ -221,7 +222,8 @@ def _evaluation_is_due(run: _Run, done: int) -> bool:
 
 
 def _loop(run: _Run, done: int, stopping: Callable[[], bool]) -> bool:
-    schedule, signal, warned = run.config.train, SignalWatch(run.config), False
+    schedule, warned = run.config.train, False
+    watches = SignalWatch(run.config), SummaryWatch(run.config.condenser.name)
     if done < schedule.steps and ranks.any_rank(stopping()):  # asked for while the policy was loaded or evaluated
         return False
     for step in range(done + 1, schedule.steps + 1):
@@ -230,8 +232,9 @@ def _loop(run: _Run, done: int, stopping: Callable[[], bool]) -> bool:
         if run.tracking is not None:
             run.tracking.log(step, metrics)
         run.observer.step(step, metrics)
-        if hint := signal.hint(step, metrics):
-            run.observer.say(hint)
+        for watch in watches:
+            if hint := watch.hint(step, metrics):
+                run.observer.say(hint)
         last = step == schedule.steps
         stop = ranks.any_rank(stopping())
         if last or (schedule.eval_every and step % schedule.eval_every == 0 and not stop):
