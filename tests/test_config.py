@@ -24,11 +24,12 @@ from condensegrpo.config.load import (
     vary,
 )
 from condensegrpo.config.renames import RENAMED
-from condensegrpo.config.resumed import FIXED, LEARNED, differences
+from condensegrpo.config.resumed import FIXED, LEARNED, config_at, differences, store_configuration
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import apply_overrides, keys_of, sections_in
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.trajectory import Stop
+from condensegrpo.storage.run_folder import RunFolder
 
 SMALL = "model: {new: {}}\ntask: {name: ledger}\n"
 
@@ -327,6 +328,14 @@ def test_a_changed_item_of_a_list_is_named_and_lists_of_other_lengths_differ_as_
     after = {"parts": [{"name": "correct"}, {"name": "brief", "weight": 0.4}]}
     assert differences(before, after) == {"parts.1.weight": (0.2, 0.4)}
     assert differences({"use": ["a"]}, {"use": ["a", "b"]}) == {"use": (["a"], ["a", "b"])}
+
+
+def test_a_step_had_the_configuration_of_its_time(small: Path, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    for first, rate in ((0, 1e-3), (6, 2e-3), (9, 3e-3), (7, 4e-3)):  # the last one resumes from step 6: 7 and 9 go
+        store_configuration(run, load_config(small, [f"learner.optimiser.lr={rate}"]), first_step=first)
+    rates = [config_at(run, step).learner.optimiser.lr for step in (0, 5, 6, 7, 12)]
+    assert rates == [1e-3, 1e-3, 2e-3, 4e-3, 4e-3]
 
 
 def test_a_folder_that_is_no_run_is_called_a_folder(tmp_path: Path) -> None:
