@@ -60,8 +60,7 @@ def export(
             from condensegrpo.storage.run_folder import RunFolder
 
             name = repository or target.absolute().name
-            taken = int(checkpoint.name.removeprefix("step_"))
-            card = partial(write_card, RunFolder(run), taken, part=part, name=name, licence=licence)
+            card = partial(write_card, RunFolder(run), part=part, name=name, licence=licence)
             export(checkpoint, target, part, card)
     typer.echo(f"{checkpoint} → {target}")
     if repository is not None:

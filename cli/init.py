@@ -1,8 +1,10 @@
 """``condensegrpo init``: a task, a configuration and a test to start from, which run at once and offline."""
 
 import json
+import keyword
 import re
 import shlex
+import sys
 from collections.abc import Mapping
 from enum import StrEnum
 from importlib.resources import files
@@ -44,9 +46,10 @@ def init(
     Example: condensegrpo init my_task --name my_task --episodes turns --model new
     """
     name = name or typer.prompt("Name of the task", default="my_task")
-    if NAME.fullmatch(name) is None:
+    if NAME.fullmatch(name) is None or keyword.iskeyword(name) or name in sys.stdlib_module_names:
         raise ConfigError(
-            f"reading --name: found {name!r}, wanted the name of a Python module: lower-case letters, digits and _."
+            f"reading --name: found {name!r}, wanted the name of a Python module (lower-case letters, digits and _), "
+            f"none that Python uses itself."
         )
     question = "Episodes (turns: an environment of several turns; question: one question)"
     episodes = episodes or typer.prompt(question, default=Episodes.TURNS.value, value_proc=_episodes)

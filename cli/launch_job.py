@@ -1,5 +1,6 @@
 """What ``condensegrpo launch`` puts into every script: what is trained, and on which machines."""
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ import typer
 from condensegrpo.cli.completion import config_names
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.wording import counted
-from condensegrpo.storage.files import write_atomically
+from condensegrpo.storage.files import make_folder, write_atomically
 
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
@@ -53,6 +54,15 @@ class Job:
         """The lines of bash that set ``config`` and ``overrides``."""
         words = "".join(f"\n    {shlex.quote(override)}" for override in self.overrides)
         return f"config={shlex.quote(self.source)}\noverrides=({words}{words and chr(10)})\n"
+
+    @property
+    def text(self) -> str:
+        """The configuration as one file: what it does not set is chosen where it is read, such as ``model.dtype``."""
+        from condensegrpo.config.extends import layered, plain
+        from condensegrpo.config.load import find_config
+        from condensegrpo.config.yaml_tree import apply_overrides, dump
+
+        return dump(apply_overrides(plain(layered(find_config(self.source))), self.overrides))
 
     def with_overrides(self, *overrides: str) -> "Job":
         """The job with further overrides."""
@@ -105,6 +115,11 @@ class Machines:
             )
 
 
+def cloud_name(name: str) -> str:
+    """The name of a run as a cloud takes it: letters, digits and hyphens between them."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
+
+
 def template(name: str) -> str:
     """A text of ``cli/templates``."""
     from importlib.resources import files
@@ -120,7 +135,7 @@ def write(path: Path, text: str, *, overwrite: bool) -> None:
     """
     if path.is_file() and not overwrite and path.read_text(encoding="utf-8") != text:
         raise RunError(f"writing {path}: there is another file of this name. Add --overwrite, or another --out.")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, text)
     typer.echo(f"wrote {path}")
 

@@ -12,11 +12,13 @@ from typing import Annotated
 
 import typer
 
-from condensegrpo.cli.launch_job import Config, Hours, Job, Out, Overrides, Overwrite, template, write
+from condensegrpo.cli.launch_job import Config, Hours, Job, Out, Overrides, Overwrite, cloud_name, template, write
 from condensegrpo.core.errors import ConfigError, RunError
+from condensegrpo.storage.files import make_folder
 
 CODE, CHECKPOINTS = "/opt/ml/input/data/code", "/opt/ml/checkpoints"
 ENTRY, REQUEST = "start.sh", "job.json"
+LONGEST_NAME = 63 - len("-20260101-000000")  # characters of a job's name, without the time
 
 
 def sagemaker(
@@ -40,8 +42,6 @@ def sagemaker(
 
     Example: condensegrpo launch sagemaker my.yaml --image URI --role ARN --bucket s3://my-runs --spot
     """
-    from condensegrpo.config.load import dump_config
-
     if not bucket.startswith("s3://"):
         raise ConfigError(f"reading --bucket: found {bucket}, wanted an address such as s3://my-runs.")
     job = Job.load(config, (*(overrides or ()), f"runs_dir={CHECKPOINTS}"))
@@ -56,14 +56,15 @@ def sagemaker(
         },
     }
     folder = out or Path(f"{job.config.name}.sagemaker")
-    texts = {"config.yaml": dump_config(job.config), ENTRY: template("sagemaker.sh.txt")}
-    for name, text in {**texts, REQUEST: json.dumps(asked, indent=2) + "\n"}.items():
-        write(folder / name, text, overwrite=overwrite)
+    make_folder(folder)
     for path in include or ():
         if path.is_dir():
             shutil.copytree(path, folder / path.name, dirs_exist_ok=True)
         else:
             shutil.copy(path, folder)
+    texts = {"config.yaml": job.text, ENTRY: template("sagemaker.sh.txt")}
+    for name, text in {**texts, REQUEST: json.dumps(asked, indent=2) + "\n"}.items():  # none is replaced unasked
+        write(folder / name, text, overwrite=overwrite)
     if submit_:
         typer.echo(f"created the training job {submit(folder)}")
     else:
@@ -74,7 +75,7 @@ def _request(name: str, place: str, seconds: int, *, spot: bool) -> dict[str, ob
     """Where the job reads and writes, and how long; ``submit`` appends the time to the name."""
     code = {"S3DataType": "S3Prefix", "S3Uri": f"{place}/code/"}
     return {
-        "TrainingJobName": name.replace("_", "-"),
+        "TrainingJobName": cloud_name(name)[:LONGEST_NAME].rstrip("-"),
         "InputDataConfig": [{"ChannelName": Path(CODE).name, "DataSource": {"S3DataSource": code}}],
         "CheckpointConfig": {"S3Uri": f"{place}/checkpoints", "LocalPath": CHECKPOINTS},
         "OutputDataConfig": {"S3OutputPath": f"{place}/output"},

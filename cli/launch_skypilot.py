@@ -15,6 +15,7 @@ from condensegrpo.cli.launch_job import (
     Overrides,
     Overwrite,
     Setup,
+    cloud_name,
     submit,
     template,
     write,
@@ -75,7 +76,7 @@ def task(job: Job, nodes: int, settings: dict[str, object], setup: "list[str] | 
     """The text of the task file."""
     import yaml
 
-    head = yaml.safe_dump({"name": job.config.name, "num_nodes": nodes, **settings}, sort_keys=False)
+    head = yaml.safe_dump({"name": cloud_name(job.config.name), "num_nodes": nodes, **settings}, sort_keys=False)
     prepared = f"setup: |\n{indent(''.join(f'{line}{chr(10)}' for line in setup), '  ')}" if setup else ""
     return f"{head}{prepared}run: |\n{indent(job.variables + chr(10) + template('skypilot.sh.txt'), '  ')}"
 

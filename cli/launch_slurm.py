@@ -112,8 +112,15 @@ def _server(job: Job) -> "ServerSettings":
     return TypeAdapter(ServerSettings).validate_python(options.get("server", {}))
 
 
+def _sampler(job: Job) -> tuple[str, ...]:
+    """The overrides that choose servers: the options of another sampler are none of theirs."""
+    other = job.config.sampler.name != "vllm_server" and job.config.sampler.options
+    return ("sampler.name=vllm_server", *(["sampler.options={}"] if other else []))
+
+
 def _on_server_nodes(job: Job, server: "ServerSettings") -> Job:
     """The job with the weights for the servers in a folder that all nodes share."""
+    from condensegrpo.config.yaml_tree import override
     from condensegrpo.samplers.vllm_server.settings import TEMPORARY
 
     if job.config.model.path is None:
@@ -122,8 +129,8 @@ def _on_server_nodes(job: Job, server: "ServerSettings") -> Job:
             "before the run has made it. Set model.path, or leave out --server-nodes."
         )
     folder = Path(job.config.runs_dir) / f"{job.config.name}.weights"
-    shared = [f"sampler.options.server.weights={folder.absolute()}"] if server.weights == TEMPORARY else []
-    return job.with_overrides("sampler.name=vllm_server", *shared)
+    shared = [override("sampler.options.server.weights", str(folder.absolute()))] if server.weights == TEMPORARY else []
+    return job.with_overrides(*_sampler(job), *shared)
 
 
 def _on_server_gpus(job: Job, server: "ServerSettings", machines: Machines) -> Job:
@@ -135,7 +142,7 @@ def _on_server_gpus(job: Job, server: "ServerSettings", machines: Machines) -> J
             f"ranks starts servers of {server.tensor_parallel_size} GPUs, so wanted a multiple of {used}. Choose "
             f"another --server-gpus, or --server-nodes."
         )
-    return job.with_overrides("sampler.name=vllm_server", f"sampler.options.replicas={machines.server_gpus // used}")
+    return job.with_overrides(*_sampler(job), f"sampler.options.replicas={machines.server_gpus // used}")
 
 
 def _time(hours: float) -> str:

@@ -21,6 +21,7 @@ from condensegrpo.cli import theme
 from condensegrpo.cli.interrupts import SWEEP, StopRequest
 from condensegrpo.core.wording import counted
 from condensegrpo.learner.launchers import check_alone
+from condensegrpo.storage.files import make_folder
 from condensegrpo.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def run_sweep(path: Path, out: Path | None, *, parallel: int, launch: "Launch", 
     if dry_run:
         typer.echo(plan_text(planned, log, parallel))
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with RunFolder(folder).locked():
         stopped = _run(planned, study, stop, SweepProgress(planned, log, console, parallel))
         _finish(planned, study, folder, console, stopped=stopped)

@@ -1,8 +1,10 @@
 """A run with adapters through the command line, and what it gives away: Hugging Face and PEFT folders."""
 
+import hashlib
 import json
 import re
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,15 @@ from safetensors.torch import load_file
 from stand_in_hub import stand_in_hub
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from typer.testing import CliRunner
 
-from condensegrpo.core.errors import RunError
+from condensegrpo.cli.app import app
+from condensegrpo.config.load import dump_config, find_config, load_config
+from condensegrpo.core.errors import CheckpointError, RunError
+from condensegrpo.learner.checkpoint import FORMAT, Manifest
 from condensegrpo.learner.policy import end_ids
 from condensegrpo.storage.hub_upload import upload
+from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 
 LORA = (
@@ -219,6 +226,43 @@ def test_an_upload_creates_a_private_repository_with_every_file(
         with pytest.raises(RunError, match="The folder is complete") as caught:
             upload(exported, "ana/policy", public=False, message="export", endpoint=hub.url)
     assert "hf_not_to_be_shown" not in str(caught.value)
+
+
+def test_an_upload_without_a_network_says_that_the_folder_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_not_to_be_shown")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # another test may have found no network
+    with pytest.raises(RunError, match=r"refused.*The folder is complete; .* hf upload ana/policy "):
+        upload(tmp_path, "ana/policy", public=False, message="export", endpoint="http://127.0.0.1:9")
+
+
+def test_a_checkpoint_of_another_name_is_exported_with_the_figures_of_its_own_step(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    run.config.write_text(dump_config(load_config(find_config("quickstart"))))
+    run.metrics.write_text('{"step": 0, "eval/success": 0.125}\n{"step": 7, "loss": 0.5}\n')
+    (run.checkpoints / "best/model").mkdir(parents=True)
+    (run.checkpoints / "best/model/weights").write_text("w")
+    digest = hashlib.sha256(b"w").hexdigest()
+    manifest = Manifest(
+        format=FORMAT,
+        step=7,
+        world_size=1,
+        zero_stage=0,
+        policy="",
+        sizes={"model/weights": 1},
+        hashes={"model/weights": digest},
+    )
+    (run.checkpoints / "best/manifest.json").write_text(json.dumps(asdict(manifest)))
+    arguments = ["export", str(run.checkpoints / "best"), str(tmp_path / "policy")]
+    CliRunner().invoke(app, arguments, catch_exceptions=False)
+    _, front, text = (tmp_path / "policy/README.md").read_text().split("---\n", 2)
+    assert "model-index" not in yaml.safe_load(front)  # 0.125 is the success before training
+    assert "| held-out | 0 | 0.125 |" in text
+    assert "The policy of this step was not evaluated." in text
+    assert "A policy after 7 optimiser steps" in text
+    with pytest.raises(CheckpointError, match="Make sure that the folder is writable"):
+        CliRunner().invoke(app, [*arguments[:2], str(run.metrics / "policy")], catch_exceptions=False)
 
 
 def test_a_step_that_is_not_there_is_told_with_those_that_are(finished: Path, tmp_path: Path) -> None:

@@ -78,6 +78,44 @@ def test_trl_gives_steps_groups_rewards_and_advantages(tmp_path: Path) -> None:
     assert (first.score.components, first.trajectory.question, first.trajectory.answer) == ({"right": 1}, "1 + 1?", "2")
 
 
+def test_trl_in_json_lines_has_whole_numbers_and_prompts_that_begin_alike(tmp_path: Path) -> None:
+    begin = [{"role": "system", "content": "Reason step by step, then say the number. " * 3}]
+    rows = [
+        {"step": 1, "prompt": [*begin, {"role": "user", "content": asked}], "completion": "2", "right": 1, "brief": 0.5}
+        for asked in ("1 + 1?", "2 + 2?")
+    ]
+    (tmp_path / "completions_1.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    first, second = (each.scored for each in read_log(tmp_path, LogFormat.TRL))
+    assert (first.score.total, first.score.components) == (1.5, {"right": 1.0, "brief": 0.5})
+    assert first.trajectory.problem_id != second.trajectory.problem_id
+    assert "1 + 1?" in first.trajectory.problem_id
+
+
+def test_a_score_that_is_not_a_number_is_left_out(tmp_path: Path) -> None:
+    scores = {"unscored": {"value": float("nan")}, "match": {"value": 1}}
+    (tmp_path / "log.json").write_text(json.dumps({"samples": [{**SAMPLE, "scores": scores}]}))
+    (inspected,) = read_log(tmp_path / "log.json", LogFormat.INSPECT_AI)
+    row = {**VERIFIERS, "reward": None, "metrics": {"right": float("nan"), "brevity": 0.25}}
+    (tmp_path / "results.jsonl").write_text(json.dumps(row))
+    (verified,) = read_log(tmp_path / "results.jsonl", LogFormat.VERIFIERS)
+    assert (inspected.scored.score.total, inspected.scored.score.components) == (1.0, {"match": 1.0})
+    assert (verified.scored.score.total, verified.scored.score.components) == (0.0, {"brevity": 0.25})
+
+
+def test_a_damaged_log_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    packed, graph = tmp_path / "log.eval", tmp_path / "traces.jsonl"
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as log:
+        log.writestr("samples/q1_epoch_1.json", json.dumps(SAMPLE))
+    data = bytearray(packed.read_bytes())
+    data[60:80] = b"\xff" * 20
+    packed.write_bytes(data)
+    node = {"message": {"role": "user", "content": "2 + 2?"}, "parent": 7}
+    graph.write_text(json.dumps({"traces": [{"task": {"data": {}}, "nodes": [node], "rewards": {}}]}))
+    for file, form in ((packed, LogFormat.INSPECT_AI), (graph, LogFormat.VERIFIERS)):
+        with pytest.raises(DataError, match=rf"{file.name} as a log of {form.value}: .*Is it a log"):
+            read_log(file, form)
+
+
 def test_verifiers_gives_messages_tool_calls_and_metrics(tmp_path: Path) -> None:
     file = tmp_path / "results.jsonl"
     cut = {**VERIFIERS, "reward": 0.0, "is_truncated": True, "completion": "It"}

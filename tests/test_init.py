@@ -11,6 +11,7 @@ from command import run
 from typer.testing import CliRunner
 
 from condensegrpo.cli.app import app
+from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.storage.trackers import read_metrics
 
@@ -69,11 +70,17 @@ def test_nothing_is_overwritten_and_a_wrong_answer_says_what_was_wanted(tmp_path
     known: list[tuple[Callable[[], str], type[Exception], str]] = [
         (lambda: init(tmp_path, answers="counting\nturns\nnew\n"), RunError, "the file exists"),
         (lambda: init(tmp_path, answers="My-Task\nturns\nnew\n"), ConfigError, "found 'My-Task', wanted the name"),
+        (lambda: init(tmp_path, answers="random\nturns\nnew\n"), ConfigError, "none that Python uses itself"),
     ]
     for call, kind, message in known:
         with pytest.raises(kind, match=message):
             call()
     assert [path.name for path in tmp_path.iterdir()] == ["counting.yaml"]
+
+
+def test_a_name_that_yaml_would_read_as_a_truth_value_is_a_name(tmp_path: Path) -> None:
+    init(tmp_path, "--name", "on", "--episodes", "turns", "--model", "new")
+    assert load_config(tmp_path / "on.yaml").name == "on"
 
 
 def test_a_wrong_answer_is_asked_for_again(tmp_path: Path) -> None:

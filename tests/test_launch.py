@@ -22,6 +22,7 @@ from stand_in_slurm import Slurm, slurm
 from typer.testing import CliRunner
 
 from condensegrpo.cli.app import app
+from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.storage.trackers import read_metrics
 
@@ -169,6 +170,8 @@ def test_a_script_is_not_replaced_unasked_nor_submitted_where_there_is_no_sbatch
         launch("slurm", *GPU, "--out", script)
     with pytest.raises(RunError, match=r"another file of this name\. Add --overwrite"):
         launch("slurm", *GPU, "--hours", 2, "--out", script)
+    with pytest.raises(RunError, match=r"writing .*: Not a directory\. Check the folder"):
+        launch("slurm", *GPU, "--out", script / "other.sbatch")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(RunError, match=r"found no sbatch on the PATH\. Where it is installed, run: sbatch "):
         launch("slurm", *GPU, "--hours", 2, "--out", script, "--overwrite", "--submit")
@@ -234,6 +237,36 @@ def test_sagemaker_continues_what_it_copied_to_s3(tmp_path: Path, cluster: Slurm
     out = ended(start(ml / "input/data/code/start.sh", cluster.environment()))
     assert f"resumed after step {before[-1]}" in out
     assert trained_steps(ml / "checkpoints/mine") == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_job_in_a_cloud_has_a_name_that_the_cloud_takes_and_the_dtype_of_its_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    aws = ("--image", "i", "--role", "r", "--bucket", "s3://b", "--out", "job")
+    launch("sagemaker", "quickstart", f"name=qwen2.5_K=9{'x' * 60}", *aws)
+    name = json.loads(Path("job/job.json").read_text())["TrainingJobName"]
+    assert name.startswith("qwen2-5-K-9x")
+    assert len(name) == 63 - len("-20260101-000000")
+    assert "dtype" not in yaml.safe_load(Path("job/config.yaml").read_text())["model"]
+    launch("skypilot", "quickstart", "name=K=9", "--bucket", "s3://b", "--out", "task.yaml")
+    assert yaml.safe_load(Path("task.yaml").read_text())["name"] == "K-9"
+
+
+def test_an_included_file_does_not_replace_the_configuration_of_the_job(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("extends: quickstart\n")
+    own = ("sagemaker", tmp_path / "config.yaml", "seed=3", "--include", tmp_path / "config.yaml")
+    with pytest.raises(RunError, match=r"config\.yaml: there is another file of this name"):
+        launch(*own, "--image", "i", "--role", "r", "--bucket", "s3://b", "--out", tmp_path / "job")
+
+
+def test_servers_do_not_get_the_options_of_the_sampler_that_they_replace(tmp_path: Path) -> None:
+    options = ("sampler={name: vllm, options: {sleep: false}}", "--server-gpus", 4, "--out", tmp_path / "big.sbatch")
+    launch("slurm", *GPU, *options)
+    text = (tmp_path / "big.sbatch").read_text()
+    given = shlex.split(text.partition("overrides=(")[2].partition("\n)")[0])
+    sampler = load_config(find_config("gsm8k"), given).sampler
+    assert (sampler.name, sampler.options) == ("vllm_server", {"replicas": 1})
 
 
 def test_submitting_uploads_the_folder_and_creates_a_job_that_aws_would_accept(

@@ -11,9 +11,10 @@ from command import ROOT
 from test_docs_paths import schema
 
 from condensegrpo.assembly.build import build
+from condensegrpo.cli.sweep import run_sweep
 from condensegrpo.config.load import load_config
 from condensegrpo.config.study import Study, load_study
-from condensegrpo.core.errors import ConfigError, DataError
+from condensegrpo.core.errors import ConfigError, DataError, RunError
 from condensegrpo.core.protocols import Demonstration
 from condensegrpo.training.held_out import check_disjoint
 from condensegrpo.training.sweep import RunState, StudyRun, Sweep, SweepLog, run_seconds, runs_of, seconds_left
@@ -52,6 +53,19 @@ def test_the_configuration_is_looked_for_beside_the_study_first(tmp_path: Path) 
     (tmp_path / "quickstart").write_text("extends: quickstart.yaml\ntrain: {steps: 3}\n")
     (run,) = runs_of(load_study(study(tmp_path, "seeds: [0]\narms: {a: []}")), tmp_path)
     assert run.config.train.steps == 3
+
+
+@pytest.mark.parametrize("out", ["2026-01-31", "7", "a #b", "[x]: y"])
+def test_the_folder_of_a_study_may_have_any_name(tmp_path: Path, out: str) -> None:
+    (run,) = runs_of(load_study(study(tmp_path, "seeds: [0]\narms: {a: []}")), Path(out))
+    assert run.folder.path == Path(out) / "a-seed0"
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_with_its_name(tmp_path: Path) -> None:
+    small = "overrides: [warm_start.steps=0, train.steps=1, evaluate.problems=1, evaluate.variants={}]"
+    path = study(tmp_path, f"seeds: [0]\narms: {{a: []}}\n{small}")
+    with pytest.raises(RunError, match=r"writing .*study\.yaml/out: Not a directory\. Check the folder"):
+        run_sweep(path, path / "out", parallel=1, launch=lambda run: Process(0))
 
 
 @pytest.mark.parametrize(

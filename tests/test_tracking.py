@@ -96,7 +96,8 @@ def test_mlflow_keeps_a_run_and_goes_on_with_it(tmp_path: Path) -> None:
     assert kept["runs"] == [kept["identity"], "ours", "FINISHED"]
     assert kept["losses"] == [[1, 0.5], [2, 0.25], [2, 0.125]]
     assert kept["other"] == 0.75
-    assert kept["config"] == {"seed": "3", "condenser.name": "last_k", "condenser.options.keep_last": "1"}
+    last_k = {"condenser.name": "last_k", "condenser.options.keep_last": "1"}
+    assert kept["config"] == {"seed": "3", **last_k, "evaluate.variants.K_20": "[]"}
     assert kept["tables"] == [3, {"columns": ["question", "success"], "data": [["2+2?", 1.0], ["3+3?", None]]}]
     assert kept["artifacts"] == ["config-from-step-0.json", "config-from-step-1.json", "report.html", "trajectories"]
 

@@ -15,7 +15,11 @@ from condensegrpo.assembly.plugins import build
 from condensegrpo.core.table import Table
 from condensegrpo.core.tracking import RunStart
 
-CONFIG = {"seed": 3, "condenser": {"name": "last_k", "options": {"keep_last": 1}}}
+CONFIG = {
+    "seed": 3,
+    "condenser": {"name": "last_k", "options": {"keep_last": 1}},
+    "evaluate": {"variants": {"K=20": []}},
+}
 TABLE = Table(columns=("question", "success"), rows=(("2+2?", 1.0), ("3+3?", None)))
 
 

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from condensegrpo.config.load import HELD_OUT, find_config, load_config
 from condensegrpo.config.schema import Name, RunConfig
-from condensegrpo.config.yaml_tree import Section, parse, read_yaml
+from condensegrpo.config.yaml_tree import Section, override, parse, read_yaml
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.suggestions import did_you_mean
 
@@ -62,7 +62,7 @@ class Study(Section):
 
     def run_arguments(self, arm: str, seed: int, out: Path) -> tuple[str, ...]:
         """The arguments of ``condensegrpo train`` for one run; its folder is ``out/ARM-seedN``."""
-        identity = (f"seed={seed}", f"name={run_name(arm, seed)}", f"runs_dir={out}")
+        identity = (f"seed={seed}", f"name={run_name(arm, seed)}", override("runs_dir", str(out)))
         return (self.config, *self.overrides, *self.arms[arm], *identity)
 
     def config_of(self, arm: str, seed: int, out: Path) -> RunConfig:

@@ -125,6 +125,12 @@ def apply_overrides(
     return result
 
 
+def override(key: str, text: str) -> str:
+    """``key=value`` that gives a text, quoted where YAML would read something else: ``name='2024'``."""
+    line = yaml.dump({key: text}, Dumper=_Dumper, allow_unicode=True, width=float("inf"))
+    return "=".join(line.rstrip().split(": ", maxsplit=1))
+
+
 def put(tree: Any, path: Sequence[str], value: object) -> None:  # noqa: ANN401  a YAML tree
     """Set the value at a path and create the mappings on the way; a number is the index of an entry of a list."""
     first, *rest = path

@@ -1,5 +1,6 @@
 """What a log of another library holds of one episode."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -38,5 +39,6 @@ class LoggedEpisode:
 
 
 def numbers(values: Mapping[str, object] | None) -> dict[str, float]:
-    """The numbers among some values, by name."""
-    return {name: float(value) for name, value in (values or {}).items() if isinstance(value, int | float)}
+    """The finite numbers among some values, by name."""
+    found = {name: float(value) for name, value in (values or {}).items() if isinstance(value, int | float)}
+    return {name: value for name, value in found.items() if math.isfinite(value)}

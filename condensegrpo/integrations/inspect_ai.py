@@ -1,5 +1,6 @@
 """Logs of Inspect: an evaluation as ``.json``, or as ``.eval``, a zip file with one file a sample."""
 
+import math
 import os
 import struct
 import zipfile
@@ -117,13 +118,13 @@ def _stop(sample: LoggedSample) -> Stop:
 
 
 def _grade(value: object) -> float | None:
-    """A score as a number: C, P, I and N, a truth value, a number, or the mean of several; None: a text."""
+    """A score as a number: C, P, I and N, a truth value, a number, or the mean of several; None: a text, or NaN."""
     if isinstance(value, Mapping | list):
         grades = [_grade(each) for each in (value.values() if isinstance(value, Mapping) else value)]
         known = [grade for grade in grades if grade is not None]
         return sum(known) / len(known) if known else None
     if isinstance(value, int | float):
-        return float(value)
+        return float(value) if math.isfinite(value) else None
     return GRADES.get(value) if isinstance(value, str) else None
 
 

@@ -9,7 +9,10 @@ lists of chat messages. None of these logs has token ids: every prompt gets the 
 detail of each trajectory says so.
 """
 
+import hashlib
+import struct
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,6 +25,9 @@ from condensegrpo.core.errors import DataError
 from condensegrpo.core.trajectory import Score, ScoredTrajectory, Trajectory, Turn
 from condensegrpo.integrations import inspect_ai, trl, verifiers
 from condensegrpo.integrations.episodes import TEXT_ONLY, LogFormat, LoggedEpisode
+
+FAULTS = (ValueError, OSError, LookupError, zipfile.BadZipFile, zlib.error, struct.error)  # of other or damaged files
+LONGEST_PROBLEM = 80  # characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +54,7 @@ def read_log(path: Path, form: LogFormat) -> tuple[ImportedTrajectory, ...]:
     for file in files:
         try:
             episodes += reader.read(file)
-        except (ValueError, OSError, zipfile.BadZipFile) as error:
+        except FAULTS as error:
             raise DataError(
                 f"reading {file} as a log of {form.value}: {_fault(error)}. Is it a log of {form.value}? "
                 f"docs/how-to/inspect-trajectories.md says what is read."
@@ -87,7 +93,7 @@ def _scored(episode: LoggedEpisode, group: str, sample: int, note: str) -> Score
     said = turns[-1].reply.content if turns and episode.stop.gives_answer else None
     trajectory = Trajectory(
         id=f"{group}/{sample}",
-        problem_id=episode.problem[:80],
+        problem_id=_problem_id(episode.problem),
         group_id=group,
         sample=sample,
         question=asked,
@@ -106,6 +112,15 @@ def _scored(episode: LoggedEpisode, group: str, sample: int, note: str) -> Score
         context_tokens=trajectory.max_context_tokens,
     )
     return ScoredTrajectory(trajectory=trajectory, score=score)
+
+
+def _problem_id(problem: str) -> str:
+    """A problem, if it is long its end and a hash: many prompts begin with the same instructions."""
+    if len(problem) <= LONGEST_PROBLEM:
+        return problem
+    return (
+        f"…{problem[-LONGEST_PROBLEM // 2 :]} {hashlib.sha256(problem.encode(errors='surrogatepass')).hexdigest()[:8]}"
+    )
 
 
 def _turns(episode: LoggedEpisode) -> Iterator[Turn]:

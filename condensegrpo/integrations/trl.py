@@ -1,6 +1,5 @@
 """The completions that TRL's trainers log: a row a completion, with a column a reward function."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from condensegrpo.integrations.chat import Texts, messages
-from condensegrpo.integrations.episodes import LoggedEpisode
+from condensegrpo.integrations.episodes import LoggedEpisode, numbers
 from condensegrpo.storage.rows import read_file
 
 SIZED = ("step", "advantage")  # columns with numbers that are no rewards
@@ -29,8 +28,7 @@ def read(file: Path) -> Iterator[LoggedEpisode]:
     rows = TypeAdapter(Completion)
     for row in read_file(file):
         logged = rows.validate_python(row)
-        columns = {name: value for name, value in row.items() if name not in SIZED and isinstance(value, float)}
-        rewards = {name: value for name, value in columns.items() if math.isfinite(value)}
+        rewards = {name: value for name, value in numbers(row).items() if name not in SIZED}
         prompt = messages(logged.prompt, "user")
         yield LoggedEpisode(
             problem="\n".join(message.content for message in prompt),

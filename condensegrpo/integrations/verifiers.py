@@ -1,6 +1,7 @@
 """What verifiers saves of an evaluation: ``traces.jsonl`` since 0.4, ``results.jsonl`` before."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ class SavedRollout:
     example_id: int | str
     prompt: Texts
     completion: Texts
-    reward: float
+    reward: float | None
     answer: object = None
     metrics: Mapping[str, object] | None = None
     is_truncated: bool | None = None
@@ -113,13 +114,14 @@ def read(file: Path) -> Iterator[LoggedEpisode]:
 
 def _of_rollout(row: SavedRollout) -> LoggedEpisode:
     timing = row.timing or SavedTiming()
+    total = numbers({"reward": row.reward}).get("reward", 0.0)
     return LoggedEpisode(
         problem=str(row.example_id),
         prompt=messages(row.prompt, "user"),
         completion=messages(row.completion, "assistant"),
         rewards=numbers(row.metrics),
-        total=row.reward,
-        correct=float(row.reward >= 1),
+        total=total,
+        correct=float(total >= 1),
         ground_truth=str(row.answer) if row.answer else None,
         stop=_stop(failed=bool(row.error), condition=row.stop_condition, truncated=bool(row.is_truncated)),
         detail=json.dumps(row.error, ensure_ascii=False) if row.error else "",
@@ -130,7 +132,9 @@ def _of_rollout(row: SavedRollout) -> LoggedEpisode:
 def _of_trace(trace: SavedTrace) -> LoggedEpisode:
     path, data = trace.path, trace.task.data
     begin = next((place for place, node in enumerate(path) if node.sampled), len(path))
-    known = {name: reward for name, reward in trace.rewards.items() if reward is not None}
+    known = {
+        name: reward for name, reward in trace.rewards.items() if reward is not None and math.isfinite(reward.score)
+    }
     total = sum(reward.score * reward.weight for reward in known.values())
     return LoggedEpisode(
         problem=str(trace.task.key or data.id or data.idx),

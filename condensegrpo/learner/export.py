@@ -49,11 +49,13 @@ def run_of(checkpoint_folder: Path) -> Path | None:
     return run if (run / "config.yaml").is_file() else None
 
 
-def export(source: Path, target: Path, part: Part, describe: Callable[[Path], None] = lambda folder: None) -> None:
+def export(
+    source: Path, target: Path, part: Part, describe: Callable[[Path, int], None] = lambda folder, step: None
+) -> None:
     """Copy a part of a checkpoint to a new folder, which appears whole or not at all.
 
     Args:
-        describe: writes further files into the folder before it appears.
+        describe: writes further files into the folder, before it appears, for the step of the checkpoint.
 
     Raises:
         RunError: the target is there already, or the checkpoint has no such part.
@@ -67,10 +69,9 @@ def export(source: Path, target: Path, part: Part, describe: Callable[[Path], No
     manifest = checkpoint.verify(source)
     if not any(name.startswith(f"{part}/") for name in manifest.hashes):
         raise CheckpointError(f"exporting {source}: its {part}/ is not in its manifest. Export another checkpoint.")
-    target.parent.mkdir(parents=True, exist_ok=True)
     place = temporary_name(target, os.getpid())
     remove_leftover(place)
     with temporary_folder(place) as temporary:
         shutil.copytree(source / part, temporary, dirs_exist_ok=True)
-        describe(temporary)
+        describe(temporary, manifest.step)
         publish(temporary, target)

@@ -10,7 +10,7 @@ from condensegrpo.config.load import HELD_OUT
 from condensegrpo.config.resumed import config_at, recorded_changes
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import dump
-from condensegrpo.core.table import Table, markdown
+from condensegrpo.core.table import Cell, Table, markdown
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
@@ -83,7 +83,7 @@ model = PeftModel.from_pretrained(base, ".")
 """
 
 
-def write_card(run: RunFolder, step: int, target: Path, *, part: Part, name: str, licence: str | None) -> None:
+def write_card(run: RunFolder, target: Path, step: int, *, part: Part, name: str, licence: str | None) -> None:
     """Write ``README.md`` and ``condenser.yaml`` beside the weights of a step.
 
     Raises:
@@ -93,6 +93,7 @@ def write_card(run: RunFolder, step: int, target: Path, *, part: Part, name: str
     config = config_at(run, step)
     write_atomically(target / CONDENSER, exported_settings(config))
     evaluation = evaluation_table(read_metrics(run.metrics), step)
+    own = [row for row in evaluation.rows if row[1] == step]
     base = base_model(config)
     changes = [str(change) for change in recorded_changes(run) if change.learned and change.first_step <= step]
     text = CARD.format(
@@ -101,11 +102,12 @@ def write_card(run: RunFolder, step: int, target: Path, *, part: Part, name: str
         condenser=CONDENSER,
         training=markdown(_training(config, step)),
         changes="".join(f"Changed while it was trained: {change}\n\n" for change in changes),
-        evaluation=markdown(evaluation) if evaluation.rows else "The policy of this step was not evaluated.\n",
+        evaluation=(markdown(evaluation) if evaluation.rows else "")
+        + ("" if own else "\nThe policy of this step was not evaluated.\n"),
         use=_adapter_use(config, base) if part == "adapter" else MODEL_USE.format(question=_question(run, step)),
         licence=_licence_text(base, licence),
     )
-    write_atomically(target / "README.md", f"---\n{_metadata(config, evaluation, part, name, licence)}\n---\n{text}")
+    write_atomically(target / "README.md", f"---\n{_metadata(config, own, part, name, licence)}\n---\n{text}")
 
 
 def evaluation_table(metrics: Sequence[Mapping[str, float]], step: int) -> Table:
@@ -176,8 +178,10 @@ def _question(run: RunFolder, step: int) -> str:
     return "…"
 
 
-def _metadata(config: RunConfig, evaluation: Table, part: Part, name: str, licence: str | None) -> str:
-    """The YAML that the Hub reads; what is not known is left out."""
+def _metadata(
+    config: RunConfig, evaluated: Sequence[Sequence[Cell]], part: Part, name: str, licence: str | None
+) -> str:
+    """The YAML that the Hub reads, with the rows of the exported step; what is not known is left out."""
     data, base = config.task.data, base_model(config)
     condenser = config.condenser.name.rpartition(":")[2]
     results = [
@@ -186,8 +190,7 @@ def _metadata(config: RunConfig, evaluation: Table, part: Part, name: str, licen
             "dataset": {"name": f"{config.task.name}, {row[0]}", "type": data or config.task.name},
             "metrics": [{"type": "success", "value": float(str(row[2]).split()[0]), "name": f"success {row[2]}"}],
         }
-        for row in evaluation.rows
-        if row[1] == evaluation.rows[-1][1]
+        for row in evaluated
     ]
     tree = {
         "library_name": "peft" if part == "adapter" else "transformers",

@@ -53,6 +53,18 @@ def start_file(path: Path) -> None:
         raise write_error(path, error) from error
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, unless it exists.
+
+    Raises:
+        RunError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write a file so that readers, also after a crash, see either the old text or the new text.
 

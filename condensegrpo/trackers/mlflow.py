@@ -53,7 +53,7 @@ class MlflowTracker:
             experiment = known.experiment_id if known else client.create_experiment(self._experiment)
             self._id = client.create_run(experiment, run_name=run.name).info.run_id
             parameter = importlib.import_module("mlflow.entities").Param
-            parameters = [parameter(key, value[:PARAMETER_CHARACTERS]) for key, value in _flat(run.config)]
+            parameters = [parameter(_name(key), value[:PARAMETER_CHARACTERS]) for key, value in _flat(run.config)]
             for first in range(0, len(parameters), PARAMETERS):
                 client.log_batch(self._id, params=parameters[first : first + PARAMETERS])
         else:
