@@ -171,7 +171,7 @@ def test_a_script_is_not_replaced_unasked_nor_submitted_where_there_is_no_sbatch
     with pytest.raises(RunError, match=r"another file of this name\. Add --overwrite"):
         launch("slurm", *GPU, "--hours", 2, "--out", script)
     with pytest.raises(RunError, match=r"writing .*: Not a directory\. Check the folder"):
-        launch("slurm", *GPU, "--out", script / "other.sbatch")
+        launch("slurm", *GPU, "--out", script / "folder/other.sbatch")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(RunError, match=r"found no sbatch on the PATH\. Where it is installed, run: sbatch "):
         launch("slurm", *GPU, "--hours", 2, "--out", script, "--overwrite", "--submit")

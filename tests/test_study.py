@@ -62,7 +62,7 @@ def test_the_folder_of_a_study_may_have_any_name(tmp_path: Path, out: str) -> No
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_with_its_name(tmp_path: Path) -> None:
-    small = "overrides: [warm_start.steps=0, train.steps=1, evaluate.problems=1, evaluate.variants={}]"
+    small = "overrides: [warm_start.steps=0, train.steps=1, evaluate.problems=1]"
     path = study(tmp_path, f"seeds: [0]\narms: {{a: []}}\n{small}")
     with pytest.raises(RunError, match=r"writing .*study\.yaml/out: Not a directory\. Check the folder"):
         run_sweep(path, path / "out", parallel=1, launch=lambda run: Process(0))
