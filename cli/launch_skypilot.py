@@ -1,5 +1,6 @@
 """``condensegrpo launch skypilot``: the task file of a run."""
 
+import shlex
 from pathlib import Path
 from textwrap import indent
 from typing import Annotated
@@ -69,7 +70,7 @@ def skypilot(
     if submit_:
         submit(command)
     else:
-        typer.echo(f"to submit it: {' '.join(command)}")
+        typer.echo(f"to submit it: {shlex.join(command)}")
 
 
 def task(job: Job, nodes: int, settings: dict[str, object], setup: "list[str] | tuple[str, ...]") -> str:

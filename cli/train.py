@@ -1,6 +1,7 @@
 """``condensegrpo train``."""
 
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from enum import StrEnum
@@ -219,7 +220,7 @@ def _train_as_first_rank(
     elif output is Output.CONSOLE and finished:
         print_summary(folder)
     elif output is Output.CONSOLE:
-        typer.echo(f"stopped. To continue: condensegrpo train --resume {folder.path}")
+        typer.echo(f"stopped. To continue: condensegrpo train --resume {shlex.quote(str(folder.path))}")
     if not finished:
         raise typer.Exit(130)
 

@@ -61,6 +61,13 @@ def test_the_folder_of_a_study_may_have_any_name(tmp_path: Path, out: str) -> No
     assert run.folder.path == Path(out) / "a-seed0"
 
 
+def test_files_that_are_no_run_are_not_deleted_for_a_run_of_their_name(tmp_path: Path) -> None:
+    (tmp_path / "a-seed0").mkdir()
+    (tmp_path / "a-seed0/notes.txt").write_text("mine")
+    with pytest.raises(RunError, match=r"a-seed0: the folder is not empty, and it holds no config\.yaml"):
+        runs_of(load_study(study(tmp_path, "seeds: [0]\narms: {a: []}")), tmp_path)
+
+
 def test_a_folder_that_cannot_be_made_is_an_error_with_its_name(tmp_path: Path) -> None:
     small = "overrides: [warm_start.steps=0, train.steps=1, evaluate.problems=1]"
     path = study(tmp_path, f"seeds: [0]\narms: {{a: []}}\n{small}")

@@ -1,5 +1,6 @@
 """Uploads a folder to the Hugging Face Hub. Credentials are the library's: ``hf auth login`` or ``HF_TOKEN``."""
 
+import shlex
 from pathlib import Path
 
 from condensegrpo.core.credentials import redacted
@@ -30,6 +31,6 @@ def upload(folder: Path, repository: str, *, public: bool, message: str, endpoin
     except Exception as error:  # the boundary to the Hub, whose HTTP library raises errors of its own
         raise RunError(
             f"uploading {folder} to {repository}: {redacted(str(error)).strip()}. The folder is complete; check "
-            f"`hf auth whoami` and the name, then run: hf upload {repository} {folder}"
+            f"`hf auth whoami` and the name, then run: {shlex.join(['hf', 'upload', repository, str(folder)])}"
         ) from error
     return str(commit.repo_url)

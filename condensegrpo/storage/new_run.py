@@ -49,7 +49,8 @@ def check_name(path: Path, *, overwrite: bool) -> None:
         RunError: the name is taken, or the folder holds something else.
     """
     run = RunFolder(path)
-    if not run.config.is_file() and any(file.is_file() and file.name != "lock" for file in path.rglob("*")):
+    files = (file.name for file in path.rglob("*") if file.is_file())
+    if not run.config.is_file() and any(name != "lock" and TEMPORARY not in name for name in files):
         raise RunError(
             f"creating the run folder {path}: the folder is not empty, and it holds no config.yaml, so it is no "
             f"run. Give this run another name (name=…) or another runs_dir."

@@ -23,6 +23,7 @@ from condensegrpo.config.study import Study, run_name
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.storage.codec import dump_line
 from condensegrpo.storage.files import append_line, read_lines
+from condensegrpo.storage.new_run import check_name
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.training.held_out import check_disjoint
@@ -100,6 +101,7 @@ def runs_of(study: Study, out: Path) -> tuple[StudyRun, ...]:
 
     Raises:
         ConfigError: a configuration is not valid, or the folder of a run holds one of another configuration.
+        RunError: the folder of a run holds something else.
     """
     runs = tuple(
         StudyRun(
@@ -112,7 +114,9 @@ def runs_of(study: Study, out: Path) -> tuple[StudyRun, ...]:
         for arm in study.arms
     )
     for run in runs:
-        if run.folder.config.is_file() and (changes := _changes(load_stored(run.folder.config), run.config)):
+        if not run.folder.config.is_file():
+            check_name(run.folder.path, overwrite=False)
+        elif changes := _changes(load_stored(run.folder.config), run.config):
             raise ConfigError(
                 f"continuing the study {study.name}: {run.folder.path} was started with another configuration:\n"
                 f"{change_table(changes)}\nUndo the change, remove that folder, or give --out another folder."
