@@ -12,10 +12,12 @@ from condensegrpo.algorithms.objective import Tokenwise
 from condensegrpo.assembly import learning_signal
 from condensegrpo.assembly.build import build, build_components
 from condensegrpo.assembly.model_checks import check_model
+from condensegrpo.assembly.objects import configured
 from condensegrpo.config.load import evaluations, find_config, load_config, shipped, vary
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.errors import CondenseError, ConfigError
-from condensegrpo.core.protocols import Problem, RewardResult
+from condensegrpo.core.errors import CondenseError, ConfigError, DataError
+from condensegrpo.core.protocols import Problem, RewardResult, Split
+from condensegrpo.tasks.answer_environment import AnswerEnvironment
 
 
 def quickstart(*overrides: str) -> RunConfig:
@@ -375,3 +377,21 @@ def test_a_task_is_built_and_read_once_for_training_and_its_evaluation(tmp_path:
     assert longer.task is not parts.task
     assert longer.reward is parts.reward
     assert short.condenser is not parts.condenser  # its counts are those of its own rollouts
+
+
+class Numberless:
+    """A task of a user whose problems all have one id."""
+
+    def problems(self, split: Split) -> list[Problem]:
+        return [Problem(id="", question=f"{split} {number}", answer="1") for number in range(3)]
+
+    def environment(self, problem: Problem) -> AnswerEnvironment:
+        return AnswerEnvironment(question=problem.question, system="")
+
+
+def test_problems_of_an_evaluation_that_share_an_id_are_refused() -> None:
+    """Its figures are by problem: three would count as one, and two of three stop the run after the sampling."""
+    config, objects = configured(quickstart(), ["evaluate.variants={}", "warm_start.steps=0"], {"task": Numberless()})
+    with pytest.raises(DataError, match="the evaluation held-out: found 3 with the id ''"):
+        build(config, objects=objects)
+    assert len(build(vary(config, ["evaluate.problems=1"]), objects=objects).problems("eval")) == 3

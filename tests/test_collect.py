@@ -105,6 +105,13 @@ def test_a_problem_that_comes_twice_makes_two_groups() -> None:
     assert sorted(reward.seen) == [["7/0/0", "7/0/1"], ["7/1/0", "7/1/1"]]
 
 
+def test_two_problems_with_one_id_are_each_scored_by_their_own_answer() -> None:
+    """A task of a user may number its problems carelessly: the first was judged by the answer of the last."""
+    twins = [replace(problem(0), answer="1"), replace(problem(0), answer="2")]
+    found, _ = gather(Correct(), slow=set(), samples=2, problems=twins)
+    assert [one.score.total for one in found] == [1.0, 1.0, 0.0, 0.0]  # everybody answers 1
+
+
 def test_a_trajectory_holds_its_sample_number_question_and_ground_truth() -> None:
     found, _ = gather(Correct(), slow=set(), samples=2)
     kept = [(one.trajectory.sample, one.trajectory.question, one.trajectory.ground_truth) for one in found]

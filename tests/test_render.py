@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.rollout.render import Renderer
+from condensegrpo.rollout.toolcalls import TOOL_FORMATS
 
 CHATML = """\
 {%- if tools %}<|im_start|>system
@@ -200,6 +201,22 @@ def test_calls_that_stand_in_the_content_are_not_shown_twice() -> None:
     broken = ToolCall(id="call_0", name="add", arguments='{"a": ')
     text = shown(chatml(), chatml().prompt([QUESTION, Message(role="assistant", content="so", tool_calls=(broken,))]))
     assert '"arguments": "{\\"a\\": "' in text
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("code", "so <code>print(1)</code>"),
+        ("code", "```python\nprint(1)\n```\n<python>\nprint(2)\n</python>"),
+        ("native", '<tool_call>{"name": "\\u0061dd", "arguments": {}}</tool_call> <tool_call>{"name": </tool_call>'),
+    ],
+)
+def test_calls_that_the_content_writes_in_another_way_are_not_shown_twice(form: str, text: str) -> None:
+    """The format code has no JSON: a condensed prompt showed the code once more, as a call in JSON."""
+    calls = tuple(call for call in TOOL_FORMATS[form].parse(text) if isinstance(call, ToolCall))
+    assert calls
+    said = Message(role="assistant", content=text, tool_calls=calls)
+    assert chatml().prompt([QUESTION, said]) == chatml().prompt([QUESTION, reply(text)])
 
 
 # --- special-token text is text -----------------------------------------------------------------------------------

@@ -431,6 +431,31 @@ def test_a_condenser_that_gets_its_texts_wrong_ends_the_episode_and_they_train_n
     assert all(one.reason.startswith("the episode ended") for one in trajectory.rejected)
 
 
+def test_a_text_may_be_used_to_keep_everything() -> None:
+    """The policy is asked which units may go, and says none: no prompt continues its answer, so the next is declared.
+
+    The trajectory broke the rule that prompts continue, which stopped the run.
+    """
+
+    class Asking:
+        writes = 1
+
+        async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+            if budget.write is not None and len(history.units) == 2:
+                assert (await budget.write(Request(units=history.units, instruction=ASK))).text == "none"
+            return Condensed(units=history.units)
+
+    trajectory = play(engine(talker(lambda _: "none"), condenser=Asking()))
+    assert kinds(trajectory) == "aacaaaa"
+    assert segments.check(trajectory) == ()
+    assert [len(row.token_ids) for row in rows(trajectory)] == [
+        len(last.prompt_ids) + len(last.output_ids) for last in (trajectory.turns[2], trajectory.turns[6])
+    ]
+    declared = trajectory.turns[3].condensation
+    assert declared is not None
+    assert [(span.units, span.status) for span in declared.spans] == [(2, SpanStatus.KEPT)]
+
+
 def test_a_condenser_that_never_asks_gets_nothing_to_ask_with() -> None:
     budgets: list[Budget] = []
 

@@ -1,5 +1,6 @@
 """Builds and checks the components of a configuration, so that a wrong one stops before any model is loaded."""
 
+from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
@@ -22,6 +23,7 @@ from condensegrpo.assembly.scorers import check_scorers, names_of
 from condensegrpo.config.checks import check_figures
 from condensegrpo.config.load import evaluations
 from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.errors import DataError
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols import Condenser, Counted
 from condensegrpo.rollout.workers.ray_actors import check_installed
@@ -43,8 +45,8 @@ def build(config: RunConfig, base: Components | None = None, objects: Objects = 
     for split in ("train", "eval"):
         built.problems(split)
     named = {name: build_components(varied, built, objects) for name, varied in evaluations(config).items()}
-    for each in named.values():
-        each.problems("eval")
+    for name, each in named.items():
+        _check_ids(name, each)
     runtime.check_sampler(config, objects)
     check_objects(config, objects)
     if config.rollout.workers.ray:
@@ -54,6 +56,17 @@ def build(config: RunConfig, base: Components | None = None, objects: Objects = 
     for tracker in config.trackers:
         plugins.check("trackers", tracker.name, tracker.options)
     return replace(built, evaluations=named)
+
+
+def _check_ids(name: str, components: Components) -> None:
+    """Check that the problems of an evaluation have ids of their own: its figures are by problem."""
+    asked = components.problems("eval")[: components.config.evaluate.problems]
+    ((most, times),) = Counter(problem.id for problem in asked).most_common(1)
+    if times > 1:
+        raise DataError(
+            f"reading the problems of the evaluation {name}: found {times} with the id {most!r}, wanted an id for each "
+            f"problem. Give every Problem of the task an id of its own."
+        )
 
 
 def build_components(config: RunConfig, base: Components | None = None, objects: Objects = NO_OBJECTS) -> Components:

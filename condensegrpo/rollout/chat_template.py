@@ -13,6 +13,7 @@ from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.thread_call import result_in_thread
 from condensegrpo.rollout.encoding import TextEncoder, unused_characters
+from condensegrpo.rollout.toolcalls import TOOL_FORMATS
 from condensegrpo.rollout.toolformats import parsed_arguments
 
 if TYPE_CHECKING:
@@ -52,8 +53,13 @@ class ChatTemplate:
 
     def calls_beside(self, message: Message) -> bool:
         """Whether the template is given the calls of a message: those that its content already contains it is not."""
-        content = message.content
-        return any(call.arguments not in content or call.name not in content for call in message.tool_calls)
+        content, calls = message.content, message.tool_calls
+        if all(call.arguments in content and call.name in content for call in calls):
+            return False
+        for form in TOOL_FORMATS.values():  # written as code, or with escapes
+            if calls == tuple(call for call in form.parse(content) if isinstance(call, ToolCall)):
+                return False
+        return True
 
     def render(self, messages: Sequence[Message], marker: str, *, end: str = "", generation_prompt: bool = True) -> str:
         """The template's text, in which the marker breaks up every special token that is not the template's own.

@@ -50,7 +50,7 @@ class Failures(NamedTuple):
 class _Scorer:
     """Scores trajectories as they finish: each by itself, or a whole group once it is complete."""
 
-    problems: Mapping[str, Problem]  # by id
+    problems: Mapping[str, Problem]  # by id of the group: two problems of a task may have one id
     samples: int  # trajectories in a group
     reward: Reward | GroupReward
     seconds: float  # that one call of the reward may take
@@ -61,7 +61,7 @@ class _Scorer:
 
     async def add(self, trajectory: Trajectory) -> None:
         """Score a finished trajectory, or its group if it is the last one of it."""
-        problem = self.problems[trajectory.problem_id]
+        problem = self.problems[trajectory.group_id]
         if not isinstance(self.reward, GroupReward):
             outcome = await self._called(partial(score, trajectory, problem, self.reward))
             self._report(with_score(trajectory, outcome))
@@ -110,9 +110,8 @@ async def collect(
             trajectories of unfinished groups.
         run_seed: names the random streams, together with ``step`` and the group's name.
     """
-    by_id = {group.problem.id: group.problem for group in batch}
     scorer = _Scorer(
-        problems=by_id,
+        problems={group.id: group.problem for group in batch},
         samples=samples,
         reward=reward,
         seconds=engine.limits.reward_seconds,

@@ -212,7 +212,16 @@ async def _prompted(
     write = writer.write_function(history, last) if last is not None else None
     try:
         upcoming = await guarded(
-            partial(next_prompt, engine, history, last, draw=draw, write=write, writes=writer.max_texts),
+            partial(
+                next_prompt,
+                engine,
+                history,
+                last,
+                draw=draw,
+                write=write,
+                writes=writer.max_texts,
+                texts=writer.attempts,
+            ),
             who="rendering the prompt",
             stop=Stop.ENVIRONMENT_ERROR,
             turn_seconds=engine.limits.turn_seconds,

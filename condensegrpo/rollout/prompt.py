@@ -52,7 +52,14 @@ def check_pinned(renderer: Renderer, pinned: Sequence[Message], limits: Limits) 
 
 
 async def next_prompt(
-    engine: Engine, history: History, last: Sampled | None, *, draw: float, write: Write | None = None, writes: int = 0
+    engine: Engine,
+    history: History,
+    last: Sampled | None,
+    *,
+    draw: float,
+    write: Write | None = None,
+    writes: int = 0,
+    texts: Sequence[Sampled] = (),
 ) -> NextPrompt:
     """The prompt of the turn that follows ``history``, of at most ``max_context_tokens``.
 
@@ -63,6 +70,7 @@ async def next_prompt(
         draw: in [0, 1), of the problem: selects a point in the jitter of the trigger.
         write: samples a text for the condenser; None: it may not ask.
         writes: how many texts it may ask for; each adds ``turn_seconds`` to its time limit.
+        texts: those that ``write`` has sampled. A used one is a turn, so the prompt after it is always declared.
 
     Raises:
         ContextOverflow: neither the continued nor the condensed prompt fits.
@@ -88,7 +96,8 @@ async def next_prompt(
         seconds=engine.limits.turn_seconds * (1 + writes),
     )
     condensed = await _condense(engine, history, budget)
-    if condensed.summary is None and condensed.units == (*last.prompt.units, history.units[-1]):
+    unchanged = condensed.summary is None and condensed.units == (*last.prompt.units, history.units[-1])
+    if unchanged and len(texts) == len(condensed.rejected):
         continued = continued or _continued(engine, history, last)
         if len(continued.ids) <= most:
             return NextPrompt(prompt=continued, history=history, rejected=condensed.rejected)
