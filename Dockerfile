@@ -15,9 +15,9 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.12.12-slim-bookworm AS cpu
 ARG USER=condensegrpo
-# g++ compiles parts of DeepSpeed; bubblewrap isolates code that a model wrote
+# g++ compiles parts of DeepSpeed
 # hadolint ignore=DL3008
-RUN apt-get update && apt-get install --yes --no-install-recommends bubblewrap g++ && rm -rf /var/lib/apt/lists/*
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 RUN useradd --create-home --uid 1000 condensegrpo && install --directory --owner=condensegrpo /cache /workspace/runs
 RUN --mount=from=wheel,source=/wheels,target=/wheels --mount=source=constraints.txt,target=/constraints.txt \
     pip install --no-cache-dir torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu \
@@ -32,7 +32,7 @@ CMD ["--help"]
 FROM nvidia/cuda:13.0.2-cudnn-devel-ubuntu24.04 AS cuda
 ARG USER=condensegrpo
 # hadolint ignore=DL3008
-RUN apt-get update && apt-get install --yes --no-install-recommends bubblewrap g++ python3.12-dev python3.12-venv \
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ python3.12-dev python3.12-venv \
     && rm -rf /var/lib/apt/lists/*
 RUN userdel --remove ubuntu && useradd --create-home --uid 1000 condensegrpo \
     && install --directory --owner=condensegrpo /cache /workspace/runs && python3.12 -m venv /opt/condensegrpo
