@@ -53,7 +53,7 @@ def policy(folder: Path) -> PreTrainedModel:
         hashes={name: sha256(data).hexdigest() for name, data in files.items()},
     )
     (checkpoint / "manifest.json").write_text(json.dumps(asdict(manifest)))
-    export(checkpoint, folder, "model", lambda target: (target / "README.md").write_text("a card"))
+    export(checkpoint, folder, "model", lambda target, step: (target / "README.md").write_text("a card"))
     return model
 
 

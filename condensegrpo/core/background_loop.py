@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Self, TypeVar
 
 T = TypeVar("T")
 CLOSE_SECONDS = 60.0  # that ``close`` waits for the thread: a coroutine may block the loop for ever
 PLUGIN_SECONDS = 2.0  # the same where plug-ins run on the loop: one may ignore its cancellation
+SIGNAL_SECONDS = 0.2  # between looks for a signal while a thread waits
 
 
 class BackgroundLoop:
@@ -59,6 +60,8 @@ class BackgroundLoop:
         """Wait for the result of ``work`` in a thread without an event loop. Ctrl-C cancels the work."""
         future = self.submit(work)
         try:
+            while not future.done():  # a signal that another thread gets does not end the wait of this one
+                wait([future], timeout=SIGNAL_SECONDS)
             return future.result()
         except BaseException:
             future.cancel()
