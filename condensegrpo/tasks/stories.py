@@ -182,7 +182,10 @@ class Stories:
         return History(pinned=history.pinned, units=units).messages
 
     def _summarised(self, history: History, rng: random.Random) -> tuple[Message, ...]:
-        """What ``summary(keep_last=1)`` shows if two units fit and a summary is one of them; the third is a request."""
+        """The context under ``summary(keep_last=1)`` if a prompt has room for two units, and a summary counts as one.
+
+        With a third unit it is the request for a note (in the share ``REQUESTED``), or what is shown after the note.
+        """
         if len(history.units) <= 2:
             return history.messages
         requested = rng.random() < REQUESTED
