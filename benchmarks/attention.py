@@ -34,8 +34,8 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.messages import History, Unit
 from condensegrpo.core.protocols import Reading
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.rollout.group import problem_groups, rollout
-from condensegrpo.rollout.render import Renderer
+from condensegrpo.episodes.group import problem_groups, rollout
+from condensegrpo.episodes.render import Renderer
 from condensegrpo.samplers.transformers import TransformersSampler
 
 LEAST_UNITS = 4  # of a history whose ranking is compared: the newest is not ranked

@@ -29,14 +29,15 @@ from condensegrpo.condensers.attention import AttentionCondenser
 from condensegrpo.condensers.summary_model import SummaryModel
 from condensegrpo.core.protocols import Problem, Reading, TokenAttention, UnitScorer
 from condensegrpo.core.trajectory import Generation, SamplingParams, Trajectory
+from condensegrpo.episodes.engine import Engine
+from condensegrpo.episodes.group import problem_groups, rollout
+from condensegrpo.episodes.render import Renderer
+from condensegrpo.episodes.settings import Limits, ToolLimits
+from condensegrpo.episodes.toolcalls import Toolbox
+from condensegrpo.episodes.toolformats import Native
 from condensegrpo.learner.new_model import new_model, new_tokenizer, save_new
 from condensegrpo.learner.policy import load_tokenizer
 from condensegrpo.learner.settings import NewModel
-from condensegrpo.rollout.engine import Engine
-from condensegrpo.rollout.group import problem_groups, rollout
-from condensegrpo.rollout.render import Renderer
-from condensegrpo.rollout.settings import Limits
-from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
 from condensegrpo.samplers.transformers import TransformersSampler
 
 NAMES = ("attention", "leave_one_out", "summary_model")
@@ -105,7 +106,7 @@ def played(name: str, folder: Path, *, problems: int, turns: int, alike: bool) -
         condenser=condenser,
         condenser_name=name,
         scorers=scorers,
-        toolbox=Toolbox({}, format=TOOL_FORMATS["native"], seconds=10.0),
+        toolbox=Toolbox({}, format=Native(), limits=ToolLimits(seconds=10.0)),
         limits=Limits(max_turns=turns, max_context_tokens=BUDGET, max_output_tokens=2 * REPLY, turn_seconds=600),
     )
     asked = [Problem(id=str(number), question=" ".join(draw.choices(WORDS, k=QUESTION))) for number in range(problems)]

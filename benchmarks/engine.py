@@ -50,12 +50,13 @@ from condensegrpo.condensers.truncate import Truncate
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.protocols import Condenser, NamedTensors, Problem, Stage, Step
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Score, ScoredTrajectory, Trajectory
+from condensegrpo.episodes.engine import Engine
+from condensegrpo.episodes.group import problem_groups, rollout
+from condensegrpo.episodes.render import Renderer
+from condensegrpo.episodes.settings import Limits, ToolLimits
+from condensegrpo.episodes.toolcalls import Toolbox
+from condensegrpo.episodes.toolformats import Native
 from condensegrpo.learner.new_model import new_tokenizer
-from condensegrpo.rollout.engine import Engine
-from condensegrpo.rollout.group import problem_groups, rollout
-from condensegrpo.rollout.render import Renderer
-from condensegrpo.rollout.settings import Limits
-from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
 from condensegrpo.storage.trajectories import write_trajectory
 
 WORDS = tuple(f"w{number}" for number in range(2000))
@@ -167,7 +168,7 @@ def played(cell: Cell, file: Path, ended: Callable[[Trajectory], object] | None 
     tokenizer = new_tokenizer([" ".join(WORDS), *called], kind=kind, vocab_size=len(WORDS) + 600)
     draw = random.Random(0)
     texts = called if cell.tools else [" ".join(draw.choices(WORDS, k=REPLY)) for _ in range(64)]
-    toolbox = Toolbox({"look": look} if cell.tools else {}, format=TOOL_FORMATS["native"], seconds=10.0)
+    toolbox = Toolbox({"look": look} if cell.tools else {}, format=Native(), limits=ToolLimits(seconds=10.0))
     renderer = Renderer(tokenizer, tools=toolbox.schemas)
     budget = 100 * cell.turns + BUDGET if cell.condenser == "full" else BUDGET
     engine = Engine(

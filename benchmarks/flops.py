@@ -22,7 +22,7 @@ def useful_flops(size: ModelSize, rows: Sequence[Segment]) -> float:
     """
     shared = tree([row.token_ids for row in rows])
     pairs = sum(depth + 1 for depth in shared.positions)
-    trained = sum(sum(row.trained) for row in rows)
+    trained = sum(row.trained for row in rows)
     return (
         6.0 * decoder_weights(size) * len(shared.token_ids)
         + 12.0 * size.layers * size.heads * size.head * pairs

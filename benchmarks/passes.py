@@ -19,7 +19,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from condensegrpo.algorithms.objective import Objective, PolicyLoss, Share, Tokenwise
+from condensegrpo.algorithms.losses import clipped
+from condensegrpo.algorithms.objective import MicroBatchLoss, Objective, PerToken
 from condensegrpo.algorithms.packing import PackedBatch, blocks, lay_out, micro_batches
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner.engine import open_engine, optimizer_step
@@ -28,7 +29,7 @@ from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.settings import OptimizerSettings
 
 # The weights that learn are those sampled from: what a run with one update of a batch minimises.
-OBJECTIVE = Tokenwise(Objective(loss=PolicyLoss("clipped"), first_update=True))
+OBJECTIVE = PerToken(Objective(loss=clipped, first_update=True))
 DENSE_ROW = 1024  # tokens behind each other in one row of plain dense attention, which computes every pair of them
 TILE = 256  # trained tokens whose logits exist at a time in tiles
 
@@ -140,7 +141,7 @@ def shared(model: PreTrainedModel, budget: Budget, _: Sequence[Segment], *, tree
     def step(rows: Sequence[Segment]) -> None:
         for micro_batch in pack_rows(rows, max_tokens=budget.tokens, share=share):
             batch = micro_batch.to(model.device)
-            module(*batch.inputs, 1.0, share=Share(OBJECTIVE, batch)).loss.backward()
+            module(*batch.inputs, 1.0, loss=MicroBatchLoss(OBJECTIVE, batch)).loss.backward()
 
     return step
 
@@ -214,10 +215,7 @@ def padded(rows: Sequence[Segment]) -> tuple[Tensor, Tensor]:
     columns = max(len(row.token_ids) for row in rows)
     ids = torch.tensor([[*row.token_ids, *[0] * (columns - len(row.token_ids))] for row in rows])
     places = [
-        number * columns + place - 1
-        for number, row in enumerate(rows)
-        for place, trained in enumerate(row.trained)
-        if trained
+        number * columns + place - 1 for number, row in enumerate(rows) for turn in row.turns for place in turn.places
     ]
     return ids, torch.tensor(places)
 

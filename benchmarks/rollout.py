@@ -46,7 +46,7 @@ from condensegrpo.condensers.full import Full
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.condensers.observation_mask import ObservationMask
 from condensegrpo.core.protocols import Condenser, Sampler
-from condensegrpo.rollout.engine import Engine
+from condensegrpo.episodes.engine import Engine
 
 KEEP = 2  # units that last_k and observation_mask show whole
 

@@ -26,18 +26,19 @@ from tables import show
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.core.protocols import Problem, Sampler
 from condensegrpo.core.trajectory import ScoredTrajectory, Trajectory
+from condensegrpo.episodes.engine import Engine
+from condensegrpo.episodes.group import ProblemGroup, problem_groups
+from condensegrpo.episodes.player import LocalPlayer
+from condensegrpo.episodes.render import Renderer
+from condensegrpo.episodes.settings import Limits, ToolLimits
+from condensegrpo.episodes.toolcalls import Toolbox
+from condensegrpo.episodes.toolformats import Native
+from condensegrpo.episodes.workers.messages import Setup
+from condensegrpo.episodes.workers.pool import WorkerPool
+from condensegrpo.episodes.workers.processes import ProcessHost, fork_workers
+from condensegrpo.episodes.workers.remote_sampler import RemoteSampler
+from condensegrpo.episodes.workers.serving import serve
 from condensegrpo.learner.new_model import new_tokenizer
-from condensegrpo.rollout.engine import Engine
-from condensegrpo.rollout.group import ProblemGroup, problem_groups
-from condensegrpo.rollout.player import LocalPlayer
-from condensegrpo.rollout.render import Renderer
-from condensegrpo.rollout.settings import Limits
-from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
-from condensegrpo.rollout.workers.messages import Setup
-from condensegrpo.rollout.workers.pool import WorkerPool
-from condensegrpo.rollout.workers.processes import ProcessHost, fork_workers
-from condensegrpo.rollout.workers.remote_sampler import RemoteSampler
-from condensegrpo.rollout.workers.serving import serve
 
 STREAM = (0, 1)  # run seed and step
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -70,7 +71,9 @@ def calls() -> tuple[str, ...]:
 def renderer() -> Renderer:
     """Of a tokenizer that knows the calls."""
     tokenizer = new_tokenizer([" ".join(WORDS), *calls()], kind="bpe", vocab_size=len(WORDS) + 600)
-    return Renderer(tokenizer, tools=Toolbox({"mix": mixer(1)}, format=TOOL_FORMATS["native"], seconds=10.0).schemas)
+    return Renderer(
+        tokenizer, tools=Toolbox({"mix": mixer(1)}, format=Native(), limits=ToolLimits(seconds=10.0)).schemas
+    )
 
 
 def mixer(loops: int):  # noqa: ANN201  a tool is any function
@@ -97,7 +100,7 @@ def process(trajectory: Trajectory, problem: Problem) -> Mapping[str, float]:
 
 def player(world: World, sampler: Sampler) -> LocalPlayer:
     """Plays the world."""
-    toolbox = Toolbox({"mix": mixer(world.loops)}, format=TOOL_FORMATS["native"], seconds=60.0)
+    toolbox = Toolbox({"mix": mixer(world.loops)}, format=Native(), limits=ToolLimits(seconds=60.0))
     engine = Engine(
         sampler=sampler,
         renderer=renderer(),

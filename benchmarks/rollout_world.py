@@ -18,14 +18,15 @@ from condensegrpo.condensers.full import Full
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Condenser, NamedTensors, Problem, Sampler, Step
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Trajectory
+from condensegrpo.episodes.engine import Engine
+from condensegrpo.episodes.group import problem_groups, rollout
+from condensegrpo.episodes.render import Renderer
+from condensegrpo.episodes.settings import Limits, ToolLimits
+from condensegrpo.episodes.toolcalls import Toolbox
+from condensegrpo.episodes.toolformats import Native
 from condensegrpo.learner.new_model import new_model, new_tokenizer, save_new
 from condensegrpo.learner.policy import load_tokenizer
 from condensegrpo.learner.settings import NewModel
-from condensegrpo.rollout.engine import Engine
-from condensegrpo.rollout.group import problem_groups, rollout
-from condensegrpo.rollout.render import Renderer
-from condensegrpo.rollout.settings import Limits
-from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
 from condensegrpo.samplers.scripted import ScriptedSampler
 
 WORDS = tuple(f"w{number}" for number in range(2000))
@@ -188,7 +189,7 @@ def engine(
         renderer=Renderer(tokenizer, stop_ids=(tokenizer.eos_token_id,)),
         condenser=condenser or Full(),
         condenser_name="benchmark",
-        toolbox=Toolbox({}, format=TOOL_FORMATS["native"], seconds=10.0),
+        toolbox=Toolbox({}, format=Native(), limits=ToolLimits(seconds=10.0)),
         limits=Limits(
             max_turns=world.turns,
             max_context_tokens=budget,

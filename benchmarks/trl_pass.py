@@ -90,10 +90,15 @@ def _tries(trie: Any, rows: Sequence[Segment], budget: int) -> Iterator[Any]:  #
     """
     current = trie()
     for row in rows:
+        logprobs = [0.0] * len(row.token_ids)
+        mask = [False] * len(row.token_ids)
+        for turn in row.turns:
+            logprobs[turn.start : turn.places.stop] = turn.logprobs
+            mask[turn.start : turn.places.stop] = [True] * len(turn.logprobs)
         sample = {
             "input_ids": torch.tensor(row.token_ids),
-            "completion_mask": torch.tensor(row.trained),
-            "old_log_probs": torch.tensor(row.logprobs),
+            "completion_mask": torch.tensor(mask),
+            "old_log_probs": torch.tensor(logprobs),
             "advantage": _of_the_row(row),
             "group_id": row.trajectory.rpartition("/")[0],
         }
@@ -106,8 +111,7 @@ def _tries(trie: Any, rows: Sequence[Segment], budget: int) -> Iterator[Any]:  #
 
 def _of_the_row(row: Segment) -> float:
     """Weight · advantage of its trained tokens, which the benchmark's rows have in common."""
-    products = {a * w for a, w, trained in zip(row.advantages, row.weights, row.trained, strict=True) if trained}
-    (product,) = products
+    (product,) = {turn.advantage * turn.weight for turn in row.turns}
     return product
 
 

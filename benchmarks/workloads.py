@@ -16,6 +16,7 @@ from enum import StrEnum
 
 from torch import Tensor
 
+from condensegrpo.algorithms.advantages import grpo
 from condensegrpo.algorithms.credit import Estimator, rows_of, scores_of, turn_tokens
 from condensegrpo.algorithms.losses import token_weights, totals
 from condensegrpo.algorithms.prefix_tree import different
@@ -73,7 +74,7 @@ class Workload:
     @property
     def trained(self) -> int:
         """Trained tokens."""
-        return sum(sum(row.trained) for row in self.rows)
+        return sum(row.trained for row in self.rows)
 
     @property
     def tokens(self) -> int:
@@ -99,7 +100,7 @@ def workload(
             scored.append(_scored(trajectory, right=sample % 2 == 0))
     scores = scores_of(scored)
     tokens_NK = turn_tokens(scored)
-    advantage_NK = Estimator("grpo")(scores)
+    advantage_NK = Estimator(grpo)(scores).advantage_NK
     weight_NK = token_weights(
         "trajectory_constant",
         tokens_NK,

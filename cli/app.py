@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 import condensegrpo
-from condensegrpo.algorithms.names import ESTIMATORS, LOSSES
 from condensegrpo.cli.debugging import NAME as DEBUG
 from condensegrpo.cli.debugging import without_debug
 from condensegrpo.cli.doctor import doctor
@@ -29,12 +28,13 @@ from condensegrpo.cli.serve import serve
 from condensegrpo.cli.sweep import sweep
 from condensegrpo.cli.train import train
 from condensegrpo.core.errors import CondenseError, ConfigError
+from condensegrpo.core.plugins import installed
 
 
 def _algorithms() -> str:
     """The lists of estimators and losses below the help of ``train``."""
-    tables = (("algorithm.advantage.estimator", ESTIMATORS), ("algorithm.loss.name", LOSSES))
-    lists = (f"[bold]{key}[/bold]: {', '.join(table)}" for key, table in tables)
+    kinds = (("algorithm.advantage.estimator", "estimators"), ("algorithm.loss.name", "losses"))
+    lists = (f"[bold]{key}[/bold]: {', '.join(point.name for point in installed(kind))}" for key, kind in kinds)
     return "\n\n".join((*lists, "Formulas and when to use which: docs/reference/estimators.md"))
 
 
@@ -47,8 +47,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"condensegrpo {condensegrpo.__version__}")
         raise typer.Exit
 

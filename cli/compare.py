@@ -2,7 +2,6 @@
 
 import json
 import re
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,9 +11,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from condensegrpo.cli import theme
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.wording import counted
+from condensegrpo.display import theme
+from condensegrpo.display.console import PhaseDisplay
+from condensegrpo.display.quiet import quiet_libraries
+from condensegrpo.storage.evaluations import place_of
 from condensegrpo.storage.files import write_atomically
 
 if TYPE_CHECKING:
@@ -76,8 +78,6 @@ def compare(
         quiet: print the JSON alone.
         debug: show the tracebacks of failed trajectories.
     """
-    from condensegrpo.cli.console import PhaseDisplay
-
     named, limits = parsed_condensers(condensers), parsed_budgets(budgets)
     try:
         out.mkdir(parents=True, exist_ok=True)  # before anything is loaded
@@ -85,21 +85,20 @@ def compare(
         raise RunError(f"creating {out} for the comparison: {error.strerror}. Give another --out.") from error
     with PhaseDisplay(Console(stderr=True, quiet=quiet), debug=debug) as display:
         display.phase("loading torch, transformers and the model", None)
-        from condensegrpo.assembly.players import Players
-        from condensegrpo.assembly.runtime import open_sampler, use_threads
-        from condensegrpo.cli.quiet import quiet_libraries
-        from condensegrpo.evaluation.compare import check, contenders
+        from condensegrpo.evaluation.compare import check_contenders, contenders
         from condensegrpo.evaluation.compare import compare as run_comparison
+        from condensegrpo.evaluation.stored import opened_policy
         from condensegrpo.learner.policy import save_tokenizer, trained_steps
         from condensegrpo.reporting.comparison_plot import plot
 
         quiet_libraries()
-        entrants = check(config, contenders(named, limits, config), model)
-        use_threads(config)
+        entrants = check_contenders(config, contenders(named, limits, config), model)
+        step = trained_steps(model)
         if save is not None:
+            place_of(save, None, step)
             save_tokenizer(model, save)
-        with closing(open_sampler(config, model)) as sampler, Players(config, sampler, model) as players:
-            result = run_comparison(entrants, players=players, step=trained_steps(model), observer=display, save=save)
+        with opened_policy(config, model) as players:
+            result = run_comparison(entrants, players=players, step=step, observer=display, save=save)
     text = json.dumps(asdict(result), indent=2)
     write_atomically(out / FILES[0], f"{text}\n")
     plot(result, out / Path(FILES[1]).stem)

@@ -1,17 +1,57 @@
-"""``condensegrpo doctor``: checks this machine, and a configuration on it, and says how to fix what is wrong."""
+"""``condensegrpo doctor``: checks this machine, and a configuration on it, and says how to fix what is wrong.
+
+A configuration is checked with its data, plug-ins and model: headers of files are read, and no model is loaded.
+"""
 
 import json
+import math
+import re
+import shutil
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from condensegrpo.cli import theme
-from condensegrpo.cli.console import PhaseDisplay
-from condensegrpo.cli.doctor_machine import disk_finding, machine_findings
-from condensegrpo.cli.findings import Level, show
+from condensegrpo.cli.doctor_machine import (
+    GIB,
+    Finding,
+    Level,
+    disk_finding,
+    free_memory,
+    machine_findings,
+    ok,
+    problem,
+    sandbox_finding,
+    warning,
+)
+from condensegrpo.core.errors import CondenseError, DataError, PluginError
+from condensegrpo.core.wording import counted
+from condensegrpo.display import theme
+from condensegrpo.display.console import PhaseDisplay
+from condensegrpo.display.neutral import neutral
+from condensegrpo.storage.hub import hub_fault
+from condensegrpo.storage.placeholder import placeholder_in
+
+if TYPE_CHECKING:
+    from condensegrpo.config.schema import RunConfig
+    from condensegrpo.learner.settings import NewModel
+
+FILES = ("corpus", "folder", "ground_truth_file")  # options of shipped plug-ins that name a file or folder
+LUCENE = "search_lucene"
+TRAINED_BYTES = 16  # per trained weight in the learner: fp32 weight and gradient, two Adam moments
+BYTES = {"float32": 4, "bfloat16": 2}  # per weight in the sampler, and per frozen weight in the learner
+LARGE = 400e6  # parameters above which training on a CPU takes hours instead of minutes
+USUAL = 80 * GIB  # memory of a data-centre GPU
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![a-z0-9])", re.IGNORECASE)
+MARKS = {Level.OK: ("✓", theme.GOOD), Level.WARNING: ("!", theme.WARN), Level.PROBLEM: ("✗", theme.BAD)}
 
 
 def doctor(
@@ -44,17 +84,15 @@ def doctor(
         findings = [*machine_findings(), disk_finding(runs_dir)]
         if config is not None:
             display.phase(f"checking {config}", None)
-            from condensegrpo.cli.doctor_config import config_findings
-
-            findings += [found for found in config_findings(config, overrides or ()) if found not in findings]
+            findings += [finding for finding in config_findings(config, overrides or ()) if finding not in findings]
         if sampler is not None:
             display.phase(f"comparing {sampler} with the learner", None)
-            from condensegrpo.cli.doctor_parity import sampler_findings
+            from condensegrpo.cli.doctor_trials import sampler_findings
 
             findings += sampler_findings(sampler, config, overrides or [])
         if gpu:
             display.phase("trying the GPUs", None)
-            from condensegrpo.cli.doctor_gpu import gpu_findings
+            from condensegrpo.cli.doctor_trials import gpu_findings
 
             findings += gpu_findings(config, overrides or ())
     if as_json:
@@ -63,3 +101,251 @@ def doctor(
         show(findings, theme.console())
     if any(finding.level is Level.PROBLEM for finding in findings):
         raise typer.Exit(1)
+
+
+def show(findings: Sequence[Finding], console: Console) -> None:
+    """One line a finding, its cure below it, and a closing count."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for _ in range(3):
+        table.add_column(overflow="fold")
+    for finding in findings:
+        mark, style = MARKS[finding.level]
+        text = Text(neutral(finding.found))
+        if finding.cure:
+            text.append(f"\n→ {neutral(finding.cure)}", style)
+        table.add_row(Text(mark, style), Text(finding.area, theme.DIM), text)
+    console.print(table)
+    counts = {level: sum(finding.level is level for finding in findings) for level in Level}
+    warnings = counted(counts[Level.WARNING], "warning", "warnings")
+    problems = counted(counts[Level.PROBLEM], "problem", "problems")
+    console.print(Text(f"\n{counts[Level.OK]} ok, {warnings}, {problems}"))
+
+
+def config_findings(name: str, overrides: Sequence[str]) -> list[Finding]:
+    """Check that a configuration is valid and that everything it names exists."""
+    from condensegrpo.config.load import named_config
+
+    try:
+        config = named_config(name, overrides)
+    except CondenseError as error:
+        return [problem("configuration", str(error), "correct the file or the overrides")]
+    return [
+        ok("configuration", f"{name} is valid"),
+        *data_findings(config),
+        *_run(config),
+        *model_findings(config),
+        disk_finding(Path(config.runs_dir)),
+        *([sandbox_finding(config.sandbox.isolation)] if config.sandbox.isolation != "auto" else []),
+    ]
+
+
+def _run(config: "RunConfig") -> Iterator[Finding]:
+    """The checks of ``train --dry-run``."""
+    from condensegrpo.assembly.build import build
+    from condensegrpo.assembly.preflight import check_run
+
+    try:
+        components = build(config)
+        yield ok("plug-ins", f"{', '.join(_named(config))}: all load")
+        yield from (ok("training", note) for note in check_run(components))
+    except DataError as error:
+        yield problem("data", str(error), "correct the data, or give other files (docs/reference/tasks.md)")
+    except PluginError as error:
+        yield problem("plug-ins", str(error), "condensegrpo plugins lists what is installed")
+    except CondenseError as error:
+        yield problem("training", str(error), "correct the configuration or the overrides")
+
+
+def _named(config: "RunConfig") -> tuple[str, ...]:
+    """The names of the plug-ins."""
+    sections = (config.task, config.condenser, config.reward, config.sampler)
+    return (*(section.name for section in sections), *(name for name, _ in _tools(config)))
+
+
+def data_findings(config: "RunConfig") -> Iterator[Finding]:
+    """Check that every file and folder that a configuration reads besides its model exists."""
+    for key, name in (("task.data", config.task.data), ("task.eval_data", config.task.eval_data)):
+        if name is not None:
+            yield _data_file(key, name)
+    yield from _files("task.options", config.task.options)
+    for number, (name, options) in enumerate(_tools(config)):
+        yield from _files(f"rollout.tools.use.{number}.options", options)
+        if name == LUCENE:
+            yield from lucene_findings(shutil.which("java"), installed=find_spec("pyserini") is not None)
+
+
+def _data_file(key: str, name: str) -> Finding:
+    path = Path(name).expanduser()
+    if path.exists():
+        return ok(key, str(path))
+    looks_like_file = path.suffix in (".jsonl", ".json", ".parquet", ".gz") or name.startswith((".", "/", "~"))
+    if looks_like_file:
+        return problem(key, f"{name} does not exist", f"set {key} to an existing file or folder")
+    fault = hub_fault()
+    if fault is not None:
+        return problem(key, f"{name} is not a file, and {fault}", f"set {key} to an existing file")
+    return warning(key, f"{name} is not a file on this machine", "it will be loaded from the Hub")
+
+
+def _tools(config: "RunConfig") -> list[tuple[str, Mapping[str, object]]]:
+    """The name and the options of every tool."""
+    return [(tool, {}) if isinstance(tool, str) else (tool.name, tool.options) for tool in config.rollout.tools.use]
+
+
+def _files(key: str, options: Mapping[str, object]) -> Iterator[Finding]:
+    for option in FILES:
+        if isinstance(file := options.get(option), str):
+            path, name = Path(file).expanduser(), f"{key}.{option}"
+            yield ok(name, str(path)) if path.exists() else problem(name, f"{path} does not exist", f"correct {name}")
+
+
+def lucene_findings(java: str | None, *, installed: bool) -> list[Finding]:
+    """Check what only the tool search_lucene needs.
+
+    Args:
+        java: path of the program; None if it is not installed.
+        installed: whether pyserini is installed.
+    """
+    instead = "or use the tool search, which needs neither Java nor pyserini"
+    return [
+        ok("Java", java) if java else problem("Java", "no java on the PATH", f"install Java 21, {instead}"),
+        ok("pyserini", "installed")
+        if installed
+        else problem("pyserini", "not installed", f"pip install pyserini, {instead}"),
+    ]
+
+
+def model_findings(config: "RunConfig") -> list[Finding]:
+    """Check that the model exists and that it fits this machine."""
+    count: int | None
+    if config.model.new is not None:
+        count = parameters_of_new(config.model.new, config.model.new.vocab_size)
+        findings = [ok("model", f"new model, about {count / 1e6:.1f} M parameters")]
+    elif (folder := Path(config.model.path or "")).is_dir():
+        findings = _model_folder(folder)
+        try:
+            count = parameters_of_files(folder)
+        except (OSError, ValueError, KeyError, struct.error) as error:
+            cure = "copy the model's files again: they are damaged or cut off"
+            return [*findings, problem("weights", f"{folder}: a safetensors file cannot be read ({error})", cure)]
+    else:
+        findings, count = [_hub_model(str(config.model.path))], parameters_of_name(str(config.model.path))
+    return [*findings, memory_finding(config, count, devices(), free_memory())] if count else findings
+
+
+def _model_folder(folder: Path) -> list[Finding]:
+    findings = []
+    for file in sorted((*folder.glob("*.json"), *folder.glob("*.safetensors"))):
+        fault = placeholder_in(file)
+        if fault is not None:
+            findings.append(problem("model", f"{file}: {fault}", "copy the model's files again"))
+    if not (folder / "config.json").is_file():
+        cure = "set model.path to a Hugging Face model folder"
+        findings.append(problem("model", f"{folder} has no config.json", cure))
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        cure = "copy the tokenizer's files into the folder, or save it with tokenizer.save_pretrained"
+        findings.append(problem("tokenizer", f"{folder} has none of {', '.join(TOKENIZERS)}", cure))
+    elif not _has_template(folder):
+        cure = "use the instruct model, or put a chat_template.jinja into the folder"
+        findings.append(problem("chat template", f"{folder} has none", cure))
+    return findings or [ok("model", f"{folder}: found config.json, tokenizer and chat template")]
+
+
+def _has_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    file = folder / "tokenizer_config.json"
+    return file.is_file() and '"chat_template"' in file.read_text(encoding="utf-8", errors="replace")
+
+
+def _hub_model(name: str) -> Finding:
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        return problem("model", f"there is no folder {name}", "set model.path to a Hugging Face model folder or Hub id")
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return ok("model", f"{name} is in the Hub cache")
+    fault = hub_fault()
+    if fault is not None:
+        text = f"{name} is not in {constants.HF_HUB_CACHE}, and {fault}"
+        return problem("model", text, f"download it first: hf download {name}")
+    return warning("model", f"{name} is not in the Hub cache", "it will be downloaded")
+
+
+def parameters_of_files(folder: Path) -> int | None:
+    """Number of weights in a folder's safetensors files, from their headers; None without such files."""
+    files = sorted(folder.glob("*.safetensors"))
+    return sum(_parameters_of_file(file) for file in files) if files else None
+
+
+def parameters_of_new(new: "NewModel", vocabulary: int) -> int:
+    """Number of weights of a new Qwen3 model with tied embeddings: 4·h² + 3·h·f per layer, norms not counted."""
+    layer = 4 * new.hidden_size**2 + 3 * new.hidden_size * new.ffn_size
+    return new.layers * layer + vocabulary * new.hidden_size
+
+
+def _parameters_of_file(file: Path) -> int:
+    """The format: length of the header in 8 bytes, little-endian, then JSON of name → dtype, shape, data_offsets."""
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        if length > file.stat().st_size:
+            raise ValueError(f"its header claims {length} bytes, the file has {file.stat().st_size}")
+        header: dict[str, dict[str, list[int]]] = json.loads(stream.read(length))
+    if not isinstance(header, dict):
+        raise ValueError(f"its header is {type(header).__name__}, wanted an object")
+    return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+
+
+def parameters_of_name(name: str) -> int | None:
+    """The number of parameters that a model's name states; None if it states none.
+
+    >>> parameters_of_name("Qwen/Qwen2.5-Coder-0.5B-Instruct"), parameters_of_name("gpt2")
+    (500000000, None)
+    """
+    sizes = _SIZE.findall(name.rpartition("/")[2])
+    return int(float(sizes[-1][0]) * {"b": 1e9, "m": 1e6}[sizes[-1][1].lower()]) if sizes else None
+
+
+def devices() -> tuple[int, ...]:
+    """Free memory of each GPU in bytes; () on a machine without GPUs."""
+    import torch
+
+    return tuple(int(torch.cuda.mem_get_info(index)[0]) for index in range(torch.cuda.device_count()))
+
+
+def memory_finding(config: "RunConfig", parameters: int, gpus: tuple[int, ...], memory: int | None) -> Finding:
+    """Check that learner and sampler fit each device, without activations, which ``condensegrpo plan`` counts.
+
+    ZeRO 3 shards the learner over the devices; every device holds all of the sampler's weights.
+
+    Args:
+        parameters: number of weights of the model.
+        gpus: free bytes of each; (): everything is in main memory.
+        memory: free bytes of main memory; None if unknown.
+    """
+    learner = parameters * (TRAINED_BYTES if config.model.lora is None else BYTES[config.model.dtype])
+    sampler = parameters * BYTES[config.model.dtype]
+    shared = config.learner.zero_stage == 3 and len(gpus) > 1
+    needed = learner / (len(gpus) if shared else 1) + sampler  # on each device
+    what = "with optimiser state" if config.model.lora is None else "frozen base, without adapters"
+    text = f"about {(learner + sampler) / GIB:.1f} GiB for {parameters / 1e6:.1f} M parameters, {what}"
+    free = min(gpus) if gpus else memory
+    if shared:
+        text += f"; shared among {len(gpus)} GPUs {needed / GIB:.1f} GiB on each"
+    if free is not None and needed > free:
+        size, of_size = (free, "of this size") if gpus else (USUAL, f"of {USUAL // GIB} GiB")
+        spread = (
+            f"over {math.ceil(learner / (size - sampler))} GPUs {of_size}" if size > sampler else "over larger GPUs"
+        )
+        shard = f"shard it: learner.zero_stage=3 {spread}"
+        if not gpus and size >= needed:
+            shard = f"use a machine with a GPU {of_size}"
+        cure = f"use a smaller model (model.path=…), or {shard}"
+        return problem("model memory", f"{text}; {free / GIB:.1f} GiB are free", cure)
+    if not gpus and parameters > LARGE:
+        return warning(
+            "model memory",
+            f"{text}; this machine has no GPU",
+            "use a machine with a GPU, or a smaller model: model.path=…",
+        )
+    return ok("model memory", text)

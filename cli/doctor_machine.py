@@ -1,16 +1,17 @@
-"""Checks of the machine: Python, packages, devices, compilers, memory, disk and the Hub cache."""
+"""Checks of the machine: Python, packages, devices, compilers, memory, disk and the Hub cache; what a finding is."""
 
 import os
 import platform
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from condensegrpo.cli.findings import Finding, ok, problem, warning
 from condensegrpo.core.wording import counted
 from condensegrpo.sandbox.isolation import Isolation
 from condensegrpo.sandbox.probing import AUTO, REMEDIES, probe_backends
@@ -22,6 +23,39 @@ LOW_DISK = 5 * GIB
 FULL_DISK = GIB // 4
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 INSTALL = "pip install -e . in a clone of the repository"
+
+
+class Level(StrEnum):
+    """How serious a finding is."""
+
+    OK = "ok"  # nothing to do
+    WARNING = "warning"  # works, but slowly or not for every use
+    PROBLEM = "problem"  # a run will fail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The result of one check."""
+
+    area: str
+    level: Level
+    found: str
+    cure: str = ""
+
+
+def ok(area: str, found: str) -> Finding:
+    """A finding of level OK."""
+    return Finding(area=area, level=Level.OK, found=found)
+
+
+def warning(area: str, found: str, cure: str) -> Finding:
+    """A finding of level WARNING."""
+    return Finding(area=area, level=Level.WARNING, found=found, cure=cure)
+
+
+def problem(area: str, found: str, cure: str) -> Finding:
+    """A finding of level PROBLEM."""
+    return Finding(area=area, level=Level.PROBLEM, found=found, cure=cure)
 
 
 def machine_findings() -> list[Finding]:
@@ -50,8 +84,12 @@ def python_findings() -> list[Finding]:
 
 def package_findings(requirements: Sequence[str]) -> list[Finding]:
     """Check the version of every required package against its pin; extras are not checked."""
-    parsed = [Requirement(text) for text in requirements]
-    return [_package(each) for each in parsed if each.marker is None or each.marker.evaluate({"extra": ""})]
+    parsed = map(Requirement, requirements)
+    return [
+        _package(requirement)
+        for requirement in parsed
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+    ]
 
 
 def device_findings() -> list[Finding]:
@@ -95,8 +133,8 @@ def compiler_findings() -> list[Finding]:
         ("ninja", "pip install ninja, in the environment whose bin folder is on the PATH"),
     )
     missing = "not on the PATH: optional parts of DeepSpeed and torch.compile cannot be compiled"
-    places = ((name, shutil.which(name), cure) for name, cure in tools)
-    return [ok(name, place) if place is not None else warning(name, missing, cure) for name, place, cure in places]
+    paths = ((name, shutil.which(name), cure) for name, cure in tools)
+    return [ok(name, path) if path is not None else warning(name, missing, cure) for name, path, cure in paths]
 
 
 def vllm_finding() -> Finding:
@@ -168,11 +206,11 @@ def sandbox_finding(isolation: str = AUTO) -> Finding:
         remedy = "remove sandbox.isolation from the configuration, except on a disposable machine"
         return warning("sandbox", "none: code of a model runs with your own rights", remedy)
     faults = probe_backends()
-    wanted = tuple(faults) if isolation == AUTO else (Isolation(isolation),)
-    working = next((backend for backend in wanted if faults[backend] is None), None)
+    candidates = tuple(faults) if isolation == AUTO else (Isolation(isolation),)
+    working = next((backend for backend in candidates if faults[backend] is None), None)
     if working is None:
-        why = "; ".join(f"{backend}: {faults[backend]}" for backend in wanted)
-        remedy = " or ".join(REMEDIES[backend] for backend in wanted)
+        why = "; ".join(f"{backend}: {faults[backend]}" for backend in candidates)
+        remedy = " or ".join(REMEDIES[backend] for backend in candidates)
         return warning("sandbox", f"no isolation backend works, code of a model is not run: {why}", remedy)
     if working is Isolation.LANDLOCK and isolation == AUTO:
         text = f"landlock works, and code cannot start processes; namespaces do not: {faults[Isolation.NAMESPACES]}"

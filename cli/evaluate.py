@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import sys
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,13 +16,13 @@ from condensegrpo.cli.compare import compare as run_comparison
 from condensegrpo.cli.debugging import Debug
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import counted
+from condensegrpo.display.console import PhaseDisplay
+from condensegrpo.display.quiet import quiet_libraries
 from condensegrpo.learner.launchers import check_alone
-from condensegrpo.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
     from condensegrpo.core.evaluation import Evaluation
-    from condensegrpo.storage.evaluations import Place
 
 MOST_TURNS = 10  # of the information by turn that the table shows; --json has all of it
 
@@ -69,35 +68,35 @@ def evaluate(
         raise ConfigError(
             "reading the options: found --budgets or --out without --compare. Add --compare with the condensers."
         )
-    from condensegrpo.storage.evaluations import place_of
-
     check_alone(os.environ)
     override = [] if samples is None else [f"evaluate.samples={samples}"]
     config, model, run = _policy(policy, [*(arguments or []), *override])
-    place = place_of(save, run.path if run is not None and compare is None else None, _steps(model))
     if compare is not None:
         run_comparison(config, model, compare, budgets, out or Path("compare"), save=save, quiet=as_json, debug=debug)
         return
-    result = _evaluate(config, model, place, quiet=as_json, debug=debug)
+    with PhaseDisplay(Console(stderr=True, quiet=as_json), debug=debug) as display:
+        display.phase("loading torch, transformers and the model", None)
+        from condensegrpo.assembly.build import build
+        from condensegrpo.evaluation.stored import evaluate_policy
+        from condensegrpo.learner.policy import trained_steps
+
+        quiet_libraries()
+        result = evaluate_policy(
+            build(config), model, save=save, run=run, observer=display, command=shlex.join(sys.argv)
+        )
+    step = trained_steps(model)
     if as_json:
-        typer.echo(json.dumps({"model": model, "step": _steps(model), **asdict(result)}, indent=2))
+        typer.echo(json.dumps({"model": model, "step": step, **asdict(result)}, indent=2))
         return
-    _print(result, model, _steps(model))
+    _print(result, model, step)
     if save is not None:
         typer.echo(f"next: condensegrpo inspect {shlex.quote(str(save))} --tokens")
-    elif run is not None and _steps(model) is not None:
-        folder = shlex.quote(str(run.path))
+    elif run is not None and step is not None:
+        folder = shlex.quote(str(run))
         typer.echo(f"stored as {result.name}: condensegrpo inspect {folder} --evaluation {result.name}")
 
 
-def _steps(model: str) -> int | None:
-    """Of GRPO that the weights of the model have taken, if that is known."""
-    from condensegrpo.learner.policy import trained_steps
-
-    return trained_steps(model)
-
-
-def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str, RunFolder | None]":
+def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str, Path | None]":
     """The configuration and the model folder that the arguments name, and the run that the policy is of, if any."""
     from condensegrpo.config.load import named_config
     from condensegrpo.evaluation.policy import model_of, run_of
@@ -113,30 +112,7 @@ def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str, RunFold
             f"one, such as gsm8k."
         )
     config = named_config(names[0] if names else str(run), overrides)
-    return config, model, RunFolder(run) if run is not None else None
-
-
-def _evaluate(config: "RunConfig", model: str, place: "Place", *, quiet: bool, debug: bool) -> "Evaluation":
-    """Evaluate, and write trajectories and figures into a place."""
-    from condensegrpo.cli.console import PhaseDisplay
-
-    with PhaseDisplay(Console(stderr=True, quiet=quiet), debug=debug) as display:
-        display.phase("loading torch, transformers and the model", None)
-        from condensegrpo.assembly.build import build
-        from condensegrpo.assembly.model_checks import check_model
-        from condensegrpo.assembly.players import Players
-        from condensegrpo.assembly.runtime import open_sampler, use_threads
-        from condensegrpo.cli.quiet import quiet_libraries
-        from condensegrpo.evaluation.stored import evaluate_into
-
-        quiet_libraries()
-        components = build(config)
-        check_model(components, model)
-        use_threads(config)
-        with closing(open_sampler(config, model)) as sampler, Players(config, sampler, model) as players:
-            return evaluate_into(
-                place, components, players=players, step=_steps(model), observer=display, command=shlex.join(sys.argv)
-            )
+    return config, model, run
 
 
 def _print(result: "Evaluation", model: str, step: int | None) -> None:

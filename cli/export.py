@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from condensegrpo.cli.console import PhaseDisplay
 from condensegrpo.core.errors import RunError
 from condensegrpo.core.wording import counted
+from condensegrpo.display.console import PhaseDisplay
 
 
 def export(
@@ -46,12 +46,13 @@ def export(
         )
     with PhaseDisplay(Console(stderr=True)) as display:
         display.phase("loading torch and transformers", None)
-        from condensegrpo.learner.export import Part, checkpoint_of, export, run_of
+        from condensegrpo.evaluation.policy import run_of
+        from condensegrpo.learner.export import Part, checkpoint_of, export
 
         display.phase(f"exporting {source}", None)
         checkpoint = checkpoint_of(source, step)
         part: Part = "adapter" if adapter else "model"
-        run = run_of(checkpoint)
+        run = run_of(str(checkpoint))
         if run is None:
             export(checkpoint, target, part)
             display.say("no model card: the checkpoint is not in the folder of its run")

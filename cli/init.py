@@ -70,7 +70,7 @@ def init(
 
 
 def _episodes(text: str) -> Episodes:
-    """An answer, or an error after which the question is asked again."""
+    """An answer, or an error after which the question is repeated."""
     if text not in {*Episodes}:
         raise typer.BadParameter(f"found {text!r}, wanted {' or '.join(Episodes)}")
     return Episodes(text)

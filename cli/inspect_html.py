@@ -11,9 +11,9 @@ from condensegrpo.core.wording import counted
 from condensegrpo.inspection import views
 from condensegrpo.inspection.batches import TrajectoryBatch, trajectory_files
 from condensegrpo.inspection.index import Index
+from condensegrpo.inspection.inspector_page import write_inspector
 from condensegrpo.inspection.records import TrajectoryRecord
-from condensegrpo.reporting.inspector_page import write_inspector
-from condensegrpo.reporting.samples import spread
+from condensegrpo.inspection.samples import spread
 
 MEGABYTE = 10**6
 COMFORTABLE, LARGEST = 30 * MEGABYTE, 200 * MEGABYTE  # of stored lines; the page is about as large

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from rich.console import RenderableType
 from rich.text import Text
 
-from condensegrpo.cli import theme
 from condensegrpo.cli.inspect_choice import Choice
-from condensegrpo.cli.inspect_tables import group_table, sibling_table
-from condensegrpo.cli.neutral import neutral, one_line
-from condensegrpo.cli.trajectory_view import details, heading, overview
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.wording import counted
+from condensegrpo.display import theme
+from condensegrpo.display.inspect_tables import group_table, sibling_table
+from condensegrpo.display.neutral import neutral, one_line
+from condensegrpo.display.trajectory_view import details, heading, overview
 from condensegrpo.inspection.batches import TrajectoryBatch, budget_of
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.panes import TokenTexts, TurnView, turns

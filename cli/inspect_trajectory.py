@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from condensegrpo.cli import theme
 from condensegrpo.cli.inspect_choice import Choice, page_and_picture, view_and_condition
 from condensegrpo.cli.inspect_print import parts_of, turns_to_show, view_of
-from condensegrpo.cli.neutral import neutral, one_line
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import counted
+from condensegrpo.display import theme
+from condensegrpo.display.neutral import neutral, one_line
 from condensegrpo.inspection import views
 from condensegrpo.inspection.batches import ReadBatch, choose, read_batch, step_of, trajectory_files
 from condensegrpo.inspection.index import Index

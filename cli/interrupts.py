@@ -35,20 +35,20 @@ class StopRequest:
             announce: called in the handler with what will be done; returns whether it shows that.
         """
         self._doing, self._announce = doing, announce
-        self._asked = self._polled = False
+        self._requested = self._polled = False
         handle_first(self._handle)
 
     def requested(self) -> bool:
-        """Whether a signal asked to stop."""
+        """Whether a signal requested a stop."""
         self._polled = True
-        return self._asked
+        return self._requested
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._asked and number in _repeated():
+        if self._requested and number in _repeated():
             return
-        if self._asked or not self._polled:  # there is nothing to save yet
+        if self._requested or not self._polled:  # there is nothing to save yet
             exit_immediately(number, frame)
-        self._asked = True
+        self._requested = True
         for each in SIGNALS if KERNEL_ENDS else ():
             if each not in _repeated():
                 signal.signal(each, signal.SIG_DFL)

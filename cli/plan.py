@@ -10,9 +10,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from condensegrpo.cli import theme
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import counted
+from condensegrpo.display import theme
 
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
@@ -45,13 +45,13 @@ def plan(
     Example: condensegrpo plan gsm8k model.new=null model.path=Qwen/Qwen2.5-0.5B-Instruct --device-memory 24GiB
     """
     room = None if device_memory is None else _bytes(device_memory)
-    from condensegrpo.cli.console import PhaseDisplay
+    from condensegrpo.display.console import PhaseDisplay
 
     with PhaseDisplay(theme.console(sys.stderr)) as display:
         display.phase("loading torch and transformers", None)
-        from condensegrpo.cli.quiet import quiet_libraries
         from condensegrpo.config.checks import check_figures
         from condensegrpo.config.load import config_on
+        from condensegrpo.display.quiet import quiet_libraries
 
         quiet_libraries()
         import torch

@@ -18,10 +18,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from condensegrpo.cli import theme
-from condensegrpo.cli.neutral import neutral, one_line
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.plugins import KINDS, installed, load
+from condensegrpo.display import theme
+from condensegrpo.display.neutral import neutral, one_line
 
 OURS = "condensegrpo"  # the name of our distribution
 NAME_WIDTH = 22
@@ -63,7 +63,8 @@ def described(kind: str, point: EntryPoint) -> InstalledPlugin:
         docstring = docstring_in_source(point)
     if docstring is None:
         try:
-            docstring = load(kind, point.name).__doc__ or ""
+            plugin = load(kind, point.name)
+            docstring = getattr(plugin, "function", plugin).__doc__ or ""
         except PluginError as refusal:
             docstring, error = "", str(refusal)
     return InstalledPlugin(
@@ -79,15 +80,14 @@ def described(kind: str, point: EntryPoint) -> InstalledPlugin:
 def docstring_in_source(point: EntryPoint) -> str | None:
     """The docstring of the class or function that an entry point names, read from its file.
 
-    Imports the packages above its module, which must be light. None if the file does not define such an object.
+    Imports no more than its folder in ``condensegrpo``, which is light. None if no file defines such an object.
     """
-    try:
-        spec = find_spec(point.module)
-    except ModuleNotFoundError:
+    package, folder, *inner = point.module.split(".")
+    spec = find_spec(f"{package}.{folder}")
+    if spec is None or spec.origin is None:
         return None
-    if spec is None or spec.origin is None or not spec.has_location:
-        return None
-    for statement in ast.parse(Path(spec.origin).read_bytes()).body:
+    file = Path(spec.origin).parent.joinpath(*inner).with_suffix(".py")
+    for statement in ast.parse(file.read_bytes()).body if file.is_file() else ():
         if (
             isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
             and statement.name == point.attr

@@ -12,7 +12,7 @@ def report(
         Path | None, typer.Option(metavar="FILE", help="Write here, as of a run whose folder cannot be written.")
     ] = None,
 ) -> None:
-    """Write a run's report.html anew: curves of every metric, sample trajectories and the configuration.
+    """Write a run's report.html again: curves of every metric, sample trajectories and the configuration.
 
     Example: condensegrpo report runs/quickstart
     """

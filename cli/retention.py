@@ -12,9 +12,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from condensegrpo.cli import theme
 from condensegrpo.cli.compare import parsed_condensers
 from condensegrpo.core.errors import ConfigError
+from condensegrpo.display import theme
 from condensegrpo.storage.files import write_atomically, write_error
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def retention(
 
     Example: condensegrpo bench retention --condensers "truncate, attention scorer=path/to/model" --model path/to/model
     """
-    from condensegrpo.cli.console import PhaseDisplay
+    from condensegrpo.display.console import PhaseDisplay
     from condensegrpo.storage.bfcl_memory import read_memory_questions
 
     named, shares = parsed_condensers(condensers), parsed_shares(budgets)
@@ -71,7 +71,7 @@ def retention(
         _make_folder(out)
     with PhaseDisplay(Console(stderr=True, quiet=as_json)) as display:
         display.phase("loading the condensers", None)
-        from condensegrpo.cli.quiet import quiet_libraries
+        from condensegrpo.display.quiet import quiet_libraries
         from condensegrpo.evaluation.retention import methods, token_count, words
         from condensegrpo.evaluation.retention import retention as measured
 

@@ -11,9 +11,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from condensegrpo.cli import theme
 from condensegrpo.cli.completion import run_folders
 from condensegrpo.core.errors import ConfigError
+from condensegrpo.display import theme
 from condensegrpo.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -169,8 +169,8 @@ def _print_evaluations(console: "Console", compared: "RunComparison") -> None:
 def _table(*headings: str, left: int) -> Table:
     """A table without vertical lines whose first columns are text and whose others are figures."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if place < left else "right", overflow="fold", no_wrap=place >= left)
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if index < left else "right", overflow="fold", no_wrap=index >= left)
     return table
 
 

@@ -69,21 +69,21 @@ def _served(config: "RunConfig", model: str) -> "tuple[ServedModel, ServerSettin
     return served, settings if isinstance(settings, ServerSettings) else ServerSettings()
 
 
-def _policy(config: "RunConfig", place: Path) -> str:
+def _policy(config: "RunConfig", folder: Path) -> str:
     """The model to serve: the newest policy of a run folder; else that of a configuration.
 
     For a configuration with a new model that is the initial policy that the run of its name saved.
     """
-    is_run = (place / "config.yaml").is_file()
+    is_run = (folder / "config.yaml").is_file()
     if is_run:
         from condensegrpo.learner import checkpoint
 
-        newest = checkpoint.latest(place / "checkpoints")
+        newest = checkpoint.latest(folder / "checkpoints")
         if newest is not None:
             return str(newest / "model")
     if config.model.path is not None:
         return config.model.path
-    run = place if is_run else Path(config.runs_dir) / config.name
+    run = folder if is_run else Path(config.runs_dir) / config.name
     for made in (run / "origin" / "warm", run / "origin" / "new"):
         if made.is_dir():
             return str(made)

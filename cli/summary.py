@@ -42,12 +42,12 @@ def _table(before: dict[str, float], after: dict[str, float]) -> Table:
     table.add_column("metric")
     for heading in ("before", "after"):
         table.add_column(heading, justify="right", no_wrap=True)
-    places = [key.removesuffix("/success") for key in after if key.startswith("eval/") and key.endswith("/success")]
-    for place in sorted(places, key=len):
-        name = "held-out" if place == "eval" else place.removeprefix("eval/")
-        measured = [measure for measure in MEASURES if f"{place}/{measure[1]}" in after]
+    prefixes = [key.removesuffix("/success") for key in after if key.startswith("eval/") and key.endswith("/success")]
+    for prefix in sorted(prefixes, key=len):
+        name = "held-out" if prefix == "eval" else prefix.removeprefix("eval/")
+        measured = [measure for measure in MEASURES if f"{prefix}/{measure[1]}" in after]
         for row, (label, key, form) in enumerate(measured):
-            cells = [_cell(line, f"{place}/{key}", form) for line in (before, after)]
+            cells = [_cell(line, f"{prefix}/{key}", form) for line in (before, after)]
             table.add_row(Text(name if row == 0 else ""), label, *cells, end_section=row == len(measured) - 1)
     return table
 

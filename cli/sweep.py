@@ -17,9 +17,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from condensegrpo.cli import theme
 from condensegrpo.cli.interrupts import SWEEP, StopRequest
 from condensegrpo.core.wording import counted
+from condensegrpo.display import theme
 from condensegrpo.learner.launchers import check_alone
 from condensegrpo.storage.files import make_folder
 from condensegrpo.storage.run_folder import RunFolder
@@ -163,7 +163,7 @@ class SweepProgress:
 
 
 def _run(sweep: "Sweep", study: "Study", stop: StopRequest, progress: SweepProgress) -> bool:
-    """Run until nothing is left to do; returns whether it was asked to stop."""
+    """Run until nothing is left to do; returns whether a stop was requested."""
     began, stopping = time.monotonic(), False
     with progress:
         while sweep.advance():

@@ -2,8 +2,8 @@
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,16 +15,19 @@ from condensegrpo.cli.completion import config_names
 from condensegrpo.cli.debugging import Debug
 from condensegrpo.cli.interrupts import StopRequest
 from condensegrpo.cli.summary import print_summary
-from condensegrpo.core.errors import CondenseError, ConfigError, Interrupted, RunError
-from condensegrpo.core.observer import Observer, Observers, Silent
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.observer import Observers, Silent
 from condensegrpo.core.wording import counted
-from condensegrpo.storage.new_run import check_name, discard_replaced, new_run
+from condensegrpo.display.console import PhaseDisplay, TrainingConsole
+from condensegrpo.display.quiet import quiet_libraries
+from condensegrpo.display.run_log import JsonLines, RunLog
+from condensegrpo.learner.launchers import join_launch, launched_rank
 from condensegrpo.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from condensegrpo.assembly.components import Components
     from condensegrpo.config.schema import RunConfig
     from condensegrpo.core.protocols import Split
+    from condensegrpo.training.run_setup import PreparedRun
 
 SPLITS: tuple["Split", ...] = ("train", "eval")
 
@@ -81,19 +84,22 @@ def train(
     _one_of({"--resume": bool(resume), "--continue": continue_, "--overwrite": overwrite})
     _one_of({"--quiet": quiet, "--json": as_json})
     config, run, text = _configuration(arguments or [], resume, continue_=continue_)
-    changes = _changes(config, run, allow_changes=allow_changes) if run else ""
-    if run is None and not dry_run and int(os.environ.get("RANK", "0")) == 0:
-        check_name(Path(config.runs_dir) / config.name, overwrite=overwrite)
-    components, notes = _checked(config, quiet=output is not Output.CONSOLE, resumed=run is not None)
+    with PhaseDisplay(Console(stderr=True, quiet=output is not Output.CONSOLE)) as display:
+        display.phase("checking the configuration", None)
+        from condensegrpo.training.run_setup import prepare_run
+
+        prepared = prepare_run(config, continued=run, overwrite=overwrite, allow_changes=allow_changes, dry_run=dry_run)
     if dry_run:
-        _print_dry_run(components, (*changes.splitlines(), *notes), text)
-    elif int(os.environ.get("RANK", "0")) > 0:
-        if not _run(components, RunFolder(Path()), Silent(), StopRequest()):
-            raise typer.Exit(130)
-    else:
-        with _continued(run) if run else _created(config, overwrite=overwrite) as folder:
-            said = (*([changes] if changes else []), *notes)
-            _train_as_first_rank(components, folder, said, output, debug=debug)
+        _print_dry_run(prepared, text)
+        return
+    quiet_libraries()
+    with prepared.folder() as folder:
+        if launched_rank(os.environ) > 0:
+            finished = prepared.train(folder, observer=Silent(), stopping=StopRequest().requested)
+        else:
+            finished = _train_as_first_rank(prepared, folder, output, debug=debug)
+    if not finished:
+        raise typer.Exit(130)
 
 
 def _one_of(options: Mapping[str, bool]) -> None:
@@ -107,45 +113,23 @@ def _configuration(
     arguments: list[str], resume: Path | None, *, continue_: bool
 ) -> "tuple[RunConfig, RunFolder | None, Callable[[], str]]":
     """The configuration, the run that it continues if there is one, and its text with the origin of each value."""
-    from condensegrpo.config.load import dump_with_origins, load_config, load_stored
-    from condensegrpo.learner.launchers import join_launch
+    from condensegrpo.config.load import dump_with_origins, load_config
 
     join_launch(os.environ)
     path, overrides = _source(arguments, resume)
     run = RunFolder.open(resume) if resume else None
-    config = load_stored(path, overrides) if run else load_config(path, overrides)
+    config = load_config(path, overrides)
     named = RunFolder(Path(config.runs_dir) / config.name)
     if continue_ and named.trained:  # nothing is, until every rank has come this far
         run = named
-    return config, run, lambda: dump_with_origins(config, path, overrides, stored=resume is not None)
+    return config, run, lambda: dump_with_origins(config, path, overrides)
 
 
-def _changes(config: "RunConfig", run: RunFolder, *, allow_changes: bool) -> str:
-    """What a configuration changes in the run that it continues."""
-    from condensegrpo.config.resumed import allowed_changes, change_table
-
-    changed = allowed_changes(run, config, allow_changes=allow_changes)
-    return f"changed since the run was last started:\n{change_table(changed)}" if changed else ""
-
-
-def _checked(config: "RunConfig", *, quiet: bool, resumed: bool) -> "tuple[Components, tuple[str, ...]]":
-    """Build the components of a run and check them; also returns notes on the configuration."""
-    from condensegrpo.cli.console import PhaseDisplay
-
-    with PhaseDisplay(Console(stderr=True, quiet=quiet)) as display:
-        display.phase("checking the configuration", None)
-        from condensegrpo.assembly.build import build
-        from condensegrpo.assembly.preflight import check_run
-
-        components = build(config)
-        return components, tuple(check_run(components, resumed=resumed))
-
-
-def _print_dry_run(components: "Components", notes: Sequence[str], configuration: "Callable[[], str]") -> None:
-    for note in notes:
-        typer.echo(f"# {note}")
+def _print_dry_run(prepared: "PreparedRun", configuration: "Callable[[], str]") -> None:
+    for line in "\n".join(prepared.notes).splitlines():
+        typer.echo(f"# {line}")
     for split in SPLITS:
-        problems = components.problems(split)
+        problems = prepared.components.problems(split)
         count = counted(len(problems), "problem", "problems")
         typer.echo(f"# {split}: {count}, the first: {problems[0].question[:80]!r}")
     typer.echo(configuration(), nl=False)
@@ -171,77 +155,21 @@ def _source(arguments: list[str], resume: Path | None) -> tuple[Path, list[str]]
     return find_config(names[0]), overrides
 
 
-@contextmanager
-def _continued(folder: RunFolder) -> Iterator[RunFolder]:
-    """Lock the folder of a run that is continued."""
-    with folder.locked():
-        yield folder
-
-
-def _created(config: "RunConfig", *, overwrite: bool) -> AbstractContextManager[RunFolder]:
-    """Create the folder of a new run and write its configuration."""
-    from condensegrpo.config.load import dump_config
-
-    return new_run(Path(config.runs_dir) / config.name, dump_config(config), overwrite=overwrite)
-
-
-def _train_as_first_rank(
-    components: "Components", folder: RunFolder, notes: Sequence[str], output: Output, *, debug: bool
-) -> None:
-    """Train as rank 0, which shows the progress (first, notes on the configuration) and writes the files."""
-    from condensegrpo.cli.console import TrainingConsole
-    from condensegrpo.cli.run_log import JsonLines, RunLog
-
-    steps, lines = components.config.train.steps, JsonLines()
+def _train_as_first_rank(prepared: "PreparedRun", folder: RunFolder, output: Output, *, debug: bool) -> bool:
+    """Train as rank 0, which shows the progress and writes ``log.txt``; returns whether all steps were taken."""
+    steps, lines = prepared.components.config.train.steps, JsonLines()
     with ExitStack() as stack:
         log = stack.enter_context(RunLog(folder.log, steps=steps))
         console = TrainingConsole(steps=steps, debug=debug)
         shown = {Output.QUIET: (), Output.JSON: (lines,), Output.CONSOLE: (console,)}[output]
         if console in shown:
             stack.enter_context(console)
-        observer = Observers(log, *shown)
-        observer.say(f"run folder {folder.path}")
-        for note in notes:
-            observer.say(note)
-        observer.phase("loading DeepSpeed", None)
-        try:
-            finished = _run(components, folder, observer, StopRequest(log.doing, console.announce))
-        except CondenseError as error:
-            with suppress(RunError):  # the log may be what cannot be written
-                log.record(f"error: {error}")
-            raise
-        if finished:
-            observer.phase("drawing the report", None)
-            from condensegrpo.reporting.run_report import write_picture
-
-            write_picture(folder.path)
+        stop = StopRequest(log.doing, console.announce)
+        finished = prepared.train(folder, observer=Observers(log, *shown), stopping=stop.requested)
     if output is Output.JSON:
         lines.emit("end", finished=finished, folder=str(folder.path))
     elif output is Output.CONSOLE and finished:
         print_summary(folder)
     elif output is Output.CONSOLE:
         typer.echo(f"stopped. To continue: condensegrpo train --resume {shlex.quote(str(folder.path))}")
-    if not finished:
-        raise typer.Exit(130)
-
-
-def _run(components: "Components", folder: RunFolder, observer: Observer, stop: StopRequest) -> bool:
-    """Train as this rank, in the folder of rank 0. False: stopped before the last step."""
-    from condensegrpo.cli.quiet import quiet_libraries
-    from condensegrpo.learner import ranks
-    from condensegrpo.training.train import train as run_training
-
-    quiet_libraries()
-    ranks.join(components.config.learner.timeout_minutes)
-    folder = ranks.from_first(RunFolder(folder.path.absolute()))  # ranks may work in different folders
-
-    def stopping() -> bool:
-        if ranks.rank() == 0:
-            discard_replaced(folder)
-        return stop.requested()
-
-    try:
-        return run_training(components, folder, observer=observer, stopping=stopping)
-    except Interrupted as reason:
-        observer.say(str(reason))
-        return False
+    return finished

@@ -16,19 +16,18 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Unpack
 
-from condensegrpo.cli.rollouts import Rollout, Rollouts
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observer, Observers
+from condensegrpo.display.rollouts import Rollout, Rollouts
 from condensegrpo.inspection.batches import choose
 from condensegrpo.inspection.index import Index
 from condensegrpo.reporting.frames import Library, frame, step_rows
-from condensegrpo.storage.new_run import check_name, discard_replaced, new_run
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 
@@ -37,10 +36,10 @@ __all__ = ["Rollout", "Rollouts", "Run", "evaluate", "rollout", "train"]
 if TYPE_CHECKING:
     from condensegrpo.assembly.components import Components
     from condensegrpo.assembly.objects import Parts
-    from condensegrpo.assembly.players import Players
     from condensegrpo.config.schema import RunConfig
     from condensegrpo.core.evaluation import Evaluation
     from condensegrpo.core.protocols import Problem, Split
+    from condensegrpo.display.console import PhaseDisplay
 
 ROLLOUT_STEP = -2  # names the random streams of rollouts apart from those of training and evaluation
 
@@ -68,9 +67,9 @@ class Run:
     @property
     def config(self) -> "RunConfig":
         """The resolved configuration."""
-        from condensegrpo.config.load import load_stored
+        from condensegrpo.config.load import load_config
 
-        return load_stored(self._folder.config)
+        return load_config(self._folder.config)
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -146,37 +145,31 @@ def train(
         ConfigError: the configuration is wrong or cannot work with the model.
         RunError: there is a run of this name, or its folder cannot be written.
     """
-    from condensegrpo.assembly.build import build
-    from condensegrpo.assembly.objects import configured, replaced
-    from condensegrpo.assembly.preflight import check_run
-    from condensegrpo.cli.quiet import quiet_libraries
-    from condensegrpo.config.load import load_stored
-    from condensegrpo.config.resumed import allowed_changes
-    from condensegrpo.reporting.run_report import write_picture
-    from condensegrpo.training.train import train as run_training
+    from condensegrpo.assembly.objects import configured
+    from condensegrpo.display.console import TrainingConsole
+    from condensegrpo.display.quiet import quiet_libraries
+    from condensegrpo.display.run_log import RunLog
+    from condensegrpo.learner.launchers import check_alone
+    from condensegrpo.training.run_setup import prepare_run
 
     quiet_libraries()
-    _check_alone(os.environ.get("WORLD_SIZE", "1"))
-    if resume:
-        run = Run(str(config))
-        lines, objects = replaced(run.config, parts)
-        settings = load_stored(RunFolder.open(run.path).config, [*lines, *overrides])
-        allowed_changes(RunFolder(run.path), settings, allow_changes=False)
-    else:
-        settings, objects = configured(config, overrides, parts)
-        check_name(Path(settings.runs_dir) / settings.name, overwrite=overwrite)
-    components = build(settings, objects=objects)
-    notes = check_run(components, resumed=resume)
+    check_alone(
+        os.environ,
+        "training from Python",
+        "each of them would train by itself. Use condensegrpo train with the launcher, and put objects into a file, "
+        "named path/to/file.py:Name",
+    )
+    continued = RunFolder.open(Path(str(config))) if resume else None
+    settings, objects = configured(config, overrides, parts)
+    prepared = prepare_run(settings, continued=continued, overwrite=overwrite, objects=objects)
+    steps = settings.train.steps
     with (
-        _folder(settings, run.path if resume else None, overwrite=overwrite) as folder,
-        _training_console(folder, settings, observer) as shown,
-        _interruptible(folder) as stopping,
+        prepared.folder() as folder,
+        RunLog(folder.log, steps=steps) as log,
+        _shown(observer, lambda: TrainingConsole(steps=steps)) as shown,
+        _interruptible() as stopping,
     ):
-        for note in notes:
-            shown.say(note)
-        finished = run_training(components, folder, observer=shown, stopping=stopping)
-        if finished:
-            write_picture(folder.path)
+        prepared.train(folder, observer=Observers(log, shown), stopping=stopping)
     return Run(folder.path)
 
 
@@ -200,7 +193,7 @@ def rollout(
         overrides: ``key=value``, as on the command line.
         model: a run, a checkpoint, a model folder or a Hub id; by default that of the run or configuration.
         n: trajectories of each problem.
-        problems: the first so many of the split, or problems of your own.
+        problems: the first so many of the split, or a list of problems.
         split: ``eval`` or ``train``.
         observer: receives progress; by default it is shown on a terminal.
         parts: task, reward, condenser, tools and sampler, as objects or by name, in place of the configuration's.
@@ -209,15 +202,19 @@ def rollout(
         ConfigError: the configuration is wrong, or names no model.
         RolloutError: every trajectory failed.
     """
+    from condensegrpo.assembly.model_checks import check_model
     from condensegrpo.assembly.runtime import provenance
     from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
+    from condensegrpo.episodes.collect import failures_of, report_failures
+    from condensegrpo.episodes.group import problem_groups
+    from condensegrpo.evaluation.stored import opened_policy
     from condensegrpo.learner.policy import trained_steps
-    from condensegrpo.rollout.collect import failures_of, report_failures
-    from condensegrpo.rollout.group import problem_groups
     from condensegrpo.storage.trajectories import write_trajectory
 
-    with _playing(config, overrides, parts, model) as (components, players), _shown(observer) as shown:
-        settings, step = components.config, trained_steps(players.source)
+    components, source = _built(config, overrides, parts, model)
+    settings, step = components.config, trained_steps(source)
+    check_model(components, source)
+    with opened_policy(settings, source, objects=components.objects) as players, _shown(observer) as shown:
         posed = components.problems(split)[:problems] if isinstance(problems, int) else problems
         shown.phase("sampling", len(posed) * n)
         with BackgroundLoop("rollout", close_seconds=PLUGIN_SECONDS) as loop:
@@ -231,11 +228,11 @@ def rollout(
                 )
             )
         report_failures([failures_of(scored)], shown)
-        source = provenance(settings, model=players.source, step=step)
+    sampled_with = provenance(settings, model=source, step=step)
     folder = mkdtemp(prefix="condensegrpo-rollouts-")
     file = Path(folder) / "rollouts.jsonl"
     for each in scored:
-        write_trajectory(file, each, source)
+        write_trajectory(file, each, sampled_with)
     index = Index(file)
     weakref.finalize(index, shutil.rmtree, folder, ignore_errors=True)  # every rollout holds the index
     return Rollouts(index, file)
@@ -270,45 +267,33 @@ def evaluate(
         RunError: the folder cannot be written.
     """
     from condensegrpo.evaluation.policy import run_of
-    from condensegrpo.evaluation.stored import evaluate_into
-    from condensegrpo.learner.policy import trained_steps
-    from condensegrpo.storage.evaluations import place_of
+    from condensegrpo.evaluation.stored import evaluate_policy
 
     changes = (*overrides, *([] if samples is None else [f"evaluate.samples={samples}"]))
-    with _playing(config, changes, parts, model) as (components, players), _shown(observer) as shown:
-        source, step = players.source, trained_steps(players.source)
-        place = place_of(None if save is None else Path(save), run_of(source), step)
-        named = str(config) if isinstance(config, str | Path) else components.config.name
-        command = f"condensegrpo.evaluate({', '.join(map(repr, (named, *changes)))}, model={source!r}, **{parts})"
-        return evaluate_into(place, components, players=players, step=step, observer=shown, command=command)
+    components, source = _built(config, changes, parts, model)
+    named = str(config) if isinstance(config, str | Path) else components.config.name
+    command = f"condensegrpo.evaluate({', '.join(map(repr, (named, *changes)))}, model={source!r}, **{parts})"
+    folder = None if save is None else Path(save)
+    with _shown(observer) as shown:
+        return evaluate_policy(components, source, save=folder, run=run_of(source), observer=shown, command=command)
 
 
-@contextmanager
-def _playing(
+def _built(
     config: "RunConfig | Path | str", overrides: Sequence[str], parts: "Parts", model: str | Path | None
-) -> Iterator[tuple["Components", "Players"]]:
-    """The components of a configuration, and the players of its policy."""
+) -> "tuple[Components, str]":
+    """The components of a configuration without variants, and the model folder or Hub id of its policy."""
     from condensegrpo.assembly.build import build
-    from condensegrpo.assembly.model_checks import check_model
     from condensegrpo.assembly.objects import configured
-    from condensegrpo.assembly.players import Players
-    from condensegrpo.assembly.runtime import open_sampler, use_threads
-    from condensegrpo.cli.quiet import quiet_libraries
+    from condensegrpo.display.quiet import quiet_libraries
 
     quiet_libraries()
     settings, objects = configured(config, ["evaluate.variants={}", *overrides], parts)
     source = _model(config, settings, model)
-    components = build(settings, objects=objects)
-    check_model(components, source)
-    use_threads(settings)
-    sampler = open_sampler(settings, source, objects=objects)
-    own = settings.sampler.name in objects  # its owner closes it
-    with nullcontext() if own else closing(sampler), Players(settings, sampler, source) as players:
-        yield components, players
+    return build(settings, objects=objects), source
 
 
 def _model(config: "RunConfig | Path | str", settings: "RunConfig", model: str | Path | None) -> str:
-    """The model folder or Hub id that is asked for, or else that of the run or of the configuration."""
+    """The model folder or Hub id of the argument, or else that of the run or of the configuration."""
     from condensegrpo.config.schema import RunConfig
     from condensegrpo.evaluation.policy import model_of, run_of
 
@@ -325,76 +310,34 @@ def _model(config: "RunConfig | Path | str", settings: "RunConfig", model: str |
 
 
 @contextmanager
-def _shown(observer: Observer | None) -> Iterator[Observer]:
-    """The observer, or else a display on the terminal."""
+def _shown(observer: Observer | None, display: "Callable[[], PhaseDisplay] | None" = None) -> Iterator[Observer]:
+    """The observer, or else a display on the terminal: by default of the current phase alone."""
     from rich.console import Console
 
-    from condensegrpo.cli.console import PhaseDisplay
+    from condensegrpo.display.console import PhaseDisplay
 
     if observer is not None:
         yield observer
         return
-    with PhaseDisplay(Console(stderr=True)) as display:
-        yield display
-
-
-def _check_alone(size: str) -> None:
-    if int(size) > 1:
-        raise ConfigError(
-            f"training from Python: a launcher started {size} processes. Use condensegrpo train with the launcher, and "
-            f"put objects into a file, named path/to/file.py:Name."
-        )
+    with display() if display else PhaseDisplay(Console(stderr=True)) as shown:
+        yield shown
 
 
 @contextmanager
-def _folder(settings: "RunConfig", resumed: Path | None, *, overwrite: bool) -> Iterator[RunFolder]:
-    """The locked folder of a run that is resumed, or of a new one with its configuration."""
-    from condensegrpo.config.load import dump_config
-
-    if resumed is None:
-        path = Path(settings.runs_dir) / settings.name
-        with new_run(path, dump_config(settings), overwrite=overwrite) as folder:
-            yield folder
-        return
-    folder = RunFolder.open(resumed)
-    with folder.locked():
-        yield folder
-
-
-@contextmanager
-def _training_console(folder: RunFolder, settings: "RunConfig", observer: Observer | None) -> Iterator[Observer]:
-    """``log.txt``, and the observer or else the console of ``condensegrpo train``."""
-    from condensegrpo.cli.console import TrainingConsole
-    from condensegrpo.cli.run_log import RunLog
-
-    steps = settings.train.steps
-    with RunLog(folder.log, steps=steps) as log:
-        if observer is not None:
-            yield Observers(log, observer)
-            return
-        with TrainingConsole(steps=steps) as console:
-            yield Observers(log, console)
-
-
-@contextmanager
-def _interruptible(folder: RunFolder) -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C asked to stop. The second Ctrl-C raises ``KeyboardInterrupt``. Threads get no signal."""
-    asked = list[int]()
-
-    def stopping() -> bool:
-        discard_replaced(folder)
-        return bool(asked)
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C requested a stop. The second Ctrl-C raises ``KeyboardInterrupt``. Threads get no signal."""
+    received = list[int]()
 
     def handle(number: int, _: FrameType | None) -> None:
-        asked.append(number)
+        received.append(number)
         signal.signal(number, signal.default_int_handler)
         print("finishing the step, then saving; interrupt again to stop now", file=sys.stderr)  # noqa: T201  no logger in a signal handler
 
     if threading.current_thread() is not threading.main_thread():
-        yield stopping
+        yield lambda: False
         return
     before = signal.signal(signal.SIGINT, handle)
     try:
-        yield stopping
+        yield lambda: bool(received)
     finally:
         signal.signal(signal.SIGINT, before)

@@ -126,14 +126,14 @@ class Anchors:
 
 
 def _is_list(unit: Unit) -> bool:
-    return unit.is_summary and unit.reply.content.startswith(f"{HEADING}\n")
+    return unit.is_summary and unit.reply.text.startswith(f"{HEADING}\n")
 
 
 def _lost(
     history: History, condensed: Condensed, shown: Sequence[Message], kinds: tuple[Kind, ...], most: int
 ) -> list[Lost]:
     """Up to ``most`` anchors that are in no shown message, those of the newest units first, in a unit in order."""
-    known = {anchor for message in shown for anchor in anchors(message.content, kinds)}
+    known = {anchor for message in shown for anchor in anchors(message.text, kinds)}
     lost: list[Lost] = []
     for turn, result, texts in _left_out(history, condensed, kinds):
         fresh = [text for text in texts if text not in known]
@@ -154,13 +154,13 @@ def _left_out(
     for unit in reversed(history.units[bisect_right(history.units, covered, key=_turn) :]):
         shown = by_turn.get(unit.turn)
         if shown is None or shown.is_summary is not unit.is_summary:
-            lines = unit.reply.content.splitlines()[1:] if _is_list(unit) else None
-            texts = (text for message in unit.messages for text in anchors(message.content, kinds))
+            lines = unit.reply.text.splitlines()[1:] if _is_list(unit) else None
+            texts = (text for message in unit.messages for text in anchors(message.text, kinds))
             yield unit.turn, None, lines or tuple(dict.fromkeys(texts))
         elif shown != unit:
             for place, (now, raw) in enumerate(zip(shown.results, unit.results, strict=True)):
                 if now != raw:
-                    yield unit.turn, place, anchors(raw.content, kinds)
+                    yield unit.turn, place, anchors(raw.text, kinds)
 
 
 def _note(history: History, condensed: Condensed, lost: Sequence[Lost], budget: Budget) -> Message:
@@ -207,9 +207,9 @@ def _annotated(history: History, unit: Unit, own: Sequence[Lost]) -> Unit:
     results = list(unit.results)
     for anchor in own:
         place = anchor.result or 0
-        before = results[place].content
+        before = results[place].text
         longer = f"{before}{'; ' if VERBATIM in before else VERBATIM}{anchor.text}"
-        if len(longer) < min(len(raw.results[place].content), len(unit.results[place].content) + VERBATIM_LENGTH):
+        if len(longer) < min(len(raw.results[place].text), len(unit.results[place].text) + VERBATIM_LENGTH):
             results[place] = replace(results[place], content=longer)
     return replace(unit, results=tuple(results))
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from condensegrpo.condensers.fit import fits
 from condensegrpo.core.messages import History, Message, Summary
-from condensegrpo.core.protocols import Budget, ChecksRoom, Condensed, Counted, RanksUnits, Stage, Writes
+from condensegrpo.core.protocols import Budget, ChecksRoom, Condensed, Counted, HoldsModel, RanksUnits, Stage, Writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class Pipeline:
             )
 
     @property
-    def plugins(self) -> Sequence[object]:
-        """The condensers of its stages."""
-        return [stage.condenser for stage in self.stages]
+    def holds_model(self) -> bool:
+        """Whether the condenser of a stage may load a model."""
+        return any(isinstance(stage.condenser, HoldsModel) and stage.condenser.holds_model for stage in self.stages)
 
     @property
     def writes(self) -> int:

@@ -20,7 +20,7 @@ def masked(history: History, unit: Unit, message: Message, count: Count) -> Mess
     The tokens are those that the message adds to pinned messages and reply, its share of the template included. A
     message that is no longer than its placeholder is returned unchanged, and so is that of a summary.
     """
-    if unit.is_summary or PLACEHOLDER.fullmatch(message.content):
+    if unit.is_summary or PLACEHOLDER.fullmatch(message.text):
         return message
     before = (*history.pinned, unit.reply)
     reply = count(before)

@@ -71,7 +71,7 @@ class _Ranking:
 
 @lru_cache(maxsize=4096)
 def _ranking(seed: int, pinned: tuple[Message, ...]) -> _Ranking:
-    text = "\0".join(f"{message.role}\0{message.content}" for message in pinned)
+    text = "\0".join(f"{message.role}\0{message.text}" for message in pinned)
     return _Ranking(seed, hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest())
 
 

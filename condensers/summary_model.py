@@ -115,6 +115,6 @@ class SummaryModel:
 
     def _request(self, plan: SummaryPlan, history: History) -> str:
         messages = flatten(history.pinned, plan.covered)
-        conversation = [f"[{message.name or message.role}]\n{message.content}" for message in messages]
+        conversation = [f"[{message.name or message.role}]\n{message.text}" for message in messages]
         instruction = self._instruction.substitute(tokens=self.max_tokens, kept=len(plan.kept))
         return "\n\n".join((*conversation, instruction))

@@ -34,5 +34,5 @@ def _answering(observations: Iterable[Message]) -> Iterator[Message]:
 
 
 def _bare(message: Message) -> str:
-    tagged = _TAGS.fullmatch(message.content)
-    return tagged[2] if tagged else message.content
+    tagged = _TAGS.fullmatch(message.text)
+    return tagged[2] if tagged else message.text

@@ -57,7 +57,7 @@ def format_valid(
         min_reply_chars: characters that every reply needs, surrounding whitespace not counted.
         min_last_reply_chars: characters that the last one needs.
     """
-    lengths = [len(turn.reply.content.strip()) for turn in trajectory.turns]
+    lengths = [len(turn.reply.text.strip()) for turn in trajectory.turns]
     if not trajectory.stop.gives_answer or trajectory.answer is None or not lengths:
         return False
     if min(lengths) < min_reply_chars or lengths[-1] < min_last_reply_chars:

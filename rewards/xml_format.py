@@ -28,7 +28,7 @@ class _MeanOverReplies:
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
-        replies = [turn.reply.content.strip() for turn in trajectory.turns]
+        replies = [turn.reply.text.strip() for turn in trajectory.turns]
         total = fmean(map(self._of, replies)) if replies else 0.0
         return RewardResult(total=total, components={self._name: total}, correct=0.0)
 

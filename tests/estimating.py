@@ -1,13 +1,21 @@
 """Calls of the estimators for tests: lists in, and only the columns that the test is about."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from condensegrpo.algorithms.advantages import ESTIMATORS
+from condensegrpo.algorithms.advantages import Batch, Estimate, EstimatorPlugin, Term
+from condensegrpo.algorithms.credit import Estimator, Scores
+from condensegrpo.algorithms.losses import LossPlugin
+from condensegrpo.core.plugins import installed, load
+
+LOSSES: dict[str, LossPlugin] = {point.name: load("losses", point.name) for point in installed("losses")}
+ESTIMATORS: dict[str, EstimatorPlugin] = {
+    point.name: load("estimators", point.name) for point in installed("estimators")
+}
 
 # One scalar a trajectory, which sums to zero over its group.
 SCALAR = ("grpo", "grpo_merged", "rloo", "reinforce")
@@ -19,7 +27,7 @@ Row = tuple[float, float, int, int, int]  # outcome, turn reward, group, turns, 
 
 
 def estimate(
-    estimator: str | Callable[..., Tensor],
+    estimator: str | EstimatorPlugin,
     outcomes: Sequence[float],
     *,
     groups: Sequence[int] | None = None,
@@ -39,21 +47,39 @@ def estimate(
         contexts = options.pop("contexts", [500] * count)
         options = {
             "context_N": torch.tensor(contexts, dtype=torch.float64),
+            "truncated_N": torch.zeros(count, dtype=torch.bool),
             "context_low": 100,
             "context_high": 1000,
         } | options
     if estimator == "gigpo":
         place_K = torch.arange(max(turns_N.tolist(), default=0))
         options = {"state_NK": torch.where(place_K < turns_N[:, None], place_K, -1)} | options
-    function = ESTIMATORS[estimator] if isinstance(estimator, str) else estimator
-    return function(
+    plugin = ESTIMATORS[estimator] if isinstance(estimator, str) else estimator
+    batch = Batch(
         torch.tensor(outcomes, dtype=dtype),
         torch.tensor([0.0] * count if turn_rewards is None else turn_rewards, dtype=dtype),
         torch.tensor([0] * count if groups is None else groups, dtype=torch.int64),
         turns_N,
         torch.tensor([-1] * count if results is None else results, dtype=torch.int64),
-        **options,
     )
+    estimate = plugin(batch, **options)
+    assert_terms_add_up(estimate)
+    return estimate.advantage_NK
+
+
+def assert_terms_add_up(estimate: Estimate) -> None:
+    """What is stored as the terms of an advantage adds up to it, beyond the last turn too if there is one."""
+    if estimate.terms and estimate.advantage_NK.dtype == torch.float64:
+        added = sum(value if value.dim() == 2 else value[:, None] for value in map(Term.added, estimate.terms))
+        assert isinstance(added, Tensor)
+        has_turn = estimate.advantage_NK != 0
+        assert torch.allclose(added.expand_as(estimate.advantage_NK)[has_turn], estimate.advantage_NK[has_turn])
+
+
+def of_scores(estimator: str, options: Mapping[str, object] | None = None) -> Callable[[Scores], Tensor]:
+    """The table of an estimator as a function of scores, as training computes it."""
+    chosen = Estimator(ESTIMATORS[estimator], options or {})
+    return lambda scores: chosen(scores).advantage_NK
 
 
 def run(estimator: str, rows: Sequence[Row], **options: Any) -> Tensor:

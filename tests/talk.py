@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal
 
+from formats import TOOL_FORMATS
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -14,10 +15,10 @@ from condensegrpo.condensers.full import Full
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Condenser, Environment, Problem, Sampler, Step, Tool
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.rollout.engine import Engine
-from condensegrpo.rollout.render import Renderer
-from condensegrpo.rollout.settings import Limits, Trigger
-from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
+from condensegrpo.episodes.engine import Engine
+from condensegrpo.episodes.render import Renderer
+from condensegrpo.episodes.settings import Limits, ToolLimits, Trigger
+from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.samplers.scripted import ScriptedSampler
 
 CHATML = (
@@ -134,9 +135,9 @@ def engine(
         toolbox=Toolbox(
             tools or {},
             format=TOOL_FORMATS["tagged"],
-            seconds=tool_seconds,
-            max_turns=max_tool_turns,
-            max_turns_per_query=max_tool_turns_per_query,
+            limits=ToolLimits(
+                seconds=tool_seconds, max_turns=max_tool_turns, max_turns_per_query=max_tool_turns_per_query
+            ),
         ),
         limits=Limits(
             **{"max_turns": 8, "max_context_tokens": 1000, "max_output_tokens": 80, "turn_seconds": 5.0, **limits}

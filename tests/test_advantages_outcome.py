@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from condensegrpo.algorithms.advantages import grpo
+from condensegrpo.algorithms.advantages import Batch, grpo
 from condensegrpo.core.errors import ScoreError
 
 ROOT_HALF = math.sqrt(0.5)
@@ -20,7 +20,8 @@ def run_grpo(outcomes: list[float], groups: list[int], turns: list[int] | None =
     turns_N = torch.tensor(turns or [1] * len(outcomes))
     outcome_N = torch.tensor(outcomes, dtype=torch.float64)
     none_N = torch.full_like(turns_N, -1)
-    return grpo(outcome_N, torch.zeros_like(outcome_N), torch.tensor(groups), turns_N, none_N, **options)  # type: ignore[arg-type]  # by name
+    batch = Batch(outcome_N, torch.zeros_like(outcome_N), torch.tensor(groups), turns_N, none_N)
+    return grpo(batch, **options).advantage_NK
 
 
 def test_grpo_centres_on_the_group_and_divides_by_its_deviation() -> None:
@@ -95,7 +96,7 @@ def test_tiny_rewards_in_single_precision_keep_their_order() -> None:
     # the reward 1/C: 1/2048 and 1/2049 differ by 2.4e-7
     outcome_N = torch.tensor([1 / 2048, 1 / 2049], dtype=torch.float32)
     one_N = torch.ones(2, dtype=torch.int64)
-    found = grpo(outcome_N, torch.zeros(2), one_N, one_N, -one_N, scale="none")
+    found = grpo(Batch(outcome_N, torch.zeros(2), one_N, one_N, -one_N), scale="none").advantage_NK
     assert found.dtype == torch.float32
     assert found[0, 0] > 0 > found[1, 0]
 
@@ -104,7 +105,7 @@ def test_no_trajectory_and_no_turn_make_empty_tables() -> None:
     assert run_grpo([], []).shape == (0, 0)
     assert run_grpo([1, 0], [0, 0], turns=[0, 2]).tolist()[0] == [0, 0]
     empty_N = torch.zeros(2, dtype=torch.int64)
-    assert grpo(torch.ones(2), torch.ones(2), empty_N, empty_N, empty_N - 1).shape == (2, 0)
+    assert grpo(Batch(torch.ones(2), torch.ones(2), empty_N, empty_N, empty_N - 1)).advantage_NK.shape == (2, 0)
 
 
 @settings(deadline=None, max_examples=50)

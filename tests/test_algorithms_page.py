@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from estimating import ESTIMATORS, LOSSES
 
-from condensegrpo.algorithms.advantages import ESTIMATORS, whiten
-from condensegrpo.algorithms.losses import LOSSES, importance, token_weights
+from condensegrpo.algorithms.advantages import whiten
+from condensegrpo.algorithms.losses import importance, token_weights
 from condensegrpo.assembly.build import build
 from condensegrpo.config.load import load_config
 
@@ -29,8 +30,8 @@ PATHS = [
 ]
 PAGE = "\n".join(path.read_text(encoding="utf-8") for path in PATHS)
 FORMULAS = [
-    *((f"### Estimator `{name}`", function) for name, function in ESTIMATORS.items()),
-    *((f"### Loss `{name}`", function) for name, function in LOSSES.items()),
+    *((f"### Estimator `{name}`", plugin.function) for name, plugin in ESTIMATORS.items()),
+    *((f"### Loss `{name}`", plugin.function) for name, plugin in LOSSES.items()),
     ("**Whitening**", whiten),
     ("## Importance correction", importance),
     ("## Aggregation", token_weights),

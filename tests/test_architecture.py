@@ -18,7 +18,7 @@ FLOORS = {
     "core": 1,
     "configs": 1,  # holds YAML and no code
     "algorithms": 2,
-    "rollout": 2,
+    "episodes": 2,
     "sandbox": 2,
     "storage": 2,
     "condensers": 2,
@@ -38,6 +38,7 @@ FLOORS = {
     "training": 7,
     "reporting": 7,
     "inspection": 7,
+    "display": 8,
     "api": 8,
     "cli": 8,
     "__main__": 8,
@@ -49,8 +50,9 @@ SANDBOX_USERS = {  # beside plug-ins
     "condensegrpo.cli.doctor_machine",
     "condensegrpo.config.schema",  # the limits are a section
 }
-PLUG_IN_LOADERS = {"condensegrpo.cli.plugins"}  # beside the assembly
+PLUG_IN_LOADERS = {"condensegrpo.cli.plugins", "condensegrpo.cli.app"}  # beside the assembly; --help lists names
 EFFECTS = {"pathlib", "os", "io", "json", "sys", "logging", "time", "random", "asyncio", "subprocess", "shutil"}
+FILE_LOADERS = {f"condensegrpo.{name}" for name in ("core.plugins", "sandbox.script", "sandbox.job")}  # of users
 SANDBOXED = {  # modules of the sandbox that run in processes of their own
     *("server", "supervisor", "job", "script", "judge", "candidate", "values", "wire", "usage", "isolation"),
     *("linux", "namespaces", "landlock", "seccomp", "syscalls", "limits", "result", "folders", "disk_budget"),
@@ -73,7 +75,7 @@ def within(module: str, place: str) -> bool:
 
 
 def folder(module: str) -> str:
-    """The folder of a module of ours: condensegrpo.rollout.episode ─▶ rollout."""
+    """The folder of a module of ours: condensegrpo.episodes.episode ─▶ episodes."""
     return module.split(".")[1]
 
 
@@ -229,6 +231,8 @@ def test_the_learner_knows_nothing_of_messages() -> None:
 def test_importing_the_package_imports_nothing_else() -> None:
     assert {name for name in imports("condensegrpo.__init__") if not within(name, "condensegrpo.api")} == {
         "importlib.import_module",  # of the names of api.py, when they are first used
+        "os",
+        "pathlib.Path",  # to tell MKL to be reproducible, before torch is imported
         "typing.TYPE_CHECKING",
     }
 
@@ -251,6 +255,30 @@ def test_the_core_loads_without_torch() -> None:
     names = ", ".join(module.removesuffix(".__init__") for module in in_folder("core"))
     program = f"import sys, {names}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60, cwd="/").returncode == 0
+
+
+def test_nothing_imports_the_command_line() -> None:
+    others = [module for module in files() if folder(module) != "cli"]
+    assert {module for module in others if any(folder(other) == "cli" for other in ours(module))} == {
+        "condensegrpo.__main__"
+    }
+
+
+def test_no_module_becomes_another_object_when_it_is_imported() -> None:
+    # its imports would be hidden from every reader of the source, this file included
+    tricks = {
+        f"{module}:{node.lineno}: {ast.unparse(node)}"
+        for module in files()
+        for node in ast.walk(ast.parse(files()[module].read_text(encoding="utf-8")))
+        if isinstance(node, ast.Assign)
+        and any(_of_a_module(target) and module not in FILE_LOADERS for target in node.targets)
+    }
+    assert tricks == set()
+
+
+def _of_a_module(target: ast.expr) -> bool:
+    text = ast.unparse(target)
+    return text.startswith("sys.modules[") or text.endswith(".__class__")
 
 
 def test_no_two_public_classes_share_a_name() -> None:

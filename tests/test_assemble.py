@@ -8,8 +8,8 @@ import torch
 from builders import trajectory, turn
 from tiny import qwen3, tokenizer
 
-from condensegrpo.algorithms.objective import Tokenwise
-from condensegrpo.assembly import learning_signal
+from condensegrpo.algorithms import invariance
+from condensegrpo.algorithms.objective import PerToken
 from condensegrpo.assembly.build import build, build_components
 from condensegrpo.assembly.model_checks import check_model
 from condensegrpo.assembly.objects import configured
@@ -60,7 +60,7 @@ def test_the_evaluations_of_the_quickstart_reach_beyond_what_it_trains_on() -> N
         ("task.data=x.jsonl", "data"),
         ("train.samples_per_problem=1", "at least 2 trajectories"),
         ("algorithm.advantage.options.context_low=60", "context_low"),
-        ("algorithm.loss.options.clip_low=abc", "checking algorithm.loss.options"),
+        ("algorithm.loss.options.clip_low=abc", "the option clip_low is 'abc', wanted a number"),
         ("task.options={min_ops: 1, max_ops: 1}", "only 9 exist"),
         ("evaluate.variants={far: [rollout.limits.max_turnz=20]}", "Did you mean 'max_turns'"),
         ("evaluate.variants={far: [task.options.min_opz=20]}", "min_opz"),
@@ -74,14 +74,17 @@ def test_the_evaluations_of_the_quickstart_reach_beyond_what_it_trains_on() -> N
         ("reward={name: weighted_sum, options: {parts: {name: correct}}}", "wanted a list of rewards"),
         (
             "algorithm.advantage.options.coeficient=1",
-            "no option 'coeficient'. Did you mean 'coefficient'? It has: context_",
+            "no option 'coeficient'. Did you mean 'coefficient'? Its options are: context_",
         ),
-        ("algorithm={loss: {name: reinforce, options: {clip: 1}}}", "reinforce has no option 'clip'. It has: none."),
-        ("algorithm.advantage.options.coefficient=null", "the option coefficient of an estimator is None, wanted"),
-        ("algorithm.advantage.options.guard='0.2'", "the option guard of an estimator is '0.2', wanted a finite"),
-        ("algorithm.advantage.options.accuracy=batch", "the option accuracy of an estimator is 'batch'"),
-        ("algorithm.loss.options.clip_low='0.2'", "clip_low is '0.2', wanted a number in [0, 1]"),
-        ("algorithm.loss.options.dual_clip=many", "dual_clip is 'many', wanted a finite number above 1"),
+        (
+            "algorithm={loss: {name: reinforce, options: {clip: 1}}}",
+            "'reinforce': it has no option 'clip'. Its options are: n",
+        ),
+        ("algorithm.advantage.options.coefficient=null", "the option coefficient is None, wanted a number"),
+        ("algorithm.advantage.options.guard='0.2'", "the option guard is '0.2', wanted a number"),
+        ("algorithm.advantage.options.accuracy=batch", "the option accuracy is 'batch', wanted 'std' or 'none'"),
+        ("algorithm.loss.options.clip_low='0.2'", "the option clip_low is '0.2', wanted a number"),
+        ("algorithm.loss.options.dual_clip=many", "the option dual_clip is 'many', wanted a number"),
         (
             "algorithm.advantage.context_anchors=[48, 16]",
             "checking algorithm.advantage.context_anchors: found [48.0, 16.0]",
@@ -90,7 +93,7 @@ def test_the_evaluations_of_the_quickstart_reach_beyond_what_it_trains_on() -> N
     ],
 )
 def test_what_does_not_exist_or_fit_is_named(override: str, wanted: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(CondenseError) as caught:
         build(quickstart(override))
     assert wanted in str(caught.value)
     assert ".." not in str(caught.value)
@@ -118,9 +121,9 @@ def test_what_a_task_gets_from_the_rollout_is_no_option_of_it(option: str, sourc
     ],
 )
 def test_what_the_engine_supplies_is_no_option(chosen: str, option: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(CondenseError) as caught:
         build(quickstart(f"algorithm={{{chosen}: {{{option}: 1}}}}}}"))
-    told, _, known = str(caught.value).partition("It has: ")
+    told, _, known = str(caught.value).partition("Its options are: ")
     assert f"has no option {option!r}" in told
     assert known
     assert option not in known
@@ -251,7 +254,7 @@ def test_a_part_that_makes_no_sense_is_named(text: str, wanted: str) -> None:
 def test_the_anchors_of_the_default_estimator_follow_the_context_budget() -> None:
     """Budget 160: contexts of 10 tokens and fewer are as good as they get, those of 160 as bad."""
     components = build(quickstart("algorithm={}", "rollout.limits.max_context_tokens=160"))
-    scores = learning_signal.TOY_SCORES._replace(
+    scores = invariance.SCORES._replace(
         score_N=torch.tensor([1.0, 1.0, 1.0, 0.0]),
         total_N=torch.tensor([1.0, 1.0, 1.0, 0.0]),
         context_N=torch.tensor([5.0, 10.0, 160.0, 5.0]),
@@ -263,7 +266,7 @@ def test_the_anchors_of_the_default_estimator_follow_the_context_budget() -> Non
         state_NK=torch.zeros(4, 1, dtype=torch.int64),
         act_NK=torch.zeros(4, 1, dtype=torch.int64),
     )
-    shortest, short, long, wrong = components.estimator(scores).flatten().tolist()
+    shortest, short, long, wrong = components.estimator(scores).advantage_NK.flatten().tolist()
     assert shortest == short > long > 0 > wrong
 
 
@@ -281,7 +284,7 @@ def test_the_anchors_of_the_default_estimator_follow_the_context_budget() -> Non
     ],
 )
 def test_objectives_that_look_at_whole_turns_are_never_taken_in_parts(overrides: tuple[str, ...], wanted: bool) -> None:
-    assert isinstance(build(quickstart(*overrides)).objective, Tokenwise) == wanted
+    assert isinstance(build(quickstart(*overrides)).objective, PerToken) == wanted
 
 
 FAILING = """

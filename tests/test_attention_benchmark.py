@@ -22,7 +22,7 @@ from condensegrpo.attention.capture import SUPPORTED
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import Trajectory, Turn
-from condensegrpo.rollout.render import Renderer
+from condensegrpo.episodes.render import Renderer
 from condensegrpo.samplers.transformers import TransformersSampler
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -22,9 +22,9 @@ from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Reading, TokenAttention, UnitScorer
 from condensegrpo.core.trajectory import Stop, Trajectory
-from condensegrpo.rollout.episode import run_episode
-from condensegrpo.rollout.information import AnswerProbe
-from condensegrpo.rollout.render import Renderer
+from condensegrpo.episodes.episode import run_episode
+from condensegrpo.episodes.information import AnswerProbe
+from condensegrpo.episodes.render import Renderer
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.samplers.transformers import TransformersSampler
 

@@ -23,8 +23,8 @@ from condensegrpo.algorithms.packing import lay_out
 from condensegrpo.algorithms.prefix_tree import tree
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.preflight import check_run
-from condensegrpo.cli.findings import Level
-from condensegrpo.cli.gpu_checks import attention as doctor_check
+from condensegrpo.cli.doctor_machine import Level
+from condensegrpo.cli.doctor_trials import try_attention
 from condensegrpo.config.load import named_config
 from condensegrpo.core.errors import ConfigError, LearnerError
 from condensegrpo.learner.attention_kernels import (
@@ -355,7 +355,7 @@ def test_a_dry_run_refuses_a_kernel_that_cannot_run() -> None:
 
 def test_doctor_warns_of_kernels_that_cannot_run_unless_the_run_wants_them(tmp_path: Path) -> None:
     config = named_config("quickstart", ["model.attention=flex", "model.dtype=bfloat16"])
-    flexible, flashing = doctor_check(config, RunFolder.create(tmp_path / "run"))
+    flexible, flashing = try_attention(config, RunFolder.create(tmp_path / "run"))
     assert (flexible.level, flexible.area) == (Level.PROBLEM, "attention, flex")
     assert flexible.cure == "set model.attention=auto, which takes another kernel"
     assert (flashing.level, flashing.found) == (Level.WARNING, "it runs on a GPU, and torch finds none")

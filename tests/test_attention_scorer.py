@@ -14,7 +14,7 @@ from condensegrpo.attention.scorer import AttentionScorer
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.messages import History, Message, Unit, flatten
 from condensegrpo.core.protocols import Reading, TokenAttention
-from condensegrpo.rollout.render import Renderer
+from condensegrpo.episodes.render import Renderer
 from condensegrpo.samplers.transformers import TransformersSampler
 
 POSITIONS = 1024

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -18,10 +19,13 @@ from learner import OUTPUT_ONLY, SHARED, WHOLE, Measured, difference, disagreein
 from operators import Operator, part_of
 from passes import ModelSize, padded, sorted_batches
 from tiny import segment
+from token_columns import columns
 from torch.nn import functional
 from trl_pass import missing, varlen_attention
 from worker import Reading
 from workloads import LENGTHS, QUICK_LENGTHS, Kind, Workload, workload
+
+from condensegrpo.core.trajectory import Segment
 
 ROOT = Path(__file__).resolve().parent.parent
 KINDS = pytest.mark.parametrize("kind", list(Kind))
@@ -46,7 +50,7 @@ def test_the_vocabulary_changes_tokens_and_no_lengths() -> None:
         workload(Kind.CONDENSED, LENGTHS[Kind.CONDENSED], questions=1, vocabulary=size, seed=0).rows
         for size in (100, 151936)
     )
-    assert [row.trained for row in small] == [row.trained for row in large]
+    assert [columns(row).trained for row in small] == [columns(row).trained for row in large]
     assert max(token for row in small for token in row.token_ids) < 100
 
 
@@ -54,7 +58,7 @@ def test_the_vocabulary_changes_tokens_and_no_lengths() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_contexts_fit_and_all_rows_of_a_question_begin_with_it(kind: Kind, seed: int) -> None:
     load = made(kind, seed=seed)
-    contexts = [row.trained.index(True) for row in load.apart]
+    contexts = [columns(row).trained.index(True) for row in load.apart]
     assert len(contexts) == 8 * 6
     assert max(contexts) <= 512
     shortest = min(contexts)  # that of a first turn: the question alone
@@ -78,18 +82,23 @@ def test_appended_contexts_continue_the_last() -> None:
 def test_turns_apart_train_the_same_tokens_with_the_same_weights_as_the_rows(kind: Kind) -> None:
     load = made(kind)
 
-    def trained(rows: tuple[object, ...]) -> list[tuple[object, ...]]:
-        columns = [zip(row.token_ids, row.advantages, row.weights, row.trained, strict=True) for row in rows]
-        return [each[:3] for column in columns for each in column if each[3]]
+    def trained(rows: Sequence[Segment]) -> list[tuple[int, float, float]]:
+        return [
+            (row.token_ids[place], turn.advantage, turn.weight)
+            for row in rows
+            for turn in row.turns
+            for place in turn.places
+        ]
 
     assert trained(load.rows) == trained(load.apart)
-    assert {weight for row in load.rows for weight in row.weights if weight} == {1 / (8 * 6 * 2 * 64)}
-    assert {round(one, 2) for row in load.rows for one in row.advantages if one} == {-0.94, 0.94}  # 4 of 8 are right
+    assert {turn.weight for row in load.rows for turn in row.turns} == {1 / (8 * 6 * 2 * 64)}
+    # 4 of 8 are right
+    assert {round(turn.advantage, 2) for row in load.rows for turn in row.turns} == {-0.94, 0.94}
 
 
 def test_the_median_output_is_the_one_asked_for() -> None:
     rows = workload(Kind.CONDENSED, LENGTHS[Kind.CONDENSED], questions=20, vocabulary=32768, seed=0).apart
-    outputs = sorted(sum(row.trained) for row in rows)
+    outputs = sorted(row.trained for row in rows)
     assert 58 <= outputs[len(outputs) // 2] <= 70
 
 

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +15,15 @@ from typing import Any, NoReturn
 import pytest
 from talk import Counting, agent, counting, engine, ignore, problem, said
 
+from condensegrpo.condensers.pipeline import Pipeline
 from condensegrpo.core.errors import ContextOverflow
 from condensegrpo.core.messages import History, Message
-from condensegrpo.core.protocols import Budget, Condensed, NamedTensors, Problem, Step
+from condensegrpo.core.protocols import Budget, Condensed, NamedTensors, Problem, Stage, Step
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop, Trajectory
-from condensegrpo.rollout.boundary import Ended, checked_messages, guarded
-from condensegrpo.rollout.engine import Engine
-from condensegrpo.rollout.group import problem_groups, rollout
+from condensegrpo.episodes.boundary import Ended, checked_messages, guarded
+from condensegrpo.episodes.engine import Engine
+from condensegrpo.episodes.group import problem_groups, rollout
+from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage import codec
 
 Play = Callable[[], Coroutine[Any, Any, Any]]
@@ -377,3 +380,41 @@ def test_a_faulty_sampler_costs_its_own_episodes(sampler: FaultySampler, complai
         assert (one.stop, one.turns) == (Stop.SAMPLER_ERROR, ())
         assert one.detail.startswith("the sampler: ")
         assert complaint in one.detail
+
+
+# --- a built-in plug-in that calls one of a user ----------------------------------------------------------------------
+
+
+class BlocksOnce:
+    """A condenser whose first call never lets the event loop go on."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+        self.calls = 0
+
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
+        self.calls += 1
+        if self.calls == 1:
+            self.release.wait(60)
+        return Condensed(units=history.units)
+
+
+def test_a_condenser_of_others_in_a_built_in_pipeline_is_abandoned_when_it_blocks() -> None:
+    mine = BlocksOnce()
+    script = ScriptedSampler(lambda ids: said("answer 1" if len(ids) > 120 else "go on"))
+    pipeline = Pipeline([Stage(name="mine", condenser=mine, over=0.0)])
+    groups = asyncio.run(
+        rollout(
+            problem_groups([problem(0), problem(1)], 0),
+            samples=1,
+            environment=Counting,
+            engine=engine(script, condenser=pipeline, turn_seconds=1.0),
+            run_seed=0,
+            step=0,
+            on_finish=ignore,
+        )
+    )
+    mine.release.set()
+    assert [played.stop for (played,) in groups] == [Stop.ENVIRONMENT_ERROR, Stop.ANSWERED]
+    assert "it held up the event loop for more than 1 second" in groups[0][0].detail
+    assert "(tests/test_boundary.py:" in groups[0][0].detail

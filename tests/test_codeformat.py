@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from condensegrpo.core.messages import ToolCall
-from condensegrpo.rollout.codeformat import Code
-from condensegrpo.rollout.toolformats import MAX_CALLS, Malformed
+from condensegrpo.episodes.codeformat import Code
+from condensegrpo.episodes.toolformats import MAX_CALLS, Malformed
 
 CODE = Code()
 FENCED = "```python\nprint(1)\n```"

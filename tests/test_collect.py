@@ -13,10 +13,10 @@ from condensegrpo.core.failures import Failure
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import GroupReward, Problem, Reward
 from condensegrpo.core.trajectory import ScoredTrajectory, Stop, Trajectory
+from condensegrpo.episodes.collect import check_each_rank, collect, failures_of, report_failures
+from condensegrpo.episodes.group import problem_groups
 from condensegrpo.rewards.correct import Correct
 from condensegrpo.rewards.linear_pass_rate import LinearPassRate
-from condensegrpo.rollout.collect import check_each_rank, collect, failures_of, report_failures
-from condensegrpo.rollout.group import problem_groups
 from condensegrpo.samplers.scripted import ScriptedSampler
 
 

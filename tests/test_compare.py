@@ -16,8 +16,14 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.evaluation.compare import contenders
-from condensegrpo.evaluation.comparison import Contender, Figures, Played, comparison, played
-from condensegrpo.evaluation.figures import evaluation
+from condensegrpo.evaluation.comparison import (
+    Contender,
+    ContenderFigures,
+    ContenderResult,
+    comparison,
+    contender_result,
+)
+from condensegrpo.evaluation.figures import evaluation_of
 from condensegrpo.metrics.trajectories import facts_of
 from condensegrpo.reporting.comparison_plot import plot
 from condensegrpo.storage.trajectories import read_trajectories
@@ -95,7 +101,7 @@ def test_figures_count_contexts_condensations_and_refetches() -> None:
     entry = entrant("d", [scored(one, 1.0)])
     assert entry.correct == {"p0": [1.0]}
     assert entry.figures.success == pytest.approx((1.0, 0.2065, 1.0), abs=1e-4)  # one problem
-    assert entry.figures == Figures(
+    assert entry.figures == ContenderFigures(
         contender=Contender(condenser="d", options={}, budget=64),
         success=entry.figures.success,
         peak_tokens=9,
@@ -109,16 +115,16 @@ def test_figures_count_contexts_condensations_and_refetches() -> None:
     )
 
 
-def entrant(name: str, trajectories: Sequence[ScoredTrajectory], *, budget: int | None = 64) -> Played:
+def entrant(name: str, trajectories: Sequence[ScoredTrajectory], *, budget: int | None = 64) -> ContenderResult:
     facts = [facts_of(each, turn_reward=0.0) for each in trajectories]
-    return played(
+    return contender_result(
         Contender(condenser=name, options={}, budget=budget),
         trajectories,
-        evaluation(name, facts, seed=3, seconds=20.0, condensing=1.0),
+        evaluation_of(name, facts, seed=3, seconds=20.0, condensing=1.0),
     )
 
 
-def rated(name: str, right: dict[str, list[float]], *, budget: int | None = 64) -> Played:
+def rated(name: str, right: dict[str, list[float]], *, budget: int | None = 64) -> ContenderResult:
     every = [
         scored(trajectory(turn([1] * 10, [2]), id=f"{problem}/{at}", group=problem), value, correct=value)
         for problem, values in right.items()

@@ -35,7 +35,7 @@ from talk import tokenizer
 
 from condensegrpo.core.account import unit_tokens
 from condensegrpo.core.messages import History, Message, flatten
-from condensegrpo.rollout.render import Renderer
+from condensegrpo.episodes.render import Renderer
 
 EVERY = [pytest.param(case, id=str(case)) for case in cases()]
 ONE_EACH = [pytest.param(case, id=case.name) for case in rule_based()]

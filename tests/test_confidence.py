@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from builders import scored
 from talk import END, Counting, agent, counting, engine, problem, said, shown, tokenizer
+from token_columns import columns, trained_tokens
 
 from condensegrpo.algorithms import segments
 from condensegrpo.assembly.model_checks import check_confidence
@@ -17,13 +18,13 @@ from condensegrpo.config.load import load_config, vary
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.protocols import Problem
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop, Trajectory
+from condensegrpo.episodes.engine import Engine
+from condensegrpo.episodes.episode import run_episode
+from condensegrpo.episodes.render import Renderer
+from condensegrpo.episodes.settings import Confidence
 from condensegrpo.metrics.trajectories import facts_of, summarise
 from condensegrpo.rewards.matches import Matcher
 from condensegrpo.rewards.verdict import judge
-from condensegrpo.rollout.engine import Engine
-from condensegrpo.rollout.episode import run_episode
-from condensegrpo.rollout.render import Renderer
-from condensegrpo.rollout.settings import Confidence
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.trajectories import read_trajectories, write_trajectory
 
@@ -88,9 +89,9 @@ def test_an_episode_ends_with_the_first_draft_that_is_probable_enough() -> None:
 def test_the_draft_that_is_taken_is_trained_and_what_opens_it_is_not() -> None:
     one = played(Deciding(0.9))
     (row,) = segments.segments(one, advantage_K=[1.0, 1.0], weight_K=[1.0, 1.0])
-    trained = [token for token, flag in zip(row.token_ids, row.trained, strict=True) if flag]
+    trained = trained_tokens(row)
     assert trained == [*said("hello 0"), *said(" 7 </answer>")[:-1]]
-    assert row.logprobs[-len(one.turns[1].output_ids)] == pytest.approx(math.log(0.9))
+    assert columns(row).logprobs[-len(one.turns[1].output_ids)] == pytest.approx(math.log(0.9))
 
 
 def test_drafts_that_are_not_taken_change_nothing() -> None:

@@ -16,11 +16,11 @@ from pathlib import Path
 from command import ENVIRONMENT
 from metrics_page import tables
 
-from condensegrpo.cli.console import TrainingConsole
-from condensegrpo.cli.run_log import JsonLines, RunLog
-from condensegrpo.cli.step_table import COLUMNS, GAP, HEADING_EVERY, WIDTH, StepTable, fitting, headings
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observers
+from condensegrpo.display.console import TrainingConsole
+from condensegrpo.display.run_log import JsonLines, RunLog
+from condensegrpo.display.step_table import COLUMNS, GAP, HEADING_EVERY, WIDTH, StepTable, fitting, headings
 
 METRICS = {
     "trajectories": 64.0,
@@ -185,7 +185,7 @@ def test_the_page_explains_every_heading() -> None:
 PROGRAM = """
 import fcntl, struct, sys, termios
 from test_console import EVALUATION, METRICS
-from condensegrpo.cli.console import TrainingConsole
+from condensegrpo.display.console import TrainingConsole
 
 with TrainingConsole(steps=9) as console:
     console.phase("step 1: sampling", 64)

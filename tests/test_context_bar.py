@@ -2,9 +2,9 @@ from builders import condensation, ledger_episode, trajectory, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.cli.context_bar import bar, cell_width, legend, ruler, shares, strip
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import SpanStatus, Trajectory
+from condensegrpo.display.context_bar import bar, cell_width, legend, ruler, shares, strip
 from condensegrpo.inspection.context_view import context_views, newest_messages
 
 # pinned messages of 9 tokens; each unit is a reply of 3 + 2 and an operation of 1 + 2

@@ -6,20 +6,21 @@ a budget and padded, rows shuffled, a trajectory's turns merged or each a row of
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
-from itertools import pairwise
 
 import pytest
 import torch
 from builders import condensation, scored, trajectory, turn
+from estimating import ESTIMATORS, LOSSES, of_scores
 from packed import collate, trained_logprobs
 from tiny import VOCABULARY, qwen3
+from token_columns import columns, places_of
 from torch import Tensor
 
-from condensegrpo.algorithms.advantages import ESTIMATORS
-from condensegrpo.algorithms.credit import Estimator, rows_of, scores_of, turn_tokens
-from condensegrpo.algorithms.losses import LOSSES, WEIGHTS, token_weights, totals
-from condensegrpo.algorithms.objective import Minimised, Objective, PolicyLoss, Share
+from condensegrpo.algorithms.credit import rows_of, scores_of, turn_tokens
+from condensegrpo.algorithms.losses import WEIGHTS, token_weights, totals
+from condensegrpo.algorithms.objective import MicroBatchLoss, Objective, ObjectiveFunction
 from condensegrpo.algorithms.packing import PackedBatch, blocks, micro_batches, pack
 from condensegrpo.algorithms.settings import Level, Mode
 from condensegrpo.core.trajectory import ScoredTrajectory, Segment, Turn
@@ -63,7 +64,7 @@ def rows(
     """The training rows of the sixteen: what ``train`` does between rollout and optimiser step."""
     everything = batch_of_16()
     scores, tokens_NK = scores_of(everything), turn_tokens(everything)
-    advantage_NK = Estimator(estimator, OPTIONS.get(estimator, {}))(scores)
+    advantage_NK = of_scores(estimator, OPTIONS.get(estimator, {}))(scores)
     weight_NK, kl_weight_NK = (
         token_weights(
             mode,  # type: ignore[arg-type]  # a name from WEIGHTS
@@ -78,19 +79,9 @@ def rows(
 
 def apart(row: Segment) -> list[Segment]:
     """A merged row as one row a turn: the earlier turns of it are context to the later ones."""
-    ends = [place + 1 for place, (now, after) in enumerate(pairwise((*row.turns, -1))) if now >= 0 and after != now]
     return [
-        Segment(
-            token_ids=row.token_ids[:end],
-            trained=tuple(turn == row.turns[end - 1] for turn in row.turns[:end]),
-            logprobs=row.logprobs[:end],
-            advantages=row.advantages[:end],
-            weights=row.weights[:end],
-            kl_weights=row.kl_weights[:end],
-            trajectory=row.trajectory,
-            first_turn=row.turns[end - 1],
-        )
-        for end in ends
+        replace(row, token_ids=row.token_ids[: turn.places.stop], turns=(turn,), first_turn=turn.turn)
+        for turn in row.turns
     ]
 
 
@@ -100,21 +91,19 @@ def padded_logprobs(model: torch.nn.Module, batch: Sequence[Segment]) -> Tensor:
     ids_RL = torch.tensor([[*row.token_ids, *[0] * (longest - len(row.token_ids))] for row in batch])
     mask_RL = torch.tensor([[1] * len(row.token_ids) + [0] * (longest - len(row.token_ids)) for row in batch])
     logp_RLV = model(input_ids=ids_RL, attention_mask=mask_RL, use_cache=False).logits.float().log_softmax(dim=-1)
-    places = [
-        (number, place) for number, row in enumerate(batch) for place, trained in enumerate(row.trained) if trained
-    ]
+    places = [(number, place) for number, row in enumerate(batch) for place in places_of(row)]
     return torch.stack([logp_RLV[number, place - 1, ids_RL[number, place]] for number, place in places])
 
 
 def gradient(
-    cut: Sequence[Sequence[Segment]], objective: Minimised, *, padded: bool = False, seed: int = 0
+    cut: Sequence[Sequence[Segment]], objective: ObjectiveFunction, *, padded: bool = False, seed: int = 0
 ) -> dict[str, Tensor]:
     """The gradient of Σ w·l + Σ u·k over all parameters, from micro-batches of these rows."""
     model = qwen3(seed)
     for some in cut:
         batch = collate(some)
         logp_T = padded_logprobs(model, some) if padded else trained_logprobs(model, batch)
-        Share(objective, batch)(logp_T).loss.backward()
+        MicroBatchLoss(objective, batch)(logp_T).loss.backward()
     return gradients_of(model)
 
 
@@ -152,7 +141,7 @@ def cuts(some: Sequence[Segment]) -> dict[str, list[Sequence[Segment]]]:
 def test_the_gradient_of_every_loss_is_the_same_however_the_rows_are_cut(loss: str) -> None:
     """trl#3021, open-instruct#1161: a mean over the micro-batch; SkyRL#1529: one over the rows."""
     some = rows()
-    objective = Objective(loss=PolicyLoss(loss, WIDE[loss]))
+    objective = Objective(loss=LOSSES[loss], loss_options=WIDE[loss])
     wanted = gradient(pieces(some, 1), objective, padded=True)
     for cut in cuts(some).values():
         assert_same(gradient(cut, objective), wanted)
@@ -162,11 +151,11 @@ def test_the_gradient_of_every_loss_is_the_same_however_the_rows_are_cut(loss: s
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_gradient_of_every_loss_is_the_same_where_shared_prefixes_are_computed_once(loss: str) -> None:
     some = [piece for row in rows() for piece in apart(row)]  # a row a turn: each begins with those before it
-    objective = Objective(loss=PolicyLoss(loss, WIDE[loss]))
+    objective = Objective(loss=LOSSES[loss], loss_options=WIDE[loss])
     model = qwen3()
     batches = micro_batches(blocks(some, max_tokens=40, share=True), max_tokens=40)
     for batch in batches:
-        Share(objective, batch)(trained_logprobs(model, batch)).loss.backward()
+        MicroBatchLoss(objective, batch)(trained_logprobs(model, batch)).loss.backward()
     assert sum(batch.token_ids.numel() for batch in batches) < sum(len(row.token_ids) for row in some)
     assert_same(gradients_of(model), gradient(pieces(some, 1), objective, padded=True))
 
@@ -175,7 +164,7 @@ def test_the_gradient_of_every_loss_is_the_same_where_shared_prefixes_are_comput
 def test_the_gradient_under_every_aggregation_is_the_same_however_the_rows_are_cut(aggregation: str) -> None:
     """verl#6025, TRL#7206: denominators span micro-batches, ranks and the accumulation window."""
     some = rows(aggregation=aggregation)
-    objective = Objective(loss=PolicyLoss("clipped", WIDE["clipped"]))
+    objective = Objective(loss=LOSSES["clipped"], loss_options=WIDE["clipped"])
     wanted = gradient(pieces(some, 1), objective, padded=True)
     for cut in cuts(some).values():
         assert_same(gradient(cut, objective), wanted)
@@ -184,7 +173,7 @@ def test_the_gradient_under_every_aggregation_is_the_same_however_the_rows_are_c
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_the_gradient_of_every_estimator_is_the_same_however_the_rows_are_cut(estimator: str) -> None:
     some = rows(estimator=estimator)
-    objective = Objective(loss=PolicyLoss("clipped", WIDE["clipped"]))
+    objective = Objective(loss=LOSSES["clipped"], loss_options=WIDE["clipped"])
     wanted = gradient(pieces(some, 1), objective, padded=True)
     for cut in cuts(some).values():
         assert_same(gradient(cut, objective), wanted)
@@ -193,7 +182,8 @@ def test_the_gradient_of_every_estimator_is_the_same_however_the_rows_are_cut(es
 @pytest.mark.parametrize(("level", "mode"), [("token", "truncate"), ("turn", "truncate"), ("turn", "mask")])
 def test_importance_weights_and_a_kl_term_do_not_depend_on_the_cut_either(level: Level, mode: Mode) -> None:
     objective = Objective(
-        loss=PolicyLoss("clipped", WIDE["clipped"]),
+        loss=LOSSES["clipped"],
+        loss_options=WIDE["clipped"],
         importance_cap=20.0,
         importance_level=level,
         importance_mode=mode,
@@ -208,7 +198,7 @@ def test_importance_weights_and_a_kl_term_do_not_depend_on_the_cut_either(level:
 
 @pytest.mark.parametrize("kl_aggregation", WEIGHTS)
 def test_a_kl_term_with_an_aggregation_of_its_own_does_not_depend_on_the_cut(kl_aggregation: str) -> None:
-    objective = Objective(loss=PolicyLoss("reinforce"), kl_estimator="k2", kl_coefficient=3.0)
+    objective = Objective(loss=LOSSES["reinforce"], kl_estimator="k2", kl_coefficient=3.0)
     own, shared = rows(kl_aggregation=kl_aggregation), rows()
     wanted = gradient(pieces(own, 1), objective, padded=True)
     for cut in cuts(own).values():
@@ -224,13 +214,13 @@ def test_duplicated_turns_of_a_sibling_change_nobodys_statistics() -> None:
     """PITFALLS 18: were statistics over rows, the siblings' advantages would move with the length of one."""
     everything = list(batch_of_16()[:4])
     long = everything[0].trajectory
-    before = Estimator("grpo")(scores_of(everything))
+    before = of_scores("grpo")(scores_of(everything))
     doubled = scored(
         trajectory(*long.turns, *long.turns, id=long.id, group=long.group_id),
         everything[0].score.total,
         correct=everything[0].score.correct,
     )
-    after = Estimator("grpo")(scores_of([doubled, *everything[1:]]))
+    after = of_scores("grpo")(scores_of([doubled, *everything[1:]]))
     assert after[:, 0].tolist() == before[:, 0].tolist()
 
 
@@ -260,9 +250,9 @@ def test_a_logit_has_a_gradient_if_and_only_if_the_token_it_predicts_was_sampled
     batch = collate([row])
     with torch.no_grad():
         logits_SV = qwen3()(input_ids=batch.token_ids, use_cache=False).logits[0].double()
-    minimised = Objective(loss=PolicyLoss(loss, WIDE[loss]))
+    minimised = Objective(loss=LOSSES[loss], loss_options=WIDE[loss])
     found_SV = finite_differences(logits_SV, batch, lambda logp_T, rows: minimised(logp_T, rows).loss_T)
-    predicts_sampled_S = [*row.trained[1:], False]
+    predicts_sampled_S = [*columns(row).trained[1:], False]
     assert any(predicts_sampled_S)
     if loss == "cispo":  # its ratio is a constant to the gradient and not to a difference: only the places can be told
         assert (found_SV != 0).any(dim=1).tolist() == predicts_sampled_S

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 from builders import scored, trajectory, turn
+from estimating import ESTIMATORS
 from packed import collate
 
 from condensegrpo.algorithms.credit import Estimator, rows_of
-from condensegrpo.algorithms.objective import Share
+from condensegrpo.algorithms.objective import MicroBatchLoss
 from condensegrpo.assembly.learning_signal import objective
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.trajectory import ScoredTrajectory
@@ -32,7 +33,7 @@ def test_tool_use_sums_the_losses_of_a_trajectory_and_takes_the_mean_of_its_kl_t
     kept = [answered("0", 1, right=1.0), answered("1", 4, right=0.0)]
     credit = give_credit(
         kept,
-        Estimator(algorithm.advantage.estimator),
+        Estimator(ESTIMATORS[str(algorithm.advantage.estimator)]),
         algorithm.aggregation,
         stops=algorithm.stops,
         whitened=False,
@@ -42,7 +43,9 @@ def test_tool_use_sums_the_losses_of_a_trajectory_and_takes_the_mean_of_its_kl_t
     assert credit.kl_weight_NK is not None
     assert credit.kl_weight_NK.tolist() == [[1 / 2], [1 / 8]]
     batch = collate(rows_of(kept, credit.advantage_NK, credit.weight_NK, kl_weight_NK=credit.kl_weight_NK))
-    summed = Share(objective(algorithm), replace(batch, reference=torch.full((5,), math.log(0.25))))(batch.logprobs)
+    summed = MicroBatchLoss(objective(algorithm), replace(batch, reference=torch.full((5,), math.log(0.25))))(
+        batch.logprobs
+    )
     kl_loss = float(summed.statistics["kl_loss"].sum())
     assert kl_loss == pytest.approx(0.1 * math.log(2))
     assert float(summed.loss) - kl_loss == pytest.approx(-0.5 * (1 - 4) * math.log(0.5) / math.sqrt(2))
@@ -51,6 +54,8 @@ def test_tool_use_sums_the_losses_of_a_trajectory_and_takes_the_mean_of_its_kl_t
 def test_without_an_aggregation_of_their_own_kl_terms_weigh_as_losses() -> None:
     algorithm = load_config(find_config("search_mt_grpo_qwen3_0.6b")).algorithm
     kept = [answered("0", 1, right=1.0), answered("1", 4, right=0.0)]
-    credit = give_credit(kept, Estimator("grpo"), algorithm.aggregation, stops=algorithm.stops, whitened=False)
+    credit = give_credit(
+        kept, Estimator(ESTIMATORS["grpo"]), algorithm.aggregation, stops=algorithm.stops, whitened=False
+    )
     batch = collate(rows_of(kept, credit.advantage_NK, credit.weight_NK, kl_weight_NK=credit.kl_weight_NK))
     assert batch.kl_weights.tolist() == batch.weights.tolist() == pytest.approx([1 / 5] * 5)

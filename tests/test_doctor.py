@@ -14,34 +14,40 @@ from builders import write_tokenizer
 from typer.testing import CliRunner, Result
 
 from condensegrpo.cli import doctor_machine
-from condensegrpo.cli.doctor import doctor
-from condensegrpo.cli.doctor_config import config_findings, lucene_findings
+from condensegrpo.cli.doctor import (
+    config_findings,
+    doctor,
+    lucene_findings,
+    memory_finding,
+    parameters_of_files,
+    parameters_of_name,
+    parameters_of_new,
+    show,
+)
 from condensegrpo.cli.doctor_machine import (
+    GIB,
+    Finding,
+    Level,
     compiler_findings,
     device_findings,
     disk_finding,
     free_memory,
     memory_findings,
+    ok,
     package_findings,
+    problem,
     python_findings,
     sandbox_finding,
     thread_finding,
     usable_cores,
+    warning,
 )
-from condensegrpo.cli.doctor_model import (
-    GIB,
-    memory_finding,
-    parameters_of_files,
-    parameters_of_name,
-    parameters_of_new,
-)
-from condensegrpo.cli.findings import Finding, Level, ok, problem, show, warning
 from condensegrpo.cli.plugins import described, docstring_in_source, plugins
-from condensegrpo.cli.theme import console
 from condensegrpo.config.load import load_config
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.plugins import KINDS, installed, load
+from condensegrpo.display.theme import console
 from condensegrpo.learner.settings import NewModel
 from condensegrpo.sandbox import probing
 
@@ -138,7 +144,7 @@ def test_models_in_the_hub_cache_are_found_and_others_not_when_offline(tmp_path:
     (cached / "snapshots/1234/config.json").symlink_to("../../blobs/5678")
     code = """
 from condensegrpo.cli.doctor_machine import hub_finding
-from condensegrpo.cli.doctor_model import _hub_model
+from condensegrpo.cli.doctor import _hub_model
 print(hub_finding().found)
 for name in ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/other"):
     print(_hub_model(name).level, _hub_model(name).found)
@@ -399,7 +405,9 @@ def test_a_plugin_that_does_not_load_says_why() -> None:
 def test_every_shipped_plug_in_loads_and_has_a_summary_in_its_source(kind: str) -> None:
     assert called(plugins, kind).exit_code == 0
     for point in installed(kind):
-        assert (docstring_in_source(point) or "") == inspect.cleandoc(load(kind, point.name).__doc__)
+        plugin = load(kind, point.name)
+        documented = getattr(plugin, "function", plugin)  # an estimator's or a loss's docstring is its function's
+        assert (docstring_in_source(point) or "") == inspect.cleandoc(documented.__doc__)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x05\x00", b"\xff" * 8 + b"{}", (2).to_bytes(8, "little") + b"[]"])

@@ -9,9 +9,8 @@ from needs_vllm import needs_vllm
 from typer.testing import CliRunner
 
 from condensegrpo.cli.app import app
-from condensegrpo.cli.doctor_gpu import checked, run_check
-from condensegrpo.cli.findings import Level
-from condensegrpo.cli.gpu_checks import unshared
+from condensegrpo.cli.doctor_machine import Level
+from condensegrpo.cli.doctor_trials import run_trial, try_all, unshared
 
 TINY = ("quickstart", "learner.tokens_per_micro_batch=512", "train.problems_per_step=2", "train.samples_per_problem=2")
 
@@ -31,7 +30,7 @@ def test_a_machine_without_a_gpu_is_a_problem_with_its_cure() -> None:
 
 
 def test_two_ranks_add_up_and_the_first_reports() -> None:
-    (finding,) = run_check("ranks", TINY, ranks=2)
+    (finding,) = run_trial("ranks", TINY, ranks=2)
     assert finding.level is Level.OK
     assert finding.found.startswith("2 ranks add up 64 MiB over gloo: ")
 
@@ -39,19 +38,19 @@ def test_two_ranks_add_up_and_the_first_reports() -> None:
 @pytest.mark.parametrize(("ranks", "said"), [(1, "two steps on 1 rank in"), (2, "two steps on 2 ranks in")])
 def test_a_step_of_the_learner_on_all_devices_is_measured_against_the_plan(ranks: int, said: str) -> None:
     """Ranks that share rows do so if there are enough of them."""
-    (finding,) = run_check("learner", (*TINY, "learner.sequence_parallel=2", "learner.zero_stage=3"), ranks=ranks)
+    (finding,) = run_trial("learner", (*TINY, "learner.sequence_parallel=2", "learner.zero_stage=3"), ranks=ranks)
     assert finding.level is not Level.PROBLEM, finding
     assert said in finding.found
     assert "planned" in finding.found
 
 
 def test_without_a_configuration_the_device_multiplies_in_bfloat16() -> None:
-    (finding,) = run_check("device", (), ranks=2)
+    (finding,) = run_trial("device", (), ranks=2)
     assert (finding.level, finding.found) == (Level.OK, "bfloat16 works on cpu")
 
 
 def test_the_sampler_is_held_against_the_learner_before_and_after_a_step() -> None:
-    findings = run_check("sampler", (*TINY, "model.lora.rank=4"), ranks=1)
+    findings = run_trial("sampler", (*TINY, "model.lora.rank=4"), ranks=1)
     assert [finding.level for finding in findings] == [Level.OK] * 4
     assert [finding.found.partition(",")[0] for finding in findings] == ["as loaded"] * 2 + [
         "after an optimiser step"
@@ -60,7 +59,7 @@ def test_the_sampler_is_held_against_the_learner_before_and_after_a_step() -> No
 
 @needs_vllm
 def test_a_server_gets_the_weights_of_a_step() -> None:
-    findings = run_check("transfer", TINY, ranks=2)
+    findings = run_trial("transfer", TINY, ranks=2)
     assert [finding.level for finding in findings] == [Level.OK] * 4, findings
     assert {finding.area for finding in findings} == {"server, weights=folder"}  # NCCL needs GPUs
 
@@ -72,7 +71,7 @@ def test_the_sampler_is_tried_on_one_rank_also_where_the_runs_ranks_share_it() -
 
 
 def test_what_a_configuration_lacks_is_a_problem_and_no_traceback() -> None:
-    (finding,) = run_check("learner", ("quickstart", "model.new=null", "model.path=./nowhere"), ranks=1)
+    (finding,) = run_trial("learner", ("quickstart", "model.new=null", "model.path=./nowhere"), ranks=1)
     assert finding.level is Level.PROBLEM
     assert "nowhere" in finding.found
     assert "Traceback" not in finding.found
@@ -80,7 +79,7 @@ def test_what_a_configuration_lacks_is_a_problem_and_no_traceback() -> None:
 
 def test_a_check_that_hangs_is_ended_with_all_its_processes(module: Path) -> None:
     module.write_text("import subprocess, time; subprocess.Popen(['sleep', '98765']); time.sleep(98765)")
-    (finding,) = run_check("transfer", (), ranks=1, seconds=1.0, module="faulty_check")
+    (finding,) = run_trial("transfer", (), ranks=1, seconds=1.0, module="faulty_check")
     assert finding.found == "no answer after 1 s"
     assert finding.cure.startswith("NCCL_DEBUG=INFO")
     assert not [process for process in psutil.process_iter(["cmdline"]) if "98765" in (process.info["cmdline"] or ())]
@@ -88,14 +87,14 @@ def test_a_check_that_hangs_is_ended_with_all_its_processes(module: Path) -> Non
 
 def test_a_check_that_dies_says_how_and_what_it_printed_last(module: Path) -> None:
     module.write_text("import os, signal; print('CUDA error', flush=True); os.kill(os.getpid(), signal.SIGSEGV)")
-    (finding,) = run_check("learner", (), ranks=1, module="faulty_check")
+    (finding,) = run_trial("learner", (), ranks=1, module="faulty_check")
     assert finding.level is Level.PROBLEM
     assert finding.found == "the check ended with code -11: CUDA error"
 
 
 def test_what_needs_two_devices_is_not_tried_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("condensegrpo.cli.doctor_gpu.run_check", lambda name, arguments, ranks: [])
-    findings = checked(1, None, ())
+    monkeypatch.setattr("condensegrpo.cli.doctor_trials.run_trial", lambda name, arguments, ranks: [])
+    findings = try_all(1, None, ())
     assert {finding.area: finding.found for finding in findings} == {
         "ranks": "not tried: it needs two devices",
         "transfer": "not tried: it needs two devices",

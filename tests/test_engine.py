@@ -25,7 +25,7 @@ from two_ranks import (
     train,
 )
 
-from condensegrpo.algorithms.objective import Minimised, ObjectiveValue, Tokenwise, supervised
+from condensegrpo.algorithms.objective import ObjectiveFunction, ObjectiveValue, PerToken, supervised
 from condensegrpo.algorithms.packing import PackedBatch, blocks
 from condensegrpo.algorithms.packing import micro_batches as micro_batches_of
 from condensegrpo.core.errors import ConfigError, LearnerError
@@ -67,7 +67,7 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("objective", [loss, at_once], ids=["one_pass", "chunks"])
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_zero_stage_equals_plain_torch(stage: int, objective: Minimised) -> None:
+def test_every_zero_stage_equals_plain_torch(stage: int, objective: ObjectiveFunction) -> None:
     steps = [rows(6, seed=step) for step in range(STEPS)]
     wanted, norms = plain(steps, qwen3())
     found, stats = train(stage, [micro_batches(some, 2) for some in steps], objective)
@@ -95,7 +95,7 @@ def test_gradient_accumulation_the_same_rows_in_any_micro_batches_are_one_step()
     for split in (micro_batches(some, 16), micro_batches(some, 4), micro_batches(some, 1), micro_batches(shuffled, 5)):
         found, (stats,) = train(1, [split])
         assert_same(found, wanted)
-        assert stats["tokens"] == sum(sum(row.trained) for row in some)
+        assert stats["tokens"] == sum(row.trained for row in some)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_shared_prefixes_shared_out_over_two_ranks_equal_plain_torch_on_all_rows
     for found, stats, _ in results:
         assert_same(found, wanted)
         assert [one["grad_norm"] for one in stats] == pytest.approx(norms, rel=1e-5)
-        assert [one["tokens"] for one in stats] == [sum(sum(row.trained) for row in some) for some in steps]
+        assert [one["tokens"] for one in stats] == [sum(row.trained for row in some) for some in steps]
     for some, first, second in zip(steps, results[0][2], results[1][2], strict=True):
         assert first + second < sum(len(row.token_ids) for row in some)  # prefixes were shared
         assert abs(first - second) <= max(len(row.token_ids) for row in some)  # 22 rows and 2 became equal shares
@@ -187,7 +187,7 @@ def test_each_of_two_ranks_keeps_half_of_the_activations(ranks: Path) -> None:
 def test_zero_3_ranks_with_different_numbers_of_head_chunks_or_tiles_do_not_hang(ranks: Path, way: str) -> None:
     (first, stats), (second, _) = (torch.load(ranks / f"{way}_rank{number}.pt") for number in range(2))
     model, some = llama(), [*rows(40), rows(41)[40]]
-    assert sum(sum(row.trained) for row in some[:40]) > 2 * fused_head.CPU_TILE
+    assert sum(row.trained for row in some[:40]) > 2 * fused_head.CPU_TILE
     wanted, (norm,) = plain([some], model, temperature=1.0)
     assert_same(first, wanted)
     assert_same(second, wanted)
@@ -241,9 +241,9 @@ def endless(logp_T: Tensor, _: PackedBatch) -> ObjectiveValue:
     return ObjectiveValue((logp_T - logp_T.detach()).sqrt(), {})
 
 
-@pytest.mark.parametrize("steep", [endless, Tokenwise(endless)], ids=["chunks", "one_pass"])
+@pytest.mark.parametrize("steep", [endless, PerToken(endless)], ids=["chunks", "one_pass"])
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_gradient_that_is_not_finite_leaves_the_weights_untouched(stage: int, steep: Minimised) -> None:
+def test_a_gradient_that_is_not_finite_leaves_the_weights_untouched(stage: int, steep: ObjectiveFunction) -> None:
     engine = open_engine(qwen3(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     before = {name: tensor.clone() for name, tensor in gathered(engine)}
     batch = collate([segment([3, 4, 5], [1])])
@@ -265,7 +265,7 @@ def test_rows_without_trained_tokens_add_nothing() -> None:
     wanted, _ = plain([some], qwen3())
     found, (stats,) = train(2, [micro_batches([*some, idle], 1)])
     assert_same(found, wanted)
-    assert stats["tokens"] == sum(sum(row.trained) for row in some)
+    assert stats["tokens"] == sum(row.trained for row in some)
 
 
 def test_an_unknown_zero_stage_is_refused() -> None:

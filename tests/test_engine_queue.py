@@ -22,7 +22,7 @@ from condensegrpo.learner import devices
 from condensegrpo.samplers.transformers import TransformersSampler
 from condensegrpo.samplers.vllm.engine import VllmEngine, check_ranks
 from condensegrpo.samplers.vllm.engine_queue import EngineQueue
-from condensegrpo.samplers.vllm.tensor_parallel import LockstepEngine, Word
+from condensegrpo.samplers.vllm.tensor_parallel import Command, LockstepEngine
 
 REPLY = Generation(token_ids=(7,), logprobs=(-0.5,), finish=Finish.LENGTH)
 
@@ -186,17 +186,17 @@ def test_no_reply_comes_from_weights_that_were_dropped() -> None:
 
 @dataclass(eq=False)
 class Ranks:
-    """Two ranks as threads: what each says in a round is there for both."""
+    """Two ranks as threads: the command of each in a round is there for both."""
 
-    words: list[Word | None] = field(default_factory=lambda: [None, None])
+    commands: list[Command | None] = field(default_factory=lambda: [None, None])
     together: threading.Barrier = field(default_factory=lambda: threading.Barrier(2, timeout=20))
 
-    def exchange(self, place: int, word: Word) -> list[Word]:
-        self.words[place] = word
+    def exchange(self, index: int, command: Command) -> list[Command]:
+        self.commands[index] = command
         self.together.wait()
-        words = [word for word in self.words if word is not None]
+        commands = [command for command in self.commands if command is not None]
         self.together.wait()
-        return words
+        return commands
 
     def queues(self, engines: Sequence[StubEngine]) -> list[EngineQueue]:
         return [

@@ -28,6 +28,7 @@ from talk import (
     spelled,
     tokenizer,
 )
+from token_columns import trained_tokens
 
 from condensegrpo.algorithms import segments
 from condensegrpo.condensers.full import Full
@@ -37,12 +38,12 @@ from condensegrpo.core.errors import ConfigError, ContextOverflow
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Budget, Condensed, NamedTensors, Step
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, SpanStatus, Stop, Trajectory
-from condensegrpo.rollout.engine import Engine
-from condensegrpo.rollout.episode import run_episode
-from condensegrpo.rollout.prompt import check_pinned
-from condensegrpo.rollout.randomness import problem_draw, stream_seed
-from condensegrpo.rollout.render import Renderer
-from condensegrpo.rollout.settings import Limits, Trigger
+from condensegrpo.episodes.engine import Engine
+from condensegrpo.episodes.episode import run_episode
+from condensegrpo.episodes.prompt import check_pinned
+from condensegrpo.episodes.randomness import problem_draw, stream_seed
+from condensegrpo.episodes.render import Renderer
+from condensegrpo.episodes.settings import Limits, Trigger
 from condensegrpo.samplers.scripted import ScriptedSampler
 
 
@@ -106,7 +107,7 @@ def test_retokenisation_never_changes_what_was_sampled() -> None:
     assert spelled("hello 0") != said("hello 0")
     outputs = [token for turn in trajectory.turns for token in turn.output_ids]
     assert outputs == [token for number in range(5) for token in spelled(f"hello {number}")] + spelled("answer 5")
-    assert [token for token, flag in zip(row.token_ids, row.trained, strict=True) if flag] == outputs
+    assert trained_tokens(row) == outputs
 
 
 @settings(max_examples=40, deadline=None)
@@ -134,9 +135,7 @@ def test_every_prompt_continues_or_is_declared(
     assert all(
         turn.prompt_ids[:30] == trajectory.turns[0].prompt_ids[:30] for turn in trajectory.turns
     )  # the pinned messages
-    trained = [
-        token for row in rows(trajectory) for token, flag in zip(row.token_ids, row.trained, strict=True) if flag
-    ]
+    trained = [token for row in rows(trajectory) for token in trained_tokens(row)]
     assert trained == [token for turn in trajectory.turns for token in turn.output_ids]
 
 
@@ -732,7 +731,7 @@ def test_seeds_have_63_bits(run_seed: int, step: int, problem_id: str, sample: i
 
 
 def test_seeds_are_the_same_in_every_process() -> None:
-    code = "from condensegrpo.rollout.randomness import stream_seed; print(stream_seed(0, 7, 'gsm8k-12', 3, 0))"
+    code = "from condensegrpo.episodes.randomness import stream_seed; print(stream_seed(0, 7, 'gsm8k-12', 3, 0))"
     told = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONHASHSEED": "5"},

@@ -4,7 +4,7 @@ import pytest
 from builders import scored, trajectory, turn
 from metrics_page import unexplained
 
-from condensegrpo.evaluation.figures import evaluation, flat
+from condensegrpo.evaluation.figures import evaluation_metrics, evaluation_of
 from condensegrpo.metrics.trajectories import TrajectoryFacts, facts_of
 
 
@@ -15,7 +15,7 @@ def sample(problem: str, number: int, correct: float, *, context: int = 3, turn_
 
 def test_success_is_the_mean_over_trajectories_and_pass_at_k_the_mean_over_problems() -> None:
     samples = [sample("a", 0, 1), sample("a", 1, 0), sample("b", 0, 0), sample("b", 1, 0)]
-    result = evaluation("held-out", samples, seed=3, seconds=1.0)
+    result = evaluation_of("held-out", samples, seed=3, seconds=1.0)
     assert (result.problems, result.samples, result.seed) == (2, 2, 3)
     assert result.success == 0.25
     assert result.pass_at == {1: 0.25, 2: 0.5}  # of both samples of a, one solves it; of b none
@@ -23,17 +23,17 @@ def test_success_is_the_mean_over_trajectories_and_pass_at_k_the_mean_over_probl
 
 def test_the_order_of_the_trajectories_changes_nothing() -> None:
     samples = [sample("a", 0, 1, context=9), sample("b", 0, 0), sample("c", 0, 1)]
-    assert evaluation("x", samples, seed=0, seconds=0.0) == evaluation("x", samples[::-1], seed=0, seconds=0.0)
+    assert evaluation_of("x", samples, seed=0, seconds=0.0) == evaluation_of("x", samples[::-1], seed=0, seconds=0.0)
 
 
 def test_uneven_samples_are_refused() -> None:
     with pytest.raises(ValueError, match=r"equally many .* found \{'a': 2, 'b': 1\}"):
-        evaluation("x", [sample("a", 0, 1), sample("a", 1, 1), sample("b", 0, 1)], seed=0, seconds=0.0)
+        evaluation_of("x", [sample("a", 0, 1), sample("a", 1, 1), sample("b", 0, 1)], seed=0, seconds=0.0)
 
 
 def test_nothing_sampled_is_refused() -> None:
     with pytest.raises(ValueError, match="equally many"):
-        evaluation("x", [], seed=0, seconds=0.0)
+        evaluation_of("x", [], seed=0, seconds=0.0)
 
 
 def test_ranks_may_hand_in_uneven_shares() -> None:
@@ -41,19 +41,19 @@ def test_ranks_may_hand_in_uneven_shares() -> None:
     whole = [sample(name, n, (n + ord(name)) % 10 / 10) for name in "abcde" for n in range(3)]
     shares = [one for rank in (0, 1) for one in whole if (ord(one.problem_id) - ord("a")) % 2 == rank]
     assert shares != whole
-    assert evaluation("x", shares, seed=0, seconds=0.0) == evaluation("x", whole, seed=0, seconds=0.0)
+    assert evaluation_of("x", shares, seed=0, seconds=0.0) == evaluation_of("x", whole, seed=0, seconds=0.0)
 
 
 def test_what_turns_were_paid_is_told() -> None:
-    metrics = flat(evaluation("held-out", [sample("a", 0, 1, turn_reward=0.5)], seed=0, seconds=0.0))
+    metrics = evaluation_metrics(evaluation_of("held-out", [sample("a", 0, 1, turn_reward=0.5)], seed=0, seconds=0.0))
     assert metrics["eval/turn_reward"] == 0.5
     assert unexplained([metrics]) == set()
 
 
 def test_metrics_name_the_variant_and_leave_out_what_is_not_known() -> None:
     one_problem = [sample("a", 0, 1, context=4)]
-    held_out = flat(evaluation("held-out", one_problem, seed=0, seconds=2.0))
-    variant = flat(evaluation("K=20", one_problem, seed=0, seconds=2.0))
+    held_out = evaluation_metrics(evaluation_of("held-out", one_problem, seed=0, seconds=2.0))
+    variant = evaluation_metrics(evaluation_of("K=20", one_problem, seed=0, seconds=2.0))
     assert held_out["eval/success"] == 1
     assert held_out["eval/context_tokens"] == 4
     assert held_out["eval/seconds"] == 2  # of the evaluation; a trajectory's own are beside it
@@ -66,6 +66,6 @@ def test_metrics_name_the_variant_and_leave_out_what_is_not_known() -> None:
 def test_the_interval_is_wider_when_the_samples_of_a_problem_agree() -> None:
     agree = [sample(problem, n, float(problem in "ab")) for problem in "abcd" for n in range(4)]
     mixed = [sample(problem, n, float(n < 2)) for problem in "abcd" for n in range(4)]
-    clustered, spread = (evaluation("x", part, seed=0, seconds=0.0) for part in (agree, mixed))
+    clustered, spread = (evaluation_of("x", part, seed=0, seconds=0.0) for part in (agree, mixed))
     assert clustered.success == spread.success == 0.5
     assert clustered.success_high > spread.success_high > 0.5

@@ -22,7 +22,7 @@ from condensegrpo.config.load import load_config, validate, vary
 from condensegrpo.config.schema import Plugin, RunConfig
 from condensegrpo.config.yaml_tree import keys_of, sections_in
 from condensegrpo.core.observer import Silent
-from condensegrpo.rollout.pieces import Pieces
+from condensegrpo.episodes.pieces import Pieces
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.train import train
 

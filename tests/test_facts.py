@@ -17,8 +17,8 @@ from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Condenser, Demonstrates, Problem, Step
 from condensegrpo.core.trajectory import Stop, Trajectory
-from condensegrpo.rollout.group import problem_groups, rollout
-from condensegrpo.rollout.settings import Trigger
+from condensegrpo.episodes.group import problem_groups, rollout
+from condensegrpo.episodes.settings import Trigger
 from condensegrpo.tasks.facts import KEYS, NOISE, FactsTask
 
 FOUR_PAGES = Problem(

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from estimating import LOSSES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed import collate
@@ -14,16 +15,14 @@ from tiny import VOCABULARY, llama, qwen3, rows, segment, surrogate
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from condensegrpo.algorithms import names
 from condensegrpo.algorithms.losses import KL
 from condensegrpo.algorithms.objective import (
-    Minimised,
+    MicroBatchLoss,
     Objective,
+    ObjectiveFunction,
     ObjectiveValue,
-    PolicyLoss,
-    Share,
-    Summed,
-    Tokenwise,
+    PerToken,
+    SummedLoss,
     supervised,
 )
 from condensegrpo.algorithms.packing import PackedBatch, lay_out
@@ -31,13 +30,13 @@ from condensegrpo.learner import fused_head
 from condensegrpo.learner.logprobs import TrainedLogprobs
 
 HIDDEN = 6
-CLIPPED = Objective(loss=PolicyLoss("clipped"))
+CLIPPED = Objective(loss=LOSSES["clipped"])
 CORRECTED = replace(CLIPPED, importance_cap=1.5)
-OBJECTIVES: dict[str, Minimised] = {
+OBJECTIVES: dict[str, ObjectiveFunction] = {
     "supervised": supervised,
     **{
-        name: Objective(loss=PolicyLoss(name))
-        for name in sorted(name for name, traits in names.LOSSES.items() if not traits.whole_turns)
+        name: Objective(loss=LOSSES[name])
+        for name in sorted(name for name, plugin in LOSSES.items() if not plugin.whole_turns)
     },
     **{name: replace(CLIPPED, kl_estimator=name, kl_coefficient=0.3) for name in KL},
     "corrected": CORRECTED,
@@ -72,7 +71,7 @@ def inputs(tokens: int, *, seed: int = 0) -> tuple[Tensor, Tensor]:
     return hidden, (torch.randn(VOCABULARY, HIDDEN, generator=generator) / 2).requires_grad_()
 
 
-def plain(hidden: Tensor, weight: Tensor, share: Share, temperature: float) -> Summed:
+def plain(hidden: Tensor, weight: Tensor, share: MicroBatchLoss, temperature: float) -> SummedLoss:
     """Σ w·l the long way, all logits at once."""
     logp_TV = (hidden @ weight.t() / temperature).log_softmax(dim=-1)
     return share(logp_TV.gather(1, share.batch.target[:, None])[:, 0])
@@ -86,14 +85,14 @@ def assert_close(found: Tensor | None, wanted: Tensor | None) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6 * scale, equal_nan=True)
 
 
-def assert_equal(objective: Minimised, batch: PackedBatch, *, temperature: float = 1.0, tile: int = 4) -> None:
+def assert_equal(objective: ObjectiveFunction, batch: PackedBatch, *, temperature: float = 1.0, tile: int = 4) -> None:
     """Loss, statistics and both gradients in one pass are those of autograd, here for a loss that is doubled."""
     hidden, weight = inputs(len(batch.target))
-    wanted = plain(hidden, weight, Share(objective, batch), temperature)
+    wanted = plain(hidden, weight, MicroBatchLoss(objective, batch), temperature)
     (2 * wanted.loss).backward()
     hidden_once, weight_once = (tensor.detach().clone().requires_grad_() for tensor in (hidden, weight))
-    share = Share(Tokenwise(objective), batch)
-    found = fused_head.summed(hidden_once, weight_once, batch.target, temperature=temperature, share=share, tile=tile)
+    share = MicroBatchLoss(PerToken(objective), batch)
+    found = fused_head.summed(hidden_once, weight_once, batch.target, temperature=temperature, loss=share, tile=tile)
     (2 * found.loss).backward()
     assert found.statistics.keys() == wanted.statistics.keys()
     assert_close(found.loss.detach(), wanted.loss.detach())
@@ -112,7 +111,7 @@ def assert_equal(objective: Minimised, batch: PackedBatch, *, temperature: float
     seed=st.integers(0, 99),
 )
 def test_loss_and_gradients_are_those_of_autograd_through_all_logits(
-    objective: Minimised, tokens: int, tile: int, temperature: float, seed: int
+    objective: ObjectiveFunction, tokens: int, tile: int, temperature: float, seed: int
 ) -> None:
     assert_equal(objective, trained(tokens, seed=seed), temperature=temperature, tile=tile)
 
@@ -121,8 +120,8 @@ def test_a_loss_by_hand() -> None:
     """Two words with logits (0, 0) and the first is right: log π = −ln 2, d loss / d logits = (−½, ½)."""
     hidden, weight = torch.zeros(1, 2, requires_grad=True), torch.tensor([[3.0, 0.0], [1.0, 4.0]], requires_grad=True)
     batch = replace(collate([segment([1, 0], [1])]), weights=torch.tensor([10.0]))
-    share = Share(Tokenwise(supervised), batch)
-    found = fused_head.summed(hidden, weight, batch.target, temperature=1.0, share=share, tile=4)
+    share = MicroBatchLoss(PerToken(supervised), batch)
+    found = fused_head.summed(hidden, weight, batch.target, temperature=1.0, loss=share, tile=4)
     found.loss.backward()
     assert float(found.loss.detach()) == pytest.approx(10 * math.log(2))
     assert hidden.grad is not None
@@ -149,8 +148,8 @@ def test_a_token_that_the_sampler_gave_probability_0_adds_nothing_at_weight_0() 
     old, weights = batch.old.clone(), batch.weights.clone()
     old[5], weights[5] = -math.inf, 0.0
     hidden, weight = inputs(9)
-    share = Share(Tokenwise(CLIPPED), replace(batch, old=old, weights=weights))
-    found = fused_head.summed(hidden, weight, batch.target, temperature=1.0, share=share, tile=4)
+    share = MicroBatchLoss(PerToken(CLIPPED), replace(batch, old=old, weights=weights))
+    found = fused_head.summed(hidden, weight, batch.target, temperature=1.0, loss=share, tile=4)
     found.loss.backward()
     assert found.loss.isfinite()
     assert hidden.grad is not None
@@ -164,8 +163,8 @@ def test_a_hidden_state_that_is_not_finite_reaches_the_loss_and_no_other_token()
     batch, (hidden, weight) = trained(9), inputs(9)
     with torch.no_grad():
         hidden[5, 0] = math.nan
-    share = Share(Tokenwise(CLIPPED), batch)
-    found = fused_head.summed(hidden, weight, batch.target, temperature=1.0, share=share, tile=4)
+    share = MicroBatchLoss(PerToken(CLIPPED), batch)
+    found = fused_head.summed(hidden, weight, batch.target, temperature=1.0, loss=share, tile=4)
     found.loss.backward()
     assert found.loss.isnan()
     assert hidden.grad is not None
@@ -176,8 +175,8 @@ def test_large_logits_neither_overflow_nor_lose_a_certain_word() -> None:
     batch = replace(trained(2), target=torch.tensor([0, 1]))
     hidden = torch.tensor([[1e4] + [0.0] * (HIDDEN - 1)] * 2, requires_grad=True)
     weight = torch.eye(VOCABULARY, HIDDEN).requires_grad_()  # the first word is certain
-    share = Share(Tokenwise(supervised), batch)
-    found = fused_head.summed(hidden, weight, batch.target, temperature=1.0, share=share, tile=4)
+    share = MicroBatchLoss(PerToken(supervised), batch)
+    found = fused_head.summed(hidden, weight, batch.target, temperature=1.0, loss=share, tile=4)
     found.loss.backward()
     assert float(found.loss.detach()) == pytest.approx(1e4 * float(batch.weights[1]))
     assert hidden.grad is not None
@@ -188,8 +187,8 @@ def test_large_logits_neither_overflow_nor_lose_a_certain_word() -> None:
 
 def test_a_second_backward_is_refused() -> None:
     batch, (hidden, weight) = trained(3), inputs(3)
-    share = Share(Tokenwise(supervised), batch)
-    found = fused_head.summed(hidden, weight, batch.target, temperature=1.0, share=share, tile=4)
+    share = MicroBatchLoss(PerToken(supervised), batch)
+    found = fused_head.summed(hidden, weight, batch.target, temperature=1.0, loss=share, tile=4)
     found.loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         found.loss.backward()
@@ -197,11 +196,11 @@ def test_a_second_backward_is_refused() -> None:
 
 def test_a_frozen_head_gets_no_gradient_and_the_hidden_states_theirs() -> None:
     batch, (hidden, weight) = trained(9), inputs(9)
-    plain(hidden, weight, Share(CLIPPED, batch), 1.0).loss.backward()
+    plain(hidden, weight, MicroBatchLoss(CLIPPED, batch), 1.0).loss.backward()
     once = hidden.detach().clone().requires_grad_()
     weight = weight.detach()
-    share = Share(Tokenwise(CLIPPED), batch)
-    fused_head.summed(once, weight, batch.target, temperature=1.0, share=share, tile=4).loss.backward()
+    share = MicroBatchLoss(PerToken(CLIPPED), batch)
+    fused_head.summed(once, weight, batch.target, temperature=1.0, loss=share, tile=4).loss.backward()
     assert weight.grad is None
     torch.testing.assert_close(once.grad, hidden.grad, rtol=1e-5, atol=1e-6)
 
@@ -211,21 +210,23 @@ def test_tiles_in_bfloat16_are_added_up_in_fp32() -> None:
     batch = collate([segment([1] * 1001, range(1, 1001))])
     generator = torch.Generator().manual_seed(0)
     hidden_1 = torch.randn(1, HIDDEN, generator=generator)
-    share, gradients = Share(Tokenwise(supervised), batch), []
+    share, gradients = MicroBatchLoss(PerToken(supervised), batch), []
     for tile in (1, 1000):
         hidden = hidden_1.expand(1000, HIDDEN).bfloat16().requires_grad_()
         weight = torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(1)).bfloat16().requires_grad_()
-        fused_head.summed(hidden, weight, batch.target, temperature=1.0, share=share, tile=tile).loss.backward()
+        fused_head.summed(hidden, weight, batch.target, temperature=1.0, loss=share, tile=tile).loss.backward()
         assert weight.grad is not None
         assert weight.grad.dtype == torch.bfloat16
         gradients.append(weight.grad.float())
     exact = weight.detach().float().requires_grad_()
-    plain(hidden_1.bfloat16().float().expand(1000, HIDDEN), exact, Share(supervised, batch), 1.0).loss.backward()
+    plain(
+        hidden_1.bfloat16().float().expand(1000, HIDDEN), exact, MicroBatchLoss(supervised, batch), 1.0
+    ).loss.backward()
     for found in gradients:
         assert (found - exact.grad).norm() < 0.02 * exact.grad.norm()
 
 
-def counting(objective: Minimised, seen: list[int]) -> Minimised:
+def counting(objective: ObjectiveFunction, seen: list[int]) -> ObjectiveFunction:
     """The same objective, which notes how many tokens it is given at a time."""
 
     def noted(logp_T: Tensor, batch: PackedBatch) -> ObjectiveValue:
@@ -246,10 +247,10 @@ def test_gradients_of_whole_models_in_one_pass_are_those_of_chunks(make: Callabl
     found: list[dict[str, Tensor]] = []
     seen: list[int] = []
     objective = counting(CLIPPED, seen)
-    for one in (objective, Tokenwise(objective)):
+    for one in (objective, PerToken(objective)):
         module = TrainedLogprobs(make())
         module.head.chunk_tokens = 50
-        module(*batch.inputs, 0.9, share=Share(one, batch)).loss.backward()
+        module(*batch.inputs, 0.9, loss=MicroBatchLoss(one, batch)).loss.backward()
         found.append(gradients_of(module.policy))
     whole, *tiles = seen
     assert whole == sum(tiles) == len(batch.target)
@@ -278,7 +279,7 @@ def test_a_head_that_does_more_than_multiply_takes_the_long_way_and_is_right(
     batch, seen = collate(rows(40)), list[int]()
     module, apart = make(), make()
     objective = counting(CLIPPED, seen)
-    module(*batch.inputs, 1.0, share=Share(Tokenwise(objective), batch)).loss.backward()
+    module(*batch.inputs, 1.0, loss=MicroBatchLoss(PerToken(objective), batch)).loss.backward()
     assert seen == [len(batch.target)]
     logp_T = apart(*batch.inputs, 1.0).logp_T
     (batch.weights * CLIPPED(logp_T, batch).loss_T).sum().backward()
@@ -288,8 +289,8 @@ def test_a_head_that_does_more_than_multiply_takes_the_long_way_and_is_right(
 
 def test_an_objective_that_does_not_promise_to_look_at_tokens_alone_sees_all_of_them() -> None:
     batch, seen = collate(rows(40)), list[int]()
-    objective = counting(Objective(loss=PolicyLoss("gspo")), seen)
-    TrainedLogprobs(qwen3())(*batch.inputs, 1.0, share=Share(objective, batch)).loss.backward()
+    objective = counting(Objective(loss=LOSSES["gspo"]), seen)
+    TrainedLogprobs(qwen3())(*batch.inputs, 1.0, loss=MicroBatchLoss(objective, batch)).loss.backward()
     assert seen == [len(batch.target)]
 
 
@@ -298,14 +299,14 @@ def test_no_tensor_of_tokens_by_vocabulary_is_made_in_forward_or_backward() -> N
     some = [segment([3, 4, *range(100 * number, 100 * number + 100)], range(2, 102)) for number in range(1, 6)]
     batch = lay_out([tuple(some)])
     with Largest() as seen:
-        module(*batch.inputs, 1.0, share=Share(Tokenwise(supervised), batch)).loss.backward()
+        module(*batch.inputs, 1.0, loss=MicroBatchLoss(PerToken(supervised), batch)).loss.backward()
     assert len(batch.target) == 500
     assert seen.elements == max(fused_head.CPU_TILE * WIDE, WIDE * 8)  # a tile's logits, the gradient of the weight
 
 
 def test_rows_without_trained_tokens_give_a_loss_of_0_with_the_usual_statistics() -> None:
     batch = collate([segment([3, 4, 5], [])])
-    found = TrainedLogprobs(qwen3())(*batch.inputs, 1.0, share=Share(Tokenwise(CLIPPED), batch))
+    found = TrainedLogprobs(qwen3())(*batch.inputs, 1.0, loss=MicroBatchLoss(PerToken(CLIPPED), batch))
     found.loss.backward()
     assert float(found.loss.detach()) == 0
     assert {name: len(values) for name, values in found.statistics.items()} == dict.fromkeys(
@@ -326,7 +327,7 @@ def test_what_is_measured_before_an_update_is_bit_for_bit_what_the_update_sees(d
     batch, module = collate(rows(40)), TrainedLogprobs(qwen3().to(dtype))
     with torch.no_grad():
         measured_T = module(*batch.inputs, 0.9).logp_T
-    found = module(*batch.inputs, 0.9, share=Share(Tokenwise(CLIPPED), replace(batch, old=measured_T)))
+    found = module(*batch.inputs, 0.9, loss=MicroBatchLoss(PerToken(CLIPPED), replace(batch, old=measured_T)))
     assert measured_T.dtype == torch.float32
     assert len(measured_T) > fused_head.CPU_TILE
     assert torch.equal(found.statistics["ratio"], torch.ones(len(measured_T)))

@@ -20,9 +20,9 @@ from condensegrpo.condensers.last_k import LastK
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import NamedTensors, Problem, Step
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop, Trajectory
-from condensegrpo.rollout.engine import Engine
-from condensegrpo.rollout.group import ProblemGroup, problem_groups, rollout
-from condensegrpo.rollout.settings import Trigger
+from condensegrpo.episodes.engine import Engine
+from condensegrpo.episodes.group import ProblemGroup, problem_groups, rollout
+from condensegrpo.episodes.settings import Trigger
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.samplers.transformers import TransformersSampler
 from condensegrpo.tasks.ledger import Ledger

@@ -19,11 +19,11 @@ from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.protocols import Problem
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.evaluation.figures import evaluation
+from condensegrpo.episodes.information import AnswerProbe
+from condensegrpo.episodes.render import Renderer
+from condensegrpo.evaluation.figures import evaluation_of
 from condensegrpo.metrics.information import InformationChange, changes, description, lost, mean_curve
 from condensegrpo.metrics.trajectories import facts_of, summarise
-from condensegrpo.rollout.information import AnswerProbe
-from condensegrpo.rollout.render import Renderer
 from condensegrpo.storage.trajectories import write_trajectory
 
 PROBLEM = Problem(id="p", question="?", answer="7")
@@ -178,9 +178,9 @@ def test_metrics_have_what_the_last_context_knew_and_what_was_lost() -> None:
 
 def test_an_evaluation_has_the_curve_by_turn() -> None:
     facts = [facts_of(scored(knowing(*nats), 1.0), turn_reward=0.0) for nats in ((-1.0, -2.0), (-3.0,))]
-    assert evaluation("e", facts, seed=0, seconds=0.0).information == (-2.0, -2.0)
+    assert evaluation_of("e", facts, seed=0, seconds=0.0).information == (-2.0, -2.0)
     unmeasured = [facts_of(scored(knowing(None), 1.0), turn_reward=0.0)]
-    assert evaluation("e", unmeasured, seed=0, seconds=0.0).information == ()
+    assert evaluation_of("e", unmeasured, seed=0, seconds=0.0).information == ()
 
 
 def test_the_inspector_shows_the_curve_and_says_what_was_lost(tmp_path: Path) -> None:

@@ -15,12 +15,12 @@ from typer.testing import CliRunner, Result
 
 from condensegrpo.cli.inspect_check import breaches
 from condensegrpo.cli.inspect_trajectory import inspect_trajectory
-from condensegrpo.cli.neutral import excerpt, neutral, one_line
-from condensegrpo.cli.theme import PLAIN_WIDTH, console, signed_style
-from condensegrpo.cli.token_view import Glosses, token_grid
 from condensegrpo.core.errors import CondenseError, ConfigError, DataError, RunError, TrajectoryFileError
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.trajectory import Rejected, Score, ScoredTrajectory, Stop
+from condensegrpo.display.neutral import excerpt, neutral, one_line
+from condensegrpo.display.theme import PLAIN_WIDTH, console, signed_style
+from condensegrpo.display.token_view import Glosses, token_grid
 from condensegrpo.inspection.batches import choose, ranges, read_batch
 from condensegrpo.inspection.filters import FIELDS
 from condensegrpo.inspection.index import Index

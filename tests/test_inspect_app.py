@@ -18,7 +18,7 @@ from condensegrpo.cli.inspect_app.app import InspectorApp
 from condensegrpo.cli.inspect_app.selection import Listing, Selection, sparkline
 from condensegrpo.core.trajectory import Stop
 from condensegrpo.inspection.index import Index
-from condensegrpo.storage.credit import Credit, write_credit
+from condensegrpo.storage.credit import Credit, CreditTerm, write_credit
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import Provenance, write_trajectory
 
@@ -27,6 +27,12 @@ SAMPLED_WITH = Provenance(
 )
 REPLIES = ["<note> 3 </note>", "<note> 5 </note>", "<answer> 6 </answer>"]
 OTHER = ["<note> 3 </note>", "<note> 1 </note>", "<answer> 2 </answer>"]
+
+
+def compared(advantage: float) -> CreditTerm:
+    """The term that is behind an advantage, but for 0.05."""
+    numbers = {"R": (float(advantage > 0),), "mean": (0.5,), "deviation": (0.5**0.5,)}
+    return CreditTerm(name="N(R)", values=(advantage + 0.05,), numbers=numbers)
 
 
 def add_step(run: RunFolder, step: int, *, evaluation: str | None = None, solved: tuple[int, ...] = (0, 1)) -> None:
@@ -48,7 +54,10 @@ def add_step(run: RunFolder, step: int, *, evaluation: str | None = None, solved
     if evaluation is None:
         write_credit(
             run.credit(step),
-            [Credit(trajectory=name, advantages=(value,) * 3, weights=(0.01,) * 3) for name, value in credit.items()],
+            [
+                Credit(trajectory=name, advantages=(value,) * 3, weights=(0.01,) * 3, terms=(compared(value),))
+                for name, value in credit.items()
+            ],
         )
 
 
@@ -190,11 +199,9 @@ def test_the_tabs_show_prompt_history_reply_credit_and_the_stored_turn(screens: 
     assert "advantage +0.700 ▲ made likelier (underlined)" in reply
     assert "<note> 5 </note> <end>" in reply
     credit = " ".join(screens["credit"]["credit-text"].split())
-    assert (
-        "N(R) +0.7071 the reward against the group: (R − mean) / (deviation + ε) = (1 − 0.5) / (0.7071 + 1e-06)"
-        in credit
-    )
-    assert "advantage +0.7 grpo: N(R); these give +0.7071" in credit  # of 0.7 in the file
+    assert "group 2 trajectories, scores 1 0" in credit
+    assert "N(R) +0.75 R 1 mean 0.5 deviation 0.7071" in credit
+    assert "advantage +0.7 grpo: N(R); these give +0.75" in credit  # as if something had changed it afterwards
     assert '"added_ids": [' in screens["raw"]["raw-text"]
     assert "-0.50" in screens["ids"]["reply-text"]
 

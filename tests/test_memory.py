@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed import collate
+from token_columns import marked
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from condensegrpo.algorithms.objective import Share, Tokenwise, supervised
-from condensegrpo.core.trajectory import Segment
+from condensegrpo.algorithms.objective import MicroBatchLoss, PerToken, supervised
 from condensegrpo.learner import fused_head
 from condensegrpo.learner.activation_checkpointing import checkpoint_layers
 from condensegrpo.learner.head import ChunkedHead
@@ -326,16 +326,7 @@ def test_the_head_keeps_nothing_of_a_chunk_that_it_can_compute_again() -> None:
 @pytest.mark.parametrize("trained", [True, False])
 def test_the_one_pass_head_keeps_two_gradients_and_no_logits(trained: bool) -> None:
     hidden, weight = torch.randn(12, 8, requires_grad=True), torch.randn(64, 8).requires_grad_(trained)
-    row = Segment(
-        token_ids=(1,) * 13,
-        trained=(False,) + (True,) * 12,
-        logprobs=(0.0,) * 13,
-        advantages=(1.0,) * 13,
-        weights=(1.0,) * 13,
-        trajectory="",
-        first_turn=0,
-    )
-    batch = collate([row])
+    batch = collate([marked((1,) * 13, [False, *[True] * 12], logprob=0.0)])
     kept: list[int] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -344,7 +335,7 @@ def test_the_one_pass_head_keeps_two_gradients_and_no_logits(trained: bool) -> N
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         fused_head.summed(
-            hidden, weight, batch.target, temperature=1.0, share=Share(Tokenwise(supervised), batch), tile=4
+            hidden, weight, batch.target, temperature=1.0, loss=MicroBatchLoss(PerToken(supervised), batch), tile=4
         )
     assert sorted(size for size in kept if size > 12) == ([12 * 8, 64 * 8] if trained else [12 * 8])
 

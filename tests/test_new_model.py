@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from condensegrpo.core.messages import Message, ToolCall
+from condensegrpo.episodes.render import Renderer
 from condensegrpo.learner.new_model import new_model, new_tokenizer, save_new
 from condensegrpo.learner.settings import NewModel
-from condensegrpo.rollout.render import Renderer
 from condensegrpo.tasks.ledger import Ledger
 
 SENTENCES = ("the cat sat on the mat", "<tool>{'name': 'x'}</tool> is <result>24</result>", "12 cats and 3 mats")

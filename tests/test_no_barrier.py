@@ -16,8 +16,8 @@ from talk import Counting, agent, engine, ignore, last_count, problem, said, sho
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Problem, Step
 from condensegrpo.core.trajectory import Stop, Trajectory
-from condensegrpo.rollout.engine import Engine
-from condensegrpo.rollout.group import problem_groups, rollout
+from condensegrpo.episodes.engine import Engine
+from condensegrpo.episodes.group import problem_groups, rollout
 from condensegrpo.samplers.scripted import ScriptedSampler
 
 REPLIES = 4  # of an episode below, the answer included

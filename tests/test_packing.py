@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed import collate
+from token_columns import marked, places_of
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, one_hot
 
@@ -26,7 +27,7 @@ from condensegrpo.algorithms.packing import (
     tokens,
 )
 from condensegrpo.core.errors import LearnerError
-from condensegrpo.core.trajectory import Segment
+from condensegrpo.core.trajectory import Segment, TrainedTurn
 
 VOCABULARY = 12
 
@@ -34,16 +35,8 @@ VOCABULARY = 12
 def row(text: str, *, advantage: float = 1.0, weight: float = 0.25) -> Segment:
     """Token ids by their numbers, trained where starred: ``row("5 6 7*")``."""
     words = text.split()
-    trained = tuple(word.endswith("*") for word in words)
-    return Segment(
-        token_ids=tuple(int(word.rstrip("*")) for word in words),
-        trained=trained,
-        logprobs=tuple(-1.5 if yes else 0.0 for yes in trained),
-        advantages=tuple(advantage if yes else 0.0 for yes in trained),
-        weights=tuple(weight if yes else 0.0 for yes in trained),
-        trajectory="q/0",
-        first_turn=2,
-    )
+    ids, flags = [int(word.rstrip("*")) for word in words], [word.endswith("*") for word in words]
+    return marked(ids, flags, advantage=advantage, weight=weight, logprob=-1.5, trajectory="q/0", first_turn=2)
 
 
 def test_rows_go_longest_first_into_the_first_micro_batch_with_room() -> None:
@@ -189,22 +182,6 @@ def test_the_padding_id_is_trained_where_it_was_sampled() -> None:
     assert batch.token_ids.shape == (1, 5)
 
 
-def test_what_stands_at_untrained_places_cannot_reach_the_loss() -> None:
-    # OpenRLHF#1240: NaN · 0 = NaN at masked slots
-    planted = Segment(
-        token_ids=(1, 2, 3),
-        trained=(False, False, True),
-        logprobs=(float("nan"), float("inf"), -1.5),
-        advantages=(float("nan"), 0.0, 1.0),
-        weights=(float("inf"), float("nan"), 0.5),
-        trajectory="q/0",
-        first_turn=0,
-    )
-    batch = collate([planted])
-    found = clipped(torch.tensor([-1.5]), batch.logprobs, batch.advantages)
-    assert (batch.weights * found.loss_T).sum().item() == -0.5
-
-
 def test_types_and_shapes_are_what_a_model_takes() -> None:
     batch = collate([row("5 6 7* 8*")])
     shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in columns(batch).items()}
@@ -224,13 +201,21 @@ def test_types_and_shapes_are_what_a_model_takes() -> None:
 
 
 def test_turns_are_numbered_over_all_rows_and_told_apart_where_they_touch() -> None:
-    merged = replace(row("5 6* 7* 8 9*"), turns=(-1, 0, 1, -1, 2))
-    again = replace(row("5 6* 7"), turns=(-1, 1, -1))  # turn 1 of another trajectory
-    assert collate([merged, again]).turns.tolist() == [0, 1, 2, 3]
+    touching = tuple(
+        TrainedTurn(turn=turn, start=start, logprobs=(-1.0,) * length, advantage=1.0, weight=0.5)
+        for turn, start, length in ((0, 1, 1), (1, 2, 2), (2, 5, 1))
+    )
+    merged = replace(row("5 6* 7* 8* 9 5*"), turns=touching)
+    again = row("5 6* 7")  # its turn has the number of another trajectory's
+    assert collate([merged, again]).turns.tolist() == [0, 1, 1, 2, 3]
 
 
-def test_a_row_that_names_no_turns_is_one_turn() -> None:
-    assert collate([row("5 6* 7 8*"), row("5 6*")]).turns.tolist() == [0, 0, 1]
+def test_turns_that_overlap_or_leave_their_row_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"samples the places range\(1, 3\) of 2 tokens"):
+        replace(row("5 6*"), turns=(TrainedTurn(turn=0, start=1, logprobs=(-1.0, -1.0), advantage=1.0, weight=1.0),))
+    one = row("5 6* 7").turns[0]
+    with pytest.raises(ValueError, match="wanted them behind those of the turn before it, which end at 2"):
+        replace(row("5 6* 7"), turns=(one, one))
 
 
 def test_ratios_and_divergence_are_those_to_the_sampler_until_others_are_measured() -> None:
@@ -263,12 +248,7 @@ def test_packing_keeps_every_trained_token_and_what_predicts_it(texts: list[list
         row(" ".join(f"{token}{'*' if yes and place else ''}" for place, (token, yes) in enumerate(text)))
         for text in texts
     ]
-    wanted = [
-        (one.token_ids[place - 1], one.token_ids[place], place - 1)
-        for one in rows
-        for place, yes in enumerate(one.trained)
-        if yes
-    ]
+    wanted = [(one.token_ids[place - 1], one.token_ids[place], place - 1) for one in rows for place in places_of(one)]
     batch = collate(rows)
     source_ids = batch.token_ids[0, batch.source].tolist()
     source_positions = batch.position_ids[0, batch.source].tolist()

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from needs_vllm import needs_vllm
 
-from condensegrpo.cli.doctor_parity import sampler_findings
-from condensegrpo.cli.findings import Level
+from condensegrpo.cli.doctor_machine import Level
+from condensegrpo.cli.doctor_trials import sampler_findings
 from condensegrpo.config.load import vary
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.training.parity import BOUNDS, MOVED, Parity, Trial, configuration, trial
+from condensegrpo.training.parity import BOUNDS, MOVED, Parity, ParityTrial, parity_config, parity_trial
 
 FAULTS = """
 from condensegrpo.samplers.transformers import TransformersSampler
@@ -53,8 +53,8 @@ def held(some: Sequence[Parity]) -> list[bool]:
     return [one.holds(BOUNDS["float32", "cpu"]) for one in some]
 
 
-def try_out(name: str, tmp_path: Path) -> Trial:
-    return trial(configuration(name, {}), RunFolder.create(tmp_path / "run"))
+def try_out(name: str, tmp_path: Path) -> ParityTrial:
+    return parity_trial(parity_config(name, {}), RunFolder.create(tmp_path / "run"))
 
 
 @pytest.fixture
@@ -95,9 +95,9 @@ def test_a_sampler_sleeps_during_the_step_and_must_wake_with_the_new_weights(fau
 
 
 def test_in_bfloat16_rounding_passes_and_a_missed_update_does_not(faults: str, tmp_path: Path) -> None:
-    def found(name: str) -> Trial:
-        config = vary(configuration(name, {}), ("model.dtype=bfloat16",))
-        return trial(config, RunFolder.create(tmp_path / name.rpartition(":")[2]))
+    def found(name: str) -> ParityTrial:
+        config = vary(parity_config(name, {}), ("model.dtype=bfloat16",))
+        return parity_trial(config, RunFolder.create(tmp_path / name.rpartition(":")[2]))
 
     sound = found("transformers")
     assert sound.passed, sound
@@ -135,9 +135,9 @@ def test_the_options_of_a_configuration_are_tried(tmp_path: Path) -> None:
 
 
 def test_adapters_are_tried_as_a_run_sends_them(faults: str, tmp_path: Path) -> None:
-    def found(name: str) -> Trial:
-        config = vary(configuration(name, {}), ("model.lora.rank=4",))
-        return trial(config, RunFolder.create(tmp_path / name.rpartition(":")[2]))
+    def found(name: str) -> ParityTrial:
+        config = vary(parity_config(name, {}), ("model.lora.rank=4",))
+        return parity_trial(config, RunFolder.create(tmp_path / name.rpartition(":")[2]))
 
     assert found("transformers").passed
     assert not found(f"{faults}:Stale").passed

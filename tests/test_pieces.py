@@ -10,15 +10,15 @@ from itertools import permutations
 
 import pytest
 from chat_templates import CONTROL, FAMILIES, SMOLLM2
+from formats import TOOL_FORMATS
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from condensegrpo.core.errors import RolloutError
 from condensegrpo.core.messages import History, Message, Summary, Unit, flatten
 from condensegrpo.core.shared_sequence import shared
-from condensegrpo.rollout.encoding import TextEncoder
-from condensegrpo.rollout.render import Renderer
-from condensegrpo.rollout.toolcalls import TOOL_FORMATS
+from condensegrpo.episodes.encoding import TextEncoder
+from condensegrpo.episodes.render import Renderer
 
 CORPUS = ["be brief what is the sum of two numbers go on seen okay <think> note the result is 4 </think>"] * 40
 TOOL = {"type": "function", "function": {"name": "add", "description": "the sum", "parameters": {}}}
@@ -221,7 +221,7 @@ def test_prompts_of_another_day_are_no_reason_to_render_whole() -> None:
 
 
 def test_pieces_that_were_forgotten_are_rendered_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("condensegrpo.rollout.exchanges.KEPT", 1000)
+    monkeypatch.setattr("condensegrpo.episodes.exchanges.KEPT", 1000)
     renderer = Renderer(tokenizer(SMOLLM2))
     for turns in (1, 2, 8, 3, 40):
         assert renderer.prompt(chat(turns)) == whole(renderer).prompt(chat(turns))
@@ -265,7 +265,7 @@ def test_a_conversation_is_cut_into_its_exchanges_whichever_were_in_others() -> 
 
 
 def test_pieces_are_kept_for_all_prompts_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("condensegrpo.rollout.exchanges.KEPT", 1000)
+    monkeypatch.setattr("condensegrpo.episodes.exchanges.KEPT", 1000)
     renderer = Renderer(tokenizer(SMOLLM2))
     renderer.keep(tokens=2000)
     renderer.prompt(chat(40))

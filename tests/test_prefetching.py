@@ -1,6 +1,5 @@
 """Sampling beside the learner: real runs, killed and resumed, on one rank and on two ranks."""
 
-import copy
 import json
 import shutil
 import signal
@@ -13,24 +12,23 @@ from typing import cast
 import pytest
 from command import TINY, start, succeed
 from metrics_page import missing, unexplained
-from runs import TWO_RANKS, assert_equal_runs, one_step, sampled, wait_for
+from runs import TWO_RANKS, assert_equal_runs, first_update, one_step, sampled, wait_for
 
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.players import local_player
 from condensegrpo.assembly.runtime import open_sampler
 from condensegrpo.config.load import find_config, load_config
-from condensegrpo.config.renames import RENAMED
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import RunError
 from condensegrpo.core.observer import Silent
-from condensegrpo.rollout.player import LocalPlayer
+from condensegrpo.episodes.player import LocalPlayer
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
 from condensegrpo.training.prefetch_files import read_batches, restore_batches, write_batches
 from condensegrpo.training.prefetching import RolloutPrefetcher
-from condensegrpo.training.resume import rollout_settings, stored_settings
+from condensegrpo.training.resume import rollout_settings
 from condensegrpo.training.rollout_step import BatchFilter, BatchRollout, StepBatch, batch_filter, trajectory_writer
 from condensegrpo.training.train import batch_rollout
 
@@ -109,6 +107,7 @@ def test_two_ranks_sample_ahead_what_one_does_and_go_on(finished: Path, tmp_path
     one_step(finished, tmp_path / "two", "train.steps=2", *saving, launcher=TWO_RANKS)
     for step in (1, 2):
         assert sampled(tmp_path / "two", step) == sampled(finished, step)
+    assert first_update(tmp_path / "two") == pytest.approx(first_update(finished), rel=1e-4, abs=1e-6)
     (tmp_path / "two/checkpoints/latest").write_text("step_000001")  # with batch 2 sampled, a half on each rank
     shutil.rmtree(tmp_path / "two/checkpoints/step_000002")
     ahead = read_batches(tmp_path / "two/checkpoints/step_000001")[2]  # on one rank
@@ -229,32 +228,6 @@ def test_batches_of_a_checkpoint_are_discarded_if_the_rollout_settings_changed(p
     assert restored(rollout_settings(parts.config), 4) == []  # rollout.staleness is another
     assert len(said) == 1
     assert restored(same, 2) == []
-
-
-def test_batches_of_a_checkpoint_with_old_names_of_keys_are_restored(finished: Path) -> None:
-    """Sampled again they would be of newer weights: a run that was begun before the renaming would go another way."""
-    config = load_config(finished / "config.yaml")
-    settings = rollout_settings(config)
-    stored, values = copy.deepcopy(settings), {}
-    for old, new in RENAMED.items():
-        section, *between, last = new.split(".")
-        branch = stored.get(section)
-        for part in between:
-            branch = branch.get(part) if isinstance(branch, dict) else None
-        if isinstance(branch, dict) and last in branch:
-            values[old] = branch.pop(last)
-    for old, value in values.items():
-        section, _, key = old.partition(".")
-        stored[section][key] = value
-    for section, key in (("rollout", "limits"), ("algorithm", "advantage"), ("algorithm", "stops")):
-        stored[section].pop(key)
-    del stored["algorithm"]["on_stop"]["reward_error"]  # a stop, as reward_seconds a limit, that there was not yet
-    said: list[str] = []
-    checkpoint = finished / "checkpoints/step_000002"
-    batches = restore_batches(
-        checkpoint, settings=settings, stored_settings=stored_settings(config, stored), last_step=4, say=said.append
-    )
-    assert (sorted(batches), said) == ([3], [])
 
 
 def test_weights_that_never_arrive_are_an_error(parts: Parts) -> None:

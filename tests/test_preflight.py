@@ -137,7 +137,15 @@ def test_a_reward_that_the_estimator_cannot_learn_from_is_refused() -> None:
         (
             [
                 f"algorithm.stops.handling.{stop}=mask"
-                for stop in ("answered", "confident", "turn_limit", "context_overflow", "output_length", "format")
+                for stop in (
+                    "answered",
+                    "confident",
+                    "turn_limit",
+                    "context_overflow",
+                    "output_length",
+                    "format",
+                    "finished",
+                )
             ],
             "algorithm.stops.handling: every stop reason is masked",
         ),

@@ -17,8 +17,8 @@ from condensegrpo.assembly.learning_signal import advantage_estimator, objective
 from condensegrpo.assembly.runtime import trajectory_engine
 from condensegrpo.config.load import find_config, load_config, shipped
 from condensegrpo.core.trajectory import Stop, Turn
-from condensegrpo.rollout.episode import run_episode
-from condensegrpo.rollout.render import Renderer
+from condensegrpo.episodes.episode import run_episode
+from condensegrpo.episodes.render import Renderer
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
@@ -30,15 +30,17 @@ RECIPES = (
     *(f"search_mt_grpo_qwen3_{size}" for size in ("0.6b", "1.7b", "4b")),
     *(f"tool_use_{task}_lora" for task in ("gsm8k", "mbpp")),
 )
+SIZES = ("search_mt_grpo_qwen3_1.7b", "search_mt_grpo_qwen3_4b")  # differ from 0.6b in the model alone: not trained
+TRAINED = tuple(name for name in RECIPES if name not in SIZES)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which every recipe has been trained."""
+    """The folder in which every recipe of ``TRAINED`` has been trained."""
     folder = tmp_path_factory.mktemp("recipes")
     script = Path(__file__).with_name("train_recipes.py")
     done = subprocess.run(
-        [sys.executable, str(script), str(folder), *RECIPES],
+        [sys.executable, str(script), str(folder), *TRAINED],
         capture_output=True,
         text=True,
         env=dict(ENVIRONMENT),
@@ -67,7 +69,15 @@ def test_a_recipe_loads_and_its_learning_signal_can_be_built(name: str) -> None:
     objective(config.algorithm)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", SIZES)
+def test_recipes_of_other_sizes_differ_in_the_model_alone(name: str) -> None:
+    small, other = (load_config(find_config(recipe)) for recipe in ("search_mt_grpo_qwen3_0.6b", name))
+    assert other.model.path != small.model.path
+    model = small.model.model_copy(update={"path": other.model.path})
+    assert other == small.model_copy(update={"name": name, "model": model})
+
+
+@pytest.mark.parametrize("name", TRAINED)
 def test_a_recipe_trains(trained: Path, name: str) -> None:
     error = trained / f"{name}.error"
     assert not error.exists(), error.read_text()

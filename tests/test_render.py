@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from formats import TOOL_FORMATS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -11,8 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.messages import Message, ToolCall
-from condensegrpo.rollout.render import Renderer
-from condensegrpo.rollout.toolcalls import TOOL_FORMATS
+from condensegrpo.episodes.render import Renderer
 
 CHATML = """\
 {%- if tools %}<|im_start|>system

@@ -12,7 +12,7 @@ from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.errors import ConfigError, PluginError
 from condensegrpo.core.protocols import GroupReward, Problem, RewardResult
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.rollout.scoring import score_group
+from condensegrpo.episodes.scoring import score_group
 
 SEVEN = Problem(id="p0", question="3 + 4?", answer="7")
 MINE = '''

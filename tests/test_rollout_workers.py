@@ -25,13 +25,13 @@ from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.observer import Silent
 from condensegrpo.core.protocols import Problem, Reading, Sampler, TokenAttention
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, ScoredTrajectory, Stop
+from condensegrpo.episodes.group import ProblemGroup, problem_groups
+from condensegrpo.episodes.settings import Workers
+from condensegrpo.episodes.workers.messages import PlayReport, Setup
+from condensegrpo.episodes.workers.pool import WorkerPool
+from condensegrpo.episodes.workers.processes import ProcessHost, described
+from condensegrpo.episodes.workers.ray_actors import RayHost
 from condensegrpo.evaluation.evaluate import evaluate
-from condensegrpo.rollout.group import ProblemGroup, problem_groups
-from condensegrpo.rollout.settings import Workers
-from condensegrpo.rollout.workers.messages import PlayReport, Setup
-from condensegrpo.rollout.workers.pool import WorkerPool
-from condensegrpo.rollout.workers.processes import ProcessHost, described
-from condensegrpo.rollout.workers.ray_actors import RayHost
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import read_trajectories
 from condensegrpo.training.initial_policy import base_policy

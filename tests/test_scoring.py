@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from builders import scored, trajectory, turn, user
+from formats import TOOL_FORMATS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,8 +18,7 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import GroupReward, Problem, RewardResult
 from condensegrpo.core.trajectory import Score, Stop, Trajectory, Turn
 from condensegrpo.core.wording import counted
-from condensegrpo.rollout.scoring import score, score_group, with_score
-from condensegrpo.rollout.toolcalls import TOOL_FORMATS
+from condensegrpo.episodes.scoring import score, score_group, with_score
 
 PROBLEM = Problem(id="p0", question="3 + 4?", answer="7")
 ONE = trajectory(turn([1, 2, 3], [4]), turn([1, 2, 3, 4, 5], [6]), id="p0/3")

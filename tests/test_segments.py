@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from token_columns import columns, places_of, trained_tokens
 
 from condensegrpo.algorithms.segments import check, segments
 from condensegrpo.core.errors import PrefixBroken
 from condensegrpo.core.messages import Message
-from condensegrpo.core.trajectory import Condensation, Segment, Span, SpanStatus, Stop, Trajectory, Turn
+from condensegrpo.core.trajectory import Condensation, Segment, Span, SpanStatus, Stop, TrainedTurn, Trajectory, Turn
 
 
 def turn(prompt: Sequence[int], output: Sequence[int], *, condensed: Condensation | None = None) -> Turn:
@@ -44,7 +45,7 @@ def rows(one: Trajectory) -> tuple[Segment, ...]:
 
 
 def trained_ids(found: Sequence[Segment]) -> list[int]:
-    return [token for row in found for token, yes in zip(row.token_ids, row.trained, strict=True) if yes]
+    return [token for row in found for token in trained_tokens(row)]
 
 
 CONTINUING = (turn([1, 2], [10]), turn([1, 2, 10, 20], [11, 12]))  # 20 is a tool's answer
@@ -55,29 +56,28 @@ def test_turns_that_continue_each_other_are_one_row() -> None:
     (row,) = rows(trajectory(*CONTINUING))
     assert row == Segment(
         token_ids=(1, 2, 10, 20, 11, 12),
-        trained=(False, False, True, False, True, True),
-        logprobs=(0, 0, -0.10, 0, -0.11, -0.12),
-        advantages=(0, 0, 1, 0, 2, 2),
-        weights=(0, 0, 0.5, 0, 0.25, 0.25),
+        turns=(
+            TrainedTurn(turn=0, start=2, logprobs=(-0.10,), advantage=1, weight=0.5),
+            TrainedTurn(turn=1, start=4, logprobs=(-0.11, -0.12), advantage=2, weight=0.25),
+        ),
         trajectory="q/0",
         first_turn=0,
-        turns=(-1, -1, 0, -1, 1, 1),
     )
 
 
 def test_a_declared_condensation_opens_a_second_row() -> None:
     first, second = rows(trajectory(*CONTINUING, CONDENSED))
     assert first.token_ids == (1, 2, 10, 20, 11, 12)
-    assert (second.first_turn, second.token_ids, second.trained) == (2, (90, 91, 13), (False, False, True))
-    assert (second.advantages, second.weights) == ((0, 0, 3), (0, 0, 0.125))
-    assert second.turns == (-1, -1, 2)
+    assert (second.first_turn, second.token_ids, columns(second).trained) == (2, (90, 91, 13), (False, False, True))
+    assert (columns(second).advantages, columns(second).weights) == ((0, 0, 3), (0, 0, 0.125))
+    assert columns(second).turns == (-1, -1, 2)
 
 
 def test_turns_after_a_condensation_continue_the_new_row() -> None:
     first, second = rows(trajectory(*CONTINUING, CONDENSED, turn([90, 91, 13, 21], [14])))
     assert (first.first_turn, second.first_turn) == (0, 2)
     assert second.token_ids == (90, 91, 13, 21, 14)
-    assert second.advantages == (0, 0, 3, 0, 4)
+    assert columns(second).advantages == (0, 0, 3, 0, 4)
 
 
 def test_a_condensation_that_changed_nothing_merges_all_the_same() -> None:
@@ -96,27 +96,27 @@ def test_few_shot_assistant_messages_in_the_prompt_are_not_trained() -> None:
     # NeMo-RL#2176: assistant turns of the prompt's history trained as if they had been sampled
     few_shot = [1, 10, 11, 2]  # 10 11 look just like the sampled reply
     assert trained_ids(rows(trajectory(turn(few_shot, [10, 11])))) == [10, 11]
-    assert rows(trajectory(turn(few_shot, [10, 11])))[0].trained == (False, False, False, False, True, True)
+    assert places_of(rows(trajectory(turn(few_shot, [10, 11])))[0]) == [4, 5]
 
 
 def test_a_stop_id_that_is_also_the_padding_id_is_trained() -> None:
     # trl#4974: padding inferred from the id; here 0 pads elsewhere, ends replies and stands in prompts
     (row,) = rows(trajectory(turn([0, 5], [7, 0]), turn([0, 5, 7, 0, 6], [0])))
-    assert row.trained == (False, False, True, True, False, True)
+    assert columns(row).trained == (False, False, True, True, False, True)
 
 
 def test_the_number_of_trained_tokens_counts_gaps_out() -> None:
     # OpenRLHF#1243: tool tokens counted as response, by span instead of by sum
     (row,) = rows(trajectory(turn([1], [2]), turn([1, 2, 50, 51, 52, 53], [3])))
-    assert sum(row.trained) == 2
+    assert row.trained == 2
 
 
 def test_every_token_of_a_turn_has_its_advantage_however_long_the_turn() -> None:
     # SkyRL#1492: the advantage broadcast with the last step's mask
     long, short = turn([1], range(100, 150)), turn([9], [8], condensed=declared(1, 0))
     first, second = rows(trajectory(long, short))
-    assert set(first.advantages[1:]) == {1.0}
-    assert set(second.advantages[1:]) == {2.0}
+    assert set(columns(first).advantages[1:]) == {1.0}
+    assert set(columns(second).advantages[1:]) == {2.0}
 
 
 def test_an_undeclared_rewrite_names_turn_token_and_both_ids() -> None:
@@ -142,7 +142,7 @@ def test_a_template_that_strips_reasoning_is_an_error_until_it_is_declared() -> 
 
 def test_a_turn_that_sampled_nothing_is_context_to_its_row() -> None:
     (row,) = rows(trajectory(turn([1], []), turn([1, 2], [3])))
-    assert (row.token_ids, row.trained, row.first_turn) == ((1, 2, 3), (False, False, True), 0)
+    assert (row.token_ids, columns(row).trained, row.first_turn) == ((1, 2, 3), (False, False, True), 0)
 
 
 def test_a_row_in_which_nothing_was_sampled_is_left_out() -> None:
@@ -156,14 +156,14 @@ def test_a_trajectory_without_turns_has_no_rows() -> None:
 
 def test_a_row_of_the_advantage_table_may_be_longer_than_the_trajectory() -> None:
     (row,) = segments(trajectory(CONTINUING[0]), advantage_K=[3.0, 0.0, 0.0], weight_K=[1.0, 0.0, 0.0])
-    assert row.advantages == (0, 0, 3)
+    assert columns(row).advantages == (0, 0, 3)
 
 
 def test_turns_that_touch_are_told_apart_by_their_index() -> None:
     """By turn index, never by mask transitions: nothing stands between the two replies."""
     (row,) = rows(trajectory(turn([1, 2], [10]), turn([1, 2, 10], [11, 12])))
-    assert row.turns == (-1, -1, 0, 1, 1)
-    assert row.advantages == (0, 0, 1, 2, 2)
+    assert columns(row).turns == (-1, -1, 0, 1, 1)
+    assert columns(row).advantages == (0, 0, 1, 2, 2)
 
 
 @pytest.mark.parametrize("weight", [-0.5, math.nan, math.inf])
@@ -205,10 +205,15 @@ def test_every_sampled_token_is_trained_exactly_once_in_order(one: Trajectory) -
 def test_a_trained_token_keeps_the_context_log_probability_and_credit_of_its_turn(one: Trajectory) -> None:
     # trl#5224, Agent-R1#30: rows rebuilt from text differ from what was sampled; here they are byte-identical
     found = [
-        (row.token_ids[:place], row.token_ids[place], row.logprobs[place], row.advantages[place], row.weights[place])
+        (
+            row.token_ids[:place],
+            row.token_ids[place],
+            columns(row).logprobs[place],
+            columns(row).advantages[place],
+            columns(row).weights[place],
+        )
         for row in rows(one)
-        for place, yes in enumerate(row.trained)
-        if yes
+        for place in places_of(row)
     ]
     wanted = [
         (each.prompt_ids + each.output_ids[:place], token, each.logprobs[place], 1.0 + index, 0.5 ** (1 + index))
@@ -216,14 +221,6 @@ def test_a_trained_token_keeps_the_context_log_probability_and_credit_of_its_tur
         for place, token in enumerate(each.output_ids)
     ]
     assert found == wanted
-
-
-@settings(deadline=None, max_examples=100)
-@given(episodes())
-def test_untrained_places_carry_neither_credit_nor_probability(one: Trajectory) -> None:
-    for row in rows(one):
-        idle = [place for place, yes in enumerate(row.trained) if not yes]
-        assert all(row.logprobs[place] == row.advantages[place] == row.weights[place] == 0 for place in idle)
 
 
 @settings(deadline=None, max_examples=100)

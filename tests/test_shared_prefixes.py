@@ -96,7 +96,7 @@ def gradients_of_rows(model: PreTrainedModel, rows: Sequence[Segment]) -> dict[s
     """One plain row after another, full logits: nothing of ours but the loss."""
     model.zero_grad()
     for row in rows:
-        if any(row.trained):
+        if row.trained:
             loss(plain_logprobs(model, row), collate([row])).backward()
     return {name: tensor.grad.clone() for name, tensor in model.named_parameters() if tensor.grad is not None}
 

@@ -13,7 +13,7 @@ from condensegrpo.algorithms.credit import scores_of
 from condensegrpo.algorithms.segments import segments
 from condensegrpo.condensers.full import Full
 from condensegrpo.core.shared_sequence import SharedSequence, shared, shared_ids
-from condensegrpo.rollout.episode import run_episode
+from condensegrpo.episodes.episode import run_episode
 
 
 def test_it_is_equal_to_a_tuple_and_gives_tuples() -> None:

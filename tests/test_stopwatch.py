@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from condensegrpo.rollout.stopwatch import Stopwatch
+from condensegrpo.episodes.stopwatch import Stopwatch
 
 
 def test_stays_that_overlap_count_once() -> None:

@@ -13,8 +13,8 @@ from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Problem, Step
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.rollout.group import problem_groups, rollout
-from condensegrpo.rollout.settings import Trigger
+from condensegrpo.episodes.group import problem_groups, rollout
+from condensegrpo.episodes.settings import Trigger
 from condensegrpo.tasks.drawn import is_held_out
 from condensegrpo.tasks.stories import Stories
 

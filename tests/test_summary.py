@@ -22,6 +22,7 @@ from talk import (
     shown,
     tokenizer,
 )
+from token_columns import columns, trained_tokens
 
 from condensegrpo.algorithms import segments
 from condensegrpo.assembly.parts import build_condenser
@@ -32,10 +33,10 @@ from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import History, Message, Summary, Unit
 from condensegrpo.core.protocols import Budget, Condensed, Request, Step, Written
 from condensegrpo.core.trajectory import Finish, SamplingParams, SpanStatus, Stop, Trajectory
-from condensegrpo.rollout.engine import Engine
-from condensegrpo.rollout.episode import run_episode
-from condensegrpo.rollout.render import Renderer
-from condensegrpo.rollout.settings import Trigger
+from condensegrpo.episodes.engine import Engine
+from condensegrpo.episodes.episode import run_episode
+from condensegrpo.episodes.render import Renderer
+from condensegrpo.episodes.settings import Trigger
 from condensegrpo.samplers.scripted import ScriptedSampler
 
 ASK = "sum up"  # the whole template of most tests
@@ -155,13 +156,11 @@ def test_a_tool_result_that_reads_like_a_summary_is_summarised_like_any_other(te
 
 def test_a_summary_is_trained_exactly_once_and_like_any_other_turn(template: str) -> None:
     trajectory = condensed(talker(summing), template)
-    trained = [
-        token for row in rows(trajectory) for token, flag in zip(row.token_ids, row.trained, strict=True) if flag
-    ]
+    trained = [token for row in rows(trajectory) for token in trained_tokens(row)]
     assert trained == [token for turn in trajectory.turns for token in turn.output_ids]
     place = kinds(trajectory).index("c")
-    (row,) = [row for row in rows(trajectory) if place in row.turns]
-    assert place - 1 in row.turns, "in one row with the turn that it continues"
+    (row,) = [row for row in rows(trajectory) if place in columns(row).turns]
+    assert place - 1 in columns(row).turns, "in one row with the turn that it continues"
 
 
 def test_the_last_summary_stands_until_a_new_one_replaces_it(template: str) -> None:
@@ -286,7 +285,7 @@ def test_rejected_texts_train_nothing_and_then_old_results_are_masked(template: 
     assert told.startswith("no summary can be used: it is empty; it is empty; ")
     assert "dropped the" in told or "masked the results" in told
     outputs = [token for turn in trajectory.turns for token in turn.output_ids]
-    trained = sum(sum(row.trained) for row in rows(trajectory))
+    trained = sum(row.trained for row in rows(trajectory))
     assert trained == len(outputs)
     assert segments.check(trajectory) == ()
 

@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 from builders import trajectory, turn
 from command import ROOT, succeed
+from formats import TOOL_FORMATS
 from recipe_world import make_model
 
 from condensegrpo.assembly.build import build
@@ -16,7 +17,6 @@ from condensegrpo.config.load import load_config
 from condensegrpo.core import plugins
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Problem
-from condensegrpo.rollout.toolcalls import TOOL_FORMATS
 from condensegrpo.storage.trackers import read_metrics
 
 TASKS, TOOLS = ((ROOT / "docs" / "reference" / name).read_text(encoding="utf-8") for name in ("tasks.md", "tools.md"))

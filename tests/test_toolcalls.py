@@ -7,14 +7,16 @@ import time
 from typing import Any, NoReturn
 
 import pytest
+from formats import TOOL_FORMATS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import Message, ToolCall
-from condensegrpo.rollout import strictjson
-from condensegrpo.rollout.toolcalls import TOOL_FORMATS, ToolAnswers, Toolbox
-from condensegrpo.rollout.toolformats import (
+from condensegrpo.episodes import strictjson
+from condensegrpo.episodes.settings import ToolLimits
+from condensegrpo.episodes.toolcalls import ToolAnswers, Toolbox
+from condensegrpo.episodes.toolformats import (
     MAX_CALLS,
     Malformed,
     parsed_arguments,
@@ -95,7 +97,7 @@ def test_a_result_that_is_an_error_text_or_blank_is_no_success(returned: str, su
         return returned
 
     for tool in (add, later):
-        toolbox = Toolbox({"add": tool}, format=TAGGED, seconds=5)
+        toolbox = Toolbox({"add": tool}, format=TAGGED, limits=ToolLimits(seconds=5))
         answers = asyncio.run(toolbox.answer('<tool>{"name": "add", "args": {"a": 1}}</tool>'))
         assert (answers.attempted, answers.succeeded) == (1, succeeded)
         assert answers.messages[0].content == f"<result>{returned}</result>"
@@ -348,7 +350,7 @@ def test_what_opens_a_call_is_what_is_read(form: str) -> None:
 
 def toolbox(*tools: Any, form: str = "native", seconds: float = 5, max_chars: int = 4000) -> Toolbox:
     named = {tool.__name__: tool for tool in tools}
-    return Toolbox(named, format=TOOL_FORMATS[form], seconds=seconds, max_chars=max_chars)
+    return Toolbox(named, format=TOOL_FORMATS[form], limits=ToolLimits(seconds=seconds, max_chars=max_chars))
 
 
 def call(name: str, arguments: str = "{}") -> str:
@@ -560,9 +562,11 @@ def test_cancelling_the_rollout_cancels_its_tools() -> None:
 def test_a_hung_tool_does_not_hold_up_the_exit() -> None:
     code = (
         "import asyncio, time\n"
-        "from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox\n"
+        "from condensegrpo.episodes.settings import ToolLimits\n"
+        "from condensegrpo.episodes.toolcalls import Toolbox\n"
+        "from condensegrpo.episodes.toolformats import Native\n"
         "def hang() -> str:\n    'Hangs.'\n    time.sleep(300)\n    return ''\n"
-        "box = Toolbox({'hang': hang}, format=TOOL_FORMATS['native'], seconds=0.1)\n"
+        "box = Toolbox({'hang': hang}, format=Native(), limits=ToolLimits(seconds=0.1))\n"
         'text = \'<tool_call>{"name": "hang", "arguments": {}}</tool_call>\'\n'
         "print(asyncio.run(box.answer(text)).messages[0].content)\n"
     )
@@ -600,7 +604,7 @@ def test_a_lone_surrogate_in_a_result_becomes_text_that_can_be_saved() -> None:
 
 
 def test_schemas_carry_the_name_that_the_model_calls() -> None:
-    box = Toolbox({"plus": add}, format=NATIVE, seconds=1)
+    box = Toolbox({"plus": add}, format=NATIVE, limits=ToolLimits(seconds=1))
     assert [schema["function"]["name"] for schema in box.schemas] == ["plus"]
     assert contents(box, call("plus", '{"a": 2}')) == ["2"]
 
@@ -611,12 +615,6 @@ def test_a_tool_without_docstring_or_types_is_refused_before_the_run() -> None:
 
     with pytest.raises(PluginError, match=r"making the schema of tool 'bare'.*docstring"):
         toolbox(bare)
-
-
-@pytest.mark.parametrize(("seconds", "max_chars"), [(0, 1), (-1, 1), (1, 0)])
-def test_limits_that_allow_nothing_are_refused(seconds: float, max_chars: int) -> None:
-    with pytest.raises(ValueError, match="a toolbox needs"):
-        toolbox(add, seconds=seconds, max_chars=max_chars)
 
 
 @settings(deadline=None, max_examples=60)

@@ -17,7 +17,6 @@ from condensegrpo.assembly.build import build, build_components
 from condensegrpo.assembly.runtime import renderer_for
 from condensegrpo.attention.scorer import AttentionScorer
 from condensegrpo.cli.app import app
-from condensegrpo.cli.quiet import quiet_libraries
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core import plugins
@@ -27,8 +26,9 @@ from condensegrpo.core.messages import History, Unit
 from condensegrpo.core.observer import Observer, Silent
 from condensegrpo.core.protocols import Budget
 from condensegrpo.core.trajectory import ScoredTrajectory, Trajectory
+from condensegrpo.display.quiet import quiet_libraries
+from condensegrpo.episodes.information import AnswerProbe
 from condensegrpo.metrics.information import curve
-from condensegrpo.rollout.information import AnswerProbe
 from condensegrpo.samplers.transformers import TransformersSampler
 from condensegrpo.storage.credit import read_credit
 from condensegrpo.storage.run_folder import RunFolder

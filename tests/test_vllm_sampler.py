@@ -348,7 +348,6 @@ def test_a_request_that_vllm_refuses_does_not_affect_the_others(sampler: "VllmSa
     [
         ({"dtype": "int3"}, "int3"),
         ({"max_model_len": 1}, "at least 2"),
-        ({"kv_cache_gib": 0.1}, r"the option kv_cache_gib was renamed to engine\.kv_cache_gib"),
         ({"engine": {"kv_cache_gib": 0}}, r"the option engine\['kv_cache_gib'\] is 0, wanted greater than 0"),
         ({"engine": {"gpu_memory_utilization": 1.5}}, r"engine\['gpu_memory_utilization'\] is 1\.5, wanted at most 1"),
         ({"tensor_parallel": 2}, "Its options are"),

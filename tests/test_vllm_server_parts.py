@@ -144,11 +144,11 @@ def test_the_first_error_is_quoted_from_a_long_log(tmp_path: Path) -> None:
     child = ServerProcess(served, ServerSettings(), token="t", log=tmp_path / "log")
     lines = ["loading", "ERROR ValueError: No memory for the cache", *map(str, range(30)), "RuntimeError: see above"]
     child.log.write_text("\n".join(lines))
-    said = child.last_words().splitlines()
+    said = child.log_excerpt().splitlines()
     assert said[:2] == ["ERROR ValueError: No memory for the cache", "…"]
     assert said[2:] == lines[-12:]
     child.log.write_text("\n".join(lines[-5:]))  # all of it is shown
-    assert child.last_words().splitlines() == lines[-5:]
+    assert child.log_excerpt().splitlines() == lines[-5:]
 
 
 # --- requests and replies ---------------------------------------------------------------------------------------------

@@ -445,9 +445,6 @@ def test_a_closed_sampler_is_an_error_and_closes_twice(folder: str, shape: dict[
         ({"replicas": 0}, "the option replicas is 0, wanted at least 1"),
         ({"urls": "http://here"}, "wanted a list"),
         ({"requests": {"retries": -1}}, r"the option requests\['retries'\] is -1, wanted at least 0"),
-        ({"retries": 5}, r"the option retries was renamed to requests\.retries"),
-        ({"weights_dir": "here"}, r"the option weights_dir was renamed to server\.weights"),
-        ({"request_seconds": 5}, r"the option request_seconds was renamed to requests\.seconds"),
         ({"urls": ["here:8000"]}, "wanted addresses such as http"),
         (
             {"server": {"gpu_memory": 0.5}},

@@ -14,13 +14,13 @@ from condensegrpo.core.errors import PluginError
 from condensegrpo.core.protocols import Problem, Reward, RewardResult, TurnReward
 from condensegrpo.core.reward_parts import RewardPart
 from condensegrpo.core.trajectory import ScoredTrajectory, Stop, Trajectory
+from condensegrpo.episodes.scoring import score
 from condensegrpo.rewards.correct import Correct
 from condensegrpo.rewards.format import Format
 from condensegrpo.rewards.inverse_max_context import InverseMaxContext
 from condensegrpo.rewards.tool_calls import ToolCalls
 from condensegrpo.rewards.tool_execution import ToolExecution
 from condensegrpo.rewards.weighted_sum import WeightedSum
-from condensegrpo.rollout.scoring import score
 
 SEVEN = Problem(id="p0", question="3 + 4?", answer="7")
 

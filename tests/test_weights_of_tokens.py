@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
+from estimating import LOSSES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from condensegrpo.algorithms.losses import (
-    LOSSES,
     WEIGHTS,
     Totals,
     share_of_summaries,

@@ -5,14 +5,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from condensegrpo.planning.formulas import Part, Weights
-from condensegrpo.planning.zero import BUCKET, GATHERED, MOMENTS, Device, Held, held
+from condensegrpo.planning.zero import BUCKET, GATHERED, MOMENTS, DeepSpeedMemory, Device, deepspeed_memory
 
 WHOLE = Weights(trainable=1000, frozen=0, element=4)
 NARROW = Weights(trainable=1000, frozen=0, element=2)
 
 
-def of(weights: Weights, stage: int, *, ranks: int = 1, device: Device = "gpu", several: bool = True) -> Held:
-    return held(weights, stage=stage, ranks=ranks, device=device, embedding=100, several=several)
+def of(
+    weights: Weights, stage: int, *, ranks: int = 1, device: Device = "gpu", several: bool = True
+) -> DeepSpeedMemory:
+    return deepspeed_memory(weights, stage=stage, ranks=ranks, device=device, embedding=100, several=several)
 
 
 def total(parts: tuple[Part, ...]) -> int:
@@ -69,7 +71,7 @@ def test_gloo_reduces_a_copy() -> None:
 
 def test_buckets_and_gathered_weights_have_an_end() -> None:
     large = Weights(trainable=8 * 10**9, frozen=0, element=2)
-    found = held(large, stage=3, ranks=8, device="gpu", embedding=10**9, several=True)
+    found = deepspeed_memory(large, stage=3, ranks=8, device="gpu", embedding=10**9, several=True)
     assert found.always[-1] == Part("bucket", 2 * BUCKET)
     assert found.forward == (Part("gathered weights", 2 * GATHERED),)
 
@@ -113,7 +115,7 @@ def test_more_ranks_and_later_stages_never_hold_more_for_good(
     weights = Weights(trainable=parameters, frozen=0, element=element)
 
     def lasting(stage: int, ranks: int) -> int:
-        found = held(weights, stage=stage, ranks=ranks, device=device, embedding=100, several=True)
+        found = deepspeed_memory(weights, stage=stage, ranks=ranks, device=device, embedding=100, several=True)
         return sum(part.bytes for part in found.always if part.name != "bucket")
 
     assert lasting(stage, 2 * ranks) <= lasting(stage, ranks)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from token_columns import marked, places_of
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers import models as token_models
 from torch import Tensor
@@ -79,16 +80,8 @@ def segment(
     logprob: float = -1.0,
 ) -> Segment:
     """A row whose tokens at the places ``trained`` are trained."""
-    flags = tuple(place in trained for place in range(len(token_ids)))
-    return Segment(
-        token_ids=tuple(token_ids),
-        trained=flags,
-        logprobs=tuple(logprob if flag else 0.0 for flag in flags),
-        advantages=tuple(advantage if flag else 0.0 for flag in flags),
-        weights=tuple(weight if flag else 0.0 for flag in flags),
-        trajectory="t",
-        first_turn=0,
-    )
+    flags = [place in trained for place in range(len(token_ids))]
+    return marked(token_ids, flags, weight=weight, advantage=advantage, logprob=logprob)
 
 
 def rows(count: int, *, seed: int = 0, weight: float = 0.01) -> list[Segment]:
@@ -120,8 +113,7 @@ def plain_logprobs(model: PreTrainedModel, row: Segment, *, temperature: float =
     """The same numbers the long way: one row alone, all logits, log-softmax, gather."""
     logits = model(input_ids=torch.tensor([row.token_ids]), use_cache=False).logits[0].float() / temperature
     everything = logits.log_softmax(dim=-1)
-    places = [place for place, flag in enumerate(row.trained) if flag]
-    return torch.stack([everything[place - 1, row.token_ids[place]] for place in places])
+    return torch.stack([everything[place - 1, row.token_ids[place]] for place in places_of(row)])
 
 
 def surrogate(logp_T: Tensor, batch: PackedBatch) -> Tensor:
@@ -141,5 +133,5 @@ def surrogate_step(logp_T: Tensor, batch: PackedBatch) -> Tensor:
 
 def with_kl_weights(row: Segment) -> Segment:
     """The row with weights of KL terms that are not in proportion to those of losses."""
-    weights = (weight * (place % 3) for place, weight in enumerate(row.weights))
-    return replace(row, kl_weights=tuple(weights))
+    turns = (replace(turn, kl_weight=turn.weight * (turn.start % 3)) for turn in row.turns)
+    return replace(row, turns=tuple(turns))

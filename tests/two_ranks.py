@@ -18,13 +18,14 @@ from typing import cast
 import torch
 from adapters import EVERYWHERE, moved_qwen3
 from builders import scored, trajectory
+from estimating import LOSSES
 from packed import collate, hidden_and_bytes
 from tiny import forking_rows, kl_surrogate, llama, qwen3, rows, segment, surrogate, wide_llama
 from torch import Tensor
 from torch.distributed import distributed_c10d
 from transformers import PreTrainedModel
 
-from condensegrpo.algorithms.objective import Minimised, Objective, ObjectiveValue, PolicyLoss, Tokenwise
+from condensegrpo.algorithms.objective import Objective, ObjectiveFunction, ObjectiveValue, PerToken
 from condensegrpo.algorithms.packing import PackedBatch, lay_out
 from condensegrpo.algorithms.settings import StopSettings
 from condensegrpo.core.errors import LearnerError, RolloutError
@@ -58,7 +59,7 @@ def at_once(logp_T: Tensor, batch: PackedBatch) -> ObjectiveValue:
     return ObjectiveValue(loss_T=surrogate(logp_T, batch), statistics=statistics, kl_T=kl_surrogate(logp_T, batch))
 
 
-loss = Tokenwise(at_once)  # the same, a tile at a time
+loss = PerToken(at_once)  # the same, a tile at a time
 
 
 def micro_batches(some: Sequence[Segment], size: int) -> list[PackedBatch]:
@@ -66,7 +67,7 @@ def micro_batches(some: Sequence[Segment], size: int) -> list[PackedBatch]:
 
 
 def train(
-    stage: int, mine: Sequence[Sequence[PackedBatch]], objective: Minimised = loss
+    stage: int, mine: Sequence[Sequence[PackedBatch]], objective: ObjectiveFunction = loss
 ) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
     """Some steps of a fresh engine; the weights after them and the metrics of each."""
     engine = open_engine(qwen3(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
@@ -149,11 +150,11 @@ def checkpointed(folder: Path) -> None:
 
 def whole_turns(logp_T: Tensor, batch: PackedBatch) -> ObjectiveValue:
     """A loss in which a token depends on the others of its turn, wherever those are computed."""
-    return Objective(loss=PolicyLoss("gspo"), kl_coefficient=0.1)(logp_T, batch)
+    return Objective(loss=LOSSES["gspo"], kl_coefficient=0.1)(logp_T, batch)
 
 
 def steps_of_shared_rows(
-    policy: PreTrainedModel, stage: int, objective: Minimised, *, together: int
+    policy: PreTrainedModel, stage: int, objective: ObjectiveFunction, *, together: int
 ) -> tuple[dict[str, Tensor], list[dict[str, float]], list[Tensor]]:
     """Three steps on trees of uneven length, with the log-probabilities of each batch before its step."""
     engine = open_engine(
@@ -177,7 +178,7 @@ def checkpointed_wide_llama() -> PreTrainedModel:
     return policy
 
 
-SHARED_ROWS: dict[str, tuple[Callable[[], PreTrainedModel], int, Minimised]] = {
+SHARED_ROWS: dict[str, tuple[Callable[[], PreTrainedModel], int, ObjectiveFunction]] = {
     "one_key_head": (qwen3, 0, loss),
     "whole_turns": (llama, 2, whole_turns),
     "zero_3": (checkpointed_wide_llama, 3, loss),
@@ -205,11 +206,11 @@ def _late(folder: Path) -> None:
 
 
 def saved_and_resumed(folder: Path) -> None:
-    """Six steps at once, and three, a checkpoint over a leftover, a fresh engine and three more; on all ranks."""
+    """Six steps at once, and three, a checkpoint over a leftover, a fresh engine and three more; ZeRO 3, all ranks."""
     rank, checkpoints = ranks.rank(), folder / "checkpoints"
     batches = [micro_batches(rows(5, seed=step)[rank::2], 2) for step in range(6)]
-    whole, _ = train(2, batches)
-    first = open_engine(qwen3(), zero_stage=2, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    whole, _ = train(3, batches)
+    first = open_engine(qwen3(), zero_stage=3, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     for some in batches[:3]:
         optimizer_step(first, some, loss, temperature=0.9)
     if rank == 0:  # as a process of the same id would have left it
@@ -218,7 +219,7 @@ def saved_and_resumed(folder: Path) -> None:
         (stale / "rng_rank_7.pt").touch()
     path = checkpoint.save(first, checkpoints, step=3, state={"cursor": 3}, extra=_late)
     close_engine(first)
-    second = open_engine(qwen3(seed=9), zero_stage=2, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    second = open_engine(qwen3(seed=9), zero_stage=3, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     state = checkpoint.load(second, path)
     for some in batches[3:]:
         optimizer_step(second, some, loss, temperature=0.9)

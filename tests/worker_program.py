@@ -15,11 +15,11 @@ from condensegrpo.condensers.last_k import LastK
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.protocols import Attends, Budget, Condensed, Measures, Problem, Sampler, Step
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.rollout.information import AnswerProbe
-from condensegrpo.rollout.player import LocalPlayer
-from condensegrpo.rollout.workers.processes import fork_workers
-from condensegrpo.rollout.workers.remote_sampler import RemoteSampler
-from condensegrpo.rollout.workers.serving import serve
+from condensegrpo.episodes.information import AnswerProbe
+from condensegrpo.episodes.player import LocalPlayer
+from condensegrpo.episodes.workers.processes import fork_workers
+from condensegrpo.episodes.workers.remote_sampler import RemoteSampler
+from condensegrpo.episodes.workers.serving import serve
 
 
 class Misbehaving(Counting):

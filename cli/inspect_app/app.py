@@ -14,8 +14,8 @@ from condensegrpo.cli.inspect_app.layout import TABS
 from condensegrpo.cli.inspect_app.selection import Listing, Selection, fault, sparkline
 from condensegrpo.cli.inspect_app.threads import InspectorThreads
 from condensegrpo.cli.inspect_choice import Choice
-from condensegrpo.cli.neutral import neutral, one_line
 from condensegrpo.core.errors import CondenseError
+from condensegrpo.display.neutral import neutral, one_line
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.records import TrajectoryRecord
 from condensegrpo.inspection.views import READY_VIEWS, select

@@ -11,11 +11,11 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from condensegrpo.cli import theme
 from condensegrpo.cli.inspect_app.selection import Opened, fault
 from condensegrpo.cli.inspect_app.tabs import comparison
-from condensegrpo.cli.neutral import one_line
 from condensegrpo.core.errors import CondenseError
+from condensegrpo.display import theme
+from condensegrpo.display.neutral import one_line
 from condensegrpo.inspection.comparison import first_difference
 from condensegrpo.inspection.views import READY_VIEWS
 

@@ -9,12 +9,12 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.widgets import Footer, Input, OptionList, Static, TabbedContent, TabPane
 from textual.widgets.option_list import Option
 
-from condensegrpo.cli import theme
 from condensegrpo.cli.inspect_app import rows, tabs
 from condensegrpo.cli.inspect_app.selection import PAGE, Listing, Opened, Selection, fault
-from condensegrpo.cli.neutral import neutral, one_line
 from condensegrpo.core.errors import CondenseError
 from condensegrpo.core.wording import counted
+from condensegrpo.display import theme
+from condensegrpo.display.neutral import neutral, one_line
 from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.panes import raw
 from condensegrpo.inspection.records import TrajectoryRecord

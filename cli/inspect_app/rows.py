@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from condensegrpo.cli import context_bar, theme
 from condensegrpo.cli.inspect_app.selection import Opened, sparkline
-from condensegrpo.cli.inspect_tables import advantage, verdict
-from condensegrpo.cli.neutral import one_line
 from condensegrpo.core.wording import counted
+from condensegrpo.display import context_bar, theme
+from condensegrpo.display.inspect_tables import advantage, verdict
+from condensegrpo.display.neutral import one_line
 from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.records import Group, TrajectoryRecord
 from condensegrpo.inspection.views import SuccessChange

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from condensegrpo.cli.neutral import neutral
 from condensegrpo.core.errors import CondenseError, DataError
 from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.display.neutral import neutral
 from condensegrpo.inspection.batches import TrajectoryBatch, budget_of, is_training, trajectory_files
 from condensegrpo.inspection.formula import CreditFormulas
 from condensegrpo.inspection.index import Index

@@ -13,14 +13,14 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from condensegrpo.cli import context_bar, theme
-from condensegrpo.cli.context_bar import Mark
 from condensegrpo.cli.inspect_app.selection import Opened
-from condensegrpo.cli.neutral import neutral, one_line
-from condensegrpo.cli.token_view import SURPRISING, token_grid
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import SpanStatus
 from condensegrpo.core.wording import counted
+from condensegrpo.display import context_bar, theme
+from condensegrpo.display.context_bar import Mark
+from condensegrpo.display.neutral import neutral, one_line
+from condensegrpo.display.token_view import SURPRISING, token_grid
 from condensegrpo.inspection.batches import ranges
 from condensegrpo.inspection.history import HistoryPiece, PieceStatus, WordChange, difference, history
 from condensegrpo.inspection.panes import TokenView, TurnView
@@ -105,7 +105,7 @@ def raw(text: str) -> RenderableType:
 
 def _message(message: Message) -> Text:
     speaker = one_line(message.name, 24) if message.name else message.role
-    return Text.assemble((f"── {speaker}\n", theme.HEAD), neutral(message.content[:MOST]))
+    return Text.assemble((f"── {speaker}\n", theme.HEAD), neutral(message.text[:MOST]))
 
 
 def _piece(piece: HistoryPiece) -> Text:

@@ -64,7 +64,7 @@ class InspectorThreads(InspectorLayout):
     @work(thread=True, exclusive=True, group="export")
     def export(self) -> None:
         """Write a page of what is listed and of the open group, as far as a browser opens it at once."""
-        from condensegrpo.reporting.inspector_page import write_inspector
+        from condensegrpo.inspection.inspector_page import write_inspector
 
         opened, group, index = self.selection.opened, self.selection.group, self.selection.index
         if opened is None or group is None:

@@ -5,13 +5,13 @@ scored trajectories ─▶ Scores ─▶ Estimator: advantage of every turn ─�
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from condensegrpo.algorithms import names
-from condensegrpo.algorithms.advantages import ESTIMATORS
+from condensegrpo.algorithms.advantages import Batch, Estimate, EstimatorPlugin
 from condensegrpo.algorithms.segments import segments
 from condensegrpo.algorithms.settings import DEFAULT_STOPS, StopSettings
 from condensegrpo.algorithms.turn_facts import TRUNCATED, act_turns, prompt_digests, turn_sums
@@ -38,40 +38,43 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Estimator:
-    """An estimator of ``advantages.ESTIMATORS`` with its options, as a function of ``Scores``."""
+    """An estimator with its options, as a function of ``Scores``."""
 
-    name: str
+    plugin: EstimatorPlugin
     options: Mapping[str, object] = field(default_factory=dict)
 
-    def __call__(self, scores: Scores) -> Tensor:
-        """The advantage of every turn, (N, K).
+    def __call__(self, scores: Scores) -> Estimate:
+        """The advantage of every turn, (N, K), and the terms that it is the sum of, (N,) or (N, K).
 
-        The function sees act turns only, so that neither a discount nor a comparison of states depends on how often a
+        The plug-in sees act turns only, so that neither a discount nor a comparison of states depends on how often a
         history was summarised; its advantages are then spread over all turns (``Scores.act_NK``).
         """
-        given = scores._asdict()
-        columns = {column: given[column] for column in self.traits.columns}
-        act_advantage_NA = ESTIMATORS[self.name](
-            self.outcome(scores),
-            scores.turn_N,
-            scores.group_N,
-            scores.turns_N,
-            scores.result_turn_N,
-            **columns,
-            **self.options,
+        columns = {column: getattr(scores, column) for column in self.plugin.columns}
+        batch = Batch(self.outcome(scores), scores.turn_N, scores.group_N, scores.turns_N, scores.result_turn_N)
+        estimate = self.plugin(batch, **columns, **self.options)
+        spread = partial(_spread, act_NK=scores.act_NK)
+        terms = tuple(
+            term._replace(
+                value_NK=spread(term.value_NK),
+                numbers={name: spread(number) for name, number in term.numbers.items()},
+                applies_NK=None if term.applies_NK is None else spread(term.applies_NK),
+            )
+            for term in estimate.terms
         )
-        if act_advantage_NA.shape[1] == 0:
-            return act_advantage_NA.new_zeros(scores.act_NK.shape)
-        return torch.where(scores.act_NK >= 0, act_advantage_NA.gather(1, scores.act_NK.clamp(min=0)), 0.0)
-
-    @property
-    def traits(self) -> names.EstimatorTraits:
-        """What distinguishes the estimator from the others."""
-        return names.ESTIMATORS[self.name]
+        return Estimate(spread(estimate.advantage_NK), terms)
 
     def outcome(self, scores: Scores) -> Tensor:
         """The outcome that it compares within a group, float (N,): the total reward, penalties subtracted or as 0."""
-        return scores.score_N if self.traits.learns_from == "score" else scores.total_N
+        return scores.score_N if self.plugin.learns_from == "score" else scores.total_N
+
+
+def _spread(value: Tensor, act_NK: Tensor) -> Tensor:
+    """A table of act turns (N, A) as one of all turns (N, K), 0 beyond them; a number a trajectory (N,) as it is."""
+    if value.dim() == 1:
+        return value
+    if value.shape[1] == 0:
+        return value.new_zeros(act_NK.shape)
+    return torch.where(act_NK >= 0, value.gather(1, act_NK.clamp(min=0)), value.new_zeros(()))
 
 
 def split_masked(

@@ -14,8 +14,7 @@ from typing import NamedTuple, Self
 
 from torch import Tensor
 
-from condensegrpo.algorithms import names
-from condensegrpo.algorithms.losses import KL, LOSSES, MAX_DIFFERENCE, TokenLoss, importance, k3
+from condensegrpo.algorithms.losses import KL, MAX_DIFFERENCE, LossPlugin, importance, k3
 from condensegrpo.algorithms.losses.columns import difference
 from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.algorithms.settings import Level, Mode
@@ -31,11 +30,11 @@ class ObjectiveValue(NamedTuple):
 
 KL_LOSS = "kl_loss"  # statistic: what a token's KL term adds to the loss of its step
 
-Minimised = Callable[[Tensor, PackedBatch], ObjectiveValue]
+ObjectiveFunction = Callable[[Tensor, PackedBatch], ObjectiveValue]
 
 
 @dataclass(frozen=True, slots=True)
-class Tokenwise:
+class PerToken:
     """An objective in which a token's loss and statistics depend on no other token's log-probability or column.
 
     It may be applied to some tokens of a micro-batch at a time, which the learner's head does to save a pass
@@ -43,14 +42,14 @@ class Tokenwise:
     of whole turns do, must not be wrapped in it.
     """
 
-    objective: Minimised
+    objective: ObjectiveFunction
 
     def __call__(self, logp_T: Tensor, batch: PackedBatch) -> ObjectiveValue:
         """The objective itself."""
         return self.objective(logp_T, batch)
 
 
-class Summed(NamedTuple):
+class SummedLoss(NamedTuple):
     """What some tokens add to the loss of their optimiser step."""
 
     loss: Tensor  # (), the sum of their weighted losses and KL terms
@@ -58,28 +57,28 @@ class Summed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Share:
+class MicroBatchLoss:
     """What a micro-batch adds to the loss of its optimiser step, as a function of its log-probabilities."""
 
-    objective: Minimised
+    objective: ObjectiveFunction
     batch: PackedBatch
 
-    def __call__(self, logp_T: Tensor) -> Summed:
+    def __call__(self, logp_T: Tensor) -> SummedLoss:
         """Σ w·l + Σ u·k over the trained tokens; u·k is the statistic ``kl_loss``, if there is a KL term."""
         value = self.objective(logp_T, self.batch)
         loss, statistics = (self.batch.weights * value.loss_T).sum(), dict(value.statistics)
         if value.kl_T is None:
-            return Summed(loss, statistics)
+            return SummedLoss(loss, statistics)
         kl_T = self.batch.kl_weights * value.kl_T
-        return Summed(loss + kl_T.sum(), statistics | {KL_LOSS: kl_T.detach()})
+        return SummedLoss(loss + kl_T.sum(), statistics | {KL_LOSS: kl_T.detach()})
 
     @property
     def divisible(self) -> bool:
         """Whether the parts of it add up to the whole."""
-        return isinstance(self.objective, Tokenwise)
+        return isinstance(self.objective, PerToken)
 
-    def part(self, start: int, stop: int) -> Self:
-        """The share of the trained tokens from ``start`` to before ``stop`` alone."""
+    def slice(self, start: int, stop: int) -> Self:
+        """The loss of the trained tokens from ``start`` to before ``stop`` alone."""
         return replace(self, batch=self.batch.trained(slice(start, stop)))
 
 
@@ -88,29 +87,12 @@ def supervised(logp_T: Tensor, batch: PackedBatch) -> ObjectiveValue:
     return ObjectiveValue(loss_T=-logp_T, statistics={})
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyLoss:
-    """A loss of ``losses.LOSSES`` with its options. All are called with the same columns."""
-
-    name: str
-    options: Mapping[str, object] = field(default_factory=dict)
-
-    def __call__(self, logp_T: Tensor, old_T: Tensor, advantage_T: Tensor, turn_T: Tensor) -> TokenLoss:
-        """The loss of every trained token; losses of single tokens do not use ``turn_T``."""
-        columns = {"turn_T": turn_T} if self.whole_turns else {}
-        return LOSSES[self.name](logp_T, old_T, advantage_T, **columns, **self.options)
-
-    @property
-    def whole_turns(self) -> bool:
-        """Whether the loss of a token depends on the other tokens of its turn."""
-        return names.LOSSES[self.name].whole_turns
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
     """A policy loss, with an importance correction before it and a KL term after it, as far as they are switched on."""
 
-    loss: PolicyLoss
+    loss: LossPlugin
+    loss_options: Mapping[str, object] = field(default_factory=dict)
     importance_cap: float = 0.0  # bound of the importance weight; 0: no correction
     importance_level: Level = "token"
     importance_mode: Mode = "truncate"
@@ -138,7 +120,7 @@ class Objective:
         where the bound changed it.
         """
         old_T = logp_T.detach() if self.first_update else batch.old
-        value = self.loss(logp_T, old_T, batch.advantages, batch.turns)
+        value = self.loss(logp_T, old_T, batch.advantages, turn_T=batch.turns, **self.loss_options)
         loss_T, detached_T = value.loss_T, logp_T.detach()
         statistics = {
             "ratio": value.ratio_T,
@@ -164,5 +146,5 @@ class Objective:
 
     @property
     def tokenwise(self) -> bool:
-        """Whether a token's loss depends on no other token, so that ``Tokenwise`` may wrap the objective."""
+        """Whether a token's loss depends on no other token, so that ``PerToken`` may wrap the objective."""
         return not (self.loss.whole_turns or (self.importance_cap and self.importance_level == "turn"))

@@ -15,7 +15,7 @@ Legend of the suffixes: ``_1S`` one row of S packed tokens, ``_T`` the trained t
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
-from typing import Self, TypeVar
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -26,7 +26,6 @@ from condensegrpo.core.errors import LearnerError
 from condensegrpo.core.trajectory import Segment
 
 Block = tuple[Segment, ...]  # rows that are laid out together; never split
-Value = TypeVar("Value", int, float)
 TREES_A_RANK = 4  # at least so many blocks for each of several ranks, so that they get equal loads
 
 
@@ -85,7 +84,14 @@ def blocks(rows: Sequence[Segment], *, max_tokens: int, share: bool, ranks: int 
     ids = [row.token_ids for row in rows]
     if ranks > 1 and longest is not None:
         max_tokens = min(max_tokens, max(len(longest.token_ids), different(ids) // (TREES_A_RANK * ranks)))
-    return tuple(tuple(rows[index] for index in group) for group in grouped(ids, max_tokens=max_tokens))
+    of_media: dict[tuple[str, ...], list[Segment]] = {}  # equal ids of different media are no common prefix
+    for row in rows:
+        of_media.setdefault(row.media, []).append(row)
+    return tuple(
+        tuple(alike[index] for index in group)
+        for alike in of_media.values()
+        for group in grouped([row.token_ids for row in alike], max_tokens=max_tokens)
+    )
 
 
 def tokens(block: Block) -> int:
@@ -231,24 +237,27 @@ def lay_out(blocks: Sequence[Block]) -> PackedBatch:
         for block, laid, start in zip(blocks, trees, starts, strict=False)
         for segment, places in zip(block, laid.places, strict=True)
     ]
-    logprobs_T = _column(_trained(segment, segment.logprobs) for segment in segments)
+    turns = [turn for segment in segments for turn in segment.turns]
+    sizes = [len(turn.logprobs) for turn in turns]
+    logprobs_T = torch.tensor([logprob for turn in turns for logprob in turn.logprobs], dtype=torch.float32)
+    kl_weights = [turn.weight if turn.kl_weight is None else turn.kl_weight for turn in turns]
     return PackedBatch(
         token_ids=_packed(laid.token_ids for laid in trees),
         position_ids=_packed(laid.positions for laid in trees),
         source=torch.tensor(
-            [start + place for segment, start, row in places for place in _trained(segment, (0, *row[:-1]))],
+            [start + row[place - 1] for segment, start, row in places for place in _trained(segment)],
             dtype=torch.int64,
         ),
         target=torch.tensor(
-            [token for segment in segments for token in _trained(segment, segment.token_ids)], dtype=torch.int64
+            [segment.token_ids[place] for segment in segments for place in _trained(segment)], dtype=torch.int64
         ),
-        turns=_turn_numbers(segments),
+        turns=torch.tensor([number for number, size in enumerate(sizes) for _ in range(size)], dtype=torch.int64),
         logprobs=logprobs_T,
         old=logprobs_T,
         reference=logprobs_T,
-        advantages=_column(_trained(segment, segment.advantages) for segment in segments),
-        weights=_column(_trained(segment, segment.weights) for segment in segments),
-        kl_weights=_column(_trained(segment, segment.kl_weights or segment.weights) for segment in segments),
+        advantages=_repeated([turn.advantage for turn in turns], sizes),
+        weights=_repeated([turn.weight for turn in turns], sizes),
+        kl_weights=_repeated(kl_weights, sizes),
     )
 
 
@@ -265,35 +274,22 @@ def _check(segments: Sequence[Segment]) -> None:
     if not segments:
         raise ValueError("a micro-batch needs at least one row; a rank without rows takes dummy()")
     for number, segment in enumerate(segments):
-        if segment.trained[:1] == (True,):
+        if segment.turns and segment.turns[0].start == 0:
             raise LearnerError(
                 f"packing row {number} (trajectory {segment.trajectory!r}, from turn {segment.first_turn}): its first "
                 f"token is to be trained and has no context, wanted at least one token of prompt before it."
             )
 
 
-def _trained(segment: Segment, column: Sequence[Value]) -> list[Value]:
-    """The entries of a column (L,) at the trained tokens."""
-    return [value for value, trained in zip(column, segment.trained, strict=True) if trained]
+def _trained(segment: Segment) -> list[int]:
+    """The places of the trained tokens of a row."""
+    return [place for turn in segment.turns for place in turn.places]
+
+
+def _repeated(values: Sequence[float], sizes: Sequence[int]) -> Tensor:
+    """The value of each turn for each of its tokens, (T,)."""
+    return torch.tensor(values, dtype=torch.float32).repeat_interleave(torch.tensor(sizes, dtype=torch.int64))
 
 
 def _packed(parts: Iterable[Sequence[int]]) -> Tensor:
     return torch.tensor([[value for part in parts for value in part]], dtype=torch.int64)
-
-
-def _turn_numbers(segments: Sequence[Segment]) -> Tensor:
-    """The number (T,) of the turn that sampled each trained token, counted over all rows."""
-    turns = [
-        (row, turn)
-        for row, segment in enumerate(segments)
-        for turn, trained in zip(
-            segment.turns or (segment.first_turn,) * len(segment.trained), segment.trained, strict=True
-        )
-        if trained
-    ]
-    number = {turn: place for place, turn in enumerate(dict.fromkeys(turns))}
-    return torch.tensor([number[turn] for turn in turns], dtype=torch.int64)
-
-
-def _column(rows: Iterable[Sequence[float]]) -> Tensor:
-    return torch.tensor([value for row in rows for value in row], dtype=torch.float32)

@@ -5,11 +5,10 @@ Token ids go in as the sampler received and returned them and come out byte-iden
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from condensegrpo.core.errors import PrefixBroken
-from condensegrpo.core.trajectory import Segment, Stop, Trajectory, Turn
+from condensegrpo.core.trajectory import Segment, Stop, TrainedTurn, Trajectory, Turn
 
 LOGPROB_SLACK = 1e-4  # nats; a log-probability rounded in low precision may lie this far above 0
 
@@ -56,13 +55,30 @@ def segments(
             f"trajectory {trajectory.id!r} has a turn whose tokens weigh {bad[0]}, wanted a finite number that is not "
             f"negative: the sign of a token's loss is its advantage's"
         )
-    rows = (
-        _segment(trajectory.id, first, turns[first:end], advantage_K[first:end], weight_K[first:end])
-        for first, end in pairwise([*_starts(turns), len(turns)])
-    )
-    if kl_weight_K is not None:
-        rows = (_with_kl_weights(row, kl_weight_K) for row in rows)
-    return tuple(row for row in rows if any(row.trained))
+    kl_weights: Sequence[float | None] = [None] * len(turns) if kl_weight_K is None else kl_weight_K
+    rows = []
+    for first, end in pairwise([*_starts(turns), len(turns)]):
+        trained = tuple(
+            TrainedTurn(
+                turn=index,
+                start=len(turns[index].prompt_ids),
+                logprobs=turns[index].logprobs,
+                advantage=float(advantage_K[index]),
+                weight=float(weight_K[index]),
+                kl_weight=kl_weights[index],
+            )
+            for index in range(first, end)
+            if turns[index].output_ids
+        )
+        if trained:
+            last = turns[end - 1]
+            token_ids = (*last.prompt_ids, *last.output_ids)
+            rows.append(
+                Segment(
+                    token_ids=token_ids, turns=trained, trajectory=trajectory.id, first_turn=first, media=last.media
+                )
+            )
+    return tuple(rows)
 
 
 def reply_row(
@@ -73,16 +89,9 @@ def reply_row(
     Args:
         logprobs: of the reply under the distribution sampled from; (): the reply was not sampled.
     """
-    zeros, context = (0.0,) * len(reply_ids), (0.0,) * len(prompt_ids)
-    return Segment(
-        token_ids=prompt_ids + reply_ids,
-        trained=(False,) * len(prompt_ids) + (True,) * len(reply_ids),
-        logprobs=context + (tuple(logprobs) or zeros),
-        advantages=context + zeros,
-        weights=context + (weight,) * len(reply_ids),
-        trajectory="",
-        first_turn=0,
-    )
+    said = tuple(logprobs) or (0.0,) * len(reply_ids)
+    turn = TrainedTurn(turn=0, start=len(prompt_ids), logprobs=said, advantage=0.0, weight=weight)
+    return Segment(token_ids=prompt_ids + reply_ids, turns=(turn,), trajectory="", first_turn=0)
 
 
 def check(trajectory: Trajectory) -> tuple[str, ...]:
@@ -118,43 +127,15 @@ def _difference(last: Turn, turn: Turn) -> int | None:
 
 
 def _prefix_broken(index: int, last: Turn, turn: Turn, position: int) -> PrefixBroken:
+    if turn.media[: len(last.media)] != last.media:
+        return PrefixBroken(
+            f"turn {index} does not continue turn {index - 1}: its prompt shows the media {list(turn.media)}, the "
+            f"earlier turn showed {list(last.media)}, and no condensation was declared there. Declare the rewrite in "
+            f"Turn.condensation."
+        )
     token = turn.prompt_ids[position] if position < len(turn.prompt_ids) else None
     wanted = (*last.prompt_ids, *last.output_ids)[position]
     return PrefixBroken.at(turn=index, position=position, wanted=wanted, found=token)
-
-
-def _segment(
-    trajectory: str, first: int, turns: Sequence[Turn], advantage_K: Sequence[float], weight_K: Sequence[float]
-) -> Segment:
-    """One row from turns that continue each other."""
-    token_ids: list[int] = []
-    trained: list[bool] = []
-    logprobs: list[float] = []
-    advantages: list[float] = []
-    weights: list[float] = []
-    sampled_in: list[int] = []
-    for index, (turn, advantage, weight) in enumerate(zip(turns, advantage_K, weight_K, strict=True), start=first):
-        context, sampled = len(turn.prompt_ids) - len(token_ids), len(turn.output_ids)
-        token_ids += (*turn.prompt_ids[len(token_ids) :], *turn.output_ids)
-        trained += [False] * context + [True] * sampled
-        logprobs += [0.0] * context + list(turn.logprobs)
-        advantages += [0.0] * context + [float(advantage)] * sampled
-        weights += [0.0] * context + [float(weight)] * sampled
-        sampled_in += [-1] * context + [index] * sampled
-    return Segment(
-        token_ids=tuple(token_ids),
-        trained=tuple(trained),
-        logprobs=tuple(logprobs),
-        advantages=tuple(advantages),
-        weights=tuple(weights),
-        trajectory=trajectory,
-        first_turn=first,
-        turns=tuple(sampled_in),
-    )
-
-
-def _with_kl_weights(row: Segment, kl_weight_K: Sequence[float]) -> Segment:
-    return replace(row, kl_weights=tuple(kl_weight_K[turn] if turn >= 0 else 0.0 for turn in row.turns))
 
 
 def _broken_prefixes(turns: Sequence[Turn]) -> Iterator[str]:

@@ -28,7 +28,7 @@ class AdvantageSettings:
     """The advantage of every turn."""
 
     estimator: str | None = None
-    """One of condensegrpo.algorithms.advantages.ESTIMATORS; null: efficient if reward.name is correct, else grpo."""
+    """An estimator of advantages; null: efficient if reward.name is correct, else grpo."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the estimator."""
     context_anchors: tuple[float, float] | None = None
@@ -42,7 +42,7 @@ class LossSettings:
     """The loss of a token."""
 
     name: str = "clipped"
-    """One of condensegrpo.algorithms.losses.LOSSES."""
+    """A loss."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the loss."""
 

@@ -52,7 +52,7 @@ def act_turns(trajectory: Trajectory) -> list[int]:
 
 
 def prompt_digests(trajectory: Trajectory) -> Iterator[bytes]:
-    """A digest of the prompt of every act turn: a prompt that continues the last one costs what it adds."""
+    """A digest of the prompt of every act turn, its media included: one that continues the last costs what it adds."""
     digest, last = blake2b(), shared_ids(())
     for turn in trajectory.turns:
         prompt = shared(turn.prompt_ids)
@@ -61,4 +61,4 @@ def prompt_digests(trajectory: Trajectory) -> Iterator[bytes]:
         digest.update(array("I", prompt[len(last) :]))
         last = prompt
         if turn.kind == "act":
-            yield digest.digest()
+            yield digest.digest() + "".join(turn.media).encode()

@@ -26,7 +26,7 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols import Condenser, Counted
-from condensegrpo.rollout.workers.ray_actors import check_installed
+from condensegrpo.episodes.workers.ray_actors import check_installed
 
 P = TypeVar("P")
 

@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from condensegrpo.algorithms.credit import Estimator
-from condensegrpo.algorithms.objective import Minimised
+from condensegrpo.algorithms.objective import ObjectiveFunction
 from condensegrpo.assembly.objects import Objects
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CondenseError, ConfigError
 from condensegrpo.core.failures import at_definition, is_ctrl_c, message_of
 from condensegrpo.core.protocols import Condenser, GroupReward, Problem, Reward, Split, Task
-from condensegrpo.rollout.toolcalls import Toolbox
+from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.sandbox.sandbox import Sandbox
 
 
@@ -26,7 +26,7 @@ class Components:
     toolbox: Toolbox
     sandbox: Sandbox  # given to the reward and the tools that run code; its process starts when one of them opens it
     estimator: Estimator  # of the advantage of every turn, (N, K)
-    objective: Minimised
+    objective: ObjectiveFunction
     objects: Objects = field(default_factory=dict)  # by the names that the configuration has for them
     evaluations: Mapping[str, "Components"] = field(default_factory=dict)  # by name, the held-out problems first
 

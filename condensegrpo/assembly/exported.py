@@ -11,9 +11,9 @@ from condensegrpo.assembly.scorers import frozen_model, names_of, open_scorers
 from condensegrpo.config.load import validate
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import apply_overrides, dump, read_yaml
+from condensegrpo.episodes.engine import Engine
+from condensegrpo.episodes.render import Renderer
 from condensegrpo.learner.policy import end_ids, load_tokenizer
-from condensegrpo.rollout.engine import Engine
-from condensegrpo.rollout.render import Renderer
 
 CONDENSER = "condenser.yaml"
 STAND_IN = "ledger"  # a configuration names a task; an exported policy acts in the world of whoever runs it
@@ -49,7 +49,8 @@ def open_engine(folder: Path | str, overrides: Sequence[str] = ()) -> Iterator[E
     source, rollout = str(config.model.path), config.rollout
     renderer = Renderer(
         load_tokenizer(source),
-        tools=toolbox.schemas if rollout.tools.format == "native" else (),
+        tools=toolbox.template_schemas,
+        tool_format=toolbox.format,
         template_options=rollout.template_options,
         stop_ids=end_ids(source),
     )

@@ -1,67 +1,64 @@
 """Builds the learning signal of a configuration: the estimator of advantages and the objective.
 
-Estimators and losses are tables of the package, not plug-ins. Every choice is tried once on toy values before a model
-is loaded.
+Both are plug-ins, whose options are validated by their signatures. Every choice is tried on made-up values before a
+model is loaded (``condensegrpo.algorithms.invariance``).
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TypeVar
 
 import torch
 
-from condensegrpo.algorithms.advantages import ESTIMATORS
-from condensegrpo.algorithms.credit import Estimator, Scores
-from condensegrpo.algorithms.losses import LOSSES
-from condensegrpo.algorithms.objective import Minimised, Objective, PolicyLoss, Tokenwise
+from condensegrpo.algorithms.advantages import EstimatorPlugin
+from condensegrpo.algorithms.credit import Estimator
+from condensegrpo.algorithms.invariance import check_estimator, check_loss
+from condensegrpo.algorithms.losses import LossPlugin
+from condensegrpo.algorithms.objective import Objective, ObjectiveFunction, PerToken
 from condensegrpo.algorithms.packing import dummy
+from condensegrpo.assembly.plugins import validated
 from condensegrpo.config.schema import AlgorithmSettings, RunConfig
-from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.suggestions import did_you_mean
+from condensegrpo.core.errors import ConfigError, PluginError, ScoreError
+from condensegrpo.core.failures import at_definition
+from condensegrpo.core.plugins import installed, load
 
-# two trajectories of one turn and one token each, on which options are tried
-TOY_SCORES = Scores(
-    total_N=torch.tensor([1.0, 0.0]),
-    score_N=torch.tensor([1.0, 0.0]),
-    correct_N=torch.tensor([1.0, 0.0]),
-    context_N=torch.tensor([8.0, 8.0]),
-    turn_N=torch.tensor([0.0, 0.0]),
-    group_N=torch.tensor([0, 0]),
-    turns_N=torch.tensor([1, 1]),
-    result_turn_N=torch.tensor([-1, -1]),
-    truncated_N=torch.tensor([False, False]),
-    state_NK=torch.tensor([[0], [0]]),
-    act_NK=torch.tensor([[0], [0]]),
-)
-COLUMNS = ("_N", "_NK", "_T")  # suffixes of the arguments that the engine supplies, not the configuration
-TOY_TOKENS = (*torch.tensor([[-1.0, -1.0], [-1.0, -1.0], [1.0, -1.0]]), torch.tensor([0, 1]))
+Plugin = TypeVar("Plugin", EstimatorPlugin, LossPlugin)
 
 
 def advantage_estimator(config: RunConfig) -> Estimator:
     """The estimator of advantages that the configuration names, or the default for its reward, with its options.
 
     Raises:
-        ConfigError: the estimator is unknown, or refuses an option.
+        PluginError: it is unknown, no estimator, or refuses an option.
+        ConfigError: one sample a problem, of which it learns nothing.
     """
-    name, options = config.estimator, config.algorithm.advantage.options
-    _check_known("algorithm.advantage.estimator", ESTIMATORS, name, options)
-    estimator = Estimator(name, config.estimator_options)
-    _try_out("algorithm.advantage.options", partial(estimator, TOY_SCORES))
+    settings, budget = config.algorithm.advantage, config.rollout.limits.max_context_tokens
+    low, high = settings.context_anchors or (budget / 16, float(budget))
+    plugin = _loaded("estimators", config.estimator, EstimatorPlugin)
+    anchors = {name: value for name, value in (("context_low", low), ("context_high", high)) if name in plugin.options}
+    where = f"setting up the estimator {config.estimator!r}"
+    options = validated(plugin.function, where, {**anchors, **settings.options}, names=plugin.options)
+    _check_group(config, plugin)
+    estimator = Estimator(plugin, options)
+    _try_out(where + at_definition(plugin.function), partial(check_estimator, estimator))
     return estimator
 
 
-def objective(algorithm: AlgorithmSettings) -> Minimised:
+def objective(algorithm: AlgorithmSettings) -> ObjectiveFunction:
     """What an optimiser step minimises: the loss, its importance correction and its KL term.
 
     Raises:
-        ConfigError: the loss is unknown, or it or the importance correction refuses an option.
+        PluginError: the loss is unknown, no loss, refuses an option, or depends on how rows are packed.
+        ConfigError: the importance correction refuses an option.
     """
-    _check_known("algorithm.loss.name", LOSSES, algorithm.loss.name, algorithm.loss.options)
-    loss = PolicyLoss(algorithm.loss.name, algorithm.loss.options)
-    _try_out("algorithm.loss.options", partial(loss, *TOY_TOKENS))
+    plugin = _loaded("losses", algorithm.loss.name, LossPlugin)
+    where = f"setting up the loss {algorithm.loss.name!r}"
+    options = validated(plugin.function, where, algorithm.loss.options, names=plugin.options)
+    _try_out(where + at_definition(plugin.function), partial(check_loss, plugin, options))
     cap = algorithm.importance.cap or 0.0  # None only where no file was loaded
     built = Objective(
-        loss=loss,
+        loss=plugin,
+        loss_options=options,
         importance_cap=cap,
         importance_level=algorithm.importance.level,
         importance_mode=algorithm.importance.mode,
@@ -69,32 +66,52 @@ def objective(algorithm: AlgorithmSettings) -> Minimised:
         kl_coefficient=algorithm.kl.coefficient,
         kl_estimator=algorithm.kl.estimator,
     )
-    _try_out("algorithm.importance", partial(built, torch.tensor([-1.0]), dummy()))
-    return Tokenwise(built) if built.tokenwise else built
-
-
-def _try_out(key: str, call: Callable[[], object]) -> None:
-    """Call a function of the maths once on toy values, so that options it refuses are found early."""
     try:
-        call()
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"checking {key}: {str(error).removesuffix('.')}.") from error
+        built(torch.tensor([-1.0]), dummy())
+    except ValueError as error:
+        raise ConfigError(f"checking algorithm.importance: {str(error).removesuffix('.')}.") from error
+    return PerToken(built) if built.tokenwise else built
 
 
-def _check_known(
-    key: str, table: Mapping[str, Callable[..., object]], name: str, options: Mapping[str, object]
-) -> None:
-    """Check that a table has a function of this name, and the function these options."""
-    if name not in table:
-        raise ConfigError(f"checking {key}: {name!r} is unknown. {did_you_mean(name, table)}Known: {', '.join(table)}.")
-    known = [
-        parameter.name
-        for parameter in inspect.signature(table[name]).parameters.values()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not parameter.name.endswith(COLUMNS)
-    ]
-    for option in options:
-        if option not in known:
-            raise ConfigError(
-                f"checking {key.rpartition('.')[0]}.options: {name} has no option {option!r}. "
-                f"{did_you_mean(option, known)}It has: {', '.join(known) or 'none'}."
-            )
+def declared(kind: str) -> Mapping[str, EstimatorPlugin | LossPlugin]:
+    """The installed estimators or losses by name, as their decorators declare them."""
+    return {point.name: load(kind, point.name) for point in installed(kind)}
+
+
+def turn_reward_estimators() -> str:
+    """The names of the installed estimators that use turn rewards, in alphabetical order."""
+    plugins = declared("estimators").items()
+    return ", ".join(name for name, plugin in plugins if getattr(plugin, "sees_turn_rewards", False))
+
+
+def _loaded(kind: str, name: str, wanted: type[Plugin]) -> Plugin:
+    plugin = load(kind, name)
+    if not isinstance(plugin, wanted):
+        decorator = "estimator" if wanted is EstimatorPlugin else "loss"
+        module = "advantages" if wanted is EstimatorPlugin else "losses"
+        raise PluginError(
+            f"setting up {name!r} of the {kind}: found {type(plugin).__name__}, wanted a function that is decorated "
+            f"with {decorator} of condensegrpo.algorithms.{module}."
+        )
+    return plugin
+
+
+def _check_group(config: RunConfig, plugin: EstimatorPlugin) -> None:
+    raw = config.algorithm.advantage.options.get("singleton") == "raw"
+    if config.train.samples_per_problem > 1 or not config.train.steps or raw:
+        return
+    able = [name for name, each in declared("estimators").items() if "singleton" in each.options]
+    chosen = "" if "singleton" in plugin.options else f"choose one of {', '.join(able)} and "
+    raise ConfigError(
+        f"checking train.samples_per_problem: found 1; the estimator {config.estimator} compares at least 2 "
+        f"trajectories a problem. Raise it, or {chosen}set algorithm.advantage.options.singleton=raw to train on the "
+        f"reward itself."
+    )
+
+
+def _try_out(where: str, check: Callable[[], None]) -> None:
+    """Call a plug-in on made-up values, so that what it refuses, or does wrong, is found before a model is loaded."""
+    try:
+        check()
+    except (TypeError, ValueError, ScoreError) as error:
+        raise PluginError(f"{where}: {str(error).removesuffix('.')}.") from error

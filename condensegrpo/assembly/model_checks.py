@@ -13,12 +13,12 @@ from condensegrpo.core.failures import Failure, message_of
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Budget, ChecksRoom, Split
 from condensegrpo.core.thread_call import result_in_thread
+from condensegrpo.episodes.boundary import asynchronous, checked_messages
+from condensegrpo.episodes.chat_template import first_rendering
+from condensegrpo.episodes.prompt import check_pinned
+from condensegrpo.episodes.render import Renderer
 from condensegrpo.learner.policy import check_heads, check_vocabulary, positions
 from condensegrpo.learner.targets import check_targets_of
-from condensegrpo.rollout.boundary import asynchronous, checked_messages
-from condensegrpo.rollout.chat_template import first_rendering
-from condensegrpo.rollout.prompt import check_pinned
-from condensegrpo.rollout.render import Renderer
 
 
 def check_model(components: Components, source: str) -> None:

@@ -14,8 +14,8 @@ from condensegrpo.core.failures import at_definition
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols import Condenser, GroupReward, Reward, Stage, Task, Tool, TurnReward
 from condensegrpo.core.reward_parts import RewardPart
-from condensegrpo.rollout.codeformat import TOOL as CODE_TOOL
-from condensegrpo.rollout.toolcalls import TOOL_FORMATS, Toolbox
+from condensegrpo.episodes.toolcalls import Toolbox
+from condensegrpo.episodes.toolformats import CallsOneTool, ToolFormat
 from condensegrpo.sandbox.sandbox import Sandbox
 
 P = TypeVar("P")
@@ -55,7 +55,7 @@ def _check_data(name: str, options: Mapping[str, object]) -> None:
 
 def shared_options(config: RunConfig) -> Iterator[tuple[str, str, object]]:
     """Options of a task that are settings of the rollout: the option, the key of the setting and its value."""
-    yield "tool_format", "rollout.tools.format", config.rollout.tools.format
+    yield "tool_format", "rollout.tools.format", _named(config.rollout.tools.format).name
     if "keep_last" in config.condenser.options:
         yield "keep_last", "condenser.options.keep_last", config.condenser.options["keep_last"]
 
@@ -147,29 +147,29 @@ def build_condenser(plugin: Plugin, objects: Objects = NO_OBJECTS) -> Condenser:
 
 def build_toolbox(config: RunConfig, sandbox: Sandbox, objects: Objects = NO_OBJECTS) -> Toolbox:
     """The tools and how the policy calls them."""
-    tools = config.rollout.tools
-    return Toolbox(
-        _tools(config, sandbox, objects),
-        format=TOOL_FORMATS[tools.format],
-        seconds=tools.seconds,
-        max_chars=tools.max_chars,
-        max_turns=tools.max_turns,
-        max_turns_per_query=tools.max_turns_per_query,
-    )
+    plugin = _named(config.rollout.tools.format)
+    built = build("tool_formats", plugin.name, plugin.options)
+    form: ToolFormat = _with_methods(built, plugin.name, "parse", "result", "instructions")
+    return Toolbox(_tools(config, form, sandbox, objects), format=form, limits=config.rollout.tools)
 
 
-def _tools(config: RunConfig, sandbox: Sandbox, objects: Objects) -> dict[str, Tool]:
+def _named(plugin: str | Plugin) -> Plugin:
+    return plugin if isinstance(plugin, Plugin) else Plugin(name=plugin)
+
+
+def _tools(config: RunConfig, form: ToolFormat, sandbox: Sandbox, objects: Objects) -> dict[str, Tool]:
     """The tools by the names that the model calls them by."""
-    named = [tool if isinstance(tool, Plugin) else Plugin(name=tool) for tool in config.rollout.tools.use]
+    named = list(map(_named, config.rollout.tools.use))
     tools = {plugin.name.rpartition(":")[2]: _tool(plugin, sandbox, objects) for plugin in named}
     if len(tools) != len(named):
         raise ConfigError(
             f"checking rollout.tools.use: two tools have one name in {[plugin.name for plugin in named]}."
         )
-    if config.rollout.tools.format == "code" and set(tools) != {CODE_TOOL}:
+    if isinstance(form, CallsOneTool) and set(tools) != {form.only_tool}:
         raise ConfigError(
-            f"checking rollout.tools.use: found {', '.join(tools) or 'none'}, and rollout.tools.format=code runs the "
-            f"tool {CODE_TOOL} and no other. Set rollout.tools.use=[{CODE_TOOL}], or another format."
+            f"checking rollout.tools.use: found {', '.join(tools) or 'none'}, and rollout.tools.format="
+            f"{_named(config.rollout.tools.format).name} runs the tool {form.only_tool} and no other. Set "
+            f"rollout.tools.use=[{form.only_tool}], or another format."
         )
     return tools
 

@@ -1,4 +1,4 @@
-"""Plays the groups of a run or an evaluation: in this process, or in the workers that ``rollout.workers`` asks for."""
+"""Plays the groups of a run or an evaluation: in this process, or in workers, as ``rollout.workers`` says."""
 
 import os
 from collections import Counter
@@ -14,16 +14,16 @@ from condensegrpo.assembly.runtime import renderer_for, trajectory_engine
 from condensegrpo.assembly.scorers import frozen_model
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.failures import Failure
-from condensegrpo.core.protocols import CallsPlugins, HoldsModel, Sampler
+from condensegrpo.core.protocols import HoldsModel, Sampler
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.core.wording import counted
-from condensegrpo.rollout.collect import OnScored
-from condensegrpo.rollout.group import ProblemGroup
-from condensegrpo.rollout.player import GroupPlayer, LocalPlayer
-from condensegrpo.rollout.settings import Workers
-from condensegrpo.rollout.workers.messages import Setup
-from condensegrpo.rollout.workers.pool import WorkerHost, WorkerPool
-from condensegrpo.rollout.workers.processes import ProcessHost
+from condensegrpo.episodes.collect import OnScored
+from condensegrpo.episodes.group import ProblemGroup
+from condensegrpo.episodes.player import GroupPlayer, LocalPlayer
+from condensegrpo.episodes.settings import Workers
+from condensegrpo.episodes.workers.messages import Setup
+from condensegrpo.episodes.workers.pool import WorkerHost, WorkerPool
+from condensegrpo.episodes.workers.processes import ProcessHost
 
 PROGRAM = "condensegrpo.assembly.worker"  # of the process that workers are forked from
 
@@ -74,7 +74,7 @@ class Players:
             pool=self._pool,
             key=next(self._keys),
             settings=settings,
-            workers=partial(_chosen(components).number, cpus=own_cpus()),
+            workers=partial(_workers_of(components).number, cpus=rank_cpus()),
         )
 
     def close(self) -> None:
@@ -128,16 +128,16 @@ class _SharingPlayer:
         return scored
 
     def counts(self) -> Mapping[str, float]:
-        """What the condensers counted since the last time it was asked.
+        """What the condensers counted since the last call.
 
         Raises:
             RuntimeError: one of a worker failed.
         """
-        own, (counted, failed) = self.local.counts(), (self.counted, self.failed)
+        local, (counted, failed) = self.local.counts(), (self.counted, self.failed)
         self.counted, self.failed = Counter(), []
         if failed:
             raise RuntimeError(f"in a rollout worker: {failed[0]}")
-        return {name: own.get(name, 0.0) + counted.get(name, 0.0) for name in {**own, **counted}}
+        return {name: local.get(name, 0.0) + counted.get(name, 0.0) for name in {**local, **counted}}
 
     @property
     def condensing_seconds(self) -> float:
@@ -148,28 +148,24 @@ class _SharingPlayer:
 def _host(workers: Workers) -> WorkerHost:
     if not workers.ray:
         return ProcessHost(PROGRAM)
-    from condensegrpo.rollout.workers.ray_actors import RayHost  # Ray is an extra
+    from condensegrpo.episodes.workers.ray_actors import RayHost  # Ray is an extra
 
     return RayHost(f"{PROGRAM}:work")
 
 
-def _chosen(components: Components) -> Workers:
+def _workers_of(components: Components) -> Workers:
     """The setting; by default no worker loads a model once more or needs an object of this process."""
     workers = components.config.rollout.workers
-    own = components.objects.keys() - {components.config.sampler.name}  # which no other process can build
-    loads = workers == Workers() and (bool(own) or _holds_model(components.condenser, components.reward))
-    return Workers(processes=0) if loads else workers
+    objects = components.objects.keys() - {components.config.sampler.name}  # no other process can build them
+    stays = bool(objects) or _holds_model(components.condenser, components.reward)
+    return Workers(processes=0) if stays and workers == Workers() else workers
 
 
 def _holds_model(*plugins: object) -> bool:
-    return any(
-        (isinstance(plugin, HoldsModel) and plugin.holds_model)
-        or (isinstance(plugin, CallsPlugins) and _holds_model(*plugin.plugins))
-        for plugin in plugins
-    )
+    return any(isinstance(plugin, HoldsModel) and plugin.holds_model for plugin in plugins)
 
 
-def own_cpus() -> int:
+def rank_cpus() -> int:
     """The CPUs of this rank: those of its machine that it may use, shared with the other ranks there."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or os.environ.get("WORLD_SIZE", "1")
     return max(len(os.sched_getaffinity(0)) // int(ranks), 1)
@@ -177,14 +173,14 @@ def own_cpus() -> int:
 
 def described_workers(components: Components) -> str:
     """Where the trajectories of a training step are played, as one line."""
-    workers, schedule, cpus = components.config.rollout.workers, components.config.train, own_cpus()
+    workers, schedule, cpus = components.config.rollout.workers, components.config.train, rank_cpus()
     groups = schedule.problems_per_step // int(os.environ.get("WORLD_SIZE", "1"))
     trajectories = groups * schedule.samples_per_problem
-    number = _chosen(components).number(groups=groups, trajectories=trajectories, cpus=cpus)
+    number = _workers_of(components).number(groups=groups, trajectories=trajectories, cpus=cpus)
     kind = "Ray actor" if workers.ray else "worker process"
     where = f"in {counted(number, kind, f'{kind}s' if workers.ray else f'{kind}es')}" if number else "in this process"
     chosen = workers == Workers()
     why = f"{counted(trajectories, 'trajectory', 'trajectories')} a step, {counted(cpus, 'CPU')}"
-    if chosen and _chosen(components) != workers:
+    if chosen and _workers_of(components) != workers:
         why = "a part is an object" if components.objects else "condenser or reward holds a model"
     return f"rollouts {where}{' of each rank' if number else ''}: {why if chosen else 'set by rollout.workers'}"

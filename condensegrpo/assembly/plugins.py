@@ -11,9 +11,9 @@ NaN is no float. A parameter without an annotation, or with one that pydantic ca
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
@@ -44,13 +44,6 @@ class ChecksOptions(Protocol):
 
     def check_options(self, **options: object) -> None:
         """Raise ValueError for a combination that it does not support."""
-
-
-@runtime_checkable
-class RenamesOptions(Protocol):
-    """A plug-in some of whose options were renamed."""
-
-    renamed_options: ClassVar[Mapping[str, str]]  # old name → new name
 
 
 def build(kind: str, name: str, options: Mapping[str, object], supplied: Mapping[str, object] = NOTHING) -> Any:  # noqa: ANN401  a plug-in is whatever its entry point names
@@ -87,6 +80,24 @@ def arguments(
     return _arguments(load(kind, name), _where(kind, name), options, supplied)
 
 
+def validated(
+    function: Callable[..., object], where: str, options: Mapping[str, object], *, names: Collection[str]
+) -> dict[str, object]:
+    """The validated options of a function that gets other arguments from elsewhere.
+
+    Args:
+        function: whose signature says which values its options take.
+        where: begins the message of an error.
+        options: from the configuration.
+        names: of the parameters that are options.
+
+    Raises:
+        PluginError: an option is unknown or missing, or a value is refused.
+    """
+    parameters = {name: each for name, each in _signature(function).parameters.items() if name in names}
+    return _checked(parameters, where + at_definition(function), options)
+
+
 def _where(kind: str, name: str) -> str:
     return f"setting up the {kind.removesuffix('s')} {name!r}"
 
@@ -111,30 +122,47 @@ def _arguments(
     """The validated arguments of a call: the options, and what is supplied where the signature has it."""
     if not callable(factory):
         raise PluginError(f"{where}: found {factory!r:.80}, wanted a class.")
-    where += at_definition(factory)
     parameters = _signature(factory).parameters
-    open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    if list(parameters)[:2] == ["trajectory", "problem"]:
+        raise PluginError(
+            f"{where}{at_definition(factory)}: it is a function. A reward is a class: give it __call__(self, "
+            f"trajectory, problem)."
+        )
     variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     named = {name: each for name, each in parameters.items() if each.kind not in variadic}
-    visible = [name for name in named if name not in supplied]
+    open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    offered = {name: value for name, value in supplied.items() if name in named}
+    return _checked(named, where + at_definition(factory), options, offered=offered, open_ended=open_ended)
+
+
+def _checked(
+    parameters: Mapping[str, inspect.Parameter],
+    where: str,
+    options: Mapping[str, object],
+    *,
+    offered: Mapping[str, object] = NOTHING,
+    open_ended: bool = False,
+) -> dict[str, object]:
+    """Options, and what is offered for parameters that they do not set, each validated by its parameter's annotation.
+
+    Args:
+        open_ended: whether options without a parameter are passed on as they are.
+    """
+    visible = [name for name in parameters if name not in offered]
     for option in options:
-        if isinstance(factory, RenamesOptions) and option in factory.renamed_options:
-            raise PluginError(f"{where}: the option {option} was renamed to {factory.renamed_options[option]}.")
-        if option not in named and not open_ended:
+        if option not in parameters and not open_ended:
             raise PluginError(
                 f"{where}: it has no option {option!r}. {did_you_mean(option, visible)}"
-                f"Its options are: {', '.join(_shown(named[name]) for name in visible) or 'none'}."
+                f"Its options are: {', '.join(_shown(parameters[name]) for name in visible) or 'none'}."
             )
-    given = {**{name: value for name, value in supplied.items() if name in named}, **options}
-    missing = [name for name, each in named.items() if each.default is each.empty and name not in given]
+    given = {**offered, **options}
+    missing = [name for name, each in parameters.items() if each.default is each.empty and name not in given]
     if missing:
-        if missing[:2] == ["trajectory", "problem"]:
-            raise PluginError(
-                f"{where}: it is a function. A reward is a class: give it __call__(self, trajectory, problem)."
-            )
         raise PluginError(f"{where}: the option {missing[0]} is missing. Its options are: {', '.join(visible)}.")
     return {
-        name: _validated(value, named[name].annotation, f"{where}: the option {name}") if name in named else value
+        name: _validated(value, parameters[name].annotation, f"{where}: the option {name}")
+        if name in parameters
+        else value
         for name, value in given.items()
     }
 

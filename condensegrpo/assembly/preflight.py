@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from condensegrpo.algorithms import names
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.demonstrations import demonstrating
+from condensegrpo.assembly.learning_signal import turn_reward_estimators
 from condensegrpo.assembly.model_checks import check_model, check_prompts
 from condensegrpo.assembly.players import described_workers
 from condensegrpo.assembly.runtime import renderer_with
@@ -68,7 +68,7 @@ def _estimator(components: Components) -> str:
     config = components.config
     chosen = config.algorithm.advantage.estimator is not None
     why = "set by algorithm.advantage.estimator" if chosen else f"the default where reward.name is {config.reward.name}"
-    total = components.estimator.traits.learns_from == "score" and config.reward.name != "correct"
+    total = components.estimator.plugin.learns_from == "score" and config.reward.name != "correct"
     return f"estimator {config.estimator}: {why}{'; its score is the total of the reward' if total else ''}"
 
 
@@ -100,10 +100,10 @@ def _check_reward(components: Components) -> None:
         raise ConfigError(
             f"checking algorithm.advantage.estimator: it is not set, and {', '.join(paying_turns)} in "
             f"reward.options.parts pays single turns, which the default {config.estimator} only logs. Set "
-            f"{names.turn_reward_estimators()}, or {config.estimator} to only log them."
+            f"{turn_reward_estimators()}, or {config.estimator} to only log them."
         )
     weight = sum(part.weight for part in parts if part.name not in paying_turns)
-    if components.estimator.traits.learns_from == "score" and weight > 1 + 1e-9:
+    if components.estimator.plugin.learns_from == "score" and weight > 1 + 1e-9:
         raise ConfigError(
             f"checking algorithm.advantage.estimator: found {config.estimator}, which takes a score in [0, 1], and the "
             f"weights in reward.options.parts sum to {weight:g}. Set algorithm.advantage.estimator=grpo, or lower the "

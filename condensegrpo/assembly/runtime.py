@@ -17,11 +17,11 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols import Measures, Sampler
 from condensegrpo.core.tracking import Tracker
+from condensegrpo.episodes.engine import Engine
+from condensegrpo.episodes.information import AnswerProbe
+from condensegrpo.episodes.render import Renderer
 from condensegrpo.learner.policy import end_ids, load_tokenizer
 from condensegrpo.learner.settings import LoraSettings
-from condensegrpo.rollout.engine import Engine
-from condensegrpo.rollout.information import AnswerProbe
-from condensegrpo.rollout.render import Renderer
 from condensegrpo.storage.trajectories import Provenance
 
 if TYPE_CHECKING:
@@ -89,7 +89,8 @@ def renderer_with(components: Components, tokenizer: "PreTrainedTokenizerBase", 
     rollout = components.config.rollout
     return Renderer(
         tokenizer,
-        tools=components.toolbox.schemas if rollout.tools.format == "native" else (),
+        tools=components.toolbox.template_schemas,
+        tool_format=components.toolbox.format,
         template_options=rollout.template_options,
         stop_ids=stop_ids,
     )

@@ -14,8 +14,8 @@ from condensegrpo.attention.scorer import AttentionScorer, VersionedAttention
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.protocols import Attends, Condenser, Measures, RanksUnits, Sampler, UnitScorer
+from condensegrpo.episodes.render import Renderer
 from condensegrpo.learner.policy import check_vocabulary, configuration, end_ids, load_tokenizer, positions
-from condensegrpo.rollout.render import Renderer
 
 POLICY, ORACLE = "policy", "leave_one_out"  # any other name is the folder or Hub id of a frozen model
 LAYERS = re.compile(r"(?P<model>.+)@(?P<layers>\d+(,\d+)*)")

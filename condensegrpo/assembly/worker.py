@@ -10,10 +10,10 @@ from condensegrpo.assembly.components import Components, problems
 from condensegrpo.assembly.players import PlayerSettings
 from condensegrpo.assembly.runtime import renderer_for, trajectory_engine
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.rollout.player import LocalPlayer
-from condensegrpo.rollout.workers.processes import fork_workers
-from condensegrpo.rollout.workers.remote_sampler import RemoteModel, RemoteSampler
-from condensegrpo.rollout.workers.serving import serve
+from condensegrpo.episodes.player import LocalPlayer
+from condensegrpo.episodes.workers.processes import fork_workers
+from condensegrpo.episodes.workers.remote_sampler import RemoteModel, RemoteSampler
+from condensegrpo.episodes.workers.serving import serve
 
 IMPORTS = ("transformers.models.auto.tokenization_auto", "condensegrpo.attention.scorer")
 

@@ -17,7 +17,7 @@ class ScoreKey(NamedTuple):
 
     def __hash__(self) -> int:
         """Differs where the newest replies differ, which is where trajectories differ."""
-        newest = self.history.units[-1].reply.content if self.history.units else ""
+        newest = self.history.units[-1].reply.text if self.history.units else ""
         return hash((len(self.history.units), newest, self.tokens, self.version))
 
 

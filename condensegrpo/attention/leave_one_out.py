@@ -13,7 +13,7 @@ from condensegrpo.attention.cache import ScoreKey, score_cache
 from condensegrpo.core.messages import History, flatten
 from condensegrpo.core.protocols import Measures
 from condensegrpo.core.shared_results import SharedResults
-from condensegrpo.rollout.render import Renderer
+from condensegrpo.episodes.render import Renderer
 
 
 class VersionedMeasures(Measures, Protocol):
@@ -32,11 +32,6 @@ class LeaveOneOut:
     renderer: Renderer  # with that model's tokenizer and chat template
     _cache: SharedResults[ScoreKey, tuple[float, ...]] = field(default_factory=score_cache, init=False)
 
-    @property
-    def plugins(self) -> Sequence[object]:
-        """The sampler."""
-        return (self.model,)
-
     async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
         """What the newest reply loses without each unit, in nats, at least 0; 0 for the newest unit itself.
 
@@ -51,7 +46,7 @@ class LeaveOneOut:
         if not history.units:
             return ()
         before = History(pinned=history.pinned, units=history.units[:-1])
-        output = self.renderer.reply_ids(history.units[-1].reply.content)
+        output = self.renderer.reply_ids(history.units[-1].reply.text)
         return (*(max(loss, 0.0) for loss in await losses(self.model, self.renderer, before, output)), 0.0)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from condensegrpo.core.messages import History
-from condensegrpo.rollout.render import Located
+from condensegrpo.episodes.render import Located
 
 MIN_TOKENS = 16  # of older units on a page, however long the pinned messages and the newest unit are
 

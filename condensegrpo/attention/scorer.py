@@ -12,7 +12,7 @@ from condensegrpo.attention.scores import unit_scores
 from condensegrpo.core.messages import History
 from condensegrpo.core.protocols import Attends, Reading
 from condensegrpo.core.shared_results import SharedResults
-from condensegrpo.rollout.render import Renderer
+from condensegrpo.episodes.render import Renderer
 
 BLANK = "N/A"  # question without content, for calibration
 WINDOW = 64  # most query tokens: half of them from the question
@@ -43,11 +43,6 @@ class AttentionScorer:
     def __post_init__(self) -> None:
         self._blank = self.renderer.text_ids(BLANK)
 
-    @property
-    def plugins(self) -> Sequence[object]:
-        """The sampler."""
-        return (self.model,)
-
     async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
         """The score of every unit, not negative; 0 for the newest, which holds the last output.
 
@@ -74,7 +69,7 @@ class AttentionScorer:
 
     def _question(self, history: History) -> tuple[int, ...]:
         """The end of the question: of the last pinned message that a user wrote."""
-        asked = next((message.content for message in reversed(history.pinned) if message.role == "user"), "")
+        asked = next((message.text for message in reversed(history.pinned) if message.role == "user"), "")
         return self.renderer.text_ids(asked)[-(self.window // 2) :] or self._blank
 
     def _reading(self, page: Page, question: tuple[int, ...]) -> Reading:

@@ -6,7 +6,7 @@ from condensegrpo.core.messages import History, Unit
 
 
 class ScriptedScorer:
-    """``ScriptedScorer(lambda unit: float("gold" in unit.reply.content))`` scores 1 for units that mention gold."""
+    """``ScriptedScorer(lambda unit: float("gold" in unit.reply.text))`` scores 1 for units that mention gold."""
 
     def __init__(self, score: Callable[[Unit], float]) -> None:
         """Set the script.
@@ -16,11 +16,6 @@ class ScriptedScorer:
         """
         self._score = score
         self.asked: list[int] = []  # number of units of each history scored
-
-    @property
-    def plugins(self) -> Sequence[object]:
-        """The script."""
-        return (self._score,)
 
     async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
         """The scripted scores."""

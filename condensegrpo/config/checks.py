@@ -1,8 +1,5 @@
 """Whether the figures of a configuration fit together. Looks at the configuration alone."""
 
-import inspect
-
-from condensegrpo.algorithms.advantages import ESTIMATORS
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 
@@ -13,7 +10,6 @@ def check_figures(config: RunConfig) -> None:
     Raises:
         ConfigError: the first pair that does not fit, with both values.
     """
-    _check_group(config)
     _check_anchors(config)
     _check_lengths(config)
     _check_trigger(config)
@@ -21,20 +17,6 @@ def check_figures(config: RunConfig) -> None:
     _check_staleness(config)
     _check_information(config)
     _check_whole_distribution(config)
-
-
-def _check_group(config: RunConfig) -> None:
-    settings = config.algorithm.advantage
-    raw = settings.options.get("singleton") == "raw"
-    if config.train.samples_per_problem > 1 or not config.train.steps or raw:
-        return
-    able = [name for name, estimator in ESTIMATORS.items() if "singleton" in inspect.signature(estimator).parameters]
-    chosen = "" if config.estimator in able else f"choose one of {', '.join(able)} and "
-    raise ConfigError(
-        f"checking train.samples_per_problem: found 1; the estimator {config.estimator} compares at least 2 "
-        f"trajectories a problem. Raise it, or {chosen}set algorithm.advantage.options.singleton=raw to train on the "
-        f"reward itself."
-    )
 
 
 def _check_anchors(config: RunConfig) -> None:

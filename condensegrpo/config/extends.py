@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from condensegrpo.algorithms.settings import LossSettings
-from condensegrpo.config.renames import refuse_renamed
 from condensegrpo.config.schema import CondenserPlugin, RewardPlugin, SamplerPlugin
-from condensegrpo.config.yaml_tree import EXTENDS, Place, read_yaml
+from condensegrpo.config.yaml_tree import EXTENDS, KeyPath, read_yaml
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.suggestions import did_you_mean
 
 Tree = dict[str, Any]
 
-PLUGINS: Mapping[Place, tuple[str, str | None]] = {  # sections with options: the key of the plug-in, its default
+PLUGINS: Mapping[KeyPath, tuple[str, str | None]] = {  # sections with options: the key of the plug-in, its default
     ("task",): ("name", None),
     ("condenser",): ("name", CondenserPlugin().name),
     ("reward",): ("name", RewardPlugin().name),
@@ -55,20 +54,20 @@ def plain(tree: object) -> Any:  # noqa: ANN401  a YAML tree
     return tree.value if isinstance(tree, Sourced) else tree
 
 
-def origins(tree: object, place: Place = ()) -> Iterator[tuple[Place, str]]:
-    """The place and the origin of every leaf."""
+def origins(tree: object, key_path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """The path of keys and the origin of every leaf."""
     if isinstance(tree, Sourced):
-        yield place, tree.origin
+        yield key_path, tree.origin
     elif isinstance(tree, dict | list):
         for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
-            yield from origins(value, (*place, str(key)))
+            yield from origins(value, (*key_path, str(key)))
 
 
 def layered(path: Path, extended_by: tuple[Path, ...] = ()) -> Tree:
     """The tree of a file on top of the files that it extends, with origins.
 
     Raises:
-        ConfigError: a file is missing or not YAML, has an old key, or extends itself.
+        ConfigError: a file is missing or not YAML, or extends itself.
     """
     chain = (*extended_by, path)
     if path.resolve() in [each.resolve() for each in extended_by]:
@@ -77,21 +76,20 @@ def layered(path: Path, extended_by: tuple[Path, ...] = ()) -> Tree:
             "Remove it from one of these files."
         )
     tree = read_yaml(path)
-    refuse_renamed(tree, f"the configuration {path}")
     result: Tree = {}
     for name in _names(path, tree.pop(EXTENDS, [])):
         result = merged(result, layered(_base(path, name), chain))
     return merged(result, {key: sourced(value, str(path)) for key, value in tree.items()})
 
 
-def merged(base: Tree, child: Tree, place: Place = ()) -> Tree:
+def merged(base: Tree, child: Tree, key_path: KeyPath = ()) -> Tree:
     """A tree with origins on top of another: mappings are merged, lists and scalars replaced.
 
     Where the child names another plug-in, the options of the base's plug-in are dropped.
     """
     result = dict(base)
     for key, value in child.items():
-        old, below = base.get(key), (*place, str(key))
+        old, below = base.get(key), (*key_path, str(key))
         if isinstance(old, dict) and isinstance(value, dict):
             result[key] = merged(_without_other_options(old, value, below), value, below)
         elif not (isinstance(old, dict) and plain(value) == {}):
@@ -99,10 +97,10 @@ def merged(base: Tree, child: Tree, place: Place = ()) -> Tree:
     return result
 
 
-def _without_other_options(base: Tree, child: Tree, place: Place) -> Tree:
-    if place not in PLUGINS:
+def _without_other_options(base: Tree, child: Tree, key_path: KeyPath) -> Tree:
+    if key_path not in PLUGINS:
         return base
-    key, default = PLUGINS[place]
+    key, default = PLUGINS[key_path]
     name = plain(base.get(key, default))
     same = name is None or plain(child.get(key, name)) == name
     return base if same else {entry: value for entry, value in base.items() if entry != "options"}

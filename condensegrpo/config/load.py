@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 from condensegrpo.config.extends import layered, plain, shipped_file, shipped_files, sourced
 from condensegrpo.config.extends import origins as origins_of
-from condensegrpo.config.renames import converted, refuse_renamed
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.config.yaml_tree import Place, apply_overrides, dump, dump_commented, parse, read_yaml
+from condensegrpo.config.yaml_tree import KeyPath, apply_overrides, dump, dump_commented, parse
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.suggestions import did_you_mean
 
@@ -36,11 +35,6 @@ def _with_origins(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[str
     return apply_overrides(tree, overrides, wrap=lambda value: sourced(value, OVERRIDE))
 
 
-def load_stored(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """The configuration that a run stored, perhaps under old names of keys; otherwise as ``load_config``."""
-    return validate(apply_overrides(converted(read_yaml(path)), overrides), source=str(path))
-
-
 def vary(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """A configuration with some ``key=value`` overrides."""
     return validate(apply_overrides(config.model_dump(mode="json"), overrides), source=f"overrides {list(overrides)}")
@@ -62,17 +56,16 @@ def dump_config(config: RunConfig) -> str:
     return dump(config.model_dump(mode="json"))
 
 
-def dump_with_origins(config: RunConfig, path: Path, overrides: Sequence[str] = (), *, stored: bool = False) -> str:
+def dump_with_origins(config: RunConfig, path: Path, overrides: Sequence[str] = ()) -> str:
     """``dump_config`` with the origin of every value as a comment: a file, an override, or the default.
 
-    ``path`` and ``overrides`` are those that gave the configuration; ``stored``: by ``load_stored``.
+    ``path`` and ``overrides`` are those that gave the configuration.
     """
-    tree = sourced(converted(read_yaml(path)), str(path)) if stored else layered(path)
-    origins = dict(origins_of(_with_origins(tree, overrides)))
+    origins = dict(origins_of(_with_origins(layered(path), overrides)))
     names = Counter(Path(origin).name for origin in set(origins.values()))
 
-    def comment(place: Place) -> str:
-        origin = origins.get(place, "default")
+    def comment(key_path: KeyPath) -> str:
+        origin = origins.get(key_path, "default")
         name = Path(origin).name
         return origin if names[name] > 1 else name  # the whole path where two files have the same name
 
@@ -91,7 +84,7 @@ def named_config(name: str, overrides: Sequence[str] = ()) -> RunConfig:
         ConfigError: as ``load_config`` and ``find_config``.
     """
     stored = Path(name) / STORED
-    return load_stored(stored, overrides) if stored.is_file() else load_config(find_config(name), overrides)
+    return load_config(stored if stored.is_file() else find_config(name), overrides)
 
 
 def config_on(device: Literal["cpu", "gpu"], name: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -137,7 +130,6 @@ def validate(tree: Mapping[str, Any], *, source: str) -> RunConfig:
     Raises:
         ConfigError: every fault on a line of its own: the key, the value found and the value wanted.
     """
-    refuse_renamed(tree, f"the configuration {source}")
     return _with_importance(parse(RunConfig, tree, source=f"the configuration {source}"))
 
 

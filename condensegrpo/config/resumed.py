@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from condensegrpo.config.load import dump_config, load_stored, validate
-from condensegrpo.config.renames import converted
+from condensegrpo.config.load import dump_config, load_config, validate
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.storage.files import read_lines, write_atomically
@@ -63,7 +62,7 @@ def allowed_changes(folder: RunFolder, after: RunConfig, *, allow_changes: bool)
         ConfigError: it changes a key in ``FIXED``, or one in ``LEARNED`` without permission.
     """
     history = _history(folder)
-    before = history[-1][1] if history else load_stored(folder.config)
+    before = history[-1][1] if history else load_config(folder.config)
     found = _changes(before, after, first_step=0)
     if fixed := [change.key for change in found if _within(change.key, FIXED)]:
         raise _refused(
@@ -84,10 +83,7 @@ def allowed_changes(folder: RunFolder, after: RunConfig, *, allow_changes: bool)
 
 def store_configuration(folder: RunFolder, config: RunConfig, *, first_step: int) -> None:
     """Write ``config.yaml``, and record that it is the configuration from a step on; later records are removed."""
-    history = _history(folder)
-    if not history and folder.config.is_file():  # a run of an earlier version
-        history = [(0, load_stored(folder.config))]
-    history = [(step, before) for step, before in history if step < first_step]
+    history = [(step, before) for step, before in _history(folder) if step < first_step]
     if not history or history[-1][1] != config:
         history.append((first_step, config))
     lines = (json.dumps({"first_step": step, "config": each.model_dump(mode="json")}) for step, each in history)
@@ -114,7 +110,7 @@ def config_at(folder: RunFolder, step: int) -> RunConfig:
         ConfigError: it is not valid any more.
     """
     configs = [config for first, config in _history(folder) if first <= step]
-    return configs[-1] if configs else load_stored(folder.config)
+    return configs[-1] if configs else load_config(folder.config)
 
 
 def change_table(changes: Iterable[Change]) -> str:
@@ -128,12 +124,12 @@ def change_table(changes: Iterable[Change]) -> str:
 
 
 def _history(folder: RunFolder) -> list[tuple[int, RunConfig]]:
-    """The recorded configurations with their first steps; none of a run of an earlier version."""
+    """The recorded configurations with their first steps; none before the run has begun."""
     if not folder.configurations.is_file():
         return []
     lines: list[tuple[int, Any]] = read_lines(folder.configurations)[0]
     source = str(folder.configurations)
-    return [(line["first_step"], validate(converted(line["config"]), source=source)) for _, line in lines]
+    return [(line["first_step"], validate(line["config"], source=source)) for _, line in lines]
 
 
 def _changes(before: RunConfig, after: RunConfig, *, first_step: int) -> tuple[Change, ...]:

@@ -4,12 +4,11 @@ Defaults live here and in the settings of the folders below; a YAML file holds w
 states its unit and range. Options of plug-ins are checked when ``assembly`` builds them, before any model is loaded.
 """
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from condensegrpo.algorithms.names import ESTIMATORS
 from condensegrpo.algorithms.settings import (
     AdvantageSettings,
     AggregationSettings,
@@ -19,6 +18,7 @@ from condensegrpo.algorithms.settings import (
     StopSettings,
 )
 from condensegrpo.config.yaml_tree import Section
+from condensegrpo.episodes.settings import Confidence, Limits, ToolLimits, Trigger, Workers, check_form
 from condensegrpo.learner.settings import (
     TIMEOUT_MINUTES,
     Checkpointing,
@@ -28,7 +28,6 @@ from condensegrpo.learner.settings import (
     OffloadSettings,
     OptimizerSettings,
 )
-from condensegrpo.rollout.settings import Confidence, Limits, ToolFormatName, Trigger, Workers, check_form
 from condensegrpo.sandbox.limits import SandboxLimits
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9=._-]*$")]  # of a folder, or in a metric's name
@@ -59,7 +58,7 @@ class StagePlugin(Plugin):
     """A condenser in a pipeline."""
 
     over: float = Field(default=1.0, ge=0, le=1)
-    """Share of the budget that a prompt must exceed before this stage is asked; 0: always."""
+    """Share of the budget that a prompt must exceed before this stage runs; 0: always."""
 
 
 class RewardPlugin(Plugin):
@@ -133,36 +132,18 @@ class TaskSettings(Section):
     """Keyword arguments of the task."""
 
 
-class ToolSettings(Section):
+@dataclass(frozen=True, kw_only=True)
+class ToolSettings(ToolLimits):
     """The tools of the policy and how it calls them."""
 
-    use: list[str | Plugin] = []
+    use: tuple[str | Plugin, ...] = ()
     """Names of tools, path/to/file.py:function, or {name, options} where a tool has options."""
-    format: ToolFormatName = "native"
-    """native: the template's own calls (Hermes/Qwen); tagged: <tool>{…}</tool>; code: <code>, <python>, fences."""
-    max_turns: int | None = Field(default=None, ge=0)
-    """Replies of a trajectory whose calls are run; a later call ends it unexecuted (stop: turn_limit). null: all."""
-    max_turns_per_query: int | None = Field(default=None, ge=0)
-    """Likewise of one query, where a task asks several: a follow-up question counts from 0. null: all."""
-    seconds: float = Field(default=10.0, gt=0)
-    """Time limit of one tool call."""
-    max_chars: int = Field(default=4000, ge=1)
-    """Characters of a tool's result that the policy reads; of a longer result, its beginning and its end."""
+    format: str | Plugin = "native"
+    """native: the template's own calls (Hermes/Qwen); tagged: <tool>{…}</tool>; code: <code>, <python>, fences; or
+    path/to/file.py:Name."""
 
 
-class RolloutSchedule(Section):
-    """When and where trajectories are sampled."""
-
-    staleness: int = Field(default=0, ge=0)
-    """Maximum number of optimiser steps between the weights that sampled a batch and the weights that it trains.
-
-    0: sampling and learning alternate. 1: the next batch is sampled during the optimiser step. n: up to n batches are
-    sampled in advance, and the sampler gets new weights every n steps.
-    """
-    workers: Workers = Workers()
-
-
-class RolloutSettings(RolloutSchedule):
+class RolloutSettings(Section):
     """How trajectories are sampled."""
 
     limits: Limits = Limits()
@@ -175,6 +156,14 @@ class RolloutSettings(RolloutSchedule):
     """How an answer is written, such as <answer>{answer}</answer>; null: log π(answer|context) is not measured."""
     stop_when_confident: Confidence | None = None
     """null: a trajectory ends only when the policy gives its answer."""
+
+    staleness: int = Field(default=0, ge=0)
+    """Maximum number of optimiser steps between the weights that sampled a batch and the weights that it trains.
+
+    0: sampling and learning alternate. 1: the next batch is sampled during the optimiser step. n: up to n batches are
+    sampled in advance, and the sampler gets new weights every n steps.
+    """
+    workers: Workers = Workers()
 
     @field_validator("answer_form")
     @classmethod
@@ -273,8 +262,8 @@ class SandboxSettings(Section):
     """Folders with Python packages that code may import besides the standard library, read-only."""
 
 
-class RunIdentity(Section):
-    """What a run is called and what it is made of."""
+class RunConfig(Section):
+    """One run: what it is called, what it is made of, and how it samples, trains and evaluates."""
 
     name: Name = "run"
     """Name of the run's folder."""
@@ -286,11 +275,6 @@ class RunIdentity(Section):
     condenser: CondenserPlugin = CondenserPlugin()
     reward: RewardPlugin = RewardPlugin()
     sampler: SamplerPlugin = SamplerPlugin()
-
-
-class RunProcedure(Section):
-    """How a run samples, trains and evaluates."""
-
     trackers: list[NamedPlugin] = []
     """Trackers in addition to metrics.jsonl, which is always written: names, or {name, options}."""
     rollout: RolloutSettings = RolloutSettings()
@@ -301,21 +285,8 @@ class RunProcedure(Section):
     train: TrainSettings = TrainSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
 
-
-class RunConfig(RunProcedure, RunIdentity):
-    """One run."""
-
     @property
     def estimator(self) -> str:
         """The estimator of advantages: the one that is set, or the default for the reward."""
         default = "efficient" if self.reward.name == RewardPlugin().name else "grpo"
         return self.algorithm.advantage.estimator or default
-
-    @property
-    def estimator_options(self) -> Mapping[str, object]:
-        """The options of the estimator, with context anchors where it takes them."""
-        advantage, budget = self.algorithm.advantage, self.rollout.limits.max_context_tokens
-        if not ESTIMATORS[self.estimator].context_anchors:
-            return advantage.options
-        low, high = advantage.context_anchors or (budget / 16, float(budget))
-        return {"context_low": low, "context_high": high, **advantage.options}

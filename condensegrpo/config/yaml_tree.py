@@ -29,7 +29,7 @@ class Section(BaseModel):
 
 
 S = TypeVar("S", bound=Section)
-Place = tuple[str, ...]  # the keys from the top of a tree to a value; of an entry of a list, its index
+KeyPath = tuple[str, ...]  # the keys from the top of a tree to a value; of an entry of a list, its index
 
 
 class _Loader(yaml.SafeLoader):
@@ -62,29 +62,29 @@ def dump(tree: Mapping[str, Any]) -> str:
     return yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-def dump_commented(tree: Mapping[str, Any], comment: Callable[[Place], str]) -> str:
+def dump_commented(tree: Mapping[str, Any], comment: Callable[[KeyPath], str]) -> str:
     """A tree as YAML with a comment behind every leaf; ``load`` reads it back to an equal tree."""
     text = yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDTH)
     root = yaml.compose(text, Loader=_Loader)
     ends = list(_ends(root)) if root else []
     column = max((mark.column for _, mark in ends if mark.column <= WIDTH), default=0)
     parts, position = [], 0
-    for place, mark in ends:
-        parts.append(f"{text[position : mark.index]}{' ' * (column - mark.column)}  # {comment(place)}")
+    for key_path, mark in ends:
+        parts.append(f"{text[position : mark.index]}{' ' * (column - mark.column)}  # {comment(key_path)}")
         position = mark.index
     return "".join([*parts, text[position:]])
 
 
-def _ends(node: yaml.Node, place: Place = ()) -> Iterator[tuple[Place, yaml.Mark]]:
-    """The place of every leaf and where its text ends."""
+def _ends(node: yaml.Node, key_path: KeyPath = ()) -> Iterator[tuple[KeyPath, yaml.Mark]]:
+    """The path of keys of every leaf and where its text ends."""
     if node.value and isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            yield from _ends(value, (*place, key.value))
+            yield from _ends(value, (*key_path, key.value))
     elif node.value and isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
-            yield from _ends(value, (*place, str(index)))
+            yield from _ends(value, (*key_path, str(index)))
     else:
-        yield place, node.end_mark
+        yield key_path, node.end_mark
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -157,14 +157,16 @@ def parse(kind: type[S], tree: object, *, source: str) -> S:
 
 
 def _fault(kind: type[BaseModel], fault: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
-    place = [str(part) for part in fault["loc"]]
-    key, reason, value = ".".join(place) or "(the whole)", fault["type"], fault["input"]
+    key_path = [str(part) for part in fault["loc"]]
+    key, reason, value = ".".join(key_path) or "(the whole)", fault["type"], fault["input"]
     if reason in ("extra_forbidden", "unexpected_keyword_argument"):
         section: type = kind
-        for part in place[:-1]:  # the index of an entry, or the name of a member of a union, leads no deeper
+        for part in key_path[:-1]:  # the index of an entry, or the name of a member of a union, leads no deeper
             section = next(sections_in(get_type_hints(section).get(part)), section)
         known = keys_of(section)
-        hint = did_you_mean(place[-1], known) or f"Known here: {', '.join(known)}"
+        inner = [path for path in _nested_keys(section) if path.endswith(f".{key_path[-1]}")]
+        near = did_you_mean(key_path[-1], known)
+        hint = f"Did you mean {inner[0]!r}?" if inner else near or f"Known here: {', '.join(known)}"
         return f"{key}: unknown key. {hint.strip()}"
     if reason == "missing":
         return f"{key}: missing"
@@ -176,6 +178,13 @@ def _fault(kind: type[BaseModel], fault: Any) -> str:  # noqa: ANN401  pydantic'
         wanted = wanted.replace("less than or equal to", "at most")
         return f"{key}: found {value!r}, wanted {wanted}"
     return f"{key}: found {value!r}; {message}"
+
+
+def _nested_keys(section: type) -> Iterator[str]:
+    """The keys of the sections within a section: ``limits.max_turns`` in that of the rollout."""
+    hints = get_type_hints(section)
+    for key in keys_of(section):
+        yield from (f"{key}.{name}" for inner in sections_in(hints[key]) for name in keys_of(inner))
 
 
 def sections_in(annotation: object) -> Iterator[type]:

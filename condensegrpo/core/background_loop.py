@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Self, TypeVar
+
+from condensegrpo.core.daemon_thread import DaemonThread
 
 T = TypeVar("T")
 CLOSE_SECONDS = 60.0  # that ``close`` waits for the thread: a coroutine may block the loop for ever
@@ -35,8 +37,10 @@ class BackgroundLoop:
         self._closing = asyncio.Event()
         self._closed = False
         started: Future[asyncio.AbstractEventLoop] = Future()
-        self._thread = threading.Thread(target=self._run, args=(started,), name=name, daemon=True)
-        self._thread.start()
+        self._name = name
+        self._thread = DaemonThread(name)
+        self._thread.submit(partial(self._run, started))
+        self._thread.close()
         self._loop = started.result()
 
     def __enter__(self) -> Self:
@@ -53,7 +57,7 @@ class BackgroundLoop:
         """
         if self._closed:
             work.close()
-            raise RuntimeError(f"starting a coroutine: the background loop {self._thread.name!r} was closed")
+            raise RuntimeError(f"starting a coroutine: the background loop {self._name!r} was closed")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[object, object, T]) -> T:

@@ -19,14 +19,63 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TextPart:
+    """A part of a message that is text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaPart:
+    """A part of a message that is a picture, named by its content: two files are one if and only if their bytes are."""
+
+    sha256: str  # of the file's bytes, in hexadecimal
+    type: str  # such as image/png
+
+    @property
+    def text(self) -> str:
+        """What stands for it in a text."""
+        return f"[{self.type} {self.sha256[:12]}]"
+
+
+Part = TextPart | MediaPart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message. ``content`` of a sampled reply is its whole text, tool-call markup included."""
+    """One message: text, or parts of text and media. That of a sampled reply is its whole text, calls included."""
 
     role: Role
-    content: str
+    content: str | tuple[Part, ...]  # a text is the same as one part of it
     tool_calls: tuple[ToolCall, ...] = ()  # parsed from content
     tool_call_id: str | None = None  # of a tool result: the call that it answers
     name: str | None = None  # of a tool result: the tool
+
+    def __post_init__(self) -> None:
+        if isinstance(self.content, tuple) and not self.media:
+            object.__setattr__(self, "content", self.text)  # one value for one message
+
+    @property
+    def text(self) -> str:
+        """The text, in which media are named."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Text and media in order."""
+        return (TextPart(text=self.content),) if isinstance(self.content, str) else self.content
+
+    @property
+    def media(self) -> tuple[MediaPart, ...]:
+        """The media in order."""
+        parts = () if isinstance(self.content, str) else self.content
+        return tuple(part for part in parts if isinstance(part, MediaPart))
+
+    def followed_by(self, text: str) -> Self:
+        """This message with a text behind its last part."""
+        if isinstance(self.content, str):
+            return replace(self, content=f"{self.content}{text}")
+        return replace(self, content=(*self.content, TextPart(text=text)))
 
     def __eq__(self, other: object) -> bool:
         """Compares the text first: messages that differ mostly differ in it."""
@@ -55,7 +104,7 @@ class Unit:
 
     def __hash__(self) -> int:
         """Of the turn and of the text that condensers rewrite most, see ``Message``."""
-        return hash((self.turn, self.results[-1].content if self.results else self.reply.content))
+        return hash((self.turn, self.results[-1].text if self.results else self.reply.text))
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -69,8 +118,7 @@ class Unit:
         """
         if self.results and self.results[-1].role == "user":
             *before, last = self.results
-            joined = replace(last, content=f"{last.content}\n\n{instruction}")
-            return replace(self, results=(*before, joined))
+            return replace(self, results=(*before, last.followed_by(f"\n\n{instruction}")))
         return replace(self, results=(*self.results, Message(role="user", content=instruction)))
 
 

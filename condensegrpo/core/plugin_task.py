@@ -22,8 +22,7 @@ from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
-from types import coroutine
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from condensegrpo.core.thread_call import abandon, too_many_abandoned
 from condensegrpo.core.wording import counted
@@ -84,49 +83,6 @@ async def wait_for_task(task: asyncio.Task[Any], seconds: float | None) -> bool:
     return task.done()
 
 
-@coroutine
-def limited(work: Coroutine[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:
-    """The result of work that honours its cancellation, within a time limit that counts as in ``wait_for_task``.
-
-    Unlike there, the work needs no task: it runs in that of the caller. Work that never waits needs no timer either.
-
-    Raises:
-        TimeoutError: there is none.
-    """
-    try:
-        waits_for = work.send(None)
-    except StopIteration as end:
-        return cast(T, end.value)
-    task = asyncio.current_task()
-    if task is None:
-        raise RuntimeError("a time limit outside of a task")
-    requests, expired = task.cancelling(), False
-
-    def expire() -> None:
-        nonlocal expired
-        expired = task.cancel()
-
-    timer = _Timer(seconds, expire)
-    try:
-        while True:
-            try:
-                sent = yield waits_for
-            except BaseException as error:  # such as its cancellation
-                waits_for = work.throw(error)
-            else:
-                waits_for = work.send(sent)
-    except StopIteration as end:
-        return cast(T, end.value)
-    except asyncio.CancelledError:
-        if expired and task.cancelling() == requests + 1:
-            raise TimeoutError from None
-        raise
-    finally:
-        timer.cancel()
-        if expired:
-            task.uncancel()
-
-
 class _Timer:
     """Calls a function once after some seconds, not counting what abandoned parts took of that time."""
 
@@ -161,7 +117,7 @@ def _create(
     limit = _limits.get()
     if limit is None:
         return asyncio.Task(work, loop=loop, name=name, context=context)
-    parts = _Parts(work, limit, loop, copy_context() if context is None else context)
+    parts = _WatchedCoroutine(work, limit, loop, copy_context() if context is None else context)
     return asyncio.Task(parts, loop=loop, name=name)
 
 
@@ -201,7 +157,7 @@ class _Worker:
         while (call := self._calls.get()) is not None:
             try:
                 self._outcomes.put((call(), None))
-            except BaseException as error:  # raised anew in the thread of the loop, see ``_Parts``
+            except BaseException as error:  # raised anew in the thread of the loop, see ``_WatchedCoroutine``
                 self._outcomes.put((None, error))
             del call
 
@@ -256,8 +212,8 @@ class _Limit:
     workers: _Workers
 
 
-class _Parts(Coroutine[Any, Any, T]):
-    """A coroutine whose parts run in a worker, in a context that its task does not enter."""
+class _WatchedCoroutine(Coroutine[Any, Any, T]):
+    """A coroutine that a worker resumes, in a context that its task does not enter."""
 
     def __init__(
         self, coroutine: Coroutine[Any, Any, T], limit: _Limit, loop: asyncio.AbstractEventLoop, context: Context
@@ -281,7 +237,7 @@ class _Parts(Coroutine[Any, Any, T]):
         self._result(self._coroutine.close)
 
     def __await__(self) -> Generator[Any, Any, T]:
-        """Of the coroutine itself: only tasks run it by parts."""
+        """Of the coroutine itself: only a task runs it in a worker."""
         return self._coroutine.__await__()
 
     def __getattr__(self, name: str) -> object:

@@ -39,15 +39,6 @@ class Sampler(Protocol):
 
 
 @runtime_checkable
-class CallsPlugins(Protocol):
-    """A plug-in of the package that calls code of others, if it was given any: it is then run as code of others."""
-
-    @property
-    def plugins(self) -> Sequence[object]:
-        """The plug-ins and functions that it was given and calls on the event loop."""
-
-
-@runtime_checkable
 class HoldsModel(Protocol):
     """A condenser or reward that may load a model: every process that plays trajectories would load it once more."""
 
@@ -252,11 +243,12 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """An environment's answer to one reply. ``done`` without an ``answer`` is a format error."""
+    """An environment's answer to one reply. ``done`` with neither answer nor outcome is a format error."""
 
     observations: tuple[Message, ...] = ()
     done: bool = False
     answer: str | None = None
+    outcome: float | None = None  # with ``done``: what the episode was worth to the environment, see reward environment
     turn_rewards: Mapping[str, float] = field(default_factory=dict)
     new_query: bool = False  # the observations ask a further question: limits per query count from here
 
@@ -273,6 +265,49 @@ class Environment(Protocol):
 
     async def step(self, reply: Message) -> Step:
         """What follows from a reply that called no tool."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    """What a tool of an environment gave back. ``done`` ends the episode when all calls of the reply have returned."""
+
+    text: str  # what the policy reads; shortened like any result
+    done: bool = False
+    answer: str | None = None
+    outcome: float | None = None  # with ``done``: as in ``Step``
+    turn_rewards: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentTool:
+    """A tool of one episode, beside those of the run. It is called, limited and counted as they are."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]  # JSON schema of the arguments: {"type": "object", "properties": …, "required": […]}
+    call: Callable[[Mapping[str, Any], History], Awaitable[ToolResult | str]]  # arguments; the history before the reply
+
+    @property
+    def schema(self) -> dict[str, object]:
+        """As chat templates and tool formats show it."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+@runtime_checkable
+class OffersTools(Protocol):
+    """An environment with tools of its own, which may keep a state: they belong to one episode."""
+
+    def tools(self) -> Sequence[EnvironmentTool]:
+        """The tools, asked for once, after ``start``; their names are none of the run's tools."""
+
+
+@runtime_checkable
+class Closes(Protocol):
+    """An environment that holds something: a process, a file, a connection."""
+
+    async def close(self) -> None:
+        """Free it. Called once, however the episode ended: after ``start`` raised and when it was cancelled too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

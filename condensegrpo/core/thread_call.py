@@ -13,9 +13,11 @@ import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
+from condensegrpo.core.daemon_thread import DaemonThread
 from condensegrpo.core.failures import Failure, failure_of, place_of
 from condensegrpo.core.wording import counted
 
@@ -88,21 +90,11 @@ def too_many_abandoned() -> str:
     return f"not called: {running} calls that exceeded their time limit are still running"
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, slots=True)
 class _Call(Generic[T]):
-    call: Callable[[], T]
     name: str
-    outcome: "Future[T | Failure]" = field(default_factory=Future, init=False)
-
-    def __post_init__(self) -> None:
-        self.thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.outcome.set_result(self.call())
-        except BaseException as error:  # the boundary to a plug-in; nothing else would report it in this thread
-            self.outcome.set_result(failure_of(self.name, error, plugin=self.call))
+    thread: threading.Thread
+    outcome: "Future[T | Failure]"
 
     def abandoned(self, seconds: float, setting: str) -> Failure:
         """Leave the call to itself; where it is now is the place of the failure."""
@@ -112,4 +104,16 @@ class _Call(Generic[T]):
 
 def _started(call: Callable[[], T], name: str) -> "_Call[T] | Failure":
     refused = too_many_abandoned()
-    return Failure(source=name, error="", message=refused) if refused else _Call(call, name)
+    if refused:
+        return Failure(source=name, error="", message=refused)
+    worker = DaemonThread(name)
+    outcome = worker.submit(partial(_result_or_failure, call, name))
+    worker.close()
+    return _Call(name, worker.thread, outcome)
+
+
+def _result_or_failure(call: Callable[[], T], name: str) -> T | Failure:
+    try:
+        return call()
+    except BaseException as error:  # the boundary to a plug-in; nothing else would report it in this thread
+        return failure_of(name, error, plugin=call)

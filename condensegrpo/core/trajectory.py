@@ -28,6 +28,7 @@ class Stop(StrEnum):
     """Why a trajectory ended."""
 
     ANSWERED = "answered"  # the policy gave its answer
+    FINISHED = "finished"  # the environment ended the episode with an outcome of its own and without an answer in text
     CONFIDENT = "confident"  # it was sure of the answer that it drafted, which was taken (rollout.stop_when_confident)
     TURN_LIMIT = "turn_limit"  # max_turns replies were sampled without an answer
     CONTEXT_OVERFLOW = "context_overflow"  # the condensed prompt does not fit the budget
@@ -137,6 +138,7 @@ class Turn:
     tools_abandoned: int = 0  # of these, calls that exceeded their time limit
     answer_logprob: float | None = None  # nats, log π(ground truth | prompt); None: not measured
     draft: Draft | None = None  # of the answer, at this prompt; taken if the trajectory stopped as confident here
+    media: tuple[str, ...] = ()  # the hashes of the media in prompt_ids, in order: their placeholder ids are all equal
 
     def __post_init__(self) -> None:
         if len(self.output_ids) != len(self.logprobs):
@@ -149,7 +151,12 @@ class Turn:
             raise ValueError(f"{self.tool_successes} of {self.tool_attempts} tool calls cannot have succeeded")
 
     def added_ids(self, last: Self) -> tuple[int, ...] | None:
-        """What the prompt adds to another turn's prompt and output; None: it does not continue them."""
+        """What the prompt adds to another turn's prompt and output; None: it does not continue them.
+
+        Two different pictures behind equal placeholder ids are no continuation.
+        """
+        if self.media[: len(last.media)] != last.media:
+            return None
         start, end = len(last.prompt_ids), len(last.prompt_ids) + len(last.output_ids)
         if shared(self.prompt_ids).continues(last.prompt_ids) and tuple(self.prompt_ids[start:end]) == last.output_ids:
             return tuple(self.prompt_ids[end:])
@@ -181,6 +188,7 @@ class Trajectory:
     turns: tuple[Turn, ...]
     stop: Stop
     answer: str | None  # read from the assistant's text only; None: none was given
+    outcome: float | None = None  # of the environment's own, which the reward ``environment`` pays; None: it gave none
     seconds: float
     detail: str = ""  # what went wrong, for stops that are failures
     failure: Failure | None = None  # of a plug-in; None: none failed
@@ -229,22 +237,46 @@ class ScoredTrajectory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedTurn:
+    """What one turn samples in a row of training data: A tokens behind each other, with one advantage and weight."""
+
+    turn: int  # its index in the trajectory
+    start: int  # the place of its first sampled token in the row
+    logprobs: tuple[float, ...]  # (A,) nats, of the sampler
+    advantage: float
+    weight: float  # of each token's loss in the optimiser step
+    kl_weight: float | None = None  # of each token's KL term; None: the same as weight
+
+    @property
+    def places(self) -> range:
+        """The places of its sampled tokens in the row."""
+        return range(self.start, self.start + len(self.logprobs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """One row of training data: a maximal run of turns in which each prompt continues the last."""
+    """One row of training data: a maximal run of turns in which each prompt continues the last.
+
+    Every token that no turn sampled is context: it has no loss.
+    """
 
     token_ids: tuple[int, ...]  # (L,)
-    trained: tuple[bool, ...]  # (L,) True where the policy chose the token
-    logprobs: tuple[float, ...]  # (L,) nats, of the sampler; 0.0 where not trained
-    advantages: tuple[float, ...]  # (L,) 0.0 where not trained
-    weights: tuple[float, ...]  # (L,) of the token's loss in the optimiser step; 0.0 where not trained
+    turns: tuple[TrainedTurn, ...]  # in order; a turn that sampled nothing is none of them
     trajectory: str  # Trajectory.id
     first_turn: int
-    turns: tuple[int, ...] = ()  # (L,) the turn that sampled the token, −1 where not trained; (): all first_turn's
-    kl_weights: tuple[float, ...] = ()  # (L,) of the token's KL term; 0.0 where not trained; (): the same as weights
+    media: tuple[str, ...] = ()  # the hashes of the media in its tokens, in order
 
     def __post_init__(self) -> None:
-        columns = (self.token_ids, self.trained, self.logprobs, self.advantages, self.weights)
-        optional = (self.turns or self.token_ids, self.kl_weights or self.token_ids)
-        lengths = {len(column) for column in (*columns, *optional)}
-        if len(lengths) != 1:
-            raise ValueError(f"the columns of a segment must have one length, found {sorted(lengths)}")
+        end = 0
+        for turn in self.turns:
+            if turn.start < end or turn.places.stop > len(self.token_ids):
+                raise ValueError(
+                    f"turn {turn.turn} of a segment samples the places {turn.places} of {len(self.token_ids)} tokens, "
+                    f"wanted them behind those of the turn before it, which end at {end}"
+                )
+            end = turn.places.stop
+
+    @property
+    def trained(self) -> int:
+        """How many of its tokens the policy chose."""
+        return sum(len(turn.logprobs) for turn in self.turns)

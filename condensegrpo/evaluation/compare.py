@@ -13,7 +13,7 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.trajectory import ScoredTrajectory
-from condensegrpo.evaluation.comparison import Comparison, Contender, Played, comparison, played
+from condensegrpo.evaluation.comparison import Comparison, Contender, ContenderResult, comparison, contender_result
 from condensegrpo.evaluation.evaluate import evaluate
 from condensegrpo.learner.policy import positions
 from condensegrpo.storage.run_folder import evaluation_file
@@ -32,21 +32,21 @@ def contenders(
     Raises:
         ConfigError: one is named twice, or there is none.
     """
-    own = config.condenser
-    filled = [(name, options or (dict(own.options) if name == own.name else {})) for name, options in condensers]
+    defaults = {config.condenser.name: config.condenser.options}
+    filled = [(name, dict(options or defaults.get(name, {}))) for name, options in condensers]
     entered = tuple(
         Contender(condenser=name, options=options, budget=budget)
         for name, options in filled
         for budget in ((None,) if name == UNBOUNDED else budgets or (config.rollout.limits.max_context_tokens,))
     )
     names = [contender.name for contender in entered]
-    twice = [name for place, name in enumerate(names) if name in names[:place]]
+    twice = [name for index, name in enumerate(names) if name in names[:index]]
     if twice or not entered:
         raise ConfigError(f"comparing condensers: {f'{twice[0]} is named twice' if twice else 'none is named'}.")
     return entered
 
 
-def configured(config: RunConfig, contender: Contender, source: str) -> RunConfig:
+def contender_config(config: RunConfig, contender: Contender, source: str) -> RunConfig:
     """The configuration of one contender; without a budget the context is as large as model and micro-batches allow."""
     budget = contender.budget
     if budget is None:
@@ -70,13 +70,13 @@ def compare(
     """Evaluate every contender, one after another, so that the seconds of one do not depend on another.
 
     Args:
-        entrants: as ``check`` returned them.
+        entrants: as ``check_contenders`` returned them.
         players: of the policy's sampler.
         step: optimiser steps that it has taken; None: not known.
         save: folder for the trajectories, one file for each contender; None: they are not kept.
     """
 
-    def play(contender: Contender, components: Components) -> Played:
+    def play(contender: Contender, components: Components) -> ContenderResult:
         scored: list[ScoredTrajectory] = []
         result = evaluate(
             contender.name,
@@ -87,19 +87,19 @@ def compare(
             file=None if save is None else save / evaluation_file(contender.name),
             on_scored=scored.append,
         )
-        return played(contender, scored, result)
+        return contender_result(contender, scored, result)
 
     return comparison(players.source, [play(*entrant) for entrant in entrants], step=step)
 
 
-def check(config: RunConfig, contenders: Sequence[Contender], source: str) -> tuple[Entrant, ...]:
+def check_contenders(config: RunConfig, contenders: Sequence[Contender], source: str) -> tuple[Entrant, ...]:
     """Build every contender's components and check them against the policy, before any weights are loaded.
 
     Raises:
         ConfigError: a condenser is unknown or refuses its options, or a budget does not fit question or model.
     """
     base = build(config)
-    entrants = tuple((contender, build(configured(config, contender, source), base)) for contender in contenders)
+    entrants = tuple((contender, build(contender_config(config, contender, source), base)) for contender in contenders)
     for _, components in entrants:
         check_model(components, source)
     return entrants

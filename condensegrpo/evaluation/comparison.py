@@ -35,7 +35,7 @@ class Contender:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class ContenderFigures:
     """The results of one contender. Means are over trajectories."""
 
     contender: Contender
@@ -51,7 +51,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class ContenderDifference:
     """Success of one contender less that of another, paired by problem."""
 
     ours: str
@@ -69,20 +69,22 @@ class Comparison:
     problems: int
     samples: int  # trajectories a problem
     seed: int
-    figures: tuple[Figures, ...]  # in the order asked for
-    differences: tuple[Difference, ...]
+    figures: tuple[ContenderFigures, ...]  # in the order of the request
+    differences: tuple[ContenderDifference, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class ContenderResult:
     """The evaluation of one contender."""
 
-    figures: Figures
+    figures: ContenderFigures
     correct: Mapping[str, Sequence[float]]  # problem → correctness of its trajectories
     evaluation: Evaluation
 
 
-def played(contender: Contender, scored: Sequence[ScoredTrajectory], evaluation: Evaluation) -> Played:
+def contender_result(
+    contender: Contender, scored: Sequence[ScoredTrajectory], evaluation: Evaluation
+) -> ContenderResult:
     """The figures of a contender from its trajectories."""
     correct: dict[str, list[float]] = defaultdict(list)
     for each in scored:
@@ -90,7 +92,7 @@ def played(contender: Contender, scored: Sequence[ScoredTrajectory], evaluation:
     trajectories = [each.trajectory for each in scored]
     counts = [fetches(trajectory) for trajectory in trajectories]
     total = Fetches(sum(count.calls for count in counts), sum(count.refetches for count in counts))
-    figures = Figures(
+    figures = ContenderFigures(
         contender=contender,
         success=success_interval(correct),
         peak_tokens=fmean(trajectory.max_context_tokens for trajectory in trajectories),
@@ -104,10 +106,10 @@ def played(contender: Contender, scored: Sequence[ScoredTrajectory], evaluation:
         seconds=evaluation.seconds,
         condensing=evaluation.condensing / evaluation.seconds if evaluation.seconds else 0.0,
     )
-    return Played(figures=figures, correct=correct, evaluation=evaluation)
+    return ContenderResult(figures=figures, correct=correct, evaluation=evaluation)
 
 
-def comparison(model: str, entries: Sequence[Played], *, step: int | None = None) -> Comparison:
+def comparison(model: str, entries: Sequence[ContenderResult], *, step: int | None = None) -> Comparison:
     """The figures of all contenders, and the differences between those that have one budget.
 
     Raises:
@@ -124,14 +126,14 @@ def comparison(model: str, entries: Sequence[Played], *, step: int | None = None
         seed=first.seed,
         figures=tuple(entry.figures for entry in entries),
         differences=tuple(
-            Difference(
+            ContenderDifference(
                 ours=ours.figures.contender.label,
                 theirs=theirs.figures.contender.label,
                 budget=ours.figures.contender.budget,
                 success=paired_difference(ours.correct, theirs.correct),
             )
-            for place, ours in enumerate(entries)
-            for theirs in entries[:place]
+            for index, ours in enumerate(entries)
+            for theirs in entries[:index]
             if theirs.figures.contender.budget in (ours.figures.contender.budget, None)
         ),
     )

@@ -13,11 +13,11 @@ from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.trajectory import ScoredTrajectory
-from condensegrpo.evaluation.figures import evaluation
+from condensegrpo.episodes.collect import failures_of, report_failures
+from condensegrpo.episodes.group import problem_groups
+from condensegrpo.evaluation.figures import evaluation_of
 from condensegrpo.learner import ranks
 from condensegrpo.metrics.trajectories import facts_of
-from condensegrpo.rollout.collect import failures_of, report_failures
-from condensegrpo.rollout.group import problem_groups
 from condensegrpo.storage.background_writer import BackgroundWriter
 from condensegrpo.storage.files import start_file
 from condensegrpo.storage.trajectories import write_trajectory
@@ -35,20 +35,20 @@ def evaluate(
     file: Path | None = None,
     on_scored: Callable[[ScoredTrajectory], None] = lambda _: None,
 ) -> Evaluation:
-    """Evaluate the sampler's policy on the held-out problems of some components; every rank takes its share of them.
+    """Evaluate the sampler's policy on the held-out problems of some components; every rank takes its part of them.
 
     The random streams depend on ``config.seed`` and the problems alone: the same policy gives the same figures.
 
     Args:
         players: of the policy's sampler.
         step: optimiser steps that the policy has taken; None: not known. It begins the ids of trajectories.
-        file: for the trajectories as they finish; begun anew, for a run may have been killed while it evaluated.
+        file: for the trajectories as they finish; created again, since a run may have been killed while it evaluated.
     """
     began, config = time.monotonic(), components.config
     batch = problem_groups(components.problems("eval")[: config.evaluate.problems], step=step or 0)
-    own = batch[ranks.rank() :: ranks.world_size()]
+    groups = batch[ranks.rank() :: ranks.world_size()]
     player = players.player(components, temperature=evaluation_temperature(config))
-    observer.phase(f"evaluating {name}", len(own) * config.evaluate.samples)
+    observer.phase(f"evaluating {name}", len(groups) * config.evaluate.samples)
     if file is not None:
         if ranks.rank() == 0:
             start_file(file)
@@ -64,7 +64,7 @@ def evaluate(
     with BackgroundWriter() as writer, BackgroundLoop("evaluation", close_seconds=PLUGIN_SECONDS) as loop:
         scored = loop.run(
             player.play(
-                own,
+                groups,
                 samples=config.evaluate.samples,
                 run_seed=config.seed,
                 step=EVALUATION_STEP,
@@ -72,7 +72,7 @@ def evaluate(
             )
         )
     report_failures(ranks.gather(failures_of(scored)), observer)
-    own_facts = [facts_of(trajectory, turn_reward=turn_sums(trajectory).total) for trajectory in scored]
-    facts = [trajectory for share in ranks.gather(own_facts) for trajectory in share]
+    of_rank = [facts_of(trajectory, turn_reward=turn_sums(trajectory).total) for trajectory in scored]
+    facts = [trajectory for rank_facts in ranks.gather(of_rank) for trajectory in rank_facts]
     seconds = time.monotonic() - began
-    return evaluation(name, facts, seed=config.seed, seconds=seconds, condensing=player.condensing_seconds)
+    return evaluation_of(name, facts, seed=config.seed, seconds=seconds, condensing=player.condensing_seconds)

@@ -11,7 +11,7 @@ from condensegrpo.metrics.information import mean_curve
 from condensegrpo.metrics.trajectories import TrajectoryFacts, summarise
 
 
-def evaluation(
+def evaluation_of(
     name: str, facts: Sequence[TrajectoryFacts], *, seed: int, seconds: float, condensing: float = 0.0
 ) -> Evaluation:
     """The figures of some trajectories, equally many of each problem, in any order.
@@ -48,12 +48,12 @@ def evaluation(
     )
 
 
-def flat(result: Evaluation) -> dict[str, float]:
+def evaluation_metrics(result: Evaluation) -> dict[str, float]:
     """An evaluation as metrics: ``eval/success``, or ``eval/<variant>/success`` for a variant."""
-    prefix = place(result.name)
+    prefix = metric_prefix(result.name)
     return {f"{prefix}/{key}": value for key, value in result.figures().items()}
 
 
-def place(evaluation: str) -> str:
+def metric_prefix(evaluation: str) -> str:
     """What the metrics of an evaluation begin with: ``eval``, or ``eval/<variant>``."""
     return "eval" if evaluation == HELD_OUT else f"eval/{evaluation}"

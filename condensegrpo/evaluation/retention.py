@@ -24,10 +24,10 @@ from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.messages import History, Message, Unit, flatten
 from condensegrpo.core.protocols import Budget, Condenser, Count, Writes
+from condensegrpo.episodes.render import Renderer
 from condensegrpo.evaluation.comparison import Contender
 from condensegrpo.learner.policy import end_ids, load_tokenizer
 from condensegrpo.metrics.estimates import Interval, paired_difference, success_interval
-from condensegrpo.rollout.render import Renderer
 from condensegrpo.storage.bfcl_memory import Match, MemoryQuestion, MemoryQuestions, stands
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Method:
 
 def words(messages: Iterable[Message]) -> int:
     """The words of some messages: a count that needs no tokenizer."""
-    return sum(_words(message.content) for message in messages)
+    return sum(_words(message.text) for message in messages)
 
 
 @cache
@@ -182,7 +182,7 @@ def _newest(history: History) -> Sequence[int]:
 def _shuffled(seed: int) -> Order:
     def order(history: History) -> Sequence[int]:
         positions = list(range(len(history.units)))
-        random.Random(f"{seed}/{history.pinned[-1].content}").shuffle(positions)
+        random.Random(f"{seed}/{history.pinned[-1].text}").shuffle(positions)
         return positions
 
     return order
@@ -192,9 +192,9 @@ def _by_bm25(history: History) -> Sequence[int]:
     """The best match of the question first; units that match equally well, the newer first."""
     import bm25s
 
-    asked = bm25s.tokenize(history.pinned[-1].content, stopwords="english", return_ids=False, show_progress=False)
+    question = bm25s.tokenize(history.pinned[-1].text, stopwords="english", return_ids=False, show_progress=False)
     index = _index(tuple(_text((unit,)) for unit in history.units))
-    known = [word for word in asked[0] if word in index.vocab_dict]
+    known = [word for word in question[0] if word in index.vocab_dict]
     scores = index.get_scores(known).tolist() if known else [0.0] * len(history.units)
     return sorted(range(len(scores)), key=lambda position: (-scores[position], -position))
 
@@ -209,4 +209,4 @@ def _index(texts: tuple[str, ...]) -> "bm25s.BM25":
 
 
 def _text(units: Iterable[Unit]) -> str:
-    return "\n".join(message.content for unit in units for message in unit.messages)
+    return "\n".join(message.text for unit in units for message in unit.messages)

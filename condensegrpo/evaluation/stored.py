@@ -1,33 +1,61 @@
-"""Evaluations that are kept: in the folder of the run that the policy is of, or in a new folder."""
+"""Opens a policy for sampling, and keeps its evaluations: in the folder of its run, or in a new folder."""
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 from condensegrpo.assembly.components import Components
+from condensegrpo.assembly.model_checks import check_model
+from condensegrpo.assembly.objects import NO_OBJECTS, Objects
 from condensegrpo.assembly.players import Players
+from condensegrpo.assembly.runtime import open_sampler, use_threads
 from condensegrpo.config.load import HELD_OUT
+from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
 from condensegrpo.evaluation.evaluate import evaluate
-from condensegrpo.learner.policy import save_tokenizer
-from condensegrpo.storage.evaluations import Place, new_name, store_evaluation
+from condensegrpo.learner.policy import save_tokenizer, trained_steps
+from condensegrpo.storage.evaluations import new_name, place_of, store_evaluation
 from condensegrpo.storage.run_folder import RunFolder, evaluation_file
 
 
-def evaluate_into(
-    place: Place, components: Components, *, players: Players, step: int | None, observer: Observer, command: str
+@contextmanager
+def opened_policy(config: RunConfig, source: str, *, objects: Objects = NO_OBJECTS) -> Iterator[Players]:
+    """The players of a policy: a model folder or Hub id. A sampler among ``objects`` is not closed at the end."""
+    use_threads(config)
+    sampler = open_sampler(config, source, objects=objects)
+    closed = nullcontext() if config.sampler.name in objects else closing(sampler)
+    with closed, Players(config, sampler, source) as players:
+        yield players
+
+
+def evaluate_policy(
+    components: Components, source: str, *, save: Path | None, run: Path | None, observer: Observer, command: str
 ) -> Evaluation:
-    """Evaluate on the held-out problems, and keep trajectories and figures.
+    """Evaluate a policy on the held-out problems, and keep trajectories and figures.
 
     Args:
-        command: what asked for it, for the file in the run.
+        source: the model folder or Hub id of the policy.
+        save: a new folder for the trajectories, in place of the run's.
+        run: the folder of the run that the policy is of, if any.
+        command: that started the evaluation, for the file in the run.
+
+    Raises:
+        ConfigError: the configuration cannot work with the model.
+        RolloutError: every trajectory failed.
+        RunError: the folder exists or cannot be written.
     """
-    if isinstance(place, RunFolder) and step is not None:
-        with new_name(place, step) as name:
-            stored = place.evaluation(step, name)
-            result = evaluate(name, components, players=players, step=step, observer=observer, file=stored)
-            store_evaluation(place, step, result, command)
-        return result
-    if isinstance(place, Path):
-        save_tokenizer(players.source, place)
-    file = place / evaluation_file(HELD_OUT) if isinstance(place, Path) else None
-    return evaluate(HELD_OUT, components, players=players, step=step, observer=observer, file=file)
+    step = trained_steps(source)
+    place = place_of(save, run, step)
+    check_model(components, source)
+    with opened_policy(components.config, source, objects=components.objects) as players:
+        if isinstance(place, RunFolder) and step is not None:
+            with new_name(place, step) as name:
+                stored = place.evaluation(step, name)
+                result = evaluate(name, components, players=players, step=step, observer=observer, file=stored)
+                store_evaluation(place, step, result, command)
+            return result
+        if isinstance(place, Path):
+            save_tokenizer(source, place)
+        file = place / evaluation_file(HELD_OUT) if isinstance(place, Path) else None
+        return evaluate(HELD_OUT, components, players=players, step=step, observer=observer, file=file)

@@ -20,7 +20,7 @@ from condensegrpo.metrics.resampling import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class SeedOutcome:
     """One evaluation of one run."""
 
     seed: int
@@ -31,7 +31,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class SeedCurve:
     """The held-out success of one run during training."""
 
     seed: int
@@ -104,7 +104,7 @@ class StudyFigures:
 
 
 def evaluation_figures(
-    name: str, outcomes: Mapping[str, Sequence[Outcome]], *, baseline: str, metrics: Sequence[str]
+    name: str, outcomes: Mapping[str, Sequence[SeedOutcome]], *, baseline: str, metrics: Sequence[str]
 ) -> EvaluationFigures:
     """The figures of an evaluation.
 
@@ -153,7 +153,7 @@ def evaluation_figures(
     )
 
 
-def learning_curve(arm: str, courses: Sequence[Course], *, reach: float) -> LearningCurve:
+def learning_curve(arm: str, courses: Sequence[SeedCurve], *, reach: float) -> LearningCurve:
     """The curve of an arm from its runs, at least one."""
     steps = sorted(set.intersection(*(set(course.success) for course in courses)))
     columns = ((step, np.array([[course.success[step]] for course in courses])) for step in steps)

@@ -189,15 +189,15 @@ def _evaluation_of(folder: Path, files: tuple[Path, ...], number: int | None, na
 
 
 def config_of(batch: TrajectoryBatch) -> "RunConfig | None":
-    """The configuration of the run at its step; None: there is none that can be read, perhaps of an older version."""
-    from condensegrpo.config.load import load_stored  # imports pydantic: only when needed
+    """The configuration of the run at its step; None: there is none that can be read."""
+    from condensegrpo.config.load import load_config  # imports pydantic: only when needed
     from condensegrpo.config.resumed import config_at
 
     if batch.run is None:
         return None
     run = RunFolder(batch.run)
     try:
-        return load_stored(run.config) if batch.number is None else config_at(run, batch.number)
+        return load_config(run.config) if batch.number is None else config_at(run, batch.number)
     except CondenseError:
         return None
 

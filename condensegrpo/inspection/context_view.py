@@ -122,6 +122,6 @@ def _newest(index: int, turns: Sequence[Turn], declared: Condensation, room: int
         return min(room, max(0, last.tokens - len(turns[latest].output_ids)))
     context = turns[index].context
     body = context[len(turns[0].context) :]
-    shown = sum(len(message.content) for message in newest_messages(context))
-    total = sum(len(message.content) for message in body)
+    shown = sum(len(message.text) for message in newest_messages(context))
+    total = sum(len(message.text) for message in body)
     return min(room, round(room * shown / total)) if total else 0

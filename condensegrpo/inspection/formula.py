@@ -1,35 +1,33 @@
-"""Why a turn was trained as it was: reward parts, score, advantage and weight, with the formulas filled in.
+"""Why a turn was trained as it was: reward parts, score, advantage and weight, with the numbers that were recorded.
 
     score      correct 1   short 0.05                                          1
-    group      8 trajectories: mean 0.375, deviation 0.518
-    N(R)       (R − mean) / (deviation + ε) = (1 − 0.375) / (0.518 + 1e-06)    +1.207
-    λ·g(p)·E   0.2 · 0.375 · 0.61                                              +0.046
-    advantage  N(R) + λ·g(p)·E                                                 +1.253
-    weight     1 / (B·L) = 1 / (96 · 256)                                      4.07e-05
+    group      8 trajectories, scores 1  0  0  1  0  0  1  0
+    N(R)       R 1   mean 0.375   deviation 0.5175                             +1.207
+    λ·g(p)·E   C 21   u 0.25   g(p) 0.375   E +0.61                            +0.046
+    advantage  efficient: N(R) + λ·g(p)·E                                      +1.253
+    weight     trajectory_constant: 1 / (B·L) = 1 / (96 · 256)                 4.07e-05
 
-What was recorded is what counts: a formula is filled in from the figures of the siblings, and where its value is not
-what was recorded (as after whitening), the line of the advantage says so.
+The terms are those that the estimator added up when the credit was given (``storage.credit``): none is computed here.
 """
 
 import math
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from condensegrpo.algorithms.explained import EXPLAINED, Case, GroupMember
-from condensegrpo.algorithms.names import ESTIMATORS
-from condensegrpo.algorithms.turn_facts import act_turns, prompt_digests, turn_sums
 from condensegrpo.core.wording import counted
-from condensegrpo.inspection.batches import TrajectoryBatch, config_of
+from condensegrpo.inspection.batches import TrajectoryBatch, config_of, credit_file
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.panes import TurnView
 from condensegrpo.inspection.records import Group, TrajectoryRecord
+from condensegrpo.storage.credit import Credit, read_credit
 
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
 
+Number = TypeVar("Number", float, float | None)
 NOT_TRAINED = {"mask": "masked: its stop trains nothing", "drop": "dropped: no member of its group has an advantage"}
-EXACT = 1e-3  # difference of a formula from what was recorded that rounding explains
+EXACT = 1e-3  # difference of the terms from the advantage that rounding explains
 
 
 class CreditLine(NamedTuple):
@@ -45,20 +43,23 @@ class CreditFormulas:
 
     def __init__(self, index: Index, batch: TrajectoryBatch) -> None:
         self._index, self._batch = index, batch
-        self._group: Group | None = None
-        self._members: dict[str, GroupMember] = {}  # of that group, by trajectory
-        self._turns: dict[str, list[int]] = {}  # likewise: the act turn whose advantage each turn has
 
     @cached_property
     def _config(self) -> "RunConfig | None":
-        """Of the batch; without one there are no formulas. Read when it is needed: the first screen shows no credit."""
+        """Of the batch. Read when it is needed: the first screen shows no credit."""
         return config_of(self._batch)
+
+    @cached_property
+    def _credit(self) -> dict[str, Credit]:
+        """Of the batch, by trajectory."""
+        file = credit_file(self._batch.file)
+        return read_credit(file) if file is not None and file.is_file() else {}
 
     def lines(self, record: TrajectoryRecord, group: Group, turn: TurnView) -> tuple[CreditLine, ...]:
         """The steps from the reward to the weight of a turn's tokens.
 
         Raises:
-            CondenseError: the line of a sibling is damaged.
+            CondenseError: the credit file is damaged.
         """
         return (
             *_reward(record, turn),
@@ -70,44 +71,38 @@ class CreditFormulas:
         if turn.advantage is None:
             yield CreditLine("advantage", "the run's credit/ has none of this trajectory", "not known")
             return
-        config, recorded = self._config, f"{turn.advantage:+.4g}"
-        if record.handling in NOT_TRAINED or config is None:
-            reason = "without a formula: the configuration of the run cannot be read"
-            yield CreditLine("advantage", NOT_TRAINED.get(record.handling or "", reason), recorded)
+        recorded = f"{turn.advantage:+.4g}"
+        if record.handling in NOT_TRAINED:
+            yield CreditLine("advantage", NOT_TRAINED[record.handling], recorded)
             return
-        case = self._case(record, group, turn.turn, config)
-        rewards = "  ".join(f"{member.outcome:.4g}" for member in case.members)
-        yield CreditLine("group", f"{counted(len(case.members), 'trajectory', 'trajectories')}, R = {rewards}", "")
-        terms = EXPLAINED[config.estimator](case, **config.estimator_options)
-        for term in terms:
-            yield CreditLine(term.name, term.filled, f"{term.value:+.4g}")
-        total, note = math.fsum(term.value for term in terms), ""
-        if config.algorithm.advantage.whiten:
-            note = "; whitened afterwards, by mean and deviation of all trained tokens of the step, which no file holds"
-        elif not math.isclose(total, turn.advantage, rel_tol=EXACT, abs_tol=EXACT):
-            note = f"; these give {total:+.4g}: it was computed with other settings, or by another version"
-        yield CreditLine("advantage", f"{config.estimator}: {' + '.join(term.name for term in terms)}{note}", recorded)
+        compared = [sibling.score for sibling in group.siblings if sibling.handling != "mask"]
+        scores = "  ".join(f"{score:.4g}" for score in compared)
+        yield CreditLine("group", f"{counted(len(compared), 'trajectory', 'trajectories')}, scores {scores}", "")
+        credit = self._credit.get(record.id)
+        names, values = [], []
+        for term in credit.terms if credit is not None else ():
+            value = _at(term.values, turn.turn)
+            if value is not None:
+                numbers = "   ".join(f"{name} {_at(each, turn.turn):.4g}" for name, each in term.numbers.items())
+                yield CreditLine(term.name, numbers, f"{value:+.4g}")
+                names.append(term.name)
+                values.append(value)
+        estimator = self._config.estimator if self._config is not None else "advantage"
+        summed = " + ".join(names) or "it returned no terms, which would be shown here"
+        yield CreditLine("advantage", f"{estimator}: {summed}{self._note(values, turn.advantage)}", recorded)
 
-    def _case(self, record: TrajectoryRecord, group: Group, turn: int, config: "RunConfig") -> Case:
-        """The turn among those that the estimator compared: masked siblings count nowhere."""
-        compared = [sibling for sibling in group.siblings if sibling.handling != "mask"]
-        if self._group != group:
-            self._members, self._turns, self._group = {}, {}, group
-            for sibling in compared:
-                scored = self._index.read(sibling)
-                sums = turn_sums(scored)
-                self._turns[sibling.id] = act_turns(scored.trajectory)
-                self._members[sibling.id] = GroupMember(
-                    outcome=_outcome(sibling, config),
-                    turn_reward=sums.total,
-                    turns=scored.trajectory.replies,
-                    result_turn=sums.result_turn,
-                    context=sibling.context,
-                    truncated=sibling.truncated,
-                    states=tuple(prompt_digests(scored.trajectory)),
-                )
-        place = [sibling.id for sibling in compared].index(record.id)
-        return Case(tuple(self._members.values()), place, self._turns[record.id][turn])
+    def _note(self, values: list[float], advantage: float) -> str:
+        """What else became of the sum of the terms."""
+        if self._config is not None and self._config.algorithm.advantage.whiten:
+            return "; whitened afterwards, by mean and deviation of all trained tokens of the step, which no file holds"
+        total = math.fsum(values)
+        exact = not values or math.isclose(total, advantage, rel_tol=EXACT, abs_tol=EXACT)
+        return "" if exact else f"; these give {total:+.4g}"
+
+
+def _at(values: tuple[Number, ...], turn: int) -> Number:
+    """The entry of a turn, of one for all turns or one a turn."""
+    return values[0] if len(values) == 1 else values[turn]
 
 
 def _reward(record: TrajectoryRecord, turn: TurnView) -> Iterator[CreditLine]:
@@ -141,10 +136,3 @@ def _weight(record: TrajectoryRecord, turn: TurnView, config: "RunConfig | None"
         "turn_mean": f"1 / (ΣK·n) = 1 / ({counted:.4g} turns of the batch · {turn.output_tokens} tokens of this one)",
     }[mode]
     yield CreditLine("weight", f"{mode}: {filled}", value)
-
-
-def _outcome(record: TrajectoryRecord, config: "RunConfig") -> float:
-    """What the estimator compares: the total reward less penalties, or a score."""
-    if record.handling != "penalise":
-        return record.score
-    return 0.0 if ESTIMATORS[config.estimator].learns_from == "score" else record.score - config.algorithm.stops.penalty

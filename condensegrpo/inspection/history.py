@@ -115,8 +115,8 @@ def _places(
     for number in reversed(list(units)):
         if statuses.get(number, SpanStatus.KEPT) is SpanStatus.DROPPED:
             continue
-        reply = units[number][0].content
-        same = [place for place in range(first, end) if chunks[place][0].content == reply]
+        reply = units[number][0].text
+        same = [place for place in range(first, end) if chunks[place][0].text == reply]
         if same:
             places[number] = end = same[-1]
     return places
@@ -125,10 +125,10 @@ def _places(
 def _unit(number: int, messages: Sequence[Message], chunk: Sequence[Message]) -> Iterator[HistoryPiece]:
     """The messages of a unit beside those that the prompt has of it."""
     for before, after in zip(messages, chunk, strict=False):
-        if before.content == after.content:
+        if before.text == after.text:
             yield _piece(before, number, PieceStatus.KEPT)
         else:
-            yield _piece(before, number, PieceStatus.REWRITTEN, after.content)
+            yield _piece(before, number, PieceStatus.REWRITTEN, after.text)
     yield from (_piece(message, number, PieceStatus.DROPPED) for message in messages[len(chunk) :])
     yield from _added([chunk[len(messages) :]], {})
 
@@ -140,12 +140,12 @@ def _added(chunks: Sequence[Sequence[Message]], written: Mapping[str, int]) -> l
 
 def _without_thinking(message: Message) -> str:
     """As a summary is shown."""
-    return message.content.rpartition("</think>")[2].strip()
+    return message.text.rpartition("</think>")[2].strip()
 
 
 def _piece(message: Message, turn: int | None, status: PieceStatus, rewritten: str | None = None) -> HistoryPiece:
     return HistoryPiece(
-        turn=turn, role=message.role, name=message.name, status=status, text=message.content, rewritten=rewritten
+        turn=turn, role=message.role, name=message.name, status=status, text=message.text, rewritten=rewritten
     )
 
 

@@ -93,7 +93,7 @@ def turns(
             context=view,
             condensation=turn.condensation,
             messages=tuple(turn.context),
-            reply=turn.reply.content,
+            reply=turn.reply.text,
             calls=turn.reply.tool_calls,
             observations=turn.observations,
             turn_rewards=turn.turn_rewards,

@@ -221,9 +221,9 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def _hit(scored: ScoredTrajectory, record: TrajectoryRecord, wanted: str) -> Hit | None:
     for number, turn in enumerate(scored.trajectory.turns):
         for message in (*(turn.context if number == 0 else ()), turn.reply, *turn.observations):
-            place = message.content.lower().find(wanted)
+            place = message.text.lower().find(wanted)
             if place >= 0:
-                return Hit(record, number, _excerpt(message.content, place, place + len(wanted)))
+                return Hit(record, number, _excerpt(message.text, place, place + len(wanted)))
     return None  # it is a name in the JSON
 
 

@@ -89,8 +89,8 @@ def _imported(episodes: Iterable[LoggedEpisode], note: str) -> Iterator[Imported
 
 def _scored(episode: LoggedEpisode, group: str, sample: int, note: str) -> ScoredTrajectory:
     turns = tuple(_turns(episode))
-    asked = next((message.content for message in reversed(episode.prompt) if message.role == "user"), None)
-    said = turns[-1].reply.content if turns and episode.stop.gives_answer else None
+    asked = next((message.text for message in reversed(episode.prompt) if message.role == "user"), None)
+    said = turns[-1].reply.text if turns and episode.stop.gives_answer else None
     trajectory = Trajectory(
         id=f"{group}/{sample}",
         problem_id=_problem_id(episode.problem),
@@ -130,7 +130,7 @@ def _turns(episode: LoggedEpisode) -> Iterator[Turn]:
     for at, end in pairwise([*places, len(messages)]):
         results = messages[at + 1 : end]
         attempts = len(messages[at].tool_calls)
-        failed = sum(message.content.startswith("Error") for message in results if message.role == "tool")
+        failed = sum(message.text.startswith("Error") for message in results if message.role == "tool")
         answered = attempts - failed if results else 0
         yield Turn(
             prompt_ids=(0,),

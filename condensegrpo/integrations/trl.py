@@ -31,7 +31,7 @@ def read(file: Path) -> Iterator[LoggedEpisode]:
         rewards = {name: value for name, value in numbers(row).items() if name not in SIZED}
         prompt = messages(logged.prompt, "user")
         yield LoggedEpisode(
-            problem="\n".join(message.content for message in prompt),
+            problem="\n".join(message.text for message in prompt),
             prompt=prompt,
             completion=messages(logged.completion, "assistant"),
             rewards=rewards,

@@ -41,10 +41,9 @@ from condensegrpo.learner.hashed_files import HashedFiles, InMemory, sha256_of
 from condensegrpo.learner.ranks import any_rank, from_first, gather, rank, world_size
 from condensegrpo.learner.training_state import restore_training_state, training_state
 from condensegrpo.learner.weights import fingerprint
-from condensegrpo.storage.files import TEMPORARY, replace_text
+from condensegrpo.storage.files import TEMPORARY, replace_file
 
-FORMAT = 3
-READABLE = (2, FORMAT)  # 2 held DeepSpeed's own files
+FORMAT = 1  # of the files; a checkpoint of another format is refused
 MANIFEST = "manifest.json"
 STATE = "state.json"
 LATEST = "latest"
@@ -167,7 +166,7 @@ def _publish(
     )
     (files.folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
     publish(files.folder, target)
-    replace_text(target.parent / LATEST, target.name)
+    replace_file(target.parent / LATEST, target.name)
     sync(target.parent)
 
 
@@ -182,15 +181,9 @@ def load(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
         The loop's own state, as it was given to ``save``.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, or of another version or model.
+        CheckpointError: the checkpoint is damaged, or of another format or model.
     """
     manifest = verify(checkpoint) if rank() == 0 else _complete(checkpoint)
-    if manifest.format != FORMAT:
-        raise CheckpointError(
-            f"loading {checkpoint}: it was saved by an earlier version (format {manifest.format}, wanted {FORMAT}), "
-            f"which can be exported but not resumed. Run `condensegrpo export`, and start a new run with the exported "
-            f"folder as model.path."
-        )
     policy = fingerprint(engine)  # every rank must compute it
     if any_rank(rank() == 0 and policy != manifest.policy):
         raise CheckpointError(
@@ -298,8 +291,11 @@ def _complete(checkpoint: Path) -> Manifest:
         manifest = Manifest(**json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise _damaged(checkpoint, MANIFEST, f"cannot be read ({error})", "wanted a manifest") from error
-    if manifest.format not in READABLE:
-        raise _damaged(checkpoint, MANIFEST, f"is of format {manifest.format}", f"wanted {FORMAT}")
+    if manifest.format != FORMAT:
+        raise CheckpointError(
+            f"reading the checkpoint {checkpoint}: found format {manifest.format}, wanted {FORMAT}: another version of "
+            f"condensegrpo saved it. Use that version."
+        )
     for name, size in manifest.sizes.items():
         path = checkpoint / name
         if not path.is_file():

@@ -16,7 +16,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
-from condensegrpo.algorithms.objective import KL_LOSS, Minimised, Share, Summed
+from condensegrpo.algorithms.objective import KL_LOSS, MicroBatchLoss, ObjectiveFunction, SummedLoss
 from condensegrpo.algorithms.packing import PackedBatch, dummy
 from condensegrpo.core.errors import ConfigError, LearnerError
 from condensegrpo.learner.deepspeed_import import DeepSpeedEngine as DeepSpeedEngine
@@ -129,7 +129,7 @@ def close_engine(engine: DeepSpeedEngine) -> None:
 def optimizer_step(
     engine: DeepSpeedEngine,
     batches: Sequence[PackedBatch],
-    objective: Minimised,
+    objective: ObjectiveFunction,
     *,
     temperature: float = 1.0,
 ) -> dict[str, float]:
@@ -141,7 +141,7 @@ def optimizer_step(
 
     Args:
         batches: this rank's own; their weights are those of the whole optimiser step.
-        objective: of log-probabilities (T,) and the micro-batch they belong to; as ``Tokenwise`` it costs less.
+        objective: of log-probabilities (T,) and the micro-batch they belong to; as ``PerToken`` it costs less.
         temperature: that the trained tokens were sampled at.
 
     Returns:
@@ -163,7 +163,7 @@ def optimizer_step(
         for index in range(rounds):
             batch = (batches[index] if index < len(batches) else dummy()).to(engine.device)
             engine.set_gradient_accumulation_boundary(index == rounds - 1)
-            summed: Summed = engine(*batch.inputs, temperature, share=Share(objective, batch))
+            summed: SummedLoss = engine(*batch.inputs, temperature, loss=MicroBatchLoss(objective, batch))
             engine.backward(summed.loss * world_size())
             own = engine.module.own(batch)
             tallies.append(_tally(summed, (own.weights != 0) | (own.kl_weights != 0)))
@@ -230,7 +230,7 @@ class Tally(NamedTuple):
     largest: Tensor  # float64, by ``names``
 
 
-def _tally(summed: Summed, counted_T: Tensor) -> Tally:
+def _tally(summed: SummedLoss, counted_T: Tensor) -> Tally:
     loss = summed.loss.detach().double()
     statistics = [statistic_T.double() for statistic_T in summed.statistics.values()]
     sums = [torch.where(counted_T, statistic_T, 0.0).sum() for statistic_T in statistics]

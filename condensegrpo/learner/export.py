@@ -43,12 +43,6 @@ def checkpoint_of(path: Path, step: int | None) -> Path:
     return steps[step]
 
 
-def run_of(checkpoint_folder: Path) -> Path | None:
-    """The run's folder that a checkpoint lies in; None: it was moved away from its run."""
-    run = checkpoint_folder.absolute().parent.parent
-    return run if (run / "config.yaml").is_file() else None
-
-
 def export(
     source: Path, target: Path, part: Part, describe: Callable[[Path, int], None] = lambda folder, step: None
 ) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from condensegrpo.algorithms.objective import Share, Summed
+from condensegrpo.algorithms.objective import MicroBatchLoss, SummedLoss
 
 # Tokens of a tile. More of them read the weight and its gradient less often, and take more memory. Forward and backward
 # on a CPU (one thread, fp32, H 256) with 16, 32, 64, 128 and 256: 1.94, 0.94, 0.77, 0.62 and 0.60 s for 1024 tokens at
@@ -32,7 +32,9 @@ def tile_tokens(device: torch.device) -> int:
     return CPU_TILE if device.type == "cpu" else GPU_TILE
 
 
-def summed(hidden: Tensor, weight: Tensor, target: Tensor, *, temperature: float, share: Share, tile: int) -> Summed:
+def summed(
+    hidden: Tensor, weight: Tensor, target: Tensor, *, temperature: float, loss: MicroBatchLoss, tile: int
+) -> SummedLoss:
     """Σ w·l of a micro-batch whose logits are ``hidden · weightᵀ``, with gradients for both.
 
         z = hidden·weightᵀ / temperature,  p = softmax(z),  g = d(Σ w·l) / d log p[target]
@@ -45,22 +47,24 @@ def summed(hidden: Tensor, weight: Tensor, target: Tensor, *, temperature: float
     Args:
         hidden: (T, H); T may be 0.
         weight: (V, H), of the same precision.
-        target: (T,) int64, the tokens whose log-probabilities the share is of.
+        target: (T,) int64, the tokens whose log-probabilities the loss is of.
         temperature: that they were sampled at.
-        share: of a ``Tokenwise`` objective.
+        loss: of a ``PerToken`` objective.
         tile: how many tokens to take at a time.
 
     Returns:
         The loss, whose backward may run once, and the statistics of all tokens.
     """
-    summed, d_hidden, d_weight = _with_gradients(hidden, weight, target, temperature, share, tile)
-    loss = _Known.apply(summed.loss, hidden, weight, d_hidden, d_weight)  # type: ignore[no-untyped-call]  # torch's
-    return summed._replace(loss=loss)
+    summed, d_hidden, d_weight = _with_gradients(hidden, weight, target, temperature, loss, tile)
+    loss_with_gradients = _WithGradients.apply(  # type: ignore[no-untyped-call]  # torch's
+        summed.loss, hidden, weight, d_hidden, d_weight
+    )
+    return summed._replace(loss=loss_with_gradients)
 
 
 @torch.no_grad()
 def logprobs(hidden: Tensor, weight: Tensor, target: Tensor, *, temperature: float, tile: int) -> Tensor:
-    """log π (T,) of ``target`` in fp32, without gradient: bit for bit what ``summed`` passes to its share."""
+    """log π (T,) of ``target`` in fp32, without gradient: bit for bit what ``summed`` passes to the loss."""
     return torch.cat([part.logp_t for part in _tiles(hidden, weight, target, temperature, tile)])
 
 
@@ -96,30 +100,30 @@ def _tiles(hidden: Tensor, weight: Tensor, target: Tensor, temperature: float, t
 
 @torch.no_grad()
 def _with_gradients(
-    hidden: Tensor, weight: Tensor, target: Tensor, temperature: float, share: Share, tile: int
-) -> tuple[Summed, Tensor, Tensor | None]:
+    hidden: Tensor, weight: Tensor, target: Tensor, temperature: float, loss: MicroBatchLoss, tile: int
+) -> tuple[SummedLoss, Tensor, Tensor | None]:
     """The loss and its gradients with respect to ``hidden`` and, unless it is frozen, ``weight``."""
     d_hidden = torch.empty_like(hidden)
     d_weight = torch.zeros_like(weight, dtype=torch.float32) if weight.requires_grad else None
     parts = []
     for place, logp_t, total_t, spread in _tiles(hidden, weight, target, temperature, tile):
-        part, slope_t = _slope(logp_t, share.part(place.start, place.stop))  # of no tokens, it names the statistics
+        part, slope_t = _slope(logp_t, loss.slice(place.start, place.stop))  # of no tokens, it names the statistics
         parts.append(part)
         factor_t = (-slope_t / (total_t * temperature))[:, None]  # d logits = factor · spread
         product = spread.to(weight.dtype)
         torch.mm(product, weight, out=d_hidden[place]).mul_(factor_t)
         if d_weight is not None:
             _add_product(d_weight, product.t(), (factor_t * hidden[place]).to(weight.dtype))
-    loss = torch.stack([part.loss for part in parts]).sum()
+    total = torch.stack([part.loss for part in parts]).sum()
     statistics = {name: torch.cat([part.statistics[name] for part in parts]) for name in parts[0].statistics}
-    return Summed(loss, statistics), d_hidden, None if d_weight is None else d_weight.to(weight.dtype)
+    return SummedLoss(total, statistics), d_hidden, None if d_weight is None else d_weight.to(weight.dtype)
 
 
-def _slope(logp_t: Tensor, share: Share) -> tuple[Summed, Tensor]:
-    """The share of some log-probabilities, and the derivative of its loss with respect to each."""
+def _slope(logp_t: Tensor, loss: MicroBatchLoss) -> tuple[SummedLoss, Tensor]:
+    """The loss of some log-probabilities, and the derivative of its loss with respect to each."""
     with torch.enable_grad():
         leaf_t = logp_t.requires_grad_()
-        summed = share(leaf_t)
+        summed = loss(leaf_t)
         (slope_t,) = torch.autograd.grad(summed.loss, leaf_t)
     return summed._replace(loss=summed.loss.detach()), slope_t
 
@@ -132,7 +136,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.add_(left @ right)
 
 
-class _Known(torch.autograd.Function):
+class _WithGradients(torch.autograd.Function):
     """A number whose gradients are known with it."""
 
     @staticmethod

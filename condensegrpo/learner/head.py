@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from condensegrpo.algorithms.objective import Share, Summed
+from condensegrpo.algorithms.objective import MicroBatchLoss, SummedLoss
 from condensegrpo.learner import fused_head
 
 CHUNK_LOGITS = 2**25  # logits that exist at a time: 128 MB in fp32
@@ -41,23 +41,28 @@ class ChunkedHead(nn.Module):
         self.chunk_tokens = max(1, CHUNK_LOGITS // vocabulary)
 
     def forward(
-        self, hidden: Tensor, target: Tensor, temperature: float, entropy: bool = False, share: Share | None = None
-    ) -> Predicted | Summed:
+        self,
+        hidden: Tensor,
+        target: Tensor,
+        temperature: float,
+        entropy: bool = False,
+        loss: MicroBatchLoss | None = None,
+    ) -> Predicted | SummedLoss:
         """The log-probabilities of ``target`` (T,) after ``hidden`` (T, H) at ``temperature``, or a loss of them.
 
         Args:
             entropy: whether to compute the entropy too; it costs a second product with the head's weight, forward only.
-            share: the loss of the log-probabilities; None: they are returned.
+            loss: the loss of the log-probabilities; None: they are returned.
 
         Returns:
-            The loss if there is a ``share``, and else the log-probabilities.
+            The loss if there is a ``loss``, and else the log-probabilities.
         """
-        if share is None:
+        if loss is None:
             return self._predicted(hidden, target, temperature, entropy)
-        if share.divisible and self._only_multiplies():
+        if loss.divisible and self._only_multiplies():
             weight, tile = cast(Tensor, self.lm_head.weight), fused_head.tile_tokens(hidden.device)
-            return fused_head.summed(hidden, weight, target, temperature=temperature, share=share, tile=tile)
-        return share(self._predicted(hidden, target, temperature, entropy=False).logp_T)
+            return fused_head.summed(hidden, weight, target, temperature=temperature, loss=loss, tile=tile)
+        return loss(self._predicted(hidden, target, temperature, entropy=False).logp_T)
 
     def _only_multiplies(self) -> bool:
         """Whether logits are hidden states times a weight and nothing else: no bias, no adapter, no softcap."""

@@ -5,11 +5,16 @@ Standard library only: the command line reads the rank before it imports torch.
 
 import itertools
 import re
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 
 from condensegrpo.core.errors import ConfigError
 
 FIRST_PORT, PORTS = 20_000, 10_000  # of MASTER_PORT; below the ports that Linux gives to outgoing connections
+EVALUATING = "evaluating"
+EVALUATE_ALONE = (
+    "an evaluation is one. Start it without torchrun, deepspeed or srun; several GPUs sample for it through servers "
+    "(docs/how-to/sample-from-servers.md)"
+)
 LAUNCH = (
     "Launch with torchrun, deepspeed or srun, one process per device; for one process leave the launcher out. See "
     "docs/how-to/train-on-several-devices.md"
@@ -49,19 +54,21 @@ def join_launch(environment: MutableMapping[str, str]) -> None:
             )
 
 
-def check_alone(environment: MutableMapping[str, str]) -> None:
+def launched_rank(environment: Mapping[str, str]) -> int:
+    """The rank of this process, once ``join_launch`` has set it; 0 without a launcher."""
+    return int(environment.get("RANK", "0"))
+
+
+def check_alone(environment: MutableMapping[str, str], doing: str = EVALUATING, remedy: str = EVALUATE_ALONE) -> None:
     """Check that no launcher started this process as one of several.
 
     Raises:
-        ConfigError: one did.
+        ConfigError: one did; the message says what was to be done, and what to do instead.
     """
     join_launch(environment)
     size = environment.get("WORLD_SIZE", "1")
     if int(size) > 1:
-        raise ConfigError(
-            f"evaluating: a launcher started {size} processes, and an evaluation is one. Start it without torchrun, "
-            f"deepspeed or srun; several GPUs sample for it through servers (docs/how-to/sample-from-servers.md)."
-        )
+        raise ConfigError(f"{doing}: a launcher started {size} processes, and {remedy}.")
 
 
 def hosts(nodelist: str) -> list[str]:

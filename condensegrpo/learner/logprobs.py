@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PretrainedConfig, PreTrainedModel
 
-from condensegrpo.algorithms.objective import Share, Summed
+from condensegrpo.algorithms.objective import MicroBatchLoss, SummedLoss
 from condensegrpo.algorithms.packing import PackedBatch, lay_out
 from condensegrpo.algorithms.segments import reply_row
 from condensegrpo.core.errors import ConfigError, LearnerError
@@ -70,23 +70,23 @@ class TrainedLogprobs(nn.Module):
         target: Tensor,
         temperature: float,
         entropy: bool = False,
-        share: Share | None = None,
-    ) -> Predicted | Summed:
+        loss: MicroBatchLoss | None = None,
+    ) -> Predicted | SummedLoss:
         """Log π of ``target`` (T,) predicted at ``source`` (T,) of packed tokens (1, S), as ``PackedBatch`` has them.
 
         Args:
             temperature: that the tokens were sampled at.
             entropy: whether to compute the exact entropy of the distributions too.
-            share: a loss of the log-probabilities; if given, the result is that loss.
+            loss: a loss of the log-probabilities; if given, the result is that loss.
         """
         if self.group is None:
             hidden = self._hidden(token_ids, position_ids, source)
-            return cast(Predicted | Summed, self.head(hidden, target, temperature, entropy, share))
+            return cast(Predicted | SummedLoss, self.head(hidden, target, temperature, entropy, loss))
         which = self.group.trained(token_ids, source)
         hidden = self._hidden(token_ids, position_ids, source[which])
-        if share is not None:
-            share = self.group.share(share, which)
-            return cast(Summed, self.head(hidden, target[which], temperature, entropy, share))
+        if loss is not None:
+            loss = self.group.part_of(loss, which)
+            return cast(SummedLoss, self.head(hidden, target[which], temperature, entropy, loss))
         own: Predicted = self.head(hidden, target[which], temperature, entropy)
         entropy_T = None if own.entropy_T is None else self.group.together(own.entropy_T, which, len(target))
         return Predicted(self.group.together(own.logp_T, which, len(target)), entropy_T)

@@ -66,12 +66,9 @@ def save_tokenizer(path: str, folder: Path) -> None:
 
 def trained_steps(path: str) -> int | None:
     """Optimiser steps of GRPO that the weights of a local folder have taken; None: not known, as of any other model."""
-    folder = Path(path).expanduser()
-    for file in (folder / STEPS_FILE, folder.parent / "manifest.json"):  # of a checkpoint without the former
-        if file.is_file() and (file.parent == folder or folder.name == "model"):
-            found = json.loads(file.read_text(encoding="utf-8")).get("step")
-            return found if isinstance(found, int) else None
-    return None
+    file = Path(path).expanduser() / STEPS_FILE
+    found = json.loads(file.read_text(encoding="utf-8")).get("step") if file.is_file() else None
+    return found if isinstance(found, int) else None
 
 
 def local_source(path: str) -> str | None:

@@ -31,7 +31,7 @@ from torch import Tensor, distributed
 from torch.distributed._functional_collectives import all_reduce, wait_tensor  # torch's, with gradient
 from torch.nn import functional
 
-from condensegrpo.algorithms.objective import Minimised, ObjectiveValue, Share
+from condensegrpo.algorithms.objective import MicroBatchLoss, ObjectiveFunction, ObjectiveValue
 from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.ranks import rank, world_size
@@ -80,15 +80,15 @@ class RankGroup:
         summed: Tensor = wait_tensor(all_reduce(whole_T, "sum", self.group))  # type: ignore[no-untyped-call]  # torch's
         return summed
 
-    def share(self, share: Share, which: Tensor) -> Share:
+    def part_of(self, loss: MicroBatchLoss, which: Tensor) -> MicroBatchLoss:
         """What the trained tokens ``which`` add to the loss; it is computed of all where tokens depend on others."""
-        part = share.batch.trained(which)
-        if share.divisible:
-            return Share(share.objective, part)
-        return Share(partial(self._of_all, share.objective, share.batch, which), part)
+        part = loss.batch.trained(which)
+        if loss.divisible:
+            return MicroBatchLoss(loss.objective, part)
+        return MicroBatchLoss(partial(self._of_all, loss.objective, loss.batch, which), part)
 
     def _of_all(
-        self, objective: Minimised, batch: PackedBatch, which: Tensor, own: Tensor, _part: PackedBatch
+        self, objective: ObjectiveFunction, batch: PackedBatch, which: Tensor, own: Tensor, _part: PackedBatch
     ) -> ObjectiveValue:
         value = objective(self.together(own, which, len(batch.target)), batch)
         return ObjectiveValue(

@@ -104,7 +104,7 @@ def paths(depth: Tensor) -> Paths:
     depths: list[int] = depth.tolist()
     alike: defaultdict[tuple[int, int], list[BranchPiece]] = defaultdict(list)
     for piece in pieces(depths):
-        alike[(piece.end - piece.start - 1) // QUERY_STEP, (len(piece.keys) - 1) // KEY_STEP].append(piece)
+        alike[size_class(piece.end - piece.start, len(piece.keys))].append(piece)
     places = [
         (
             _filled([range(piece.start, piece.end) for piece in group]).to(depth.device),
@@ -140,10 +140,22 @@ def pieces(depths: Sequence[int]) -> list[BranchPiece]:
     for start, end in pairwise([*branch_starts(depths), len(depths)]):
         above = depths[start]
         path[above:] = range(start, end)
-        parts = -(-(end - start) // PIECE)
-        cuts = [start + (end - start) * part // parts for part in range(parts + 1)]
-        cut += [BranchPiece(first, last, path[: above + last - start]) for first, last in pairwise(cuts)]
+        cut += [
+            BranchPiece(start + first, start + last, path[: above + last])
+            for first, last in pairwise(piece_bounds(end - start))
+        ]
     return cut
+
+
+def piece_bounds(length: int) -> list[int]:
+    """Where a branch is cut: pieces of like size of at most ``PIECE`` tokens. Example: 200 tokens give 0, 100, 200."""
+    count = -(-length // PIECE)
+    return [length * piece // count for piece in range(count + 1)]
+
+
+def size_class(queries: int, keys: int) -> tuple[int, int]:
+    """Pieces of the same class share a bucket."""
+    return (queries - 1) // QUERY_STEP, (keys - 1) // KEY_STEP
 
 
 def branch_starts(depths: Sequence[int]) -> list[int]:

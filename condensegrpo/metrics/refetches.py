@@ -36,7 +36,7 @@ def fetches(trajectory: Trajectory) -> Fetches:
         results = {message for message in turn.observations if message.tool_call_id is not None}
         if not results:
             continue
-        asked = tuple((call.name, call.arguments) for call in turn.reply.tool_calls) or ((turn.reply.content.strip(),),)
+        asked = tuple((call.name, call.arguments) for call in turn.reply.tool_calls) or ((turn.reply.text.strip(),),)
         for call in asked:
             calls += 1
             earlier = answered.get(call)

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from condensegrpo.learner.interval_attention import BLOCK
-from condensegrpo.learner.tree_attention import KEY_STEP, PIECE, QUERY_STEP
+from condensegrpo.learner.tree_attention import piece_bounds, size_class
 
 FLOAT = 4  # bytes of fp32: master weights, moments, norms, log-probabilities
 BOOL, INT, INDEX = 1, 4, 8  # of a mask's element, of a block's number, of a token id
@@ -107,11 +107,9 @@ def gathered(branches: Iterable[Branch]) -> Gathered:
     """
     alike: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for branch in branches:
-        parts = -(-branch.length // PIECE)
-        cuts = [branch.length * part // parts for part in range(parts + 1)]
-        for first, last in pairwise(cuts):
+        for first, last in pairwise(piece_bounds(branch.length)):
             queries, keys = last - first, branch.above + last
-            alike[(queries - 1) // QUERY_STEP, (keys - 1) // KEY_STEP].append((queries, keys))
+            alike[size_class(queries, keys)].append((queries, keys))
     sizes = [(len(group), max(size[0] for size in group), max(size[1] for size in group)) for group in alike.values()]
     return Gathered(
         queries=sum(n * queries for n, queries, _ in sizes),

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from condensegrpo.algorithms.objective import Tokenwise
+from condensegrpo.algorithms.objective import PerToken
 from condensegrpo.assembly.learning_signal import objective
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.learner.activation_checkpointing import is_on
@@ -17,7 +17,7 @@ from condensegrpo.learner.head import CHUNK_LOGITS
 from condensegrpo.planning import formulas
 from condensegrpo.planning.architecture import Architecture
 from condensegrpo.planning.formulas import Branch, Decoder, Gathered, MicroBatch, Part, gathered
-from condensegrpo.planning.zero import Device, Held
+from condensegrpo.planning.zero import DeepSpeedMemory, Device
 
 
 class Activations(NamedTuple):
@@ -49,7 +49,7 @@ def largest_batch(config: RunConfig, ranks: int) -> MicroBatch:
 
 
 def learning(
-    config: RunConfig, model: Architecture, batch: MicroBatch, learner: Held, device: Device
+    config: RunConfig, model: Architecture, batch: MicroBatch, learner: DeepSpeedMemory, device: Device
 ) -> dict[str, tuple[Part, ...]]:
     """What comes on top of the weights and the optimiser at each moment of an optimiser step.
 
@@ -57,21 +57,19 @@ def learning(
         batch: of all ranks that compute it together, each with a part of its tokens.
     """
     element, decoder, trained = DTYPES[config.model.dtype].itemsize, model.decoder, model.adapters is None
-    held = activations(config, model, batch, device)
-    own = own_part(config, batch)
-    kept = Part("activations", held.kept)
-    again = Part("a layer, computed again", held.again)
-    backward = formulas.layer_backward_bytes(decoder, own, element, trained=trained)
+    saved, of_rank = activations(config, model, batch, device), rank_part(config, batch)
+    kept, again = Part("activations", saved.kept), Part("a layer, computed again", saved.again)
+    backward = formulas.layer_backward_bytes(decoder, of_rank, element, trained=trained)
     ending = formulas.embedding_backward_bytes(decoder, element) if trained else 0
     return {
-        "LM head": (*learner.forward, kept, _head(config, model, own, device)),
+        "LM head": (*learner.forward, kept, _head(config, model, of_rank, device)),
         "last layer backward": (*learner.forward, kept, again, Part("gradients on their way", backward)),
         "end of backward": (*learner.ending, Part("gradients on their way", ending)),
         "optimiser step": learner.stepping,
     }
 
 
-def own_part(config: RunConfig, batch: MicroBatch) -> MicroBatch:
+def rank_part(config: RunConfig, batch: MicroBatch) -> MicroBatch:
     """A rank's tokens of a micro-batch (``learner.sequence_parallel``)."""
     ranks = config.learner.sequence_parallel
     return replace(batch, tokens=ceil(batch.tokens / ranks), trained=ceil(batch.trained / ranks))
@@ -84,25 +82,25 @@ def activations(config: RunConfig, model: Architecture, batch: MicroBatch, devic
     output by heads and by tokens unless the kernel copies it anyway; fewer key heads than ranks are repeated.
     """
     element, decoder, trained = DTYPES[config.model.dtype].itemsize, model.decoder, model.adapters is None
-    ranks, own = config.learner.sequence_parallel, own_part(config, batch)
+    ranks, of_rank = config.learner.sequence_parallel, rank_part(config, batch)
     output = decoder.queries if ranks > 1 and kernel_of(config, device) != "sdpa" else 0
     repeated = 2 * decoder.keys * max(0, ranks / decoder.kv_heads - 1)
-    exchanged = ceil(element * own.tokens * (output + repeated))  # in a layer
+    exchanged = ceil(element * of_rank.tokens * (output + repeated))  # in a layer
 
     def kernel(layers: int) -> int:
         return ceil(_attention(config, model, replace(decoder, layers=layers), batch, device) / ranks)
 
     if not is_on(config.learner.checkpoint_activations, gpu=device == "gpu"):
         if model.adapters is None:
-            kept = formulas.activation_bytes(decoder, own, element)
+            kept = formulas.activation_bytes(decoder, of_rank, element)
         else:
-            kept = formulas.adapted_activation_bytes(decoder, own, element, width=model.adapters.width)
+            kept = formulas.adapted_activation_bytes(decoder, of_rank, element, width=model.adapters.width)
         return Activations(kept=kept + kernel(decoder.layers) + decoder.layers * exchanged, again=0)
     width = 0 if model.adapters is None else model.adapters.width / decoder.layers
     layer = formulas.layer_bytes(decoder, element, trained=trained) + element * width
     return Activations(
-        kept=formulas.checkpointed_bytes(decoder, own, element, trained=trained) + kernel(0),
-        again=ceil(own.tokens * layer) + kernel(1) - kernel(0) + exchanged,
+        kept=formulas.checkpointed_bytes(decoder, of_rank, element, trained=trained) + kernel(0),
+        again=ceil(of_rank.tokens * layer) + kernel(1) - kernel(0) + exchanged,
     )
 
 
@@ -157,7 +155,7 @@ def _rows_alone(batch: MicroBatch) -> Gathered:
 def _head(config: RunConfig, model: Architecture, batch: MicroBatch, device: Device) -> Part:
     """The head takes one pass unless the objective looks at whole turns."""
     element, trained = DTYPES[config.model.dtype].itemsize, model.adapters is None
-    if isinstance(objective(config.algorithm), Tokenwise):
+    if isinstance(objective(config.algorithm), PerToken):
         tile = tile_tokens(torch.device("cpu" if device == "cpu" else "cuda"))
         size = formulas.head_bytes(model.decoder, batch, tile=tile, element=element, trained=trained)
     else:

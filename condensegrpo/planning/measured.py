@@ -19,7 +19,7 @@ from condensegrpo.assembly.open_learner import open_learner
 from condensegrpo.assembly.runtime import open_sampler
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.protocols import Sampler
-from condensegrpo.core.trajectory import SamplingParams, Segment
+from condensegrpo.core.trajectory import SamplingParams, Segment, TrainedTurn
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.engine import DeepSpeedEngine, close_engine, measure_logprobs, optimizer_step
 from condensegrpo.learner.new_model import new_tokenizer
@@ -138,21 +138,14 @@ def _rows(config: RunConfig) -> int:
 
 def _row(config: RunConfig, vocabulary: int) -> Segment:
     context, outputs = config.rollout.limits.max_context_tokens, config.rollout.limits.max_output_tokens
-    trained = (False,) * context + (True,) * outputs
-    return Segment(
-        token_ids=tuple(place % vocabulary for place in range(context + outputs)),
-        trained=trained,
-        logprobs=tuple(-1.0 * flag for flag in trained),
-        advantages=tuple(1.0 * flag for flag in trained),
-        weights=tuple(1e-3 * flag for flag in trained),
-        trajectory="row",
-        first_turn=0,
-    )
+    turn = TrainedTurn(turn=0, start=context, logprobs=(-1.0,) * outputs, advantage=1.0, weight=1e-3)
+    token_ids = tuple(index % vocabulary for index in range(context + outputs))
+    return Segment(token_ids=token_ids, turns=(turn,), trajectory="row", first_turn=0)
 
 
 async def _sample(sampler: Sampler, config: RunConfig, vocabulary: int) -> None:
     limits = config.rollout.limits
-    prompt = [place % vocabulary for place in range(limits.max_context_tokens)]
+    prompt = [index % vocabulary for index in range(limits.max_context_tokens)]
     await asyncio.gather(
         *(
             sampler.sample(

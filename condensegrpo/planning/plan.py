@@ -19,8 +19,8 @@ from condensegrpo.planning.architecture import Architecture
 from condensegrpo.planning.formulas import MicroBatch, Part, Weights
 from condensegrpo.planning.learning import largest_batch, learning, row_length, sharing
 from condensegrpo.planning.sampling import COLOCATED as COLOCATED
-from condensegrpo.planning.sampling import Place, Sampling, requests, sampling
-from condensegrpo.planning.zero import Device, Held
+from condensegrpo.planning.sampling import RankDevice, SamplerMemory, requests, sampler_memory
+from condensegrpo.planning.zero import DeepSpeedMemory, Device, deepspeed_memory
 
 SHARING_NOTED = 1 << 28  # bytes
 LINEAR_LAYERS = 7  # of a gated decoder layer
@@ -86,21 +86,11 @@ def plan(config: RunConfig, model: Architecture, *, ranks: int, device: Device, 
     Raises:
         ConfigError: the problems of a step do not divide over the ranks.
     """
-    if config.train.problems_per_step % ranks:
-        raise ConfigError(
-            f"planning for {ranks} ranks: train.problems_per_step={config.train.problems_per_step} does not divide "
-            f"over them. Choose a multiple, or another --ranks."
-        )
-    together = config.learner.sequence_parallel
-    if ranks % together:
-        raise ConfigError(
-            f"planning for {ranks} ranks: learner.sequence_parallel={together} ranks compute a micro-batch together, "
-            f"and do not divide them. Set a divisor, or another --ranks."
-        )
-    place = Place(ranks=ranks, device=device, memory=memory if device == "gpu" else None)
+    _check_divides(config, ranks)
+    device_of_rank = RankDevice(ranks=ranks, kind=device, memory=memory if device == "gpu" else None)
     tokens, weights, batch = _tokens(config, ranks), _weights(config, model), largest_batch(config, ranks)
-    sampler = sampling(config, model.decoder, weights, place)
-    learner = zero.held(
+    sampler = sampler_memory(config, model.decoder, weights, device_of_rank)
+    learner = deepspeed_memory(
         weights,
         stage=config.learner.zero_stage,
         ranks=ranks,
@@ -109,30 +99,32 @@ def plan(config: RunConfig, model: Architecture, *, ranks: int, device: Device, 
         several=tokens.micro_batches > 1,
         offload=config.learner.offload.training,
     )
-    reference = _reference(config, weights)
-    moments = learning(config, model, batch, learner, device)
-    if config.learner.offload.reference and device == "gpu":
-        layer = formulas.prefill_bytes(model.decoder, requests=1, length=batch.tokens, element=weights.element)
-        moments["reference pass"] = (*reference, Part("reference: a layer", layer))
-        reference = ()
     return Plan(
         architecture=model,
         weights=weights,
         device=device,
         ranks=ranks,
-        memory=place.memory,
+        memory=device_of_rank.memory,
         batch=batch,
-        requests=requests(config, place),
-        phases=(
-            _loading(sampler, learner),
-            _rolling_out(config, sampler, learner, reference, device),
-            _largest("learning", moments, (*_while_learning(config, sampler), *reference, *learner.always)),
-            _publishing(config, model, weights, sampler, (*reference, *learner.always), place),
-        ),
+        requests=requests(config, device_of_rank),
+        phases=_phases(config, model, weights, batch, sampler, learner, device_of_rank),
         tokens=tokens,
         refusal=sampler.refusal,
         notes=(*sampler.notes, *_notes(config, model, batch, device)),
     )
+
+
+def _check_divides(config: RunConfig, ranks: int) -> None:
+    if config.train.problems_per_step % ranks:
+        raise ConfigError(
+            f"planning for {ranks} ranks: train.problems_per_step={config.train.problems_per_step} does not divide "
+            f"over them. Choose a multiple, or another --ranks."
+        )
+    if ranks % config.learner.sequence_parallel:
+        raise ConfigError(
+            f"planning for {ranks} ranks: learner.sequence_parallel={config.learner.sequence_parallel} ranks compute a "
+            f"micro-batch together, and do not divide them. Set a divisor, or another --ranks."
+        )
 
 
 def _tokens(config: RunConfig, ranks: int) -> Tokens:
@@ -153,45 +145,53 @@ def _weights(config: RunConfig, model: Architecture) -> Weights:
     return Weights(trainable=trained, frozen=frozen, element=DTYPES[config.model.dtype].itemsize)
 
 
-def _reference(config: RunConfig, weights: Weights) -> tuple[Part, ...]:
-    """With adapters the reference is the learner's own base."""
+def _phases(
+    config: RunConfig,
+    model: Architecture,
+    weights: Weights,
+    batch: MicroBatch,
+    sampler: SamplerMemory,
+    learner: DeepSpeedMemory,
+    device: RankDevice,
+) -> tuple[Phase, ...]:
+    """The phases in their order. With adapters the reference is the learner's base, and takes nothing more.
+
+    The sampler is loaded first, and sleeps if it can while DeepSpeed opens. AdamW makes its moments later. A sampler
+    that works ahead does not rest while the learner works.
+    """
+    offload, on_gpu = config.learner.offload, device.kind == "gpu"
     copied = config.algorithm.kl.coefficient and config.model.lora is None
-    return (Part("reference model", weights.bytes),) if copied else ()
-
-
-def _loading(sampler: Sampling, learner: Held) -> Phase:
-    """The sampler is loaded first, and sleeps if it can while DeepSpeed opens. AdamW makes its moments later."""
-    opening = (part for part in learner.always if part.name != zero.MOMENTS)
-    return Phase(name="loading", moment="DeepSpeed opens", parts=(*sampler.resting, *opening, *learner.opening))
-
-
-def _rolling_out(
-    config: RunConfig, sampler: Sampling, learner: Held, reference: Sequence[Part], device: Device
-) -> Phase:
-    away = device == "gpu" and config.learner.offload.rollouts
-    beside = learner.without(zero.MASTERS, zero.MOMENTS, zero.SUMS) if away else learner
-    return _largest("rolling out", sampler.moments, (*reference, *beside.always))
-
-
-def _while_learning(config: RunConfig, sampler: Sampling) -> tuple[Part, ...]:
-    """A sampler that works ahead does not rest."""
-    return sampler.largest if config.rollout.staleness else sampler.resting
+    reference = (Part("reference model", weights.bytes),) if copied else ()
+    moments = learning(config, model, batch, learner, device.kind)
+    if offload.reference and on_gpu:
+        layer = formulas.prefill_bytes(model.decoder, requests=1, length=batch.tokens, element=weights.element)
+        moments["reference pass"] = (*reference, Part("reference: a layer", layer))
+        reference = ()
+    opening = (*learner.without(zero.MOMENTS).always, *learner.opening)
+    away = (zero.MASTERS, zero.MOMENTS, zero.SUMS) if on_gpu and offload.rollouts else ()
+    while_learning = sampler.largest if config.rollout.staleness else sampler.resting
+    return (
+        Phase(name="loading", moment="DeepSpeed opens", parts=(*sampler.resting, *opening)),
+        _largest("rolling out", sampler.moments, (*reference, *learner.without(*away).always)),
+        _largest("learning", moments, (*while_learning, *reference, *learner.always)),
+        _publishing(config, model, weights, sampler, (*reference, *learner.always), device),
+    )
 
 
 def _publishing(
     config: RunConfig,
     model: Architecture,
     weights: Weights,
-    sampler: Sampling,
+    sampler: SamplerMemory,
     always: Sequence[Part],
-    place: Place,
+    device: RankDevice,
 ) -> Phase:
     """Weights go to the sampler one module at a time, the embedding is the largest; a saved policy is copied whole."""
-    sharded = config.learner.zero_stage == 3 and place.ranks > 1
+    sharded = config.learner.zero_stage == 3 and device.ranks > 1
     gathered = Part("gathered weights", weights.element * model.decoder.embedding if sharded else 0)
     merged = Part("merged weight", formulas.merging_bytes(model.decoder, weights.element) if model.adapters else 0)
     parameters = weights.frozen or weights.trainable
-    copied = Part("policy to save", weights.element * parameters if place.device == "cpu" else 0)  # else in main memory
+    copied = Part("policy to save", weights.element * parameters if device.kind == "cpu" else 0)  # else in main memory
     moments = {
         "new weights": (*sampler.updating, gathered, *([merged] if sampler.merges else [])),
         "a checkpoint": (*sampler.awake, gathered, merged, copied),
@@ -217,10 +217,10 @@ def _notes(config: RunConfig, model: Architecture, batch: MicroBatch, device: De
         notes.append("activations are counted as if every linear layer had an adapter")
     if config.model.lora is not None and config.warm_start.steps:
         notes.append("not counted: the warm start, which trains all weights")
-    more = sharing(config, model, batch, device)
-    if more >= SHARING_NOTED:
+    copied = sharing(config, model, batch, device)
+    if copied >= SHARING_NOTED:
         notes.append(
-            f"where rows share a context, each of them gathers its keys anew, which takes up to {more / 2**30:.2f} GiB "
-            f"more; model.attention=flex, which runs on a GPU, gathers nothing"
+            f"where rows share a context, each of them gathers its keys anew, which takes up to {copied / 2**30:.2f} "
+            f"GiB more; model.attention=flex, which runs on a GPU, gathers nothing"
         )
     return notes

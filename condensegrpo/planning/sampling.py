@@ -30,7 +30,7 @@ LARGE_GPU = 70 * GIB  # from here on vLLM computes more at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class SamplerMemory:
     """The sampler's parts at the moments of a run."""
 
     awake: tuple[Part, ...]  # before and after it samples
@@ -47,81 +47,81 @@ class Sampling:
         return max(self.moments.values(), key=lambda parts: sum(part.bytes for part in parts))
 
 
-class Place(NamedTuple):
-    """Where a rank runs."""
+class RankDevice(NamedTuple):
+    """The device on which a rank runs."""
 
     ranks: int  # devices of the run
-    device: Device  # of each
+    kind: Device  # of each
     memory: int | None  # bytes of a GPU, of which vLLM has a share; None: not known, or a CPU
 
 
-def sampling(config: RunConfig, decoder: Decoder, weights: Weights, place: Place) -> Sampling:
+def sampler_memory(config: RunConfig, decoder: Decoder, weights: Weights, device: RankDevice) -> SamplerMemory:
     """What the sampler of a configuration holds on each device."""
     if config.sampler.name == COLOCATED:
-        return _transformers(config, decoder, weights, place)
+        return _transformers(config, decoder, weights, device)
     if config.sampler.name == VLLM:
-        return _vllm(config, decoder, weights, place)
+        return _vllm(config, decoder, weights, device)
     nothing = (Part("sampler: weights", 0),)
     note = f"memory of the sampler {config.sampler.name} is not counted: it samples on devices of its own"
-    return Sampling(
+    return SamplerMemory(
         awake=nothing, moments={"sampled elsewhere": nothing}, resting=nothing, updating=nothing, notes=(note,)
     )
 
 
-def requests(config: RunConfig, place: Place) -> int:
+def requests(config: RunConfig, device: RankDevice) -> int:
     """Requests that are sampled at the same time: every trajectory of a rank has one at most, up to the sampler's most.
 
     They are those of a step or of an evaluation.
     """
     train, evaluate = config.train, config.evaluate
-    trained = train.problems_per_step // place.ranks * train.samples_per_problem
-    evaluated = ceil(evaluate.problems / place.ranks) * evaluate.samples
+    trained = train.problems_per_step // device.ranks * train.samples_per_problem
+    evaluated = ceil(evaluate.problems / device.ranks) * evaluate.samples
     most: object = max(trained, evaluated)
     if config.sampler.name == COLOCATED:
         most = config.sampler.options.get("max_batch", MAX_BATCH)
     elif config.sampler.name == VLLM:
-        most = _engine(config, place).max_num_seqs
+        most = _engine(config, device).max_num_seqs
     if not isinstance(most, int) or most < 1:
         raise ConfigError(f"planning the sampler: sampler.options.max_batch is {most!r}, wanted a number from 1 on.")
     return min(most, max(trained, evaluated))
 
 
-def _transformers(config: RunConfig, decoder: Decoder, weights: Weights, place: Place) -> Sampling:
-    element, waiting = _element(config), requests(config, place)
+def _transformers(config: RunConfig, decoder: Decoder, weights: Weights, device: RankDevice) -> SamplerMemory:
+    element, waiting = _element(config), requests(config, device)
     context, longest = _lengths(config)
-    own = _weights(weights, element)
+    copy = _weights(weights, element)
     prompts = formulas.cache_bytes(decoder, requests=waiting, length=context, element=element)
     cache = formulas.cache_bytes(decoder, requests=waiting, length=longest, element=element)
     layer = formulas.prefill_bytes(decoder, requests=waiting, length=context, element=element)
     logits = formulas.decoding_bytes(decoder, requests=waiting, element=element)
-    return Sampling(
-        awake=(own,),
+    return SamplerMemory(
+        awake=(copy,),
         moments={
-            "prompts": (own, Part(CACHE, prompts), Part("sampler: a layer", layer)),
-            "last token": (own, Part(CACHE, cache), Part("sampler: logits", logits)),
+            "prompts": (copy, Part(CACHE, prompts), Part("sampler: a layer", layer)),
+            "last token": (copy, Part(CACHE, cache), Part("sampler: logits", logits)),
         },
-        resting=(own,),
-        updating=(own,),
+        resting=(copy,),
+        updating=(copy,),
     )
 
 
-def _vllm(config: RunConfig, decoder: Decoder, weights: Weights, place: Place) -> Sampling:
+def _vllm(config: RunConfig, decoder: Decoder, weights: Weights, device: RankDevice) -> SamplerMemory:
     """On a GPU vLLM takes its share whole; where that is not known, what all requests at once can use."""
-    settings, element, longest = _engine(config, place), _element(config), _lengths(config)[1]
-    own = _weights(weights, element)
+    settings, element, longest = _engine(config, device), _element(config), _lengths(config)[1]
+    copy = _weights(weights, element)
     rank = native_rank(config.model.lora, dtype=_dtype(config))
     adapters = Part("sampler: adapters", _adapters(config, weights, rank) * element)
     step = formulas.sampling_step_bytes(
         decoder, tokens=settings.max_num_batched_tokens or 0, requests=settings.max_num_seqs or 0, element=element
     )
-    waiting = requests(config, place)
+    waiting = requests(config, device)
     useful = formulas.paged_cache_bytes(decoder, requests=waiting, length=longest, element=element)
     least = useful // waiting  # of one request
     if settings.kv_cache_gib is not None:
         cache, option = int(settings.kv_cache_gib * GIB), "kv_cache_gib"
-    elif place.memory is not None:
-        share = int(settings.gpu_memory_utilization * place.memory)
-        cache, option = share - own.bytes - adapters.bytes - step, "gpu_memory_utilization"
+    elif device.memory is not None:
+        vllm_bytes = int(settings.gpu_memory_utilization * device.memory)
+        cache, option = vllm_bytes - copy.bytes - adapters.bytes - step, "gpu_memory_utilization"
     else:
         cache, option = useful, ""
     refusal = (
@@ -129,14 +129,14 @@ def _vllm(config: RunConfig, decoder: Decoder, weights: Weights, place: Place) -
         f"values, and a request of {longest:,} tokens takes {least / GIB:.2f} GiB"
     )
     unknown = "keys and values of vLLM are those of all requests at once; --device-memory says how much it has for them"
-    taken = (own, adapters, Part(CACHE, max(cache, least)), Part("sampler: a step", step))
-    sleeps = place.device == "gpu" and config.sampler.options.get("sleep") is not False
-    woken = (own, adapters) if sleeps else taken
+    taken = (copy, adapters, Part(CACHE, max(cache, least)), Part("sampler: a step", step))
+    sleeps = device.kind == "gpu" and config.sampler.options.get("sleep") is not False
+    woken = (copy, adapters) if sleeps else taken
     on_its_way = Part("a weight on its way", element * decoder.embedding if rank is None else 0)
-    return Sampling(
+    return SamplerMemory(
         awake=taken,
         moments={"vLLM's share": taken},
-        resting=(Part(own.name, 0),) if sleeps else taken,
+        resting=(Part(copy.name, 0),) if sleeps else taken,
         updating=(*woken, on_its_way),
         merges=rank is None,
         refusal=refusal if cache < least else None,
@@ -144,17 +144,17 @@ def _vllm(config: RunConfig, decoder: Decoder, weights: Weights, place: Place) -
     )
 
 
-def _engine(config: RunConfig, place: Place) -> EngineSettings:
+def _engine(config: RunConfig, device: RankDevice) -> EngineSettings:
     """The settings of vLLM's engine, with the sizes that are chosen by the device."""
-    found: Any = config.sampler.options.get("engine", {})
+    options: Any = config.sampler.options.get("engine", {})
     try:
-        settings: EngineSettings = TypeAdapter(EngineSettings).validate_python(found)
+        settings: EngineSettings = TypeAdapter(EngineSettings).validate_python(options)
     except ValidationError as error:
-        raise ConfigError(f"planning the sampler: sampler.options.engine is {found!r}: {error}") from error
-    large = place.memory is not None and place.memory >= LARGE_GPU
+        raise ConfigError(f"planning the sampler: sampler.options.engine is {options!r}: {error}") from error
+    large = device.memory is not None and device.memory >= LARGE_GPU
     return replace(
         settings,
-        kv_cache_gib=settings.kv_cache_gib or (1.0 if place.device == "cpu" else None),
+        kv_cache_gib=settings.kv_cache_gib or (1.0 if device.kind == "cpu" else None),
         max_num_seqs=settings.max_num_seqs or (1024 if large else 256),
         max_num_batched_tokens=settings.max_num_batched_tokens or (16384 if large else 8192),
     )
@@ -184,5 +184,5 @@ def _element(config: RunConfig) -> int:
 def _lengths(config: RunConfig) -> tuple[int, int]:
     """Tokens of the longest context, and of the longest one with its reply, in training and every evaluation."""
     limits = [varied.rollout.limits for varied in evaluations(config).values()]
-    context = max(each.max_context_tokens for each in limits)
-    return context, max(each.max_context_tokens + each.max_output_tokens for each in limits)
+    context = max(limit.max_context_tokens for limit in limits)
+    return context, max(limit.max_context_tokens + limit.max_output_tokens for limit in limits)

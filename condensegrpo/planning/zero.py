@@ -19,12 +19,12 @@ from condensegrpo.planning.formulas import FLOAT, Part, Weights
 GATHERED = 1_000_000_000  # elements that stage 3 keeps gathered at most (stage3_max_live_parameters)
 
 MOMENTS = "Adam's moments"
-MASTERS, SUMS = "fp32 masters", "gradients, summed"
+MASTERS, SUMS, REDUCTION = "fp32 masters", "gradients, summed", "reduction over ranks"
 
 Device = Literal["cpu", "gpu"]
 
 
-class Held(NamedTuple):
+class DeepSpeedMemory(NamedTuple):
     """What there is always, and what comes on top of it at the moments of an optimiser step."""
 
     always: tuple[Part, ...]
@@ -33,12 +33,12 @@ class Held(NamedTuple):
     ending: tuple[Part, ...]  # at the end of its backward pass
     stepping: tuple[Part, ...]  # in the reduction over ranks and the optimiser's step
 
-    def without(self, *names: str) -> "Held":
+    def without(self, *names: str) -> "DeepSpeedMemory":
         """The same, some parts left out."""
-        return Held(*(tuple(part for part in parts if part.name not in names) for parts in self))
+        return DeepSpeedMemory(*(tuple(part for part in parts if part.name not in names) for parts in self))
 
 
-def held(
+def deepspeed_memory(
     weights: Weights,
     *,
     stage: int,
@@ -47,7 +47,7 @@ def held(
     embedding: int,
     several: bool,
     offload: Offload = "none",
-) -> Held:
+) -> DeepSpeedMemory:
     """What DeepSpeed holds on each of ``ranks`` devices.
 
     Args:
@@ -58,122 +58,91 @@ def held(
         embedding: elements of the largest trainable parameter.
         offload: what is in main memory instead of a GPU's; on a CPU that is the same.
     """
-    whole = _held(weights, stage, ranks, device, embedding, several, offload)
-    if offload == "none" or device == "cpu":
-        return whole
-    moved = whole.without(MASTERS, "masters' copy", MOMENTS, SUMS)
+    on_gpu = device == "gpu"
+    if stage == 3:
+        gathers = ranks > 1 or offload == "optimiser_and_weights"
+        memory = _everything_sharded(weights, ranks, on_gpu, gathers=gathers)
+    elif stage == 2:
+        memory = _gradients_sharded(weights, ranks, embedding, several, on_gpu)
+    else:
+        memory = _gradients_whole(weights, stage, ranks, embedding, several, on_gpu, offload)
+    if offload == "none" or not on_gpu:
+        return memory
+    moved = memory.without(MASTERS, "masters' copy", MOMENTS, SUMS)
     return moved.without("weights") if offload == "optimiser_and_weights" else moved
 
 
-def _held(
-    weights: Weights, stage: int, ranks: int, device: Device, embedding: int, several: bool, offload: Offload
-) -> Held:
-    parameters, element = weights.trainable, weights.element
-    begun = parameters if several else 0
-    ended = parameters if several else parameters - embedding
-    bucket = Part("bucket", element * min(BUCKET, parameters))
-    if element != FLOAT and stage < 2 and offload == "none":
-        return _bf16(weights, ranks, begun, ended)
-    if stage == 0 and element == FLOAT:
-        return Held(
-            always=(Part("weights", weights.bytes), _moments(parameters)),
-            opening=(),
-            forward=(_gradients(begun),),
-            ending=(_gradients(ended),),
-            stepping=(_gradients(parameters), _reduction(FLOAT * min(parameters, BUCKET))),
-        )
-    if stage <= 1:
-        return _stage1(weights, ranks, begun, ended, bucket, device)
-    if stage == 2:
-        return _stage2(weights, ranks, embedding, several, bucket, device)
-    return _stage3(weights, ranks, bucket, device, gathers=ranks > 1 or offload == "optimiser_and_weights")
+def _bucket(weights: Weights) -> Part:
+    return Part("bucket", weights.element * min(BUCKET, weights.trainable))
 
 
-def _gradients(parameters: int) -> Part:
-    return Part("gradients", FLOAT * parameters)
+def _optimiser_state(elements: int) -> tuple[Part, Part]:
+    return Part(MASTERS, FLOAT * elements), Part(MOMENTS, 2 * FLOAT * elements)
 
 
-def _moments(parameters: int) -> Part:
-    return Part(MOMENTS, 2 * FLOAT * parameters)
-
-
-def _masters(parameters: int) -> Part:
-    return Part(MASTERS, FLOAT * parameters)
-
-
-def _loaded(weights: Weights) -> Part:
+def _flattening(weights: Weights) -> Part:
     """Trainable weights before they are flattened."""
     return Part("weights, as loaded", weights.element * weights.trainable)
 
 
-def _reduction(size: int) -> Part:
-    return Part("reduction over ranks", size)
+def _gradients_whole(
+    weights: Weights, stage: int, ranks: int, embedding: int, several: bool, on_gpu: bool, offload: Offload
+) -> DeepSpeedMemory:
+    """Stages 0 and 1: every rank has the gradients of all parameters, and reduces them at the end of the step.
 
-
-def _share(parameters: int, ranks: int) -> int:
-    """The largest rank's part."""
-    return -(-parameters // ranks)
-
-
-def _bf16(weights: Weights, ranks: int, begun: int, ended: int) -> Held:
-    """Fresh gradients in bfloat16 until the next optimiser step, and their sums in fp32, always and on every rank."""
-    parameters, own, element = weights.trainable, _share(weights.trainable, ranks), weights.element
-    sums = Part(SUMS, FLOAT * parameters)
-    return Held(
-        always=(Part("weights", weights.bytes), _masters(own), _moments(own), sums),
-        opening=(_loaded(weights),),
-        forward=(Part("gradients", element * begun),),
-        ending=(Part("gradients", element * ended),),
-        stepping=(_reduction(FLOAT * min(parameters, BUCKET)),),
+    In float32 they add up where they are; stage 1 sends them through the bucket. BF16_Optimizer has fresh ones in
+    bfloat16 until the next optimiser step, and their sums in fp32 always.
+    """
+    parameters, narrow = weights.trainable, weights.element != FLOAT and offload == "none"
+    plain = stage == 0 and weights.element == FLOAT  # torch's AdamW
+    bucket = () if plain or narrow else (_bucket(weights),)
+    reduced = bucket[0].bytes if bucket else FLOAT * min(parameters, BUCKET)
+    reserved = bucket if on_gpu else ()
+    masters, moments = _optimiser_state(-(-parameters // ranks))
+    state = (masters, moments, Part(SUMS, FLOAT * parameters)) if narrow else (masters, moments)
+    size = weights.element if narrow else FLOAT  # of a fresh gradient
+    fresh = Part("gradients", size * parameters)
+    return DeepSpeedMemory(
+        always=(Part("weights", weights.bytes), *(_optimiser_state(parameters)[1:] if plain else state)),
+        opening=() if plain else (_flattening(weights),),
+        forward=(fresh if several else Part(fresh.name, 0), *reserved),
+        ending=(fresh if several else Part(fresh.name, size * (parameters - embedding)), *reserved),
+        stepping=(*(() if narrow else (fresh,)), Part(REDUCTION, reduced)),
     )
 
 
-def _stage1(weights: Weights, ranks: int, begun: int, ended: int, bucket: Part, device: Device) -> Held:
-    """Gradients of all micro-batches add up where they are, and go through the bucket at the end."""
-    own = _share(weights.trainable, ranks)
-    waiting = (bucket,) if device == "gpu" else ()
-    return Held(
-        always=(Part("weights", weights.bytes), _masters(own), _moments(own)),
-        opening=(_loaded(weights),),
-        forward=(_gradients(begun), *waiting),
-        ending=(_gradients(ended), *waiting),
-        stepping=(_gradients(weights.trainable), _reduction(bucket.bytes)),
-    )
-
-
-def _stage2(weights: Weights, ranks: int, embedding: int, several: bool, bucket: Part, device: Device) -> Held:
-    """Gradients go into the bucket as they come; what a rank answers for is added up in fp32."""
-    own, element = _share(weights.trainable, ranks), weights.element
-    sums = Part(SUMS, FLOAT * own)
+def _gradients_sharded(weights: Weights, ranks: int, embedding: int, several: bool, on_gpu: bool) -> DeepSpeedMemory:
+    """Stage 2: gradients go into the bucket as they come; what a rank answers for is added up in fp32."""
+    shard, element, bucket = -(-weights.trainable // ranks), weights.element, _bucket(weights)
+    sums = Part(SUMS, FLOAT * shard)
     before = (sums,) if several else ()
     reached = Part(bucket.name, min(bucket.bytes, element * (weights.trainable - embedding)))
     widened = FLOAT * embedding if element != FLOAT else 0  # the largest gradient in fp32, on its way to the sum
-    return Held(
-        always=(Part("weights", weights.bytes), _masters(own), _moments(own)),
-        opening=(_loaded(weights), Part("masters' copy", element * own)),
-        forward=(*before, bucket) if device == "gpu" else before,
-        ending=(*before, bucket if device == "gpu" else reached),
-        stepping=(sums, bucket, _reduction(bucket.bytes + widened)),
+    return DeepSpeedMemory(
+        always=(Part("weights", weights.bytes), *_optimiser_state(shard)),
+        opening=(_flattening(weights), Part("masters' copy", element * shard)),
+        forward=(*before, bucket) if on_gpu else before,
+        ending=(*before, bucket if on_gpu else reached),
+        stepping=(sums, bucket, Part(REDUCTION, bucket.bytes + widened)),
     )
 
 
-def _stage3(weights: Weights, ranks: int, bucket: Part, device: Device, *, gathers: bool) -> Held:
-    """Everything in N parts; what forward gathers stays, since stage 3 keeps up to ``GATHERED`` elements for reuse."""
-    own, element = _share(weights.trainable, ranks), weights.element
+def _everything_sharded(weights: Weights, ranks: int, on_gpu: bool, *, gathers: bool) -> DeepSpeedMemory:
+    """Stage 3: everything in N parts; what forward gathers stays, since it keeps up to ``GATHERED`` elements."""
+    shard, element, bucket = -(-weights.trainable // ranks), weights.element, _bucket(weights)
     parameters = weights.trainable + weights.frozen
     gathered = (Part("gathered weights", element * min(parameters, GATHERED)),) if gathers else ()
-    widened = FLOAT * _share(min(weights.trainable, BUCKET), ranks) if element != FLOAT else 0  # a rank's part in fp32
-    sent = bucket.bytes if device == "cpu" else 0  # gloo reduces a copy, by the measured peak
-    return Held(
+    widened = FLOAT * -(-min(weights.trainable, BUCKET) // ranks) if element != FLOAT else 0  # a rank's part in fp32
+    copied = 0 if on_gpu else bucket.bytes  # gloo reduces a copy, by the measured peak
+    return DeepSpeedMemory(
         always=(
-            Part("weights", element * _share(parameters, ranks)),
-            _masters(own),
-            _moments(own),
-            Part(SUMS, FLOAT * own),
+            Part("weights", element * -(-parameters // ranks)),
+            *_optimiser_state(shard),
+            Part(SUMS, FLOAT * shard),
             bucket,
         ),
         opening=(Part("weights, as loaded", weights.bytes),),
         forward=gathered,
         ending=gathered,
-        stepping=(*gathered, _reduction(bucket.bytes + max(sent, widened))),
+        stepping=(*gathered, Part(REDUCTION, bucket.bytes + max(copied, widened))),
     )

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from pathlib import Path
 
-from condensegrpo.evaluation.comparison import Comparison, Figures
+from condensegrpo.evaluation.comparison import Comparison, ContenderFigures
 from condensegrpo.reporting.run_plot import HELD_OUT, MARKERS, TRAIN, VARIANTS
 
 COLOURS = (HELD_OUT, TRAIN, *VARIANTS, "#000000", "#999999")
@@ -18,7 +18,7 @@ def plot(comparison: Comparison, stem: Path) -> tuple[Path, ...]:
 
         figure = Figure(figsize=(9, 4), layout="constrained")
         panels = figure.subplots(1, 2, sharey=True)
-        lines: dict[str, list[Figures]] = defaultdict(list)
+        lines: dict[str, list[ContenderFigures]] = defaultdict(list)
         for figures in comparison.figures:
             lines[figures.contender.label].append(figures)
         for index, (label, points) in enumerate(lines.items()):

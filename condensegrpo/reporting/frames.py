@@ -97,6 +97,6 @@ def turn_rows(scored: ScoredTrajectory, credit: Credit | None) -> Iterator[dict[
             "weight": credit.weights[index] if credit and index < len(credit.weights) else None,  # of one token
             "tool_attempts": turn.tool_attempts,
             "tool_successes": turn.tool_successes,
-            "reply": turn.reply.content,
-            "observations": "\n".join(message.content for message in turn.observations),
+            "reply": turn.reply.text,
+            "observations": "\n".join(message.text for message in turn.observations),
         }

@@ -46,7 +46,7 @@ import asyncio
 from condensegrpo.assembly.exported import open_engine
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Problem, Step
-from condensegrpo.rollout.episode import run_episode
+from condensegrpo.episodes.episode import run_episode
 
 
 class World:
@@ -54,7 +54,7 @@ class World:
         return (Message(role="user", content={question!r}),)
 
     async def step(self, reply: Message) -> Step:
-        print("policy:", reply.content)
+        print("policy:", reply.text)
         return Step(observations=(Message(role="user", content="Go on."),))  # or Step(done=True, answer="…")
 
 

@@ -6,7 +6,6 @@ drawn at the end only, and last: of a run with a picture and its last evaluation
 
 import json
 import math
-import shlex
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,9 +16,9 @@ from condensegrpo.config.resumed import recorded_changes
 from condensegrpo.config.yaml_tree import read_yaml
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.wording import counted
+from condensegrpo.inspection.page import page, shell_path
+from condensegrpo.inspection.samples import SampleReader, SampleSet
 from condensegrpo.reporting.curves import PANELS, SHARES, Metrics, Series, series, variants
-from condensegrpo.reporting.page import page
-from condensegrpo.reporting.samples import SampleReader, SampleSet
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
@@ -88,7 +87,9 @@ def write_page(run_folder: Path, reader: SampleReader | None = None, *, file: Pa
     """
     run, file = RunFolder(run_folder), file or run_folder / "report.html"
     report = run_report(run, reader or SampleReader(run))
-    text = page(report.name, report, styles=("page.css", "report.css"), scripts=("page.js", "report.js"))
+    styles = ("inspection/page.css", "reporting/report.css")
+    scripts = ("inspection/page.js", "reporting/report.js")
+    text = page(report.name, report, styles=styles, scripts=scripts)
     write_atomically(file, text)
     return file
 
@@ -206,9 +207,3 @@ def _leaves(tree: object, key: str) -> Iterator[tuple[str, str]]:
             yield from _leaves(part, f"{key}.{name}" if key else str(name))
     else:
         yield key, tree if isinstance(tree, str) else json.dumps(tree, ensure_ascii=False, default=str)
-
-
-def shell_path(path: Path) -> str:
-    """A path as it is typed in the working directory: relative if it lies inside."""
-    inside = path.resolve()
-    return shlex.quote(str(inside.relative_to(Path.cwd()) if inside.is_relative_to(Path.cwd()) else path))

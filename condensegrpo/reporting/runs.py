@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from condensegrpo.config.load import HELD_OUT, load_stored
+from condensegrpo.config.load import HELD_OUT, load_config
 from condensegrpo.core.errors import CondenseError
 from condensegrpo.metrics.estimates import Interval, paired_difference
 from condensegrpo.storage.evaluations import correctness, stored_evaluations
@@ -29,7 +29,7 @@ class RunStatus(StrEnum):
     FINISHED = "finished"  # the last step is evaluated
     STOPPED = "stopped"  # it can be continued
     FAILED = "failed"  # its last start ended with an error
-    UNREADABLE = "unreadable"  # a file is damaged, or the configuration is of another version
+    UNREADABLE = "unreadable"  # a file is damaged, or the configuration is not valid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ def summary(path: Path, folder: Path) -> RunSummary:
     steps: int | None = None
     try:
         lines = read_metrics(run.metrics)
-        steps = load_stored(run.config).train.steps
+        steps = load_config(run.config).train.steps
     except CondenseError:
         readable = False
     evaluated = [line for line in lines if "eval/success" in line]
@@ -118,7 +118,7 @@ def comparison(runs: Sequence[RunFolder]) -> RunComparison:
         CondenseError: a configuration or a file of a run cannot be read.
     """
     names = _names([run.path for run in runs])
-    settings = [_leaves(load_stored(run.config).model_dump(mode="json", exclude={"name", "runs_dir"})) for run in runs]
+    settings = [_leaves(load_config(run.config).model_dump(mode="json", exclude={"name", "runs_dir"})) for run in runs]
     keys = dict.fromkeys(key for each in settings for key in each)
     rows = {key: tuple(each.get(key) for each in settings) for key in keys}
     evaluated = [_Evaluated(run, _latest_evaluations(run)) for run in runs]

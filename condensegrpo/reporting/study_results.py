@@ -11,14 +11,14 @@ from condensegrpo.config.load import HELD_OUT
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.study import Study
 from condensegrpo.core.wording import counted
-from condensegrpo.evaluation.figures import place
+from condensegrpo.evaluation.figures import metric_prefix
 from condensegrpo.evaluation.study import (
     ArmComparison,
     ArmFigures,
-    Course,
     EvaluationFigures,
     LearningCurve,
-    Outcome,
+    SeedCurve,
+    SeedOutcome,
     StudyFigures,
     evaluation_figures,
     learning_curve,
@@ -121,7 +121,7 @@ def _cell(interval: Interval, form: str = "{:.3f}") -> str:
     return f"{value} [{low}, {high}]"
 
 
-def _outcome(config: RunConfig, evaluation: str) -> Outcome:
+def _outcome(config: RunConfig, evaluation: str) -> SeedOutcome:
     """One evaluation of a run, from its trajectories and metrics."""
     folder = RunFolder(Path(config.runs_dir) / config.name)
     success, context = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
@@ -130,18 +130,18 @@ def _outcome(config: RunConfig, evaluation: str) -> Outcome:
         context[scored.trajectory.problem_id].append(float(scored.trajectory.max_context_tokens))
     lines = {line["step"]: line for line in _evaluated(folder)}
     before, after = (_metrics(lines[step], evaluation) for step in (0, config.train.steps))
-    return Outcome(seed=config.seed, success=_means(success), context=_means(context), before=before, after=after)
+    return SeedOutcome(seed=config.seed, success=_means(success), context=_means(context), before=before, after=after)
 
 
 def _metrics(line: Mapping[str, float], evaluation: str) -> dict[str, float]:
     """The metrics of one evaluation in a line of all."""
-    prefix = f"{place(evaluation)}/"
+    prefix = f"{metric_prefix(evaluation)}/"
     return {key.removeprefix(prefix): value for key, value in line.items() if key.startswith(prefix)}
 
 
-def _course(config: RunConfig) -> Course:
+def _course(config: RunConfig) -> SeedCurve:
     lines = _evaluated(RunFolder(Path(config.runs_dir) / config.name))
-    return Course(seed=config.seed, success={int(line["step"]): line["eval/success"] for line in lines})
+    return SeedCurve(seed=config.seed, success={int(line["step"]): line["eval/success"] for line in lines})
 
 
 def _evaluated(folder: RunFolder) -> Iterator[dict[str, float]]:

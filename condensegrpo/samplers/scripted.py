@@ -41,11 +41,6 @@ class ScriptedSampler:
         self._seconds = seconds
         self.version = 0  # of the last update
 
-    @property
-    def plugins(self) -> Sequence[object]:
-        """The functions of its script."""
-        return [each for each in (self._agent, self._seconds) if callable(each)]
-
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """The next reply of the script.
 

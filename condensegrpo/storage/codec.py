@@ -55,9 +55,8 @@ def _plain(value: object) -> dict[str, object] | list[object] | str:
 
 def _decode(kind: Any, value: object, place: str) -> object:  # noqa: ANN401  a type or a typing construct
     origin = get_origin(kind)
-    if origin in (Union, UnionType):  # X | None, the one union that the data has
-        inner = next(part for part in get_args(kind) if part is not NoneType)
-        return None if value is None else _decode(inner, value, place)
+    if origin in (Union, UnionType):
+        return None if value is None else _decode(_member_of(get_args(kind), value), value, place)
     if origin is Literal:
         return _member(get_args(kind), value, place)
     if origin in (tuple, Sequence):
@@ -76,6 +75,20 @@ def _decode(kind: Any, value: object, place: str) -> object:  # noqa: ANN401  a 
     if type(value) is not kind:
         raise _fault(place, _WORDS[kind], value)
     return value
+
+
+def _member_of(kinds: Sequence[Any], value: object) -> Any:  # noqa: ANN401  as _decode
+    """The kind of a union that a value has by its shape: a list, an object with these fields, or another value."""
+    known = [kind for kind in kinds if kind is not NoneType]
+    for kind in known if len(known) > 1 else ():
+        is_list = get_origin(kind) in (tuple, Sequence)
+        if isinstance(value, list) and is_list:
+            return kind
+        if isinstance(value, dict) and is_dataclass(kind) and set(value) <= set(_decoders(cast(Any, kind))):
+            return kind
+        if not isinstance(value, list | dict) and not is_list and type(value) is kind:
+            return kind
+    return known[0]
 
 
 def _items(kind: Any, value: object, place: str) -> Sequence[object]:  # noqa: ANN401  as _decode

@@ -65,19 +65,19 @@ def make_folder(path: Path) -> None:
         raise write_error(path, error) from error
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that readers, also after a crash, see either the old text or the new text.
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file so that readers, also after a crash, see either the old content or the new.
 
     Raises:
         RunError: the disk is full or the file cannot be written.
     """
     try:
-        replace_text(path, text)
+        replace_file(path, content)
     except OSError as error:
         raise write_error(path, error) from error
 
 
-def replace_text(path: Path, text: str) -> None:
+def replace_file(path: Path, content: str | bytes) -> None:
     """As ``write_atomically``, for callers that handle errors of the file system themselves.
 
     Raises:
@@ -86,7 +86,7 @@ def replace_text(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}{TEMPORARY}{os.getpid()}")
     try:
         with temporary.open("wb", buffering=0) as file:
-            _write_all(file.fileno(), text.encode())
+            _write_all(file.fileno(), content.encode() if isinstance(content, str) else content)
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError:

@@ -32,7 +32,7 @@ class AnswerEnvironment:
 
     async def step(self, reply: Message) -> Step:
         """What the user says to a reply, or the end: its answer, or none, which is a format error."""
-        answer = read_answer(reply.content, self.answer_style)
+        answer = read_answer(reply.text, self.answer_style)
         if answer is None and self.reminder:
             return Step(observations=(Message(role="user", content=self.reminder),))
         if answer is not None and self._followed_up < len(self.follow_ups):

@@ -3,7 +3,7 @@
 import re
 from typing import Literal
 
-from condensegrpo.rollout.toolformats import Malformed, Native, Tagged, parsed_arguments
+from condensegrpo.episodes.toolformats import Malformed, Native, Tagged, parsed_arguments
 
 AnswerStyle = Literal["single", "first_or_boxed", "last", "reply"]
 

@@ -82,9 +82,9 @@ class BfclMemory:
 
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
         """Whether a note has the form of one, or an answer stands in the notes; ``None`` where nothing was noted."""
-        if context[-1].content != ASKED:
+        if context[-1].text != ASKED:
             return reply.startswith(NOTED)
-        notes = context[-2].content.removeprefix(NOTED)
+        notes = context[-2].text.removeprefix(NOTED)
         return None if notes == NOTHING else bool(reply.strip()) and stands((reply,), notes)
 
     def corpus(self) -> Iterable[str]:

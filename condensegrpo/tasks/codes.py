@@ -19,7 +19,7 @@ from annotated_types import Ge, Le
 
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Demonstration, Problem, Split
-from condensegrpo.rollout.toolformats import Tagged
+from condensegrpo.episodes.toolformats import Tagged
 from condensegrpo.tasks.answer_environment import AnswerEnvironment, head
 from condensegrpo.tasks.answers import is_call_or_answer
 from condensegrpo.tasks.drawn import is_held_out
@@ -68,13 +68,13 @@ class Codes:
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
         """Whether a reply is one call with the code that is asked for, or one answer."""
         calls = TAGGED.parse(reply)
-        asked = next(message.content for message in context if message.role == "user")
+        asked = next(message.text for message in context if message.role == "user")
         return is_call_or_answer(TAGGED, reply, tool=TOOL, argument="query") and (not calls or reply == _call(asked))
 
     def corpus(self) -> Iterable[str]:
         """Every word of the task."""
         yield from (SYSTEM, _call(" ".join(WORDS)))
-        yield from (f"{TAGGED.result('', TOOL, str(digit)).content} {_answer(str(digit))}" for digit in range(10))
+        yield from (f"{TAGGED.result('', TOOL, str(digit)).text} {_answer(str(digit))}" for digit in range(10))
 
 
 def _call(code: str) -> str:

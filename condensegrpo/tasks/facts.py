@@ -184,7 +184,7 @@ class FactsEnvironment:
 
     async def step(self, reply: Message) -> Step:
         """The page that was asked for; the end after anything else, with the answer if the pages were all read."""
-        words = _TAGS.words(reply.content)
+        words = _TAGS.words(reply.text)
         page = _page(words)
         if page is None:
             return Step(done=True, answer=_answer(words) if self._pages_read == len(self.pages) else None)
@@ -211,8 +211,8 @@ class _Due:
 
 
 def _due(context: Sequence[Message]) -> _Due:
-    asked = context[0].content.split()
-    texts = [message.content.split() for message in context[1:] if message.role == "tool"]
+    asked = context[0].text.split()
+    texts = [message.text.split() for message in context[1:] if message.role == "tool"]
     texts = [words for words in texts if _PAGE.fullmatch(words[0])]
     facts = dict(word.split(":") for words in texts for word in words if ":" in word)
     shown = [int(words[0][1:]) for words in texts]

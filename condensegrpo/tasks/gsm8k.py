@@ -22,8 +22,7 @@ from annotated_types import Ge
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Demonstration, Problem
-from condensegrpo.rollout.settings import ToolFormatName
-from condensegrpo.rollout.toolformats import JSON_FORMATS, Native, Tagged
+from condensegrpo.episodes.toolformats import JSON_FORMATS, Native, Tagged
 from condensegrpo.storage.rows import read_rows, require_columns
 from condensegrpo.tasks.answer_environment import QuestionTask, head
 from condensegrpo.tasks.answers import AnswerStyle, is_call_or_answer
@@ -74,7 +73,7 @@ class Gsm8k(QuestionTask):
 
     data: str  # training rows, see ``rows.read_rows``; ``openai/gsm8k:main`` on a machine with a hub
     eval_data: str  # held-out rows
-    tool_format: ToolFormatName = "tagged"  # that of ``rollout.tools.format``
+    tool_format: str = "tagged"  # that of ``rollout.tools.format``
     system: str | None = None  # the system message, in place of one that explains the tool; empty for none
     answer_style: AnswerStyle = "single"  # how an answer is read from a reply, see ``answers.read_answer``
     keep_last: Annotated[int, Ge(0)] = 3  # turns that a demonstration shows, as the condenser ``last_k`` would
@@ -83,7 +82,8 @@ class Gsm8k(QuestionTask):
     def __post_init__(self) -> None:
         self._format = JSON_FORMATS["native" if self.tool_format == "native" else "tagged"]
         if self.system is None:
-            self.system = CODE_SYSTEM if self.tool_format == "code" else _system(self._format)
+            known = {"code": CODE_SYSTEM, "native": _system(self._format), "tagged": _system(self._format)}
+            self.system = known.get(self.tool_format, "")  # another format explains itself
         train = _problems(self.data, "train", limit=self.max_examples)
         self._splits = split(train, _problems(self.eval_data, "test"), source=self.data)
 
@@ -115,7 +115,7 @@ class Gsm8k(QuestionTask):
         yield from (problem.question for problem in self.problems("train"))
         for lesson in self._lessons():
             turns = [self._unit(at, each) for at, each in enumerate(lesson.sums)]
-            yield from (message.content for unit in turns for message in unit.messages)
+            yield from (message.text for unit in turns for message in unit.messages)
             yield _final(lesson.problem)
 
     def _lessons(self) -> Iterator[_Lesson]:

@@ -167,7 +167,7 @@ class LedgerEnvironment:
 
     async def step(self, reply: Message) -> Step:
         """The next operation after one note; the end after the answer that was asked for, or after anything else."""
-        words = _TAGS.words(reply.content)
+        words = _TAGS.words(reply.text)
         if self._shown > len(self.operations):
             return Step(done=True, answer=_answer(words))
         note = _TAGS.inside(words, "note")
@@ -191,11 +191,11 @@ class _Due:
 
 def _due(context: Sequence[Message]) -> _Due:
     """What follows from a context: the latest reply's value (else the start value) and the newest observation."""
-    start = next(int(word) for word in context[0].content.split() if word.isdigit())
+    start = next(int(word) for word in context[0].text.split() if word.isdigit())
     replies = [message for message in context if message.role == "assistant"]
-    noted = _value(_TAGS.words(replies[-1].content)) if replies else None
+    noted = _value(_TAGS.words(replies[-1].text)) if replies else None
     before = start if noted is None else noted
-    newest = context[-1].content.strip()
+    newest = context[-1].text.strip()
     first = newest.partition(" ")[0]  # a checked operation is shown three times
     operation = first if first in OPERATIONS else None
     value = before if operation is None else _apply(before, operation)

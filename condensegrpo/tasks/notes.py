@@ -134,7 +134,7 @@ class NotesEnvironment:
     async def step(self, reply: Message) -> Step:
         """The next message; after the last one, the end with the answer."""
         if self._sent == len(self.messages):
-            return Step(done=True, answer=self.answer(reply.content))
+            return Step(done=True, answer=self.answer(reply.text))
         self._sent += 1
         return Step(observations=(Message(role="user", content=self.messages[self._sent - 1]),))
 
@@ -158,9 +158,9 @@ def _shown(history: History) -> tuple[Message, ...]:
 
 def _known(context: Sequence[Message]) -> tuple[dict[str, str], str | None]:
     """Numbers by the question that asks for them, from the last note and the newest message; the question, if asked."""
-    note = next((message.content for message in reversed(context) if message.role == "assistant"), "")
+    note = next((message.text for message in reversed(context) if message.role == "assistant"), "")
     facts = {_asks(name, thing): number for name, thing, number in re.findall(r"(\w+) (\w+) (\d+)", note)}
-    newest = context[-1].content
+    newest = context[-1].text
     if fact := _SAID.fullmatch(newest):
         facts[_asks(fact[1], fact[2])] = fact[3]
     return facts, newest if newest.startswith("Which number") else None

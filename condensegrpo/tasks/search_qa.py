@@ -14,7 +14,7 @@ from annotated_types import Ge, Gt, Lt
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Demonstration, Problem
-from condensegrpo.rollout.toolformats import Tagged
+from condensegrpo.episodes.toolformats import Tagged
 from condensegrpo.storage.rows import Row, read_rows, require_columns
 from condensegrpo.tasks.answer_environment import QuestionTask, head
 from condensegrpo.tasks.answers import AnswerStyle, is_call_or_answer

@@ -111,7 +111,7 @@ class Stories:
             history = self._read(problem, read, rng)
             for unit in history.units if self.turns == "all" else ():
                 context = self._shown(history.with_units(history.units[: unit.turn]))
-                yield Demonstration(context=context, reply=unit.reply.content, problem=problem)
+                yield Demonstration(context=context, reply=unit.reply.text, problem=problem)
             context = self._summarised(history, rng) if self.history == "summary" else self._shown(history)
             yield Demonstration(context=context, reply=self._demonstrated_reply(context, rng), problem=problem)
 
@@ -129,7 +129,7 @@ class Stories:
         """Every word of the task."""
         yield f"{_question(NAMES)} {UNKNOWN} {READ} {DONE} <note> </note> <answer> </answer>"
         if self.history == "summary":
-            yield f"{REQUEST} {Summary(text='', through=0, tokens=0).unit.results[0].content}"
+            yield f"{REQUEST} {Summary(text='', through=0, tokens=0).unit.results[0].text}"
         yield from (_sentence("", verb, place) for verb in (*MOVES, *TALKS) for place in PLACES)
 
     def _demonstrated(self) -> "Stories":
@@ -200,7 +200,7 @@ class Stories:
 
     def _asks_for_note(self, context: Sequence[Message]) -> bool:
         """Whether a context whose answer is not due wants a note that says where people are."""
-        return self.history != "summary" or context[-1].content.split()[-1] == REQUEST
+        return self.history != "summary" or context[-1].text.split()[-1] == REQUEST
 
     def _demonstrated_reply(self, context: Sequence[Message], rng: random.Random) -> str:
         known = _known(context)
@@ -225,7 +225,7 @@ class StoriesEnvironment:
 
     async def step(self, reply: Message) -> Step:
         """The next chunk after a note; the end after the answer that is due, or after anything else."""
-        words = _TAGS.words(reply.content)
+        words = _TAGS.words(reply.text)
         if self._sent == len(self.chunks):
             return Step(done=True, answer=_answer(words))
         if _TAGS.inside(words, "note") is None:
@@ -236,13 +236,13 @@ class StoriesEnvironment:
 
 def _known(context: Sequence[Message]) -> Mapping[str, str]:
     """Where everybody who is asked for is, from the notes and chunks of a context in their order."""
-    known = {name: UNKNOWN for name in context[0].content.split() if name in NAMES}
+    known = {name: UNKNOWN for name in context[0].text.split() if name in NAMES}
     for message in context[1:]:
         if message.role == "assistant":
-            note = _TAGS.inside(_TAGS.words(message.content), "note") or ()
+            note = _TAGS.inside(_TAGS.words(message.text), "note") or ()
             said = list(zip(note[::2], note[1::2], strict=False))
         else:
-            said = _MOVED.findall(message.content)
+            said = _MOVED.findall(message.text)
         known |= {name: place for name, place in said if name in known and place != UNKNOWN}
     return known
 
@@ -256,7 +256,7 @@ def _said(places: Mapping[str, str]) -> str:
 
 
 def _is_due(context: Sequence[Message]) -> bool:
-    return context[-1].content.split()[-1] == DONE
+    return context[-1].text.split()[-1] == DONE
 
 
 def _distractor(rng: random.Random, asked: Sequence[str]) -> str:

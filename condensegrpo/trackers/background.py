@@ -4,13 +4,13 @@ training ──log──▶ bounded queue ──▶ thread: start, log, log_tabl
          ◀─────────── messages: where the tracker's run is, the first failure ───────────┘
 """
 
-import queue
-import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
 from condensegrpo.core.credentials import redacted
+from condensegrpo.core.daemon_thread import DaemonThread
 from condensegrpo.core.failures import message_of
 from condensegrpo.core.table import Table
 from condensegrpo.core.tracking import Artifact, LogsArtifacts, LogsTables, RunStart, StartedRun, StartsRun, Tracker
@@ -26,14 +26,13 @@ class BackgroundTracker:
     def __init__(self, name: str, tracker: Tracker, *, capacity: int = CAPACITY) -> None:
         """Start the thread of a tracker, named as in the configuration."""
         self._name, self._tracker = name, tracker
-        self._calls: queue.Queue[Call | None] = queue.Queue(capacity)
-        self._messages: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._messages: SimpleQueue[str] = SimpleQueue()
         self._refused = False  # its run could not be opened: nothing else is tried
         self._failed = 0  # calls, counted in the tracker's thread
         self._dropped = 0  # calls, and all of them: counted in the thread that trains
         self._total = 0
-        self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
-        self._thread.start()
+        self._thread = DaemonThread(f"tracker {name}")
+        self._capacity = capacity
 
     @property
     def artifacts(self) -> tuple[Artifact, ...]:
@@ -81,19 +80,14 @@ class BackgroundTracker:
 
     def end(self) -> None:
         """Close the tracker once everything that waits is recorded; ``wait`` waits for it."""
-        while True:
-            try:
-                return self._calls.put_nowait(None)
-            except queue.Full:  # the oldest that waits makes room
-                with suppress(queue.Empty):
-                    self._calls.get_nowait()
-                    self._dropped += 1
+        self._thread.submit(partial(self._try, self._tracker.close))
+        self._thread.close()
 
     def wait(self, seconds: float) -> str:
         """Wait for the end at most so long; returns what was lost, or nothing."""
-        self._thread.join(max(0.0, seconds))
-        unfinished = self._thread.is_alive()
-        lost = self._failed + self._dropped + (self._calls.qsize() if unfinished else 0)
+        unfinished = not self._thread.join(max(0.0, seconds))
+        # of the calls that did not end, the one under way is a record too, and the closing that waits is none
+        lost = self._failed + self._dropped + (self._thread.waiting if unfinished else 0)
         if not lost and not unfinished:
             return ""
         end = " and did not end in time" if unfinished else ""
@@ -101,20 +95,18 @@ class BackgroundTracker:
 
     def _put(self, call: Call) -> None:
         self._total += 1
-        try:
-            self._calls.put_nowait(call)
-        except queue.Full:
-            self._dropped += 1
-            if self._dropped == 1:
-                self._messages.put(f"tracker {self._name} is too slow: records are dropped")
+        if self._thread.waiting < self._capacity:
+            self._thread.submit(partial(self._record, call))
+            return
+        self._dropped += 1
+        if self._dropped == 1:
+            self._messages.put(f"tracker {self._name} is too slow: records are dropped")
 
-    def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
-            if self._refused:
-                self._failed += 1
-            else:
-                self._try(call)
-        self._try(self._tracker.close)
+    def _record(self, call: Call) -> None:
+        if self._refused:
+            self._failed += 1
+        else:
+            self._try(call)
 
     def _try(self, call: Call) -> None:
         try:

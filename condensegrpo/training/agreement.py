@@ -40,8 +40,8 @@ def check_equal(config: RunConfig, problems: dict[str, int]) -> None:
 
     Nodes may read different files of the same name. ``runs_dir`` may differ, since rank 0 alone reads it.
     """
-    own = {**config.model_dump(mode="json", exclude={"runs_dir"}), "problems": problems}
-    different = differences(ranks.from_first(own), own)
+    here = {**config.model_dump(mode="json", exclude={"runs_dir"}), "problems": problems}
+    different = differences(ranks.from_first(here), here)
     text = "; ".join(f"{key} is {old!r} on rank 0 and {new!r} here" for key, (old, new) in different.items())
     for rank, (host, fault) in enumerate(ranks.gather((socket.gethostname(), text))):
         if fault:
@@ -66,13 +66,13 @@ def check_shared(folder: Path) -> None:
         except OSError as error:
             raise write_error(mark, error) from error
     ranks.barrier()
-    own = "" if _appears(mark) else f"rank {ranks.rank()} on {socket.gethostname()}"
-    blind = [rank for rank in ranks.gather(own) if rank]
+    blind = "" if _appears(mark) else f"rank {ranks.rank()} on {socket.gethostname()}"
+    all_blind = [rank for rank in ranks.gather(blind) if rank]
     if ranks.rank() == 0:
         mark.unlink()
-    if blind:
+    if all_blind:
         raise RunError(
-            f"checking the run folder {folder}: {', '.join(blind)} cannot see there what rank 0 on "
+            f"checking the run folder {folder}: {', '.join(all_blind)} cannot see there what rank 0 on "
             f"{ranks.from_first(socket.gethostname())} writes. The folder must be on a file system that all nodes "
             f"share: all ranks write trajectories, evaluations and their parts of a checkpoint into it, and load a "
             f"new or warm-started model and the checkpoint of a resumed run from it. Set runs_dir to such a folder."

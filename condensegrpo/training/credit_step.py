@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from condensegrpo.algorithms.advantages import Moments, moments, whiten
+from condensegrpo.algorithms.advantages import Estimate, Moments, Term, moments, whiten
 from condensegrpo.algorithms.credit import Scores, condense_turns, scores_of, turn_counts, turn_tokens
 from condensegrpo.algorithms.losses import Totals, share_of_summaries, token_weights, totals, with_share
 from condensegrpo.algorithms.settings import Aggregation, AggregationSettings, StopSettings
@@ -18,11 +18,11 @@ from condensegrpo.core.failures import Failure
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.thread_call import result_in_thread
 from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.episodes.player import COUNT_SECONDS
 from condensegrpo.learner import ranks
 from condensegrpo.metrics.credit import Credited, credit_metrics
 from condensegrpo.metrics.trajectories import facts_of, multi_turn, summarise
-from condensegrpo.rollout.player import COUNT_SECONDS
-from condensegrpo.storage.credit import Credit, write_credit
+from condensegrpo.storage.credit import Credit, CreditTerm, write_credit
 from condensegrpo.training.rollout_step import StepBatch
 
 T = TypeVar("T")
@@ -33,6 +33,7 @@ class StepCredit(NamedTuple):
     """Scores, advantages and weights of the N trajectories that train."""
 
     scores: Scores
+    terms: tuple[Term, ...]  # that the advantages were the sum of, before they were whitened
     advantage_NK: Tensor
     weight_NK: Tensor  # of one trained token of the turn
     kl_weight_NK: Tensor | None  # of the KL term of one; None: weight_NK
@@ -40,7 +41,7 @@ class StepCredit(NamedTuple):
 
 def give_credit(
     kept: Sequence[ScoredTrajectory],
-    estimator: Callable[[Scores], Tensor],
+    estimator: Callable[[Scores], Estimate],
     aggregation: AggregationSettings,
     *,
     stops: StopSettings,
@@ -53,7 +54,7 @@ def give_credit(
     """
     scores = scores_of(kept, stops)
     tokens_NK = turn_tokens(kept)
-    advantage_NK = estimator(scores)
+    advantage_NK, terms = estimator(scores)
     if whitened:
         everywhere = Moments(*ranks.sum_over_ranks(moments(advantage_NK, tokens_NK)))
         advantage_NK = whiten(advantage_NK, tokens_NK, moments=everywhere)
@@ -65,7 +66,7 @@ def give_credit(
         condense_NK = condense_turns(kept)
         total, summaries = ranks.sum_over_ranks(share_of_summaries(weight_NK, tokens_NK, condense_NK))
         weight_NK = with_share(weight_NK, condense_NK, share=share, total=total, summaries=summaries)
-    return StepCredit(scores, advantage_NK, weight_NK, weights_of(kl_aggregation) if kl_aggregation else None)
+    return StepCredit(scores, terms, advantage_NK, weight_NK, weights_of(kl_aggregation) if kl_aggregation else None)
 
 
 def record_credit(path: Path, batch: StepBatch, credit: StepCredit, *, stops: StopSettings) -> None:
@@ -76,9 +77,10 @@ def record_credit(path: Path, batch: StepBatch, credit: StepCredit, *, stops: St
             advantages=tuple(advantage_K[: len(scored.trajectory.turns)]),
             weights=tuple(weight_K[: len(scored.trajectory.turns)]),
             handling=stops.of(scored.trajectory.stop),
+            terms=terms,
         )
-        for scored, advantage_K, weight_K in zip(
-            batch.kept, credit.advantage_NK.tolist(), credit.weight_NK.tolist(), strict=True
+        for scored, advantage_K, weight_K, terms in zip(
+            batch.kept, credit.advantage_NK.tolist(), credit.weight_NK.tolist(), _terms(batch.kept, credit), strict=True
         )
     ]
     rows += [_no_credit(scored, "mask") for scored in batch.masked]
@@ -86,6 +88,42 @@ def record_credit(path: Path, batch: StepBatch, credit: StepCredit, *, stops: St
     of_all_ranks = _over_ranks(rows)
     if ranks.rank() == 0:
         write_credit(path, of_all_ranks)
+
+
+def _terms(kept: Sequence[ScoredTrajectory], credit: StepCredit) -> Iterator[tuple[CreditTerm, ...]]:
+    """The terms of every trajectory that it has at any of its turns."""
+    columns = [
+        (
+            term.name,
+            _listed(term.value_NK),
+            None if term.applies_NK is None else _listed(term.applies_NK),
+            {name: _listed(number) for name, number in term.numbers.items()},
+        )
+        for term in credit.terms
+    ]
+    for index, scored in enumerate(kept):
+        turns = len(scored.trajectory.turns)
+        terms = []
+        for name, value, applies, numbers in columns:
+            values = value[index][:turns]
+            has = applies[index][:turns] if applies is not None else [1.0]
+            width = max(len(values), len(has))
+            if any(has):
+                pairs = zip(_wide(values, width), _wide(has, width), strict=True)
+                shown = tuple(each if yes else None for each, yes in pairs)
+                listed = {key: tuple(number[index][:turns]) for key, number in numbers.items()}
+                terms.append(CreditTerm(name=name, values=shown, numbers=listed))
+        yield tuple(terms)
+
+
+def _listed(value: Tensor) -> list[list[float]]:
+    """A tensor (N,) or (N, K) as a list a trajectory, of one number or of one a turn."""
+    rows: list[list[float]] = (value[:, None] if value.dim() == 1 else value).tolist()
+    return rows
+
+
+def _wide(values: Sequence[float], width: int) -> Sequence[float]:
+    return list(values) * width if len(values) == 1 else values
 
 
 def _no_credit(scored: ScoredTrajectory, handling: Literal["mask", "drop"]) -> Credit:
@@ -124,18 +162,19 @@ def step_metrics(
 
 def condenser_counts(counts: Counts, observer: Observer) -> dict[str, float]:
     """What the condensers of all ranks counted in this step; nothing of one that fails, which is reported."""
-    own = result_in_thread(counts, name="the counts of the condenser", seconds=COUNT_SECONDS)
-    if isinstance(own, Failure):
-        observer.failed(str(own), own.traceback)
+    counted = result_in_thread(counts, name="the counts of the condenser", seconds=COUNT_SECONDS)
+    if isinstance(counted, Failure):
+        observer.failed(str(counted), counted.traceback)
     sums: dict[str, float] = {}
-    for counted in ranks.gather({} if isinstance(own, Failure) else own):
-        for name, value in counted.items():
+    for of_rank in ranks.gather({} if isinstance(counted, Failure) else counted):
+        for name, value in of_rank.items():
             sums[f"condenser/{name}"] = sums.get(f"condenser/{name}", 0.0) + value
     return sums
 
 
-def _over_ranks(own: Sequence[T]) -> list[T]:
-    return [item for share in ranks.gather(list(own)) for item in share]
+def _over_ranks(rows: Sequence[T]) -> list[T]:
+    """The rows of all ranks."""
+    return [row for of_rank in ranks.gather(list(rows)) for row in of_rank]
 
 
 def _credited(

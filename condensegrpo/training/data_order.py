@@ -13,12 +13,13 @@ def _permutation(seed: int, epoch: int, size: int) -> tuple[int, ...]:
 
 
 def indices(*, seed: int, step: int, count: int, size: int) -> tuple[int, ...]:
-    """The indices of the problems of one step: ``count`` of ``size``, each once an epoch, every epoch shuffled anew.
+    """The indices of the problems of one step: ``count`` of ``size``, each once an epoch.
 
-    Step 0 takes the first ``count`` of the first epoch's permutation, step 1 the next, across the epochs' borders.
+    Every epoch has another order. Step 0 takes the first ``count`` of the first epoch's, step 1 the next, across the
+    borders of epochs.
     """
-    places = range(step * count, (step + 1) * count)
-    return tuple(_permutation(seed, place // size, size)[place % size] for place in places)
+    cursor = range(step * count, (step + 1) * count)
+    return tuple(_permutation(seed, position // size, size)[position % size] for position in cursor)
 
 
 def spare_indices(*, seed: int, step: int, number: int, count: int, size: int, used: Sequence[int]) -> tuple[int, ...]:

@@ -28,10 +28,10 @@ def check_disjoint(components: Components) -> None:
     for name, part in components.evaluations.items():
         for problem in part.problems("eval")[: part.config.evaluate.problems]:
             held_out.setdefault(_content(problem), f"{problem.id} of the evaluation {name}")
-    for place, problem in (*_trained(components), *_demonstrated(components)):
-        if (held := held_out.get(_content(problem))) is not None:
+    for source, problem in (*_trained(components), *_demonstrated(components)):
+        if (evaluated := held_out.get(_content(problem))) is not None:
             raise DataError(
-                f"checking the held-out problems of {config.name}: {held} is also {problem.id} of {place}: "
+                f"checking the held-out problems of {config.name}: {evaluated} is also {problem.id} of {source}: "
                 f"{problem.question[:80]!r}. Remove it from one of the two; else success measures memory."
             )
 

@@ -18,14 +18,14 @@ from condensegrpo.learner.atomic_folder import temporary_folder
 from condensegrpo.learner.new_model import new_model, save_new
 from condensegrpo.learner.settings import NewModel
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.training.warm_start import Lessons, Probe, discard_progress, warm_start
+from condensegrpo.training.warm_start import Probe, RenderedDemonstrations, discard_progress, warm_start
 
 
 def base_policy(config: RunConfig, task: Task, folder: RunFolder) -> str:
     """The folder or Hub id of the policy before any training. A new model is made once, in ``origin/new``.
 
     Raises:
-        ConfigError: a new model is wanted, and the task has no corpus for its tokenizer.
+        ConfigError: a new model is configured, and the task has no corpus for its tokenizer.
     """
     if config.model.new is None:
         return str(config.model.path)
@@ -54,7 +54,7 @@ def first_policy(
     settings, warm = config.warm_start, folder.path / "origin" / "warm"
     if settings.steps == 0:
         return source
-    if ranks.from_first(warm.is_dir()):  # asked on rank 0 alone: other nodes' NFS caches would remember its absence
+    if ranks.from_first(warm.is_dir()):  # looked up on rank 0 alone: other nodes' NFS caches would remember its absence
         discard_progress(warm)
         return str(warm)
     if ranks.from_first(learned_otherwise(folder, config)):
@@ -62,7 +62,7 @@ def first_policy(
         discard_progress(warm)
     if ranks.rank() == 0:
         store_configuration(folder, config, first_step=0)
-    lessons = Lessons(
+    demonstrations = RenderedDemonstrations(
         task=demonstrating(components.task, "warming up", "it has no demonstrations. Set warm_start.steps=0"),
         renderer=renderer_for(components, source),
         toolbox=components.toolbox,
@@ -72,7 +72,7 @@ def first_policy(
     warm_start(
         source,
         warm,
-        lessons=lessons,
+        demonstrations=demonstrations,
         open_learner=partial(
             open_learner,
             config,
@@ -82,7 +82,7 @@ def first_policy(
         ),
         settings=settings,
         probe=Probe(
-            lessons=lessons,
+            demonstrations=demonstrations,
             open_sampler=partial(open_sampler, config),
             turns=settings.probe_turns,
             max_output_tokens=config.rollout.limits.max_output_tokens,

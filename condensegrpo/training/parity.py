@@ -1,4 +1,4 @@
-"""Whether a sampler tells the learner's probabilities of its own samples, also right after a change of the weights.
+"""Whether a sampler reports the learner's probabilities of its samples, also right after a change of the weights.
 
 Everything that an importance ratio is made of is compared here on real parts: the configured sampler, the learner under
 DeepSpeed, a real optimiser step between them. A sampler whose weights were not synchronised, whose cache answers for
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from condensegrpo.algorithms.objective import Tokenwise, supervised
+from condensegrpo.algorithms.objective import PerToken, supervised
 from condensegrpo.algorithms.segments import reply_row
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.open_learner import open_learner
@@ -35,7 +35,7 @@ MICRO_BATCH = 4096  # tokens
 MOVED = 0.01  # nats; a step that moves the samples' log-probabilities by less would prove nothing
 
 
-class Bounds(NamedTuple):
+class ParityBounds(NamedTuple):
     """How far sampler and learner may be apart."""
 
     largest_gap: float  # nats
@@ -43,11 +43,11 @@ class Bounds(NamedTuple):
 
 
 BOUNDS = {
-    ("float32", "cpu"): Bounds(1e-4, 1e-3),
-    ("float32", "cuda"): Bounds(1e-2, 1e-3),  # GPUs multiply fp32 with fewer bits in some kernels
+    ("float32", "cpu"): ParityBounds(1e-4, 1e-3),
+    ("float32", "cuda"): ParityBounds(1e-2, 1e-3),  # GPUs multiply fp32 with fewer bits in some kernels
     # measured on a CPU: 0.09 and 7e-4. A missed update is a nat apart
-    ("bfloat16", "cpu"): Bounds(0.3, 1e-2),
-    ("bfloat16", "cuda"): Bounds(0.3, 1e-2),
+    ("bfloat16", "cpu"): ParityBounds(0.3, 1e-2),
+    ("bfloat16", "cuda"): ParityBounds(0.3, 1e-2),
 }
 
 
@@ -60,16 +60,16 @@ class Parity:
     largest_gap: float  # nats, of |log π_sampler − log π_learner|
     mean_ratio: float  # of π_learner / π_sampler
 
-    def holds(self, bounds: Bounds) -> bool:
+    def holds(self, bounds: ParityBounds) -> bool:
         """Whether an importance ratio may be made of the two; NaN does not hold."""
         return self.largest_gap <= bounds.largest_gap and abs(self.mean_ratio - 1) <= bounds.ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """A sampler before and after an optimiser step that it was told of."""
+class ParityTrial:
+    """A sampler before and after an optimiser step whose weights it received."""
 
-    bounds: Bounds
+    bounds: ParityBounds
     before: tuple[Parity, ...]
     after: tuple[Parity, ...]
     moved: float  # nats, the mean change of the first samples' log-probabilities by the step
@@ -85,7 +85,7 @@ class Trial:
         return self.moved_enough and all(parity.holds(self.bounds) for parity in (*self.before, *self.after))
 
 
-def configuration(sampler: str, options: Mapping[str, Any]) -> RunConfig:
+def parity_config(sampler: str, options: Mapping[str, Any]) -> RunConfig:
     """A model of a few thousand parameters with tied embeddings, and the sampler in question.
 
     With ``model.lora`` the step trains adapters, and the sampler gets them as in a run.
@@ -103,7 +103,7 @@ def configuration(sampler: str, options: Mapping[str, Any]) -> RunConfig:
     )
 
 
-def trial(config: RunConfig, folder: RunFolder) -> Trial:
+def parity_trial(config: RunConfig, folder: RunFolder) -> ParityTrial:
     """Make the model, sample, take an optimiser step on the samples, send the weights, and sample the same prompts.
 
     A sampler that can sleep does so during the step, as in a run.
@@ -125,10 +125,10 @@ def trial(config: RunConfig, folder: RunFolder) -> Trial:
         if isinstance(sampler, Sleeps):
             sampler.sleep(keep_weights=False)
         old_T = torch.cat(measure_logprobs(learner, batches))
-        optimizer_step(learner, batches, Tokenwise(supervised))
+        optimizer_step(learner, batches, PerToken(supervised))
         new_T = torch.cat(measure_logprobs(learner, batches))
         sampler.update_weights(sampled_weights(sampler, learner), 1)
-        return Trial(
+        return ParityTrial(
             bounds=BOUNDS[config.model.dtype, learner.device.type],
             before=before,
             after=_compared(learner, sampler, prompts),

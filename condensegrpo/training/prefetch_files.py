@@ -19,7 +19,7 @@ FILES = ("kept", "masked", "dropped")  # fields of StepBatch
 
 
 def write_batches(checkpoint: Path, batches: Mapping[int, StepBatch]) -> None:
-    """Write this rank's share of batches, by step, into the folder of a checkpoint."""
+    """Write this rank's part of batches, by step, into the folder of a checkpoint."""
     for step, batch in batches.items():
         folder = _folder(checkpoint) / f"step_{step:06d}"
         folder.mkdir(parents=True)
@@ -29,9 +29,9 @@ def write_batches(checkpoint: Path, batches: Mapping[int, StepBatch]) -> None:
 
 
 def read_batches(checkpoint: Path) -> dict[int, StepBatch]:
-    """This rank's share of the batches that ``write_batches`` wrote, by step; empty if the checkpoint has none.
+    """This rank's part of the batches that ``write_batches`` wrote, by step; empty if the checkpoint has none.
 
-    If another number of ranks wrote them, their groups are shared out again, as ``BatchRollout`` shares them out.
+    If another number of ranks wrote them, their groups are distributed as ``BatchRollout`` distributes them.
 
     Raises:
         CheckpointError: a file ends in half a line.
@@ -39,33 +39,33 @@ def read_batches(checkpoint: Path) -> dict[int, StepBatch]:
     """
     writers = len([*(checkpoint / FOLDER).glob("rank_*")])
     if writers == ranks.world_size():
-        return _read_share(_folder(checkpoint))
-    shares = [_read_share(checkpoint / FOLDER / f"rank_{number}") for number in range(writers)]
-    steps = sorted({step for share in shares for step in share})
-    return {step: _own_groups([share[step] for share in shares if step in share]) for step in steps}
+        return _read_part(_folder(checkpoint))
+    parts = [_read_part(checkpoint / FOLDER / f"rank_{number}") for number in range(writers)]
+    steps = sorted({step for part in parts for step in part})
+    return {step: _groups_of_rank([part[step] for part in parts if step in part]) for step in steps}
 
 
-def _read_share(folder: Path) -> dict[int, StepBatch]:
+def _read_part(folder: Path) -> dict[int, StepBatch]:
     return {
         int(each.name.removeprefix("step_")): StepBatch(*(_read(each / f"{name}.jsonl") for name in FILES))
         for each in sorted(folder.glob("step_*"))
     }
 
 
-def _own_groups(shares: Sequence[StepBatch]) -> StepBatch:
+def _groups_of_rank(parts: Sequence[StepBatch]) -> StepBatch:
     """This rank's groups of a batch, in the order of their problems."""
-    batch = reduce(add, shares)
-    places = sorted({_place(scored) for scored in batch.trajectories})
-    own = frozenset(places[ranks.rank() :: ranks.world_size()])
-    parts = (
-        tuple(sorted((scored for scored in part if _place(scored) in own), key=_place))
-        for part in (batch.kept, batch.masked, batch.dropped)
+    batch = reduce(add, parts)
+    indices = sorted({_problem_index(scored) for scored in batch.trajectories})
+    chosen = frozenset(indices[ranks.rank() :: ranks.world_size()])
+    kept = (
+        tuple(sorted((scored for scored in each if _problem_index(scored) in chosen), key=_problem_index))
+        for each in (batch.kept, batch.masked, batch.dropped)
     )
-    return StepBatch(*parts)
+    return StepBatch(*kept)
 
 
-def _place(scored: ScoredTrajectory) -> int:
-    """The place of the problem in its step: 12 of the group 6/12."""
+def _problem_index(scored: ScoredTrajectory) -> int:
+    """The index of the problem in its step: 12 of the group 6/12."""
     return int(scored.trajectory.group_id.rpartition("/")[2])
 
 

@@ -1,10 +1,7 @@
 """Resuming a run: its newest checkpoint, the batches that were prefetched then, and the folder rewound to it."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-from condensegrpo.config.load import validate
-from condensegrpo.config.renames import converted
 from condensegrpo.config.resumed import store_configuration
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.observer import Observer
@@ -49,7 +46,7 @@ def resume(
         batches = restore_batches(
             newest,
             settings=rollout_settings(config),
-            stored_settings=stored_settings(config, state.get("sampled_by", {})),
+            stored_settings=state["sampled_by"],
             last_step=config.train.steps,
             say=observer.say,
         )
@@ -72,17 +69,6 @@ def rewind(folder: RunFolder, config: RunConfig, *, after: int) -> None:
         folder.truncate_after(after)
         store_configuration(folder, config, first_step=after + 1)
     ranks.barrier()
-
-
-def stored_settings(config: RunConfig, stored: Mapping[str, Any]) -> dict[str, object]:
-    """The ``rollout_settings`` of a checkpoint, under the current names of keys.
-
-    Keys that its version did not have get their defaults; sections that it did not store could not be changed then.
-    """
-    own = config.model_dump(mode="json")
-    sections = converted(stored)
-    sections["train"] = {**own["train"], **sections.get("train", {})}
-    return rollout_settings(validate({**own, **sections}, source="of the checkpoint"))
 
 
 def rollout_settings(config: RunConfig) -> dict[str, object]:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
-from torch import Tensor
-
+from condensegrpo.algorithms.advantages import Estimate
 from condensegrpo.algorithms.credit import Scores, idle_groups, scores_of, split_masked
 from condensegrpo.algorithms.settings import StopSettings
 from condensegrpo.assembly.components import Components
@@ -19,10 +18,10 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Problem
 from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.episodes.collect import check_each_rank, failures_of, report_failures
+from condensegrpo.episodes.group import ProblemGroup, problem_groups
+from condensegrpo.episodes.player import GroupPlayer
 from condensegrpo.learner import ranks
-from condensegrpo.rollout.collect import check_each_rank, failures_of, report_failures
-from condensegrpo.rollout.group import ProblemGroup, problem_groups
-from condensegrpo.rollout.player import GroupPlayer
 from condensegrpo.storage.background_writer import BackgroundWriter
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import write_trajectory
@@ -67,7 +66,7 @@ def trajectory_writer(config: RunConfig, folder: RunFolder, source: str) -> Call
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRollout:
-    """Rolls out the training problems: which ones belong to a step, and this rank's share of them."""
+    """Rolls out the training problems: which ones belong to a step, and this rank's part of them."""
 
     problems: Sequence[Problem]
     player: GroupPlayer
@@ -95,11 +94,11 @@ class BatchRollout:
         return Round(step=earlier.step, chosen=earlier.chosen + spare, new=count)
 
     def size(self, batch: Round) -> int:
-        """The number of trajectories in this rank's share of a round."""
-        return len(self._share(batch)) * self.samples_per_problem
+        """The number of trajectories in this rank's groups of a round."""
+        return len(self._groups(batch)) * self.samples_per_problem
 
     async def run(self, batch: Round, on_scored: Callable[[], None]) -> tuple[ScoredTrajectory, ...]:
-        """Roll out this rank's share of a round; each trajectory is written, and reported, when it finishes."""
+        """Roll out this rank's groups of a round; each trajectory is written, and reported, when it finishes."""
 
         def record(scored: ScoredTrajectory) -> None:
             writer.submit(partial(self.write, batch.step, scored))
@@ -107,14 +106,14 @@ class BatchRollout:
 
         with BackgroundWriter() as writer:
             return await self.player.play(
-                self._share(batch),
+                self._groups(batch),
                 samples=self.samples_per_problem,
                 run_seed=self.seed,
                 step=batch.step,
                 on_scored=record,
             )
 
-    def _share(self, batch: Round) -> tuple[ProblemGroup, ...]:
+    def _groups(self, batch: Round) -> tuple[ProblemGroup, ...]:
         everything = problem_groups([self.problems[index] for index in batch.chosen], batch.step)
         return everything[len(everything) - batch.new :][ranks.rank() :: ranks.world_size()]
 
@@ -124,7 +123,7 @@ class BatchFilter:
     """Decides which trajectories of a step train."""
 
     stops: StopSettings
-    estimator: Callable[[Scores], Tensor]
+    estimator: Callable[[Scores], Estimate]
     resample_rounds: int  # of dynamic sampling; 0: groups without an advantage stay and count
 
     def split(self, scored: Sequence[ScoredTrajectory]) -> StepBatch:
@@ -133,7 +132,7 @@ class BatchFilter:
         if self.resample_rounds == 0:
             return StepBatch(kept, masked, ())
         scores = scores_of(kept, self.stops)
-        idle = idle_groups(kept, self.estimator(scores))
+        idle = idle_groups(kept, self.estimator(scores).advantage_NK)
         return StepBatch(
             kept=tuple(member for member in kept if member.trajectory.group_id not in idle),
             masked=masked,
@@ -184,7 +183,7 @@ def complete_batch(
     return batch
 
 
-def _missing(batch: StepBatch, wanted: int) -> int:
-    """How many of the groups wanted over all ranks have no trajectory that trains."""
+def _missing(batch: StepBatch, expected: int) -> int:
+    """How many of the groups expected over all ranks have no trajectory that trains."""
     (present,) = ranks.sum_over_ranks([len({scored.trajectory.group_id for scored in batch.kept})])
-    return wanted - int(present)
+    return expected - int(present)

@@ -1,7 +1,6 @@
-"""Saving the checkpoints of a run: what the loop adds to the learner's state, and a thread that writes if asked."""
+"""Saving the checkpoints of a run: what the loop adds to the learner's state, and the thread that may write it."""
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -9,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.daemon_thread import DaemonThread
 from condensegrpo.core.errors import CondenseError
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.engine import DeepSpeedEngine
@@ -90,22 +90,8 @@ class CheckpointSaver:
             checkpoint.prune(self._folder, settings.keep_checkpoints)
 
         if settings.save_in_background:
-            self._pending = _in_thread(write_and_prune)
+            thread = DaemonThread("checkpoint")  # a run that is ended at once leaves a partial folder
+            self._pending = thread.submit(write_and_prune)
+            thread.close()
         else:
             write_and_prune()
-
-
-def _in_thread(call: Callable[[], None]) -> "Future[None]":
-    """Call in a thread that does not keep the process alive: a run that is ended at once leaves a leftover."""
-    outcome: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            call()
-        except BaseException as error:  # whoever waits for the outcome raises it
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(None)
-
-    threading.Thread(target=run, name="checkpoint", daemon=True).start()
-    return outcome

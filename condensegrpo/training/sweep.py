@@ -16,18 +16,23 @@ from statistics import fmean
 from typing import Protocol
 
 from condensegrpo.assembly.build import build
-from condensegrpo.config.load import load_stored
-from condensegrpo.config.resumed import Change, change_table, differences
+from condensegrpo.config.load import load_config
+from condensegrpo.config.resumed import Change, change_table, differences, store_configuration
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.study import Study, run_name
 from condensegrpo.core.errors import ConfigError
+from condensegrpo.learner.atomic_folder import remove_leftover, temporary_folder
 from condensegrpo.storage.codec import dump_line
 from condensegrpo.storage.files import append_line, read_lines
 from condensegrpo.storage.new_run import check_name
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.training.held_out import check_disjoint
-from condensegrpo.training.shared_warm_start import adopt_warm_start, is_warm, same_warm_start
+
+# What the initial policy does not depend on; of the rest any difference means another warm start.
+NOT_USED = frozenset(
+    {"name", "runs_dir", "condenser", "reward", "algorithm", "train", "evaluate", "trackers", "sandbox"}
+)
 
 
 class RunState(StrEnum):
@@ -116,7 +121,7 @@ def runs_of(study: Study, out: Path) -> tuple[StudyRun, ...]:
     for run in runs:
         if not run.folder.config.is_file():
             check_name(run.folder.path, overwrite=False)
-        elif changes := _changes(load_stored(run.folder.config), run.config):
+        elif changes := _changes(load_config(run.folder.config), run.config):
             raise ConfigError(
                 f"continuing the study {study.name}: {run.folder.path} was started with another configuration:\n"
                 f"{change_table(changes)}\nUndo the change, remove that folder, or give --out another folder."
@@ -174,8 +179,8 @@ def run_seconds(runs: Sequence[StudyRun], log: SweepLog) -> dict[str, float] | N
     if not timed:
         return None
     overall = fmean(spent[run.name] for run in timed)
-    own = {arm: [spent[run.name] for run in timed if run.arm == arm] for arm in {run.arm for run in runs}}
-    return {arm: fmean(seconds) if seconds else overall for arm, seconds in own.items()}
+    by_arm = {arm: [spent[run.name] for run in timed if run.arm == arm] for arm in {run.arm for run in runs}}
+    return {arm: fmean(seconds) if seconds else overall for arm, seconds in by_arm.items()}
 
 
 class Sweep:
@@ -244,3 +249,39 @@ def _state(run: StudyRun) -> RunState:
     if run.finished:
         return RunState.FINISHED
     return RunState.STOPPED if run.folder.config.is_file() else RunState.WAITING
+
+
+def same_warm_start(one: RunConfig, other: RunConfig) -> bool:
+    """Whether two configurations have a warm start, and the same one."""
+    used, also_used = (
+        config.model_dump(mode="json", exclude={**dict.fromkeys(NOT_USED, True), "rollout": {"condense"}})
+        for config in (one, other)
+    )
+    return one.warm_start.steps > 0 and used == also_used
+
+
+def is_warm(folder: RunFolder) -> bool:
+    """Whether the warm start of a run is complete."""
+    return (folder.path / "origin" / "warm").is_dir()
+
+
+def adopt_warm_start(folder: RunFolder, config: RunConfig, others: Iterable[tuple[RunFolder, RunConfig]]) -> bool:
+    """Make the folder of a run that was not started, with the complete warm start of one of the others.
+
+    The folder is then as if the run had been stopped after its warm start: it is continued with ``train --resume``.
+
+    Returns:
+        Whether one of the others has it; if not, nothing was written.
+    """
+    origins = (other.path / "origin" for other, its in others if is_warm(other) and same_warm_start(config, its))
+    origin = next(origins, None)
+    if origin is None:
+        return False
+    aside = folder.path.with_name(f".{folder.path.name}")
+    remove_leftover(aside)
+    with temporary_folder(aside):
+        made = RunFolder.create(aside)
+        shutil.copytree(origin, aside / "origin")
+        store_configuration(made, config, first_step=0)
+        aside.rename(folder.path)
+    return True

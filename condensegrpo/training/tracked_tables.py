@@ -7,7 +7,7 @@ from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.messages import Message
 from condensegrpo.core.table import Table
 from condensegrpo.core.trajectory import ScoredTrajectory, Trajectory, Turn
-from condensegrpo.evaluation.figures import flat, place
+from condensegrpo.evaluation.figures import evaluation_metrics, metric_prefix
 from condensegrpo.storage.trajectories import sample_trajectories
 
 TRAJECTORIES = 16  # of an evaluation, in a table
@@ -24,7 +24,8 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
     """A row for each metric of each evaluation, with its 95 % interval where it has one."""
     rows = []
     for each in evaluations:
-        figures = {key.removeprefix(f"{place(each.name)}/"): value for key, value in flat(each).items()}
+        prefix = f"{metric_prefix(each.name)}/"
+        figures = {key.removeprefix(prefix): value for key, value in evaluation_metrics(each).items()}
         for metric, value in figures.items():
             if not metric.endswith(BOUNDS):
                 low, high = (figures.get(f"{metric}{bound}") for bound in BOUNDS)
@@ -61,7 +62,7 @@ def _context(number: int, turn: Turn) -> str:
 
 
 def _message(message: Message) -> str:
-    return f"{message.role}: {message.content}"
+    return f"{message.role}: {message.text}"
 
 
 def _spans(trajectory: Trajectory) -> list[str]:

@@ -14,7 +14,7 @@ from condensegrpo.core.errors import RunError
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.tracking import Artifact, RunStart, StartedRun
-from condensegrpo.evaluation.figures import flat
+from condensegrpo.evaluation.figures import evaluation_metrics
 from condensegrpo.reporting.run_report import ReportTracker
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.run_folder import RunFolder
@@ -72,7 +72,7 @@ class RunTracking:
 
     def evaluated(self, step: int, results: Sequence[Evaluation]) -> None:
         """Record evaluations: their metrics, a table of them, and a sample of their trajectories; raises as ``log``."""
-        self.log(step, {key: value for result in results for key, value in flat(result).items()})
+        self.log(step, {key: value for result in results for key, value in evaluation_metrics(result).items()})
         for tracker in self._trackers.values():
             tracker.log_table(step, "evaluation", partial(evaluation_table, results))
             for result in results:

@@ -6,12 +6,12 @@ Only this file sees all components of a run; every step takes the values that it
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
-from condensegrpo.algorithms import names
+from condensegrpo.algorithms.advantages import EstimatorPlugin
 from condensegrpo.algorithms.credit import rows_of
 from condensegrpo.algorithms.staleness import sampler_gets_weights
 from condensegrpo.assembly.components import Components
@@ -23,6 +23,7 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Describes, Sampler, Sleeps
 from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.episodes.player import GroupPlayer
 from condensegrpo.evaluation.evaluate import evaluate
 from condensegrpo.learner import ranks
 from condensegrpo.learner.dtypes import gpu_bfloat16, precision_warning
@@ -30,15 +31,13 @@ from condensegrpo.learner.engine import DeepSpeedEngine, close_engine
 from condensegrpo.learner.engine_state import on_device
 from condensegrpo.learner.policy import save_tokenizer
 from condensegrpo.learner.reference import Reference, against_base, against_copy, open_reference
-from condensegrpo.rollout.player import GroupPlayer
 from condensegrpo.storage.environment import write_environment
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.training.agreement import check_ranks
 from condensegrpo.training.credit_step import StepCredit, give_credit, record_credit, step_metrics
+from condensegrpo.training.hints import SignalWatch, SummaryWatch, TurnRewardWatch
 from condensegrpo.training.initial_policy import base_policy, first_policy
-from condensegrpo.training.lost_summaries import SummaryWatch
-from condensegrpo.training.no_signal import SignalWatch
 from condensegrpo.training.prefetching import RolloutPrefetcher
 from condensegrpo.training.resume import resume
 from condensegrpo.training.rollout_step import BatchRollout, StepBatch, batch_filter, trajectory_writer
@@ -78,7 +77,7 @@ def train(components: Components, folder: RunFolder, *, observer: Observer, stop
 
     Args:
         components: what ``build`` built from the configuration.
-        stopping: asked after every step and evaluation; True saves a checkpoint and returns.
+        stopping: called after every step and evaluation; True saves a checkpoint and returns.
 
     Returns:
         Whether all steps were taken.
@@ -95,7 +94,7 @@ def train(components: Components, folder: RunFolder, *, observer: Observer, stop
     check_ranks(components, folder.path)
     if ranks.rank() == 0:
         observer.record(write_environment(folder.path))
-    for warning in _warnings(config):
+    for warning in _warnings(config, components.estimator.plugin):
         observer.say(warning)
     source = base_policy(config, components.task, folder)
     check_model(components, source)
@@ -222,13 +221,13 @@ def _evaluation_is_due(run: _Run, done: int) -> bool:
 
 
 def _loop(run: _Run, done: int, stopping: Callable[[], bool]) -> bool:
-    schedule, warned = run.config.train, False
-    watches = SignalWatch(run.config), SummaryWatch(run.config.condenser.name)
-    if done < schedule.steps and ranks.any_rank(stopping()):  # asked for while the policy was loaded or evaluated
+    config, schedule = run.config, run.config.train
+    used = run.components.estimator.plugin.sees_turn_rewards
+    watches = SignalWatch(config), SummaryWatch(config.condenser.name), TurnRewardWatch(config.estimator, used=used)
+    if done < schedule.steps and ranks.any_rank(stopping()):  # requested while the policy was loaded or evaluated
         return False
     for step in range(done + 1, schedule.steps + 1):
         metrics = _step(run, step)
-        warned = warned or _warn_of_unused_turn_rewards(run, metrics)
         if run.tracking is not None:
             run.tracking.log(step, metrics)
         run.observer.step(step, metrics)
@@ -335,9 +334,9 @@ def _send_weights(run: _Run, step: int) -> float:
 
 def _evaluate(run: _Run, step: int) -> None:
     """Evaluate on the held-out problems; before and after training on the variants too."""
-    wanted = run.components.evaluations
+    evaluations = run.components.evaluations
     if 0 < step < run.config.train.steps:
-        wanted = dict(list(wanted.items())[:1])
+        evaluations = dict(list(evaluations.items())[:1])
     results = [
         evaluate(
             name,
@@ -347,7 +346,7 @@ def _evaluate(run: _Run, step: int) -> None:
             observer=run.observer,
             file=run.folder.evaluation(step, name),
         )
-        for name, components in wanted.items()
+        for name, components in evaluations.items()
     ]
     if run.tracking is not None:
         run.tracking.evaluated(step, results)
@@ -360,23 +359,12 @@ def _save(run: _Run, step: int) -> None:
     run.saver.save(step, batches)
 
 
-def _warnings(config: RunConfig) -> Iterator[str]:
+def _warnings(config: RunConfig, estimator: EstimatorPlugin) -> Iterator[str]:
     """Warnings of a slow dtype, and of settings that the estimator does not use."""
     if slow := precision_warning(config.model.dtype, gpu_bfloat16()):
         yield slow
-    name = config.estimator
-    if names.ESTIMATORS[name].learns_from == "score" and "penalise" in config.algorithm.stops.handling.values():
+    if estimator.learns_from == "score" and "penalise" in config.algorithm.stops.handling.values():
         yield (
-            f"the estimator {name} gives a penalised stop the score 0 and no less: algorithm.stops.penalty, "
-            "which is subtracted from the total reward, changes nothing"
+            f"the estimator {config.estimator} gives a penalised stop the score 0 and no less: "
+            "algorithm.stops.penalty, which is subtracted from the total reward, changes nothing"
         )
-
-
-def _warn_of_unused_turn_rewards(run: _Run, metrics: Mapping[str, float]) -> bool:
-    """Warn that the turn rewards of a step were only logged; returns whether it did."""
-    name = run.config.estimator
-    unused = "turn_reward" in metrics and not names.ESTIMATORS[name].sees_turn_rewards
-    if unused:
-        able = names.turn_reward_estimators()
-        run.observer.say(f"turn rewards are only logged: the estimator {name} does not see them; {able} do")
-    return unused

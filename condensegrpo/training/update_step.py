@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from condensegrpo.algorithms.objective import Minimised
+from condensegrpo.algorithms.objective import ObjectiveFunction
 from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.core.protocols import NamedTensors, Sampler, TakesAdapters
 from condensegrpo.core.trajectory import Segment
@@ -17,7 +17,7 @@ from condensegrpo.learner.weights import adapters, gathered
 def update(
     learner: DeepSpeedEngine,
     rows: Sequence[Segment],
-    objective: Minimised,
+    objective: ObjectiveFunction,
     *,
     reference: Reference | None,
     updates: int,

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from condensegrpo.algorithms.objective import Tokenwise, supervised
+from condensegrpo.algorithms.objective import PerToken, supervised
 from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.algorithms.segments import reply_row
 from condensegrpo.config.schema import WarmStartSettings
@@ -23,24 +23,23 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Demonstrates, Sampler
 from condensegrpo.core.trajectory import SamplingParams
+from condensegrpo.episodes.randomness import stream_seed
+from condensegrpo.episodes.render import Renderer
+from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.engine import DeepSpeedEngine, close_engine, optimizer_step
 from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.policy import end_ids, load_tokenizer, save_policy
 from condensegrpo.learner.weights import gathered
-from condensegrpo.rollout.randomness import stream_seed
-from condensegrpo.rollout.render import Renderer
-from condensegrpo.rollout.toolcalls import Toolbox
 
 Pair = tuple[tuple[int, ...], tuple[int, ...]]  # the ids of a prompt and of the reply to it
 SAVE_SECONDS = 1.0  # at least between two checkpoints of the warm start
 SAVE_EVERY = 20  # times as long as the last checkpoint took, if that is longer
-ROUND = 1_000_000  # the distance between the numbers of the checkpoints of two rounds
 CACHED = 8192  # contexts and replies that are kept in tokens: demonstrations repeat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lessons:
+class RenderedDemonstrations:
     """A task's demonstrations in tokens, rendered as the rollout renders its prompts."""
 
     task: Demonstrates
@@ -73,7 +72,7 @@ class ProbeResult(NamedTuple):
 class Probe:
     """Samples single replies to held-out demonstrations and counts those that the task calls sound."""
 
-    lessons: Lessons
+    demonstrations: RenderedDemonstrations
     open_sampler: Callable[[str], Sampler]  # for a model folder
     turns: int
     max_output_tokens: int
@@ -81,31 +80,31 @@ class Probe:
 
     def run(self, model: str, observer: Observer) -> ProbeResult:
         """Probe the policy of a model folder."""
-        lessons = self.lessons
-        turns = list(islice(lessons.task.demonstrations(lessons.seed + 1), self.turns))
-        prompts = list(map(lru_cache(CACHED)(lessons.prompt), (turn.context for turn in turns)))
+        task, seed = self.demonstrations.task, self.demonstrations.seed + 1
+        turns = list(islice(task.demonstrations(seed), self.turns))
+        prompts = list(map(lru_cache(CACHED)(self.demonstrations.prompt), (turn.context for turn in turns)))
         observer.phase("probing single turns", None)
         sampler = self.open_sampler(model)
         try:
             replies = asyncio.run(self._replies(sampler, prompts))
         finally:
             sampler.close()
-        verdicts = [lessons.task.sound(turn.context, reply) for turn, reply in zip(turns, replies, strict=True)]
+        verdicts = [task.sound(turn.context, reply) for turn, reply in zip(turns, replies, strict=True)]
         judged = [verdict for verdict in verdicts if verdict is not None]
         return ProbeResult(sound=sum(judged) / len(judged) if judged else 0.0, judged=len(judged))
 
     async def _replies(self, sampler: Sampler, prompts: Sequence[tuple[int, ...]]) -> list[str]:
-        renderer = self.lessons.renderer
+        shown = self.demonstrations
 
         async def reply(number: int, prompt: tuple[int, ...]) -> str:
             params = SamplingParams(
                 max_tokens=self.max_output_tokens,
                 temperature=self.temperature,
-                seed=stream_seed(self.lessons.seed, 0, "probe", number, 0),
-                stop_ids=renderer.stop_ids,
-                stop_strings=self.lessons.toolbox.format.stop_strings,
+                seed=stream_seed(shown.seed, 0, "probe", number, 0),
+                stop_ids=shown.renderer.stop_ids,
+                stop_strings=shown.toolbox.format.stop_strings,
             )
-            return renderer.text((await sampler.sample(prompt, params)).token_ids)
+            return shown.renderer.text((await sampler.sample(prompt, params)).token_ids)
 
         return await asyncio.gather(*(reply(number, prompt) for number, prompt in enumerate(prompts)))
 
@@ -114,7 +113,7 @@ def warm_start(
     source: str,
     target: Path,
     *,
-    lessons: Lessons,
+    demonstrations: RenderedDemonstrations,
     open_learner: Callable[[str], DeepSpeedEngine],
     settings: WarmStartSettings,
     probe: Probe,
@@ -133,7 +132,7 @@ def warm_start(
     tokenizer, stop_ids = load_tokenizer(source), end_ids(source)
     newest = checkpoint.latest(_checkpoints(target))
     first, done = (1, 0) if newest is None else _progress(newest)
-    pairs = lessons.pairs(skipped=((first - 1) * settings.steps + done) * settings.turns_per_step)
+    pairs = demonstrations.pairs(skipped=((first - 1) * settings.steps + done) * settings.turns_per_step)
     source = source if first == 1 else str(_round_folder(target, first - 1))
     for number in range(first, settings.max_rounds + 1):
         learner = open_learner(source)
@@ -142,12 +141,13 @@ def warm_start(
                 checkpoint.load(learner, newest)
                 observer.say(f"warm start: continued after step {done} of round {number}")
             observer.phase(f"warm start, round {number}", settings.steps - done)
-            saver = _Saver(learner, _checkpoints(target), number)
+            saver = _Saver(learner, _checkpoints(target), number, settings.steps)
             for step in range(done, settings.steps):
                 if saver.save_if_due(step, stop=stopping()):
                     raise Interrupted(f"stopped after step {step} of round {number} of the warm start")
-                batches = _micro_batches(list(islice(pairs, settings.turns_per_step)), learner, lessons.max_tokens)
-                statistics = optimizer_step(learner, batches, Tokenwise(supervised))
+                step_pairs = list(islice(pairs, settings.turns_per_step))
+                batches = _micro_batches(step_pairs, learner, demonstrations.max_tokens)
+                statistics = optimizer_step(learner, batches, PerToken(supervised))
                 observer.advance(f"loss {statistics['loss']:.3f}")
             source = str(_round_folder(target, number))
             save_policy(
@@ -171,15 +171,15 @@ def warm_start(
     discard_progress(target)
 
 
-def _passes(probe: Probe, model: str, wanted: float, observer: Observer) -> bool:
-    """Whether the policy of a model folder passes the probe, by the first rank's verdict."""
+def _passes(probe: Probe, model: str, target: float, observer: Observer) -> bool:
+    """Whether the policy of a model folder passes the probe, by the verdict of the first rank."""
     result = ranks.from_first(probe.run(model, observer))
-    observer.say(f"warm start: {result.sound:.1%} of {result.judged} single turns are sound (wanted: {wanted:.0%})")
-    return result.sound >= wanted
+    observer.say(f"warm start: {result.sound:.1%} of {result.judged} single turns are sound (target: {target:.0%})")
+    return result.sound >= target
 
 
 def discard_progress(target: Path) -> None:
-    """Remove checkpoints and rounds of the warm start to ``target``: it was published, or is to begin again.
+    """Remove checkpoints and rounds of the warm start to ``target``: it was published, or must begin again.
 
     Every rank must call it.
     """
@@ -192,8 +192,9 @@ def discard_progress(target: Path) -> None:
 class _Saver:
     """Saves checkpoints of a round, as often as they cost little."""
 
-    def __init__(self, learner: DeepSpeedEngine, folder: Path, number: int) -> None:
+    def __init__(self, learner: DeepSpeedEngine, folder: Path, number: int, steps: int) -> None:
         self._learner, self._folder, self._number = learner, folder, number
+        self._earlier = (number - 1) * (steps + 1)  # a round can be saved after 0 to ``steps`` steps
         self._due = time.monotonic() + SAVE_SECONDS
 
     def save_if_due(self, step: int, *, stop: bool) -> bool:
@@ -207,7 +208,7 @@ class _Saver:
         """Save after ``step`` steps of the round."""
         began = time.monotonic()
         state = {"round": self._number, "step": step}
-        checkpoint.save(self._learner, self._folder, step=self._number * ROUND + step, state=state)
+        checkpoint.save(self._learner, self._folder, step=self._earlier + step, state=state)
         checkpoint.prune(self._folder, keep=1)
         ended = time.monotonic()
         self._due = ended + max(SAVE_SECONDS, SAVE_EVERY * (ended - began))

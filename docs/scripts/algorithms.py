@@ -8,7 +8,7 @@ A test compares tables and page.
 
 import argparse
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from algorithms_context import draw_plot, pressure_table, reward_table, unscaled_table
@@ -22,13 +22,11 @@ from algorithms_example import (
     weight_table,
 )
 from algorithms_parts import table
-from torch import Tensor
 
-from condensegrpo.algorithms import names
-from condensegrpo.algorithms.advantages import ESTIMATORS
-from condensegrpo.algorithms.losses import LOSSES
+from condensegrpo.algorithms.advantages import EstimatorPlugin
+from condensegrpo.algorithms.losses import LossPlugin
+from condensegrpo.assembly.learning_signal import declared
 
-COLUMNS = frozenset({"context_N", "truncated_N", "state_NK"})  # taken from the batch and not from a configuration
 ANCHORS = {
     "context_low": "1/16 of the budget",
     "context_high": "the budget",
@@ -38,8 +36,8 @@ ANCHORS = {
 def tables() -> dict[str, str]:
     """Every table that the page quotes."""
     return {
-        "Estimators": choices_table("estimator", names.ESTIMATORS, ESTIMATORS),
-        "Losses": choices_table("loss", names.LOSSES, LOSSES),
+        "Estimators": choices_table("estimator", declared("estimators")),
+        "Losses": choices_table("loss", declared("losses")),
         "Rewards": reward_table(),
         "Pressure": pressure_table(),
         "Pressure without scaling": unscaled_table(),
@@ -53,23 +51,17 @@ def tables() -> dict[str, str]:
     }
 
 
-def choices_table(
-    kind: str,
-    traits: Mapping[str, names.EstimatorTraits] | Mapping[str, names.LossTraits],
-    functions: Mapping[str, Callable[..., object]],
-) -> str:
+def choices_table(kind: str, plugins: Mapping[str, EstimatorPlugin | LossPlugin]) -> str:
     """Names, what they are in a line, and their options with defaults."""
-    rows = [
-        [f"[`{name}`](#{kind}-{name})", trait.summary, options_of(functions[name])] for name, trait in traits.items()
-    ]
+    rows = [[f"[`{name}`](#{kind}-{name})", plugin.summary, options_of(plugin)] for name, plugin in plugins.items()]
     return table([kind, "", "options and defaults"], rows)
 
 
-def options_of(function: Callable[..., object]) -> str:
-    """The keyword arguments that a configuration may give, with their defaults."""
-    found = [one for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY]
-    kept = [one for one in found if one.name not in COLUMNS and one.annotation is not Tensor]
-    return ", ".join(f"`{one.name}` {ANCHORS.get(one.name, _plain(one.default))}" for one in kept) or "–"
+def options_of(plugin: EstimatorPlugin | LossPlugin) -> str:
+    """What a configuration may set, with defaults."""
+    parameters = inspect.signature(plugin.function).parameters
+    defaults = ((name, ANCHORS.get(name, _plain(parameters[name].default))) for name in plugin.options)
+    return ", ".join(f"`{name}` {default}" for name, default in defaults) or "–"
 
 
 def _plain(value: object) -> str:

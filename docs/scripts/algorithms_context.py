@@ -11,6 +11,7 @@ from algorithms_parts import number, percent, table, turn_of
 from torch import Tensor
 
 from condensegrpo.algorithms.credit import Estimator, Scores
+from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols import GroupReward, Problem, Reward, RewardResult
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.rewards.inverse_max_context import InverseMaxContext
@@ -209,4 +210,4 @@ def _one_turn(name: str, batch: Batch, outcome_N: Tensor, options: Mapping[str, 
         state_NK=once_N[:, None],
         act_NK=torch.zeros_like(once_N)[:, None],
     )
-    return Estimator(name, options)(scores)[:, 0]
+    return Estimator(load("estimators", name), options)(scores).advantage_NK[:, 0]

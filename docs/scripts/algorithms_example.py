@@ -7,11 +7,11 @@ import torch
 from algorithms_parts import number, percent, table, turn_of
 from torch import Tensor
 
-from condensegrpo.algorithms import names
 from condensegrpo.algorithms.advantages import moments, whiten
 from condensegrpo.algorithms.credit import Estimator, Scores, scores_of, turn_tokens
 from condensegrpo.algorithms.losses import KL, WEIGHTS, importance, token_weights, totals
-from condensegrpo.algorithms.objective import PolicyLoss
+from condensegrpo.assembly.learning_signal import declared
+from condensegrpo.core.plugins import load
 from condensegrpo.core.trajectory import Score, ScoredTrajectory, Stop, Trajectory
 
 
@@ -71,7 +71,7 @@ def group_table() -> str:
 def advantage_table() -> str:
     """The advantage of every turn under every estimator, and one of them whitened."""
     scored, scores = example(), scores_of(example())
-    found = {name: example_advantages(name, scores) for name in names.ESTIMATORS}
+    found = {name: example_advantages(name, scores) for name in declared("estimators")}
     tokens_NK = turn_tokens(scored)
     rows = [[f"`{name}`", *_turn_by_turn(advantage_NK, scores)] for name, advantage_NK in found.items()]
     whitened_NK = whiten(found["grpo"], tokens_NK, moments=moments(found["grpo"], tokens_NK))
@@ -81,7 +81,8 @@ def advantage_table() -> str:
 
 def example_advantages(name: str, scores: Scores) -> Tensor:
     """The advantages of the group under an estimator with its defaults."""
-    return Estimator(name, ANCHORS if names.ESTIMATORS[name].context_anchors else {})(scores)
+    plugin = load("estimators", name)
+    return Estimator(plugin, ANCHORS if "context_low" in plugin.options else {})(scores).advantage_NK
 
 
 def weight_table() -> str:
@@ -113,7 +114,8 @@ def first_token(name: str, options: Mapping[str, float], advantage: float) -> tu
     """Ratio, loss, and gradient with respect to the first token's log-probability, all weights 1."""
     logp_T = torch.tensor(LEARNS, dtype=torch.float64, requires_grad=True)
     old_T = torch.tensor(OLD, dtype=torch.float64)
-    found = PolicyLoss(name, options)(logp_T, old_T, torch.full_like(old_T, advantage), torch.zeros(2).long())
+    advantage_T, turn_T = torch.full_like(old_T, advantage), torch.zeros(2).long()
+    found = load("losses", name)(logp_T, old_T, advantage_T, turn_T=turn_T, **options)
     (gradient_T,) = torch.autograd.grad(found.loss_T.sum(), logp_T)
     return found.ratio_T[0].item(), found.loss_T[0].item(), gradient_T[0].item()
 

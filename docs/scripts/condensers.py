@@ -21,7 +21,7 @@ SUMMARY = "Facts: Mia 0.7312 (a), Ben 0.1184 (b). Done: Mia, Ben. Pending: Zoe. 
 
 def count(messages: Sequence[Message]) -> int:
     """Four tokens a message and one a word, three for the generation prompt: like a real template, and easy to add."""
-    return 3 + sum(4 + len(message.content.split()) for message in messages)
+    return 3 + sum(4 + len(message.text.split()) for message in messages)
 
 
 def looked_up(turn: int, thought: str, call: str, words: str) -> Unit:
@@ -67,7 +67,7 @@ def drawn(name: str, options: dict[str, object], tokens: int) -> str:
     shown = {unit.turn: unit for unit in found.units}
     after = count(flatten(EXAMPLE.pinned, found.units))
     lines = [f"{f'{count(EXAMPLE.messages)} tokens':{WIDTH}}   {after} tokens, of {tokens} allowed"]
-    lines += [f"{message.role:9} {message.content:{WIDTH - 10}}   {message.content}" for message in EXAMPLE.pinned]
+    lines += [f"{message.role:9} {message.text:{WIDTH - 10}}   {message.text}" for message in EXAMPLE.pinned]
     summarised = EXAMPLE if found.summary is None else EXAMPLE.with_summary(found.summary)
     spans = account(summarised, found.units, count)
     statuses = {turn: span.status.value for span in spans for turn in span.turns}
@@ -83,7 +83,7 @@ def _unit(unit: Unit, shown: Unit | None, status: str) -> list[str]:
 
 
 def _short(message: Message) -> str:
-    text = message.content.replace(" …" * 38, " … 38 words more").replace("\n", " ⏎ ")
+    text = message.text.replace(" …" * 38, " … 38 words more").replace("\n", " ⏎ ")
     return f"{message.role:9} {text}"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from condensegrpo.cli import theme
+from condensegrpo.display import theme
 
 title, file = sys.argv[1:]
 screen = theme.recorder()

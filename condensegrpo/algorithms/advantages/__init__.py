@@ -2,7 +2,7 @@
 
 Legend of the suffixes: ``_N`` trajectories, ``_K`` turns (K = the most turns of any trajectory), ``_G`` groups.
 
-Every estimator has the same five positional arguments, so that one can stand for another:
+Every estimator takes a ``Batch`` of the same five columns, so that one can stand for another:
 
     outcome_N      float, R^O, the reward of the whole trajectory
     turn_N         float, R^T, the sum of its turn rewards
@@ -10,17 +10,19 @@ Every estimator has the same five positional arguments, so that one can stand fo
     turns_N        int, how many turns it has
     result_turn_N  int, the first turn whose observation carried a tool result; −1: none
 
-and returns advantage_NK: float of the outcome's type, computed in float64, 0 beyond ``turns_N``. Statistics are over
-the trajectories of a group, each counted once however many turns or rows it made, with ddof = 1:
+and returns an ``Estimate``: advantage_NK, float of the outcome's type, computed in float64, 0 beyond ``turns_N``, and
+the terms that it is the sum of. Statistics are over the trajectories of a group, each counted once however many turns
+or rows it made, with ddof = 1:
 
     N_ε(x)_i = (x_i − mean_g) / (std_g + ε),   g = group_N[i]           scale="none": x_i − mean_g
 
 Equal values give exactly 0, whatever ε; values of a group within 1e-12 of its largest magnitude are equal. A group of
 one gives 0 (``singleton="zero"``) or x itself (``"raw"``). Nothing here ever returns NaN or an infinity: a reward that
 is not finite or beyond ±1e100, or an advantage beyond single precision, is a ``ScoreError`` that names the trajectory.
-An option or a result turn out of range is a ``ValueError`` that says what is allowed.
+A result turn out of range is a ``ValueError`` that says what is allowed. Options are validated by the annotations of
+the signature where a configuration is read (``condensegrpo.assembly.learning_signal``).
 
-    batch.py      ``estimator``: an estimator from its formula, which gets the five arguments as one checked ``Batch``
+    estimator.py  ``estimator``: declares a formula of a checked ``Batch`` as an estimator
     outcome.py    one scalar for all turns: grpo, grpo_merged, rloo, reinforce; and turn_discounted
     turns.py      turns before and after the first tool result: ms_grpo, mt_grpo, ms_po
     efficient.py  correctness and context efficiency, decoupled
@@ -28,22 +30,35 @@ An option or a result turn out of range is a ``ValueError`` that says what is al
     whiten.py     all of a batch on one scale, after any of them
 """
 
-from collections.abc import Callable, Mapping
-
-from torch import Tensor
-
 from condensegrpo.algorithms.advantages.efficient import efficient
+from condensegrpo.algorithms.advantages.estimator import (
+    Batch,
+    Estimate,
+    EstimatorPlugin,
+    Term,
+    against_group,
+    estimator,
+    total,
+)
 from condensegrpo.algorithms.advantages.gigpo import gigpo
-from condensegrpo.algorithms.advantages.groups import MAX_REWARD
+from condensegrpo.algorithms.advantages.groups import MAX_REWARD, Epsilon, Scale, Singleton
 from condensegrpo.algorithms.advantages.outcome import grpo, grpo_merged, reinforce, rloo, turn_discounted
 from condensegrpo.algorithms.advantages.turns import ms_grpo, ms_po, mt_grpo
 from condensegrpo.algorithms.advantages.whiten import Moments, moments, whiten
 
 __all__ = [
-    "ESTIMATORS",
     "MAX_REWARD",
+    "Batch",
+    "Epsilon",
+    "Estimate",
+    "EstimatorPlugin",
     "Moments",
+    "Scale",
+    "Singleton",
+    "Term",
+    "against_group",
     "efficient",
+    "estimator",
     "gigpo",
     "grpo",
     "grpo_merged",
@@ -53,19 +68,7 @@ __all__ = [
     "mt_grpo",
     "reinforce",
     "rloo",
+    "total",
     "turn_discounted",
     "whiten",
 ]
-
-ESTIMATORS: Mapping[str, Callable[..., Tensor]] = {
-    "grpo": grpo,
-    "grpo_merged": grpo_merged,
-    "ms_grpo": ms_grpo,
-    "mt_grpo": mt_grpo,
-    "ms_po": ms_po,
-    "rloo": rloo,
-    "reinforce": reinforce,
-    "turn_discounted": turn_discounted,
-    "efficient": efficient,
-    "gigpo": gigpo,
-}

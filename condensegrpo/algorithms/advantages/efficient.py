@@ -14,77 +14,43 @@ Example: outcomes [1, 1, 0, 0], contexts [100, 1000, 100, 100], anchors 100 and 
 correct is 0 and 1, mean ½, std 0.71, E = ±0.71; λ·p·E = ±0.071, so A = [0.571, 0.429, −0.5, −0.5].
 """
 
-from functools import partial
-from typing import Required, TypedDict, Unpack, get_args
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
-from condensegrpo.algorithms.advantages.batch import Batch, estimator
-from condensegrpo.algorithms.advantages.groups import (
-    Scale,
-    check_choice,
-    check_option,
-    first,
-    groups,
-    mean,
-    named,
-    normalise,
-    std,
-)
+from condensegrpo.algorithms.advantages.estimator import Batch, Estimate, Term, against_group, estimator
+from condensegrpo.algorithms.advantages.groups import Epsilon, Scale, first, groups, mean, named, std
 from condensegrpo.core.errors import ScoreError
 
 ROUNDING = 1e-9  # weights such as 0.7, 0.2 and 0.1 sum to 1 up to rounding
 
 
-class ContextTerm(TypedDict, total=False):
-    """The keywords of ``efficient`` that its context term takes; defaults in ``_context_term``."""
-
-    context_N: Required[Tensor]  # C
-    context_low: Required[float]  # C_lo, tokens
-    context_high: Required[float]  # C_hi, tokens
-    truncated_N: Tensor | None  # bool
-    coefficient: float  # λ
-    min_pass_rate: float  # p_min
+Share = Annotated[float, Ge(0), Le(1)]
 
 
-def _context_term(
-    correct_N: Tensor,
-    group_N: Tensor,
-    *,
-    context_N: Tensor,
-    context_low: float,
-    context_high: float,
-    truncated_N: Tensor | None = None,
-    coefficient: float = 0.2,
-    min_pass_rate: float = 0.0,
-) -> Tensor:
-    """λ·g(p)·E_N, float64; E is 0 for a wrong trajectory."""
-    _check_contexts(context_N, truncated_N, correct_N)
-    check_option("coefficient", coefficient, low=0)
-    check_option("min_pass_rate", min_pass_rate, low=0, high=1)
-    check_option("context_low", context_low)
-    check_option("context_high", context_high)
-    if not 0 < context_low < context_high:
-        raise ValueError(
-            f"the context anchors must satisfy 0 < context_low < context_high, found {context_low} and {context_high}"
-        )
-    width = torch.tensor(context_high / context_low, dtype=torch.float64).log()
-    cost_N = (context_N.double().clamp(context_low, context_high) / context_low).log() / width  # u
-    pass_rate_N = mean(correct_N.double(), group_N)
-    trust_N = torch.where(pass_rate_N >= min_pass_rate, pass_rate_N, 0.0)  # g(p)
-    return coefficient * trust_N * _saving(cost_N, correct_N, group_N, truncated_N)
-
-
-@partial(estimator, forwards_to=_context_term)
+@estimator(
+    summary="accuracy, then shorter contexts among correct trajectories (default for the reward correct)",
+    formula="""u_i = clip(ln(C_i/C_lo) / ln(C_hi/C_lo), 0, 1)                    cost of the context, 0 is cheap
+E_i = 1[r_i=1] · clip((mean u − u_i) / max(std u, 0.1), −1, 1)    mean, std over the correct of g
+A_i = A_acc + λ·g(p)·E_i,   g(p) = p if p ≥ p_min else 0          p: the group's share of r = 1
+r_i < 1 ⇒ A_i = A_acc;      A_acc > 0 ⇒ A_i ≥ κ·A_acc             the guard""",
+    learns_from="score",
+)
 def efficient(
     batch: Batch,
     *,
-    guard: float = 0.25,
+    context_N: Tensor,
+    truncated_N: Tensor,
+    context_low: float,
+    context_high: float,
+    coefficient: Annotated[float, Ge(0)] = 0.2,
+    min_pass_rate: Share = 0.0,
+    guard: Share = 0.25,
     accuracy: Scale = "std",
-    eps: float = 1e-6,
-    **context_term: Unpack[ContextTerm],
-) -> Tensor:
+    eps: Epsilon = 1e-6,
+) -> Estimate:
     """Accuracy first, then context efficiency among the correct, decoupled so that one cannot drown the other.
 
         u_i = clip(ln(C_i/C_lo) / ln(C_hi/C_lo), 0, 1)                                  cost of the context, 0 is cheap
@@ -107,7 +73,7 @@ def efficient(
         context_low, context_high: C_lo and C_hi in tokens, with no cost and full cost; never taken from the group.
         coefficient: λ ≥ 0.
         min_pass_rate: p_min in [0, 1].
-        truncated_N: bool, trajectories that earn no E but count in its mean and std; None: no trajectory.
+        truncated_N: bool, trajectories that earn no E but count in its mean and std.
 
     Returns:
         float (N, K), constant over the turns of a trajectory.
@@ -117,16 +83,29 @@ def efficient(
         ValueError: an option, a context or a result turn is out of range.
     """
     _check_unit_interval(batch.outcome_N)
-    check_choice("accuracy", accuracy, get_args(Scale))
-    check_option("guard", guard, low=0, high=1)
+    _check_contexts(context_N, batch.outcome_N)
+    if not 0 < context_low < context_high:
+        raise ValueError(
+            f"the context anchors must satisfy 0 < context_low < context_high, found {context_low} and {context_high}"
+        )
     correct_N = batch.outcome_N >= 1 - ROUNDING
-    accuracy_N = normalise(batch.outcome_N, batch.group_N, scale=accuracy, eps=eps)
-    advantage_N = accuracy_N + _context_term(correct_N, batch.group_N, **context_term)
-    advantage_N = torch.where(accuracy_N > 0, torch.maximum(advantage_N, guard * accuracy_N), advantage_N)
-    return torch.where(correct_N, advantage_N, accuracy_N)
+    accurate = against_group("R", batch.outcome_N, batch.group_N, scale=accuracy, eps=eps)
+    width = torch.tensor(context_high / context_low, dtype=torch.float64).log()
+    cost_N = (context_N.double().clamp(context_low, context_high) / context_low).log() / width  # u
+    pass_rate_N = mean(correct_N.double(), batch.group_N)
+    trust_N = torch.where(pass_rate_N >= min_pass_rate, pass_rate_N, 0.0)  # g(p)
+    saving_N = _saving(cost_N, correct_N, batch.group_N, truncated_N)
+    numbers = {"C": context_N, "u": cost_N, "g(p)": trust_N, "E": saving_N}
+    efficient = Term("λ·g(p)·E", coefficient * trust_N * saving_N, numbers, correct_N)
+    unguarded_N = accurate.value_NK + efficient.value_NK
+    floor_N = guard * accurate.value_NK
+    guarded_N = correct_N & (accurate.value_NK > 0) & (floor_N > unguarded_N)
+    kept = Term("guard", floor_N - unguarded_N, {"κ·N(R)": floor_N}, guarded_N)
+    advantage_N = torch.where(correct_N, unguarded_N, accurate.value_NK)
+    return Estimate(torch.where(guarded_N, floor_N, advantage_N), (accurate, efficient, kept))
 
 
-def _saving(cost_N: Tensor, correct_N: Tensor, group_N: Tensor, truncated_N: Tensor | None) -> Tensor:
+def _saving(cost_N: Tensor, correct_N: Tensor, group_N: Tensor, truncated_N: Tensor) -> Tensor:
     """E_N: how much cheaper than its correct siblings a correct trajectory was, in their deviations; within [−1, 1].
 
     0 for a truncated trajectory, which counts in the mean and the deviation of its siblings.
@@ -136,16 +115,15 @@ def _saving(cost_N: Tensor, correct_N: Tensor, group_N: Tensor, truncated_N: Ten
     index_C = index_N[correct_N]  # of the correct only, in the labels of all groups
     saving_C = (mean(correct_cost_N, index_C) - correct_cost_N) / std(correct_cost_N, index_C).clamp(min=0.1)
     saving_N = torch.zeros_like(cost_N).masked_scatter(correct_N, saving_C.clamp(-1, 1))
-    return saving_N if truncated_N is None else saving_N.masked_fill(truncated_N, 0.0)
+    return saving_N.masked_fill(truncated_N, 0.0)
 
 
-def _check_contexts(context_N: Tensor, truncated_N: Tensor | None, correct_N: Tensor) -> None:
-    for name, value_N in (("context_N", context_N), ("truncated_N", truncated_N)):
-        if value_N is not None and value_N.shape != correct_N.shape:
-            raise ValueError(
-                f"the estimator 'efficient' needs {name} of shape {tuple(correct_N.shape)}, one a trajectory, "
-                f"found {tuple(value_N.shape)}"
-            )
+def _check_contexts(context_N: Tensor, outcome_N: Tensor) -> None:
+    if context_N.shape != outcome_N.shape:
+        raise ValueError(
+            f"the estimator 'efficient' needs context_N of shape {tuple(outcome_N.shape)}, one a trajectory, "
+            f"found {tuple(context_N.shape)}"
+        )
     bad = first(~context_N.isfinite())
     if bad is not None:
         raise ValueError(

@@ -14,32 +14,36 @@ Departures from the paper, https://arxiv.org/abs/2505.10978:
     visit feels it; a later visit is none of the m, and could lie thousands of deviations off where they are near equal.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
-from condensegrpo.algorithms.advantages.batch import Batch, estimator
-from condensegrpo.algorithms.advantages.groups import (
-    Scale,
-    check_option,
-    first,
-    groups,
-    mean,
-    named,
-    normalise,
-    sizes,
-    std,
-)
+from condensegrpo.algorithms.advantages.estimator import Batch, Estimate, Term, against_group, estimator, total
+from condensegrpo.algorithms.advantages.groups import Epsilon, Scale, first, groups, mean, named, sizes, std
 from condensegrpo.algorithms.advantages.table import discounts, turn_indices
 
 NO_TURN = -1  # the state beyond a trajectory's turns
 
 
-@estimator
+@estimator(
+    summary="grpo, plus a comparison of turns sampled from the same context",
+    formula="""A_it = N_ε(R^O)_i + coef · S_it
+G_it = γ^{K_i − 1 − t} · R^O_i                                  the return of turn t, discounted from the end
+S_it = clip((G_it − mean_a) / (std_a + ε), ±(m_a − 1)/√m_a)     a: trajectories of the group in the turn's state
+S_it = G_it − mean_a                                            scale="none"
+S_it = 0                                                        where all of the group have one outcome""",
+)
 def gigpo(
-    batch: Batch, *, state_NK: Tensor, coef: float = 1.0, gamma: float = 0.95, scale: Scale = "std", eps: float = 1e-6
-) -> Tensor:
+    batch: Batch,
+    *,
+    state_NK: Tensor,
+    coef: float = 1.0,
+    gamma: Annotated[float, Ge(0), Le(1)] = 0.95,
+    scale: Scale = "std",
+    eps: Epsilon = 1e-6,
+) -> Estimate:
     """The outcome for all turns, and for each turn how it did against siblings that were given the same context.
 
         A_it = N_ε(R^O)_i + coef · S_it
@@ -74,14 +78,12 @@ def gigpo(
     Raises:
         ValueError: also for a state that is out of range.
     """
-    check_option("coef", coef)
-    check_option("gamma", gamma, low=0, high=1)
     _check_states(state_NK, batch.turns_N)
-    outcome_part_N = normalise(batch.outcome_N, batch.group_N, scale=scale, eps=eps)
+    outcome = against_group("R^O", batch.outcome_N, batch.group_N, scale=scale, eps=eps)
     return_NK = discounts(batch.turns_N, gamma) * batch.outcome_N[:, None]
     step_NK = _against_same_state(return_NK, _visits(state_NK, batch.group_N), scale=scale, eps=eps)
     step_NK = torch.where(std(batch.outcome_N, batch.group_N)[:, None] > 0, step_NK, 0.0)
-    return outcome_part_N[:, None] + coef * step_NK
+    return total(outcome, Term("coef·S", coef * step_NK, {"G": return_NK, "S": step_NK}))
 
 
 class _Visits(NamedTuple):

@@ -3,16 +3,20 @@
 Arguments and suffixes as in ``condensegrpo.algorithms.advantages``.
 """
 
-import torch
-from torch import Tensor
+from typing import Annotated
 
-from condensegrpo.algorithms.advantages.batch import Batch, estimator
-from condensegrpo.algorithms.advantages.groups import Scale, Singleton, check_option, normalise, sizes, std
+from annotated_types import Ge, Gt, Le
+
+from condensegrpo.algorithms.advantages.estimator import Batch, Estimate, Term, against_group, estimator, total
+from condensegrpo.algorithms.advantages.groups import Epsilon, Scale, Singleton, sizes, std
 from condensegrpo.algorithms.advantages.table import discounts
 
 
-@estimator
-def grpo(batch: Batch, *, scale: Scale = "std", singleton: Singleton = "zero", eps: float = 1e-6) -> Tensor:
+@estimator(
+    summary="the reward against its group (default for every other reward)",
+    formula="A_i = (R_i − mean_g) / (std_g + ε),  g = group_N[i]",
+)
+def grpo(batch: Batch, *, scale: Scale = "std", singleton: Singleton = "zero", eps: Epsilon = 1e-6) -> Estimate:
     """The outcome against the mean of its group, one scalar for all turns of a trajectory.
 
     A_i = (R_i − mean_g) / (std_g + ε),  g = group_N[i]
@@ -32,11 +36,15 @@ def grpo(batch: Batch, *, scale: Scale = "std", singleton: Singleton = "zero", e
     Raises:
         ScoreError, ValueError: as every estimator, see ``condensegrpo.algorithms.advantages``.
     """
-    return normalise(batch.outcome_N, batch.group_N, scale=scale, eps=eps, singleton=singleton)
+    return total(against_group("R", batch.outcome_N, batch.group_N, scale=scale, eps=eps, singleton=singleton))
 
 
-@estimator
-def grpo_merged(batch: Batch, *, scale: Scale = "std", singleton: Singleton = "zero", eps: float = 1e-4) -> Tensor:
+@estimator(
+    summary="turn and outcome rewards added, against the group",
+    formula="A_i = N_ε(R^T + R^O)_i",
+    sees_turn_rewards=True,
+)
+def grpo_merged(batch: Batch, *, scale: Scale = "std", singleton: Singleton = "zero", eps: Epsilon = 1e-4) -> Estimate:
     """All of a trajectory's rewards in one sum, against the mean of its group.
 
     A_i = N_ε(R^T + R^O)_i
@@ -56,11 +64,14 @@ def grpo_merged(batch: Batch, *, scale: Scale = "std", singleton: Singleton = "z
         ScoreError, ValueError: as every estimator, see ``condensegrpo.algorithms.advantages``.
     """
     merged_N = batch.turn_N + batch.outcome_N
-    return normalise(merged_N, batch.group_N, scale=scale, eps=eps, singleton=singleton)
+    return total(against_group("R^T + R^O", merged_N, batch.group_N, scale=scale, eps=eps, singleton=singleton))
 
 
-@estimator
-def rloo(batch: Batch, *, singleton: Singleton = "zero") -> Tensor:
+@estimator(
+    summary="the reward against the mean of the others",
+    formula="A_i = R_i − mean_{j ≠ i} R_j = n/(n − 1) · (R_i − mean_g),  n the size of the group",
+)
+def rloo(batch: Batch, *, singleton: Singleton = "zero") -> Estimate:
     """The outcome against the mean of its siblings, itself left out.
 
     A_i = R_i − mean_{j ≠ i} R_j = n/(n − 1) · (R_i − mean_g),  n the size of the group
@@ -81,11 +92,19 @@ def rloo(batch: Batch, *, singleton: Singleton = "zero") -> Tensor:
     """
     size_N = sizes(batch.group_N).double()
     factor_N = size_N / (size_N - 1).clamp(min=1)  # n/(n − 1); 1 for a group of one, whose "raw" it must leave alone
-    return factor_N * normalise(batch.outcome_N, batch.group_N, scale="none", eps=0.0, singleton=singleton)
+    centred = against_group("R", batch.outcome_N, batch.group_N, scale="none", eps=0.0, singleton=singleton)
+    return total(Term("R − mean of the others", factor_N * centred.value_NK, {**centred.numbers, "n": size_N}))
 
 
-@estimator
-def reinforce(batch: Batch, *, clamp: float = 10.0, singleton: Singleton = "zero", eps: float = 1e-8) -> Tensor:
+@estimator(
+    summary="the clamped reward against its group",
+    formula="""R' = clip(R, −clamp, clamp)
+A_i = (R'_i − mean_g) / (std_g + ε)   where std_g > ε
+A_i =  R'_i − mean_g                  where std_g ≤ ε""",
+)
+def reinforce(
+    batch: Batch, *, clamp: Annotated[float, Gt(0)] = 10.0, singleton: Singleton = "zero", eps: Epsilon = 1e-8
+) -> Estimate:
     """The clamped outcome against the mean of its group, divided by a deviation only where there is one.
 
         R' = clip(R, −clamp, clamp)
@@ -110,19 +129,25 @@ def reinforce(batch: Batch, *, clamp: float = 10.0, singleton: Singleton = "zero
     Raises:
         ScoreError: also for a reward that the clamp would hide.
     """
-    check_option("clamp", clamp, low=0)
-    if clamp == 0:
-        raise ValueError("the option clamp of an estimator is 0, wanted a number above it: all rewards would be equal")
     reward_N = batch.outcome_N.clamp(-clamp, clamp)
-    scaled_N = normalise(reward_N, batch.group_N, scale="std", eps=eps, singleton=singleton)
-    centred_N = normalise(reward_N, batch.group_N, scale="none", eps=eps, singleton=singleton)
-    return torch.where(std(reward_N, batch.group_N) > eps, scaled_N, centred_N)
+    scaled = against_group("R'", reward_N, batch.group_N, scale="std", eps=eps, singleton=singleton)
+    centred = against_group("R'", reward_N, batch.group_N, scale="none", eps=eps, singleton=singleton)
+    spread_N = std(reward_N, batch.group_N) > eps
+    return total(scaled._replace(applies_NK=spread_N), centred._replace(applies_NK=~spread_N))
 
 
-@estimator
+@estimator(
+    summary="grpo, later turns weighing more",
+    formula="A_it = γ^{K_i − 1 − t} · N_ε(R^O)_i,   K_i = turns_N[i],  t from 0",
+)
 def turn_discounted(
-    batch: Batch, *, gamma: float = 0.9, scale: Scale = "std", singleton: Singleton = "zero", eps: float = 1e-6
-) -> Tensor:
+    batch: Batch,
+    *,
+    gamma: Annotated[float, Ge(0), Le(1)] = 0.9,
+    scale: Scale = "std",
+    singleton: Singleton = "zero",
+    eps: Epsilon = 1e-6,
+) -> Estimate:
     """The advantage of ``grpo``, less the further a turn lies before the trajectory's last.
 
     A_it = γ^{K_i − 1 − t} · N_ε(R^O)_i,   K_i = turns_N[i],  t from 0
@@ -144,6 +169,7 @@ def turn_discounted(
     Raises:
         ScoreError, ValueError: as every estimator, see ``condensegrpo.algorithms.advantages``.
     """
-    check_option("gamma", gamma, low=0, high=1)
-    advantage_N = normalise(batch.outcome_N, batch.group_N, scale=scale, eps=eps, singleton=singleton)
-    return discounts(batch.turns_N, gamma) * advantage_N[:, None]
+    term = against_group("R^O", batch.outcome_N, batch.group_N, scale=scale, eps=eps, singleton=singleton)
+    discount_NK = discounts(batch.turns_N, gamma)
+    value_NK = discount_NK * term.value_NK[:, None]
+    return total(Term(f"γ^(K−1−t)·{term.name}", value_NK, {**term.numbers, "γ^(K−1−t)": discount_NK}))

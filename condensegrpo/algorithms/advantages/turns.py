@@ -17,19 +17,24 @@ One example serves all three, a group with ε = 0 and defaults otherwise:
 """
 
 from functools import partial
+from typing import Annotated
 
-import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from condensegrpo.algorithms.advantages.batch import Batch, estimator
-from condensegrpo.algorithms.advantages.groups import Scale, Singleton, check_option, normalise
+from condensegrpo.algorithms.advantages.estimator import Batch, Estimate, Term, against_group, estimator, total
+from condensegrpo.algorithms.advantages.groups import Epsilon, Scale, Singleton
 from condensegrpo.algorithms.advantages.table import before_result
 
 
-@estimator
+@estimator(
+    summary="outcome, plus turn rewards on the turns up to the first tool result",
+    formula="A_it = N_ε(R^O)_i + coef · N_ε(R^T)_i · b(t);   without a result b = 0, so N_ε(R^O)_i",
+    sees_turn_rewards=True,
+)
 def ms_grpo(
-    batch: Batch, *, coef: float = 1.0, scale: Scale = "std", singleton: Singleton = "zero", eps: float = 1e-4
-) -> Tensor:
+    batch: Batch, *, coef: float = 1.0, scale: Scale = "std", singleton: Singleton = "zero", eps: Epsilon = 1e-4
+) -> Estimate:
     """The outcome for all turns, and the turn rewards for those up to the first tool result.
 
     A_it = N_ε(R^O)_i + coef · N_ε(R^T)_i · b(t);   without a result b = 0, so N_ε(R^O)_i
@@ -51,17 +56,19 @@ def ms_grpo(
     Raises:
         ScoreError, ValueError: as every estimator, see ``condensegrpo.algorithms.advantages``.
     """
-    check_option("coef", coef)
-    normalised = partial(normalise, group_N=batch.group_N, scale=scale, singleton=singleton, eps=eps)
-    before_NK = before_result(batch.turns_N, batch.result_turn_N)
-    turn_part_NK = torch.where(before_NK, coef * normalised(batch.turn_N)[:, None], 0.0)
-    return normalised(batch.outcome_N)[:, None] + turn_part_NK
+    compared = partial(against_group, group_N=batch.group_N, scale=scale, singleton=singleton, eps=eps)
+    return total(compared("R^O", batch.outcome_N), _before_result(compared("R^T", batch.turn_N), batch, coef))
 
 
-@estimator
+@estimator(
+    summary="as ms_grpo; without a tool result turn and outcome rewards added",
+    formula="""A_it = N_ε(R^O)_i + coef · N_ε(R^T)_i · b(t)     with a result
+A_it = N_ε(R^T + R^O)_i                          without""",
+    sees_turn_rewards=True,
+)
 def mt_grpo(
-    batch: Batch, *, coef: float = 1.0, scale: Scale = "std", singleton: Singleton = "zero", eps: float = 1e-4
-) -> Tensor:
+    batch: Batch, *, coef: float = 1.0, scale: Scale = "std", singleton: Singleton = "zero", eps: Epsilon = 1e-4
+) -> Estimate:
     """As ``ms_grpo``, but a trajectory without a tool result has all its rewards on all its turns.
 
         A_it = N_ε(R^O)_i + coef · N_ε(R^T)_i · b(t)     with a result
@@ -83,15 +90,29 @@ def mt_grpo(
     Raises:
         ScoreError, ValueError: as every estimator, see ``condensegrpo.algorithms.advantages``.
     """
-    with_result_NK = ms_grpo(*batch, coef=coef, scale=scale, singleton=singleton, eps=eps)
-    merged_N = normalise(batch.turn_N + batch.outcome_N, batch.group_N, scale=scale, singleton=singleton, eps=eps)
-    return torch.where(batch.result_turn_N[:, None] >= 0, with_result_NK, merged_N[:, None])
+    compared = partial(against_group, group_N=batch.group_N, scale=scale, singleton=singleton, eps=eps)
+    has_result_N = batch.result_turn_N >= 0
+    return total(
+        compared("R^O", batch.outcome_N)._replace(applies_NK=has_result_N),
+        _before_result(compared("R^T", batch.turn_N), batch, coef),
+        compared("R^T + R^O", batch.turn_N + batch.outcome_N)._replace(applies_NK=~has_result_N),
+    )
 
 
-@estimator
+@estimator(
+    summary="turn rewards and outcome up to the first tool result, the outcome alone after it",
+    formula="""A_it = N_ε(R^T + γ·R^O)_i     where b(t) = 1, and on all turns of a trajectory without a result
+A_it = N_ε(R^O)_i             after the result""",
+    sees_turn_rewards=True,
+)
 def ms_po(
-    batch: Batch, *, gamma: float = 1.0, scale: Scale = "std", singleton: Singleton = "zero", eps: float = 1e-4
-) -> Tensor:
+    batch: Batch,
+    *,
+    gamma: Annotated[float, Ge(0)] = 1.0,
+    scale: Scale = "std",
+    singleton: Singleton = "zero",
+    eps: Epsilon = 1e-4,
+) -> Estimate:
     """Two stages: before the first tool result the return of both, after it that of the outcome alone.
 
         A_it = N_ε(R^T + γ·R^O)_i     where b(t) = 1, and on all turns of a trajectory without a result
@@ -113,8 +134,18 @@ def ms_po(
     Raises:
         ScoreError, ValueError: as every estimator, see ``condensegrpo.algorithms.advantages``.
     """
-    check_option("gamma", gamma, low=0)
-    normalised = partial(normalise, group_N=batch.group_N, scale=scale, singleton=singleton, eps=eps)
-    both_N = normalised(batch.turn_N + gamma * batch.outcome_N)
+    compared = partial(against_group, group_N=batch.group_N, scale=scale, singleton=singleton, eps=eps)
     after_NK = (batch.result_turn_N[:, None] >= 0) & ~before_result(batch.turns_N, batch.result_turn_N)
-    return torch.where(after_NK, normalised(batch.outcome_N)[:, None], both_N[:, None])
+    both, outcome = compared("R^T + γ·R^O", batch.turn_N + gamma * batch.outcome_N), compared("R^O", batch.outcome_N)
+    return total(_at(both, ~after_NK), _at(outcome, after_NK))
+
+
+def _before_result(turn: Term, batch: Batch, coef: float) -> Term:
+    """coef·N(R^T)·b(t)."""
+    weighted = turn._replace(name=f"coef·{turn.name}·b(t)", value_NK=coef * turn.value_NK)
+    return _at(weighted, before_result(batch.turns_N, batch.result_turn_N))
+
+
+def _at(term: Term, applies_NK: Tensor) -> Term:
+    """A term of whole trajectories at some of their turns."""
+    return term._replace(value_NK=term.value_NK[:, None], applies_NK=applies_NK)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from condensegrpo.algorithms.advantages.groups import MAX_REWARD, check_option, first, named
+from condensegrpo.algorithms.advantages.groups import MAX_REWARD, first, named
 from condensegrpo.core.errors import ScoreError
 
 EQUAL = 1e-12  # of Σ A²: what squares may spread by and still be equal; sums in double precision err by far less
@@ -68,9 +68,8 @@ def whiten(advantage_NK: Tensor, tokens_NK: Tensor, *, moments: Moments, eps: fl
 
     Raises:
         ScoreError: the advantage of a turn with tokens is NaN, infinite or beyond ±1e100.
-        ValueError: shapes differ, a number of tokens is negative, or ε is out of range.
+        ValueError: shapes differ, or a number of tokens is negative.
     """
-    check_option("eps", eps, low=0)
     count_NK, value_NK = _trained(advantage_NK, tokens_NK)
     spread = moments.square - moments.total**2 / max(moments.tokens, 1.0)
     if moments.tokens < 2 or spread <= EQUAL * moments.square:

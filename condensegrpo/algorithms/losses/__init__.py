@@ -2,6 +2,7 @@
 
 Legend of the suffixes: ``_T`` trained tokens, ``_N`` trajectories, ``_K`` turns.
 
+    loss.py        ``loss``: declares a function of a token's columns as a loss
     policy.py      l, the loss of a token: clipped, gspo, cispo, reinforce
     importance.py  c, what the token's loss is multiplied by where the sampler's distribution is not the learner's
     kl.py          k, the distance to a reference model: k1, k2, k3
@@ -17,7 +18,8 @@ packed, ordered or shared out.
 from condensegrpo.algorithms.losses.columns import MAX_DIFFERENCE
 from condensegrpo.algorithms.losses.importance import importance
 from condensegrpo.algorithms.losses.kl import KL, k1, k2, k3
-from condensegrpo.algorithms.losses.policy import LOSSES, TokenLoss, cispo, clipped, gspo, reinforce
+from condensegrpo.algorithms.losses.loss import LossPlugin, TokenLoss, loss
+from condensegrpo.algorithms.losses.policy import cispo, clipped, gspo, reinforce
 from condensegrpo.algorithms.losses.weights import (
     WEIGHTS,
     Totals,
@@ -29,9 +31,9 @@ from condensegrpo.algorithms.losses.weights import (
 
 __all__ = [
     "KL",
-    "LOSSES",
     "MAX_DIFFERENCE",
     "WEIGHTS",
+    "LossPlugin",
     "TokenLoss",
     "Totals",
     "cispo",
@@ -41,6 +43,7 @@ __all__ = [
     "k1",
     "k2",
     "k3",
+    "loss",
     "reinforce",
     "share_of_summaries",
     "token_weights",

@@ -6,8 +6,6 @@ A log-probability of −inf is legal and means probability 0 (a token that anoth
 out). NaN and +inf are faults of a model: they are not hidden here, so that an optimiser step that meets one is refused.
 """
 
-from typing import TypeGuard
-
 import torch
 from torch import Tensor
 
@@ -60,8 +58,3 @@ def check_turns(doing: str, turn_T: Tensor) -> None:
             f"{doing}: turn_T is of type {turn_T.dtype}, wanted an integer type: the number of the turn that each "
             f"token belongs to."
         )
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether an option is a number; configurations are not checked elsewhere."""
-    return isinstance(value, int | float) and not isinstance(value, bool)

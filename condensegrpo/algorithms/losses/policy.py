@@ -8,45 +8,32 @@ All columns are (T,), of trained tokens only, and T may be 0:
     old_T        float, nats, under the weights it was sampled from; no gradient
     advantage_T  float, of the token's turn; no gradient
 
-Columns of different shapes and bounds out of range raise ValueError. The weight of a token's loss is computed in
-``weights.py``. A token of probability 0 for the learner (logp = −inf) has no gradient under any loss of ``LOSSES``; one
-of probability 0 for the sampler alone has the largest ratio.
+The weight of a token's loss is computed in ``weights.py``. A token of probability 0 for the learner (logp = −inf) has
+no gradient under any of these losses; one of probability 0 for the sampler alone has the largest ratio.
 """
 
-import math
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
-from condensegrpo.algorithms.losses.columns import (
-    bounded_exp,
-    check_columns,
-    check_turns,
-    difference,
-    is_number,
-    turn_sum,
-)
+from condensegrpo.algorithms.losses.columns import bounded_exp, difference, turn_sum
+from condensegrpo.algorithms.losses.loss import TokenLoss, loss
+
+LowerBound = Annotated[float, Ge(0), Le(1)]  # the ratio's lower bound is 1 less this
+UpperBound = Annotated[float, Ge(0)]  # the ratio's upper bound is 1 more than this
 
 
-class TokenLoss(NamedTuple):
-    """The loss of every trained token, with statistics that carry no gradient; sum them, then divide by the tokens."""
-
-    loss_T: Tensor  # float, not yet weighted
-    ratio_T: Tensor  # float, π(token) / π_old(token), or its turn's; what the bounds apply to
-    low_T: Tensor  # bool, the lower bound acts: no gradient (``clipped``, ``gspo``), or a raised factor (``cispo``)
-    high_T: Tensor  # bool, the upper bound acts: no gradient (``clipped``, ``gspo``), or a lowered factor (``cispo``)
-
-
+@loss(summary="PPO's surrogate, clipped per token (default)", formula="l = −min(ρ·A, clip(ρ, 1 − low, 1 + high)·A)")
 def clipped(
     logp_T: Tensor,
     old_T: Tensor,
     advantage_T: Tensor,
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = None,
+    clip_low: LowerBound = 0.2,
+    clip_high: UpperBound = 0.2,
+    dual_clip: Annotated[float, Gt(1)] | None = None,
 ) -> TokenLoss:
     """PPO's clipped surrogate (https://arxiv.org/abs/1707.06347, eq. 7), with bounds of their own on either side.
 
@@ -61,30 +48,28 @@ def clipped(
         clip_high: at least 0; the ratio's upper bound is 1 + clip_high, for A > 0.
         dual_clip: c > 1, the ratio's upper bound for A < 0; None: no such bound.
     """
-    check_columns("computing the loss clipped", logp_T=logp_T, old_T=old_T, advantage_T=advantage_T)
-    _check_bounds("clipped", clip_low, clip_high)
-    if dual_clip is not None and not (is_number(dual_clip) and 1 < dual_clip < math.inf):
-        raise ValueError(
-            f"computing the loss clipped: dual_clip is {dual_clip!r}, wanted a finite number above 1, or none (null in "
-            f"a configuration) for no such bound."
-        )
     ratio_T = bounded_exp(difference(logp_T, old_T))
-    loss = _surrogate(ratio_T, advantage_T, clip_low, clip_high)
+    value = _surrogate(ratio_T, advantage_T, clip_low, clip_high)
     if dual_clip is None:
-        return loss
-    loss_T = torch.where(advantage_T < 0, torch.minimum(loss.loss_T, -dual_clip * advantage_T), loss.loss_T)
-    high_T = loss.high_T | ((advantage_T < 0) & (loss.ratio_T > dual_clip))
-    return loss._replace(loss_T=loss_T, high_T=high_T)
+        return value
+    loss_T = torch.where(advantage_T < 0, torch.minimum(value.loss_T, -dual_clip * advantage_T), value.loss_T)
+    high_T = value.high_T | ((advantage_T < 0) & (value.ratio_T > dual_clip))
+    return value._replace(loss_T=loss_T, high_T=high_T)
 
 
+@loss(
+    summary="clipped per turn, by the turn's mean ratio",
+    formula="""s = exp(clip(1/n · Σ_turn (logp − old), ±20))
+l = −min(s·A, clip(s, 1 − low, 1 + high)·A)""",
+)
 def gspo(
     logp_T: Tensor,
     old_T: Tensor,
     advantage_T: Tensor,
     *,
     turn_T: Tensor,
-    clip_low: float = 3e-4,
-    clip_high: float = 4e-4,
+    clip_low: LowerBound = 3e-4,
+    clip_high: UpperBound = 4e-4,
 ) -> TokenLoss:
     """GSPO (https://arxiv.org/abs/2507.18071, sec. 4) with the turn as the sequence: one ratio for all of its tokens.
 
@@ -106,21 +91,23 @@ def gspo(
             a turn must be in the micro-batch.
         clip_low: in [0, 1]; the turn ratio's lower bound is 1 − clip_low, for A < 0.
         clip_high: at least 0; the turn ratio's upper bound is 1 + clip_high, for A > 0.
-
-    Raises:
-        ValueError: also for turns that are not integers.
     """
-    doing = "computing the loss gspo"
-    check_columns(doing, logp_T=logp_T, old_T=old_T, advantage_T=advantage_T, turn_T=turn_T)
-    check_turns(doing, turn_T)
-    _check_bounds("gspo", clip_low, clip_high)
     difference_T = difference(logp_T, old_T)
     size_T = turn_sum(torch.ones_like(difference_T), turn_T)
     return _surrogate(bounded_exp(turn_sum(difference_T, turn_T) / size_T), advantage_T, clip_low, clip_high)
 
 
+@loss(
+    summary="the ratio bounded as a constant weight, no token without gradient",
+    formula="l = −sg(clip(ρ, 1 − low, 1 + high))·A·logp            sg: without gradient",
+)
 def cispo(
-    logp_T: Tensor, old_T: Tensor, advantage_T: Tensor, *, clip_low: float = 1.0, clip_high: float = 4.0
+    logp_T: Tensor,
+    old_T: Tensor,
+    advantage_T: Tensor,
+    *,
+    clip_low: LowerBound = 1.0,
+    clip_high: UpperBound = 4.0,
 ) -> TokenLoss:
     """CISPO (MiniMax-M1, https://arxiv.org/abs/2506.13585): the ratio is bounded, and no token loses its gradient.
 
@@ -137,8 +124,6 @@ def cispo(
         clip_low: in [0, 1]; the factor's lower bound is 1 − clip_low; 1: none.
         clip_high: at least 0; the factor's upper bound is 1 + clip_high.
     """
-    check_columns("computing the loss cispo", logp_T=logp_T, old_T=old_T, advantage_T=advantage_T)
-    _check_bounds("cispo", clip_low, clip_high)
     ratio_T = bounded_exp(difference(logp_T.detach(), old_T))
     factor_T = ratio_T.clamp(1 - clip_low, 1 + clip_high)
     return TokenLoss(
@@ -149,12 +134,12 @@ def cispo(
     )
 
 
+@loss(summary="−A·logp, for one update a batch", formula="l = −A·logp")
 def reinforce(logp_T: Tensor, old_T: Tensor, advantage_T: Tensor) -> TokenLoss:
     """REINFORCE: l = −A·logp, the policy gradient for tokens sampled under the weights that learn.
 
     Nothing is bounded and nothing corrects for weights that have moved on since; the ratio is only reported.
     """
-    check_columns("computing the loss reinforce", logp_T=logp_T, old_T=old_T, advantage_T=advantage_T)
     never_T = torch.zeros_like(logp_T, dtype=torch.bool)
     return TokenLoss(
         loss_T=_likelihood(logp_T, advantage_T),
@@ -162,14 +147,6 @@ def reinforce(logp_T: Tensor, old_T: Tensor, advantage_T: Tensor) -> TokenLoss:
         low_T=never_T,
         high_T=never_T,
     )
-
-
-LOSSES: Mapping[str, Callable[..., TokenLoss]] = {
-    "clipped": clipped,
-    "gspo": gspo,
-    "cispo": cispo,
-    "reinforce": reinforce,
-}
 
 
 def _surrogate(ratio_T: Tensor, advantage_T: Tensor, clip_low: float, clip_high: float) -> TokenLoss:
@@ -187,16 +164,3 @@ def _surrogate(ratio_T: Tensor, advantage_T: Tensor, clip_low: float, clip_high:
 def _likelihood(logp_T: Tensor, factor_T: Tensor) -> Tensor:
     """−factor·logp; 0 where logp is −inf, since 0·inf would be NaN and the gradient there is undefined."""
     return -factor_T * torch.where(logp_T.isneginf(), 0.0, logp_T)
-
-
-def _check_bounds(name: str, clip_low: float, clip_high: float) -> None:
-    if not (is_number(clip_low) and 0 <= clip_low <= 1):
-        raise ValueError(
-            f"computing the loss {name}: clip_low is {clip_low!r}, wanted a number in [0, 1]: the ratio's lower bound "
-            f"is 1 − clip_low."
-        )
-    if not (is_number(clip_high) and 0 <= clip_high < math.inf):
-        raise ValueError(
-            f"computing the loss {name}: clip_high is {clip_high!r}, wanted a finite number >= 0: the ratio's upper "
-            f"bound is 1 + clip_high."
-        )

@@ -1,8 +1,8 @@
 """The sampler for throughput: vLLM in the learner's process, with the learner's weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from annotated_types import Ge
@@ -26,10 +26,6 @@ class VllmSampler:
 
     Generation defaults, log-probabilities and event loops: as in ``TransformersSampler``.
     """
-
-    renamed_options: ClassVar[Mapping[str, str]] = {
-        name: f"engine.{name}" for name in ("kv_cache_gib", "gpu_memory_utilization", "enforce_eager")
-    }
 
     def __init__(
         self,

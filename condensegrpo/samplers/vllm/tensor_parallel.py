@@ -40,8 +40,8 @@ class _Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
-    """What a rank tells the others in a round."""
+class Command:
+    """What a rank has the engine do in a round, as all ranks receive it."""
 
     added: tuple[_Request, ...]
     removed: tuple[str, ...]
@@ -49,24 +49,24 @@ class Word:
     replies: int  # a checksum of all replies of the last step
 
 
-Exchange = Callable[[Word], Sequence[Word]]  # of this rank's word for those of all ranks, in their order
+Exchange = Callable[[Command], Sequence[Command]]  # of this rank's command for those of all ranks, in their order
 
 
 class LockstepEngine:
     """``VllmEngine`` for ranks that share its model. All ranks must make its calls but ``add`` and ``abort``."""
 
-    def __init__(self, engine: VllmEngine, exchange: Exchange, place: int) -> None:
+    def __init__(self, engine: VllmEngine, exchange: Exchange, index: int) -> None:
         """Start the thread.
 
         Args:
-            place: of this rank among those that share the model.
+            index: of this rank among those that share the model.
         """
-        self._engine, self._exchange, self._place = engine, exchange, place
+        self._engine, self._exchange, self._index = engine, exchange, index
         self._lock = threading.Lock()
-        self._added: list[_Request] = []  # not told yet
+        self._added: list[_Request] = []  # not sent yet
         self._removed: list[str] = []  # likewise
         self._waiting: set[str] = set()  # requests of this rank without a reply
-        self._open: set[str] = set()  # requests of all ranks in the engine, as place/name
+        self._open: set[str] = set()  # requests of all ranks in the engine, as index/name
         self._finished: SimpleQueue[dict[str, Outcome]] = SimpleQueue()
         self._replies = 0
         self._failure: SamplerError | None = None
@@ -164,22 +164,22 @@ class LockstepEngine:
             self._failure = SamplerError(f"stepping vLLM together with other ranks: {type(error).__name__}: {error}")
 
     def _round(self) -> bool:
-        """Tell the other ranks of new requests, add those of all ranks and step; returns whether to go on."""
-        pausing = self._pausing.is_set()  # before the rest: what was called before it is told in this round
+        """Send the other ranks the new requests, add those of all ranks and step; returns whether to go on."""
+        pausing = self._pausing.is_set()  # before the rest: what was called before it is sent in this round
         with self._lock:
             added, self._added = tuple(self._added), []
             removed, self._removed = tuple(self._removed), []
-        words = self._exchange(Word(added, removed, pausing, self._replies))
-        if len({word.replies for word in words}) > 1:
+        commands = self._exchange(Command(added, removed, pausing, self._replies))
+        if len({command.replies for command in commands}) > 1:
             raise SamplerError("the ranks sampled different replies in the same step")
-        for place, word in enumerate(words):
-            names = {f"{place}/{name}" for name in word.removed}
+        for index, command in enumerate(commands):
+            names = {f"{index}/{name}" for name in command.removed}
             self._open -= names
             self._engine.abort(sorted(names))
-            for request in word.added:
-                if request.name not in word.removed:
-                    self._enter(place, request)
-        if all(word.pausing for word in words):
+            for request in command.added:
+                if request.name not in command.removed:
+                    self._enter(index, request)
+        if all(command.pausing for command in commands):
             return False
         if self._open:
             self._deliver(self._engine.step())
@@ -187,9 +187,9 @@ class LockstepEngine:
             time.sleep(IDLE_SECONDS)
         return True
 
-    def _enter(self, place: int, request: _Request) -> None:
+    def _enter(self, index: int, request: _Request) -> None:
         """Put a request of any rank into the engine; every rank does the same."""
-        name = f"{place}/{request.name}"
+        name = f"{index}/{request.name}"
         for part in PARTS:
             self._engine.wake(part)
         try:
@@ -208,8 +208,8 @@ class LockstepEngine:
             (name, outcome.token_ids if isinstance(outcome, Generation) else ()) for name, outcome in outcomes.items()
         ]
         self._replies = zlib.crc32(repr(sorted(ids)).encode(), self._replies)
-        own = f"{self._place}/"
-        mine = {name.removeprefix(own): outcome for name, outcome in outcomes.items() if name.startswith(own)}
+        prefix = f"{self._index}/"
+        mine = {name.removeprefix(prefix): outcome for name, outcome in outcomes.items() if name.startswith(prefix)}
         if mine:
             self._finished.put(mine)
 
@@ -220,9 +220,9 @@ def lockstep(engine: VllmEngine) -> LockstepEngine:
 
     group = get_tp_group()
 
-    def exchange(word: Word) -> list[Word]:
-        words = [word] * group.world_size
-        distributed.all_gather_object(words, word, group=group.cpu_group)
-        return words
+    def exchange(command: Command) -> list[Command]:
+        commands = [command] * group.world_size
+        distributed.all_gather_object(commands, command, group=group.cpu_group)
+        return commands
 
     return LockstepEngine(engine, exchange, group.rank_in_group)

@@ -22,7 +22,7 @@ from condensegrpo.core.errors import SamplerError
 from condensegrpo.samplers.vllm_server.client import ServerClient
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.process import LOOPBACK, free_port
-from condensegrpo.samplers.vllm_server.replica import Replica, WeightsLabel
+from condensegrpo.samplers.vllm_server.replica import Replica, ReplicaState, WeightsLabel
 from condensegrpo.samplers.vllm_server.weights import shards
 
 PART_BYTES = 512 << 20  # sent at once; the learner's GPU holds a part twice while it is packed
@@ -179,7 +179,7 @@ class NcclPublisher:
     join: Join = join_nccl
     part_bytes: int = PART_BYTES
     _group: NcclGroup | None = field(default=None, init=False)
-    _lives: tuple[tuple[int, int], ...] = field(default=(), init=False)  # place and lives of its servers
+    _revivals: tuple[tuple[int, int], ...] = field(default=(), init=False)  # index and revivals of its servers
 
     def publish(self, pool: ReplicaPool, named_tensors: Iterator[tuple[str, Tensor]], label: str) -> WeightsLabel:
         """Send these weights to every running server.
@@ -187,14 +187,14 @@ class NcclPublisher:
         Raises:
             SamplerError: no server runs, one was started without NCCL, or see ``NcclGroup``.
         """
-        living = self.loop.run(_living(pool.replicas))
-        if not living:
+        running = self.loop.run(_running(pool.replicas))
+        if not running:
             raise SamplerError(f"sending the weights {label} over NCCL: none of {len(pool.replicas)} servers answers")
-        lives = tuple((replica.place, replica.lives) for replica in living)
-        if self._group is None or lives != self._lives:
+        revivals = tuple((replica.index, replica.revivals) for replica in running)
+        if self._group is None or revivals != self._revivals:
             self.close()
             name = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
-            members = [_member(replica) for replica in living]
+            members = [_member(replica) for replica in running]
             self._group = NcclGroup(
                 members,
                 self.loop,
@@ -203,13 +203,13 @@ class NcclPublisher:
                 part_bytes=self.part_bytes,
                 join=self.join,
             )
-            self._lives = lives
+            self._revivals = revivals
         try:
             self._group.send(named_tensors, self.dtype)
         except BaseException:
             self._group = None  # its members are in the middle of an update that cannot be completed
             raise
-        self.loop.run(_all_took(living, label))
+        self.loop.run(_all_receive(running, label))
         return WeightsLabel(label=label, folder=None)
 
     def close(self) -> None:
@@ -219,9 +219,9 @@ class NcclPublisher:
             group.leave()
 
 
-async def _living(replicas: Sequence[Replica]) -> list[Replica]:
+async def _running(replicas: Sequence[Replica]) -> list[Replica]:
     """The replicas that were brought up and answer now."""
-    up = [replica for replica in replicas if replica.ready or replica.awaits_weights]
+    up = [replica for replica in replicas if replica.state is not ReplicaState.DOWN]
     answers = await asyncio.gather(*(replica.client.healthy() for replica in up))
     for replica, answers_now in zip(up, answers, strict=True):
         if not answers_now:
@@ -229,8 +229,8 @@ async def _living(replicas: Sequence[Replica]) -> list[Replica]:
     return [replica for replica, answers_now in zip(up, answers, strict=True) if answers_now]
 
 
-async def _all_took(replicas: Sequence[Replica], label: str) -> None:
-    await asyncio.gather(*(replica.took(label) for replica in replicas))
+async def _all_receive(replicas: Sequence[Replica], label: str) -> None:
+    await asyncio.gather(*(replica.receive(label) for replica in replicas))
 
 
 def _member(replica: Replica) -> Member:

@@ -51,13 +51,13 @@ class ReplicaPool:
             Replica(
                 ServerClient(url, token),
                 process,
-                place=place,
+                index=index,
                 shape=shape,
-                wanted=lambda: self.weights,
+                current_weights=lambda: self.weights,
                 start_seconds=start_seconds,
                 restores=self._restores,
             )
-            for place, (url, process) in enumerate(servers)
+            for index, (url, process) in enumerate(servers)
         )
         await asyncio.gather(*(asyncio.shield(replica.revive()) for replica in self.replicas))
 
@@ -139,7 +139,7 @@ class ReplicaPool:
 
         def rank(replica: Replica) -> bytes:
             """Rendezvous hashing (https://doi.org/10.1109/90.663936): a lost replica's trajectories are spread."""
-            return hashlib.blake2b(f"{replica.place}/{trajectory}".encode(), digest_size=8).digest()
+            return hashlib.blake2b(f"{replica.index}/{trajectory}".encode(), digest_size=8).digest()
 
         ranked = sorted(self.replicas, key=rank)
         for replica in ranked:

@@ -178,12 +178,12 @@ class ServerProcess:
             return
         raise SamplerError(
             f"starting a vLLM server for {self._model.path}: it ended with code {self._process.returncode}. The end of "
-            f"its log {self.log}:\n{self.last_words()}\nIf it lacks memory for keys and values, lower "
+            f"its log {self.log}:\n{self.log_excerpt()}\nIf it lacks memory for keys and values, lower "
             f"sampler.options.max_model_len or raise server.kv_cache_gib (on a GPU, server.gpu_memory_utilization). "
             f"If the model does not support LoRA, set model.lora.sampler=merged."
         )
 
-    def last_words(self) -> str:
+    def log_excerpt(self) -> str:
         """The first error in its log and the end of it: the last error often only reports that there was an error."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log.exists() else []
         first = [line for line in lines[:-LAST_LINES] if ERROR.search(line)][:1]

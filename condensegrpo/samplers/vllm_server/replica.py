@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
 from typing import NamedTuple
 
 from condensegrpo.core.errors import SamplerError, ServerUnreachable
@@ -27,8 +28,21 @@ class WeightsLabel(NamedTuple):
         return self.adapters is not None and other.partition(":")[0] == self.label.partition(":")[0]
 
 
+class ReplicaState(Enum):
+    """What a server can be used for.
+
+    DOWN ──brought up──▶ READY ──fails──▶ DOWN
+    DOWN ──brought up, no folder to load from──▶ AWAITS_WEIGHTS ──weights received──▶ READY
+                                                 AWAITS_WEIGHTS ──fails──▶ DOWN
+    """
+
+    DOWN = auto()  # not brought up yet, or failed; a task may be bringing it up
+    AWAITS_WEIGHTS = auto()  # it runs with old weights, and only the learner has the current ones
+    READY = auto()  # it runs with the current weights
+
+
 class Replica:
-    """A server that is ``ready``, or is brought up by one task that all its callers await.
+    """A server that is ready, or is brought up by one task that all its callers await.
 
     Use it in one event loop. A restarted server holds other weights than the current ones: it gets those before it is
     ready again, and every reply has the label of the weights it was sampled with.
@@ -39,9 +53,9 @@ class Replica:
         client: ServerClient,
         child: ServerProcess | None,
         *,
-        place: int,
+        index: int,
         shape: Mapping[str, str],
-        wanted: Callable[[], WeightsLabel],
+        current_weights: Callable[[], WeightsLabel],
         start_seconds: float,
         restores: bool = True,
     ) -> None:
@@ -53,16 +67,20 @@ class Replica:
         self.client = client
         self._child = child
         self._shape = shape
-        self._wanted = wanted
+        self._current_weights = current_weights
         self._start_seconds = start_seconds
         self._restores = restores
-        self.place = place  # among the sampler's replicas; determines which trajectories it serves
+        self.index = index  # among the sampler's replicas; determines which trajectories it serves
         self._revival: asyncio.Task[None] | None = None
-        self.ready = False
-        self.awaits_weights = False  # it runs with old weights, and only the learner has the current ones
+        self.state = ReplicaState.DOWN
         self.starts = 0  # by the sampler
-        self.lives = 0  # how often it was brought up; its processes differ each time
+        self.revivals = 0  # how often it was brought up; its processes differ each time
         self.description: Description | None = None  # of the server, known once it was brought up
+
+    @property
+    def ready(self) -> bool:
+        """Whether it serves requests with the current weights."""
+        return self.state is ReplicaState.READY
 
     @property
     def url(self) -> str:
@@ -76,20 +94,20 @@ class Replica:
     def revive(self) -> "asyncio.Task[None]":
         """Start to bring it up unless it is already being brought up. Callers share the task: shield it."""
         if self._revival is None or self._revival.done():
-            self.ready = self.awaits_weights = False
+            self.state = ReplicaState.DOWN
             self._revival = asyncio.create_task(self._bring_up())
             self._revival.add_done_callback(_retrieve_exception)
         return self._revival
 
     def fail(self) -> None:
         """Mark it as failed after no reply or one from wrong weights: it is unused until it is brought up again."""
-        if self.ready or self.awaits_weights:
+        if self.state is not ReplicaState.DOWN:
             self.revive()
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, seconds: float) -> Reply:
         """Sample one reply; marks the replica as failed where it cannot be reached."""
         try:
-            adapters = self._wanted().adapters is not None
+            adapters = self._current_weights().adapters is not None
             return await self.client.generate(prompt_ids, params, seconds, adapters=adapters)
         except ServerUnreachable:
             self.fail()
@@ -98,15 +116,15 @@ class Replica:
     async def load(self, weights: WeightsLabel) -> None:
         """Load new weights; marks it as failed where it cannot be reached."""
         try:
-            await self._give(weights, base=weights.adapters is None)
+            await self._load_weights(weights, base=weights.adapters is None)
         except ServerUnreachable:
             self.fail()
             raise
 
-    async def took(self, label: str) -> None:
+    async def receive(self, label: str) -> None:
         """Drop all results of the old weights after these arrived over NCCL; it is then ready."""
         await self.client.renew(label)
-        self.awaits_weights, self.ready = False, True
+        self.state = ReplicaState.READY
 
     async def close(self) -> None:
         """Close the connections, and end the server if the sampler started it."""
@@ -125,43 +143,43 @@ class Replica:
         await self._until_healthy()
         self.description = await self.client.describe()
         self._check(self.description)
-        self.lives += 1
+        self.revivals += 1
         deadline = asyncio.get_running_loop().time() + self._start_seconds
-        while (held := await self.client.weights_label()) != (weights := self._wanted()).label:
-            base = not weights.shares_base_with(held)
-            if weights.adapters is not None and weights.folder is None and held == STARTED_WITH:
+        while (label := await self.client.weights_label()) != (weights := self._current_weights()).label:
+            base = not weights.shares_base_with(label)
+            if weights.adapters is not None and weights.folder is None and label == STARTED_WITH:
                 base = False
             if base and weights.folder is None:
-                self.awaits_weights = True
+                self.state = ReplicaState.AWAITS_WEIGHTS
                 raise SamplerError(
                     f"bringing up {self.url}: it does not hold the current weights ({weights.label}), and there is no "
                     f"folder to load them from: it gets the next ones. Where servers may be lost, set "
                     f"server.weights=folder."
                 )
             if self._restores:
-                await self._give(weights, base=base)
+                await self._load_weights(weights, base=base)
             elif asyncio.get_running_loop().time() > deadline:
                 raise ServerUnreachable(
-                    f"waiting for {self.url}: it holds the weights {held}, and the first rank of the run did not give "
+                    f"waiting for {self.url}: it holds the weights {label}, and the first rank of the run did not give "
                     f"it {weights.label} within {self._start_seconds:g} seconds (server.start_seconds); see its log"
                 )
             else:
                 await asyncio.sleep(POLL_SECONDS)
-        self.ready = True
+        self.state = ReplicaState.READY
 
     async def look_after(self) -> None:
         """Start to bring it up again if it does not answer, or does not hold the current weights."""
         if self.ready:
             try:
-                held = await self.client.weights_label()
+                label = await self.client.weights_label()
             except SamplerError as error:
-                held = str(error)
-            if held != self._wanted().label:
+                label = str(error)
+            if label != self._current_weights().label:
                 self.fail()
-        elif not self.awaits_weights:
+        elif self.state is ReplicaState.DOWN:
             self.revive()
 
-    async def _give(self, weights: WeightsLabel, *, base: bool) -> None:
+    async def _load_weights(self, weights: WeightsLabel, *, base: bool) -> None:
         """Have the server load the weights and take their label last: replies until then are known to be of others."""
         if base:
             await self.client.load_weights(str(weights.folder), self._start_seconds)
@@ -183,7 +201,7 @@ class Replica:
             if self._child is not None:
                 self._child.check_alive()
             if asyncio.get_running_loop().time() > deadline:
-                where = f". The end of its log:\n{self._child.last_words()}" if self._child is not None else ""
+                where = f". The end of its log:\n{self._child.log_excerpt()}" if self._child is not None else ""
                 raise ServerUnreachable(
                     f"waiting for {self.url}: no sign of life within {self._start_seconds:g} seconds "
                     f"(server.start_seconds){where}"

@@ -12,9 +12,9 @@ import secrets
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from annotated_types import Ge
@@ -50,12 +50,6 @@ SERVER, REQUESTS = ServerSettings(), RequestSettings()
 
 class VllmServerSampler:
     """Samples from one or more vLLM servers; every trajectory stays with one of them, where its prefix is cached."""
-
-    renamed_options: ClassVar[Mapping[str, str]] = {
-        "request_seconds": "requests.seconds",
-        "retries": "requests.retries",
-        "weights_dir": "server.weights",
-    }
 
     def __init__(
         self,

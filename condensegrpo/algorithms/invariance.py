@@ -1,0 +1,95 @@
+"""Checks of an estimator or a loss on made-up values: what it gives must not depend on how a step is computed.
+
+A trajectory's advantage depends on its group alone; a token's loss on the token alone, or on those of its turn. Then
+the gradient of a step is the same however rows are packed into micro-batches, ordered or shared out among ranks. Torch
+only.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from condensegrpo.algorithms.credit import Estimator, Scores
+from condensegrpo.algorithms.losses import LossPlugin, TokenLoss
+
+# two groups: three trajectories of one to three turns that share their first context, and two of two turns
+SCORES = Scores(
+    total_N=torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0], dtype=torch.float64),
+    score_N=torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0], dtype=torch.float64),
+    correct_N=torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0], dtype=torch.float64),
+    context_N=torch.tensor([8.0, 9.0, 12.0, 10.0, 11.0], dtype=torch.float64),
+    turn_N=torch.tensor([0.5, 0.0, 0.25, 0.0, 1.0], dtype=torch.float64),
+    group_N=torch.tensor([0, 0, 0, 1, 1]),
+    turns_N=torch.tensor([1, 3, 2, 2, 2]),
+    result_turn_N=torch.tensor([-1, 1, 0, -1, 0]),
+    truncated_N=torch.tensor([False, False, True, False, False]),
+    state_NK=torch.tensor([[0, -1, -1], [0, 1, 2], [0, 1, -1], [3, 4, -1], [3, 5, -1]]),
+    act_NK=torch.tensor([[0, -1, -1], [0, 1, 2], [0, 1, -1], [0, 1, -1], [0, 1, -1]]),
+)
+LOGP_T = torch.tensor([-1.0, -0.5, -2.0, -0.1, -3.0, -0.7], dtype=torch.float64)
+OLD_T = torch.tensor([-1.2, -0.5, -1.5, -0.2, -2.0, -0.9], dtype=torch.float64)
+ADVANTAGE_T = torch.tensor([1.0, 1.0, -0.5, -0.5, -0.5, 2.0], dtype=torch.float64)
+TURN_T = torch.tensor([4, 4, 7, 7, 7, 9])
+CLOSE = 1e-9  # rounding of sums in another order
+
+
+def check_estimator(estimator: Estimator) -> None:
+    """Raise ValueError for advantages that depend on the order of trajectories, on another group, or on labels."""
+    whole = estimator(SCORES).advantage_NK
+    if whole.shape != SCORES.act_NK.shape:
+        raise ValueError(f"it returned a table of shape {tuple(whole.shape)}, wanted (trajectories, turns)")
+    order = torch.tensor([4, 2, 0, 3, 1])
+    _compare("the order of trajectories", whole[order], estimator(_rows(SCORES, order)).advantage_NK)
+    relabelled = SCORES._replace(group_N=7 - 3 * SCORES.group_N)
+    _compare("the labels of groups", whole, estimator(relabelled).advantage_NK)
+    for group in (0, 1):
+        members = (SCORES.group_N == group).nonzero().flatten()
+        alone = estimator(_rows(SCORES, members)).advantage_NK
+        _compare("the trajectories of other groups", whole[members], alone)
+
+
+def check_loss(loss: LossPlugin, options: Mapping[str, object]) -> None:
+    """Raise ValueError for a loss of a token, or a gradient, that depends on what else is in its micro-batch."""
+    alone = [slice(index, index + 1) for index in range(len(LOGP_T))]
+    turns = [slice(0, 2), slice(2, 5), slice(5, 6)]
+    together_T, gradient_T = _computed(loss, options, [slice(0, len(LOGP_T))])
+    for parts, what in ((turns, "the tokens of other turns"), (alone, "other tokens of its turn")):
+        if what == "other tokens of its turn" and loss.whole_turns:
+            continue
+        apart_T, apart_gradient_T = _computed(loss, options, parts)
+        _compare(f"{what} in its micro-batch", together_T, apart_T)
+        _compare(f"{what} in its micro-batch", gradient_T, apart_gradient_T)
+
+
+def _computed(loss: LossPlugin, options: Mapping[str, object], micro_batches: Sequence[slice]) -> tuple[Tensor, Tensor]:
+    """Loss and gradient of every token, computed in micro-batches."""
+    logp_T = LOGP_T.clone().requires_grad_()
+    losses = [_value(loss, options, logp_T, part).loss_T for part in micro_batches]
+    loss_T = torch.cat(losses)
+    (gradient_T,) = torch.autograd.grad(loss_T.sum(), logp_T, allow_unused=True)
+    return loss_T.detach(), torch.zeros_like(LOGP_T) if gradient_T is None else gradient_T
+
+
+def _value(loss: LossPlugin, options: Mapping[str, object], logp_T: Tensor, part: slice) -> TokenLoss:
+    value = loss(logp_T[part], OLD_T[part], ADVANTAGE_T[part], turn_T=TURN_T[part], **options)
+    if not isinstance(value, TokenLoss) or any(column.shape != LOGP_T[part].shape for column in value):
+        raise ValueError(f"it returned {value!r:.80}, wanted a TokenLoss with one entry a token in every column")
+    return value
+
+
+def _rows(scores: Scores, index: Tensor) -> Scores:
+    """Some trajectories, in this order; tables as wide as their longest."""
+    picked = Scores(*(column[index] for column in scores))
+    longest = int(picked.turns_N.max())
+    return picked._replace(state_NK=picked.state_NK[:, :longest], act_NK=picked.act_NK[:, :longest])
+
+
+def _compare(what: str, together: Tensor, apart: Tensor) -> None:
+    width = min(together.shape[-1], apart.shape[-1])
+    if not torch.allclose(together[..., :width], apart[..., :width], rtol=CLOSE, atol=CLOSE):
+        thing = "advantage of a trajectory" if together.dim() == 2 else "loss of a token, or its gradient,"
+        raise ValueError(
+            f"the {thing} depends on {what}: found {together.tolist()} and {apart.tolist()} for the same. The gradient "
+            f"of a step would depend on how its rows are packed and shared out"
+        )

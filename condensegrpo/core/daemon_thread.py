@@ -1,0 +1,78 @@
+"""A daemon thread that makes calls in order and hands back what they return or raise. Standard library only.
+
+``concurrent.futures.ThreadPoolExecutor`` does the same in threads that keep the process alive until every call ends.
+This one is for calls that may block for ever, or that the end of the process may cut off.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class DaemonThread:
+    """Makes calls in a thread, one after another, in the order in which they were submitted.
+
+        worker = DaemonThread("checkpoint")
+        future = worker.submit(write)       # returns at once
+        worker.close()                      # the thread ends after the submitted calls
+        future.result()                     # what write returned, or the exception that it raised
+
+    A call whose future was cancelled before its turn is skipped. A call that raises does not affect the next one.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Start the thread."""
+        self._calls = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]()
+        self._closed = False
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Calls that were submitted and have not begun."""
+        return max(0, self._calls.qsize() - self._closed)
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Make a call after those that wait; returns at once. The future holds any exception, also ``SystemExit``.
+
+        Raises:
+            RuntimeError: the thread was closed.
+        """
+        if self._closed:
+            raise RuntimeError(f"submitting a call: the thread {self.thread.name!r} was closed")
+        future: Future[T] = Future()
+        self._calls.put((future, call))
+        return future
+
+    def close(self) -> None:
+        """Let the thread end after the submitted calls. Does not wait; see ``join``. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            self._calls.put(None)
+
+    def join(self, seconds: float | None = None) -> bool:
+        """Wait for the end of a closed thread, at most so long; returns whether it ended."""
+        self.thread.join(seconds)
+        return not self.thread.is_alive()
+
+    def _run(self) -> None:
+        while (submitted := self._calls.get()) is not None:
+            _complete(*submitted)
+            del submitted  # else it would live until the next call
+
+
+def _complete(future: Future[T], call: Callable[[], T]) -> None:
+    """Make a call and set its future."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except BaseException as error:  # raised by ``future.result()``
+        future.set_exception(error)
+        del future  # the error's traceback refers to this frame
+    else:
+        future.set_result(result)

@@ -1,0 +1,151 @@
+"""Trajectories as values of Python: shown on a terminal and in notebooks, and as DataFrames."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, overload
+
+from rich.console import Console
+
+from condensegrpo.core.trajectory import Score, ScoredTrajectory, Trajectory
+from condensegrpo.display import theme
+from condensegrpo.display.inspect_tables import sibling_table
+from condensegrpo.display.trajectory_view import details, heading, overview
+from condensegrpo.inspection.batches import TrajectoryBatch, budget_of
+from condensegrpo.inspection.index import Index
+from condensegrpo.inspection.panes import TokenTexts, turns
+from condensegrpo.inspection.records import TrajectoryRecord
+from condensegrpo.reporting.frames import Library, Row, frame, trajectory_row, turn_rows
+
+HTML = '<pre style="overflow-x:auto;padding:1em;line-height:1.25;color:#d0d0d0;background:#16181d">{code}</pre>'
+
+
+class Rollout:
+    """One scored trajectory. Its turns are read from the file when they are first needed."""
+
+    def __init__(self, index: Index, batch: TrajectoryBatch, record: TrajectoryRecord) -> None:
+        self._index = index
+        self.batch = batch
+        self.record = record  # the figures, with the credit that it was trained with
+
+    @property
+    def id(self) -> str:
+        """Step, problem and sample, such as ``6/12/3``."""
+        return self.record.id
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """Every turn: the prompt, the sampled tokens, what was condensed."""
+        return self.scored.trajectory
+
+    @property
+    def score(self) -> Score:
+        """Reward, its parts, and the judgements of correctness and format."""
+        return self.scored.score
+
+    @cached_property
+    def scored(self) -> ScoredTrajectory:
+        """Trajectory and score.
+
+        Raises:
+            DataError: the file was removed or damaged.
+        """
+        return self._index.read(self.record)
+
+    def show(self, *, turn: int | None = None, tokens: bool = False, full: bool = False) -> None:
+        """Print the trajectory: question and answer, what every prompt still showed, then turn by turn.
+
+        Args:
+            turn: details of this turn only, counted from 0.
+            tokens: also the sampled tokens with their log-probabilities.
+            full: whole texts.
+        """
+        self._draw(theme.console(), turn=turn, tokens=tokens, full=full)
+
+    def _repr_html_(self) -> str:
+        return _html(self._draw)
+
+    def __repr__(self) -> str:
+        return f"Rollout({self.id!r}, correct={self.record.correct:g}, stop={self.record.stop!r})"
+
+    def _draw(self, console: Console, *, turn: int | None = None, tokens: bool = False, full: bool = False) -> None:
+        budget = budget_of(self.batch)
+        views = turns(
+            self.scored,
+            self.record.credit,
+            budget=self.record.context if budget is None else budget,
+            tokenizer=TokenTexts(self.batch) if tokens else None,
+            version_known=self.batch.version_known,
+        )
+        console.print(heading(self.record, self.trajectory.detail, full=full))
+        console.print()
+        console.print(overview(views))
+        for part in details(views if turn is None else views[turn : turn + 1], full=full):
+            console.print(part)
+
+
+class Rollouts(Sequence[Rollout]):
+    """The scored trajectories of one file, by groups and samples."""
+
+    def __init__(self, index: Index, file: Path) -> None:
+        """Read the figures of a file.
+
+        Raises:
+            TrajectoryFileError: a line is damaged.
+            DataError: the file holds no trajectory.
+        """
+        index.update([file])
+        self.batch = index.batch(file)
+        self._rollouts = tuple(Rollout(index, self.batch, record) for record in index.records(self.batch))
+
+    @overload
+    def __getitem__(self, place: int) -> Rollout: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Rollout]: ...
+
+    def __getitem__(self, place: int | slice) -> Rollout | Sequence[Rollout]:
+        """The rollout at a place; several for a slice."""
+        return self._rollouts[place]
+
+    def __len__(self) -> int:
+        return len(self._rollouts)
+
+    def trajectories(self, library: Library | None = None) -> Any:  # noqa: ANN401  a DataFrame of either library
+        """One row a trajectory: judgements, stop reason, sizes, reward parts, and the mean advantage of its turns."""
+        return frame(self.trajectory_rows(), library)
+
+    def turns(self, library: Library | None = None) -> Any:  # noqa: ANN401  a DataFrame of either library
+        """One row a turn: tokens, what the condenser kept, dropped and rewrote, log-probability, advantage, weight."""
+        return frame(self.turn_rows(), library)
+
+    def trajectory_rows(self) -> list[Row]:
+        """The rows of ``trajectories``."""
+        return self._with_step(trajectory_row(each.record) for each in self)
+
+    def turn_rows(self) -> list[Row]:
+        """The rows of ``turns``."""
+        return self._with_step(row for each in self for row in turn_rows(each.scored, each.record.credit))
+
+    def show(self) -> None:
+        """Print a line for each."""
+        self._draw(theme.console())
+
+    def _repr_html_(self) -> str:
+        return _html(self._draw)
+
+    def __repr__(self) -> str:
+        return f"Rollouts({len(self)})"
+
+    def _with_step(self, rows: Iterable[Row]) -> list[Row]:
+        return [{"step": self.batch.number, **row} for row in rows]
+
+    def _draw(self, console: Console) -> None:
+        console.print(sibling_table("", [each.record for each in self], "", console.width))
+
+
+def _html(draw: Callable[[Console], None]) -> str:
+    """What a notebook shows: as on a terminal with colours. Markup in texts is escaped."""
+    console = theme.recorder()
+    draw(console)
+    return console.export_html(code_format=HTML, inline_styles=True)

@@ -1,0 +1,190 @@
+"""Messages to the text of a chat template, in which only the template's own special tokens are control tokens."""
+
+import json
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from jinja2 import TemplateError
+
+from condensegrpo.core.errors import ConfigError, RolloutError
+from condensegrpo.core.failures import Failure
+from condensegrpo.core.messages import Message, ToolCall
+from condensegrpo.core.thread_call import result_in_thread
+from condensegrpo.episodes.encoding import TextEncoder, unused_characters
+from condensegrpo.episodes.toolformats import ToolFormat, parsed_arguments
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+T = TypeVar("T")
+RENDER_SECONDS = 1.0  # of processor time that a rendering of a few messages may take; templates take some milliseconds
+WAIT = 20  # times as long is waited for it
+
+
+def tool_text(tools: Sequence[Mapping[str, object]]) -> str:
+    """Schemas as one text."""
+    return json.dumps([dict(tool) for tool in tools], ensure_ascii=False, default=str)
+
+
+class ChatTemplate:
+    """The chat template of one tokenizer, with one set of tools and options."""
+
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerFast",
+        encoder: TextEncoder,
+        *,
+        tools: Sequence[Mapping[str, object]],
+        options: Mapping[str, object],
+        formats: Sequence[ToolFormat],
+    ) -> None:
+        """What to render with.
+
+        Args:
+            tokenizer: whose template it is.
+            encoder: of the tokenizer.
+            tools: schemas that the template shows.
+            options: further variables of the template.
+            formats: in which a reply may already contain its calls.
+        """
+        self._tokenizer = tokenizer
+        self._encoder = encoder
+        self._tools = [dict(tool) for tool in tools]
+        self.tool_text = tool_text(tools)
+        self._formats = tuple(formats)
+        self._options = dict(options)
+
+    def unused(self, messages: Sequence[Message]) -> Iterator[str]:
+        """Characters that occur neither in the tools nor in the messages: markers and stand-ins for a rendering."""
+        return unused_characters((self.tool_text, *(text for message in messages for text in _texts(message))))
+
+    @property
+    def source(self) -> str:
+        """The template itself."""
+        return str(self._tokenizer.get_chat_template(tools=self._tools or None))
+
+    def calls_beside(self, message: Message) -> bool:
+        """Whether the template is given the calls of a message: those that its content already contains it is not."""
+        content, calls = message.text, message.tool_calls
+        if all(call.arguments in content and call.name in content for call in calls):
+            return False
+        for form in self._formats:  # written as code, or with escapes
+            if calls == tuple(call for call in form.parse(content) if isinstance(call, ToolCall)):
+                return False
+        return True
+
+    def render(self, messages: Sequence[Message], marker: str, *, end: str = "", generation_prompt: bool = True) -> str:
+        """The template's text, in which the marker breaks up every special token that is not the template's own.
+
+        ``end`` stands behind the last word of every reply.
+        """
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    [self._entry(message, marker, end) for message in messages],
+                    tools=self._tools or None,
+                    add_generation_prompt=generation_prompt,
+                    tokenize=False,
+                    **self._options,
+                )
+            )
+        except TemplateError as error:
+            raise RolloutError(
+                f"{self._doing(messages)} refuses them: {error}{_line(error)}. Use a condenser, task or tool format "
+                f"that keeps to the order of roles that it wants."
+            ) from error
+        except Exception as error:  # the boundary to the template's own code
+            raise RolloutError(
+                f"{self._doing(messages)} fails: {type(error).__name__}: {error}{_line(error)}. Fix it in "
+                f"chat_template.jinja or tokenizer_config.json."
+            ) from error
+
+    def _doing(self, messages: Sequence[Message]) -> str:
+        roles = ", ".join(message.role for message in messages)
+        place = f" of {self._tokenizer.name_or_path}" if self._tokenizer.name_or_path else ""
+        return f"rendering {len(messages)} messages ({roles}): the chat template{place}"
+
+    def _entry(self, message: Message, marker: str, end: str) -> dict[str, object]:
+        """A message as chat templates take it. Calls that the content already contains are not shown twice."""
+        if message.media:
+            raise RolloutError(
+                f"rendering a message of role {message.role}: it holds {message.media[0].text}, and no sampler or "
+                f"learner of this version takes pictures. Give the policy text alone."
+            )
+        content = self._encoder.escape(message.text, marker)
+        if end and message.role == "assistant":
+            said = content.rstrip()
+            content = f"{said}{end}{content[len(said) :]}"
+        entry: dict[str, object] = {"role": message.role, "content": content}
+        if message.role == "tool":
+            entry["name"] = self._encoder.escape(message.name or "", marker)
+            entry["tool_call_id"] = message.tool_call_id or ""
+        if self.calls_beside(message):
+            entry["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": self._escaped(_function(call), marker)}
+                for call in message.tool_calls
+            ]
+        return entry
+
+    def _escaped(self, value: object, marker: str) -> object:
+        if isinstance(value, str):
+            return self._encoder.escape(value, marker)
+        if isinstance(value, dict):
+            return {self._escaped(key, marker): self._escaped(item, marker) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._escaped(item, marker) for item in value]
+        return value
+
+
+def first_rendering(render: Callable[[], T], *, seconds: float = RENDER_SECONDS) -> T:
+    """What ``render`` returns, which renders a few messages before anything is sampled.
+
+    Raises:
+        ConfigError: the chat template fails, or takes more processor time than ``seconds``. Every prompt of every turn
+            is rendered, and in the meantime nothing is sampled.
+    """
+
+    def timed() -> tuple[T, float] | RolloutError:
+        try:
+            render()  # compiles the template
+            started = time.thread_time()
+            return render(), time.thread_time() - started
+        except RolloutError as error:
+            return error
+
+    outcome = result_in_thread(timed, name="the chat template", seconds=WAIT * seconds)
+    if isinstance(outcome, RolloutError):
+        raise ConfigError(f"setting up the prompts: {outcome}") from outcome
+    if isinstance(outcome, Failure):
+        raise ConfigError(f"setting up the prompts: {outcome}. Use a chat template that renders within milliseconds.")
+    result, taken = outcome
+    if taken > seconds:
+        raise ConfigError(
+            f"setting up the prompts: the chat template took {taken:.1f} seconds to render a few messages, wanted at "
+            f"most {seconds:g}. Every turn renders its prompt: use a template without long loops."
+        )
+    return result
+
+
+def _line(error: Exception) -> str:
+    """Where in the template the error was raised, if that is known."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
+    return f" (line {lines[-1]} of the template)" if lines else ""
+
+
+def _texts(message: Message) -> Iterator[str]:
+    yield message.text
+    yield message.name or ""
+    for call in message.tool_calls:
+        yield call.name
+        yield call.arguments
+
+
+def _function(call: ToolCall) -> dict[str, object]:
+    """A call as templates take it: its arguments as an object, or as text where they are none."""
+    try:
+        return {"name": call.name, "arguments": parsed_arguments(call.arguments)}
+    except ValueError:
+        return {"name": call.name, "arguments": call.arguments}

@@ -1,0 +1,186 @@
+"""Roll out and score: problems in, scored trajectories out, each reported as soon as it is scored."""
+
+import asyncio
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+from condensegrpo.core.errors import RolloutError
+from condensegrpo.core.failures import Failure
+from condensegrpo.core.observer import Observer
+from condensegrpo.core.protocols import Environment, GroupReward, Problem, Reward
+from condensegrpo.core.thread_call import awaited_in_thread
+from condensegrpo.core.trajectory import ScoredTrajectory, Stop, Trajectory
+from condensegrpo.episodes.engine import Engine
+from condensegrpo.episodes.group import ProblemGroup, rollout
+from condensegrpo.episodes.scoring import named, score, score_group, with_score
+
+T = TypeVar("T")
+OnScored = Callable[[ScoredTrajectory], None]
+FAILURES = frozenset({Stop.SAMPLER_ERROR, Stop.ENVIRONMENT_ERROR, Stop.REWARD_ERROR})  # errors, not decisions
+CALLS_AT_A_TIME = min(32, (os.cpu_count() or 1) + 4)  # of the reward, as many as ``asyncio.to_thread`` would run
+
+
+@dataclass(frozen=True, slots=True)
+class FailureKind:
+    """Failures of one kind: of one plug-in, exception and line."""
+
+    stop: Stop
+    first: Failure
+    trajectory: str  # id of the first
+    count: int
+
+
+class Failures(NamedTuple):
+    """The trajectories that ended with an error."""
+
+    trajectories: int  # sampled in all
+    kinds: tuple[FailureKind, ...]  # the most frequent first
+
+    @property
+    def failed(self) -> int:
+        """How many trajectories failed."""
+        return sum(kind.count for kind in self.kinds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scorer:
+    """Scores trajectories as they finish: each by itself, or a whole group once it is complete."""
+
+    problems: Mapping[str, Problem]  # by id of the group: two problems of a task may have one id
+    samples: int  # trajectories in a group
+    reward: Reward | GroupReward
+    seconds: float  # that one call of the reward may take
+    on_scored: OnScored
+    groups: dict[str, list[Trajectory]] = field(default_factory=lambda: defaultdict(list))  # finished so far, by id
+    scored: dict[str, ScoredTrajectory] = field(default_factory=dict)  # by id of the trajectory
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CALLS_AT_A_TIME))
+
+    async def add(self, trajectory: Trajectory) -> None:
+        """Score a finished trajectory, or its group if it is the last one of it."""
+        problem = self.problems[trajectory.group_id]
+        if not isinstance(self.reward, GroupReward):
+            outcome = await self._called(partial(score, trajectory, problem, self.reward))
+            self._report(with_score(trajectory, outcome))
+            return
+        group = self.groups[trajectory.group_id]
+        group.append(trajectory)
+        if len(group) == self.samples:
+            group.sort(key=lambda member: member.sample)
+            outcomes = await self._called(partial(score_group, group, problem, self.reward))
+            for place, member in enumerate(group):
+                self._report(with_score(member, outcomes if isinstance(outcomes, Failure) else outcomes[place]))
+
+    async def _called(self, call: Callable[[], T]) -> T | Failure:
+        """The result of a call of the reward: in a thread of its own, a few at a time."""
+        async with self.slots:
+            return await awaited_in_thread(
+                call, name=named(self.reward), seconds=self.seconds, setting="rollout.limits.reward_seconds"
+            )
+
+    def _report(self, scored: ScoredTrajectory) -> None:
+        self.scored[scored.trajectory.id] = scored
+        self.on_scored(scored)
+
+
+async def collect(
+    batch: Sequence[ProblemGroup],
+    *,
+    samples: int,
+    environment: Callable[[Problem], Environment],
+    engine: Engine,
+    reward: Reward | GroupReward,
+    run_seed: int,
+    step: int,
+    on_scored: OnScored,
+) -> tuple[ScoredTrajectory, ...]:
+    """``samples`` scored trajectories of every problem: group by group in the order of the batch.
+
+    Args:
+        batch: of ``rollout.group.problem_groups``, or a share of them.
+        reward: a ``Reward`` scores each trajectory as it finishes; a ``GroupReward`` scores all trajectories of a
+            group, failed ones included, when the last one has finished. It is called in threads, several at a time,
+            so that a slow reward delays no episode. One that raises or takes longer than ``reward_seconds`` ends its
+            trajectory or group as ``reward_error``.
+        on_scored: called with each trajectory once it is scored, in the order in which they finish; with a
+            ``GroupReward`` by groups, in the order of sample numbers, and after an interruption not with the
+            trajectories of unfinished groups.
+        run_seed: names the random streams, together with ``step`` and the group's name.
+    """
+    scorer = _Scorer(
+        problems={group.id: group.problem for group in batch},
+        samples=samples,
+        reward=reward,
+        seconds=engine.limits.reward_seconds,
+        on_scored=on_scored,
+    )
+    groups = await rollout(
+        batch,
+        samples=samples,
+        environment=environment,
+        engine=engine,
+        run_seed=run_seed,
+        step=step,
+        on_finish=scorer.add,
+    )
+    return tuple(scorer.scored[trajectory.id] for group in groups for trajectory in group)
+
+
+def failures_of(scored: Sequence[ScoredTrajectory]) -> Failures:
+    """The failures among some trajectories: each rank counts its own, ``report_failures`` takes those of all ranks."""
+    failed = [member.trajectory for member in scored if member.trajectory.stop in FAILURES]
+    kinds = [
+        FailureKind(each.stop, each.failure or Failure(source="", error="", message=each.detail), each.id, 1)
+        for each in failed
+    ]
+    return Failures(trajectories=len(scored), kinds=_merged(kinds))
+
+
+def report_failures(ranks: Sequence[Failures], observer: Observer) -> None:
+    """Report the failures of each kind, if any: a single failure is data, but if all fail, something is broken.
+
+    Args:
+        ranks: of every rank, so that all ranks raise, or none does and no rank waits for another that has left.
+
+    Raises:
+        RolloutError: every trajectory failed; the message holds the most frequent failure.
+    """
+    trajectories = sum(rank.trajectories for rank in ranks)
+    kinds = _merged(kind for rank in ranks for kind in rank.kinds)
+    for kind in kinds:
+        text = f"{kind.count} of {trajectories} trajectories failed ({kind.stop}): {kind.first}"
+        observer.failed(f"{text}; first in {kind.trajectory}", kind.first.traceback)
+    if kinds and sum(kind.count for kind in kinds) == trajectories:
+        raise RolloutError(
+            f"all {trajectories} trajectories failed, {kinds[0].count} of them like this: {kinds[0].first}."
+        )
+
+
+def check_each_rank(ranks: Sequence[Failures]) -> None:
+    """Check that some trajectory of every rank did not fail: otherwise its device or machine is broken.
+
+    Args:
+        ranks: of every rank, so that all ranks raise together.
+
+    Raises:
+        RolloutError: every trajectory of a rank failed; the message holds the most frequent failure.
+    """
+    for number, rank in enumerate(ranks):
+        if rank.kinds and rank.failed == rank.trajectories:
+            raise RolloutError(
+                f"all {rank.trajectories} trajectories of rank {number} failed, {rank.kinds[0].count} of them like "
+                f"this: {rank.kinds[0].first}. Compare its device, files and packages with those of the other ranks."
+            )
+
+
+def _merged(kinds: Iterable[FailureKind]) -> tuple[FailureKind, ...]:
+    """Failures of the same plug-in, exception and line as one kind."""
+    merged: dict[tuple[str, ...], FailureKind] = {}
+    for kind in kinds:
+        key = (kind.stop, kind.first.source, kind.first.error, kind.first.place)
+        known = merged.get(key)
+        merged[key] = kind if known is None else replace(known, count=known.count + kind.count)
+    return tuple(sorted(merged.values(), key=lambda kind: -kind.count))

@@ -1,0 +1,74 @@
+"""Ending early: before a turn the policy drafts its answer, and if it is sure of it the draft is the answer.
+
+    c_t <answer> ─▶ 7 </answer>     p = Π π(token | c_t, <answer>, tokens before)     p ≥ threshold: answered, with 7
+                                                                                     else: the turn as without a draft
+
+The draft is sampled from a separate random stream, at the temperature of the rollout, so a trajectory is the same,
+token by token, as without drafts, up to where it ends. Neither the ground truth nor the environment is consulted. A
+draft that is taken is a turn whose tokens are trained as any others; a draft that is not taken is not trained.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from condensegrpo.core.trajectory import Draft, Finish, Turn
+from condensegrpo.episodes.engine import Engine
+from condensegrpo.episodes.sampling import Prompt, Sampled, sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafted:
+    """A draft of an answer to a prompt."""
+
+    draft: Draft
+    answer: str | None  # if the draft is taken; None: it is not
+    turn: Turn  # if the draft is taken
+
+
+async def drafted(engine: Engine, prompt: Prompt, *, trajectory: str, seed: int, replies: int) -> Drafted | None:
+    """The policy's answer to a prompt if it answered now; None if drafts are not configured, or not asked for yet.
+
+    Args:
+        trajectory: id of the trajectory of the draft.
+        seed: of the draft's random stream.
+        replies: of the episode so far.
+
+    Raises:
+        Ended: the sampler failed, took longer than ``turn_seconds`` or aborted the draft.
+    """
+    asked = engine.confidence
+    if asked is None or replies < asked.after_turns:
+        return None
+    opening = engine.renderer.text_ids(asked.opening)
+    declared = prompt.condensation
+    if declared is not None:
+        declared = replace(declared, tokens_after=declared.tokens_after + len(opening))
+    # the opening belongs to the prompt: the policy did not sample it
+    opened = replace(prompt, ids=(*prompt.ids, *opening), condensation=declared)
+    sampled = await sample(
+        engine,
+        opened,
+        trajectory=trajectory,
+        seed=seed,
+        max_tokens=min(asked.max_tokens, engine.limits.max_output_tokens - len(opening)),
+        stop_strings=(asked.closing,) if asked.closing else (),
+    )
+    answer = answer_of(sampled, asked.closing)
+    probability = math.exp(math.fsum(sampled.generation.logprobs))
+    turn = sampled.turn()
+    return Drafted(
+        draft=Draft(text=sampled.text, tokens=len(sampled.generation.token_ids), probability=probability),
+        answer=answer if probability >= asked.threshold else None,
+        turn=replace(turn, reply=replace(turn.reply, content=asked.opening + sampled.text)),
+    )
+
+
+def answer_of(sampled: Sampled, closing: str) -> str | None:
+    """What a draft answers; None if nothing, or if it was cut off before what closes an answer.
+
+    closed by "</answer>":   "7 </answer>"  ─▶  "7"     "7 and"  ─▶  None
+    """
+    if not closing:
+        return sampled.text.strip() or None if sampled.generation.finish is Finish.STOP else None
+    text, closed, _ = sampled.text.partition(closing)
+    return text.strip() or None if closed else None

@@ -1,0 +1,41 @@
+"""What every episode of a rollout shares."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from condensegrpo.core.protocols import Condenser, EnvironmentTool, Sampler, UnitScorer
+from condensegrpo.episodes.information import AnswerProbe
+from condensegrpo.episodes.render import Renderer
+from condensegrpo.episodes.settings import Confidence, Limits, Trigger
+from condensegrpo.episodes.stopwatch import Stopwatch
+from condensegrpo.episodes.toolcalls import Toolbox
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """The parts that play an episode. Condensers know how to condense; ``trigger`` says when they are asked."""
+
+    sampler: Sampler
+    renderer: Renderer
+    condenser: Condenser
+    condenser_name: str  # as declared in every Condensation
+    scorers: Mapping[str, UnitScorer] = field(default_factory=dict)  # what the condenser may ask, by name
+    trigger: Trigger = field(default_factory=Trigger)
+    toolbox: Toolbox
+    limits: Limits
+    temperature: float = 1.0  # 0 is greedy
+    probe: AnswerProbe | None = None  # None: what contexts know of the answer is not measured
+    confidence: Confidence | None = None  # None: no answer is drafted
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)  # of the condenser
+
+    def offering(self, tools: Sequence[EnvironmentTool]) -> Self:
+        """The engine of an episode whose environment offers tools: they are in its prompts and its toolbox.
+
+        Raises:
+            ValueError: two tools have one name.
+        """
+        if not tools:
+            return self
+        toolbox = self.toolbox.beside(tools)
+        return replace(self, toolbox=toolbox, renderer=self.renderer.with_tools(toolbox.template_schemas))

@@ -1,0 +1,470 @@
+"""One episode: from a problem to a trajectory. A failed episode is data with a stop reason, never a crash.
+
+    prompt (condensed) ─▶ sampler ─▶ reply ─▶ tool calls? ─ yes ─▶ tools ───────┐
+        ▲                                        └─ no ──▶ environment ─ done ──┼─▶ stop
+        └──────────────────────────── observations ◀────────────────────────────┘
+
+A reply with at least one tool call, well formed or not, goes to the tools only; every other reply goes to the
+environment, which alone recognises an answer. In the formats ``tagged`` and ``code`` a reply with
+``<answer>…</answer>`` has no call: the answer ends the episode. In the format ``native`` an answer next to a call does
+not count.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import SupportsFloat, TypedDict
+
+from condensegrpo.core.failures import Failure, failure_of
+from condensegrpo.core.messages import History, Message, Unit
+from condensegrpo.core.protocols import Closes, Environment, EnvironmentTool, OffersTools, Problem, Step, ToolResult
+from condensegrpo.core.trajectory import Finish, Rejected, Stop, Trajectory, Turn
+from condensegrpo.episodes.boundary import Ended, asynchronous, checked_messages, guarded, translated
+from condensegrpo.episodes.confidence import Drafted, drafted
+from condensegrpo.episodes.engine import Engine
+from condensegrpo.episodes.prompt import next_prompt
+from condensegrpo.episodes.sampling import Prompt, Sampled, sample
+from condensegrpo.episodes.writing import Writer, texts_allowed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ending:
+    stop: Stop
+    answer: str | None = None
+    outcome: float | None = None
+    detail: str = ""
+    failure: Failure | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Record:
+    """The turns and texts sampled so far, which survive if the episode fails."""
+
+    trajectory: str  # its id
+    seed: Callable[[int], int]
+    turns: list[Turn] = field(default_factory=list)
+    replies: int = 0  # turns but those that were written for a condenser
+    called: int = 0  # turns that called a tool
+    called_of_query: int = 0  # of which after the newest query
+    rejected: list[Rejected] = field(default_factory=list)
+    seeds: int = 0  # drawn so far
+    drafts: int = 0  # seeds drawn for drafts of answers
+    texts: int = 0  # that the condenser may ask for in one call
+    environment: Environment | None = None  # as soon as there is one, so that it is closed however the episode ends
+
+    def next_seed(self) -> int:
+        """The seed of the next text of the episode, used or not."""
+        self.seeds += 1
+        return self.seed(self.seeds - 1)
+
+    def draft_seed(self) -> int:
+        """The seed of the next draft, from a separate stream, so that drafts change no other text."""
+        self.drafts += 1
+        return self.seed(-self.drafts)
+
+    def add_reply(self, turn: Turn, *, new_query: bool) -> None:
+        """Record a turn; ``new_query``: a further query follows it."""
+        self.turns.append(turn)
+        self.replies += 1
+        self.called += turn.tool_attempts > 0
+        self.called_of_query = 0 if new_query else self.called_of_query + (turn.tool_attempts > 0)
+
+    def add_texts(self, attempts: Sequence[Sampled], reasons: Sequence[str]) -> None:
+        """Record the texts that the policy wrote for a condenser: one rejected for each reason, then the used one."""
+        used = attempts[len(reasons) :]
+        self.turns += [replace(text.turn(), kind="condense") for text in used]
+        self.rejected += [
+            Rejected(
+                before=len(self.turns),
+                prompt_ids=text.prompt.ids,
+                output_ids=text.generation.token_ids,
+                policy_version=text.version,
+                text=text.text,
+                reason=reason,
+            )
+            for text, reason in zip(attempts, reasons, strict=False)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reaction:
+    """The response of tools or environment to a reply."""
+
+    reply: Message
+    observations: tuple[Message, ...] = ()
+    turn_rewards: Mapping[str, float] = field(default_factory=dict)
+    tool_attempts: int = 0
+    tool_successes: int = 0
+    new_query: bool = False
+    tools_abandoned: int = 0
+    ending: _Ending | None = None
+
+    def turn(self, sampled: Sampled, information: float | None, draft: Drafted | None) -> Turn:
+        """The turn of the reply; one constructor call, since each episode makes hundreds."""
+        return Turn(
+            prompt_ids=sampled.prompt.ids,
+            output_ids=sampled.generation.token_ids,
+            logprobs=sampled.generation.logprobs,
+            policy_version=sampled.version,
+            condensation=sampled.prompt.condensation,
+            context=sampled.prompt.context,
+            reply=self.reply,
+            observations=self.observations,
+            turn_rewards=self.turn_rewards,
+            tool_attempts=self.tool_attempts,
+            tool_successes=self.tool_successes,
+            tools_abandoned=self.tools_abandoned,
+            answer_logprob=information,
+            draft=None if draft is None else draft.draft,
+        )
+
+
+async def run_episode(
+    problem: Problem,
+    *,
+    environment: Callable[[Problem], Environment],
+    engine: Engine,
+    group_id: str,
+    sample: int,
+    seed: Callable[[int], int],
+    draw: float = 0.0,
+) -> Trajectory:
+    """Play one episode to its end.
+
+    Args:
+        environment: makes the environment of this episode, as ``Task.environment`` does.
+        sample: number of the episode in its group, from 0; the id of the trajectory is ``group_id/sample``.
+        seed: n → seed of the random stream of the nth text of the episode. Condense turns and rejected texts count;
+            without any, n is the turn. Below 0: of drafts, −1 the first.
+        draw: in [0, 1), of the problem, equal for its trajectories: selects a point in the jitter of the trigger.
+
+    Returns:
+        The trajectory with every sampled turn, also after a failure; see ``Stop`` for how it may end.
+    """
+    started = time.monotonic()
+    record = _Record(trajectory=f"{group_id}/{sample}", seed=seed)
+    try:
+        ending = await _play(problem, environment, engine, draw, record)
+    finally:
+        failed = await _closed(record, engine.limits.turn_seconds)
+    ending = failed or ending
+    return Trajectory(
+        id=record.trajectory,
+        problem_id=problem.id,
+        group_id=group_id,
+        sample=sample,
+        question=problem.question,
+        ground_truth=problem.answer,
+        turns=tuple(record.turns),
+        stop=ending.stop,
+        answer=ending.answer,
+        outcome=ending.outcome,
+        seconds=time.monotonic() - started,
+        detail=ending.detail,
+        failure=ending.failure,
+        rejected=tuple(record.rejected),
+    )
+
+
+async def _play(
+    problem: Problem,
+    environment: Callable[[Problem], Environment],
+    engine: Engine,
+    draw: float,
+    record: _Record,
+) -> _Ending:
+    """The loop. Turns are recorded as they are sampled, so that a failure keeps them."""
+    last: Sampled | None = None
+    try:
+        episode, pinned, tools = await _started(environment, problem, engine.limits.turn_seconds, record)
+        engine = await _offering(engine, tools)
+        history = History(pinned=engine.toolbox.introduced(pinned))
+        record.texts = texts_allowed(engine)
+        for _ in range(engine.limits.max_turns):
+            prompt, history = await _prompted(engine, history, last, draw, record)
+            information = await _answer_information(engine, problem, prompt)
+            draft = await _drafted(engine, prompt, record)
+            if draft is not None and draft.answer is not None:
+                record.turns.append(replace(draft.turn, answer_logprob=information, draft=draft.draft))
+                return _Ending(stop=Stop.CONFIDENT, answer=draft.answer)
+            sampled = await sample(
+                engine,
+                prompt,
+                trajectory=record.trajectory,
+                seed=record.next_seed(),
+                max_tokens=engine.limits.max_output_tokens,
+                stop_strings=engine.toolbox.format.stop_strings,
+            )
+            reaction = await _react(engine, episode, history, sampled, record)
+            number = len(record.turns)
+            record.add_reply(reaction.turn(sampled, information, draft), new_query=reaction.new_query)
+            if reaction.ending is not None:
+                return reaction.ending
+            history = history.add(Unit(turn=number, reply=reaction.reply, results=reaction.observations))
+            last = sampled
+    except Ended as end:
+        return _Ending(stop=end.stop, detail=end.detail, failure=end.failure)
+    return _Ending(
+        stop=Stop.TURN_LIMIT, detail=f"no answer in {engine.limits.max_turns} replies (rollout.limits.max_turns)"
+    )
+
+
+async def _prompted(
+    engine: Engine, history: History, last: Sampled | None, draw: float, record: _Record
+) -> tuple[Prompt, History]:
+    """The next prompt, and the history with what was counted and summarised for it."""
+    writer = Writer(engine, record.texts, record.trajectory, record.next_seed)
+    write = writer.write_function(history, last) if last is not None else None
+    try:
+        upcoming = await translated(
+            partial(
+                next_prompt,
+                engine,
+                history,
+                last,
+                draw=draw,
+                write=write,
+                writes=writer.max_texts,
+                texts=writer.attempts,
+            ),
+            who="rendering the prompt",
+            stop=Stop.ENVIRONMENT_ERROR,
+        )
+        writer.check(upcoming.rejected)
+    except Ended as end:
+        record.add_texts(writer.attempts, [f"the episode ended: {end.detail}"] * len(writer.attempts))
+        raise
+    record.add_texts(writer.attempts, upcoming.rejected)
+    return upcoming.prompt, upcoming.history
+
+
+async def _started(
+    environment: Callable[[Problem], Environment], problem: Problem, seconds: float, record: _Record
+) -> tuple[Environment, tuple[Message, ...], tuple[EnvironmentTool, ...]]:
+    """The environment, its first messages, and the tools that it offers."""
+    return await guarded(
+        partial(_start, environment, problem, record),
+        who="starting the environment",
+        stop=Stop.ENVIRONMENT_ERROR,
+        turn_seconds=seconds,
+        seconds=seconds,
+        plugin=environment,
+    )
+
+
+async def _start(
+    environment: Callable[[Problem], Environment], problem: Problem, record: _Record
+) -> tuple[Environment, tuple[Message, ...], tuple[EnvironmentTool, ...]]:
+    episode = record.environment = environment(problem)
+    if not all(callable(getattr(episode, method, None)) for method in ("start", "step")):
+        raise TypeError(
+            f"environment() returned {episode!r:.80}, wanted an object with start() and step(), as in "
+            f"return AnswerEnvironment(question=problem.question)"
+        )
+    pinned = checked_messages(await asynchronous(episode.start(), "start()"), "start()")
+    return episode, pinned, _checked_tools(episode.tools()) if isinstance(episode, OffersTools) else ()
+
+
+def _checked_tools(tools: object) -> tuple[EnvironmentTool, ...]:
+    """The tools that an environment offers.
+
+    Raises:
+        TypeError: it returned something else.
+    """
+    if not isinstance(tools, Sequence) or not all(isinstance(tool, EnvironmentTool) for tool in tools):
+        raise TypeError(f"tools() returned {tools!r:.80}, wanted a sequence of EnvironmentTool")
+    return tuple(tools)
+
+
+async def _offering(engine: Engine, tools: Sequence[EnvironmentTool]) -> Engine:
+    """The engine with the tools of the environment in its prompts and its toolbox."""
+
+    async def offering() -> Engine:
+        return engine.offering(tools)
+
+    if not tools:
+        return engine
+    return await translated(offering, who="the tools of the environment", stop=Stop.ENVIRONMENT_ERROR)
+
+
+async def _closed(record: _Record, seconds: float) -> _Ending | None:
+    """Close the environment, if there is one that can be closed; the ending of an episode that could not be.
+
+    A cancellation of the episode does not interrupt it, and is raised afterwards: a batch that stops while some of its
+    environments are being closed would otherwise leave their processes and files open.
+    """
+    environment = record.environment
+    if not isinstance(environment, Closes):
+        return None
+    closing = asyncio.create_task(_close(environment, seconds))
+    cancelled: asyncio.CancelledError | None = None
+    while not closing.done():
+        try:
+            await asyncio.wait([closing])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return closing.result()
+
+
+async def _close(environment: Closes, seconds: float) -> _Ending | None:
+    async def close() -> None:
+        await asynchronous(environment.close(), "close()")
+
+    try:
+        await guarded(
+            close,
+            who="closing the environment",
+            stop=Stop.ENVIRONMENT_ERROR,
+            turn_seconds=seconds,
+            seconds=seconds,
+            plugin=environment,
+        )
+    except Ended as end:
+        return _Ending(stop=end.stop, detail=end.detail, failure=end.failure)
+    return None
+
+
+async def _answer_information(engine: Engine, problem: Problem, prompt: Prompt) -> float | None:
+    """Log-probability of the ground truth after the prompt, if it is measured."""
+    if engine.probe is None:
+        return None
+    return await guarded(
+        partial(engine.probe.measure, problem, prompt.ids),
+        who="measuring what the context knows of the answer",
+        stop=Stop.SAMPLER_ERROR,
+        turn_seconds=engine.limits.turn_seconds,
+        seconds=engine.limits.turn_seconds,
+    )
+
+
+async def _drafted(engine: Engine, prompt: Prompt, record: _Record) -> Drafted | None:
+    """A draft of the answer, if drafts are configured."""
+    if engine.confidence is None:
+        return None
+    seed = record.draft_seed()
+    return await drafted(engine, prompt, trajectory=record.trajectory, seed=seed, replies=record.replies)
+
+
+async def _react(
+    engine: Engine, environment: Environment, history: History, sampled: Sampled, record: _Record
+) -> _Reaction:
+    """Let the tools or the environment respond to a reply. If they raise, the episode ends and the turn stays."""
+    reply = Message(role="assistant", content=sampled.text)
+    if sampled.generation.finish is Finish.LENGTH:
+        detail = f"a reply was cut off at {len(sampled.generation.token_ids)} tokens (rollout.limits.max_output_tokens)"
+        return _Reaction(reply=reply, ending=_Ending(stop=Stop.OUTPUT_LENGTH, detail=detail))
+    exhausted = engine.toolbox.exhausted(turns=record.called, turns_of_query=record.called_of_query)
+    if exhausted and engine.toolbox.format.parse(sampled.text):
+        detail = f"a reply called a tool after {exhausted}"
+        return _Reaction(reply=reply, ending=_Ending(stop=Stop.TURN_LIMIT, detail=detail))
+    try:
+        answers = await translated(  # each call has the toolbox's own time limit
+            partial(engine.toolbox.answer, sampled.text, history),
+            who="the tools",
+            stop=Stop.ENVIRONMENT_ERROR,
+        )
+        if answers.attempted:
+            return _Reaction(
+                reply=replace(reply, tool_calls=tuple(answers.calls)),
+                observations=tuple(answers.messages),
+                tool_attempts=answers.attempted,
+                tool_successes=answers.succeeded,
+                tools_abandoned=answers.abandoned,
+                **_of_results(answers.results),
+            )
+        step = await guarded(
+            partial(_step, environment, reply),
+            who="the environment",
+            stop=Stop.ENVIRONMENT_ERROR,
+            turn_seconds=engine.limits.turn_seconds,
+            seconds=engine.limits.turn_seconds,
+            plugin=environment,
+        )
+    except Ended as end:
+        return _Reaction(reply=reply, ending=_Ending(stop=end.stop, detail=end.detail, failure=end.failure))
+    return _Reaction(
+        reply=reply,
+        observations=step.observations,
+        turn_rewards=step.turn_rewards,
+        new_query=step.new_query,
+        ending=_ending(done=step.done, answer=step.answer, outcome=step.outcome),
+    )
+
+
+class _FromResults(TypedDict, total=False):
+    """Fields of a ``_Reaction`` that tools of the environment set."""
+
+    turn_rewards: Mapping[str, float]
+    ending: _Ending | None
+
+
+def _of_results(results: Sequence[ToolResult]) -> _FromResults:
+    """What the tools of the environment gave besides text: turn rewards are added, the first that is done ends it.
+
+    Raises:
+        Ended: a result holds what is none.
+    """
+    if not results:
+        return {}
+    rewards: dict[str, float] = {}
+    try:
+        for result in results:
+            for name, value in _checked_rewards(result.turn_rewards, "a tool").items():
+                rewards[name] = rewards.get(name, 0.0) + value
+        last = next((result for result in results if result.done), None)
+        if last is None:
+            return {"turn_rewards": rewards}
+        answer, outcome = _checked_end(last.answer, last.outcome, "a tool")
+    except (TypeError, ValueError) as error:
+        raise Ended.by(failure_of("the environment", error), Stop.ENVIRONMENT_ERROR) from error
+    return {"turn_rewards": rewards, "ending": _ending(done=True, answer=answer, outcome=outcome)}
+
+
+async def _step(environment: Environment, reply: Message) -> Step:
+    """The environment's response, checked here: a wrong type would otherwise fail later, when a file is written."""
+    step = await asynchronous(environment.step(reply), "step()")
+    if not isinstance(step, Step):
+        raise TypeError(f'step() returned {step!r:.80}, wanted a Step, as in return Step(done=True, answer="4")')
+    answer, outcome = _checked_end(step.answer, step.outcome, "step()")
+    return Step(
+        observations=checked_messages(step.observations, "step()"),
+        done=step.done,
+        answer=answer,
+        outcome=outcome,
+        turn_rewards=_checked_rewards(step.turn_rewards, "step()"),
+        new_query=step.new_query,
+    )
+
+
+def _checked_rewards(rewards: Mapping[str, float], who: str) -> Mapping[str, float]:
+    """Turn rewards as plain floats; TypeError or ValueError if they are none."""
+    plain = {str(name): float(value) for name, value in rewards.items()}
+    if not all(map(math.isfinite, plain.values())):
+        raise ValueError(f"{who} returned the turn rewards {plain}, wanted finite numbers")
+    return plain
+
+
+def _checked_end(answer: str | None, outcome: float | None, who: str) -> tuple[str | None, float | None]:
+    """Answer and outcome of an episode; TypeError or ValueError if they are none."""
+    if not isinstance(answer, str | None):
+        raise TypeError(f"{who} returned the answer {answer!r:.80}, wanted text or None")
+    if outcome is None:
+        return answer, None
+    if not isinstance(outcome, SupportsFloat) or not math.isfinite(float(outcome)):
+        raise ValueError(f"{who} returned the outcome {outcome!r:.80}, wanted a finite number or None")
+    return answer, float(outcome)
+
+
+def _ending(*, done: bool, answer: str | None, outcome: float | None) -> _Ending | None:
+    if not done:
+        return None
+    if answer is not None:
+        return _Ending(stop=Stop.ANSWERED, answer=answer, outcome=outcome)
+    if outcome is not None:
+        return _Ending(stop=Stop.FINISHED, outcome=outcome)
+    return _Ending(stop=Stop.FORMAT, detail="the environment could not read a reply and ended the episode")

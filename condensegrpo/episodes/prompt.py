@@ -1,0 +1,233 @@
+"""The prompt of the next turn: the last one continued by token ids, or a fresh render that is declared as condensation.
+
+    turn 0   pinned                                        rendered
+    turn 1   pinned u0                                     turn 0's prompt + its output + what came back: by ids
+    turn 2   pinned [turn 0 …] u1                          u0 was dropped: rendered, Condensation(tokens 90 → 55)
+    turn 3   pinned [turn 0 …] u1 u2                       nothing new was dropped: turn 2 continued by ids, undeclared
+
+Sampled tokens are never tokenised again to continue a prompt: a prompt that does not continue by ids is declared.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from condensegrpo.core.account import account, places, unit_tokens
+from condensegrpo.core.errors import ContextOverflow
+from condensegrpo.core.messages import History, Message, Unit, flatten
+from condensegrpo.core.protocols import Budget, Condensed, Request, Write
+from condensegrpo.core.shared_sequence import shared, shared_ids
+from condensegrpo.core.trajectory import Condensation, Span, Stop
+from condensegrpo.episodes.boundary import asynchronous, guarded
+from condensegrpo.episodes.engine import Engine
+from condensegrpo.episodes.render import Renderer
+from condensegrpo.episodes.sampling import Prompt, Sampled
+from condensegrpo.episodes.settings import Limits
+
+CHAT_TEMPLATE = "chat_template"  # the condenser's name where only the template rewrote something
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextPrompt:
+    """The prompt of the next turn, with the condenser's summary and rejections."""
+
+    prompt: Prompt
+    history: History  # with the condenser's summary, if it made one
+    rejected: tuple[str, ...] = ()  # Condensed.rejected
+
+
+def check_pinned(renderer: Renderer, pinned: Sequence[Message], limits: Limits) -> None:
+    """Check that system message and question alone fit the context budget: no condenser may touch them.
+
+    Raises:
+        ContextOverflow: they do not fit, and nothing can be sampled.
+    """
+    tokens = renderer.count(pinned)
+    if tokens > limits.max_context_tokens:
+        raise ContextOverflow(
+            f"checking the question: system message and question need {tokens} tokens with the chat template, and the "
+            f"context budget is {limits.max_context_tokens}. Raise rollout.limits.max_context_tokens to at least "
+            f"{tokens} and leave room for the turns; a condenser never shortens the question."
+        )
+
+
+async def next_prompt(
+    engine: Engine,
+    history: History,
+    last: Sampled | None,
+    *,
+    draw: float,
+    write: Write | None = None,
+    writes: int = 0,
+    texts: Sequence[Sampled] = (),
+) -> NextPrompt:
+    """The prompt of the turn that follows ``history``, of at most ``max_context_tokens``.
+
+    Args:
+        history: the raw units, whatever earlier turns were shown: the only earlier output of a condenser in it is the
+            last summary.
+        last: the last act turn; None before the first.
+        draw: in [0, 1), of the problem: selects a point in the jitter of the trigger.
+        write: samples a text for the condenser; None: it may not ask.
+        writes: how many texts it may ask for; each adds ``turn_seconds`` to its time limit.
+        texts: those that ``write`` has sampled. A used one is a turn, so the prompt after it is always declared.
+
+    Raises:
+        ContextOverflow: neither the continued nor the condensed prompt fits.
+        Ended: the condenser, or the sampler while it wrote for the condenser, failed or took too long.
+    """
+    if last is None:
+        check_pinned(engine.renderer, history.pinned, engine.limits)
+        first = Prompt(ids=shared_ids(engine.renderer.prompt(history.pinned)), context=shared(history.pinned))
+        return NextPrompt(prompt=first, history=history)
+    most, continued = engine.limits.max_context_tokens, None
+    if engine.trigger.when == "over_budget":
+        continued = _continued(engine, history, last)
+        if len(continued.ids) <= engine.trigger.at(most, draw):
+            return NextPrompt(prompt=continued, history=history)
+    history = replace(history, tokens=unit_tokens(history, engine.renderer.count))
+    budget = Budget(
+        tokens=engine.trigger.room(most, draw),
+        count=engine.renderer.count,
+        scorers=engine.scorers,
+        write=write,
+        request_tokens=most,
+        reply_tokens=engine.limits.max_output_tokens,
+        seconds=engine.limits.turn_seconds * (1 + writes),
+    )
+    condensed = await _condense(engine, history, budget)
+    unchanged = condensed.summary is None and condensed.units == (*last.prompt.units, history.units[-1])
+    if unchanged and len(texts) == len(condensed.rejected):
+        continued = continued or _continued(engine, history, last)
+        if len(continued.ids) <= most:
+            return NextPrompt(prompt=continued, history=history, rejected=condensed.rejected)
+    if condensed.summary is not None:
+        history = history.with_summary(condensed.summary)
+    spans = account(history, condensed.units, engine.renderer.count)
+    rewritten = _rewritten(engine, history, condensed.units, spans, reason=condensed.reason)
+    return NextPrompt(prompt=rewritten, history=history, rejected=condensed.rejected)
+
+
+def request_prompt(engine: Engine, history: History, last: Sampled, request: Request) -> Prompt:
+    """The prompt of a condense turn: the last prompt continued by ids if the request shows it and the newest unit.
+
+    Raises:
+        ContextOverflow: it does not fit ``max_context_tokens``.
+        ValueError: the request shows units that are not of the history.
+    """
+    newest, shown = history.units[-1], tuple(request.units)
+    _check_units(history.units, shown)
+    if shown == (*last.prompt.units, newest):
+        continued = _continued(engine, history, last, newest=newest.with_instruction(request.instruction))
+        if len(continued.ids) <= engine.limits.max_context_tokens:
+            return continued
+    *before, latest = shown
+    spans = account(history, shown, engine.renderer.count)
+    asked = (*before, latest.with_instruction(request.instruction))
+    return _rewritten(engine, history, asked, spans, reason="to ask for a text")
+
+
+def _continued(engine: Engine, history: History, last: Sampled, *, newest: Unit | None = None) -> Prompt:
+    """The last prompt, its reply and the results: by ids, or rendered and declared if the template rewrites replies."""
+    newest = newest or history.units[-1]  # given: with an instruction
+    units = shared(last.prompt.units).extended((newest,))
+    context = shared(last.prompt.context).extended(newest.messages)
+    added = engine.renderer.continuation(last.prompt.context, newest.reply, newest.results, last.generation.token_ids)
+    continued = shared_ids(last.prompt.ids).extended((*last.generation.token_ids, *added))
+    if engine.renderer.keeps_replies(context):
+        return Prompt(ids=continued, context=context, units=units)
+    ids = shared_ids(engine.renderer.prompt(context))
+    declared = Condensation(
+        condenser=CHAT_TEMPLATE,
+        reason="the chat template renders earlier replies differently from how they were sampled (strips reasoning)",
+        tokens_before=len(continued),
+        tokens_after=len(ids),
+        spans=account(history, (*last.prompt.units, history.units[-1]), engine.renderer.count),
+    )
+    return Prompt(ids=ids, context=context, units=units, condensation=declared)
+
+
+def _rewritten(
+    engine: Engine, history: History, units: tuple[Unit, ...], spans: tuple[Span, ...], *, reason: str
+) -> Prompt:
+    """The prompt of the units that the condenser returned, rendered and declared."""
+    context = shared(flatten(history.pinned, units))
+    ids = shared_ids(engine.renderer.prompt(context))
+    budget = engine.limits.max_context_tokens
+    if len(ids) > budget:
+        raise ContextOverflow.at(turn=len(history.units), tokens=len(ids), budget=budget)
+    # not count(history.messages): that would render the whole episode in every turn
+    tokens_before = engine.renderer.count(history.pinned) + sum(span.tokens for span in spans)
+    declared = Condensation(
+        condenser=engine.condenser_name,
+        reason=reason,
+        tokens_before=tokens_before,
+        tokens_after=len(ids),
+        spans=spans,
+    )
+    return Prompt(ids=ids, context=context, units=units, condensation=declared)
+
+
+async def _condense(engine: Engine, history: History, budget: Budget) -> Condensed:
+    """Call the condenser and check its answer."""
+    return await guarded(
+        partial(_checked, engine, history, budget),
+        who=f"the condenser {engine.condenser_name!r}",
+        stop=Stop.ENVIRONMENT_ERROR,
+        turn_seconds=engine.limits.turn_seconds,
+        seconds=budget.seconds,
+        plugin=engine.condenser,
+    )
+
+
+async def _checked(engine: Engine, history: History, budget: Budget) -> Condensed:
+    with engine.stopwatch:
+        condensed = await asynchronous(engine.condenser.condense(history, budget, engine.toolbox.schemas), "condense()")
+    if not isinstance(condensed, Condensed):
+        raise TypeError(
+            f"condense() returned {condensed!r:.80}, wanted a Condensed, as in return Condensed(units=units)"
+        )
+    condensed = replace(condensed, units=tuple(condensed.units))  # a list may change later
+    _check_units(history.units, condensed.units)
+    _check_summary(history.units, condensed)
+    return condensed
+
+
+def _check_summary(units: Sequence[Unit], condensed: Condensed) -> None:
+    """Check that a new summary is shown and does not cover the newest unit."""
+    summary = condensed.summary
+    if summary is None:
+        return
+    if summary.unit not in condensed.units:
+        raise ValueError(f"its summary of the turns up to {summary.through} is not among its units")
+    if summary.through >= units[-1].turn:
+        raise ValueError(f"its summary covers all units, wanted the newest unit, of turn {units[-1].turn}, to stay")
+
+
+def _check_units(units: tuple[Unit, ...], shown: tuple[Unit, ...]) -> None:
+    """Check that the shown units are of the history, each at most once and in order, rewritten or not."""
+    if shown == units[len(units) - len(shown) :]:
+        return
+    for unit, place in zip(shown, places(units, shown), strict=True):
+        if unit is not units[place]:
+            _check_whole(unit, units[place])
+
+
+def _check_whole(shown: Unit, raw: Unit) -> None:
+    """Check that a shown unit is a reply with its results: no tool result without its call.
+
+    A malformed call has a result too, but is in the text of its reply only.
+    """
+    if shown.reply.role != "assistant":
+        raise ValueError(f"it shows the unit of turn {shown.turn} with a reply of role {shown.reply.role!r}")
+    answers = [message.tool_call_id for message in shown.results if message.tool_call_id is not None]
+    if not answers:
+        return
+    made = {call.id for call in shown.reply.tool_calls}
+    if shown.reply == raw.reply:
+        made |= {message.tool_call_id for message in raw.results if message.tool_call_id is not None}
+    orphans = [call for call in answers if call not in made]
+    if orphans:
+        raise ValueError(
+            f"it shows the unit of turn {shown.turn} with results of the calls {orphans}, which its reply does not make"
+        )

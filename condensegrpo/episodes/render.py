@@ -1,0 +1,290 @@
+"""Messages to token ids: whole prompts, and the continuation of a prompt by ids.
+
+A prompt is templated and tokenised once, at the start of a segment. From then on a conversation grows by ids alone:
+
+    prompt_0 + output_0 + continuation_0 = prompt_1;   prompt_1 + output_1 + continuation_1 = prompt_2;   …
+
+so that sampled ids reach the learner unchanged, however unusual their split of the text: there is no decode/encode
+round trip. Text is a view; only a prompt that a condenser rewrote is tokenised from text again.
+"""
+
+import itertools
+import re
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from condensegrpo.core.errors import ConfigError, RolloutError
+from condensegrpo.core.messages import Message
+from condensegrpo.core.shared_sequence import SharedSequence
+from condensegrpo.episodes.chat_template import RENDER_SECONDS, ChatTemplate, first_rendering, tool_text
+from condensegrpo.episodes.encoding import TextEncoder, unused_characters
+from condensegrpo.episodes.pieces import Pieces, joined
+from condensegrpo.episodes.toolcalls import BUILT_IN_FORMATS
+from condensegrpo.episodes.toolformats import ToolFormat
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+CHARACTERS = 16  # of a token, at most, of its unit with and without its mask, and with what will replace it soon
+
+
+class Located(NamedTuple):
+    """A prompt, and the position of each message's content in it."""
+
+    ids: tuple[int, ...]  # (P,) ending in the generation prompt
+    places: tuple[range, ...]  # one a message; everything else is the template's
+
+
+class _RendererSettings(NamedTuple):
+    """What renderers of one run share beside the tokenizer; see ``Renderer``."""
+
+    template_options: Mapping[str, object]
+    stop_ids: tuple[int, ...]
+    render_seconds: float
+    tool_format: ToolFormat | None
+
+
+class Renderer:
+    """Turns messages into prompts of one tokenizer and one chat template, with one set of tools.
+
+    The tools are in every prompt of a run, those of condensers included, so that all share the same first ids.
+    """
+
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerFast",
+        *,
+        tools: Sequence[Mapping[str, object]] = (),
+        template_options: Mapping[str, object] | None = None,
+        stop_ids: Sequence[int] = (),
+        render_seconds: float = RENDER_SECONDS,
+        tool_format: ToolFormat | None = None,
+    ) -> None:
+        """What to render with.
+
+        Args:
+            tokenizer: a fast tokenizer with a chat template. Its special tokens are the only control tokens; tags that
+                a model writes (``<answer>``) must be ordinary vocabulary or added tokens that are not special.
+            tools: schemas that the chat template shows; empty for tool formats that the system message explains.
+            template_options: further variables of the template, such as ``enable_thinking``.
+            stop_ids: that the model ends a reply with beside the tokenizer's, as its ``generation_config`` says.
+            render_seconds: of processor time that the first rendering may take.
+            tool_format: in which replies call tools, if it is none of the package's.
+
+        Raises:
+            ConfigError: there is no chat template, it fails, takes too long or hides the replies, or no token ends a
+                reply.
+        """
+        if not tokenizer.chat_template:
+            raise ConfigError(
+                "setting up the prompts: the tokenizer has no chat template. Use the tokenizer of a chat model, or put "
+                "a chat_template.jinja beside its tokenizer.json."
+            )
+        self._tokenizer = tokenizer
+        self._encoder = TextEncoder(tokenizer)
+        formats = (*BUILT_IN_FORMATS, *((tool_format,) if tool_format is not None else ()))
+        self._template = ChatTemplate(
+            tokenizer, self._encoder, tools=tools, options=template_options or {}, formats=formats
+        )
+        self._pieces = Pieces(self._template, self._encoder)
+        # where prompts are rendered whole: a condensed one is counted and then rendered, with the counts of other
+        # episodes in between
+        self._whole = lru_cache(maxsize=512)(self._rendered)
+        self._end_of_turn = first_rendering(self._find_end_of_turn, seconds=render_seconds)
+        ends = [stop for stop in (self._end_of_turn, tokenizer.eos_token_id, *stop_ids) if stop is not None]
+        self.stop_ids: tuple[int, ...] = tuple(sorted(set(ends)))
+        if not ends:
+            raise ConfigError(
+                "setting up the prompts: the tokenizer has no eos_token and its chat template puts no special token "
+                "after a reply, so nothing could end one. Set eos_token in tokenizer_config.json."
+            )
+        self._closing = ends[0]
+        self._settings = _RendererSettings(template_options or {}, tuple(stop_ids), render_seconds, tool_format)
+        self._others: dict[str, Renderer] = {}  # that show other tools, by the text of these
+        self._kept = 0
+
+    def keep(self, tokens: int) -> None:
+        """Remember how messages of so many tokens are rendered: those of all prompts that are in use."""
+        self._kept = tokens
+        self._pieces.keep(CHARACTERS * tokens)
+        for renderer in self._others.values():
+            renderer.keep(tokens)
+
+    def with_tools(self, tools: Sequence[Mapping[str, object]]) -> "Renderer":
+        """The renderer that shows these tools instead: made once for each set of tools, of which a task has few."""
+        text = tool_text(tools)
+        if text == self._template.tool_text:
+            return self
+        if text not in self._others:
+            self._others[text] = Renderer(self._tokenizer, tools=tools, **self._settings._asdict())
+            self._others[text].keep(self._kept)
+        return self._others[text]
+
+    def prompt(self, messages: Sequence[Message]) -> SharedSequence[int]:
+        """The whole prompt (P,), ending in the generation prompt.
+
+        It has exactly the special tokens that the template writes (one BOS, if it writes one). The text of a special
+        token inside a message is tokenised as the characters that it is made of.
+        """
+        pieces = self._pieces.of(tuple(messages))
+        return SharedSequence(joined(pieces, self._encoder) if pieces else self._whole(tuple(messages))[:])
+
+    def count(self, messages: Sequence[Message]) -> int:
+        """How many tokens ``prompt(messages)`` has."""
+        pieces = self._pieces.of(tuple(messages))
+        if pieces is None:
+            return len(self._whole(tuple(messages)))
+        return sum(map(len, [piece.known_ids or piece.ids(self._encoder) for piece in pieces]))
+
+    def located(self, messages: Sequence[Message]) -> Located:
+        """The whole prompt with the places of what each message says, in one pass over the text.
+
+        For reading, never to be sampled from: the text is tokenised in pieces, so that ids at the borders of a message
+        may be others than in ``prompt``. What the template leaves out of a message has no place.
+        """
+        marker, left, right = itertools.islice(self._template.unused(messages), 3)
+        framed = self._template.render(_framed(messages, left, right), marker)
+        pieces = re.split(f"{left}([0-9]+){right}", framed)  # text and numbers in turn: text, 0, text, 1, text, …
+        ids, at = list(self._encoder.encode(pieces[0], marker)), dict[int, int]()
+        for number, text in zip(pieces[1::2], pieces[2::2], strict=True):
+            at[int(number)] = len(ids)
+            ids += self._encoder.encode(text, marker)
+        places, last = [], 0
+        for index in range(len(messages)):
+            start = at.get(2 * index, last)  # reasoning that is left out may take the beginning with it
+            last = at.get(2 * index + 1, start)
+            places.append(range(start, last))
+        return Located(ids=tuple(ids), places=tuple(places))
+
+    def continuation(
+        self, context: Sequence[Message], reply: Message, observations: Sequence[Message], output_ids: Sequence[int]
+    ) -> tuple[int, ...]:
+        """The ids that lead from a sampled reply to the next prompt: prompt + output_ids + continuation.
+
+        In ChatML, with the reply ``ok`` and the observation ``go on``:
+
+            output_ids  ok<|im_end|>   →  ⏎<|im_start|>user⏎go on<|im_end|>⏎<|im_start|>assistant⏎
+            output_ids  ok             →  <|im_end|>⏎<|im_start|>user⏎go on<|im_end|>⏎<|im_start|>assistant⏎
+
+        The second was cut off by length or by a stop string: the closing token is then part of the prompt, not sampled,
+        and so is never trained.
+
+        Args:
+            context: the messages before the reply.
+            reply: what the policy said; only its place matters, its ids are ``output_ids``.
+            observations: what answered it.
+            output_ids: (A,) as sampled.
+        """
+        piece = self._pieces.newest(context, reply, observations)
+        if piece:
+            tail, marker = piece.text[piece.reply_end :], piece.frame.marker
+        else:
+            tail, marker = self._tail(context, reply, observations)
+        if output_ids and output_ids[-1] in self.stop_ids:
+            ids = self._encoder.encode(tail.lstrip(), marker)
+            if ids[:1] == array("I", output_ids[-1:]):
+                return tuple(ids[1:])
+        return tuple(self._encoder.encode(tail, marker))
+
+    def keeps_replies(self, messages: Sequence[Message]) -> bool:
+        """Whether the prompt of these messages is the prompt of their last reply, that reply, and then more.
+
+        If so, continuing by ids gives what the template would show. Templates like Qwen3's drop the thinking of replies
+        before the last user message: then it is False, and the next prompt is a rewritten one that must be declared.
+        What an earlier prompt showed rewritten already does not count again, nor does white space around a reply (some
+        templates trim it). True where there is no reply yet.
+        """
+        kept = self._pieces.keep_replies(messages)
+        return self._keeps_replies_whole(messages) if kept is None else kept
+
+    def _keeps_replies_whole(self, messages: Sequence[Message]) -> bool:
+        replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
+        context, reply, observations = messages[: replies[-1]], messages[replies[-1]], messages[replies[-1] + 1 :]
+        marker, end = itertools.islice(self._template.unused(messages), 2)
+        before = self._template.render(context, marker)
+        marked = replace(reply, content=reply.text + end, tool_calls=())
+        shown, separator, _ = self._template.render((*context, marked, *observations), marker).partition(end)
+        content = self._encoder.escape(reply.text, marker)
+        return bool(separator) and shown.startswith(before) and shown[len(before) :].strip() == content.strip()
+
+    def check_roles(self, pinned: Sequence[Message], result: Message) -> None:
+        """Check, before anything is sampled, that a conversation in which a tool is called can be shown.
+
+        Args:
+            pinned: system message and question of some problem.
+            result: of a tool, as the tool format writes it.
+
+        Raises:
+            ConfigError: the chat template refuses the roles, or shows no result.
+        """
+        called = Message(role="assistant", content="calling")
+        marker = next(self._template.unused((*pinned, called, result)))
+        cure = " Set rollout.tools.format=tagged: its results are user messages." if result.role == "tool" else ""
+        try:
+            texts = {
+                self._template.render((*pinned, called, replace(result, content=content)), marker)
+                for content in ("1", "2")
+            }
+        except RolloutError as error:
+            raise ConfigError(f"checking how tools are shown: {error}{cure}") from error
+        if len(texts) == 1:
+            raise ConfigError(
+                f"checking how tools are shown: the chat template leaves out messages of role {result.role!r}, so the "
+                f"policy would never see a tool's result.{cure or ' Use another chat template.'}"
+            )
+
+    def text(self, output_ids: Sequence[int]) -> str:
+        """The text of sampled ids (A,), without the stop id at their end. For reading, never to be tokenised."""
+        ids = output_ids[:-1] if output_ids and output_ids[-1] in self.stop_ids else output_ids
+        return str(self._tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def text_ids(self, text: str) -> tuple[int, ...]:
+        """The ids of a text as a policy could say it, with nothing before or behind."""
+        marker = next(unused_characters((text,)))
+        return tuple(self._encoder.encode(self._encoder.escape(text, marker), marker))
+
+    def reply_ids(self, text: str) -> tuple[int, ...]:
+        """The ids (A,) of a written reply as a policy should sample it, end-of-turn id included. For demonstrations."""
+        return (*self.text_ids(text), self._closing)
+
+    def _rendered(self, messages: tuple[Message, ...]) -> "array[int]":
+        """The prompt as an array: four bytes an id, where a tuple of numbers takes nine times as many."""
+        marker = next(self._template.unused(messages))
+        return self._encoder.encode_whole(self._template.render(messages, marker), marker)
+
+    def _tail(self, context: Sequence[Message], reply: Message, observations: Sequence[Message]) -> tuple[str, str]:
+        """The text after a reply, and its marker."""
+        marker, sentinel = itertools.islice(self._template.unused((*context, reply, *observations)), 2)
+        stand_in = replace(reply, content=sentinel, tool_calls=())
+        return _after(self._template.render((*context, stand_in, *observations), marker), sentinel), marker
+
+    def _find_end_of_turn(self) -> int | None:
+        """The special token that the template puts right after a reply, if it does."""
+        marker, sentinel = itertools.islice(self._template.unused(()), 2)
+        talk = (Message(role="user", content="hi"), Message(role="assistant", content=sentinel))
+        return self._encoder.leading_control(
+            _after(self._template.render(talk, marker, generation_prompt=False), sentinel)
+        )
+
+
+def _framed(messages: Sequence[Message], left: str, right: str) -> list[Message]:
+    """The messages with two numbers around what each says: 0 and 1 around the first."""
+    numbered = (
+        f"{left}{2 * index}{right}{message.text}{left}{2 * index + 1}{right}" for index, message in enumerate(messages)
+    )
+    return [replace(message, content=text, tool_calls=()) for message, text in zip(messages, numbered, strict=True)]
+
+
+def _after(text: str, sentinel: str) -> str:
+    """The template's text after a stand-in reply."""
+    _, separator, tail = text.rpartition(sentinel)
+    if not separator:
+        raise ConfigError(
+            "rendering a conversation: the chat template does not show the content of an assistant message, so replies "
+            "would be lost. Use another chat template."
+        )
+    return tail

@@ -1,0 +1,101 @@
+"""One reply of the policy, sampled within the limits of the engine; failures of the sampler end the episode."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from condensegrpo.core.messages import Message, Unit
+from condensegrpo.core.protocols import Sampler
+from condensegrpo.core.trajectory import Condensation, Finish, Generation, SamplingParams, Stop, Turn
+from condensegrpo.episodes.boundary import Ended, guarded
+from condensegrpo.episodes.engine import Engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What the policy is shown."""
+
+    ids: Sequence[int]  # (P,)
+    context: Sequence[Message]  # what ids render: the pinned messages and the messages of the units
+    units: Sequence[Unit] = ()  # shown after the pinned messages; a condenser may have rewritten them
+    condensation: Condensation | None = None  # None: ids continue the last prompt and output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """A prompt and the reply of the policy, as tokens and as text."""
+
+    prompt: Prompt
+    generation: Generation
+    text: str
+    version: int  # of the policy at the request
+
+    def turn(self) -> Turn:
+        """The turn of the prompt and the reply; ``dataclasses.replace`` adds what followed."""
+        return Turn(
+            prompt_ids=self.prompt.ids,
+            output_ids=self.generation.token_ids,
+            logprobs=self.generation.logprobs,
+            policy_version=self.version,
+            condensation=self.prompt.condensation,
+            context=self.prompt.context,
+            reply=Message(role="assistant", content=self.text),
+        )
+
+
+async def sample(
+    engine: Engine,
+    prompt: Prompt,
+    *,
+    trajectory: str,
+    seed: int,
+    max_tokens: int,
+    stop_strings: tuple[str, ...],
+) -> Sampled:
+    """Sample one reply.
+
+    Args:
+        trajectory: id of the trajectory that the reply belongs to.
+        seed: of the reply's random stream.
+        stop_strings: end the reply, in addition to the stop ids of the renderer.
+
+    Raises:
+        Ended: the sampler failed, took longer than ``turn_seconds`` or aborted the reply.
+    """
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=engine.temperature,
+        seed=seed,
+        stop_ids=engine.renderer.stop_ids,
+        stop_strings=stop_strings,
+        trajectory=trajectory,
+    )
+    sampled = await guarded(
+        partial(_sampled, engine, prompt, params),
+        who="the sampler",
+        stop=Stop.SAMPLER_ERROR,
+        turn_seconds=engine.limits.turn_seconds,
+        seconds=engine.limits.turn_seconds,
+    )
+    if sampled.generation.finish is Finish.ABORT:
+        raise Ended(Stop.ABORTED, "the sampler aborted the reply")
+    return sampled
+
+
+async def generated(sampler: Sampler, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+    """The reply of a sampler.
+
+    Raises:
+        TypeError: it returned something else.
+    """
+    generation = await sampler.sample(prompt_ids, params)
+    if not isinstance(generation, Generation):
+        raise TypeError(f"sample() returned {generation!r:.80}, wanted a Generation")
+    return generation
+
+
+async def _sampled(engine: Engine, prompt: Prompt, params: SamplingParams) -> Sampled:
+    version = engine.sampler.version
+    generation = await generated(engine.sampler, prompt.ids, params)
+    text = engine.renderer.text(generation.token_ids)
+    return Sampled(prompt=prompt, generation=generation, text=text, version=version)

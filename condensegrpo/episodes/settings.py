@@ -1,0 +1,139 @@
+"""Settings of an episode, as the configuration holds them. Standard library and ``annotated_types`` only.
+
+The ranges are annotations: pydantic checks them when a configuration is read.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+
+TRAJECTORIES_PER_WORKER = 64  # of a batch: fewer are played sooner than a worker starts
+PLACE = "{answer}"  # where an answer stands in the text that opens and closes it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The limits of one episode. The limits of tool calls are in ``rollout.tools``."""
+
+    max_turns: Annotated[int, Ge(1)] = 8
+    """Replies of one trajectory; every reply counts."""
+    max_context_tokens: Annotated[int, Ge(8)] = 2048
+    """Largest prompt of a turn, chat template included."""
+    max_output_tokens: Annotated[int, Ge(1)] = 512
+    """Sampled tokens of one turn."""
+    turn_seconds: Annotated[float, Gt(0)] = 600.0
+    """Time limit of one reply (waiting for a batch included), of one environment step and of one condensation."""
+    reward_seconds: Annotated[float, Gt(0)] = 300.0
+    """Time limit of one call of the reward; a trajectory whose reward exceeds it ends as reward_error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolLimits:
+    """The limits of tool calls, of the run's tools and of an environment's alike."""
+
+    max_turns: Annotated[int, Ge(0)] | None = None
+    """Replies of a trajectory whose calls are run; a later call ends it unexecuted (stop: turn_limit). null: all."""
+    max_turns_per_query: Annotated[int, Ge(0)] | None = None
+    """Likewise of one query, where a task asks several: a follow-up question counts from 0. null: all."""
+    seconds: Annotated[float, Gt(0)] = 10.0
+    """Time limit of one tool call."""
+    max_chars: Annotated[int, Ge(1)] = 4000
+    """Characters of a tool's result that the policy reads; of a longer result, its beginning and its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trigger:
+    """When the condenser is called and how much it may leave, as shares of ``rollout.limits.max_context_tokens``."""
+
+    when: Literal["every_turn", "over_budget"] = "every_turn"
+    """Before every turn, or only when a prompt would exceed the share."""
+    share: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Share of max_context_tokens beyond which over_budget condenses."""
+    to: Annotated[float, Gt(0), Le(1)] | None = None
+    """Share of max_context_tokens that a condensed prompt may take, at most ``share``; null: all of ``share``."""
+    jitter: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Maximum random reduction of ``share``, drawn per problem: siblings condense at the same length."""
+
+    def at(self, budget: int, draw: float) -> int:
+        """The tokens beyond which a prompt is condensed.
+
+            floor(budget · share · (1 − jitter · draw))     1000 · 0.8 · (1 − 0.25 · 0.5) = 700
+
+        Args:
+            budget: ``max_context_tokens``.
+            draw: in [0, 1), of the problem: siblings share it, so that they condense at the same length.
+        """
+        return _floor(budget * self.share * (1 - self.jitter * draw))
+
+    def room(self, budget: int, draw: float) -> int:
+        """The tokens that a condensed prompt may have: never more than the trigger allows."""
+        at = self.at(budget, draw)
+        return at if self.to is None else min(at, _floor(budget * self.to))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """Where trajectories are played: in the process of the sampler, or in workers that ask it by token ids."""
+
+    processes: Annotated[int, Ge(0)] | None = None
+    """Processes of each rank on its machine. 0: none, the rank plays by itself. null: one for every 64 trajectories of
+    a batch, at most two fewer than the rank has CPUs; none if that makes fewer than two."""
+    ray: Annotated[int, Ge(0)] = 0
+    """Ray actors of each rank on any machine of a Ray cluster, in place of processes; needs the extra ray."""
+
+    def __post_init__(self) -> None:
+        if self.ray and self.processes is not None:
+            raise ValueError(f"found processes={self.processes} and ray={self.ray}, wanted one of them")
+
+    def number(self, *, groups: int, trajectories: int, cpus: int) -> int:
+        """How many workers play a batch, at most one for each group; 0: the rank plays it by itself.
+
+        128 trajectories of 16 groups on 2 CPUs  ─▶  0     on 8 CPUs  ─▶  2     512 of 64 on 8 CPUs  ─▶  6
+        """
+        if self.ray or self.processes is not None:
+            return min(self.ray or self.processes or 0, groups)
+        chosen = min(trajectories // TRAJECTORIES_PER_WORKER, cpus - 2, groups)
+        return chosen if chosen > 1 else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confidence:
+    """When a draft of the answer ends an episode (stop: confident), see ``rollout/confidence.py``."""
+
+    threshold: Annotated[float, Gt(0), Le(1)] = 0.9
+    """Probability of the whole draft, its closing text included, from which on it is the answer."""
+    form: str = "<answer>{answer}</answer>"
+    """How an answer is written; the text before {answer} is given, the rest is sampled."""
+    after_turns: Annotated[int, Ge(0)] = 1
+    """Replies before the first draft."""
+    max_tokens: Annotated[int, Ge(1)] = 32
+    """Sampled tokens of a draft; with the opening text at most the length of a reply."""
+
+    def __post_init__(self) -> None:
+        check_form(self.form)
+
+    @property
+    def opening(self) -> str:
+        """The text that opens an answer."""
+        return self.form.partition(PLACE)[0]
+
+    @property
+    def closing(self) -> str:
+        """The text that closes an answer, without space around it; empty: the end of the reply."""
+        return self.form.partition(PLACE)[2].strip()
+
+
+def check_form(form: str) -> None:
+    """Check that ``{answer}`` is in the form of an answer exactly once.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if form.count(PLACE) != 1:
+        raise ValueError(f"found {form!r}, wanted {PLACE} in it exactly once, as in <answer>{PLACE}</answer>")
+
+
+def _floor(tokens: float) -> int:
+    """At least one token; a product that is a whole number up to rounding errors is that number."""
+    return max(int(tokens + 1e-6), 1)

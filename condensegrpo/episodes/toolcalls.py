@@ -1,0 +1,305 @@
+"""Running the tools that a reply calls, and putting the results back into the conversation.
+
+    reply text ─ ToolFormat.parse ─▶ ToolCall | Malformed ─ Toolbox.answer ─▶ one result message for each, in order
+
+Whatever a model writes and whatever a tool does, the outcome is a message: a fault is an observation that starts with
+``Error:`` and says what was wrong and what exists, never an exception.
+"""
+
+import asyncio
+import inspect
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from condensegrpo.core.errors import PluginError
+from condensegrpo.core.failures import Failure, at_definition
+from condensegrpo.core.messages import History, Message, ToolCall
+from condensegrpo.core.plugin_task import Blocked, plugin_task, wait_for_task
+from condensegrpo.core.protocols import EnvironmentTool, Tool, ToolResult
+from condensegrpo.core.thread_call import awaited_in_thread
+from condensegrpo.core.wording import counted
+from condensegrpo.episodes.codeformat import Code
+from condensegrpo.episodes.settings import ToolLimits
+from condensegrpo.episodes.toolformats import (
+    JSON_FORMATS,
+    Malformed,
+    ToolFormat,
+    call_id_of,
+    parsed_arguments,
+    quoted,
+)
+
+BUILT_IN_FORMATS: tuple[ToolFormat, ...] = (*JSON_FORMATS.values(), Code())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolAnswers:
+    """What came of the tool calls of one reply."""
+
+    calls: tuple[ToolCall, ...]  # those that could be read, in order
+    messages: tuple[Message, ...]  # one for every attempt, in order, faults included
+    attempted: int  # calls written, malformed ones included; 0: the reply calls no tool
+    succeeded: int  # of which a tool ran and returned something that is no error text
+    abandoned: int = 0  # of which a tool exceeded its time limit
+    results: tuple[ToolResult, ...] = ()  # of the tools of the environment, in the order of the calls
+
+
+NO_LIMITS, NO_HISTORY = ToolLimits(), History(pinned=())
+NO_CALLS = ToolAnswers(calls=(), messages=(), attempted=0, succeeded=0)
+
+
+class Toolbox:
+    """Runs the tools that a reply calls: those of the run, and those that the environment of one episode offers.
+
+    The calls of one reply run at the same time, so tools must not depend on each other's order; their results come back
+    in the order of the calls. A synchronous tool runs in a daemon thread of its own: one that hangs costs its own call
+    the time limit and then lingers, since a thread cannot be stopped, but holds up neither its siblings nor the exit.
+    An asynchronous tool is cancelled at the limit, or abandoned in its thread if it holds up the event loop.
+    """
+
+    def __init__(self, tools: Mapping[str, Tool], *, format: ToolFormat, limits: ToolLimits = NO_LIMITS) -> None:  # noqa: A002  the word that the configuration uses
+        """Tools by the name that the model calls them by.
+
+        Args:
+            tools: typed functions with a Google docstring, synchronous or asynchronous.
+            format: how calls are written.
+            limits: of the calls.
+
+        Raises:
+            PluginError: a tool has no type hints or no docstring to make a schema of.
+        """
+        self.format = format
+        self._limits = limits
+        self.schemas: tuple[dict[str, object], ...] = tuple(_schema(name, tool) for name, tool in tools.items())
+        self._tools: dict[str, _RunTool | _OfferedTool] = {name: _RunTool(name, tool) for name, tool in tools.items()}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the model calls the tools by."""
+        return tuple(self._tools)
+
+    @property
+    def template_schemas(self) -> tuple[dict[str, object], ...]:
+        """What the chat template shows: the schemas, unless the format explains the tools in the system message."""
+        return () if self.format.instructions(self.schemas) else self.schemas
+
+    def beside(self, offered: Sequence[EnvironmentTool]) -> "Toolbox":
+        """The toolbox of one episode: these tools, and those that its environment offers.
+
+        Raises:
+            ValueError: two tools have one name.
+        """
+        if not offered:
+            return self
+        names = [*self._tools, *(tool.name for tool in offered)]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"tools() offers {', '.join(map(repr, twice))}, which another tool is called too")
+        box = Toolbox({}, format=self.format, limits=self._limits)
+        box.schemas = (*self.schemas, *(tool.schema for tool in offered))
+        box._tools = {**self._tools, **{tool.name: _OfferedTool(tool) for tool in offered}}
+        return box
+
+    def introduced(self, pinned: Sequence[Message]) -> tuple[Message, ...]:
+        """The pinned messages with a system message that explains the tools, unless the chat template shows them.
+
+            system  Be brief.   ─▶   system  Be brief.⏎⏎You can use tools. To call one, write <tool>…
+
+        Pinned messages without a system message get one. If a system message shows how a call is opened, the task
+        explains its tools itself, and the pinned messages stay unchanged.
+        """
+        instructions = self.format.instructions(self.schemas)
+        systems = [index for index, message in enumerate(pinned) if message.role == "system"]
+        if not instructions or any(self.format.opening in pinned[index].text for index in systems):
+            return tuple(pinned)
+        if not systems:
+            return (Message(role="system", content=instructions), *pinned)
+        first = systems[0]
+        content = "\n\n".join(text for text in (pinned[first].text, instructions) if text)
+        return (*pinned[:first], replace(pinned[first], content=content), *pinned[first + 1 :])
+
+    def exhausted(self, *, turns: int, turns_of_query: int) -> str | None:
+        """Which limit allows no more calls after so many replies that had some, in words; None: neither."""
+        most, most_of_query = self._limits.max_turns, self._limits.max_turns_per_query
+        if most is not None and turns >= most:
+            return f"{most} that had (rollout.tools.max_turns)"
+        if most_of_query is not None and turns_of_query >= most_of_query:
+            return f"{most_of_query} to the same query that had (rollout.tools.max_turns_per_query)"
+        return None
+
+    async def answer(self, text: str, history: History = NO_HISTORY) -> ToolAnswers:
+        """Read the calls of a reply, run them, and give the messages that follow it. Never raises for what they do.
+
+        Args:
+            text: the reply.
+            history: of the episode before it, for the tools of its environment.
+        """
+        attempts = self.format.parse(text)
+        if not attempts:
+            return NO_CALLS
+        if len(attempts) == 1:  # needs no task
+            outcomes = [await self._outcome(attempts[0], history)]
+        else:
+            outcomes = await asyncio.gather(*(self._outcome(attempt, history) for attempt in attempts))
+        return ToolAnswers(
+            calls=tuple(attempt for attempt in attempts if isinstance(attempt, ToolCall)),
+            messages=tuple(
+                self._message(index, attempt, outcome.text)
+                for index, (attempt, outcome) in enumerate(zip(attempts, outcomes, strict=True))
+            ),
+            attempted=len(attempts),
+            succeeded=sum(outcome.succeeded for outcome in outcomes),
+            abandoned=sum(outcome.abandoned for outcome in outcomes),
+            results=tuple(outcome.result for outcome in outcomes if outcome.result is not None),
+        )
+
+    def _message(self, index: int, attempt: ToolCall | Malformed, text: str) -> Message:
+        call = (call_id_of(index), "") if isinstance(attempt, Malformed) else (attempt.id, attempt.name)
+        return self.format.result(*call, _shortened(text, self._limits.max_chars))
+
+    async def _outcome(self, attempt: ToolCall | Malformed, history: History) -> "_Outcome":
+        if isinstance(attempt, Malformed):
+            return _failed(f"{attempt.reason}. {self._known()}")
+        if attempt.name not in self._tools:
+            return _failed(f"there is no tool {quoted(attempt.name)}. {self._known()}")
+        tool = self._tools[attempt.name]
+        try:
+            arguments = parsed_arguments(attempt.arguments)
+            tool.check(arguments)
+        except (TypeError, ValueError) as error:
+            return _failed(f"{attempt.name}: {error}. It is called as {tool.called}")
+        return await self._limited(attempt.name, tool.bound(arguments, history), asynchronous=tool.asynchronous)
+
+    async def _limited(self, name: str, call: Callable[[], Any], *, asynchronous: bool) -> "_Outcome":
+        seconds = self._limits.seconds
+        if not asynchronous:
+            outcome = await awaited_in_thread(partial(_ran, name, call), name=f"tool {name}", seconds=seconds)
+            return self._abandoned(name) if isinstance(outcome, Failure) else outcome
+        task = plugin_task(_awaited(name, call), name=f"tool {name}", seconds=seconds)
+        try:
+            if not await wait_for_task(task, seconds):
+                return self._abandoned(name)
+            return _failed(f"{name} was cancelled") if task.cancelled() else task.result()
+        except Blocked:
+            return self._abandoned(name)
+        finally:
+            task.cancel()
+
+    def _abandoned(self, name: str) -> "_Outcome":
+        return _Outcome(
+            text=f"Error: {name} did not finish within {counted(self._limits.seconds, 'second')}",
+            succeeded=False,
+            abandoned=True,
+        )
+
+    def _known(self) -> str:
+        return f"The tools are: {', '.join(self._tools) or 'none'}"
+
+
+class _RunTool:
+    """A tool of the run: a function, called with its arguments by name."""
+
+    def __init__(self, name: str, function: Tool) -> None:
+        self._function = function
+        self._signature = inspect.signature(function)
+        self.called = f"{name}{self._signature}"
+        self.asynchronous = inspect.iscoroutinefunction(function)
+
+    def check(self, arguments: Mapping[str, object]) -> None:
+        """Raise TypeError for arguments that the function does not take."""
+        self._signature.bind(**arguments)
+
+    def bound(self, arguments: Mapping[str, object], _: History) -> Callable[[], Any]:
+        """The call."""
+        return partial(self._function, **arguments)
+
+
+class _OfferedTool:
+    """A tool of an environment: called with its arguments and the history."""
+
+    asynchronous = True
+
+    def __init__(self, tool: EnvironmentTool) -> None:
+        self._tool = tool
+        self._properties = tool.parameters.get("properties", {})
+        self.called = f"{tool.name}({', '.join(self._properties)})"
+
+    def check(self, arguments: Mapping[str, object]) -> None:
+        """Raise TypeError for arguments that are missing or unknown."""
+        missing = [name for name in self._tool.parameters.get("required", ()) if name not in arguments]
+        if missing:
+            raise TypeError(f"missing a required argument: {missing[0]!r}")
+        unknown = [name for name in arguments if name not in self._properties]
+        if unknown and not self._tool.parameters.get("additionalProperties", False):
+            raise TypeError(f"got an unexpected keyword argument {unknown[0]!r}")
+
+    def bound(self, arguments: Mapping[str, object], history: History) -> Callable[[], Any]:
+        """The call."""
+        return partial(self._tool.call, arguments, history)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    text: str
+    succeeded: bool
+    abandoned: bool = False
+    result: ToolResult | None = None  # of a tool of the environment
+
+
+def _returned(value: object) -> _Outcome:
+    """A result that is itself an error text, or blank, is no success."""
+    result = value if isinstance(value, ToolResult) else None
+    text = str(value) if result is None else result.text
+    succeeded = bool(text.strip()) and not text.lstrip().startswith("Error:")
+    return _Outcome(text=text, succeeded=succeeded, result=result)
+
+
+def _failed(reason: str) -> _Outcome:
+    return _Outcome(text=f"Error: {reason}", succeeded=False)
+
+
+def _raised(name: str, error: BaseException) -> _Outcome:
+    return _failed(f"{name}: {traceback.format_exception_only(error)[-1].strip()}")
+
+
+async def _awaited(name: str, call: Callable[[], Any]) -> _Outcome:
+    try:
+        return _returned(await call())
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # the boundary to a tool; an exit would end the loop
+        return _raised(name, error)
+
+
+def _ran(name: str, call: Callable[[], object]) -> _Outcome:
+    try:
+        result = call()
+        if inspect.iscoroutine(result):
+            result.close()
+            raise TypeError("it returned a coroutine: define the tool with async def")
+        return _returned(result)
+    except BaseException as error:  # the boundary to a tool; nothing else would report it in its thread
+        return _raised(name, error)
+
+
+def _schema(name: str, tool: Tool) -> dict[str, object]:
+    from transformers.utils import get_json_schema  # takes a second to import
+
+    try:
+        schema: dict[str, Any] = get_json_schema(tool)
+    except Exception as error:  # the boundary to transformers, which has an exception class for every lack
+        raise PluginError(
+            f"making the schema of tool {name!r}{at_definition(tool)}: {error}. A tool is a function with type "
+            f"hints and a docstring that describes every argument under 'Args:'."
+        ) from error
+    return {**schema, "function": {**schema["function"], "name": name}}
+
+
+def _shortened(text: str, limit: int) -> str:
+    """At most ``limit`` characters of a text, from its head and its tail, with a mark between them that says so."""
+    text = text.encode("utf-8", "replace").decode()  # a lone surrogate can be neither tokenised nor saved
+    if len(text) <= limit:
+        return text
+    head, tail = (limit + 1) // 2, limit // 2
+    return f"{text[:head]}\n[… {len(text) - limit} characters left out …]\n{text[len(text) - tail :]}"

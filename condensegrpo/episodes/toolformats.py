@@ -1,0 +1,223 @@
+"""How tool calls stand in a reply: the formats whose calls are JSON, and what every format offers.
+
+A format never raises for what a model writes: a call that cannot be read is a ``Malformed`` with the reason. Calls
+inside ``<think>…</think>`` do not count.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Protocol, runtime_checkable
+
+from condensegrpo.core.messages import Message, ToolCall
+from condensegrpo.episodes import strictjson
+
+MAX_CALLS = 32  # read from one reply; a model in a loop writes thousands
+MAX_NAME = 64  # characters of a tool's name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Malformed:
+    """A tool call that could not be read."""
+
+    reason: str  # one line
+
+
+class ToolFormat(Protocol):
+    """How calls stand in a reply, and how results stand in the conversation."""
+
+    @property
+    def opening(self) -> str:
+        """The markup that opens a call."""
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """What ends a reply in this format beside the stop ids."""
+
+    def parse(self, text: str) -> tuple[ToolCall | Malformed, ...]:
+        """All calls of a reply in order, at most ``MAX_CALLS`` and one fault for the rest. Never raises."""
+
+    def result(self, call_id: str, name: str, text: str) -> Message:
+        """The message that shows a result; ``name`` is empty when the call could not be read."""
+
+    def instructions(self, schemas: Sequence[Mapping[str, object]]) -> str:
+        """What the system message must tell the model; empty where the chat template does so itself."""
+
+
+@runtime_checkable
+class CallsOneTool(Protocol):
+    """A format whose calls name no tool: all of them call the same one."""
+
+    @property
+    def only_tool(self) -> str:
+        """The name of that tool."""
+
+
+class _JsonCalls:
+    """Calls as JSON between two tags: an object with a name and, under another key, the arguments."""
+
+    opening: str
+    closing: str
+    arguments: str  # the key of the arguments
+    none_beside_answer: bool = False  # whether a reply with <answer>…</answer> outside of its calls has none
+
+    def call(self, name: str, arguments: Mapping[str, object]) -> str:
+        """A call as a model is to write it."""
+        content = json.dumps({"name": name, self.arguments: dict(arguments)}, ensure_ascii=False)
+        return f"{self.opening}{content}{self.closing}"
+
+    def parse(self, text: str) -> tuple[ToolCall | Malformed, ...]:
+        """All calls of a reply in order."""
+        return parsed_calls(text, re.escape(self.opening), self._read, none_beside_answer=self.none_beside_answer)
+
+    def _read(self, text: str, start: int, opening: str, call_id: str) -> tuple[ToolCall | Malformed, int]:
+        try:
+            members, end = strictjson.members(text, strictjson.after_space(text, start))
+        except ValueError as error:
+            return self._malformed(f"a tool call cannot be read: {error}"), start
+        end = strictjson.after_space(text, end)
+        if not text.startswith(self.closing, end):
+            return self._malformed(f"{self.closing} is missing after a tool call"), end
+        try:
+            return self._call(members, call_id), end + len(self.closing)
+        except ValueError as error:
+            return self._malformed(f"a tool call cannot be understood: {error}"), end + len(self.closing)
+
+    def _call(self, members: Mapping[str, str], call_id: str) -> ToolCall:
+        missing = [key for key in ("name", self.arguments) if key not in members]
+        if missing:
+            keys = ", ".join(map(quoted, members)) or "none"
+            raise ValueError(f"it lacks the key {missing[0]!r}, its keys are: {cut(keys)}")
+        name = strictjson.loads(members["name"])
+        if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= MAX_NAME:
+            raise ValueError(
+                f"its name is no word of 1 to {MAX_NAME} printable characters but {quoted(members['name'])}"
+            )
+        parsed_arguments(members[self.arguments])
+        return ToolCall(id=call_id, name=name, arguments=members[self.arguments])
+
+    def _malformed(self, reason: str) -> Malformed:
+        form = f'{self.opening}{{"name": "…", "{self.arguments}": {{…}}}}{self.closing}'
+        return Malformed(reason=f"{reason}; a call is written {form}")
+
+
+class Native(_JsonCalls):
+    """The format of Hermes, Qwen and most chat templates: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``."""
+
+    opening, closing, arguments = "<tool_call>", "</tool_call>", "arguments"
+    stop_strings: tuple[str, ...] = ()
+
+    def result(self, call_id: str, name: str, text: str) -> Message:
+        """A message of role ``tool``."""
+        return Message(role="tool", content=text, tool_call_id=call_id, name=name or None)
+
+    def instructions(self, schemas: Sequence[Mapping[str, object]]) -> str:
+        """Nothing: the chat template shows the schemas."""
+        return ""
+
+
+class Tagged(_JsonCalls):
+    """A format for models without a tool template: ``<tool>{"name": …, "args": {…}}</tool>``, results by the user."""
+
+    opening, closing, arguments = "<tool>", "</tool>", "args"
+    stop_strings: tuple[str, ...] = ("</tool>", "</answer>")
+    none_beside_answer = True  # an answer ends the episode
+
+    def result(self, call_id: str, name: str, text: str) -> Message:
+        """A user message with the result in ``<result>`` tags."""
+        return Message(role="user", content=f"<result>{text}</result>", tool_call_id=call_id, name=name or None)
+
+    def instructions(self, schemas: Sequence[Mapping[str, object]]) -> str:
+        """The tools by schema, and how to call one; nothing without tools."""
+        if not schemas:
+            return ""
+        shown = "\n".join(json.dumps(_described(schema), ensure_ascii=False) for schema in schemas)
+        return (
+            'You can use tools. To call one, write <tool>{"name": "…", "args": {…}}</tool> and stop there; '
+            f"its result follows in <result>…</result>. The tools, with the schema of their args:\n{shown}"
+        )
+
+
+JSON_FORMATS: Mapping[str, Native | Tagged] = MappingProxyType({"native": Native(), "tagged": Tagged()})
+
+
+def parsed_calls(
+    text: str,
+    opening: str,
+    read: Callable[[str, int, str, str], tuple[ToolCall | Malformed, int]],
+    *,
+    none_beside_answer: bool = False,
+) -> tuple[ToolCall | Malformed, ...]:
+    """All calls of a text outside of its thinking, at most ``MAX_CALLS`` and one fault for the rest.
+
+    A ``</think>`` that nothing opened ends the thinking that a template's generation prompt opened: calls before it do
+    not count.
+
+    Args:
+        opening: regular expression of what opens a call.
+        read: the call after an opening, and the position behind it; called with the text, the position behind the
+            opening, the opening and the id of the call.
+        none_beside_answer: a reply with ``<answer>…</answer>`` outside of its calls has none.
+    """
+    answer = "|<answer>" if none_beside_answer else ""
+    marks = re.compile(f"{opening}|<think>|</think>{answer}", re.MULTILINE)
+    calls: list[ToolCall | Malformed] = []
+    thought = False
+    position, closed = 0, text.rfind("</answer>")
+    while mark := marks.search(text, position):
+        position = mark.end()
+        if mark[0] == "<think>":
+            thought = True
+            end = text.find("</think>", position)
+            position = len(text) if end < 0 else end + len("</think>")
+        elif mark[0] == "</think>":
+            if not thought:
+                calls.clear()
+            thought = True
+        elif mark[0] == "<answer>":
+            if position <= closed:
+                return ()
+        elif len(calls) == MAX_CALLS:
+            calls.append(Malformed(reason=f"a reply may hold {MAX_CALLS} tool calls, the rest was not run"))
+            break
+        else:
+            call, position = read(text, position, mark[0], call_id_of(len(calls)))
+            calls.append(call)
+    return tuple(calls)
+
+
+def parsed_arguments(raw: str) -> dict[str, object]:
+    """The arguments of a call, from the JSON that the model wrote: an object, or an object inside a JSON string.
+
+    Raises:
+        ValueError: it is not that; the message is one line.
+    """
+    value = strictjson.loads(raw)
+    if isinstance(value, str):
+        value = strictjson.loads(value)
+    if not isinstance(value, dict):
+        raise ValueError(f"the arguments are no JSON object but {quoted(raw)}")
+    return value
+
+
+def _described(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema without its wrapper and its return type."""
+    function: Mapping[str, Any] = schema["function"]
+    return {key: function[key] for key in ("name", "description", "parameters")}
+
+
+def call_id_of(index: int) -> str:
+    """The id of the reply's call number ``index``."""
+    return f"call_{index}"
+
+
+def quoted(text: str) -> str:
+    """A piece of what a model wrote, for a message of one line."""
+    return cut(repr(text[:100]))
+
+
+def cut(text: str) -> str:
+    """At most 80 characters of a text."""
+    return text if len(text) <= 80 else f"{text[:79]}…"

@@ -1,0 +1,82 @@
+"""Condense turns: the policy writes a text for a condenser. A used text is a turn, a rejected text is not trained.
+
+turn 4   act        pinned u0 u1 u2 u3              → reply, which becomes u4
+turn 5   condense   pinned u0 u1 u2 u3 u4 "sum up"  → S      turn 4 continued by ids: same system prefix, same tools
+turn 6   act        pinned [S] u4                   → reply   declared condensation
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from condensegrpo.core.failures import failure_of
+from condensegrpo.core.messages import History
+from condensegrpo.core.protocols import Request, Write, Writes, Written
+from condensegrpo.core.trajectory import Stop
+from condensegrpo.episodes.boundary import Ended
+from condensegrpo.episodes.engine import Engine
+from condensegrpo.episodes.prompt import request_prompt
+from condensegrpo.episodes.sampling import Sampled, sample
+
+
+def texts_allowed(engine: Engine) -> int:
+    """How many texts the condenser may ask for in one call.
+
+    Raises:
+        Ended: the condenser's property raised.
+    """
+    try:
+        return engine.condenser.writes if isinstance(engine.condenser, Writes) else 0
+    except Exception as error:  # the boundary to a condenser
+        failure = failure_of(f"the condenser {engine.condenser_name!r}", error, plugin=engine.condenser)
+        raise Ended.by(failure, Stop.ENVIRONMENT_ERROR) from error
+
+
+class Writer:
+    """Samples condense turns for one call of a condenser, and keeps the texts."""
+
+    def __init__(self, engine: Engine, max_texts: int, trajectory: str, seed: Callable[[], int]) -> None:
+        """``trajectory`` is the id of the trajectory, ``seed`` returns a new seed at each call."""
+        self._engine = engine
+        self._trajectory = trajectory
+        self._seed = seed
+        self.max_texts = max_texts
+        self.attempts: list[Sampled] = []
+
+    def write_function(self, history: History, last: Sampled) -> Write | None:
+        """The function that the condenser may call; None if it never asks for text."""
+        return partial(self._write, history, last) if self.max_texts else None
+
+    def check(self, rejected: Sequence[str]) -> None:
+        """Check that at most one of the texts was not rejected.
+
+        Raises:
+            Ended: it is not clear which text the condenser used.
+        """
+        if len(self.attempts) - len(rejected) not in (0, 1):
+            raise Ended(
+                Stop.ENVIRONMENT_ERROR,
+                f"the condenser {self._engine.condenser_name!r} asked for {len(self.attempts)} texts and rejected "
+                f"{len(rejected)}, wanted all rejected but the last, or all (Condensed.rejected)",
+            )
+
+    async def _write(self, history: History, last: Sampled, request: Request) -> Written:
+        """Sample the text of a request.
+
+        Raises:
+            RuntimeError: the condenser asks more often than its ``Writes.writes``.
+            ContextOverflow: the request does not fit the context budget.
+        """
+        if len(self.attempts) == self.max_texts:
+            raise RuntimeError(f"it asks for more texts than the {self.max_texts} that its property writes allows")
+        prompt = request_prompt(self._engine, history, last, request)
+        room = self._engine.limits.max_output_tokens
+        sampled = await sample(
+            self._engine,
+            prompt,
+            trajectory=self._trajectory,
+            seed=self._seed(),
+            max_tokens=room if request.max_tokens is None else min(room, request.max_tokens),
+            stop_strings=(),  # stop strings of tool calls would end a summary that quotes a call
+        )
+        self.attempts.append(sampled)
+        return Written(text=sampled.text, finish=sampled.generation.finish)

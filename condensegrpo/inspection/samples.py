@@ -1,0 +1,233 @@
+"""Three trajectories of each evaluation and training step, short enough for a page."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from condensegrpo.core.errors import TrajectoryFileError
+from condensegrpo.core.trajectory import ScoredTrajectory, SpanStatus
+from condensegrpo.core.wording import counted
+from condensegrpo.storage.credit import Credit, read_credit
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trajectories import read_trajectory
+
+MOST_STEPS = 60  # of training, and of evaluations; of more, every second, fourth, eighth …
+MOST_CHARACTERS = 12_000  # of a trajectory; of longer ones, the first turns and the last one
+LONGEST_TEXT = 3_000  # characters of one message
+MOST_BYTES = 16 << 20  # of a file, from which the trajectories are chosen; of larger files, from evenly spaced parts
+PARTS = 8
+
+_ID = re.compile(rb'"trajectory":\s*{\s*"id":\s*"([^"]*)"')
+_SCORE = b'"score":'  # in a text its quotes would be escaped
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleTurn:
+    """One turn."""
+
+    turn: int
+    kind: str
+    context_tokens: int
+    output_tokens: int
+    condensed: str  # by what and from what to what; empty: the prompt continues the last one
+    strip: str  # what the prompt shows of each earlier turn: k kept, d dropped, r rewritten, - none
+    advantage: float | None  # None: not known
+    reply: str
+    observations: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleTrajectory:
+    """One trajectory, and why it was chosen."""
+
+    chosen: str
+    id: str
+    correct: float
+    score: float
+    stop: str
+    detail: str
+    replies: int
+    context_tokens: int
+    question: str | None
+    ground_truth: str | None
+    answer: str | None
+    turns: tuple[SampleTurn, ...]  # numbers missing between them were left out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSet:
+    """The samples of one file."""
+
+    step: int
+    evaluation: str | None  # its name; None: a training batch
+    count: int  # trajectories in the file
+    trajectories: tuple[SampleTrajectory, ...]
+
+
+class _Candidate(NamedTuple):
+    id: str
+    correct: float
+    context_tokens: int
+    line: bytes
+
+
+class SampleReader:
+    """Reads the samples of a run, of every file once as long as it does not change."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        self._read: dict[tuple[Path, int, int], SampleSet | None] = {}
+
+    def read(self) -> tuple[SampleSet, ...]:
+        """The samples of evaluations and training steps, by step."""
+        evaluated = sorted(self._run.evaluation_folder.glob("step_*"))
+        files = [file for folder in spread(evaluated, MOST_STEPS) for file in sorted(folder.glob("*.jsonl"))]
+        files += [self._run.trajectories(step) for step in spread(self._run.steps(), MOST_STEPS)]
+        sets = (self._of(file) for file in files)
+        return tuple(sorted((each for each in sets if each is not None), key=lambda each: each.step))
+
+    def _of(self, file: Path) -> SampleSet | None:
+        about = file.stat()
+        key = (file, about.st_size, about.st_mtime_ns)
+        if key not in self._read:
+            self._read[key] = _samples(self._run, file)
+        return self._read[key]
+
+
+def spread(items: Sequence[T], most: int) -> tuple[T, ...]:
+    """All items, or every second, fourth … and the last: those of a longer list are among them, if it is no longer."""
+    stride = 1
+    while len(items) > most * stride:
+        stride *= 2
+    return tuple(item for place, item in enumerate(items) if place % stride == 0 or place == len(items) - 1)
+
+
+def _samples(run: RunFolder, file: Path) -> SampleSet | None:
+    """The samples of a file; None: it holds no whole trajectory."""
+    candidates = sorted(_candidates(file), key=lambda candidate: _numbers(candidate.id))
+    if not candidates:
+        return None
+    step = int("".join(filter(str.isdecimal, file.stem if file.parent == run.trajectory_folder else file.parent.name)))
+    credit = run.credit(step)
+    known = read_credit(credit) if file.parent == run.trajectory_folder and credit.is_file() else {}
+    chosen, evaluation = [], None
+    for reason, candidate in _chosen(candidates):
+        try:
+            scored, provenance = read_trajectory(file, candidate.line, 0)
+        except TrajectoryFileError:  # the inspector names the fault; a report shows the rest
+            continue
+        evaluation = provenance.evaluation if provenance else None
+        chosen.append(_sample(reason, scored, known.get(candidate.id)))
+    with file.open("rb") as lines:
+        count = sum(line.endswith(b"\n") for line in lines)
+    return SampleSet(step=step, evaluation=evaluation, count=count, trajectories=tuple(chosen))
+
+
+def _chosen(candidates: Sequence[_Candidate]) -> Iterable[tuple[str, _Candidate]]:
+    """A correct one, one that is not, and that of the largest context, if there are."""
+    wanted = (
+        ("the first correct", [each for each in candidates if each.correct >= 1]),
+        ("the first not correct", [each for each in candidates if each.correct < 1]),
+        ("the largest context", sorted(candidates, key=lambda each: -each.context_tokens)),
+        ("another", list(candidates)),
+        ("another", list(candidates)),
+    )
+    taken: dict[str, tuple[str, _Candidate]] = {}
+    for reason, some in wanted:
+        free = [each for each in some if each.id not in taken]
+        if free and len(taken) < 3:
+            taken[free[0].id] = (reason, free[0])
+    return taken.values()
+
+
+def _candidates(file: Path) -> Iterator[_Candidate]:
+    size = file.stat().st_size
+    with file.open("rb") as lines:
+        for part in range(PARTS):
+            lines.seek(part * size // PARTS)
+            if part:
+                lines.readline()  # of which only the end
+            end = (part + 1) * size // PARTS if size <= MOST_BYTES else lines.tell() + MOST_BYTES // PARTS
+            while lines.tell() <= end and (line := lines.readline()).endswith(b"\n"):
+                candidate = _candidate(line)
+                if candidate is not None:
+                    yield candidate
+
+
+def _candidate(line: bytes) -> _Candidate | None:
+    """What a line says of its trajectory at its beginning and end, without reading what lies between.
+
+    None: the line is damaged.
+    """
+    name = _ID.search(line)
+    try:
+        score = json.loads(line[line.rindex(_SCORE) + len(_SCORE) : line.rindex(b"}")])
+        return _Candidate(name[1].decode(), score["correct"], score["context_tokens"], line) if name else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in name.split("/") if part.isdecimal())
+
+
+def _sample(reason: str, scored: ScoredTrajectory, credit: Credit | None) -> SampleTrajectory:
+    trajectory, score = scored.trajectory, scored.score
+    turns = tuple(_turns(scored, credit))
+    used, shown = 0, []
+    for turn in turns:
+        used += len(turn.reply) + sum(len(text) for text in turn.observations)
+        if used <= MOST_CHARACTERS or turn is turns[-1]:
+            shown.append(turn)
+    return SampleTrajectory(
+        chosen=reason,
+        id=trajectory.id,
+        correct=score.correct,
+        score=score.total,
+        stop=trajectory.stop.value,
+        detail=_short(trajectory.detail),
+        replies=trajectory.replies,
+        context_tokens=score.context_tokens,
+        question=_known(trajectory.question),
+        ground_truth=_known(trajectory.ground_truth),
+        answer=_known(trajectory.answer),
+        turns=tuple(shown),
+    )
+
+
+def _turns(scored: ScoredTrajectory, credit: Credit | None) -> Iterator[SampleTurn]:
+    statuses: dict[int, SpanStatus] = {}  # what the prompt shows of each earlier turn
+    for index, turn in enumerate(scored.trajectory.turns):
+        declared = turn.condensation
+        if declared is not None:
+            statuses = {earlier: span.status for span in declared.spans for earlier in span.turns}
+            tokens = f"{declared.tokens_before} → {counted(declared.tokens_after, 'token', 'tokens')}"
+        elif index:
+            statuses[index - 1] = SpanStatus.KEPT
+        yield SampleTurn(
+            turn=index,
+            kind=turn.kind,
+            context_tokens=len(turn.prompt_ids),
+            output_tokens=len(turn.output_ids),
+            condensed="" if declared is None else f"{declared.condenser}: {tokens}",
+            strip="".join(statuses[earlier][0] if earlier in statuses else "-" for earlier in range(index)),
+            advantage=credit.advantages[index] if credit and index < len(credit.advantages) else None,
+            reply=_short(turn.reply.text),
+            observations=tuple(_short(message.text) for message in turn.observations),
+        )
+
+
+def _known(text: str | None) -> str | None:
+    return None if text is None else _short(text)
+
+
+def _short(text: str) -> str:
+    """A text, or its beginning with the number of characters that are left out."""
+    if len(text) <= LONGEST_TEXT:
+        return text
+    return f"{text[:LONGEST_TEXT]}… ({len(text) - LONGEST_TEXT} more characters)"

@@ -1,0 +1,109 @@
+"""The task ``notebook``: facts arrive one a message, and a notebook of the episode keeps what its tools are told.
+
+    Mira's locker is number 42.       ─▶  <tool>{"name": "write", "args": {"page": "Mira", "text": "locker 42"}}</tool>
+    <result>written</result>          ─▶  noted
+    Jon's table is number 17.         ─▶  …
+    Which number is Mira's locker?    ─▶  <tool>{"name": "read", "args": {"page": "Mira"}}</tool>
+    <result>locker 42</result>        ─▶  <answer>42</answer>
+
+The notebook is outside of the context: no condenser can drop it. It needs no download.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from annotated_types import Ge, Le
+
+from condensegrpo.core.messages import History, Message
+from condensegrpo.core.protocols import EnvironmentTool, Problem, Split, Step
+from condensegrpo.tasks.answers import read_answer
+from condensegrpo.tasks.drawn import DrawnProblems, drawn_held_out, is_held_out
+from condensegrpo.tasks.notes import NAMES, NUMBERS, THINGS
+
+INSTRUCTION = (
+    "You will get messages, one at a time, and then a question about one of them. Earlier messages may be left out: "
+    "write what you need into the notebook. Answer the question as <answer>number</answer>."
+)
+PAGE = {"type": "string", "description": "The title of the page."}
+TEXT = {"type": "string", "description": "What the page says from now on."}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notebook:
+    """The task ``notebook``."""
+
+    facts: Annotated[int, Ge(1), Le(len(NAMES))] = 4  # each of another person
+    train_problems: Annotated[int, Ge(1)] = 100_000  # length of the virtual sequence
+    eval_problems: Annotated[int, Ge(1)] = 256  # all different
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """Training problems are made when asked for; the evaluation problems are a list."""
+        if split == "train":
+            return DrawnProblems(size=self.train_problems, draw=self._training_problem)
+        rng = random.Random(f"notebook eval {self.facts}")
+        return drawn_held_out(lambda label: self._drawn(rng, label), _content, most=self.eval_problems)
+
+    def environment(self, problem: Problem) -> "NotebookEnvironment":
+        """A fresh episode with an empty notebook."""
+        return NotebookEnvironment(messages=tuple(problem.data["messages"]))
+
+    def _training_problem(self, index: int) -> Problem:
+        rng = random.Random(f"notebook train {self.facts} {index}")
+        while True:
+            problem = self._drawn(rng, f"train-{index}")
+            if not is_held_out(_content(problem)):
+                return problem
+
+    def _drawn(self, rng: random.Random, label: str) -> Problem:
+        facts = [(name, rng.choice(THINGS), rng.choice(NUMBERS)) for name in rng.sample(NAMES, self.facts)]
+        name, thing, number = rng.choice(facts)
+        question = f"Which number is {name}'s {thing}?"
+        messages = (*(f"{who}'s {what} is number {value}." for who, what, value in facts), question)
+        return Problem(id=label, question=question, answer=str(number), data={"messages": messages})
+
+
+def _content(problem: Problem) -> str:
+    return "\n".join(problem.data["messages"])
+
+
+@dataclass(slots=True, kw_only=True)
+class NotebookEnvironment:
+    """Says the next message after each reply that calls no tool; the last is the question."""
+
+    messages: tuple[str, ...]
+    _pages: dict[str, str] = field(default_factory=dict, init=False)
+    _said: int = field(default=1, init=False)
+
+    async def start(self) -> tuple[Message, ...]:
+        """The instruction, and the first message."""
+        return (Message(role="system", content=INSTRUCTION), Message(role="user", content=self.messages[0]))
+
+    def tools(self) -> Sequence[EnvironmentTool]:
+        """The tools ``write`` and ``read``."""
+        write = {"type": "object", "properties": {"page": PAGE, "text": TEXT}, "required": ["page", "text"]}
+        read = {"type": "object", "properties": {"page": PAGE}, "required": ["page"]}
+        return [
+            EnvironmentTool(name="write", description="Writes a page.", parameters=write, call=self._write),
+            EnvironmentTool(name="read", description="Reads a page.", parameters=read, call=self._read),
+        ]
+
+    async def step(self, reply: Message) -> Step:
+        """The next message; after the question, the end."""
+        if self._said == len(self.messages):
+            return Step(done=True, answer=read_answer(reply.text, "last"))
+        self._said += 1
+        return Step(observations=(Message(role="user", content=self.messages[self._said - 1]),))
+
+    async def _write(self, arguments: Mapping[str, Any], history: History) -> str:
+        self._pages[str(arguments["page"])] = str(arguments["text"])
+        return "written"
+
+    async def _read(self, arguments: Mapping[str, Any], history: History) -> str:
+        known = ", ".join(self._pages) or "none"
+        return self._pages.get(str(arguments["page"]), f"Error: there is no such page. The pages are: {known}")
+
+    async def close(self) -> None:
+        """Throws the notebook away."""
+        self._pages.clear()

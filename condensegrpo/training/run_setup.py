@@ -1,0 +1,133 @@
+"""Sets up a training run for the command line and for Python: all checks, then its folder, then the training itself.
+
+prepared = prepare_run(config)               refuses what cannot work before anything is written
+with prepared.folder() as folder:            the run's folder, new or continued, locked
+    prepared.train(folder, observer=…, stopping=…)
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from condensegrpo.assembly.build import build
+from condensegrpo.assembly.components import Components
+from condensegrpo.assembly.objects import NO_OBJECTS, Objects
+from condensegrpo.assembly.preflight import check_run
+from condensegrpo.config.load import dump_config
+from condensegrpo.config.resumed import allowed_changes, change_table
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.errors import CondenseError, Interrupted, RunError
+from condensegrpo.core.observer import Observer
+from condensegrpo.learner.launchers import launched_rank
+from condensegrpo.storage.new_run import check_name, discard_replaced, new_run
+from condensegrpo.storage.run_folder import RunFolder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRun:
+    """A run that passed its checks. Nothing is written and no model is loaded yet."""
+
+    components: Components
+    continued: RunFolder | None  # None: the run is new
+    overwrite: bool  # replace a run of the same name
+    notes: tuple[str, ...]  # on the configuration, for the log
+
+    @contextmanager
+    def folder(self) -> Iterator[RunFolder]:
+        """The locked folder of the run; a new one gets its configuration, and is removed if nothing is learned in it.
+
+        Ranks other than the first get the path alone: the first one writes the files.
+
+        Raises:
+            RunError: another process uses the folder, its name is taken, or it cannot be written.
+        """
+        config = self.components.config
+        path = Path(config.runs_dir) / config.name
+        if launched_rank(os.environ) > 0:
+            yield RunFolder(path)
+        elif self.continued is None:
+            with new_run(path, dump_config(config), overwrite=self.overwrite) as made:
+                yield made
+        else:
+            with self.continued.locked():
+                yield self.continued
+
+    def train(self, folder: RunFolder, *, observer: Observer, stopping: Callable[[], bool]) -> bool:
+        """Train in the folder as this rank, and draw the curves at the end. Every rank must call it.
+
+        Args:
+            stopping: called after every step and evaluation; True saves a checkpoint and ends the training.
+
+        Returns:
+            Whether all steps were taken.
+
+        Raises:
+            ConfigError: the configuration cannot work with the model.
+        """
+        observer.say(f"run folder {folder.path}")
+        for note in self.notes:
+            observer.say(note)
+        observer.phase("loading DeepSpeed", None)
+        try:
+            finished = self._train(folder, observer, stopping)
+        except CondenseError as error:
+            with suppress(RunError):  # the log may be what cannot be written
+                observer.record(f"error: {error}")
+            raise
+        if finished and launched_rank(os.environ) == 0:
+            observer.phase("drawing the report", None)
+            from condensegrpo.reporting.run_report import write_picture  # imports matplotlib
+
+            write_picture(folder.path)
+        return finished
+
+    def _train(self, folder: RunFolder, observer: Observer, stopping: Callable[[], bool]) -> bool:
+        from condensegrpo.learner import ranks  # DeepSpeed takes seconds to import
+        from condensegrpo.training.train import train
+
+        ranks.join(self.components.config.learner.timeout_minutes)
+        folder = ranks.from_first(RunFolder(folder.path.absolute()))  # ranks may work in different folders
+
+        def stop() -> bool:
+            if ranks.rank() == 0:
+                discard_replaced(folder)
+            return stopping()
+
+        try:
+            return train(self.components, folder, observer=observer, stopping=stop)
+        except Interrupted as reason:
+            observer.say(str(reason))
+            return False
+
+
+def prepare_run(
+    config: RunConfig,
+    *,
+    continued: RunFolder | None = None,
+    overwrite: bool = False,
+    allow_changes: bool = False,
+    dry_run: bool = False,
+    objects: Objects = NO_OBJECTS,
+) -> PreparedRun:
+    """Build the components of a run and check it.
+
+    Args:
+        continued: the folder of the run that goes on from its newest checkpoint.
+        overwrite: a new run replaces one of the same name.
+        allow_changes: accept changed keys that change what is learned.
+        dry_run: the run is not to be started, so its name may be taken.
+
+    Raises:
+        ConfigError: the configuration cannot work, or differs too much from that of the run to be continued.
+        RunError: the name is taken, or the folder holds something else.
+    """
+    changes = () if continued is None else allowed_changes(continued, config, allow_changes=allow_changes)
+    if continued is None and not dry_run and launched_rank(os.environ) == 0:
+        check_name(Path(config.runs_dir) / config.name, overwrite=overwrite)
+    components = build(config, objects=objects)
+    notes = check_run(components, resumed=continued is not None)
+    if changes:
+        notes = (f"changed since the run was last started:\n{change_table(changes)}", *notes)
+    return PreparedRun(components=components, continued=continued, overwrite=overwrite, notes=notes)

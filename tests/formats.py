@@ -1,0 +1,8 @@
+"""The installed tool formats, built by their entry points."""
+
+from condensegrpo.core.plugins import installed, load
+from condensegrpo.episodes.toolformats import ToolFormat
+
+TOOL_FORMATS: dict[str, ToolFormat] = {
+    point.name: load("tool_formats", point.name)() for point in installed("tool_formats")
+}

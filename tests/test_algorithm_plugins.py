@@ -1,0 +1,187 @@
+"""Estimators and losses of a user's own, in a file beside the configuration, from the option to the inspector."""
+
+import re
+import shutil
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from command import ROOT
+
+from condensegrpo.algorithms import invariance
+from condensegrpo.assembly.build import build
+from condensegrpo.assembly.learning_signal import advantage_estimator, objective
+from condensegrpo.config.load import load_config
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.errors import PluginError
+from condensegrpo.core.observer import Silent
+from condensegrpo.inspection.formula import CreditFormulas
+from condensegrpo.inspection.index import Index
+from condensegrpo.inspection.panes import turns
+from condensegrpo.storage.credit import read_credit
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.training.train import train
+
+PLUGINS = """
+    from typing import Annotated
+
+    import torch
+    from annotated_types import Ge
+    from torch import Tensor
+
+    from condensegrpo.algorithms.advantages import Batch, Estimate, Term, estimator, total
+    from condensegrpo.algorithms.losses import TokenLoss, loss
+
+
+    @estimator(summary="the reward against a threshold", formula="A_i = R_i − threshold, less a price a context token")
+    def threshold(
+        batch: Batch, *, context_N: Tensor, value: Annotated[float, Ge(0)] = 0.5, price: float = 0.0
+    ) -> Estimate:
+        reward = Term("R − threshold", batch.outcome_N - value, {"R": batch.outcome_N})
+        return total(reward, Term("−price·C", -price * context_N, {"C": context_N}))
+
+
+    @estimator(summary="numbers alone", formula="A_i = R_i")
+    def bare(batch: Batch) -> Tensor:
+        return batch.outcome_N
+
+
+    @estimator(summary="against everybody", formula="A_i = R_i − mean R")
+    def over_the_batch(batch: Batch) -> Tensor:
+        return batch.outcome_N - batch.outcome_N.mean()
+
+
+    @loss(summary="likely tokens alone", formula="l = −A·logp where logp > floor")
+    def likely(logp_T: Tensor, old_T: Tensor, advantage_T: Tensor, *, floor: float = -5.0) -> TokenLoss:
+        never_T = torch.zeros_like(logp_T, dtype=torch.bool)
+        loss_T = torch.where(logp_T > floor, -advantage_T * logp_T, 0.0)
+        return TokenLoss(loss_T, (logp_T - old_T).detach().exp(), never_T, never_T)
+
+
+    @loss(summary="a mean over the micro-batch", formula="l = −(A − mean A)·logp")
+    def centred(logp_T: Tensor, old_T: Tensor, advantage_T: Tensor) -> TokenLoss:
+        never_T = torch.zeros_like(logp_T, dtype=torch.bool)
+        loss_T = -(advantage_T - advantage_T.mean()) * logp_T
+        return TokenLoss(loss_T, (logp_T - old_T).detach().exp(), never_T, never_T)
+
+
+    @loss(summary="a mean over the turn, undeclared", formula="l = −A·mean logp")
+    def no_columns(logp_T: Tensor, old_T: Tensor, advantage_T: Tensor) -> Tensor:
+        return -advantage_T * logp_T
+
+
+    def plain(batch: Batch) -> Tensor:
+        return batch.outcome_N
+"""
+
+
+@pytest.fixture(scope="module")
+def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("own") / "own.py"
+    file.write_text(textwrap.dedent(PLUGINS), encoding="utf-8")
+    return file
+
+
+def small(*changes: str) -> RunConfig:
+    return load_config(ROOT / "configs" / "quickstart.yaml", list(changes))
+
+
+def test_an_estimator_and_a_loss_of_a_file_train_and_their_terms_are_stored(plugins: Path, tmp_path: Path) -> None:
+    config = small(
+        f"algorithm.advantage={{estimator: '{plugins}:threshold', options: {{price: 0.001}}}}",
+        f"algorithm.loss={{name: '{plugins}:likely', options: {{floor: -9.0}}}}",
+        "warm_start={steps: 1, probe_target: null}",
+        "train={steps: 1, problems_per_step: 2, samples_per_problem: 2, eval_every: 0}",
+        "evaluate={problems: 1, variants: {}}",
+        f"runs_dir={tmp_path}",
+    )
+    train(build(config), RunFolder.create(tmp_path / "run"), observer=Silent(), stopping=lambda: False)
+    run = RunFolder(tmp_path / "run")
+    assert len(read_metrics(run.metrics)) >= 1
+    for credit in read_credit(run.credit(1)).values():
+        reward, price = credit.terms
+        assert (reward.name, price.name) == ("R − threshold", "−price·C")
+        assert reward.values[0] == reward.numbers["R"][0] - 0.5
+        assert price.values[0] == pytest.approx(-0.001 * price.numbers["C"][0])
+        assert set(credit.advantages) == {reward.values[0] + price.values[0]}
+    index = Index(run.path)
+    index.update([run.trajectories(1)])
+    batch = index.batch(run.trajectories(1))
+    record = next(index.records(batch))
+    turn = turns(index.read(record), record.credit, budget=64, tokenizer=None)[0]
+    lines = {line.name: line for line in CreditFormulas(index, batch).lines(record, index.group(record), turn)}
+    assert lines["R − threshold"].formula.startswith("R ")
+    assert lines["advantage"].formula.endswith("threshold: R − threshold + −price·C")
+    shutil.rmtree(run.path)
+
+
+def test_an_option_is_validated_by_its_annotation(plugins: Path) -> None:
+    with pytest.raises(PluginError, match=r"threshold' \(.*own.py:\d+\): the option value is -1, wanted at least 0"):
+        advantage_estimator(small(f"algorithm.advantage={{estimator: '{plugins}:threshold', options: {{value: -1}}}}"))
+    with pytest.raises(PluginError, match=r"no option 'valu'. Did you mean 'value'\?"):
+        advantage_estimator(small(f"algorithm.advantage={{estimator: '{plugins}:threshold', options: {{valu: 1}}}}"))
+
+
+def test_an_estimator_may_return_numbers_alone(plugins: Path) -> None:
+    assert advantage_estimator(small(f"algorithm.advantage={{estimator: '{plugins}:bare'}}")).plugin.name == "bare"
+
+
+def test_an_estimator_that_looks_beyond_the_group_is_refused(plugins: Path) -> None:
+    with pytest.raises(PluginError, match=r"over_the_batch.*depends on the trajectories of other groups: found \["):
+        advantage_estimator(small(f"algorithm.advantage={{estimator: '{plugins}:over_the_batch'}}"))
+
+
+def test_a_loss_whose_gradient_depends_on_packing_is_refused(plugins: Path) -> None:
+    # A = [1, 1, −½, −½, −½, 2] has mean ½; the third turn alone has mean 2, so its token would have no loss
+    with pytest.raises(
+        PluginError, match=r"centred' \(.*own.py:\d+\): the loss of a token, .*depends on the tokens of other"
+    ):
+        objective(small(f"algorithm.loss={{name: '{plugins}:centred'}}").algorithm)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [
+        ("advantage", "plain", "found function, wanted a function that is decorated with estimator"),
+        ("advantage", "likely", "found LossPlugin, wanted a function that is decorated with estimator"),
+        ("loss", "threshold", "found EstimatorPlugin, wanted a function that is decorated with loss"),
+        ("loss", "no_columns", "wanted a TokenLoss with one entry a token in every column"),
+        ("loss", "nothing", "looking for 'nothing' in .*: no such name; it holds"),
+    ],
+)
+def test_what_is_no_estimator_or_loss_says_what_it_is(plugins: Path, kind: str, name: str, message: str) -> None:
+    key = "estimator" if kind == "advantage" else "name"
+    config = small(f"algorithm.{kind}={{{key}: '{plugins}:{name}'}}")
+    with pytest.raises(PluginError, match=message):
+        advantage_estimator(config) if kind == "advantage" else objective(config.algorithm)
+
+
+def test_the_example_of_the_guide_is_what_it_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "how-to" / "write-an-estimator.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    mine = tmp_path / "mine.py"
+    mine.write_text("\n".join(blocks), encoding="utf-8")
+    names = re.findall(r"mine\.py:(\w+)\", options: (\{.*?\})", page)
+    assert names == [("priced", "{price: 0.002}"), ("floored", "{floor: -8}")]
+    config = small(
+        f"algorithm.advantage={{estimator: '{mine}:priced', options: {names[0][1]}}}",
+        f"algorithm.loss={{name: '{mine}:floored', options: {names[1][1]}}}",
+    )
+    objective(config.algorithm)
+    scores = invariance.SCORES._replace(context_N=torch.tensor([10.0, 20.0, 30.0, 5.0, 5.0]))
+    # outcomes 1, 0, 1 have mean ⅔ and deviation 0.577; contexts lie −10, 0 and 10 from their mean
+    advantage = advantage_estimator(config)(scores).advantage_NK[:, 0].tolist()
+    expected = [0.5774 + 0.02, -1.1547, 0.5774 - 0.02, -0.7071, 0.7071]
+    assert advantage == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_estimator_of_the_readme_is_one(tmp_path: Path) -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = re.search(r"```python\n(@estimator.*?)```", page, flags=re.DOTALL)
+    assert block is not None
+    mine = tmp_path / "mine.py"
+    mine.write_text(f"from condensegrpo.algorithms.advantages import estimator\n\n{block[1]}", encoding="utf-8")
+    config = small(f"algorithm.advantage.estimator={mine}:against_half")
+    assert advantage_estimator(config)(invariance.SCORES).advantage_NK[:2, 0].tolist() == [0.5, -0.5]

@@ -1,0 +1,51 @@
+"""The daemon thread: order, results and errors, calls that are skipped, and its end."""
+
+import threading
+
+import pytest
+
+from condensegrpo.core.daemon_thread import DaemonThread
+
+
+def test_calls_run_in_order_and_an_error_concerns_its_own_call() -> None:
+    made: list[int] = []
+    worker = DaemonThread("mine")
+
+    def leave() -> None:
+        raise SystemExit(3)
+
+    first, second, third = (
+        worker.submit(lambda: made.append(1)),
+        worker.submit(leave),
+        worker.submit(lambda: (made.append(3), "done")[1]),
+    )
+    worker.close()
+    assert first.result(10) is None
+    with pytest.raises(SystemExit):
+        second.result(10)
+    assert third.result(10) == "done"
+    assert made == [1, 3]
+    assert worker.join(10)
+
+
+def test_a_cancelled_call_is_skipped_and_close_lets_those_that_wait_run() -> None:
+    begun, go_on, made = threading.Event(), threading.Event(), list[str]()
+    worker = DaemonThread("mine")
+
+    def wait() -> None:
+        begun.set()
+        go_on.wait(10)
+
+    worker.submit(wait)
+    assert begun.wait(10)
+    skipped, last = worker.submit(lambda: made.append("skipped")), worker.submit(lambda: made.append("last"))
+    assert skipped.cancel()
+    worker.close()
+    assert worker.waiting == 2
+    assert not worker.join(0.01)
+    go_on.set()
+    last.result(10)
+    assert worker.join(10)
+    assert made == ["last"]
+    with pytest.raises(RuntimeError, match="the thread 'mine' was closed"):
+        worker.submit(lambda: None)

@@ -1,0 +1,349 @@
+"""Tools that belong to an episode: offered, called with its history, counted as every tool; closed however it ends."""
+
+import asyncio
+import gc
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from builders import scored
+from command import ROOT
+from formats import TOOL_FORMATS
+from talk import CHATML, add, agent, engine, problem
+
+from condensegrpo.core.messages import History, Message
+from condensegrpo.core.plugins import load
+from condensegrpo.core.protocols import EnvironmentTool, Problem, Step, ToolResult
+from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.episodes.episode import run_episode
+from condensegrpo.episodes.settings import ToolLimits
+from condensegrpo.episodes.toolcalls import Toolbox
+from condensegrpo.rewards.environment import EnvironmentOutcome
+from condensegrpo.storage.trajectories import Provenance, read_trajectories, write_trajectory
+from condensegrpo.tasks.guess import Guess
+from condensegrpo.tasks.notebook import Notebook
+
+WITH_TOOLS = "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}" + CHATML
+NUMBER = {"type": "object", "properties": {"by": {"type": "integer"}}, "required": ["by"]}
+
+
+class Counter:
+    """Counts up by a tool; 3 ends the episode. What it does besides is chosen by the question of the problem."""
+
+    def __init__(self, problem: Problem, closed: list[str]) -> None:
+        self.problem, self.closed = problem, closed
+        self.count = 0
+        self.units: list[int] = []
+
+    async def start(self) -> tuple[Message, ...]:
+        if self.problem.question == "start raises":
+            raise OSError("no port is free")
+        return (Message(role="user", content=self.problem.question),)
+
+    def tools(self) -> Sequence[EnvironmentTool]:
+        name = "add" if self.problem.question == "same name" else "up"
+        return [EnvironmentTool(name=name, description="Counts up.", parameters=NUMBER, call=self.up)]
+
+    async def up(self, arguments: Mapping[str, Any], history: History) -> ToolResult | str:
+        self.units.append(len(history.units))
+        if self.problem.question == "hangs":
+            await asyncio.sleep(60)
+        if self.problem.question == "tool raises":
+            raise ValueError("cannot count")
+        self.count += int(arguments["by"])
+        if self.count < 3:
+            return ToolResult(text=f"at {self.count}", turn_rewards={"progress": 0.25})
+        return ToolResult(text="there", done=True, outcome=0.5, turn_rewards={"progress": 0.5})
+
+    async def step(self, reply: Message) -> Step:
+        if self.problem.question == "step raises":
+            raise RuntimeError("broken")
+        return Step(done=True, answer=reply.content, outcome=0.25)
+
+    async def close(self) -> None:
+        self.closed.append(self.problem.id)
+        if self.problem.question == "close raises":
+            raise OSError("already gone")
+
+
+def call(name: str, **arguments: object) -> str:
+    return f"<tool>{json.dumps({'name': name, 'args': arguments})}</tool>"
+
+
+def play(question: str, replies: Sequence[str], closed: list[str], **options: Any) -> tuple[Trajectory, Counter]:
+    """An episode in which the nth turn says the nth reply."""
+    environments: list[Counter] = []
+
+    def environment(asked: Problem) -> Counter:
+        environments.append(Counter(asked, closed))
+        return environments[-1]
+
+    left = iter(replies)
+    parts = engine(agent(lambda prompt: next(left)), **{"tools": {"add": add}, **options})
+    episode = run_episode(
+        problem(0, question), environment=environment, engine=parts, group_id="1/0", sample=0, seed=lambda n: n
+    )
+    return asyncio.run(episode), environments[-1]
+
+
+def test_a_tool_of_the_environment_keeps_a_state_sees_the_history_and_ends_the_episode(tmp_path: Path) -> None:
+    closed: list[str] = []
+    trajectory, environment = play("count", [call("up", by=2), call("add", a=1, b=1), call("up", by=1)], closed)
+    assert [turn.observations[0].content for turn in trajectory.turns] == [
+        "<result>at 2</result>",
+        "<result>2</result>",
+        "<result>there</result>",
+    ]
+    assert (trajectory.stop, trajectory.answer, trajectory.outcome) == (Stop.FINISHED, None, 0.5)
+    assert [dict(turn.turn_rewards) for turn in trajectory.turns] == [{"progress": 0.25}, {}, {"progress": 0.5}]
+    assert [(turn.tool_attempts, turn.tool_successes) for turn in trajectory.turns] == [(1, 1)] * 3
+    assert environment.units == [0, 2]  # units of the history before each of its calls
+    assert closed == ["p0"]
+    system = trajectory.turns[0].context[0]
+    assert system.role == "system"
+    assert '"name": "add"' in system.content
+    assert '"name": "up", "description": "Counts up."' in system.content
+    result = EnvironmentOutcome()(trajectory, problem())
+    assert (result.total, result.correct, result.format_valid) == (0.5, 0.0, True)
+    file = tmp_path / "step_000001.jsonl"
+    known = Provenance(
+        evaluation=None, step=1, model="m", condenser="full", max_context_tokens=64, temperature=1.0, seed=0
+    )
+    write_trajectory(file, scored(trajectory, 0.5), known)
+    (read,) = read_trajectories(file).trajectories
+    assert (read.trajectory.stop, read.trajectory.outcome) == (Stop.FINISHED, 0.5)
+
+
+def test_the_environment_may_judge_an_answer() -> None:
+    trajectory, _ = play("count", ["done"], [])
+    assert (trajectory.stop, trajectory.answer, trajectory.outcome) == (Stop.ANSWERED, "done", 0.25)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "Error: up: missing a required argument: 'by'. It is called as up(by)"),
+        ({"by": 1, "to": 2}, "Error: up: got an unexpected keyword argument 'to'. It is called as up(by)"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_an_observation(arguments: dict[str, object], message: str) -> None:
+    trajectory, _ = play("count", [call("up", **arguments), "done"], [])
+    assert trajectory.turns[0].observations[0].content == f"<result>{message}</result>"
+    assert (trajectory.turns[0].tool_attempts, trajectory.turns[0].tool_successes) == (1, 0)
+
+
+def test_it_has_the_limits_of_every_tool() -> None:
+    slow, _ = play("hangs", [call("up", by=1), "done"], [], tool_seconds=0.1)
+    assert "up did not finish within 0.1 seconds" in slow.turns[0].observations[0].content
+    assert slow.turns[0].tools_abandoned == 1
+    raising, _ = play("tool raises", [call("up", by=1), "done"], [])
+    assert "Error: up: ValueError: cannot count" in raising.turns[0].observations[0].content
+    limited, _ = play("count", [call("up", by=1), call("up", by=1)], [], max_tool_turns=1)
+    assert limited.stop is Stop.TURN_LIMIT
+
+
+@pytest.mark.parametrize(
+    ("question", "detail"),
+    [
+        ("start raises", "no port is free"),
+        ("step raises", "broken"),
+        ("close raises", "already gone"),
+        ("same name", "tools() offers 'add', which another tool is called too"),
+    ],
+)
+def test_an_environment_that_fails_is_closed_and_says_why(question: str, detail: str) -> None:
+    closed: list[str] = []
+    trajectory, _ = play(question, ["done"], closed)
+    assert trajectory.stop is Stop.ENVIRONMENT_ERROR
+    assert detail in trajectory.detail
+    assert closed == ["p0"]
+
+
+def test_the_chat_template_shows_the_tools_of_the_episode_and_a_renderer_is_made_once() -> None:
+    native = Toolbox({"add": add}, format=TOOL_FORMATS["native"], limits=ToolLimits())
+    parts = replace(engine(agent(lambda _: "x"), template=WITH_TOOLS), toolbox=native)
+    parts = replace(parts, renderer=parts.renderer.with_tools(native.template_schemas))
+    offered = Counter(problem(), []).tools()
+    first, second = parts.offering(offered), parts.offering(Counter(problem(), []).tools())
+    assert first.renderer is second.renderer is not parts.renderer
+    text = first.renderer.text(first.renderer.prompt((Message(role="user", content="hi"),)))
+    assert '"name": "up"' in text
+    assert '"name": "add"' in text
+    assert parts.offering(()) is parts
+
+
+def test_five_hundred_episodes_leave_nothing_behind() -> None:
+    """Some end well, some by a limit, a failure or a time-out, and a third is cancelled at any point."""
+    questions = ["count", "start raises", "step raises", "tool raises", "hangs", "close raises"]
+    closed: list[str] = []
+    made: list[str] = []
+
+    def environment(asked: Problem) -> Counter:
+        made.append(asked.id)
+        return Counter(asked, closed)
+
+    async def episodes() -> int:
+        parts = engine(
+            agent(lambda prompt: call("up", by=1) if prompt.count("<result>") < 2 else "done"), tool_seconds=0.05
+        )
+        tasks = [
+            asyncio.create_task(
+                run_episode(
+                    problem(number, questions[number % len(questions)]),
+                    environment=environment,
+                    engine=parts,
+                    group_id=f"1/{number}",
+                    sample=0,
+                    seed=lambda n: n,
+                )
+            )
+            for number in range(500)
+        ]
+        for number, task in enumerate(tasks):
+            if number % 3 == 0:
+                asyncio.get_running_loop().call_later(number / 5000, task.cancel)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0.1)  # tools that were abandoned have been cancelled
+        assert all(isinstance(each, Trajectory | asyncio.CancelledError) for each in results)
+        return len(asyncio.all_tasks()) - 1
+
+    asyncio.run(episodes())  # threads that are kept for later are there now
+    closed.clear()
+    made.clear()
+    threads, files = threading.active_count(), psutil.Process().num_fds()
+    assert asyncio.run(episodes()) == 0
+    assert sorted(closed) == sorted(made)
+    gc.collect()
+    deadline = time.monotonic() + 5
+    while threading.active_count() > threads and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert threading.active_count() <= threads
+    assert psutil.Process().num_fds() <= files
+
+
+def test_an_environment_that_is_being_closed_is_closed_to_the_end_when_the_episode_is_cancelled() -> None:
+    """Once while it is closed; and twice at once, the second time before the first step of closing."""
+    events: list[str] = []
+
+    class Slow(Counter):
+        async def close(self) -> None:
+            events.append("begins")
+            await asyncio.sleep(0.05)
+            events.append("ends")
+
+    async def cancelled(question: str, until: Callable[[], bool], times: int) -> None:
+        events.clear()
+        episode = run_episode(
+            problem(0, question),
+            environment=lambda asked: Slow(asked, []),
+            engine=engine(agent(lambda _: call("up", by=1) if question == "hangs" else "done")),
+            group_id="1/0",
+            sample=0,
+            seed=lambda n: n,
+        )
+        task = asyncio.create_task(episode)
+        while not until():
+            await asyncio.sleep(0.001)
+        for _ in range(times):
+            task.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert events == ["begins", "ends"]
+
+    asyncio.run(cancelled("count", lambda: bool(events), times=1))
+    started = time.monotonic()
+    asyncio.run(cancelled("hangs", lambda: time.monotonic() > started + 0.1, times=4))
+
+
+def test_the_built_in_examples_are_solved_with_their_tools() -> None:
+    for number in ("37", "100"):
+        task = Guess(largest=100)
+        asked = next(each for each in (*task.problems("train"), *task.problems("eval")) if each.answer == number)
+        trajectory = asyncio.run(_solved(asked, task.environment, _halving(100)))
+        assert (trajectory.stop, trajectory.outcome) == (Stop.FINISHED, 1.0)
+    book = Notebook(facts=2, eval_problems=3)
+    asked = book.problems("eval")[0]
+    trajectory = asyncio.run(_solved(asked, book.environment, _note_taker))
+    assert trajectory.answer == asked.answer
+    assert not {each.question for each in Guess().problems("train")} - {Guess().problems("eval")[0].question}
+    held_out = {"\n".join(each.data["messages"]) for each in book.problems("eval")}
+    assert not held_out & {"\n".join(each.data["messages"]) for each in book.problems("train")[:200]}
+
+
+async def _solved(asked: Problem, environment: Any, reply: Any) -> Trajectory:
+    parts = engine(agent(reply), max_turns=20, max_context_tokens=8000)
+    return await run_episode(
+        asked, environment=environment, engine=parts, group_id="1/0", sample=0, seed=lambda number: number
+    )
+
+
+def _halving(largest: int) -> Any:
+    def reply(prompt: str) -> str:
+        low, high, guess = 1, largest, 0
+        for word in re.findall(r"<result>(\w+)</result>", prompt.partition("Which number")[2]):
+            guess = (low + high) // 2
+            low, high = (guess + 1, high) if word == "higher" else (low, guess - 1)
+        return call("guess", number=(low + high) // 2)
+
+    return reply
+
+
+def _note_taker(prompt: str) -> str:
+    """Writes each fact, and reads the page that the question is about."""
+    newest = prompt.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
+    fact = re.match(r"(\w+)'s (\w+) is number (\d+)\.", newest)
+    if fact:
+        return call("write", page=fact[1], text=fact[3])
+    asked = re.match(r"Which number is (\w+)'s", newest)
+    if asked:
+        return call("read", page=asked[1])
+    number = re.match(r"<result>(\d+)</result>", newest)
+    return f"<answer>{number[1]}</answer>" if number else "noted"
+
+
+def test_the_example_of_the_guide_plays(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "how-to" / "write-a-stateful-tool.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    file = tmp_path / "shelf.py"
+    file.write_text(blocks[0], encoding="utf-8")
+    task = load("tasks", f"{file}:Shelf")()
+    order = iter(["red", "grey"])
+    asked = next(each for each in task.problems("train") if each.answer == "grey")
+    trajectory = asyncio.run(_solved(asked, task.environment, lambda _: call("open_box", box=next(order))))
+    assert (trajectory.stop, trajectory.outcome) == (Stop.FINISHED, 0.5)
+    assert trajectory.turns[0].turn_rewards == {"search": -0.1}
+
+
+def test_a_tool_format_of_a_file_reads_calls_and_shows_results(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "how-to" / "write-a-tool-format.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    file = tmp_path / "at_calls.py"
+    file.write_text(block, encoding="utf-8")
+    built = load("tool_formats", f"{file}:AtCalls")(result="got")
+    parts = engine(agent(lambda prompt: '@add {"a": 2, "b": 3}' if "got" not in prompt else "answer 5"))
+    parts = replace(parts, toolbox=Toolbox({"add": add}, format=built))
+
+    class Asks:
+        async def start(self) -> tuple[Message, ...]:
+            return (Message(role="user", content="2 and 3?"),)
+
+        async def step(self, reply: Message) -> Step:
+            return Step(done=True, answer=reply.content)
+
+    episode = run_episode(
+        problem(), environment=lambda _: Asks(), engine=parts, group_id="1/0", sample=0, seed=lambda n: n
+    )
+    trajectory = asyncio.run(episode)
+    assert trajectory.turns[0].observations[0].content == "got: 5"
+    assert (trajectory.answer, trajectory.turns[0].tool_successes) == ("answer 5", 1)
+    assert trajectory.turns[0].context[0].content.endswith("Tools: add")
+    (fault,) = built.parse("@add {a}")
+    assert "are no JSON" in fault.reason

@@ -1,0 +1,114 @@
+"""Messages of parts: equality, storage, prefixes and rows in which pictures are told apart by their content."""
+
+import asyncio
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import scored, trajectory, turn
+from command import ROOT
+from talk import agent, engine, problem
+from token_columns import marked
+
+from condensegrpo.algorithms.packing import blocks
+from condensegrpo.algorithms.segments import segments
+from condensegrpo.algorithms.turn_facts import prompt_digests
+from condensegrpo.core.errors import DataError, PrefixBroken
+from condensegrpo.core.messages import MediaPart, Message, TextPart, Unit
+from condensegrpo.core.protocols import Step
+from condensegrpo.core.trajectory import Stop
+from condensegrpo.episodes.episode import run_episode
+from condensegrpo.storage.media import read_media, write_media
+from condensegrpo.storage.trajectories import Provenance, read_trajectories, write_trajectory
+
+RED, BLUE = (MediaPart(sha256=letter * 64, type="image/png") for letter in "ab")
+SHOWN = Message(role="user", content=(TextPart(text="look: "), RED, TextPart(text=" there")))
+KNOWN = Provenance(evaluation=None, step=1, model="m", condenser="full", max_context_tokens=64, temperature=1.0, seed=0)
+
+
+def test_a_message_of_text_parts_is_a_message_of_their_text() -> None:
+    message = Message(role="user", content=(TextPart(text="a"), TextPart(text="b")))
+    assert message == Message(role="user", content="ab")
+    assert (message.content, message.parts, message.media) == ("ab", (TextPart(text="ab"),), ())
+
+
+def test_messages_with_different_pictures_differ_and_name_them() -> None:
+    other = replace(SHOWN, content=(TextPart(text="look: "), BLUE, TextPart(text=" there")))
+    assert other != SHOWN
+    assert SHOWN.text == "look: [image/png aaaaaaaaaaaa] there"
+    assert SHOWN.media == (RED,)
+    assert SHOWN.followed_by("!").parts == (*SHOWN.parts, TextPart(text="!"))
+    unit = Unit(turn=0, reply=Message(role="assistant", content="ok"), results=(SHOWN,))
+    assert unit.with_instruction("Sum up.").results[0].media == (RED,)
+
+
+def test_parts_are_stored_and_read_back_and_a_text_stays_a_text(tmp_path: Path) -> None:
+    one = trajectory(replace(turn([1, 2], [3]), observations=(SHOWN, Message(role="user", content="plain"))))
+    file = tmp_path / "step_000001.jsonl"
+    write_trajectory(file, scored(one, 1.0), KNOWN)
+    (read,) = read_trajectories(file).trajectories
+    assert read.trajectory.turns[0].observations == one.turns[0].observations
+    line = file.read_text()
+    assert '"content":"plain"' in line.replace(" ", "")
+    assert f'"sha256":"{RED.sha256}"' in line.replace(" ", "")
+
+
+def test_the_bytes_of_a_picture_are_stored_once_and_checked(tmp_path: Path) -> None:
+    part = write_media(tmp_path / "media", b"\x89PNG red", "image/png")
+    assert write_media(tmp_path / "media", b"\x89PNG red", "image/png") == part
+    assert [file.name for file in (tmp_path / "media").iterdir()] == [part.sha256]
+    assert read_media(tmp_path / "media", part) == b"\x89PNG red"
+    (tmp_path / "media" / part.sha256).write_bytes(b"other")
+    with pytest.raises(DataError, match="other bytes than when it was stored"):
+        read_media(tmp_path / "media", part)
+    with pytest.raises(DataError, match="No such file"):
+        read_media(tmp_path / "media", BLUE)
+
+
+def test_different_pictures_behind_equal_ids_are_no_continuation_and_no_shared_prefix() -> None:
+    # 9 stands for any picture
+    first = replace(turn([1, 9], [3]), media=(RED.sha256,))
+    same, other = (replace(turn([1, 9, 3, 4], [5]), media=(part.sha256,)) for part in (RED, BLUE))
+    numbers = {"advantage_K": [1.0, 1.0], "weight_K": [1.0, 1.0]}
+    (row,) = segments(trajectory(first, same), **numbers)
+    assert row.media == (RED.sha256,)
+    with pytest.raises(PrefixBroken, match="its prompt shows the media"):
+        segments(trajectory(first, other), **numbers)
+    digests = [next(prompt_digests(trajectory(each))) for each in (first, replace(first, media=(BLUE.sha256,)))]
+    assert digests[0] != digests[1]
+    rows = [replace(marked([1, 9, 3], [False, False, True]), media=(part.sha256,)) for part in (RED, RED, BLUE)]
+    assert sorted(map(len, blocks(rows, max_tokens=100, share=True))) == [1, 2]
+
+
+def test_sampling_with_a_picture_is_a_clear_error_for_now() -> None:
+    class Shows:
+        async def start(self) -> tuple[Message, ...]:
+            return (SHOWN,)
+
+        async def step(self, reply: Message) -> Step:
+            return Step(done=True, answer=reply.text)
+
+    episode = run_episode(
+        problem(),
+        environment=lambda _: Shows(),
+        engine=engine(agent(lambda _: "hi")),
+        group_id="1/0",
+        sample=0,
+        seed=lambda number: number,
+    )
+    ended = asyncio.run(episode)
+    assert ended.stop is Stop.ENVIRONMENT_ERROR
+    assert "it holds [image/png aaaaaaaaaaaa], and no sampler or learner of this version takes pictures" in ended.detail
+
+
+def test_the_example_of_the_guide_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "how-to" / "show-pictures.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    (shown,) = re.findall(r"message\.text  # '(.*?)'", block)
+    assert names["message"].text == shown
+    assert read_media(tmp_path / "runs/mine/media", names["chart"]) == b"\x89PNG the bytes of a file"
