@@ -32,7 +32,7 @@ from condensegrpo.attention.scorer import AttentionScorer
 from condensegrpo.config.load import load_config
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.messages import History, Unit
-from condensegrpo.core.protocols import Reading
+from condensegrpo.core.protocols import AttentionQuery
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.group import problem_groups, rollout
 from condensegrpo.episodes.render import Renderer
@@ -97,16 +97,16 @@ def print_cost(lengths: Sequence[int], repeats: int) -> None:
 
 
 def costs(model: PreTrainedModel, length: int, repeats: int) -> Costs:
-    """Of a prompt of this many tokens, of which the last ``ASKED`` are asked."""
+    """Of a prompt of this many tokens, of which the last ``ASKED`` are query positions."""
     ids = torch.randint(0, model.config.vocab_size, (1, length))
-    reading = Reading(
-        trunk_ids=tuple(ids[0].tolist()),
-        asked=tuple(range(length - ASKED, length)),
+    query = AttentionQuery(
+        prompt_ids=tuple(ids[0].tolist()),
+        positions=tuple(range(length - ASKED, length)),
         question_ids=tuple(range(ASKED)),
-        blank_ids=(1, 2, 3),
+        calibration_ids=(1, 2, 3),
     )
     plain = _cost(lambda: model.base_model(ids, use_cache=False), repeats)
-    watched = _cost(lambda: attend(model, [reading]), repeats)
+    watched = _cost(lambda: attend(model, [query]), repeats)
     model.set_attn_implementation("eager")
     everything = _cost(lambda: model.base_model(ids, use_cache=False, output_attentions=True), repeats)
     model.set_attn_implementation("sdpa")

@@ -27,7 +27,7 @@ from condensegrpo.attention.leave_one_out import LeaveOneOut
 from condensegrpo.attention.scorer import AttentionScorer
 from condensegrpo.condensers.attention import AttentionCondenser
 from condensegrpo.condensers.summary_model import SummaryModel
-from condensegrpo.core.protocols import Problem, Reading, TokenAttention, UnitScorer
+from condensegrpo.core.protocols import AttentionQuery, Problem, TokenAttention, UnitScorer
 from condensegrpo.core.trajectory import Generation, SamplingParams, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import problem_groups, rollout
@@ -66,10 +66,10 @@ class Counted:
     def __init__(self, model: TransformersSampler, calls: Calls) -> None:
         self._model, self._calls = model, calls
 
-    async def attend(self, reading: Reading) -> TokenAttention:
-        """A reading."""
-        self._calls.count(reading.length)
-        return await self._model.attend(reading)
+    async def attend(self, query: AttentionQuery) -> TokenAttention:
+        """Attend to a query."""
+        self._calls.count(query.length)
+        return await self._model.attend(query)
 
     async def measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
         """A measurement."""

@@ -55,7 +55,7 @@ def test_within_the_budget_nothing_is_scored() -> None:
     scorer = ScriptedScorer(gold)
     past = history(unit(0), unit(1), unit(2))
     assert condense(AttentionCondenser(), past, 1000, scorer).units == past.units
-    assert scorer.asked == []
+    assert scorer.sizes == []
 
 
 def test_the_newest_stays_even_if_it_does_not_fit() -> None:
@@ -104,10 +104,10 @@ class ByTurn:
 
     def __init__(self, scores: dict[int, list[float]]) -> None:
         self.scores = scores
-        self.asked: list[int] = []
+        self.sizes: list[int] = []
 
     async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
-        self.asked += [len(past.units) for past in histories]
+        self.sizes += [len(past.units) for past in histories]
         return [self.scores[len(past.units)] for past in histories]
 
 
@@ -138,13 +138,13 @@ def test_a_dropped_unit_returns_only_if_it_is_clearly_better() -> None:
 def test_turns_that_were_within_the_budget_dropped_nothing_and_are_not_read() -> None:
     scorer = ByTurn({4: [1.2, 1.0, 0.0, 0.0]})
     assert turns(condense(AttentionCondenser(lookback=3), same(4), 23 + 30, scorer)) == [0, 1, 3]
-    assert scorer.asked == [4]
+    assert scorer.sizes == [4]
 
 
 def test_what_is_looked_back_on_is_bounded() -> None:
     scorer = ScriptedScorer(gold)
     condense(AttentionCondenser(lookback=2), same(60), 23 + 30, scorer)
-    assert scorer.asked == [58, 59, 60]
+    assert scorer.sizes == [58, 59, 60]
 
 
 def test_nothing_is_held_from_one_episode_to_another() -> None:

@@ -20,7 +20,7 @@ from condensegrpo.condensers.attention import AttentionCondenser
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.messages import History, Message, Unit
-from condensegrpo.core.protocols import Reading, TokenAttention, UnitScorer
+from condensegrpo.core.protocols import AttentionQuery, TokenAttention, UnitScorer
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.information import AnswerProbe
@@ -243,7 +243,7 @@ def test_a_frozen_model_that_cannot_show_the_conversation_is_refused_before_anyt
 class Failing(TransformersSampler):
     """A sampler whose model fails."""
 
-    async def attend(self, reading: Reading) -> TokenAttention:
+    async def attend(self, query: AttentionQuery) -> TokenAttention:
         raise SamplerError("reading a prompt: the model failed")
 
 

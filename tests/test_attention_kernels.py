@@ -32,17 +32,17 @@ from condensegrpo.learner.attention_kernels import (
     Heads,
     Kernels,
     agreed,
+    check_attention,
     check_kernel,
-    check_name,
     describe_choice,
-    difference,
+    kernel_error,
     kernels_on,
     why_not,
 )
 from condensegrpo.learner.branch_attention import Branches, branches, gathered_keys
 from condensegrpo.learner.interval_attention import BLOCK, Intervals, block_mask, compiled_flex, ends, intervals
 from condensegrpo.learner.logprobs import TrainedLogprobs
-from condensegrpo.learner.tree_attention import Along, Paths, attention, paths
+from condensegrpo.learner.tree_attention import AttentionPattern, Paths, paths, pattern_attention
 from condensegrpo.storage.run_folder import RunFolder
 
 EXAMPLE = [[1, 2, 3, 4], [1, 2, 3, 5], [1, 6]]
@@ -87,7 +87,7 @@ def varlen(
     return torch.cat(outputs, dim=1).transpose(0, 1)
 
 
-MAKERS: dict[str, Callable[[Tensor], Along]] = {
+MAKERS: dict[str, Callable[[Tensor], AttentionPattern]] = {
     "flex": lambda depth: intervals(depth, flex),
     "flash": lambda depth: branches(depth, varlen),
 }
@@ -168,7 +168,7 @@ def test_outputs_and_gradients_are_those_of_pieces(kernel: str, heads: tuple[int
     ]
     weight = torch.randn(1, len(depth), queries, size, generator=draw, dtype=torch.float64)
     inputs = [each.requires_grad_() for each in made]
-    found, wanted = (along.attend(*inputs, scaling=0.3) for along in (MAKERS[kernel](depth), paths(depth)))
+    found, wanted = (pattern.attend(*inputs, scaling=0.3) for pattern in (MAKERS[kernel](depth), paths(depth)))
     torch.testing.assert_close(found, wanted)
     gradients = [torch.autograd.grad((each * weight).sum(), inputs) for each in (found, wanted)]
     for one, other in zip(*gradients, strict=True):
@@ -256,16 +256,16 @@ def test_a_micro_batch_that_shares_little_takes_flash_and_one_that_shares_much_t
     both = Kernels("", flex=flex, varlen=varlen)
     much, little = torch.tensor([*range(100), *[100] * 3]), torch.tensor([*range(100), *range(50, 100), *range(30)])
     assert [gathered_keys(each.tolist()) / len(each) for each in (much, little)] == [303 / 103, 230 / 180]
-    assert isinstance(both.along(much), Intervals)
-    assert isinstance(both.along(little), Branches)
-    assert isinstance(Kernels("", varlen=varlen).along(much), Paths)
-    assert isinstance(KERNELS["flash"].along(much), Branches)  # chosen by name
+    assert isinstance(both.pattern(much), Intervals)
+    assert isinstance(both.pattern(little), Branches)
+    assert isinstance(Kernels("", varlen=varlen).pattern(much), Paths)
+    assert isinstance(KERNELS["flash"].pattern(much), Branches)  # chosen by name
 
 
 def test_on_a_cpu_it_is_sdpa_whatever_is_wanted_and_the_log_says_so() -> None:
     module = TrainedLogprobs(qwen3())
     assert module.describe(CPU) == "attention kernel: sdpa"
-    assert isinstance(module.kernels(CPU).along(torch.arange(3)), Paths)
+    assert isinstance(module.kernels(CPU).pattern(torch.arange(3)), Paths)
     module.without_trees = "it looks back by place"
     assert module.describe(CPU) == (
         "attention kernel: sdpa; prefixes that rows share are computed once for every row: it looks back by place"
@@ -273,15 +273,15 @@ def test_on_a_cpu_it_is_sdpa_whatever_is_wanted_and_the_log_says_so() -> None:
 
 
 def test_a_kernel_that_computes_something_else_is_told_by_its_difference() -> None:
-    def sees_all_before(depth: Tensor) -> Along:
+    def sees_all_before(depth: Tensor) -> AttentionPattern:
         return intervals(torch.arange(len(depth)), flex)
 
     heads = Heads(queries=4, keys=2, size=16)
     assert len(PROBE) % BLOCK == 0
     for make in MAKERS.values():
-        assert difference(make, heads, torch.float32, CPU) < 1e-5
-        assert difference(make, heads, torch.bfloat16, CPU) < 4 * torch.finfo(torch.bfloat16).eps
-    assert difference(sees_all_before, heads, torch.float32, CPU) > 0.1
+        assert kernel_error(make, heads, torch.float32, CPU) < 1e-5
+        assert kernel_error(make, heads, torch.bfloat16, CPU) < 4 * torch.finfo(torch.bfloat16).eps
+    assert kernel_error(sees_all_before, heads, torch.float32, CPU) > 0.1
 
 
 def test_a_kernel_that_fails_on_one_rank_is_used_on_none() -> None:
@@ -330,7 +330,7 @@ def test_a_kernel_that_was_chosen_by_name_and_cannot_be_used_is_an_error() -> No
 
 @pytest.mark.parametrize("name", ["auto", "sdpa", "eager"])
 def test_names_that_run_anywhere_are_accepted(name: str) -> None:
-    check_name(name, "float32")
+    check_attention(name, "float32")
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ def test_names_that_run_anywhere_are_accepted(name: str) -> None:
 )
 def test_a_kernel_that_does_not_exist_or_cannot_run_here_is_refused_with_those_that_can(name: str, reason: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        check_name(name, "bfloat16")
+        check_attention(name, "bfloat16")
     assert str(refused.value) == (f"checking model.attention: found {name}; {reason}. Set one of auto, sdpa, eager.")
 
 
@@ -364,6 +364,6 @@ def test_doctor_warns_of_kernels_that_cannot_run_unless_the_run_wants_them(tmp_p
 def test_dropout_is_left_to_sdpa() -> None:
     query = torch.zeros(1, 2, 256, 4)
     with pytest.raises(LearnerError, match="Linear asks for dropout, wanted is plain attention"):
-        attention(
-            torch.nn.Linear(1, 1), query, query, query, None, paths=intervals(torch.arange(256), flex), dropout=0.1
+        pattern_attention(
+            torch.nn.Linear(1, 1), query, query, query, None, pattern=intervals(torch.arange(256), flex), dropout=0.1
         )

@@ -9,11 +9,11 @@ import torch
 from talk import END, FORGETS_THINKING, tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from condensegrpo.attention.pages import MIN_TOKENS, pages, split
+from condensegrpo.attention.pages import MIN_TOKENS, pages, split_history
 from condensegrpo.attention.scorer import AttentionScorer
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.messages import History, Message, Unit, flatten
-from condensegrpo.core.protocols import Reading, TokenAttention
+from condensegrpo.core.protocols import AttentionQuery, TokenAttention
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.samplers.transformers import TransformersSampler
 
@@ -47,16 +47,16 @@ def model(folder: str) -> Iterator[TransformersSampler]:
 
 
 class Recording:
-    """A sampler that records every reading."""
+    """A sampler that records every query."""
 
     def __init__(self, sampler: TransformersSampler) -> None:
         self.sampler = sampler
         self.version = 0
-        self.readings: list[Reading] = []
+        self.queries: list[AttentionQuery] = []
 
-    async def attend(self, reading: Reading) -> TokenAttention:
-        self.readings.append(reading)
-        return await self.sampler.attend(reading)
+    async def attend(self, query: AttentionQuery) -> TokenAttention:
+        self.queries.append(query)
+        return await self.sampler.attend(query)
 
 
 def history(*replies: str, question: str = "which one?") -> History:
@@ -99,24 +99,24 @@ def test_histories_of_fewer_than_two_units_are_not_read(past: History, model: Tr
     recording = Recording(model)
     (scores,) = asyncio.run(AttentionScorer(recording, Renderer(tokenizer())).score([past], 512))
     assert scores == (0.0,) * len(past.units)
-    assert recording.readings == []
+    assert recording.queries == []
 
 
 def test_the_window_is_the_end_of_the_question_and_of_the_last_output(model: TransformersSampler) -> None:
     recording = Recording(model)
     past = history("hello", "one two", question="a b c d e f g")
     asyncio.run(AttentionScorer(recording, Renderer(tokenizer()), window=6).score([past], 512))
-    (reading,) = recording.readings
-    assert text(reading.question_ids) == "f g"
-    assert text(tuple(reading.trunk_ids[place] for place in reading.asked)) == "two"
-    assert text(reading.blank_ids) == "N/A"
+    (query,) = recording.queries
+    assert text(query.question_ids) == "f g"
+    assert text(tuple(query.prompt_ids[place] for place in query.positions)) == "two"
+    assert text(query.calibration_ids) == "N/A"
 
 
-def test_the_trunk_is_the_prompt_of_the_history(model: TransformersSampler) -> None:
+def test_the_prompt_is_the_prompt_of_the_history(model: TransformersSampler) -> None:
     recording, renderer = Recording(model), Renderer(tokenizer())
     past = history("hello", "one two", "x<|im_end|>y")
     asyncio.run(AttentionScorer(recording, renderer).score([past], 512))
-    assert text(recording.readings[0].trunk_ids) == text(renderer.prompt(past.messages))
+    assert text(recording.queries[0].prompt_ids) == text(renderer.prompt(past.messages))
 
 
 def test_scores_are_cached_until_the_weights_change(model: TransformersSampler) -> None:
@@ -125,10 +125,10 @@ def test_scores_are_cached_until_the_weights_change(model: TransformersSampler) 
     past = history("hello", "one", "two")
     first = asyncio.run(scorer.score([past], 512))
     assert asyncio.run(scorer.score([past], 512)) == first
-    assert len(recording.readings) == 1
+    assert len(recording.queries) == 1
     recording.version = 1
     asyncio.run(scorer.score([past], 512))
-    assert len(recording.readings) == 2
+    assert len(recording.queries) == 2
 
 
 def test_trajectories_with_equal_histories_share_a_reading(model: TransformersSampler) -> None:
@@ -138,7 +138,7 @@ def test_trajectories_with_equal_histories_share_a_reading(model: TransformersSa
     pasts = [history("hello", "one", "two"), history("hello", "one", "two"), history("other", "one", "two")]
     first, second, other = asyncio.run(scorer.score(pasts, 512))
     assert first == second != other
-    assert len(recording.readings) == 2
+    assert len(recording.queries) == 2
 
 
 def test_the_tokens_of_all_pages_grow_linearly_with_the_history(model: TransformersSampler) -> None:
@@ -148,8 +148,8 @@ def test_the_tokens_of_all_pages_grow_linearly_with_the_history(model: Transform
         past = history(*["one two hello"] * units)
         (scores,) = asyncio.run(AttentionScorer(recording, Renderer(tokenizer())).score([past], 300))
         assert len(scores) == units
-        assert max(reading.length for reading in recording.readings) <= 303  # the blank stands beside the question
-        read[units] = sum(reading.length for reading in recording.readings)
+        assert max(query.length for query in recording.queries) <= 303  # the calibration stands beside the question
+        read[units] = sum(query.length for query in recording.queries)
     assert read[40] / read[20] == pytest.approx(2, rel=0.15)
     assert read[80] / read[40] == pytest.approx(2, rel=0.15)
 
@@ -164,7 +164,7 @@ def test_a_page_beyond_the_models_positions_is_an_error_with_the_numbers(model: 
 
 
 def cut(past: History, room: int) -> list[Any]:
-    return list(pages(split(past, Renderer(tokenizer()).located(past.messages)), room))
+    return list(pages(split_history(past, Renderer(tokenizer()).located(past.messages)), room))
 
 
 def test_each_older_unit_is_on_one_page_and_the_newest_on_every_page() -> None:
@@ -175,13 +175,13 @@ def test_each_older_unit_is_on_one_page_and_the_newest_on_every_page() -> None:
         assert text(tuple(page.ids[place] for place in page.last_output)) == "newest"
         assert text(page.ids).endswith("<|im_start|>assistant\n")
         assert len(page.ids) <= 180
-    assert text(tuple(found[1].ids[place] for place in found[1].places[0])) == "ddddseen 3"
+    assert text(tuple(found[1].ids[place] for place in found[1].units[0])) == "ddddseen 3"
 
 
 def test_the_parts_of_a_split_history_in_order_are_the_prompt() -> None:
     past = history("a", "bb", "ccc")
     renderer = Renderer(tokenizer())
-    parts = split(past, renderer.located(past.messages))
+    parts = split_history(past, renderer.located(past.messages))
     assert (*parts.pinned, *(token for unit in parts.units for token in unit.ids), *parts.end) == renderer.prompt(
         past.messages
     )
@@ -205,7 +205,7 @@ def test_a_newest_unit_longer_than_a_page_leaves_room_for_older_units() -> None:
 def test_pinned_messages_that_fill_the_page_leave_the_minimum_for_each_unit() -> None:
     found = cut(history("a", "bb", "c", question="q" * 500), 100)
     assert [number for page in found for number in page.numbers] == [0, 1]
-    assert all(len(page.places[0]) > 0 for page in found)
+    assert all(len(page.units[0]) > 0 for page in found)
     assert MIN_TOKENS == 16
 
 

@@ -9,7 +9,7 @@ from condensegrpo.core.protocols import TokenAttention
 
 
 def attention(question: list[float], blank: list[float]) -> TokenAttention:
-    return TokenAttention(question=tuple(question), blank=tuple(blank))
+    return TokenAttention(question=tuple(question), calibration=tuple(blank))
 
 
 def test_a_score_is_what_the_question_looks_at_beyond_the_blank_times_the_tokens_of_the_prompt() -> None:

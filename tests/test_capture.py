@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from condensegrpo.attention.capture import SUPPORTED, attend, default_layers, lay_out
-from condensegrpo.core.protocols import Reading, TokenAttention
+from condensegrpo.attention.capture import SUPPORTED, attend, default_layers, query_rows
+from condensegrpo.core.protocols import AttentionQuery, TokenAttention
 
 WORDS = 40
 SHAPE: dict[str, Any] = {
@@ -22,7 +22,7 @@ SHAPE: dict[str, Any] = {
     "initializer_range": 0.5,
     "pad_token_id": 0,
 }
-WINDOW = {"sliding_window": 5}  # of less than a reading
+WINDOW = {"sliding_window": 5}  # less than the tokens of a query
 SHAPES: dict[str, dict[str, Any]] = {
     "gemma2": {**WINDOW, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0},
     "gemma3_text": {**WINDOW, "query_pre_attn_scalar": 8},
@@ -31,12 +31,18 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "qwen3": {},
 }
-READINGS = (  # of unlike lengths, so that rows are filled up
-    Reading(
-        trunk_ids=tuple(range(3, 15)), asked=(8, 9, 11), question_ids=(20, 21, 22), blank_ids=(30, 31), layers=(1, 2, 3)
+QUERIES = (  # of unlike lengths, so that rows are filled up
+    AttentionQuery(
+        prompt_ids=tuple(range(3, 15)),
+        positions=(8, 9, 11),
+        question_ids=(20, 21, 22),
+        calibration_ids=(30, 31),
+        layers=(1, 2, 3),
     ),
-    Reading(trunk_ids=(7, 8, 9, 7), question_ids=(25,), blank_ids=(30, 31), layers=(1, 2, 3)),
-    Reading(trunk_ids=tuple(range(5, 25)), asked=(19,), question_ids=(20,), blank_ids=(1,), layers=(1, 2, 3)),
+    AttentionQuery(prompt_ids=(7, 8, 9, 7), question_ids=(25,), calibration_ids=(30, 31), layers=(1, 2, 3)),
+    AttentionQuery(
+        prompt_ids=tuple(range(5, 25)), positions=(19,), question_ids=(20,), calibration_ids=(1,), layers=(1, 2, 3)
+    ),
 )
 
 
@@ -55,56 +61,59 @@ def eager(network: PreTrainedModel, ids: tuple[int, ...], layers: tuple[int, ...
     return torch.stack([found[layer][0].mean(dim=0) for layer in layers]).mean(dim=0)
 
 
-def from_output_attentions(network: PreTrainedModel, reading: Reading) -> TokenAttention:
-    trunk = len(reading.trunk_ids)
-    asked = eager(network, (*reading.trunk_ids, *reading.question_ids), reading.layers)
-    blank = eager(network, (*reading.trunk_ids, *reading.blank_ids), reading.layers)
-    halves = [asked[list(reading.asked)].mean(dim=0)] if reading.asked else []
-    rows = torch.stack([*halves, asked[trunk:].mean(dim=0)])
+def from_output_attentions(network: PreTrainedModel, query: AttentionQuery) -> TokenAttention:
+    length = len(query.prompt_ids)
+    question = eager(network, (*query.prompt_ids, *query.question_ids), query.layers)
+    calibration = eager(network, (*query.prompt_ids, *query.calibration_ids), query.layers)
+    halves = [question[list(query.positions)].mean(dim=0)] if query.positions else []
+    rows = torch.stack([*halves, question[length:].mean(dim=0)])
     return TokenAttention(
-        question=tuple(rows.mean(dim=0)[:trunk].tolist()), blank=tuple(blank[trunk:].mean(dim=0)[:trunk].tolist())
+        question=tuple(rows.mean(dim=0)[:length].tolist()),
+        calibration=tuple(calibration[length:].mean(dim=0)[:length].tolist()),
     )
 
 
 @pytest.mark.parametrize("kind", SUPPORTED)
 def test_captured_attention_is_that_of_output_attentions(kind: str) -> None:
     network = model(kind)
-    for reading, found in zip(READINGS, attend(network, READINGS), strict=True):
-        wanted = from_output_attentions(network, reading)
+    for query, found in zip(QUERIES, attend(network, QUERIES), strict=True):
+        wanted = from_output_attentions(network, query)
         assert found.question == pytest.approx(wanted.question, abs=1e-5)
-        assert found.blank == pytest.approx(wanted.blank, abs=1e-5)
+        assert found.calibration == pytest.approx(wanted.calibration, abs=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma3_text"])
-def test_a_reading_is_the_same_alone_and_in_a_batch(kind: str) -> None:
+def test_a_query_is_the_same_alone_and_in_a_batch(kind: str) -> None:
     network = model(kind)
-    together = attend(network, READINGS)
-    for reading, found in zip(READINGS, together, strict=True):
-        (alone,) = attend(network, [reading])
+    together = attend(network, QUERIES)
+    for query, found in zip(QUERIES, together, strict=True):
+        (alone,) = attend(network, [query])
         assert found.question == pytest.approx(alone.question, abs=1e-6)
-        assert found.blank == pytest.approx(alone.blank, abs=1e-6)
+        assert found.calibration == pytest.approx(alone.calibration, abs=1e-6)
 
 
-def test_a_long_trunk_with_a_window_is_computed_in_chunks_that_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_prompt_with_a_window_is_computed_in_chunks_that_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     network = model("gemma2")
-    whole = attend(network, READINGS)
+    whole = attend(network, QUERIES)
     monkeypatch.setattr("condensegrpo.attention.capture.CHUNK", 4)
-    for found, wanted in zip(attend(network, READINGS), whole, strict=True):
+    for found, wanted in zip(attend(network, QUERIES), whole, strict=True):
         assert found.question == pytest.approx(wanted.question, abs=1e-6)
 
 
 def test_the_models_own_attention_function_is_restored_after_a_capture() -> None:
     network = model("qwen3")
-    ids = torch.tensor([READINGS[0].trunk_ids])
+    ids = torch.tensor([QUERIES[0].prompt_ids])
     before = network(ids).logits
-    attend(network, READINGS[:1])
+    attend(network, QUERIES[:1])
     assert network.config._attn_implementation == "sdpa"
     assert torch.equal(network(ids).logits, before)
 
 
 def test_no_tensor_of_length_by_length_is_made() -> None:
     network, length = model("qwen3"), 4096
-    reading = Reading(trunk_ids=tuple(index % WORDS for index in range(length)), question_ids=(1, 2), blank_ids=(3,))
+    query = AttentionQuery(
+        prompt_ids=tuple(index % WORDS for index in range(length)), question_ids=(1, 2), calibration_ids=(3,)
+    )
     largest = 0
 
     class Sizes(torch.overrides.TorchFunctionMode):
@@ -116,7 +125,7 @@ def test_no_tensor_of_length_by_length_is_made() -> None:
             return found
 
     with Sizes():
-        attend(network, [reading])
+        attend(network, [query])
     assert largest < length * 100, "64 numbers per token in a feed-forward layer; L × L would be 4096"
 
 
@@ -124,19 +133,19 @@ def test_an_unverified_model_type_is_refused_by_name() -> None:
     config = AutoConfig.for_model("gpt2", n_layer=1, n_head=2, n_embd=8, vocab_size=WORDS)
     network = AutoModelForCausalLM.from_config(config).eval()
     with pytest.raises(ValueError, match=r"of type 'gpt2': verified are gemma2, .*qwen3\. Name a frozen model"):
-        attend(network, READINGS)
+        attend(network, QUERIES)
 
 
 def test_question_and_last_output_have_equal_weight_whatever_their_lengths() -> None:
-    one = Reading(trunk_ids=(5, 6, 7, 8), asked=(0, 1, 2), question_ids=(9,), blank_ids=(3, 3))
-    question, blank = lay_out([one]).weight[0].T
+    one = AttentionQuery(prompt_ids=(5, 6, 7, 8), positions=(0, 1, 2), question_ids=(9,), calibration_ids=(3, 3))
+    question, calibration = query_rows([one]).weight[0].T
     assert question.tolist() == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2, 0, 0])
-    assert blank.tolist() == [0, 0, 0, 0, 0.5, 0.5]
+    assert calibration.tolist() == [0, 0, 0, 0, 0.5, 0.5]
 
 
 def test_a_missing_layer_is_refused() -> None:
     with pytest.raises(ValueError, match=r"capturing attention of the layers \[7\]: the model has 4"):
-        attend(model("llama"), [Reading(trunk_ids=(1,), question_ids=(2,), blank_ids=(3,), layers=(7,))])
+        attend(model("llama"), [AttentionQuery(prompt_ids=(1,), question_ids=(2,), calibration_ids=(3,), layers=(7,))])
 
 
 @pytest.mark.parametrize(("count", "layers"), [(1, (0,)), (2, (1,)), (4, (2, 3)), (28, (14, 18, 23))])
@@ -144,30 +153,30 @@ def test_captured_layers_lie_between_the_middle_and_the_end(count: int, layers: 
     assert default_layers(count) == layers
 
 
-def test_a_reading_is_a_trunk_with_two_branches() -> None:
-    layout = lay_out(
+def test_a_query_is_a_prompt_with_two_branches() -> None:
+    rows = query_rows(
         [
-            Reading(trunk_ids=(5, 6, 7), asked=(2,), question_ids=(8,), blank_ids=(9,)),
-            Reading(trunk_ids=(5,), question_ids=(8,), blank_ids=(9,)),
+            AttentionQuery(prompt_ids=(5, 6, 7), positions=(2,), question_ids=(8,), calibration_ids=(9,)),
+            AttentionQuery(prompt_ids=(5,), question_ids=(8,), calibration_ids=(9,)),
         ]
     )
-    assert layout.ids.tolist() == [[5, 6, 7, 8, 9], [5, 8, 9, 0, 0]]
-    assert layout.position.tolist() == [[0, 1, 2, 3, 3], [0, 1, 1, 0, 0]]
-    assert layout.branch.tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 3, 3]]
-    assert layout.place.tolist() == [[2, 3, 4], [1, 2, 2]]
-    assert layout.weight[0].tolist() == [[0.5, 0], [0.5, 0], [0, 1]]
-    assert layout.weight[1].tolist() == [[1, 0], [0, 1], [0, 0]]
+    assert rows.ids.tolist() == [[5, 6, 7, 8, 9], [5, 8, 9, 0, 0]]
+    assert rows.position.tolist() == [[0, 1, 2, 3, 3], [0, 1, 1, 0, 0]]
+    assert rows.branch.tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 3, 3]]
+    assert rows.query_index.tolist() == [[2, 3, 4], [1, 2, 2]]
+    assert rows.weight[0].tolist() == [[0.5, 0], [0.5, 0], [0, 1]]
+    assert rows.weight[1].tolist() == [[1, 0], [0, 1], [0, 0]]
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        {"trunk_ids": (), "question_ids": (1,), "blank_ids": (1,)},
-        {"trunk_ids": (1,), "question_ids": (), "blank_ids": (1,)},
-        {"trunk_ids": (1,), "question_ids": (1,), "blank_ids": ()},
-        {"trunk_ids": (1,), "question_ids": (1,), "blank_ids": (1,), "asked": (1,)},
+        {"prompt_ids": (), "question_ids": (1,), "calibration_ids": (1,)},
+        {"prompt_ids": (1,), "question_ids": (), "calibration_ids": (1,)},
+        {"prompt_ids": (1,), "question_ids": (1,), "calibration_ids": ()},
+        {"prompt_ids": (1,), "question_ids": (1,), "calibration_ids": (1,), "positions": (1,)},
     ],
 )
-def test_a_reading_without_one_of_its_parts_is_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"a reading needs|asked places"):
-        Reading(**fields)
+def test_a_query_without_one_of_its_parts_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"an attention query needs|attention of the positions"):
+        AttentionQuery(**fields)

@@ -198,12 +198,12 @@ def test_attention_along_paths_keeps_pieces_and_their_masks(
     kind: str, kv_heads: int, lengths: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     sizes = decoder(layers=2, kv_heads=kv_heads, normed=kind == "qwen3")
-    along, depth = laid_out(lengths)
+    pattern, depth = laid_out(lengths)
     policy = model(kind, dtype, layers=2, head_dim=8, num_key_value_heads=kv_heads)
     batch = MicroBatch(tokens=sum(lengths), length=max(lengths), trained=0)
     element = dtype.itemsize
-    predicted = activation_bytes(sizes, batch, element) + paths_bytes(sizes, batch, bucket_sizes(along), element)
-    assert kept_along(policy, along, depth) == predicted
+    predicted = activation_bytes(sizes, batch, element) + paths_bytes(sizes, batch, bucket_sizes(pattern), element)
+    assert kept_along(policy, pattern, depth) == predicted
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -212,11 +212,11 @@ def test_adapters_keep_their_ranks_and_spare_what_frozen_norms_need(kind: str, d
     policy = model(kind, dtype, layers=3, head_dim=8)
     lora = LoraSettings(rank=4, alpha=8.0, dropout=0.0, targets="all-linear")
     add_adapters(policy, lora, base="base", seed=0)
-    along, depth = laid_out((200, 50))
+    pattern, depth = laid_out((200, 50))
     sizes, batch = decoder(layers=3, normed=kind == "qwen3"), MicroBatch(tokens=250, length=200, trained=0)
     element = dtype.itemsize
     predicted = adapted_activation_bytes(sizes, batch, element, width=4 * 7 * 3)
-    assert kept_along(policy, along, depth) == predicted + paths_bytes(sizes, batch, bucket_sizes(along), element)
+    assert kept_along(policy, pattern, depth) == predicted + paths_bytes(sizes, batch, bucket_sizes(pattern), element)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -249,18 +249,18 @@ def laid_out(lengths: tuple[int, ...]) -> tuple[Paths, Tensor]:
     return paths(depth), depth
 
 
-def bucket_sizes(along: Paths) -> Gathered:
+def bucket_sizes(pattern: Paths) -> Gathered:
     return Gathered(
-        queries=along.queries.numel(),
-        keys=along.keys.numel(),
-        pairs=sum(one.visible.numel() for one in along.buckets),
+        queries=pattern.queries.numel(),
+        keys=pattern.keys.numel(),
+        pairs=sum(one.visible.numel() for one in pattern.buckets),
     )
 
 
-def kept_along(policy: PreTrainedModel, along: Paths, depth: Tensor) -> int:
+def kept_along(policy: PreTrainedModel, pattern: Paths, depth: Tensor) -> int:
     """Bytes that the decoder's forward pass keeps along paths, which themselves stay as long."""
     assert use_tree_attention(policy)
-    own = [*(bucket.visible for bucket in along.buckets), along.queries, along.keys, along.outputs]
+    own = [*(bucket.visible for bucket in pattern.buckets), pattern.queries, pattern.keys, pattern.outputs]
     places = {tensor.untyped_storage().data_ptr() for tensor in own}
     with kept_tensors(policy) as kept:
         policy.get_decoder()(
@@ -268,7 +268,7 @@ def kept_along(policy: PreTrainedModel, along: Paths, depth: Tensor) -> int:
             position_ids=depth[None],
             attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool),
             use_cache=False,
-            paths=along,
+            pattern=pattern,
         )
     forward = sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in places)
     return forward + sum(tensor.numel() * tensor.element_size() for tensor in own)

@@ -23,7 +23,7 @@ from condensegrpo.config.load import load_config, vary
 from condensegrpo.config.resumed import Change
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.observer import Silent
-from condensegrpo.core.protocols import Problem, Reading, Sampler, TokenAttention
+from condensegrpo.core.protocols import AttentionQuery, Problem, Sampler, TokenAttention
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, ScoredTrajectory, Stop
 from condensegrpo.episodes.group import ProblemGroup, problem_groups
 from condensegrpo.episodes.settings import Workers
@@ -60,9 +60,9 @@ class ByStream:
     async def measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
         return [-1 / (1 + len(prompt_ids) + token) for token in output_ids]
 
-    async def attend(self, reading: Reading) -> TokenAttention:
-        shares = tuple(token % 7 / 1000 for token in reading.trunk_ids)
-        return TokenAttention(question=shares, blank=tuple(share / 2 for share in shares))
+    async def attend(self, query: AttentionQuery) -> TokenAttention:
+        shares = tuple(token % 7 / 1000 for token in query.prompt_ids)
+        return TokenAttention(question=shares, calibration=tuple(share / 2 for share in shares))
 
     def update_weights(self, named_tensors: object, version: int) -> None: ...
 

@@ -16,7 +16,7 @@ def test_trained_tokens_are_predicted_where_their_context_lies() -> None:
     """Five tokens and one of padding on three ranks; the last predicts nothing."""
     token_ids, source = torch.tensor([[7, 8, 9, 10, 11]]), torch.tensor([0, 1, 3, 1, 2])
     groups = [RankGroup(3, place, None) for place in range(3)]
-    assert [group.own(group.padded(token_ids)).tolist() for group in groups] == [[[7, 8]], [[9, 10]], [[11, 0]]]
+    assert [group.part(group.padded(token_ids)).tolist() for group in groups] == [[[7, 8]], [[9, 10]], [[11, 0]]]
     assert [group.trained(token_ids, source).tolist() for group in groups] == [[0, 1, 3], [2, 4], []]
 
 

@@ -14,7 +14,7 @@ from condensegrpo.algorithms.packing import lay_out
 from condensegrpo.algorithms.prefix_tree import tree
 from condensegrpo.core.errors import LearnerError
 from condensegrpo.learner.logprobs import TrainedLogprobs
-from condensegrpo.learner.tree_attention import PIECE, BranchPiece, Paths, attention, paths, pieces
+from condensegrpo.learner.tree_attention import PIECE, BranchPiece, Paths, paths, pattern_attention, pieces
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=9)  # much is shared
 
@@ -97,8 +97,8 @@ def test_outputs_and_gradients_are_those_of_every_row_alone(
     query, key, value = (torch.randn(1, h, size, 8, dtype=torch.float64) for h in (heads[0], heads[1], heads[1]))
     weight = torch.randn(1, size, heads[0], 8, dtype=torch.float64)
     inputs = [each.requires_grad_() for each in (query, key, value)]
-    found, _ = attention(
-        nn.Module(), query, key, value, None, paths=paths(torch.tensor(laid_out.positions)), scaling=0.3
+    found, _ = pattern_attention(
+        nn.Module(), query, key, value, None, pattern=paths(torch.tensor(laid_out.positions)), scaling=0.3
     )
     wanted = dense(query, key, value, list(laid_out.places), 0.3)
     torch.testing.assert_close(found, wanted)
@@ -115,7 +115,9 @@ def test_masks_are_of_pieces_and_not_of_all_pairs() -> None:
 def test_a_softcap_on_attention_is_not_left_out() -> None:
     query = torch.zeros(1, 2, 3, 4)
     with pytest.raises(LearnerError, match=r"Module asks for softcap, wanted is plain attention"):
-        attention(nn.Module(), query, query, query, None, paths=paths(torch.arange(3)), scaling=0.3, softcap=50.0)
+        pattern_attention(
+            nn.Module(), query, query, query, None, pattern=paths(torch.arange(3)), scaling=0.3, softcap=50.0
+        )
 
 
 def test_linear_layers_compute_the_packed_tokens_and_no_padding() -> None:

@@ -194,7 +194,7 @@ def shared_rows(folder: Path) -> None:
     module, batch = TrainedLogprobs(llama()), lay_out([(segment(range(3, 30), [9]),) for _ in range(20)])
     _, alone = hidden_and_bytes(module, batch, batch.source)
     module.share_rows(2)
-    _, together = hidden_and_bytes(module, batch, module.own(batch).source)
+    _, together = hidden_and_bytes(module, batch, module.predicted_here(batch).source)
     torch.save((alone, together), folder / f"bytes_rank{ranks.rank()}.pt")
 
 

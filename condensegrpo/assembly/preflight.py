@@ -148,9 +148,9 @@ def _check_variants(components: Components) -> None:
 def _check_attention(config: RunConfig) -> None:
     """Check that the kernel of the learner's attention can run on this machine."""
     if config.model.attention != "auto":
-        from condensegrpo.learner.attention_kernels import check_name  # imports transformers' attention
+        from condensegrpo.learner.attention_kernels import check_attention  # imports transformers' attention
 
-        check_name(config.model.attention, config.model.dtype)
+        check_attention(config.model.attention, config.model.dtype)
 
 
 def _check_policy(components: Components) -> Iterator[str]:

@@ -1,23 +1,24 @@
 """Attention of a few queries, taken from a model's own queries and keys after RoPE; no L × L tensor is made.
 
-A **reading** is a trunk followed by two short branches, computed in one pass:
+An **attention query** is a prompt followed by two short branches, computed in one pass:
 
-    trunk   t0 t1 t2 … t(P−1)          the prompt; some of its tokens (the last output) may be queries too
-    branch  q0 q1 …                    the question repeated: attends to the trunk and itself
-    branch  b0 b1 …                    text without content: attends to the trunk and itself, not to the question
+    prompt        t0 t1 t2 … t(P−1)    some of its tokens (the last output) may be queries too
+    question      q0 q1 …              repeated: attends to the prompt and itself
+    calibration   b0 b1 …              text without content: attends to the prompt and itself, not to the question
 
-Both branches have the positions P, P+1, …. The result is the attention that each trunk token receives from them:
+Both branches have the positions P, P+1, …. The result is the attention that each prompt token receives from them:
 
-    a_j = mean over layers and heads of  ½ · mean over i in the question of α_ij + ½ · mean over i in the trunk of α_ij
+    a_j = mean over layers and heads of  ½ · mean over i in the question of α_ij + ½ · mean over i in the prompt of α_ij
     α_ij = softmax_j(q_i · k_j / √d)
 
-Question and last output have equal weight whatever their lengths; without queries in the trunk the question has all.
+Question and last output have equal weight whatever their lengths; without queries in the prompt the question has all.
 
 Queries and keys come from transformers' attention-function registry, which every supported model calls with its
 scaling, soft cap and window. For w queries the cost on top of the model's own pass is O(w·L) a layer, in time
-and in memory. Layers with a window or a soft cap compute their trunk in chunks of ``CHUNK`` queries.
+and in memory. Layers with a window or a soft cap compute their prompt in chunks of ``CHUNK`` queries.
 
-Legend: B readings, L places of the longest, W most queries of one reading, h query heads, g key heads, d their size.
+Legend: B attention queries, L tokens of the longest, W most query tokens of one, h query heads, g key heads, d their
+size.
 """
 
 from collections.abc import Collection, Sequence
@@ -31,7 +32,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from condensegrpo.core.protocols import Reading, TokenAttention
+from condensegrpo.core.protocols import AttentionQuery, TokenAttention
 
 NAME = "sdpa_captured"  # of this attention function in transformers' registry
 SUPPORTED = (  # model types whose captured attention is compared with output_attentions in tests/test_capture.py
@@ -42,25 +43,25 @@ SUPPORTED = (  # model types whose captured attention is compared with output_at
     "qwen2",
     "qwen3",
 )
-CHUNK = 256  # queries of the trunk computed at once where a window or a soft cap rules out sdpa
-TRUNK, QUERY, BLANK, PADDING = range(4)  # the branch of a place
+CHUNK = 256  # queries of the prompt computed at once where a window or a soft cap rules out sdpa
+PROMPT, QUESTION, CALIBRATION, PADDING = range(4)  # the branch of a token
 
 
-class Layout(NamedTuple):
-    """The tokens of a batch of readings, as rows."""
+class QueryRows(NamedTuple):
+    """The tokens of a batch of attention queries, as rows."""
 
     ids: Tensor  # (B, L) int64
-    position: Tensor  # (B, L) int64, in the reading
+    position: Tensor  # (B, L) int64, in the row's prompt or branch
     branch: Tensor  # (B, L) int64
-    place: Tensor  # (B, W) int64, of the queries computed here: those of the trunk and of both branches
-    weight: Tensor  # (B, W, 2) weight of a query in the attention of the question and in that of the blank; sums to 1
+    query_index: Tensor  # (B, W) int64, of the query tokens: those of the prompt and of both branches
+    weight: Tensor  # (B, W, 2) of a query token in the attention of the question and of the calibration; sums to 1
 
 
 @dataclass(slots=True)
 class Capture:
     """Input of the attention function of every layer, and the attention that the captured layers add to it."""
 
-    layout: Layout
+    rows: QueryRows
     layers: frozenset[int]
     attention: list[Tensor] = field(default_factory=list)  # (B, 2, L) per captured layer
 
@@ -94,27 +95,27 @@ def check_layers(layers: Collection[int], count: int) -> None:
 
 
 @torch.no_grad()
-def attend(model: PreTrainedModel, readings: Sequence[Reading]) -> tuple[TokenAttention, ...]:
-    """The attention of each reading.
+def attend(model: PreTrainedModel, queries: Sequence[AttentionQuery]) -> tuple[TokenAttention, ...]:
+    """The attention of each attention query.
 
     Args:
         model: in evaluation mode; its attention function is replaced during the call.
-        readings: all with the same layers.
+        queries: all with the same layers.
 
     Raises:
         ValueError: the model's type is not supported, or it has no such layer.
     """
     config = model.config.get_text_config()
     check_supported(config.model_type)
-    layers = frozenset(readings[0].layers or default_layers(config.num_hidden_layers))
+    layers = frozenset(queries[0].layers or default_layers(config.num_hidden_layers))
     check_layers(layers, config.num_hidden_layers)
-    capture = Capture(layout=lay_out(readings, device=model.device), layers=layers)
+    capture = Capture(rows=query_rows(queries, device=model.device), layers=layers)
     implementation = model.config._attn_implementation
     model.set_attn_implementation(NAME)
     try:
         model.base_model(
-            input_ids=capture.layout.ids,
-            position_ids=capture.layout.position,
+            input_ids=capture.rows.ids,
+            position_ids=capture.rows.position,
             # a mask of four dimensions keeps transformers from making one of L × L
             attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=model.device),
             use_cache=False,
@@ -125,33 +126,38 @@ def attend(model: PreTrainedModel, readings: Sequence[Reading]) -> tuple[TokenAt
     mean_B2L = torch.stack(capture.attention).mean(dim=0).cpu()
     return tuple(
         TokenAttention(
-            question=tuple(row[0, : len(reading.trunk_ids)].tolist()),
-            blank=tuple(row[1, : len(reading.trunk_ids)].tolist()),
+            question=tuple(row[0, : len(query.prompt_ids)].tolist()),
+            calibration=tuple(row[1, : len(query.prompt_ids)].tolist()),
         )
-        for row, reading in zip(mean_B2L, readings, strict=True)
+        for row, query in zip(mean_B2L, queries, strict=True)
     )
 
 
-def lay_out(readings: Sequence[Reading], *, device: torch.device | str = "cpu") -> Layout:
-    """The readings as rows, padded on the right, where no query of a reading attends.
+def query_rows(queries: Sequence[AttentionQuery], *, device: torch.device | str = "cpu") -> QueryRows:
+    """The attention queries as rows, padded on the right, where no query token attends.
 
-    Trunk 5 6 7, question 8, blank 9, a query at place 2:
+    Prompt 5 6 7, question 8, calibration 9, a query token at position 2:
 
-        ids 5 6 7 8 9   position 0 1 2 3 3   branch 0 0 0 1 2   place 2 3 4   weight ½ ½ 0  and  0 0 1
+        ids 5 6 7 8 9   position 0 1 2 3 3   branch 0 0 0 1 2   query_index 2 3 4   weight ½ ½ 0  and  0 0 1
     """
-    rows = [(*reading.trunk_ids, *reading.question_ids, *reading.blank_ids) for reading in readings]
-    places = [
-        [*reading.asked, *range(len(reading.trunk_ids), len(row))] for reading, row in zip(readings, rows, strict=True)
+    rows = [(*query.prompt_ids, *query.question_ids, *query.calibration_ids) for query in queries]
+    indices = [
+        [*query.positions, *range(len(query.prompt_ids), len(row))] for query, row in zip(queries, rows, strict=True)
     ]
-    sizes = [(len(each.trunk_ids), len(each.question_ids), len(each.blank_ids)) for each in readings]
-    positions = [[*range(trunk + question), *range(trunk, trunk + blank)] for trunk, question, blank in sizes]
-    branches = [[TRUNK] * trunk + [QUERY] * question + [BLANK] * blank for trunk, question, blank in sizes]
-    weights = [_padded(column, 0.0) for column in zip(*map(_weights, readings), strict=True)]
-    return Layout(
+    sizes = [(len(query.prompt_ids), len(query.question_ids), len(query.calibration_ids)) for query in queries]
+    positions = [
+        [*range(prompt + question), *range(prompt, prompt + calibration)] for prompt, question, calibration in sizes
+    ]
+    branches = [
+        [PROMPT] * prompt + [QUESTION] * question + [CALIBRATION] * calibration
+        for prompt, question, calibration in sizes
+    ]
+    weights = [_padded(column, 0.0) for column in zip(*map(_weights, queries), strict=True)]
+    return QueryRows(
         ids=_padded(rows, 0).to(device),
         position=_padded(positions, 0).to(device),
         branch=_padded(branches, PADDING).to(device),
-        place=_padded(places, None).to(device),
+        query_index=_padded(indices, None).to(device),
         weight=torch.stack(weights, dim=-1).to(device),
     )
 
@@ -163,17 +169,17 @@ def _padded(rows: Sequence[Sequence[float]], padding: float | None) -> Tensor:
     return torch.tensor([[*row, *[end] * (longest - len(row))] for row, end in zip(rows, ends, strict=True)])
 
 
-def _weights(reading: Reading) -> tuple[list[float], list[float]]:
-    """The weight of each query in the attention of the question, and in that of the blank."""
-    asked, question, blank = len(reading.asked), len(reading.question_ids), len(reading.blank_ids)
-    share = 0.5 if asked else 1.0
+def _weights(query: AttentionQuery) -> tuple[list[float], list[float]]:
+    """The weight of each query token in the attention of the question, and in that of the calibration."""
+    positions, question, calibration = len(query.positions), len(query.question_ids), len(query.calibration_ids)
+    half = 0.5 if positions else 1.0
     return (
-        [0.5 / asked for _ in reading.asked] + [share / question] * question + [0.0] * blank,
-        [0.0] * (asked + question) + [1 / blank] * blank,
+        [0.5 / positions for _ in query.positions] + [half / question] * question + [0.0] * calibration,
+        [0.0] * (positions + question) + [1 / calibration] * calibration,
     )
 
 
-def attention(
+def capturing_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -194,28 +200,27 @@ def attention(
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     scaling, softcap, window = (others.get(name) for name in ("scaling", "softcap", "sliding_window"))
-    output = _trunk(query, key, value, capture.layout, scaling=scaling, softcap=softcap, window=window)
-    place_BWd = capture.layout.place[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[-1])
+    output = _causal(query, key, value, scaling=scaling, softcap=softcap, window=window)
+    index_BWd = capture.rows.query_index[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[-1])
     weights = _softmax(
-        query.gather(2, place_BWd), key, _visible(capture.layout, window), scaling=scaling, softcap=softcap
+        query.gather(2, index_BWd), key, _visible(capture.rows, window), scaling=scaling, softcap=softcap
     )  # (B, h, W, L)
-    output.scatter_(2, place_BWd, weights.to(value.dtype) @ value)
+    output.scatter_(2, index_BWd, weights.to(value.dtype) @ value)
     if module.layer_idx in capture.layers:
-        capture.attention.append(torch.einsum("bwl,bwk->bkl", weights.mean(dim=1), capture.layout.weight))
+        capture.attention.append(torch.einsum("bwl,bwk->bkl", weights.mean(dim=1), capture.rows.weight))
     return output.transpose(1, 2).contiguous(), None
 
 
-def _trunk(
+def _causal(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    layout: Layout,
     *,
     scaling: float | None,
     softcap: float | None,
     window: int | None,
 ) -> Tensor:
-    """The outputs (B, h, L, d) of causal attention over places: correct for the trunk; the branches are set later."""
+    """The outputs (B, h, L, d) of causal attention over rows: correct for the prompt; the branches are set later."""
     length = query.shape[2]
     if softcap is None and (window is None or length <= window):
         return functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
@@ -239,17 +244,17 @@ def _softmax(query: Tensor, key: Tensor, visible: Tensor, *, scaling: float | No
     return logits.masked_fill(~visible[:, None], -torch.inf).softmax(dim=-1)
 
 
-def _visible(layout: Layout, window: int | None) -> Tensor:
-    """Whether each query attends to each place: (B, W, L)."""
-    place, branch, position = layout.place, layout.branch, layout.position
+def _visible(rows: QueryRows, window: int | None) -> Tensor:
+    """Whether each query token attends to each token of its row: (B, W, L)."""
+    index, branch, position = rows.query_index, rows.branch, rows.position
     length = branch.shape[1]
-    earlier = torch.arange(length, device=branch.device) <= place[:, :, None]
-    own = branch.gather(1, place)[:, :, None] == branch[:, None]
-    visible = earlier & (own | (branch[:, None] == TRUNK))
+    earlier = torch.arange(length, device=branch.device) <= index[:, :, None]
+    same_branch = branch.gather(1, index)[:, :, None] == branch[:, None]
+    visible = earlier & (same_branch | (branch[:, None] == PROMPT))
     if window is not None:
-        visible &= position.gather(1, place)[:, :, None] - position[:, None] < window
+        visible &= position.gather(1, index)[:, :, None] - position[:, None] < window
     return visible
 
 
-AttentionInterface.register(NAME, attention)
+AttentionInterface.register(NAME, capturing_attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -20,8 +20,8 @@ class UnitTokens(NamedTuple):
     """The tokens of a unit, with the chat template's tokens before each of its messages."""
 
     ids: tuple[int, ...]
-    content: tuple[int, ...]  # places in ids of the content of its messages
-    reply: tuple[int, ...]  # places of its reply's content
+    content: tuple[int, ...]  # indices in ids of the content of its messages
+    reply: tuple[int, ...]  # indices of its reply's content
 
     def truncated(self, room: int) -> "UnitTokens":
         """Its first ``room`` tokens."""
@@ -29,18 +29,18 @@ class UnitTokens(NamedTuple):
             return self
         return UnitTokens(
             self.ids[:room],
-            tuple(place for place in self.content if place < room),
-            tuple(place for place in self.reply if place < room),
+            tuple(index for index in self.content if index < room),
+            tuple(index for index in self.reply if index < room),
         )
 
 
 class Page(NamedTuple):
-    """A prompt for one pass, with the places of its units."""
+    """A prompt for one pass, with the tokens of its units."""
 
     ids: tuple[int, ...]
     numbers: tuple[int, ...]  # of units in the history; the newest is on every page and is not listed
-    places: tuple[tuple[int, ...], ...]  # in ids, one tuple per number
-    last_output: tuple[int, ...]  # places of the newest unit's reply
+    units: tuple[tuple[int, ...], ...]  # indices in ids of the units' contents, one tuple per number
+    last_output: tuple[int, ...]  # indices in ids of the newest unit's reply
 
 
 class HistoryTokens(NamedTuple):
@@ -51,22 +51,22 @@ class HistoryTokens(NamedTuple):
     end: tuple[int, ...]  # tokens of the template after the last message
 
 
-def split(history: History, located: Located) -> HistoryTokens:
+def split_history(history: History, located: Located) -> HistoryTokens:
     """The prompt of a history, split where a message ends: the template's introduction of a message belongs to it."""
     after = last = max((place.stop for place in located.places[: len(history.pinned)]), default=0)
     message = len(history.pinned)
     units = []
     for unit in history.units:
-        own = located.places[message : message + len(unit.messages)]
-        end = max(last, *(place.stop for place in own))
+        contents = located.places[message : message + len(unit.messages)]
+        end = max(last, *(place.stop for place in contents))
         units.append(
             UnitTokens(
                 located.ids[last:end],
-                tuple(place - last for content in own for place in content),
-                tuple(place - last for place in own[0]),
+                tuple(index - last for content in contents for index in content),
+                tuple(index - last for index in contents[0]),
             )
         )
-        last, message = end, message + len(own)
+        last, message = end, message + len(contents)
     return HistoryTokens(located.ids[:after], tuple(units), located.ids[last:])
 
 
@@ -91,9 +91,9 @@ def pages(tokens: HistoryTokens, room: int) -> Iterator[Page]:
 
 
 def _page(tokens: HistoryTokens, older: Sequence[UnitTokens], numbers: range, newest: UnitTokens) -> Page:
-    ids, places = list(tokens.pinned), []
+    ids, units = list(tokens.pinned), []
     for number in numbers:
-        places.append(tuple(len(ids) + place for place in older[number].content))
+        units.append(tuple(len(ids) + index for index in older[number].content))
         ids += older[number].ids
-    last_output = tuple(len(ids) + place for place in newest.reply)
-    return Page((*ids, *newest.ids, *tokens.end), tuple(numbers), tuple(places), last_output)
+    last_output = tuple(len(ids) + index for index in newest.reply)
+    return Page((*ids, *newest.ids, *tokens.end), tuple(numbers), tuple(units), last_output)

@@ -7,14 +7,14 @@ from functools import partial
 from typing import Protocol
 
 from condensegrpo.attention.cache import ScoreKey, score_cache
-from condensegrpo.attention.pages import Page, pages, split
+from condensegrpo.attention.pages import Page, pages, split_history
 from condensegrpo.attention.scores import unit_scores
 from condensegrpo.core.messages import History
-from condensegrpo.core.protocols import Attends, Reading
+from condensegrpo.core.protocols import Attends, AttentionQuery
 from condensegrpo.core.shared_results import SharedResults
 from condensegrpo.episodes.render import Renderer
 
-BLANK = "N/A"  # question without content, for calibration
+CALIBRATION = "N/A"  # question without content, for calibration
 WINDOW = 64  # most query tokens: half of them from the question
 
 
@@ -30,18 +30,18 @@ class VersionedAttention(Attends, Protocol):
 class AttentionScorer:
     """Scores by the attention of the policy or of a frozen model. Scores are cached by history and weights.
 
-    Trajectories whose histories are equal share one reading.
+    Trajectories whose histories are equal share one pass.
     """
 
     model: VersionedAttention  # the sampler that holds the weights
     renderer: Renderer  # with that model's tokenizer and chat template
     layers: Sequence[int] = ()  # whose attention is captured, from 0 on; none: up to three from the middle to the end
     window: int = WINDOW  # most query tokens, at least 2
-    _blank: tuple[int, ...] = field(init=False)
+    _calibration: tuple[int, ...] = field(init=False)
     _cache: SharedResults[ScoreKey, tuple[float, ...]] = field(default_factory=score_cache, init=False)
 
     def __post_init__(self) -> None:
-        self._blank = self.renderer.text_ids(BLANK)
+        self._calibration = self.renderer.text_ids(CALIBRATION)
 
     async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
         """The score of every unit, not negative; 0 for the newest, which holds the last output.
@@ -61,22 +61,22 @@ class AttentionScorer:
         if len(history.units) < 2:
             return (0.0,) * len(history.units)
         question = self._question(history)
-        room = tokens - max(len(question), len(self._blank))
-        parts = list(pages(split(history, self.renderer.located(history.messages)), room))
-        attentions = await asyncio.gather(*(self.model.attend(self._reading(page, question)) for page in parts))
-        by_page = [unit_scores(attention, page.places) for page, attention in zip(parts, attentions, strict=True)]
+        room = tokens - max(len(question), len(self._calibration))
+        parts = list(pages(split_history(history, self.renderer.located(history.messages)), room))
+        attentions = await asyncio.gather(*(self.model.attend(self._query(page, question)) for page in parts))
+        by_page = [unit_scores(attention, page.units) for page, attention in zip(parts, attentions, strict=True)]
         return (*(score for scores in by_page for score in scores), 0.0)
 
     def _question(self, history: History) -> tuple[int, ...]:
         """The end of the question: of the last pinned message that a user wrote."""
-        asked = next((message.text for message in reversed(history.pinned) if message.role == "user"), "")
-        return self.renderer.text_ids(asked)[-(self.window // 2) :] or self._blank
+        text = next((message.text for message in reversed(history.pinned) if message.role == "user"), "")
+        return self.renderer.text_ids(text)[-(self.window // 2) :] or self._calibration
 
-    def _reading(self, page: Page, question: tuple[int, ...]) -> Reading:
-        return Reading(
-            trunk_ids=page.ids,
-            asked=page.last_output[-(self.window - self.window // 2) :],
+    def _query(self, page: Page, question: tuple[int, ...]) -> AttentionQuery:
+        return AttentionQuery(
+            prompt_ids=page.ids,
+            positions=page.last_output[-(self.window - self.window // 2) :],
             question_ids=question,
-            blank_ids=self._blank,
+            calibration_ids=self._calibration,
             layers=tuple(self.layers),
         )

@@ -1,6 +1,6 @@
 """Turns attention into one score per unit. Pure functions.
 
-Legend: P trunk tokens.
+Legend: P prompt tokens.
 """
 
 import math
@@ -20,8 +20,8 @@ def unit_scores(
 
         s_j = P · (a_j − b_j),      score of a unit = mean of the largest ⌈top · tokens⌉ of its s_j, or 0 if negative
 
-    with a the attention of the question and the last output, b that of the blank. P makes prompts of different lengths
-    comparable: a token with an even share of all attention has P · a_j = 1. Subtracting b is the calibration of
+    with a the attention of the question and the last output, b that of the calibration. P makes prompts of different
+    lengths comparable: a token with an even share of all attention has P · a_j = 1. Subtracting b is the calibration of
     in-context re-ranking (https://arxiv.org/abs/2410.02642, sec. 3.2). The template's tokens are in no unit and, like
     the sinks, are never scored. Their attention is not redistributed to the units: a question without an answer on a
     page attends to the sinks, which means that the page's units are not needed.
@@ -29,15 +29,16 @@ def unit_scores(
         a .1 .3 .1, b .1 .1 .1, one token per unit, P = 3   ─▶   0;   3 · (.3 − .1) = .6;   0
 
     Args:
-        attention: of a reading.
-        units: the places in its trunk of each unit.
+        attention: of an attention query.
+        units: the indices in its prompt of each unit.
 
     Returns:
         One number per unit, not negative: 0 means no more attention than in the calibration.
     """
     size = len(attention.question)
-    excess = [size * (asked - blank) for asked, blank in zip(attention.question, attention.blank, strict=True)]
-    return tuple(_top_mean([excess[place] for place in places if place >= sinks], top) for places in units)
+    pairs = zip(attention.question, attention.calibration, strict=True)
+    excess = [size * (question - calibration) for question, calibration in pairs]
+    return tuple(_top_mean([excess[index] for index in indices if index >= sinks], top) for indices in units)
 
 
 def _top_mean(values: Sequence[float], top: float) -> float:

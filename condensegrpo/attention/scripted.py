@@ -15,9 +15,9 @@ class ScriptedScorer:
             score: of a unit, not negative.
         """
         self._score = score
-        self.asked: list[int] = []  # number of units of each history scored
+        self.sizes: list[int] = []  # number of units of each history scored
 
     async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
         """The scripted scores."""
-        self.asked += [len(history.units) for history in histories]
+        self.sizes += [len(history.units) for history in histories]
         return [[self._score(unit) for unit in history.units] for history in histories]

@@ -84,44 +84,46 @@ class Measures(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """A prompt, and whose attention to it is asked for."""
+class AttentionQuery:
+    """A prompt, and the tokens whose attention to it is captured."""
 
-    trunk_ids: tuple[int, ...]  # (P,) the prompt
-    asked: tuple[int, ...] = ()  # places in the trunk, such as those of the last output
-    question_ids: tuple[int, ...]  # behind the trunk: what is asked once more; at least one
-    blank_ids: tuple[int, ...]  # behind the trunk, without sight of the question: nothing in particular; at least one
+    prompt_ids: tuple[int, ...]  # (P,) the prompt
+    positions: tuple[int, ...] = ()  # in the prompt, whose attention counts too, such as those of the last output
+    question_ids: tuple[int, ...]  # behind the prompt: the question once more; at least one
+    calibration_ids: tuple[int, ...]  # behind the prompt, without sight of the question: no content; at least one
     layers: tuple[int, ...] = ()  # counted from 0; (): a few from the middle to near the end
 
     def __post_init__(self) -> None:
-        if not self.trunk_ids or not self.question_ids or not self.blank_ids:
+        if not self.prompt_ids or not self.question_ids or not self.calibration_ids:
             raise ValueError(
-                f"a reading needs a trunk, a question and a blank: found {len(self.trunk_ids)}, "
-                f"{len(self.question_ids)} and {len(self.blank_ids)} tokens"
+                f"an attention query needs a prompt, a question and a calibration: found {len(self.prompt_ids)}, "
+                f"{len(self.question_ids)} and {len(self.calibration_ids)} tokens"
             )
-        if not all(0 <= place < len(self.trunk_ids) for place in self.asked):
-            raise ValueError(f"asked places {self.asked} of a trunk of {len(self.trunk_ids)} tokens")
+        if not all(0 <= position < len(self.prompt_ids) for position in self.positions):
+            raise ValueError(
+                f"attention of the positions {self.positions} in a prompt of {len(self.prompt_ids)} tokens"
+            )
 
     @property
     def length(self) -> int:
-        """Tokens that are read: the trunk and both branches."""
-        return len(self.trunk_ids) + len(self.question_ids) + len(self.blank_ids)
+        """Tokens that the model reads: the prompt and both branches."""
+        return len(self.prompt_ids) + len(self.question_ids) + len(self.calibration_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenAttention:
-    """How much attention every trunk token of a reading gets: means over layers, heads and queries."""
+    """How much attention every prompt token of an attention query gets: means over layers, heads and query tokens."""
 
-    question: tuple[float, ...]  # (P,) half of the question, half of the asked places if any; at most 1 together
-    blank: tuple[float, ...]  # (P,) of the blank
+    question: tuple[float, ...]  # (P,) half from the question, half from the ``positions`` if any; at most 1 together
+    calibration: tuple[float, ...]  # (P,) from the calibration
 
 
 @runtime_checkable
 class Attends(Protocol):
-    """A sampler that can say what its model looks at. Optional: samplers may do without."""
+    """A sampler that can return its model's attention. Optional: samplers may do without."""
 
-    async def attend(self, reading: Reading) -> TokenAttention:
-        """The attention of one reading, under the weights in use."""
+    async def attend(self, query: AttentionQuery) -> TokenAttention:
+        """The attention of one query, under the weights in use."""
 
 
 class UnitScorer(Protocol):

@@ -3,7 +3,7 @@
     name     where            computes trees as                        memory beside q, k, v and the output
     sdpa     anywhere         pieces of branches (tree_attention.py)   padded pieces and, for each pair of them, a mask
     flex     a GPU            intervals (interval_attention.py)        16 bytes a block of 128 × 128 pairs, once
-    flash    a GPU, bfloat16  branches (branch_attention.py)           gathered keys and values, each branch's path anew
+    flash    a GPU, bfloat16  branches (branch_attention.py)           gathered keys and values of each branch's path
 
 ``auto`` takes sdpa on a CPU. On a GPU it takes flash for micro-batches that share little, if it is installed, and flex
 for the others. Both are first compared with sdpa on that GPU, with the model's heads and type; one that fails or
@@ -32,7 +32,7 @@ from condensegrpo.learner.branch_attention import Varlen, branches, flash_varlen
 from condensegrpo.learner.interval_attention import Flex, compiled_flex, intervals
 from condensegrpo.learner.ranks import gather
 from condensegrpo.learner.settings import TREE_KERNELS
-from condensegrpo.learner.tree_attention import Along, paths
+from condensegrpo.learner.tree_attention import AttentionPattern, paths
 
 ANYWHERE = ("auto", "sdpa", "eager")
 LISTED = (*TREE_KERNELS, "eager", "flash_attention_2", "flash_attention_3", "flash_attention_4")
@@ -47,7 +47,7 @@ PROBE = (*range(200), *range(150, 230), *range(37, 149), *range(64), *[0] * 56)
 
 
 class Heads(NamedTuple):
-    """The attention of a model."""
+    """The attention heads of a model."""
 
     queries: int  # heads
     keys: int  # heads
@@ -62,8 +62,8 @@ class Kernels(NamedTuple):
     varlen: Varlen | None = None
     most_keys: float = MOST_KEYS  # gathered a token, up to which it is ``varlen``
 
-    def along(self, depth: Tensor) -> Along:
-        """Who looks at whom in a micro-batch, of which ``depth`` (S,) is that of each token in its row."""
+    def pattern(self, depth: Tensor) -> AttentionPattern:
+        """The attention pattern of a micro-batch, of which ``depth`` (S,) is that of each token in its row."""
         if self.varlen is not None and gathered_keys(depth.tolist()) <= self.most_keys * len(depth):
             return branches(depth, self.varlen)
         return paths(depth) if self.flex is None else intervals(depth, self.flex)
@@ -77,7 +77,7 @@ class KernelCheck(NamedTuple):
     fault: str | None  # why the kernel cannot be used; None: it can
 
 
-def check_name(attention: str, dtype: str) -> None:
+def check_attention(attention: str, dtype: str) -> None:
     """Check that ``model.attention`` names a kernel that can run here.
 
     Raises:
@@ -110,7 +110,7 @@ def why_not(attention: str, dtype: str) -> str | None:
     return None
 
 
-def planned(attention: str, *, gpu: bool) -> str:
+def planned_kernel(attention: str, *, gpu: bool) -> str:
     """The kernel to count memory for before the device is there; ``auto`` on a GPU: that of rows that share much."""
     if attention == "auto":
         return "flex" if gpu else "sdpa"
@@ -128,8 +128,8 @@ def kernels_on(attention: str, heads: Heads, dtype: torch.dtype, device: torch.d
     """
     if attention == "sdpa" or device.type == "cpu":
         return Kernels("attention kernel: sdpa")
-    wanted = [name for name in ("flash", "flex") if attention in (name, "auto")]
-    faults = agreed(gather({name: check_kernel(name, heads, dtype, device).fault for name in wanted}))
+    candidates = [name for name in ("flash", "flex") if attention in (name, "auto")]
+    faults = agreed(gather({name: check_kernel(name, heads, dtype, device).fault for name in candidates}))
     if faults.get(attention) is not None:
         raise LearnerError(
             f"computing attention with {attention} on {device}: {faults[attention]}. Set model.attention=auto, which "
@@ -179,10 +179,10 @@ def check_kernel(kernel: str, heads: Heads, dtype: torch.dtype, device: torch.de
     try:
         if kernel == "flex":
             flex = compiled_flex()
-            measured = difference(lambda depth: intervals(depth, flex), heads, dtype, device)
+            measured = kernel_error(lambda depth: intervals(depth, flex), heads, dtype, device)
         else:
             varlen = flash_varlen()
-            measured = difference(lambda depth: branches(depth, varlen), heads, dtype, device)
+            measured = kernel_error(lambda depth: branches(depth, varlen), heads, dtype, device)
     except Exception as error:  # the boundary to compilers and packages, which have exceptions of all kinds
         return KernelCheck(kernel, None, f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}")
     most = max(1e-3, 4 * torch.finfo(dtype).eps)  # 3 % in bfloat16; a pair too many or too few moves some by far more
@@ -190,11 +190,13 @@ def check_kernel(kernel: str, heads: Heads, dtype: torch.dtype, device: torch.de
     return KernelCheck(kernel, measured, fault)
 
 
-def difference(make: Callable[[Tensor], Along], heads: Heads, dtype: torch.dtype, device: torch.device) -> float:
+def kernel_error(
+    make: Callable[[Tensor], AttentionPattern], heads: Heads, dtype: torch.dtype, device: torch.device
+) -> float:
     """How far a kernel's output and gradients are from those of sdpa in float32: the largest norm over their own.
 
     Args:
-        make: what the kernel computes, of depths (512,).
+        make: the kernel's attention pattern of depths (512,).
     """
     depth, draw = torch.tensor(PROBE, device=device), torch.Generator().manual_seed(0)
     shapes = [(1, count, len(PROBE), heads.size) for count in (heads.queries, heads.keys, heads.keys)]
@@ -202,15 +204,16 @@ def difference(make: Callable[[Tensor], Along], heads: Heads, dtype: torch.dtype
         torch.randn(shape, generator=draw).to(device, dtype)
         for shape in ((1, len(PROBE), heads.queries, heads.size), *shapes)
     ]
-    computed, wanted = (
-        _output_and_gradients(along, weight.to(kind), [each.to(kind) for each in inputs])
-        for along, kind in ((make(depth), dtype), (paths(depth), torch.float32))
+    computed, expected = (
+        _output_and_gradients(pattern, weight.to(kind), [tensor.to(kind) for tensor in inputs])
+        for pattern, kind in ((make(depth), dtype), (paths(depth), torch.float32))
     )
-    return max(float((own.float() - exact).norm() / exact.norm()) for own, exact in zip(computed, wanted, strict=True))
+    pairs = zip(computed, expected, strict=True)
+    return max(float((output.float() - exact).norm() / exact.norm()) for output, exact in pairs)
 
 
-def _output_and_gradients(along: Along, weight: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+def _output_and_gradients(pattern: AttentionPattern, weight: Tensor, inputs: list[Tensor]) -> list[Tensor]:
     with torch.enable_grad():
-        query, key, value = (each.detach().requires_grad_() for each in inputs)
-        output = along.attend(query, key, value, scaling=None)
+        query, key, value = (tensor.detach().requires_grad_() for tensor in inputs)
+        output = pattern.attend(query, key, value, scaling=None)
         return [output.detach(), *torch.autograd.grad(output, (query, key, value), weight)]

@@ -2,14 +2,14 @@
 
     rows        1 2 3 4     1 2 3 5     1 6
 
-    place       0 1 2 3 4 5             branch    queries      keys
+    index       0 1 2 3 4 5             branch    queries      keys
     token       1 2 3 4 5 6             0         0 1 2 3      0 1 2 3
     depth       0 1 2 3 3 1             1         4            0 1 2 4
                                         2         5            0 5
 
-Branches lie behind each other already: queries stay where they are. Keys and values are gathered, each branch's whole
-path anew. Where there are more keys than queries, flash-attention lets the last query see the last key (version 2.1 and
-later), which is the rule of ``tree_attention.py``: a query of depth p sees the keys 0 … p.
+Branches lie behind each other already: queries stay where they are. Keys and values are gathered, the whole path of
+each branch. Where there are more keys than queries, flash-attention lets the last query see the last key (version 2.1
+and later), which is the rule of ``tree_attention.py``: a query of depth p sees the keys 0 … p.
 
 Exactly the pairs that are needed are computed, without padding or a mask. What it costs is the gathered keys, Σ lengths
 of paths: as many as tokens where nothing is shared, and a whole prefix for every branch where much is.
@@ -53,9 +53,9 @@ class Varlen(Protocol):
 
 
 class Branches(NamedTuple):
-    """Who looks at whom among S packed tokens, and what computes it."""
+    """The attention pattern of S packed tokens, computed by flash-attention."""
 
-    keys: Tensor  # (G,) int64, places of the branches' paths behind each other
+    keys: Tensor  # (G,) int64, indices of the branches' paths behind each other
     query_starts: Tensor  # (b + 1,) int32, of the branches among the queries, and S
     key_starts: Tensor  # (b + 1,) int32, of the branches among the gathered keys, and G
     longest: tuple[int, int]  # most queries and keys of a branch

@@ -165,8 +165,8 @@ def optimizer_step(
             engine.set_gradient_accumulation_boundary(index == rounds - 1)
             summed: SummedLoss = engine(*batch.inputs, temperature, loss=MicroBatchLoss(objective, batch))
             engine.backward(summed.loss * world_size())
-            own = engine.module.own(batch)
-            tallies.append(_tally(summed, (own.weights != 0) | (own.kl_weights != 0)))
+            here = engine.module.predicted_here(batch)
+            tallies.append(_tally(summed, (here.weights != 0) | (here.kl_weights != 0)))
         stats = _stats(tallies)
         grad_norm = _step(engine, stats["loss"])
     return {**stats, "grad_norm": grad_norm, "lr": learning}

@@ -1,16 +1,16 @@
-"""Attention along prefix trees by ``flex_attention``: one integer per token says who sees whom. For GPUs.
+"""Attention along prefix trees by ``flex_attention``: one integer per token says which queries see it. For GPUs.
 
-Packed tokens lie depth-first, so that what continues a token is the interval of places behind it. With ``end[k]`` =
-the place behind the last of those, the rule of ``tree_attention.py`` reads
+Packed tokens lie depth-first, so that what continues a token is the interval of tokens behind it. With ``end[k]`` =
+the index behind the last of those, the rule of ``tree_attention.py`` reads
 
     **q sees k  ⟺  k ≤ q < end[k]**
 
     rows        1 2 3 4     1 2 3 5     1 6
 
-    place       0 1 2 3 4 5
+    index       0 1 2 3 4 5
     token       1 2 3 4 5 6
     depth       0 1 2 3 3 1
-    end         6 5 5 4 5 6         6 at place 5 sees the tokens 1 (0 ≤ 5 < 6) and 6; 5 at place 4 sees 1 2 3 5
+    end         6 5 5 4 5 6         6 at index 5 sees the tokens 1 (0 ≤ 5 < 6) and 6; 5 at index 4 sees 1 2 3 5
 
 The kernel works on blocks of 128 × 128 pairs. Which of them it skips, computes whole or computes in part follows from
 the least and the largest ``end`` of 128 keys. ``create_block_mask`` would find the same by looking at all S² pairs;
@@ -44,7 +44,7 @@ class Flex(Protocol):
 
 
 class Intervals(NamedTuple):
-    """Who looks at whom among S tokens, and what computes it."""
+    """The attention pattern of S tokens, computed by ``flex_attention``."""
 
     tokens: int  # S, with padding
     mask: BlockMask
@@ -67,13 +67,13 @@ def intervals(depth: Tensor, flex: Flex) -> Intervals:
 
 
 def ends(depths: Sequence[int]) -> list[int]:
-    """The place behind the last token that continues each token. Example: 0 1 2 3 3 1 give 6 5 5 4 5 6."""
+    """The index behind the last token that continues each token. Example: 0 1 2 3 3 1 give 6 5 5 4 5 6."""
     end = [len(depths)] * len(depths)
     path: list[int] = []
-    for place, depth in enumerate(depths):
+    for index, depth in enumerate(depths):
         for key in path[depth:]:
-            end[key] = place
-        path[depth:] = [place]
+            end[key] = index
+        path[depth:] = [index]
     return end
 
 
@@ -88,8 +88,8 @@ def block_mask(end: Tensor) -> BlockMask:
     before = first > first.T
     whole = before & (least >= first + BLOCK)
     part = (before & (most > first) & ~whole) | (first == first.T)  # a token always sees itself
-    kv_num_blocks, kv_indices = _listed(part)
-    full_kv_num_blocks, full_kv_indices = _listed(whole)
+    kv_num_blocks, kv_indices = _counted_and_sorted(part)
+    full_kv_num_blocks, full_kv_indices = _counted_and_sorted(whole)
 
     def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (query < end[key])
@@ -105,8 +105,8 @@ def block_mask(end: Tensor) -> BlockMask:
     )
 
 
-def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many of the (n, n) blocks are wanted for each block of queries, and which, those first."""
+def _counted_and_sorted(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many of the (n, n) blocks are computed for each block of queries, and the indices of all, those first."""
     order = blocks.to(torch.int8).argsort(dim=1, descending=True, stable=True)
     return blocks.sum(dim=1, dtype=torch.int32)[None, None], order.to(torch.int32)[None, None]
 

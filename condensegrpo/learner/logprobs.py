@@ -23,7 +23,7 @@ from condensegrpo.learner.interval_attention import Intervals
 from condensegrpo.learner.padded_rows import pad_rows
 from condensegrpo.learner.sequence_parallel import RankGroup, rank_group
 from condensegrpo.learner.settings import TREE_KERNELS
-from condensegrpo.learner.tree_attention import TREE_ATTENTION, Along, use_tree_attention
+from condensegrpo.learner.tree_attention import TREE_ATTENTION, AttentionPattern, use_tree_attention
 
 # attention that also runs on a CPU and does not separate packed rows by itself
 ANYWHERE = ("sdpa", TREE_ATTENTION, "eager")
@@ -85,11 +85,12 @@ class TrainedLogprobs(nn.Module):
         which = self.group.trained(token_ids, source)
         hidden = self._hidden(token_ids, position_ids, source[which])
         if loss is not None:
-            loss = self.group.part_of(loss, which)
+            loss = self.group.loss_part(loss, which)
             return cast(SummedLoss, self.head(hidden, target[which], temperature, entropy, loss))
-        own: Predicted = self.head(hidden, target[which], temperature, entropy)
-        entropy_T = None if own.entropy_T is None else self.group.together(own.entropy_T, which, len(target))
-        return Predicted(self.group.together(own.logp_T, which, len(target)), entropy_T)
+        predicted: Predicted = self.head(hidden, target[which], temperature, entropy)
+        part_T = predicted.entropy_T
+        entropy_T = None if part_T is None else self.group.together(part_T, which, len(target))
+        return Predicted(self.group.together(predicted.logp_T, which, len(target)), entropy_T)
 
     @property
     def config(self) -> PretrainedConfig:
@@ -102,7 +103,7 @@ class TrainedLogprobs(nn.Module):
         return self.without_trees is None
 
     def kernels(self, device: torch.device) -> Kernels:
-        """What computes the attention of prefix trees on a device."""
+        """The attention kernels for prefix trees on a device."""
         return kernels_on(self.kernel, self.heads, self.policy.dtype, device)
 
     def describe(self, device: torch.device) -> str:
@@ -132,7 +133,7 @@ class TrainedLogprobs(nn.Module):
             )
         self.group = rank_group(ranks)
 
-    def own(self, batch: PackedBatch) -> PackedBatch:
+    def predicted_here(self, batch: PackedBatch) -> PackedBatch:
         """The micro-batch with the trained tokens that this rank predicts; it has all without sequence parallelism."""
         return batch if self.group is None else batch.trained(self.group.trained(batch.token_ids, batch.source))
 
@@ -141,26 +142,26 @@ class TrainedLogprobs(nn.Module):
         if self.computes_trees:
             if self.group is not None:
                 token_ids, position_ids = self.group.padded(token_ids), self.group.padded(position_ids)
-            along = self.kernels(token_ids.device).along(position_ids[0])
-            if isinstance(along, Intervals):  # padding lies behind all rows, and no token sees it
-                padding = (0, along.tokens - token_ids.numel())
-                token_ids, position_ids = (functional.pad(each, padding) for each in (token_ids, position_ids))
+            pattern = self.kernels(token_ids.device).pattern(position_ids[0])
+            if isinstance(pattern, Intervals):  # padding lies behind all rows, and no token sees it
+                padding = (0, pattern.tokens - token_ids.numel())
+                token_ids, position_ids = (functional.pad(ids, padding) for ids in (token_ids, position_ids))
             if self.group is not None:
-                token_ids, position_ids = self.group.own(token_ids), self.group.own(position_ids)
-                along, source = self.group.across(along), source % token_ids.numel()
-            return self._decode(token_ids, position_ids, along)[0].index_select(0, source)
+                token_ids, position_ids = self.group.part(token_ids), self.group.part(position_ids)
+                pattern, source = self.group.across(pattern), source % token_ids.numel()
+            return self._decode(token_ids, position_ids, pattern)[0].index_select(0, source)
         if self.in_line:  # such attention tells rows apart by their positions, and skips other rows by itself
             return self._decode(token_ids, position_ids)[0].index_select(0, source)
         rows = pad_rows(token_ids, position_ids)
         return self._decode(rows.token_ids, rows.position_ids)[rows.row_S[source], rows.column_S[source]]
 
-    def _decode(self, token_ids: Tensor, position_ids: Tensor, along: Along | None = None) -> Tensor:
+    def _decode(self, token_ids: Tensor, position_ids: Tensor, pattern: AttentionPattern | None = None) -> Tensor:
         # Restarting positions make attention block-diagonal only without a cache: with one, rows see each other.
         inputs = {"input_ids": token_ids, "position_ids": position_ids, "use_cache": False}
-        if along is not None:  # a mask of four dimensions keeps transformers from making one of S × S
+        if pattern is not None:  # a mask of four dimensions keeps transformers from making one of S × S
             inputs |= {
                 "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=token_ids.device),
-                "paths": along,
+                "pattern": pattern,
             }
         return cast(Tensor, self.decoder[0](**inputs).last_hidden_state)
 
@@ -178,23 +179,23 @@ class TrainedLogprobs(nn.Module):
         if attention not in ANYWHERE:  # flash attention runs on GPUs only, where the policy is not yet
             self.policy.set_attn_implementation("eager")
         device = next(self.policy.parameters()).device
-        words = self.policy.get_input_embeddings().num_embeddings
+        vocabulary = self.policy.get_input_embeddings().num_embeddings
         eps = torch.finfo(self.policy.dtype).eps
         position_ids = torch.arange(4, device=device)[None]
-        token_ids = position_ids % words
-        wanted = self.policy(input_ids=token_ids, position_ids=position_ids, use_cache=False).logits.float()
+        token_ids = position_ids % vocabulary
+        expected = self.policy(input_ids=token_ids, position_ids=position_ids, use_cache=False).logits.float()
         logits = self.head.logits(self._decode(token_ids, position_ids))
         if self.without_trees is None:
-            self.without_trees = self._unlike_rows(words, device, slack=min(0.05, 100 * eps))
+            self.without_trees = self._unlike_rows(vocabulary, device, slack=min(0.05, 100 * eps))
         # Refused is only what no rounding explains: in bfloat16 a router may choose another expert in another batch.
         plain = not self.in_line and not self.computes_trees
-        unlike = self._unlike_rows(words, device, slack=min(0.5, 1e4 * eps)) if plain else None
+        unlike = self._unlike_rows(vocabulary, device, slack=min(0.5, 1e4 * eps)) if plain else None
         self.policy.set_attn_implementation(attention)
         slack = min(0.01, 100 * eps)  # a softcap of 30 moves logits of 3 by 0.3 %
-        if not torch.allclose(logits, wanted, rtol=slack, atol=slack * float(wanted.abs().max())):
+        if not torch.allclose(logits, expected, rtol=slack, atol=slack * float(expected.abs().max())):
             raise LearnerError(
                 f"applying the LM head of {type(self.policy).__name__} to trained positions only: its own logits "
-                f"differ from those of decoder and head by up to {(logits - wanted).abs().max():.3g}, so it "
+                f"differ from those of decoder and head by up to {(logits - expected).abs().max():.3g}, so it "
                 f"processes them further. Use a model that does not, such as Qwen3 or Llama, or add support in "
                 f"condensegrpo/learner/logprobs.py."
             )
@@ -204,14 +205,14 @@ class TrainedLogprobs(nn.Module):
                 f"Llama."
             )
 
-    def _unlike_rows(self, words: int, device: torch.device, *, slack: float) -> str | None:
+    def _unlike_rows(self, vocabulary: int, device: torch.device, *, slack: float) -> str | None:
         """What is wrong with hidden states of some rows, of a tree where trees are computed; None: they are the rows'.
 
         Args:
-            words: token ids that there are.
+            vocabulary: number of token ids.
             slack: norm of what they may be off by over their own.
         """
-        probe = [tuple(token % words for token in row) for row in PROBE]
+        probe = [tuple(token % vocabulary for token in row) for row in PROBE]
         rows = [reply_row(ids[:1], ids[1:], weight=0.0) for ids in probe]
         batch = lay_out([tuple(rows)] if self.computes_trees else [(row,) for row in rows]).to(device)
         try:
@@ -219,10 +220,10 @@ class TrainedLogprobs(nn.Module):
         except LearnerError as error:
             return str(error)
         alone = [torch.tensor([row.token_ids], device=device) for row in rows]
-        wanted = torch.cat(
+        expected = torch.cat(
             [self._decode(row, torch.arange(row.numel(), device=device)[None])[0, :-1] for row in alone]
         ).float()
-        if (hidden - wanted).norm() <= slack * wanted.norm():
+        if (hidden - expected).norm() <= slack * expected.norm():
             return None
         together = "a prefix tree than of its rows" if self.computes_trees else "rows side by side than of each alone"
         return f"{type(self.policy).__name__} makes something else of {together}"
@@ -254,10 +255,10 @@ def why_no_trees(settings: Mapping[str, Any], attention: str) -> str | None:
     """Why a model of this configuration takes plain rows only, as far as that tells; None: it may compute trees."""
     others = sorted(set(settings.get("layer_types") or ()) - {"full_attention"})
     if others:
-        return f"it has layers of {', '.join(others)}, which look back by place"
+        return f"it has layers of {', '.join(others)}, which look back by index"
     windows = [name for name in WINDOWS if settings.get(name) and settings.get("use_sliding_window") is not False]
     if windows:
-        return f"its {windows[0]} is {settings[windows[0]]}: such layers look back by place"
+        return f"its {windows[0]} is {settings[windows[0]]}: such layers look back by index"
     if attention not in (*TREE_KERNELS, TREE_ATTENTION):
         return f"{attention} attention knows no trees (model.attention=auto does)"
     return None

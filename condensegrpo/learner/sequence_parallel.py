@@ -35,7 +35,7 @@ from condensegrpo.algorithms.objective import MicroBatchLoss, ObjectiveFunction,
 from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.ranks import rank, world_size
-from condensegrpo.learner.tree_attention import Along
+from condensegrpo.learner.tree_attention import AttentionPattern
 
 GPU_STEP = 256  # tokens that kernels on a GPU take at a time; they then pad no further
 
@@ -58,7 +58,7 @@ class RankGroup:
     """The ranks that share every row with this one."""
 
     size: int  # k
-    place: int  # of this rank among them
+    index: int  # of this rank among them
     group: distributed.ProcessGroup
 
     def padded(self, packed: Tensor) -> Tensor:
@@ -66,21 +66,21 @@ class RankGroup:
         step = self.size if packed.device.type == "cpu" else lcm(self.size, GPU_STEP)
         return functional.pad(packed, (0, -packed.numel() % step))
 
-    def own(self, padded: Tensor) -> Tensor:
+    def part(self, padded: Tensor) -> Tensor:
         """This rank's part (1, S/k)."""
-        return padded.chunk(self.size, dim=1)[self.place]
+        return padded.chunk(self.size, dim=1)[self.index]
 
     def trained(self, token_ids: Tensor, source: Tensor) -> Tensor:
         """Which of the trained tokens are predicted at this rank's part, of packed ``token_ids`` (1, S)."""
-        return (source // (self.padded(token_ids).numel() // self.size) == self.place).nonzero()[:, 0]
+        return (source // (self.padded(token_ids).numel() // self.size) == self.index).nonzero()[:, 0]
 
-    def together(self, own: Tensor, which: Tensor, total: int) -> Tensor:
+    def together(self, part: Tensor, which: Tensor, total: int) -> Tensor:
         """Numbers (T,) of which every rank has those at the indices ``which``; on every rank, with gradient."""
-        whole_T = own.new_zeros(total).index_put((which,), own)
+        whole_T = part.new_zeros(total).index_put((which,), part)
         summed: Tensor = wait_tensor(all_reduce(whole_T, "sum", self.group))  # type: ignore[no-untyped-call]  # torch's
         return summed
 
-    def part_of(self, loss: MicroBatchLoss, which: Tensor) -> MicroBatchLoss:
+    def loss_part(self, loss: MicroBatchLoss, which: Tensor) -> MicroBatchLoss:
         """What the trained tokens ``which`` add to the loss; it is computed of all where tokens depend on others."""
         part = loss.batch.trained(which)
         if loss.divisible:
@@ -88,18 +88,18 @@ class RankGroup:
         return MicroBatchLoss(partial(self._of_all, loss.objective, loss.batch, which), part)
 
     def _of_all(
-        self, objective: ObjectiveFunction, batch: PackedBatch, which: Tensor, own: Tensor, _part: PackedBatch
+        self, objective: ObjectiveFunction, batch: PackedBatch, which: Tensor, logp_part: Tensor, _part: PackedBatch
     ) -> ObjectiveValue:
-        value = objective(self.together(own, which, len(batch.target)), batch)
+        value = objective(self.together(logp_part, which, len(batch.target)), batch)
         return ObjectiveValue(
             loss_T=value.loss_T[which],
             statistics={name: statistic_T[which] for name, statistic_T in value.statistics.items()},
             kl_T=None if value.kl_T is None else value.kl_T[which],
         )
 
-    def across(self, along: Along) -> Along:
+    def across(self, pattern: AttentionPattern) -> AttentionPattern:
         """Attention whose queries, keys and values are this rank's part, and whose trees are those of all tokens."""
-        return _Across(self, along)
+        return _Across(self, pattern)
 
 
 def rank_group(ranks: int) -> RankGroup:
@@ -118,7 +118,7 @@ class _Across:
     """Attention along paths by several ranks, of which each computes some heads."""
 
     ranks: RankGroup
-    along: Along
+    pattern: AttentionPattern
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float = 0.0
@@ -137,4 +137,4 @@ class _Across:
         self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float
     ) -> Tensor:
         states = (each.transpose(1, 2) for each in (query, key, value))
-        return self.along.attend(*states, scaling=scaling, dropout=dropout)
+        return self.pattern.attend(*states, scaling=scaling, dropout=dropout)

@@ -6,22 +6,22 @@ the one before it; where it falls back to p, a new **branch** begins, behind the
 
     rows        1 2 3 4     1 2 3 5     1 6
 
-    place       0 1 2 3 4 5                 branch    its keys, by depth
+    index       0 1 2 3 4 5                 branch    its keys, by depth
     token       1 2 3 4 5 6                 0 1 2 3   0 1 2 3
     depth       0 1 2 3 3 1                 4         0 1 2 4
                                             5         0 5
 
-A branch's **keys** are the places of its path from the root, so that the key at depth j is the j-th of them. Hence the
-whole rule, whatever the tree:  **a query of depth p sees the keys 0 … p of its path**. Above, the token 5 at place 4
-has depth 3 and sees the tokens 1 2 3 5; the token 6 at place 5 has depth 1 and sees 1 6.
+A branch's **keys** are the indices of its path from the root, so that the key at depth j is the j-th of them. Hence the
+whole rule, whatever the tree:  **a query of depth p sees the keys 0 … p of its path**. Above, the token 5 at index 4
+has depth 3 and sees the tokens 1 2 3 5; the token 6 at index 5 has depth 1 and sees 1 6.
 
 Branches are cut into pieces of like size, which need no keys behind their own last token. Pieces of like size are
-computed together, with keys gathered by place and padding that no query sees:
+computed together, with keys gathered by index and padding that no query sees:
 
-    buckets of pieces (n, Q queries, K keys) ─▶ one scaled dot product attention each ─▶ outputs back to their places
+    buckets of pieces (n, Q queries, K keys) ─▶ one scaled dot product attention each ─▶ outputs back in order
 
 What the buckets of a layer look at is gathered at once and then cut into them. Backward adds it up at once as well;
-gathering for each bucket would give each of them a gradient of all S places.
+gathering for each bucket would give each of them a gradient of all S tokens.
 
 That runs on any device. On a GPU ``interval_attention.py`` and ``branch_attention.py`` compute the same without
 padding; ``attention_kernels.py`` chooses.
@@ -49,8 +49,8 @@ PIECE = 128  # most queries of a piece: fewer compute fewer unused pairs, and ga
 QUERY_STEP, KEY_STEP = 32, 64  # pieces of a bucket differ by less; finer steps pad less and make more buckets
 
 
-class Along(Protocol):
-    """Who looks at whom among S packed tokens, and what computes it."""
+class AttentionPattern(Protocol):
+    """Which of S packed tokens attend to which, and the computation of their attention."""
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float = 0.0
@@ -61,13 +61,13 @@ class Along(Protocol):
 class BranchPiece(NamedTuple):
     """Consecutive tokens of a branch, and what they look at."""
 
-    start: int  # place of the first query
-    end: int  # and after the last
-    keys: Sequence[int]  # (depth of the last query + 1,) places of the path, by depth
+    start: int  # index of the first query
+    end: int  # behind the last query
+    keys: Sequence[int]  # (depth of the last query + 1,) indices of the path, by depth
 
 
 class Bucket(NamedTuple):
-    """Pieces of like size. What is shorter than the rest is filled up with its last place."""
+    """Pieces of like size. A shorter piece is filled up with its last index."""
 
     queries: tuple[int, int]  # n, Q
     keys: tuple[int, int]  # n, K
@@ -75,12 +75,12 @@ class Bucket(NamedTuple):
 
 
 class Paths(NamedTuple):
-    """Who looks at whom among S packed tokens."""
+    """The attention pattern of S packed tokens, computed in buckets."""
 
     buckets: tuple[Bucket, ...]
-    queries: Tensor  # (Σ n·Q,) int64, places, of all buckets behind each other
+    queries: Tensor  # (Σ n·Q,) int64, indices of tokens, of all buckets behind each other
     keys: Tensor  # (Σ n·K,) int64, likewise
-    outputs: Tensor  # (S,) int64, where each place's output lies among those of all buckets behind each other
+    outputs: Tensor  # (S,) int64, where each token's output lies among those of all buckets behind each other
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float = 0.0
@@ -105,16 +105,16 @@ def paths(depth: Tensor) -> Paths:
     alike: defaultdict[tuple[int, int], list[BranchPiece]] = defaultdict(list)
     for piece in pieces(depths):
         alike[size_class(piece.end - piece.start, len(piece.keys))].append(piece)
-    places = [
+    indices = [
         (
             _filled([range(piece.start, piece.end) for piece in group]).to(depth.device),
             _filled([piece.keys for piece in group]).to(depth.device),
         )
         for _, group in sorted(alike.items())
     ]
-    queries = torch.cat([queries.flatten() for queries, _ in places])
+    queries = torch.cat([queries.flatten() for queries, _ in indices])
     outputs = torch.empty_like(depth)
-    outputs[queries] = torch.arange(len(queries), device=depth.device)  # of a place that occurs twice, either one
+    outputs[queries] = torch.arange(len(queries), device=depth.device)  # of a token that occurs twice, either one
     return Paths(
         buckets=tuple(
             Bucket(
@@ -122,10 +122,10 @@ def paths(depth: Tensor) -> Paths:
                 keys=(len(keys), keys.shape[1]),
                 visible=(torch.arange(keys.shape[1], device=depth.device) <= depth[queries][:, :, None])[:, None],
             )
-            for queries, keys in places
+            for queries, keys in indices
         ),
         queries=queries,
-        keys=torch.cat([keys.flatten() for _, keys in places]),
+        keys=torch.cat([keys.flatten() for _, keys in indices]),
         outputs=outputs,
     )
 
@@ -159,8 +159,8 @@ def size_class(queries: int, keys: int) -> tuple[int, int]:
 
 
 def branch_starts(depths: Sequence[int]) -> list[int]:
-    """The places where branches begin. Example: depths 0 1 2 3 3 1 give 0, 4 and 5."""
-    return [place for place, depth in enumerate(depths) if place == 0 or depth != depths[place - 1] + 1]
+    """The indices where branches begin. Example: depths 0 1 2 3 3 1 give 0, 4 and 5."""
+    return [index for index, depth in enumerate(depths) if index == 0 or depth != depths[index - 1] + 1]
 
 
 def _filled(rows: Sequence[Sequence[int]]) -> Tensor:
@@ -169,7 +169,7 @@ def _filled(rows: Sequence[Sequence[int]]) -> Tensor:
 
 
 def use_tree_attention(policy: PreTrainedModel) -> bool:
-    """Let the policy's attention follow ``paths`` where its decoder is given some; without, it is ``sdpa`` as before.
+    """Let the policy's attention follow the ``pattern`` that its decoder is given; without, it is ``sdpa`` as before.
 
     Returns:
         Whether the model lets its attention be replaced.
@@ -178,13 +178,13 @@ def use_tree_attention(policy: PreTrainedModel) -> bool:
     return str(policy.config._attn_implementation) == TREE_ATTENTION
 
 
-def attention(
+def pattern_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    paths: Along | None = None,
+    pattern: AttentionPattern | None = None,
     **others: Any,  # noqa: ANN401  the layers of different models pass different options
 ) -> tuple[Tensor, None]:
     """What a decoder layer calls with queries (1, h, S, d), keys and values (1, g, S, d); the output is (1, S, h, d).
@@ -193,24 +193,24 @@ def attention(
         others: of the layer; ``scaling`` and ``dropout`` are as in transformers' own.
 
     Raises:
-        LearnerError: the layer asks for more than plain attention.
+        LearnerError: the layer needs more than plain attention.
     """
-    if paths is None:
+    if pattern is None:
         plain: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **others)
         return plain
     more = [name for name in ("sliding_window", "softcap", "s_aux", "position_bias") if others.get(name) is not None]
-    more += ["dropout"] if others.get("dropout") and not isinstance(paths, Paths) else []
+    more += ["dropout"] if others.get("dropout") and not isinstance(pattern, Paths) else []
     if more:
         raise LearnerError(
             f"computing attention along prefix trees: {type(module).__name__} asks for {', '.join(more)}, wanted is "
             f"plain attention. Pack its rows without trees."
         )
-    return paths.attend(query, key, value, scaling=others.get("scaling"), dropout=others.get("dropout", 0.0)), None
+    return pattern.attend(query, key, value, scaling=others.get("scaling"), dropout=others.get("dropout", 0.0)), None
 
 
-def _cut(states: Tensor, places: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """States (1, heads, S, d) at the places of all buckets, as one (n, Q or K, heads, d) each."""
-    gathered = states[0].transpose(0, 1).index_select(0, places)
+def _cut(states: Tensor, indices: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """States (1, heads, S, d) at the indices of all buckets, as one (n, Q or K, heads, d) each."""
+    gathered = states[0].transpose(0, 1).index_select(0, indices)
     parts = torch.split(gathered, [pieces * most for pieces, most in shapes])
     return [part.view(*shape, *gathered.shape[1:]) for part, shape in zip(parts, shapes, strict=True)]
 
@@ -233,5 +233,5 @@ def _attended(
     return output.view(n, heads, sharing, most, -1).permute(0, 3, 1, 2, 4).reshape(n * most, heads * sharing, -1)
 
 
-AttentionInterface.register(TREE_ATTENTION, attention)
+AttentionInterface.register(TREE_ATTENTION, pattern_attention)
 AttentionMaskInterface.register(TREE_ATTENTION, sdpa_mask)

@@ -10,7 +10,7 @@ from condensegrpo.algorithms.objective import PerToken
 from condensegrpo.assembly.learning_signal import objective
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.learner.activation_checkpointing import is_on
-from condensegrpo.learner.attention_kernels import planned
+from condensegrpo.learner.attention_kernels import planned_kernel
 from condensegrpo.learner.dtypes import DTYPES
 from condensegrpo.learner.fused_head import tile_tokens
 from condensegrpo.learner.head import CHUNK_LOGITS
@@ -120,7 +120,7 @@ def _attention(config: RunConfig, model: Architecture, decoder: Decoder, batch: 
 
 def kernel_of(config: RunConfig, device: Device) -> str:
     """The kernel of ``model.attention`` that memory is counted for."""
-    return planned(config.model.attention, gpu=device == "gpu")
+    return planned_kernel(config.model.attention, gpu=device == "gpu")
 
 
 def sharing(config: RunConfig, model: Architecture, batch: MicroBatch, device: Device) -> int:

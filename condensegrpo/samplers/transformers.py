@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.protocols import NamedTensors, Reading, TokenAttention
+from condensegrpo.core.protocols import AttentionQuery, NamedTensors, TokenAttention
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.devices import on_this_device
 from condensegrpo.learner.dtypes import DTYPES, DtypeName
@@ -80,7 +80,7 @@ class TransformersSampler:
             self._measure, worker=worker, most=max_batch, doing="measuring a batch of {} replies"
         )
         self._attention = RequestBatcher(
-            self._attend, worker=worker, most=max_batch, doing="capturing attention in a batch of {} readings"
+            self._attend, worker=worker, most=max_batch, doing="capturing attention in a batch of {} queries"
         )
         self._queue = self._reply_queue(worker, max_batch)
         self._replies: _Replies = self._queue or RequestBatcher(
@@ -114,16 +114,16 @@ class TransformersSampler:
         self._check(prompt_ids, SamplingParams(max_tokens=len(output_ids)))
         return await self._measured.ask((tuple(prompt_ids), tuple(output_ids)))
 
-    async def attend(self, reading: Reading) -> TokenAttention:
-        """The attention of one reading, under the weights in use; see ``attention.capture``.
+    async def attend(self, query: AttentionQuery) -> TokenAttention:
+        """The attention of one query, under the weights in use; see ``attention.capture``.
 
         Raises:
-            SamplerError: the reading is too long, the model's type is not supported, or the model failed.
+            SamplerError: the query is too long, the model's type is not supported, or the model failed.
         """
         self._check(
-            reading.trunk_ids, SamplingParams(max_tokens=max(len(reading.question_ids), len(reading.blank_ids)))
+            query.prompt_ids, SamplingParams(max_tokens=max(len(query.question_ids), len(query.calibration_ids)))
         )
-        return await self._attention.ask(reading)
+        return await self._attention.ask(query)
 
     def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
         """Copy the learner's weights by name, in place, one tensor at a time, and drop all keys and values.
@@ -209,17 +209,17 @@ class TransformersSampler:
                 for row in logprobs_of(self._model, pairs[part])
             ]
 
-    def _attend(self, batch: Sequence[Waiting[Reading, TokenAttention]]) -> list[TokenAttention]:
-        """In the worker thread. Readings with the same layers share a batch."""
+    def _attend(self, batch: Sequence[Waiting[AttentionQuery, TokenAttention]]) -> list[TokenAttention]:
+        """In the worker thread. Queries with the same layers share a batch."""
         from condensegrpo.attention.capture import attend
 
-        readings = [waiting.request for waiting in batch]
+        queries = [waiting.request for waiting in batch]
         with self._weights:
             return [
                 attention
-                for _, alike in groupby(readings, key=lambda reading: reading.layers)
+                for _, alike in groupby(queries, key=lambda query: query.layers)
                 for same in [list(alike)]
-                for part in cut([reading.length for reading in same], MAX_TOKENS)
+                for part in cut([query.length for query in same], MAX_TOKENS)
                 for attention in attend(self._model, same[part])
             ]
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from condensegrpo.core.errors import CondenseError
 from condensegrpo.core.failures import Failure
-from condensegrpo.core.protocols import Reading
+from condensegrpo.core.protocols import AttentionQuery
 from condensegrpo.core.trajectory import Finish, SamplingParams, ScoredTrajectory
 from condensegrpo.episodes.group import ProblemGroup
 
@@ -81,7 +81,7 @@ class Attend(NamedTuple):
     """Capture attention."""
 
     model: str  # folder or Hub id; empty: the sampler's
-    reading: Reading
+    query: AttentionQuery
 
 
 class SamplerRequest(NamedTuple):

@@ -9,7 +9,7 @@ from typing import cast
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.failures import Failure
-from condensegrpo.core.protocols import NamedTensors, Reading, TokenAttention
+from condensegrpo.core.protocols import AttentionQuery, NamedTensors, TokenAttention
 from condensegrpo.core.shared_sequence import shared_ids
 from condensegrpo.core.trajectory import Generation, SamplingParams, Stop
 from condensegrpo.episodes.boundary import Ended
@@ -61,17 +61,17 @@ class RemoteSampler:
         answer = await self._asked(Measure(array("I", prompt_ids), array("I", output_ids)))
         return tuple(cast("array[float]", _checked(answer)))
 
-    async def attend(self, reading: Reading) -> TokenAttention:
-        """The attention of one reading.
+    async def attend(self, query: AttentionQuery) -> TokenAttention:
+        """The attention of one query.
 
         Raises:
             SamplerError: the sampler failed.
         """
-        return await self.attend_with("", reading)
+        return await self.attend_with("", query)
 
-    async def attend_with(self, model: str, reading: Reading) -> TokenAttention:
+    async def attend_with(self, model: str, query: AttentionQuery) -> TokenAttention:
         """The attention of a frozen model that the rank holds; raises as ``attend``."""
-        return cast(TokenAttention, _checked(await self._asked(Attend(model, reading))))
+        return cast(TokenAttention, _checked(await self._asked(Attend(model, query))))
 
     def answered(self, number: int, value: object) -> None:
         """Receive the answer to a request."""
@@ -111,9 +111,9 @@ class RemoteModel:
     sampler: RemoteSampler
     version: int = 0  # it never changes
 
-    async def attend(self, reading: Reading) -> TokenAttention:
-        """The attention of one reading; raises as ``RemoteSampler.attend``."""
-        return await self.sampler.attend_with(self.name, reading)
+    async def attend(self, query: AttentionQuery) -> TokenAttention:
+        """The attention of one query; raises as ``RemoteSampler.attend``."""
+        return await self.sampler.attend_with(self.name, query)
 
 
 def _checked(answer: object) -> object:

@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 
 from condensegrpo.core.errors import CondenseError, RolloutError
 from condensegrpo.core.failures import Failure, failure_of
-from condensegrpo.core.protocols import Attends, Measures, Reading, Sampler, TokenAttention
+from condensegrpo.core.protocols import Attends, AttentionQuery, Measures, Sampler, TokenAttention
 from condensegrpo.core.shared_sequence import SharedSequence
 from condensegrpo.core.trajectory import SamplingParams, ScoredTrajectory, Stop, Trajectory
 from condensegrpo.episodes.boundary import Ended, guarded
@@ -221,8 +221,8 @@ class Worker:
                 return partial(self._sample, prompt, params)
             case Measure(prompt_ids, output_ids):
                 return partial(self._measure, tuple(prompt_ids), tuple(output_ids))
-            case Attend(model, reading):
-                return partial(self._attend, model, reading)
+            case Attend(model, query):
+                return partial(self._attend, model, query)
 
     async def _sample(self, prompt: Sequence[int], params: SamplingParams) -> SampledIds:
         reply = await generated(self._sampler, prompt, params)
@@ -231,6 +231,6 @@ class Worker:
     async def _measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> "array[float]":
         return array("d", await cast(Measures, self._sampler).measure(prompt_ids, output_ids))
 
-    async def _attend(self, model: str, reading: Reading) -> TokenAttention:
+    async def _attend(self, model: str, query: AttentionQuery) -> TokenAttention:
         attends = self._model(model) if model else cast(Attends, self._sampler)
-        return await attends.attend(reading)
+        return await attends.attend(query)
