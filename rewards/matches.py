@@ -6,7 +6,8 @@ from typing import Literal
 
 from condensegrpo.core.protocols import Problem
 from condensegrpo.rewards.mathematics import equal
-from condensegrpo.rewards.unit_tests import passes_tests
+from condensegrpo.sandbox.grade import grade_now
+from condensegrpo.sandbox.result import CallOutcome
 from condensegrpo.sandbox.sandbox import Sandbox
 from condensegrpo.storage.bfcl_memory import stands
 
@@ -17,6 +18,8 @@ _MINUS = "\N{MINUS SIGN}"
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 _NUMBERS = re.compile(r"(?<![\w.])[+-]?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w.])[+-]?\$?\.\d+")
 _TOLERANCE = 1e-6
+MAX_CODE = 100_000  # characters of an answer's code; longer code fails
+_FENCED = re.compile(r"^[ \t]*```(?:python|py)?[ \t\r]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE | re.IGNORECASE)
 
 
 class Matcher:
@@ -139,3 +142,30 @@ def folded_aliases(problem: Problem) -> frozenset[str]:
 
 def _fold(text: str) -> str:
     return " ".join(text.casefold().split())
+
+
+def passes_tests(answer: str, problem: Problem, sandbox: Sandbox) -> bool:
+    """Whether an answer's code passes every test of ``problem.data``: ``tests``, ``test_setup``, ``entry``.
+
+    Values are compared, never exit codes or printed text.
+
+    Raises:
+        SandboxError: no isolation backend works on this machine.
+        RuntimeError: the sandbox itself failed, so the verdict is unknown.
+    """
+    code = code_of(answer)
+    if len(code) > MAX_CODE:
+        return False
+    data = problem.data
+    verdict = grade_now(
+        sandbox, code, tuple(data["tests"]), setup=data.get("test_setup", ""), entry=tuple(data.get("entry", ()))
+    )
+    if CallOutcome.LOST in (verdict.judge.outcome, verdict.code.outcome):
+        raise RuntimeError(f"judging problem {problem.id}: the sandbox failed: {verdict.reasons[0]}")
+    return verdict.all_passed
+
+
+def code_of(answer: str) -> str:
+    """The code of an answer: its last fenced Python block, or the whole answer if it has none."""
+    blocks = _FENCED.findall(answer)
+    return str(blocks[-1]) if blocks else answer

@@ -4,12 +4,17 @@ Simplifying an expression may not terminate, and a thread cannot be stopped. The
 signal ends it when a pair has used ``SECONDS`` of CPU time, the pair counts as unequal, and the next pair starts a new
 worker. CPU time, so that a reward does not depend on the load of the machine. The comparison has no settings, so all
 rewards of a program share one worker. It ends with the program, however that ends: its input closes.
+
+The worker runs this file: ``main`` reads pairs and their time limits as JSON lines and writes true or false. It alone
+imports math-verify.
 """
 
 import atexit
 import json
 import os
+import resource
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +24,8 @@ SECONDS = 5.0  # of CPU time for one pair
 PATIENCE = 24  # wall-clock seconds per second of CPU time before this process kills the worker
 START_SECONDS = 120.0  # for the process to import sympy
 MAX_CHARS = 2000  # of an expression; longer ones are unequal to anything
+MEMORY = 4 << 30  # bytes of address space of the worker
+LIBRARY_SECONDS = 120  # wall clock limit within math-verify; the timer ends the worker long before
 
 
 class _Worker:
@@ -26,7 +33,7 @@ class _Worker:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "condensegrpo.rewards.mathematics_worker"],
+            [sys.executable, "-m", "condensegrpo.rewards.mathematics"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -39,7 +46,7 @@ class _Worker:
             raise RuntimeError(
                 f"starting the comparison of mathematics: found the reply {reply!r} of its process (None: it ended, or "
                 f"did not reply within {START_SECONDS:g} s), wanted 'ready'. Check that math-verify and "
-                f"antlr4-python3-runtime==4.13.2 are installed: python -m condensegrpo.rewards.mathematics_worker"
+                f"antlr4-python3-runtime==4.13.2 are installed: python -m condensegrpo.rewards.mathematics"
             )
 
     def ask(self, answer: str, truth: str, seconds: float) -> bool | None:
@@ -115,3 +122,51 @@ def _stop_in(owner: int) -> None:
 
 
 atexit.register(_stop_in, os.getpid())
+
+
+def main() -> None:
+    """The worker process: reports readiness after a first pair, which triggers late imports, then answers.
+
+    It ends when its input closes, or by the signal of a timer when a pair exceeds its limit of CPU time.
+    """
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    _send("ready" if _verified("\\frac{1}{2}", "0.5") else "broken")
+    for line in sys.stdin:
+        answer, truth, seconds = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal is not handled and ends the process
+        result = _verified(answer, truth)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _send(result)
+
+
+def _send(message: object) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def _verified(answer: str, truth: str) -> bool:
+    from math_verify import verify
+
+    try:
+        expected = _parsed(truth)
+        return bool(expected) and bool(verify(expected, _parsed(answer), timeout_seconds=LIBRARY_SECONDS))
+    except (Exception, MemoryError):  # the boundary to sympy, which raises any exception for unusual expressions
+        return False
+
+
+def _parsed(text: str) -> list[object]:
+    """The expressions that math-verify finds in a text; the whole text is one, unless it marks an expression."""
+    from math_verify import parse
+
+    bare = text.strip()
+    marked = "\\boxed" in bare or "$" in bare or "\\(" in bare or "\\[" in bare
+    expressions: list[object] = parse(
+        bare if marked else f"\\boxed{{{bare}}}", parsing_timeout=LIBRARY_SECONDS, fallback_mode="no_fallback"
+    )
+    return expressions or list(parse(bare, parsing_timeout=LIBRARY_SECONDS))
+
+
+if __name__ == "__main__":
+    main()

@@ -3,11 +3,10 @@
 import warnings
 from typing import Literal, NamedTuple
 
-from condensegrpo.core.protocols import Problem
+from condensegrpo.core.protocols import Problem, RewardResult
 from condensegrpo.core.syntax import parsed
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.rewards.matches import Matcher
-from condensegrpo.rewards.unit_tests import MAX_CODE, code_of
+from condensegrpo.rewards.matches import MAX_CODE, Matcher, code_of
 
 Domain = Literal["general", "math", "coding"]
 MAX_VALUE = 300  # characters of an answer in the domain math: a value and no essay
@@ -18,6 +17,10 @@ class Judgement(NamedTuple):
 
     format_valid: bool
     correct: float  # 0.0 or 1.0; 0.0 where the format is invalid
+
+    def pays(self, name: str, total: float) -> RewardResult:
+        """The result of a reward that pays ``total``, its only component, and reports this judgement."""
+        return RewardResult(total=total, components={name: total}, format_valid=self.format_valid, correct=self.correct)
 
 
 def judge(

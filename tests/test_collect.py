@@ -15,8 +15,8 @@ from condensegrpo.core.protocols import GroupReward, Problem, Reward
 from condensegrpo.core.trajectory import ScoredTrajectory, Stop, Trajectory
 from condensegrpo.episodes.collect import check_each_rank, collect, failures_of, report_failures
 from condensegrpo.episodes.group import problem_groups
-from condensegrpo.rewards.correct import Correct
-from condensegrpo.rewards.linear_pass_rate import LinearPassRate
+from condensegrpo.rewards.context import LinearPassRate
+from condensegrpo.rewards.outcome import Correct
 from condensegrpo.samplers.scripted import ScriptedSampler
 
 

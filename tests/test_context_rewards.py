@@ -16,11 +16,14 @@ from condensegrpo.assembly.plugins import build
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.protocols import GroupReward, Problem, Reward, RewardResult
 from condensegrpo.core.trajectory import Stop, Trajectory
-from condensegrpo.rewards.context import Measure, context_tokens
-from condensegrpo.rewards.inverse_max_context import InverseMaxContext
-from condensegrpo.rewards.inverse_scaled import InverseScaled
-from condensegrpo.rewards.linear_pass_rate import LinearPassRate
-from condensegrpo.rewards.multiplicative import Multiplicative
+from condensegrpo.rewards.context import (
+    InverseMaxContext,
+    InverseScaled,
+    LinearPassRate,
+    Measure,
+    Multiplicative,
+    context_tokens,
+)
 
 SEVEN = Problem(id="p0", question="3 + 4?", answer="7")
 ANCHORS: Mapping[str, float] = {"context_low": 100, "context_high": 400, "coefficient": 0.4}

@@ -15,7 +15,7 @@ from tiny import qwen3, tokenizer
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.protocols import Problem, Task
 from condensegrpo.learner.policy import configuration, load_policy, load_tokenizer, save_policy
-from condensegrpo.rewards.correct import Correct
+from condensegrpo.rewards.outcome import Correct
 from condensegrpo.tasks.gsm8k import Gsm8k
 from condensegrpo.tasks.jsonl import Jsonl
 from condensegrpo.tasks.mbpp import Mbpp

@@ -25,7 +25,7 @@ from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.settings import ToolLimits
 from condensegrpo.episodes.toolcalls import Toolbox
-from condensegrpo.rewards.environment import EnvironmentOutcome
+from condensegrpo.rewards.outcome import EnvironmentOutcome
 from condensegrpo.storage.trajectories import Provenance, read_trajectories, write_trajectory
 from condensegrpo.tasks.guess import Guess
 from condensegrpo.tasks.notebook import Notebook

@@ -16,16 +16,12 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Problem, RewardResult
 from condensegrpo.core.trajectory import Stop, Trajectory, Turn
 from condensegrpo.rewards import mathematics
-from condensegrpo.rewards.answer_in_results import AnswerInResults
-from condensegrpo.rewards.answered import Answered
-from condensegrpo.rewards.code_execution import CodeExecution
-from condensegrpo.rewards.correct import Correct
-from condensegrpo.rewards.exact_match import AnswerContains, ExactMatch
-from condensegrpo.rewards.inverse_max_context import InverseMaxContext
-from condensegrpo.rewards.matches import last_number
+from condensegrpo.rewards.context import InverseMaxContext
+from condensegrpo.rewards.format import XmlFormat, XmlFormatAws, XmlTags
+from condensegrpo.rewards.matches import code_of, last_number
 from condensegrpo.rewards.mathematics import equal
-from condensegrpo.rewards.unit_tests import code_of
-from condensegrpo.rewards.xml_format import XmlFormat, XmlFormatAws, XmlTags
+from condensegrpo.rewards.outcome import AnswerContains, Answered, Correct, ExactMatch
+from condensegrpo.rewards.turns import AnswerInResults, CodeExecution
 from condensegrpo.sandbox.sandbox import Sandbox
 
 PARIS = Problem(id="p", question="?", answer="Paris", data={"aliases": ["Paris", "City of Light"]})

@@ -13,13 +13,10 @@ from condensegrpo.core.errors import PluginError
 from condensegrpo.core.protocols import Problem, Reward, RewardResult
 from condensegrpo.core.reward_parts import RewardPart
 from condensegrpo.core.trajectory import Stop, Trajectory
-from condensegrpo.rewards.correct import Correct
+from condensegrpo.rewards.context import InverseMaxContext, InverseScaled, Multiplicative
 from condensegrpo.rewards.format import Format
-from condensegrpo.rewards.inverse_max_context import InverseMaxContext
-from condensegrpo.rewards.inverse_scaled import InverseScaled
 from condensegrpo.rewards.matches import Match, Matcher, number
-from condensegrpo.rewards.multiplicative import Multiplicative
-from condensegrpo.rewards.tool_calls import ToolCalls
+from condensegrpo.rewards.outcome import Correct, ToolCalls
 from condensegrpo.rewards.verdict import correct, format_valid
 from condensegrpo.rewards.weighted_sum import WeightedSum
 

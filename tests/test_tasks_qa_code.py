@@ -14,7 +14,7 @@ from condensegrpo.assembly.plugins import build
 from condensegrpo.core.errors import DataError, PluginError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Environment, Step
-from condensegrpo.rewards.unit_tests import passes_tests
+from condensegrpo.rewards.matches import passes_tests
 from condensegrpo.sandbox.sandbox import Sandbox
 from condensegrpo.tasks.answers import AnswerStyle, read_answer
 from condensegrpo.tasks.gsm8k import CODE_SYSTEM, Gsm8k

@@ -15,11 +15,10 @@ from condensegrpo.core.protocols import Problem, Reward, RewardResult, TurnRewar
 from condensegrpo.core.reward_parts import RewardPart
 from condensegrpo.core.trajectory import ScoredTrajectory, Stop, Trajectory
 from condensegrpo.episodes.scoring import score
-from condensegrpo.rewards.correct import Correct
+from condensegrpo.rewards.context import InverseMaxContext
 from condensegrpo.rewards.format import Format
-from condensegrpo.rewards.inverse_max_context import InverseMaxContext
-from condensegrpo.rewards.tool_calls import ToolCalls
-from condensegrpo.rewards.tool_execution import ToolExecution
+from condensegrpo.rewards.outcome import Correct, ToolCalls
+from condensegrpo.rewards.turns import ToolExecution
 from condensegrpo.rewards.weighted_sum import WeightedSum
 
 SEVEN = Problem(id="p0", question="3 + 4?", answer="7")

@@ -14,10 +14,7 @@ from condensegrpo.algorithms.credit import Estimator, Scores
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols import GroupReward, Problem, Reward, RewardResult
 from condensegrpo.core.trajectory import Stop, Trajectory
-from condensegrpo.rewards.inverse_max_context import InverseMaxContext
-from condensegrpo.rewards.inverse_scaled import InverseScaled
-from condensegrpo.rewards.linear_pass_rate import LinearPassRate
-from condensegrpo.rewards.multiplicative import Multiplicative
+from condensegrpo.rewards.context import InverseMaxContext, InverseScaled, LinearPassRate, Multiplicative
 
 CONTEXTS = (100, 200, 400, 1600)
 TAX = {"context_low": 100.0, "context_high": 1600.0, "coefficient": 0.2}

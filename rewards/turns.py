@@ -1,0 +1,136 @@
+"""Rewards of single turns: their tool calls, the results of those, and what a turn adds to what the context knows."""
+
+import re
+from collections.abc import Sequence
+from typing import Annotated
+
+from annotated_types import Ge, Gt
+
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import Problem
+from condensegrpo.core.trajectory import Trajectory, Turn
+from condensegrpo.rewards.matches import folded_aliases
+
+_TAGS = re.compile(r"\s*<(result|output)>(.*)</\1>\s*", re.DOTALL)
+_FAULT = re.compile(r"Error:|Traceback|timed out|did not finish within|the code was ended")
+
+
+class ToolExecution:
+    """(tool calls of this turn that worked) / (tool calls of the whole trajectory): a turn reward.
+
+    Summed over the turns that is successes/attempts, what the reward ``tool_calls`` pays the outcome. All 0 where no
+    tool was called.
+
+        calls 2, 0, 2; worked 1, 0, 2   ─▶   0.25, 0, 0.5
+    """
+
+    def turn_rewards(self, trajectory: Trajectory, problem: Problem) -> tuple[float, ...]:
+        """One number a turn."""
+        attempts = sum(turn.tool_attempts for turn in trajectory.turns)
+        successes_K = (turn.tool_successes for turn in trajectory.turns)
+        return tuple(successes / attempts if attempts else 0.0 for successes in successes_K)
+
+
+class CodeExecution:
+    """share·(good calls of this turn)/(valid calls of the trajectory) + each·(good calls of this turn): a turn reward.
+
+    A call is valid if it could be read, and good if its result is not blank and holds none of ``Error:``, ``Traceback``
+    or a time-out. Summed over the turns that is share·good/valid + each·good; all 0 without a valid call.
+
+        valid 1, 0, 1; good 1, 0, 0; share 0.3, each 0.05   ─▶   0.2, 0, 0
+    """
+
+    def __init__(self, *, share: Annotated[float, Ge(0)] = 0.3, each: Annotated[float, Ge(0)] = 0.05) -> None:
+        self._share = share
+        self._each = each
+
+    def turn_rewards(self, trajectory: Trajectory, problem: Problem) -> tuple[float, ...]:
+        """One number a turn."""
+        valid = sum(map(valid_calls, trajectory.turns))
+        good_K = map(good_calls, trajectory.turns)
+        return tuple(self._share * good / valid + self._each * good if valid else 0.0 for good in good_K)
+
+
+class AnswerInResults:
+    """1 for the turn with the first tool result if it contains any alias of the answer, case ignored: a turn reward.
+
+    results "Error: …" in turn 0, "… Paris …" in turn 2; answer Paris   ─▶   0, 0, 0
+    """
+
+    def turn_rewards(self, trajectory: Trajectory, problem: Problem) -> tuple[float, ...]:
+        """One number a turn.
+
+        Raises:
+            ValueError: the problem has no ground truth.
+        """
+        aliases = folded_aliases(problem)
+        paid_K = [0.0] * len(trajectory.turns)
+        for at, turn in enumerate(trajectory.turns):
+            results = results_of(turn)
+            if results:
+                paid_K[at] = float(any(alias in results[0].lower() for alias in aliases))
+                break
+        return tuple(paid_K)
+
+
+class AnswerInformation:
+    """The gain of information about the ground truth from a turn's context to the next one's, bounded.
+
+        r_t = min(max(I_(t+1) − I_t, −bound), bound),   I_t = log π(ground truth | c_t) in nats
+
+    The last turn has no context after it and gets 0. A turn whose context was not measured (one that writes a summary)
+    lies between two measured turns: it precedes the next context, so it gets the gain. Unbounded gains add up to
+    I of the last context less I of the first, whatever happened between.
+
+        I −9.0 −4.0 −4.5  ─▶  5.0 −0.5 0
+    """
+
+    def __init__(self, *, bound: Annotated[float, Gt(0)] = 10.0) -> None:
+        self._bound = bound
+
+    def turn_rewards(self, trajectory: Trajectory, problem: Problem) -> Sequence[float]:
+        """One number a turn.
+
+        Raises:
+            ValueError: no turn was measured.
+        """
+        measured = [turn.answer_logprob for turn in trajectory.turns]
+        if measured and all(value is None for value in measured):
+            raise ValueError(
+                f"no turn says what its context knows of the answer: set rollout.answer_form, such as "
+                f"'<answer>{{answer}}</answer>'; the ground truth is {problem.answer!r}"
+            )
+        paid, last = [0.0] * len(measured), None
+        for turn, value in enumerate(measured):
+            if value is not None and last is not None:
+                paid[turn - 1] = min(max(value - last, -self._bound), self._bound)
+            last = last if value is None else value
+        return paid
+
+
+def results_of(turn: Turn) -> tuple[str, ...]:
+    """The texts of a turn's tool results in order, errors and what answered malformed calls included, without tags."""
+    return tuple(map(_bare, _answers_to_calls(turn)))
+
+
+def valid_calls(turn: Turn) -> int:
+    """Calls of a turn that could be read and were answered."""
+    return sum(message.name is not None for message in _answers_to_calls(turn))
+
+
+def good_calls(turn: Turn) -> int:
+    """Those of them whose result is not blank and holds none of ``Error:``, ``Traceback`` or a time-out.
+
+    "24"  ─▶  1      ""  ─▶  0      "Error: python: …"  ─▶  0      "no exception"  ─▶  1
+    """
+    texts = (_bare(message) for message in _answers_to_calls(turn) if message.name is not None)
+    return sum(bool(text.strip()) and not _FAULT.search(text) for text in texts)
+
+
+def _answers_to_calls(turn: Turn) -> tuple[Message, ...]:
+    return tuple(message for message in turn.observations if message.tool_call_id is not None)
+
+
+def _bare(message: Message) -> str:
+    tagged = _TAGS.fullmatch(message.text)
+    return tagged[2] if tagged else message.text
