@@ -494,6 +494,13 @@ def test_a_sound_run_has_no_breach(demo: Path) -> None:
     assert list(json.loads(inspect(demo, "--check", "--json"))["breaches"].values()) == [[], []]  # of both steps
 
 
+def test_a_line_of_a_check_is_not_broken_however_long_the_path_is(demo: Path) -> None:
+    (demo / "trajectories" / "step_000001.jsonl").unlink()
+    done = CliRunner(env={"COLUMNS": "30"}).invoke(command(), [str(demo), "--check"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout == f"{demo}/trajectories/step_000002.jsonl: 4 trajectories, 16 turns, no breach\n"
+
+
 def test_an_undeclared_condensation_is_a_breach(tmp_path: Path) -> None:
     """The pitfall of the field: a rewritten prompt that nobody declared."""
     one = scored(trajectory(turn([1, 2], [10]), turn([1, 2, 99], [11])), 0.5)
@@ -594,7 +601,7 @@ def test_a_step_without_a_whole_line_is_left_out(demo: Path, tmp_path: Path, beg
 
 def test_a_damaged_file_is_one_line_on_stderr_without_a_traceback(demo: Path) -> None:
     file = demo / "trajectories" / "step_000002.jsonl"
-    file.write_text(file.read_text().replace('"version":4', '"version":5', 1))
+    file.write_text(file.read_text().replace('"version":1', '"version":5', 1))
     code = """
 import sys, typer
 from condensegrpo.cli.inspect_trajectory import inspect_trajectory
@@ -609,7 +616,7 @@ except CondenseError as error:
     done = subprocess.run([sys.executable, "-c", code, str(demo)], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert "line 1: found version 5, wanted 1 to 4" in done.stderr
+    assert "line 1: found version 5, wanted 1" in done.stderr
     with pytest.raises(TrajectoryFileError):
         inspect(demo)
 

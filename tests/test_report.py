@@ -115,7 +115,7 @@ def test_the_samples_of_a_file_are_a_correct_one_a_wrong_one_and_the_largest_con
         one = ledger_episode(["<note> 3 </note>"] * turns, ["+2"] * turns, id=f"1/0/{sample}", sample=sample)
         write_trajectory(run.trajectories(1), scored(one, correct, correct=correct))
     with run.trajectories(1).open("ab") as file:
-        file.write(b'{"version":4,"trajectory":{"id":"1/0/9"')  # being written
+        file.write(b'{"version":1,"trajectory":{"id":"1/0/9"')  # being written
     (samples,) = SampleReader(run).read()
     assert [(one.id, one.chosen) for one in samples.trajectories] == [
         ("1/0/0", "the first correct"),

@@ -195,7 +195,7 @@ def test_a_trajectory_line_is_versioned_and_readable_by_others(tmp_path: Path) -
     path = tmp_path / "t.jsonl"
     write_trajectory(path, example())
     line = json.loads(path.read_text())
-    assert line["version"] == 4
+    assert line["version"] == 1
     assert line["trajectory"]["turns"][1]["output_ids"] == [11, 12]
     assert line["trajectory"]["stop"] == "answered"
     assert line["score"]["components"] == {"correct": 1.0}
@@ -234,7 +234,7 @@ def test_appending_after_a_cut_off_line_does_not_bury_it_in_the_middle(tmp_path:
     path = tmp_path / "t.jsonl"
     write_trajectory(path, example("a"))
     with path.open("a") as file:
-        file.write('{"version": 2, "traj' + "x" * 200_000)
+        file.write('{"version": 1, "traj' + "x" * 200_000)
     write_trajectory(path, example("b"))
     assert [one.trajectory.id for one in read_trajectories(path).trajectories] == ["a", "b"]
 
@@ -267,11 +267,11 @@ def at(line: object, *place: object, value: object) -> object:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda line: {**line, "version": 5}, "found version 5, wanted 1 to 4"),
-        (lambda line: {"trajectory": line["trajectory"]}, "found version None, wanted 1 to 4"),
+        (lambda line: {**line, "version": 5}, "found version 5, wanted 1"),
+        (lambda line: {"trajectory": line["trajectory"]}, "found version None, wanted 1"),
         (lambda line: [line], "found list, wanted an object"),
         (lambda line: {**line, "extra": 1}, "unknown field 'extra'"),
-        (lambda line: {"version": 4, "score": line["score"]}, "_TrajectoryLine misses trajectory"),
+        (lambda line: {"version": 1, "score": line["score"]}, "_TrajectoryLine misses trajectory"),
         (lambda line: at(line, "trajectory", "stop", value="bored"), "trajectory.stop: wanted one of answered"),
         (lambda line: at(line, "trajectory", "answer", value=7), "trajectory.answer: wanted text, found 7"),
         (lambda line: at(line, "trajectory", "seconds", value=True), "trajectory.seconds: wanted a number, found True"),
@@ -417,13 +417,13 @@ def test_credit_is_replaced_not_appended_and_leaves_no_file_aside(tmp_path: Path
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_became_of_a_trajectory_reads_back_and_older_credit_without_it_too(tmp_path: Path) -> None:
+def test_what_became_of_a_trajectory_reads_back_and_credit_without_it_trained(tmp_path: Path) -> None:
     path = tmp_path / "c.jsonl"
     write_credit(path, [Credit(trajectory="a", advantages=(), weights=(), handling="drop")])
     assert read_credit(path)["a"].handling == "drop"
     path.write_text(path.read_text().replace(',"handling":"drop"', ""))
     assert read_credit(path)["a"].handling == "train"
-    path.write_text('{"version":2,"credit":{"trajectory":"a","advantages":[],"weights":[],"handling":"lost"}}\n')
+    path.write_text('{"version":1,"credit":{"trajectory":"a","advantages":[],"weights":[],"handling":"lost"}}\n')
     with pytest.raises(TrajectoryFileError, match=r"credit\.handling: wanted one of train, mask, penalise, drop"):
         read_credit(path)
 

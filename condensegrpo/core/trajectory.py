@@ -179,7 +179,7 @@ class Rejected:
 class Trajectory:
     """One episode, [(c_1, o_1), …, (c_k, o_k)]. It may have no turn at all if nothing could be sampled."""
 
-    id: str  # step/problem/sample, such as 6/12/3; of files of version 2 and older 6-<problem id>-3
+    id: str  # step/problem/sample, such as 6/12/3
     problem_id: str
     group_id: str  # step/problem: the number of a problem counts those of a batch, from 0
     sample: int  # its number in its group, from 0

@@ -23,7 +23,7 @@ class TrajectoryBatch:
     file: Path
     run: Path | None  # the run folder that the file lies in
     number: int | None  # the step, if the file lies in a run folder or says it
-    provenance: Provenance | None  # None: of an older file
+    provenance: Provenance | None  # None: the file has none
     is_evaluation: bool  # whether they were sampled to evaluate, so that nothing is learned from them
     problems: tuple[str, ...]  # a last line that is cut off
     trajectories: int  # how many

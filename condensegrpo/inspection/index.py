@@ -29,12 +29,7 @@ from condensegrpo.storage.codec import decode
 from condensegrpo.storage.credit import read_credit
 from condensegrpo.storage.trajectories import Provenance, read_trajectory
 
-BATCH = (  # columns; trajectories of evaluations in older files are called -1-…
-    "name, problem, provenance, count, success, signal, provenance IS NULL AND "
-    "EXISTS (SELECT 1 FROM trajectories WHERE file = files.file AND id GLOB '-1-*')"
-)
-
-
+BATCH = "name, problem, provenance, count, success, signal"  # columns
 EXPRESSIONS = {  # of ``filters.FIELDS``, where they are no column
     "group": "grp",
     "advantage": "(SELECT avg(value) FROM json_each(iif(json_valid(advantages), advantages, NULL)))",
@@ -274,7 +269,6 @@ def _batch(
     count: int,
     success: float,
     signal: float | None,
-    evaluates: int,
 ) -> TrajectoryBatch:
     known = decode(Provenance, json.loads(provenance)) if provenance is not None else None
     digits = file.stem.removeprefix("step_")
@@ -283,7 +277,7 @@ def _batch(
         run=run_of(file),
         number=int(digits) if is_training(file) and digits.isdecimal() else known.step if known else None,
         provenance=known,
-        is_evaluation=known.evaluation is not None if known is not None else bool(evaluates),
+        is_evaluation=known is not None and known.evaluation is not None,
         problems=(problem,) if problem is not None else (),
         trajectories=count,
         success=success,

@@ -29,7 +29,7 @@ class ReadResult:
     """The content of a trajectory file."""
 
     trajectories: tuple[ScoredTrajectory, ...]  # in the order in which they finished
-    provenance: Provenance | None  # of the last one; None: not known, as in files of version 2 and older
+    provenance: Provenance | None  # of the last one; None: it was not given
     problems: tuple[str, ...]  # a last line that is cut off and could not be read
 
 
