@@ -185,7 +185,7 @@ def test_ctrl_c_is_not_the_plugins(times: int) -> None:
 
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        # a signal that another thread gets is handled at the next check of the part: in 6 / 20 seconds at the latest
+        # a signal that another thread gets is handled at the next check of the step: in 6 / 20 seconds at the latest
         asyncio.run(guarded(interrupted, who="it", stop=Stop.ENVIRONMENT_ERROR, turn_seconds=6))
     assert time.monotonic() - began < 2
 

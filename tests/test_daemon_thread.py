@@ -49,3 +49,20 @@ def test_a_cancelled_call_is_skipped_and_close_lets_those_that_wait_run() -> Non
     assert made == ["last"]
     with pytest.raises(RuntimeError, match="the thread 'mine' was closed"):
         worker.submit(lambda: None)
+
+
+def test_the_outcome_of_a_call_is_awaited_within_a_time_limit() -> None:
+    release, worker = threading.Event(), DaemonThread("mine")
+    error = TimeoutError("of the call")
+
+    def fail() -> None:
+        raise error
+
+    assert worker.outcome(lambda: 5, 10) == (5, None)
+    assert worker.outcome(fail, 10) == (None, error)
+    with pytest.raises(TimeoutError):
+        worker.outcome(lambda: release.wait(10), 0.02)
+    release.set()
+    assert worker.outcome(lambda: 6, 10) == (6, None)
+    worker.close()
+    assert worker.join(10)

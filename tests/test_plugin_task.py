@@ -1,8 +1,9 @@
-"""Tasks of plug-ins: everything happens as on the event loop alone, except that no part holds it up for ever."""
+"""Tasks of plug-ins: everything happens as on the event loop alone, except that no step blocks it for ever."""
 
 import asyncio
 import contextlib
 import gc
+import inspect
 import sys
 import threading
 import time
@@ -176,3 +177,15 @@ def test_one_worker_serves_a_loop_and_ends_with_it() -> None:
     while used & {thread.ident for thread in threading.enumerate() if not thread.name.startswith(ABANDONED)}:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_task_that_is_cancelled_before_its_first_step_closes_its_coroutine() -> None:
+    async def run() -> None:
+        work = asyncio.sleep(20)
+        task = started(work)
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+        assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
+
+    asyncio.run(run())

@@ -4,13 +4,16 @@
 This one is for calls that may block for ever, or that the end of the process may cut off.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from queue import SimpleQueue
-from typing import Any, TypeVar
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 T = TypeVar("T")
+CHECKS = 20  # of a call within its time limit
 
 
 class DaemonThread:
@@ -26,7 +29,7 @@ class DaemonThread:
 
     def __init__(self, name: str) -> None:
         """Start the thread."""
-        self._calls = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]()
+        self._calls = SimpleQueue[Callable[[], None] | None]()
         self._closed = False
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.thread.start()
@@ -42,11 +45,25 @@ class DaemonThread:
         Raises:
             RuntimeError: the thread was closed.
         """
-        if self._closed:
-            raise RuntimeError(f"submitting a call: the thread {self.thread.name!r} was closed")
         future: Future[T] = Future()
-        self._calls.put((future, call))
+        self._put(partial(_complete, future, call))
         return future
+
+    def outcome(self, call: Callable[[], T], seconds: float) -> tuple[T, None] | tuple[None, BaseException]:
+        """What a call returns or raises, made after those that wait: for two thirds of the cost of a future.
+
+        The time limit is counted in checks, since a process that was stopped has not exceeded it.
+
+        Raises:
+            TimeoutError: it does neither in time; it goes on.
+            RuntimeError: the thread was closed.
+        """
+        outcomes = SimpleQueue[tuple[T, None] | tuple[None, BaseException]]()
+        self._put(partial(_answer, outcomes, call))
+        for _ in range(CHECKS):
+            with contextlib.suppress(Empty):
+                return outcomes.get(timeout=seconds / CHECKS)
+        raise TimeoutError
 
     def close(self) -> None:
         """Let the thread end after the submitted calls. Does not wait; see ``join``. May be called twice."""
@@ -59,10 +76,16 @@ class DaemonThread:
         self.thread.join(seconds)
         return not self.thread.is_alive()
 
+    def _put(self, call: Callable[[], None]) -> None:
+        if self._closed:
+            raise RuntimeError(f"submitting a call: the thread {self.thread.name!r} was closed")
+        self._calls.put(call)
+
     def _run(self) -> None:
-        while (submitted := self._calls.get()) is not None:
-            _complete(*submitted)
-            del submitted  # else it would live until the next call
+        with contextlib.suppress(SystemExit):  # of ``thread_call.abandon``, before or after the call
+            while (call := self._calls.get()) is not None:
+                call()
+                del call  # else it would stay in memory until the next one
 
 
 def _complete(future: Future[T], call: Callable[[], T]) -> None:
@@ -76,3 +99,11 @@ def _complete(future: Future[T], call: Callable[[], T]) -> None:
         del future  # the error's traceback refers to this frame
     else:
         future.set_result(result)
+
+
+def _answer(outcomes: "SimpleQueue[tuple[T, None] | tuple[None, BaseException]]", call: Callable[[], T]) -> None:
+    """Make a call and hand its outcome to the waiting thread."""
+    try:
+        outcomes.put((call(), None))
+    except BaseException as error:  # raised there
+        outcomes.put((None, error))

@@ -1,39 +1,48 @@
-"""Tasks of plug-ins on an event loop that none of them can hold up for ever. Standard library only.
+"""Asynchronous code of plug-ins: tasks of an event loop that none of them can block for ever. Standard library only.
 
-The code of a coroutine runs in parts, from one ``await`` that waits to the next. Each part of a plug-in's task runs in
+An event loop runs a task in steps, from one ``await`` that suspends it to the next. A step of a plug-in's task runs in
 a worker thread while the thread of the event loop waits for it, so that everything happens in the same order as without
-a second thread. A part that exceeds its time limit is abandoned with its thread: its task ends with ``Blocked``, and
+a second thread. A step that exceeds its time limit is abandoned with its thread: its task ends with ``Blocked``, and
 the loop goes on with a new worker.
 
     loop    ──┐        ┌── other tasks ──┐        ┌──
-    worker    └─ part ─┘                 └─ part ─┘
+    worker    └─ step ─┘                 └─ step ─┘
+
+A worker shows the plug-in the same running loop and current task as the thread of the loop, through hooks that asyncio
+exports for event loops and task classes of others (https://docs.python.org/3/library/asyncio-extending.html). Ordinary
+calls cannot replace them. A step that waits outside of Python cannot be interrupted, so it must not run in the thread
+of the loop. Nor can another thread continue the loop meanwhile: the step is still its current task. A second loop for
+plug-ins would have the same fault for every plug-in that waits on it, and would call them in an order that varies.
 
 Callbacks (``loop.call_soon``, ``Future.add_done_callback``) run in the thread of the loop, without a limit.
 """
 
 import asyncio
-import contextlib
+import inspect
 import sys
-import threading
+import types
 import weakref
 from collections import Counter
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from functools import partial
-from queue import Empty, SimpleQueue
+from types import FrameType
 from typing import Any, TypeVar
 
+from condensegrpo.core.daemon_thread import DaemonThread
+from condensegrpo.core.failures import Failure, place_of
 from condensegrpo.core.thread_call import abandon, too_many_abandoned
 from condensegrpo.core.wording import counted
 
 T = TypeVar("T")
-CHECKS = 20  # of a part within its seconds. Counted in checks, since a stopped process is not a part that hangs
-LEAST_SECONDS = 1.0  # that a part has, whatever its limit: a busy machine may stall a thread for that long
+RunStep = Callable[[Callable[[], object]], object]
+Hooks = tuple[Any, Any]  # of asynchronous generators, see ``sys.set_asyncgen_hooks``
+MIN_SECONDS = 1.0  # limit of a step, whatever is configured: a busy machine may stall a thread for that long
 
 
 class Blocked(Exception):
-    """A part of a plug-in's task exceeded its time limit, or was not begun."""
+    """A step of a plug-in's task exceeded its time limit, or was not started."""
 
     def __init__(self, message: str, place: str = "") -> None:
         super().__init__(message, place)
@@ -45,67 +54,66 @@ class Blocked(Exception):
         return f"{self.message} ({self.place})" if self.place else self.message
 
 
+async def result_of_task(
+    work: Coroutine[Any, Any, T], *, name: str, step_seconds: float, seconds: float | None, setting: str = ""
+) -> T | Failure:
+    """The result of a coroutine of a plug-in, or why there is none: time limit exceeded, loop blocked, cancelled.
+
+    It runs in a task of its own: if it ignores its cancellation it is abandoned, and if it raises ``CancelledError`` or
+    cancels its task, only the work ends. What it raises otherwise is raised; a cancellation of the caller cancels it.
+
+    Args:
+        name: of the plug-in, for the failure: ``the environment``.
+        step_seconds: for which the work may block the event loop, see ``plugin_task``.
+        seconds: for all of the work; None: no limit.
+        setting: the configuration key of that limit, for the failure; empty: there is none.
+    """
+    task = plugin_task(work, name=name, seconds=step_seconds)
+    task.add_done_callback(_retrieve)
+    try:
+        if not await wait_for_task(task, seconds) and seconds is not None:
+            message = f"no result within {counted(seconds, 'second')}{setting and f' ({setting})'}"
+            return Failure(source=name, error="", message=message, place=place_of(_suspended(work)))
+        if task.cancelled():
+            return Failure(source=name, error="CancelledError", message="it cancelled itself")
+        return task.result()
+    except Blocked as blocked:
+        return Failure(source=name, error="", message=blocked.message, place=blocked.place)
+    finally:
+        task.cancel()
+
+
 def plugin_task(work: Coroutine[Any, Any, T], *, name: str, seconds: float) -> asyncio.Task[T]:
     """Start a coroutine of a plug-in as a task, like ``asyncio.create_task``. Tasks that it creates are run likewise.
 
     Args:
         name: of the plug-in: ``the environment``.
-        seconds: that each part may take, at least one. After an abandoned part it is half of that, and so on,
+        seconds: that each step may take, at least one. After an abandoned step it is half of that, and so on,
             until a task of that name ends by itself.
     """
     loop = asyncio.get_running_loop()
     if loop.get_task_factory() is None:
-        loop.set_task_factory(_create)  # type: ignore[arg-type]  # typeshed still has generators as coroutines
+        loop.set_task_factory(_create_task)  # type: ignore[arg-type]  # typeshed still has generators as coroutines
     context = copy_context()
-    context.run(_limits.set, _Limit(name, seconds, _workers_of(loop)))
-    return context.run(_create, loop, work)
+    context.run(_limit.set, _Limit(name, seconds, _workers_of(loop)))
+    return context.run(_create_task, loop, work)
 
 
 async def wait_for_task(task: asyncio.Task[Any], seconds: float | None) -> bool:
-    """Whether a task ends within its time limit, not counting what abandoned parts of other tasks took of that time.
+    """Whether a task ends within its time limit, not counting what abandoned steps of other tasks took of that time.
 
     Unlike ``asyncio.wait_for``, it does not wait for a task that ignores its cancellation.
     """
-    ended = asyncio.get_running_loop().create_future()
-
-    def wake(_: object = None) -> None:
-        if not ended.done():
-            ended.set_result(None)
-
-    timer = None if seconds is None else _Timer(seconds, wake)
-    task.add_done_callback(wake)
-    try:
-        await ended
-    finally:
-        task.remove_done_callback(wake)
-        if timer is not None:
-            timer.cancel()
-    return task.done()
+    workers = _workers_of(asyncio.get_running_loop())
+    while True:
+        lost = workers.lost
+        await asyncio.wait([task], timeout=seconds)
+        seconds = workers.lost - lost
+        if task.done() or not seconds:
+            return task.done()
 
 
-class _Timer:
-    """Calls a function once after some seconds, not counting what abandoned parts took of that time."""
-
-    def __init__(self, seconds: float, call: Callable[[], object]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._call = call
-        self._workers = _workers_of(self._loop)
-        self._lost = self._workers.lost
-        self._handle = self._loop.call_later(seconds, self._due)
-
-    def cancel(self) -> None:
-        """Do not call it."""
-        self._handle.cancel()
-
-    def _due(self) -> None:
-        more, self._lost = self._workers.lost - self._lost, self._workers.lost
-        if more:
-            self._handle = self._loop.call_later(more, self._due)
-        else:
-            self._call()
-
-
-def _create(
+def _create_task(
     loop: asyncio.AbstractEventLoop,
     work: Coroutine[Any, Any, T],
     *,
@@ -114,78 +122,100 @@ def _create(
     **_: object,  # of later versions of Python
 ) -> asyncio.Task[T]:
     """The task factory of loops with plug-ins."""
-    limit = _limits.get()
+    limit = _limit.get()
     if limit is None:
         return asyncio.Task(work, loop=loop, name=name, context=context)
-    parts = _WatchedCoroutine(work, limit, loop, copy_context() if context is None else context)
-    return asyncio.Task(parts, loop=loop, name=name)
+    inside = copy_context() if context is None else context
+    steps = _in_steps(work, partial(_run_step, limit, loop, inside, sys.get_asyncgen_hooks()))
+    steps.send(None)  # up to the ``yield`` before the first step
+    return asyncio.Task(steps, loop=loop, name=name)
 
 
-def _workers_of(loop: asyncio.AbstractEventLoop) -> "_Workers":
-    if loop not in _workers:
-        _workers[loop] = _Workers()
-        weakref.finalize(loop, _workers[loop].end)
-    return _workers[loop]
+async def _in_steps(work: Coroutine[Any, Any, T], run: RunStep) -> T:
+    """As ``await work``, with each step made by ``run``."""
+    return await _steps(work, run)
 
 
-class _Worker:
-    """A thread that runs the parts of the tasks of one event loop, one at a time."""
+@types.coroutine
+def _steps(work: Coroutine[Any, Any, T], run: RunStep) -> Generator[Any, Any, T]:
+    """The awaitable of ``_in_steps``. It yields once before the first step, so that a cancellation that comes before
+    that step still reaches ``work``.
+    """
+    awaited = None
+    while True:
+        try:
+            resume = partial(work.send, (yield awaited))
+        except GeneratorExit:  # never completed, and collected
+            work.close()
+            raise
+        except BaseException as error:  # of what was awaited, or a cancellation: raised inside ``work``
+            resume = partial(work.throw, error)
+        try:
+            awaited = run(resume)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
 
-    def __init__(self) -> None:
-        self._calls = SimpleQueue[Callable[[], Any] | None]()
-        self._outcomes = SimpleQueue[tuple[Any, BaseException | None]]()
-        self.thread = threading.Thread(target=self._run, name="plug-ins", daemon=True)
-        self.thread.start()
 
-    def outcome(self, call: Callable[[], Any], seconds: float) -> tuple[Any, BaseException | None]:
-        """What the call returned or raised.
+def _run_step(
+    limit: "_Limit", loop: asyncio.AbstractEventLoop, context: Context, hooks: Hooks, resume: Callable[[], object]
+) -> object:
+    """Run a step in a worker, and wait for it in the thread of the loop."""
+    step = partial(_step, loop, asyncio.current_task(loop), context, hooks, resume)
+    if not loop.get_debug():
+        return limit.workers.run(step, limit)
+    loop.set_debug(False)  # it would refuse calls of a second thread
+    try:
+        return limit.workers.run(step, limit)
+    finally:
+        loop.set_debug(True)
 
-        Raises:
-            Empty: it did neither in time.
-        """
-        self._calls.put(call)
-        for _ in range(CHECKS - 1):
-            with contextlib.suppress(Empty):
-                return self._outcomes.get(timeout=seconds / CHECKS)
-        return self._outcomes.get(timeout=seconds / CHECKS)
 
-    def end(self) -> None:
-        """End the thread after its call."""
-        self._calls.put(None)
-
-    def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
-            try:
-                self._outcomes.put((call(), None))
-            except BaseException as error:  # raised anew in the thread of the loop, see ``_WatchedCoroutine``
-                self._outcomes.put((None, error))
-            del call
+def _step(
+    loop: asyncio.AbstractEventLoop,
+    task: asyncio.Task[Any] | None,
+    context: Context,  # not the one that the task enters in the thread of the loop
+    hooks: Hooks,
+    resume: Callable[[], object],
+) -> object:
+    """Run a step, in a worker, as in the thread of the loop."""
+    asyncio._set_running_loop(loop)
+    sys.set_asyncgen_hooks(*hooks)
+    enters = None if asyncio.current_task() is task else task  # since Python 3.14 each thread has a current task
+    try:
+        if enters is not None:
+            asyncio._enter_task(loop, enters)
+        return context.run(resume)
+    finally:
+        if enters is not None:
+            asyncio._leave_task(loop, enters)
+        asyncio._set_running_loop(None)
+        sys.set_asyncgen_hooks(None, None)
 
 
 @dataclass(eq=False)
 class _Workers:
-    """The workers of an event loop: one, unless a part runs the loop itself."""
+    """The threads for the steps on one event loop: one at a time, unless a step runs the loop itself."""
 
-    idle: list[_Worker] = field(default_factory=list)
-    lost: float = 0.0  # seconds for which abandoned parts held up the loop
-    strikes: Counter[str] = field(default_factory=Counter)  # abandoned parts since a task ended, by plug-in
+    idle: list[DaemonThread] = field(default_factory=list)
+    lost: float = 0.0  # seconds for which abandoned steps blocked the loop
+    strikes: Counter[str] = field(default_factory=Counter)  # abandoned steps since a task ended, by plug-in
 
-    def run(self, call: Callable[[], Any], limit: "_Limit") -> tuple[Any, BaseException | None]:
-        """What a call returned or raised.
+    def run(self, step: Callable[[], object], limit: "_Limit") -> object:
+        """What a step returns or raises.
 
         Raises:
             Blocked: it did neither within its limit.
         """
         if not self.idle and (refused := too_many_abandoned()):
             raise Blocked(refused)
-        worker = self.idle.pop() if self.idle else _Worker()
-        seconds = max(limit.seconds / 2 ** min(self.strikes[limit.name], 30), LEAST_SECONDS)
+        worker = self.idle.pop() if self.idle else DaemonThread("plug-ins")
+        seconds = max(limit.seconds / 2 ** min(self.strikes[limit.name], 30), MIN_SECONDS)
         try:
-            outcome = worker.outcome(call, seconds)
-        except BaseException as error:  # no result in time, or Ctrl-C in the thread of the loop
+            result, error = worker.outcome(step, seconds)
+        except BaseException as interrupt:  # no outcome in time, or Ctrl-C in the thread of the loop
             place = abandon(worker.thread, limit.name)
-            worker.end()
-            if not isinstance(error, Empty):
+            worker.close()
+            if not isinstance(interrupt, TimeoutError):
                 raise
             self.lost += seconds
             self.strikes[limit.name] += 1
@@ -194,88 +224,49 @@ class _Workers:
                 f"blocking code into asyncio.to_thread",
                 place,
             ) from None
-        if outcome[1] is not None:  # the task has ended
-            self.strikes.pop(limit.name, None)
         self.idle.append(worker)
-        return outcome
-
-    def end(self) -> None:
-        """End the threads."""
-        for worker in self.idle:
-            worker.end()
-
-
-@dataclass(frozen=True, slots=True)
-class _Limit:
-    name: str  # of the plug-in
-    seconds: float  # of a part
-    workers: _Workers
-
-
-class _WatchedCoroutine(Coroutine[Any, Any, T]):
-    """A coroutine that a worker resumes, in a context that its task does not enter."""
-
-    def __init__(
-        self, coroutine: Coroutine[Any, Any, T], limit: _Limit, loop: asyncio.AbstractEventLoop, context: Context
-    ) -> None:
-        self._coroutine = coroutine
-        self._limit = limit
-        self._loop = loop
-        self._context = context
-        self._hooks = sys.get_asyncgen_hooks()
-
-    def send(self, value: object) -> object:
-        """Run the next part."""
-        return self._result(partial(self._coroutine.send, value))
-
-    def throw(self, *error: Any) -> object:  # noqa: ANN401  the older signature has a type, a value and a traceback
-        """Run the next part, with an error at its beginning."""
-        return self._result(partial(self._coroutine.throw, *error))
-
-    def close(self) -> None:
-        """Run the last part."""
-        self._result(self._coroutine.close)
-
-    def __await__(self) -> Generator[Any, Any, T]:
-        """Of the coroutine itself: only a task runs it in a worker."""
-        return self._coroutine.__await__()
-
-    def __getattr__(self, name: str) -> object:
-        """Of the coroutine: libraries read the ``cr_frame`` and ``cr_running`` of a task's coroutine."""
-        return getattr(self._coroutine, name)
-
-    def _result(self, resume: Callable[[], object]) -> object:
-        part = partial(self._part, resume, asyncio.current_task(self._loop))
-        debug = self._loop.get_debug()
-        if debug:  # it would refuse calls of a second thread
-            self._loop.set_debug(False)
-        try:
-            result, error = self._limit.workers.run(part, self._limit)
-        finally:
-            if debug:
-                self._loop.set_debug(True)
         if error is None:
             return result
+        self.strikes.pop(limit.name, None)  # the task has ended
         try:
             raise error
         finally:
             del error  # its traceback refers to this frame
 
-    def _part(self, resume: Callable[[], object], task: asyncio.Task[Any] | None) -> object:
-        """Run a part in a worker as in the thread of the loop."""
-        asyncio._set_running_loop(self._loop)
-        sys.set_asyncgen_hooks(*self._hooks)
-        enters = None if asyncio.current_task() is task else task  # since Python 3.14 each thread has a current task
-        try:
-            if enters is not None:
-                asyncio._enter_task(self._loop, enters)
-            return self._context.run(resume)
-        finally:
-            if enters is not None:
-                asyncio._leave_task(self._loop, enters)
-            asyncio._set_running_loop(None)
-            sys.set_asyncgen_hooks(None, None)
+    def close(self) -> None:
+        """End the threads."""
+        for worker in self.idle:
+            worker.close()
 
 
-_limits: ContextVar[_Limit | None] = ContextVar("limit of a plug-in's parts", default=None)
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    name: str  # of the plug-in
+    seconds: float  # of a step
+    workers: _Workers
+
+
+def _workers_of(loop: asyncio.AbstractEventLoop) -> _Workers:
+    if loop not in _workers:
+        _workers[loop] = _Workers()
+        weakref.finalize(loop, _workers[loop].close)
+    return _workers[loop]
+
+
+def _suspended(waiting: object) -> Iterator[tuple[FrameType, int]]:
+    """The frames in which a coroutine waits, the innermost first."""
+    frames = list[FrameType]()
+    while inspect.iscoroutine(waiting) and waiting.cr_frame is not None:
+        frames.append(waiting.cr_frame)
+        waiting = waiting.cr_await
+    return ((frame, frame.f_lineno) for frame in reversed(frames))
+
+
+def _retrieve(task: asyncio.Task[object]) -> None:
+    """Retrieve the exception of abandoned work, which asyncio would log as never retrieved."""
+    if not task.cancelled():
+        task.exception()
+
+
+_limit: ContextVar[_Limit | None] = ContextVar("limit of a plug-in's steps", default=None)
 _workers = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Workers]()

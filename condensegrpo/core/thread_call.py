@@ -50,27 +50,14 @@ async def awaited_in_thread(call: Callable[[], T], *, name: str, seconds: float,
     started = _started(call, name)
     if isinstance(started, Failure):
         return started
-    loop = asyncio.get_running_loop()
-    done = loop.create_future()
-
-    def wake(_: object = None) -> None:
-        if not done.done():
-            done.set_result(None)
-
-    def wake_from_thread(_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has closed: no caller waits any more
-            loop.call_soon_threadsafe(wake)
-
-    timer = loop.call_later(seconds, wake)
-    started.outcome.add_done_callback(wake_from_thread)
     try:
-        await done
+        async with asyncio.timeout(seconds):
+            return await asyncio.wrap_future(started.outcome)
+    except TimeoutError:  # none of the call's: they are failures
+        return started.abandoned(seconds, setting)
     except asyncio.CancelledError:
         started.abandoned(seconds, setting)
         raise
-    finally:
-        timer.cancel()
-    return started.outcome.result() if started.outcome.done() else started.abandoned(seconds, setting)
 
 
 def abandon(thread: threading.Thread, name: str) -> str:

@@ -3,16 +3,14 @@
 import asyncio
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from types import FrameType
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Self, TypeVar, get_args
 
 from condensegrpo.core.errors import ContextOverflow, SamplerError
-from condensegrpo.core.failures import Failure, failure_of, place_of
+from condensegrpo.core.failures import Failure, failure_of
 from condensegrpo.core.messages import Message, Role
-from condensegrpo.core.plugin_task import Blocked, plugin_task, wait_for_task
+from condensegrpo.core.plugin_task import result_of_task
 from condensegrpo.core.trajectory import Stop
-from condensegrpo.core.wording import counted
 
 T = TypeVar("T")
 
@@ -43,33 +41,25 @@ async def guarded(
 ) -> T:
     """Run a plug-in's code: an exception or a timeout becomes ``Ended`` with the plug-in's name and the line.
 
-    The code runs in its own task: if it ignores its cancellation it is abandoned, and if it raises ``CancelledError``
-    or cancels its task, only the work ends. A cancellation of the episode cancels the work and propagates.
-    ``ContextOverflow``, ``SamplerError`` and ``Ended`` keep their meaning. A ``KeyboardInterrupt`` that the work raises
-    is its failure: Python raises the one of Ctrl-C in the main thread, where no plug-in runs.
+    A cancellation of the episode cancels the work and propagates. ``ContextOverflow``, ``SamplerError`` and ``Ended``
+    keep their meaning. A ``KeyboardInterrupt`` that the work raises is its failure: Python raises the one of Ctrl-C in
+    the main thread, where no plug-in runs.
 
     Args:
-        turn_seconds: for which the code may block the event loop, see ``plugin_task``.
+        turn_seconds: for which the code may block the event loop, see ``result_of_task``.
         seconds: for all of the work; None: its steps have limits of their own.
         plugin: what is called, see ``failure_of``.
     """
-    coroutine = translated(work, who=who, stop=stop, plugin=plugin)
-    task = plugin_task(coroutine, name=who, seconds=turn_seconds)
-    task.add_done_callback(_retrieve)
-    error, message, place = "", "", ""
-    try:
-        if not await wait_for_task(task, seconds) and seconds is not None:
-            message = f"no result within {counted(seconds, 'second')} (rollout.limits.turn_seconds)"
-            place = place_of(_suspended(coroutine))
-        elif task.cancelled():
-            error, message = "CancelledError", "it cancelled itself"
-        else:
-            return task.result()
-    except Blocked as blocked:
-        message, place = blocked.message, blocked.place
-    finally:
-        task.cancel()
-    raise Ended.by(Failure(source=who, error=error, message=message, place=place), stop)
+    outcome = await result_of_task(
+        translated(work, who=who, stop=stop, plugin=plugin),
+        name=who,
+        step_seconds=turn_seconds,
+        seconds=seconds,
+        setting="rollout.limits.turn_seconds",
+    )
+    if isinstance(outcome, Failure):
+        raise Ended.by(outcome, stop)
+    return outcome
 
 
 async def translated(
@@ -128,21 +118,6 @@ def checked_messages(value: object, place: str) -> tuple[Message, ...]:
                 f"{place} returned a message of role {message.role!r}, known roles: {', '.join(get_args(Role))}"
             )
     return tuple(value)
-
-
-def _suspended(waiting: object) -> Iterator[tuple[FrameType, int]]:
-    """The frames in which a coroutine waits, the innermost first."""
-    frames = list[FrameType]()
-    while inspect.iscoroutine(waiting) and waiting.cr_frame is not None:
-        frames.append(waiting.cr_frame)
-        waiting = waiting.cr_await
-    return ((frame, frame.f_lineno) for frame in reversed(frames))
-
-
-def _retrieve(task: asyncio.Task[object]) -> None:
-    """Retrieve the exception of abandoned work, which asyncio would log as never retrieved."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _short(value: object) -> str:

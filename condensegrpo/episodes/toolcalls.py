@@ -17,7 +17,7 @@ from typing import Any
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.failures import Failure, at_definition
 from condensegrpo.core.messages import History, Message, ToolCall
-from condensegrpo.core.plugin_task import Blocked, plugin_task, wait_for_task
+from condensegrpo.core.plugin_task import result_of_task
 from condensegrpo.core.protocols import EnvironmentTool, Tool, ToolResult
 from condensegrpo.core.thread_call import awaited_in_thread
 from condensegrpo.core.wording import counted
@@ -174,19 +174,15 @@ class Toolbox:
         return await self._limited(attempt.name, tool.bound(arguments, history), asynchronous=tool.asynchronous)
 
     async def _limited(self, name: str, call: Callable[[], Any], *, asynchronous: bool) -> "_Outcome":
-        seconds = self._limits.seconds
-        if not asynchronous:
-            outcome = await awaited_in_thread(partial(_ran, name, call), name=f"tool {name}", seconds=seconds)
-            return self._abandoned(name) if isinstance(outcome, Failure) else outcome
-        task = plugin_task(_awaited(name, call), name=f"tool {name}", seconds=seconds)
-        try:
-            if not await wait_for_task(task, seconds):
-                return self._abandoned(name)
-            return _failed(f"{name} was cancelled") if task.cancelled() else task.result()
-        except Blocked:
-            return self._abandoned(name)
-        finally:
-            task.cancel()
+        seconds, source = self._limits.seconds, f"tool {name}"
+        if asynchronous:
+            work = _awaited(name, call)
+            outcome = await result_of_task(work, name=source, step_seconds=seconds, seconds=seconds)
+        else:
+            outcome = await awaited_in_thread(partial(_ran, name, call), name=source, seconds=seconds)
+        if not isinstance(outcome, Failure):
+            return outcome
+        return _failed(f"{name} was cancelled") if outcome.error else self._abandoned(name)
 
     def _abandoned(self, name: str) -> "_Outcome":
         return _Outcome(
