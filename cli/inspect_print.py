@@ -13,9 +13,10 @@ from condensegrpo.display import theme
 from condensegrpo.display.inspect_tables import group_table, sibling_table
 from condensegrpo.display.neutral import neutral, one_line
 from condensegrpo.display.trajectory_view import details, heading, overview
-from condensegrpo.inspection.batches import TrajectoryBatch, budget_of
+from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.index import Index
-from condensegrpo.inspection.panes import TokenTexts, TurnView, turns
+from condensegrpo.inspection.opened import TrajectoryReader
+from condensegrpo.inspection.panes import TurnView
 from condensegrpo.inspection.records import Group, TrajectoryRecord, groups
 from condensegrpo.metrics.information import changes, description
 from condensegrpo.storage.trajectories import Provenance
@@ -58,16 +59,8 @@ def view_of(
         DataError: the trajectory cannot be read.
     """
     chosen = matches[0]
-    scored = index.read(chosen)
-    tokenizer = TokenTexts(batch) if tokens else None
-    budget, largest = budget_of(batch), max(record.context for record in every)
-    every_turn = turns(
-        scored,
-        chosen.credit,
-        budget=largest if budget is None else budget,
-        tokenizer=tokenizer,
-        version_known=batch.version_known,
-    )
+    reader = TrajectoryReader(index, batch)
+    opened = reader.open(chosen, largest=max(record.context for record in every), tokens=tokens)
     return View(
         version=4,
         file=str(batch.file),
@@ -75,15 +68,15 @@ def view_of(
         provenance=batch.provenance,
         evaluation=batch.is_evaluation,
         beside=batch.beside,
-        budget=budget,
+        budget=reader.budget,
         problems=batch.problems,
         groups=groups(every),
         matches=tuple(matches),
         trajectory=chosen,
-        detail=scored.trajectory.detail,
-        turns=every_turn,
-        information=tuple(description(change) for change in changes(scored.trajectory)),
-        tokenizer=str(tokenizer.file) if tokenizer and tokenizer.file else None,
+        detail=opened.scored.trajectory.detail,
+        turns=opened.turns,
+        information=tuple(description(change) for change in changes(opened.scored.trajectory)),
+        tokenizer=str(reader.texts.file) if tokens and reader.texts.file else None,
     )
 
 

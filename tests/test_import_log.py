@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from condensegrpo.cli.app import app
 from condensegrpo.core.errors import DataError, RunError
 from condensegrpo.core.trajectory import Stop
-from condensegrpo.inspection.comparison import first_difference
+from condensegrpo.inspection.opened import first_difference
 from condensegrpo.integrations.episodes import LogFormat
 from condensegrpo.integrations.logs import read_log
 from condensegrpo.storage.credit import read_credit

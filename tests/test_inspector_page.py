@@ -1,8 +1,9 @@
 """The page of ``inspect --html`` in a browser: the panes, the keys, the address, and text that must not run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,10 +24,12 @@ from typer.testing import CliRunner
 from condensegrpo.cli.app import app
 from condensegrpo.cli.inspect_choice import Choice
 from condensegrpo.cli.inspect_html import chosen_batches, write_html
-from condensegrpo.core.errors import DataError
+from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.inspection.batches import trajectory_files
+from condensegrpo.inspection.filters import FIELDS, parse_where
 from condensegrpo.inspection.index import Index
+from condensegrpo.inspection.records import TrajectoryRecord
 from condensegrpo.inspection.views import search, select
 from condensegrpo.storage.credit import Credit, write_credit
 from condensegrpo.storage.run_folder import RunFolder
@@ -166,7 +169,7 @@ def test_keys_move_through_steps_groups_siblings_and_turns(watched: Watched, fil
     shown = [head(tab)[:5]]
     for key in ("ArrowDown", "l", "j", "]", "e", "[", "h", "k"):
         tab.keyboard.press(key)
-        shown.append(f"{head(tab)[:5]} {tab.evaluate('at.turn')} {tab.evaluate('titleOf(batch())')}")
+        shown.append(f"{head(tab)[:5]} {tab.evaluate('at.turn')} {tab.evaluate('batch().title')}")
     assert shown == [
         "1/0/0",
         "1/1/0 0 step 1",
@@ -225,6 +228,92 @@ def test_the_search_finds_what_it_finds_on_the_terminal(watched: Watched, run: P
     heading = tab.locator("section h2").first.inner_text()
     assert heading == f"{len(found)} group{'' if len(found) == 1 else 's'}"
     assert not records or head(tab).startswith(records[0].id)
+
+
+def conditions(count: int) -> list[str]:
+    """Conditions at random, of every form that the language has."""
+    chance = Random(0)
+    texts = ("'2/1/0'", "'QUESTION'", '"p1"', "'ans'", "''", "'answered'")
+    values = (*FIELDS, *texts, "0", "1", "4", "-1", "-0.5", ".5", "2e1", "None", "True", "False")
+
+    def value(depth: int) -> str:
+        return f"({condition(depth - 1)})" if depth and chance.random() < 0.15 else chance.choice(values)
+
+    def several(depth: int) -> str:
+        items = ", ".join(value(depth) for _ in range(chance.randrange(1, 4)))
+        return chance.choice((f"[{items}]", f"({items},)"))
+
+    def condition(depth: int) -> str:
+        match chance.randrange(7) if depth else chance.randrange(3):
+            case 0:
+                return value(depth)
+            case 1:
+                return f"{value(depth)} {chance.choice(('in', 'not in'))} {several(depth)}"
+            case 2:
+                signs = (
+                    chance.choice(("==", "!=", "<", "<=", ">", ">=", "in")) for _ in range(chance.choice((1, 1, 2)))
+                )
+                return " ".join((value(depth), *(f"{sign} {value(depth)}" for sign in signs)))
+            case 3:
+                return f"not {condition(depth - 1)}"
+            case 4:
+                return f"({condition(depth - 1)})"
+        return f"{condition(depth - 1)} {chance.choice(('and', 'or'))} {condition(depth - 1)}"
+
+    return [condition(3) for _ in range(count)]
+
+
+def held(where: str, records: Sequence[TrajectoryRecord]) -> list[bool | None]:
+    """For which records a condition holds; None: it compares text with a number there."""
+
+    def holds(record: TrajectoryRecord) -> bool | None:
+        try:
+            return parse_where(where)(record.fields)
+        except ConfigError:
+            return None
+
+    return [holds(record) for record in records]
+
+
+def test_generated_conditions_hold_where_they_hold_on_the_terminal(watched: Watched, run: Path, file: Path) -> None:
+    index, queries = Index(run), conditions(1000)
+    index.update(trajectory_files(run))
+    records = tuple(index.records())
+    tab = watched.open(file)
+    found = tab.evaluate(
+        """queries => queries.map(query => {
+            const holds = condition(query);
+            return data.batches.flatMap(batch => batch.groups).flatMap(group => group.siblings).map(({ figures }) => {
+                try { return Boolean(holds(figures)); } catch { return null; }
+            });
+        })""",
+        queries,
+    )
+    expected = [held(query, records) for query in queries]
+    assert [pair for pair in zip(queries, found, expected, strict=True) if pair[1] != pair[2]] == []
+    assert sum(True in row and False in row for row in expected) > 50
+
+
+def test_generated_searches_find_what_they_find_on_the_terminal(watched: Watched, run: Path, file: Path) -> None:
+    index, chance = Index(run), Random(0)
+    index.update(trajectory_files(run))
+    texts = ("question 1", "2/0/1", "done report", "<note> 5 </note>", "the value was 5", "p0", HOSTILE)
+    queries = ["".join(letter for letter in chance.choice(texts) if chance.random() < 0.7) for _ in range(100)]
+    queries = [query for query in queries if query.strip() and not query.strip().startswith("=")]
+    tab = watched.open(file)
+    found = tab.evaluate(
+        """queries => queries.map(query => data.batches.flatMap(batch => batch.groups.flatMap(group => group.siblings)
+            .filter(trajectory => searchOf(query).fit(trajectory) !== null)
+            .map(({ figures }) => `${figures.id} ${batch.title}`)))""",
+        queries,
+    )
+    expected = [
+        [f"{hit.record.id} {index.batch(hit.record.place.file).title}" for hit in search(index, query)]
+        for query in queries
+    ]
+    for query, left, right in zip(queries, found, expected, strict=True):
+        assert sorted(left) == sorted(right), query
+    assert 10 < sum(bool(hits) for hits in expected) < len(queries) - 10
 
 
 def test_a_condition_that_cannot_be_read_says_why_and_leaves_the_list(watched: Watched, file: Path) -> None:

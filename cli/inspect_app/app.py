@@ -159,10 +159,7 @@ class InspectorApp(InspectorThreads):
             return
         problem = self.selection.opened.record.problem
         followed = self.selection.index.follow(problem)
-        labels = [
-            f"{(batch.evaluation or batch.file.stem) if batch.is_evaluation else 'step'} {batch.number}"
-            for batch, _ in followed
-        ]
+        labels = [f"{batch.evaluation or 'step'} {batch.number}" for batch, _ in followed]
         line = sparkline([group.success for _, group in followed], rows.SPARKS)
         prompts = [rows.group_row(group, label) for label, (_, group) in zip(labels, followed, strict=True)]
         self.show_matches(

@@ -11,12 +11,12 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from condensegrpo.cli.inspect_app.selection import Opened, fault
+from condensegrpo.cli.inspect_app.selection import fault
 from condensegrpo.cli.inspect_app.tabs import comparison
 from condensegrpo.core.errors import CondenseError
 from condensegrpo.display import theme
 from condensegrpo.display.neutral import one_line
-from condensegrpo.inspection.comparison import first_difference
+from condensegrpo.inspection.opened import OpenedTrajectory, first_difference
 from condensegrpo.inspection.views import READY_VIEWS
 
 KEYS = """\
@@ -76,7 +76,7 @@ class CompareDialog(ModalScreen[None]):
         Binding("h,left", "sibling(-1)", "Other sibling"),
     ]
 
-    def __init__(self, first: Opened, sibling: Callable[[int], Opened]) -> None:
+    def __init__(self, first: OpenedTrajectory, sibling: Callable[[int], OpenedTrajectory]) -> None:
         """``sibling``: that many places behind the first."""
         super().__init__()
         self._first, self._second, self._sibling, self._by, self._turn = first, first, sibling, 0, 0

@@ -10,12 +10,13 @@ from textual.widgets import Footer, Input, OptionList, Static, TabbedContent, Ta
 from textual.widgets.option_list import Option
 
 from condensegrpo.cli.inspect_app import rows, tabs
-from condensegrpo.cli.inspect_app.selection import PAGE, Listing, Opened, Selection, fault
+from condensegrpo.cli.inspect_app.selection import PAGE, Listing, Selection, fault
 from condensegrpo.core.errors import CondenseError
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 from condensegrpo.display.neutral import neutral, one_line
 from condensegrpo.inspection.batches import TrajectoryBatch
+from condensegrpo.inspection.opened import OpenedTrajectory
 from condensegrpo.inspection.panes import raw
 from condensegrpo.inspection.records import TrajectoryRecord
 
@@ -169,7 +170,7 @@ class InspectorLayout(App[None]):
             content = Text(fault(error), theme.BAD)
         self.query_one(f"#{tab}-text", Static).update(content)
 
-    def _content(self, tab: str, opened: Opened) -> RenderableType:
+    def _content(self, tab: str, opened: OpenedTrajectory) -> RenderableType:
         turn = self.selection.turn
         if not opened.turns:
             return Text(neutral(opened.scored.trajectory.detail) or "no turn was sampled")

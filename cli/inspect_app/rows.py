@@ -4,12 +4,13 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from condensegrpo.cli.inspect_app.selection import Opened, sparkline
+from condensegrpo.cli.inspect_app.selection import sparkline
 from condensegrpo.core.wording import counted
 from condensegrpo.display import context_bar, theme
 from condensegrpo.display.inspect_tables import advantage, verdict
 from condensegrpo.display.neutral import one_line
 from condensegrpo.inspection.batches import TrajectoryBatch
+from condensegrpo.inspection.opened import OpenedTrajectory
 from condensegrpo.inspection.records import Group, TrajectoryRecord
 from condensegrpo.inspection.views import SuccessChange
 
@@ -21,7 +22,7 @@ LONGEST = 200  # characters of a question
 
 def top_line(batch: TrajectoryBatch, batches: Sequence[TrajectoryBatch], sparks: int, *, note: str) -> Text:
     """What is shown, and success and signal over the steps in ``sparks`` cells."""
-    name = f"evaluation {one_line(batch.evaluation or batch.file.stem, 40)}" if batch.is_evaluation else "training"
+    name = "training" if batch.evaluation is None else f"evaluation {one_line(batch.evaluation, 40)}"
     step = "" if batch.number is None else f" · step {batch.number}"
     text = Text.assemble(
         (f"{one_line(batch.run.name if batch.run else batch.file.name, 40)} ", "bold"), f"{name}{step}"
@@ -84,7 +85,7 @@ def change_row(change: SuccessChange, record: TrajectoryRecord) -> Text:
     return text.append(f"\n{one_line(f'{change.problem}{question}', LONGEST)}", theme.DIM)
 
 
-def turn_row(opened: Opened, turn: int) -> Text:
+def turn_row(opened: OpenedTrajectory, turn: int) -> Text:
     """One line: the turn, its tokens, its advantage, and the strip of what its prompt keeps of the turns before it."""
     view, units = opened.turns[turn], len(opened.turns)
     whole = f"/{view.context.tokens + view.context.saved}" if view.context.saved else ""

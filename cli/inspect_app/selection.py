@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from condensegrpo.core.errors import CondenseError, DataError
-from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.display.neutral import neutral
-from condensegrpo.inspection.batches import TrajectoryBatch, budget_of, is_training, trajectory_files
-from condensegrpo.inspection.formula import CreditFormulas
+from condensegrpo.inspection.batches import TrajectoryBatch, command_of, is_training, trajectory_files
 from condensegrpo.inspection.index import Index
-from condensegrpo.inspection.panes import TokenTexts, TurnView, turns
+from condensegrpo.inspection.opened import OpenedTrajectory, TrajectoryReader
 from condensegrpo.inspection.records import Group, TrajectoryRecord
 
 PAGE = 300  # groups that are listed at a time
@@ -31,18 +29,6 @@ class Listing(NamedTuple):
     first: TrajectoryRecord | None = None  # is shown first; None: the first match
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """A trajectory that was read from its file."""
-
-    record: TrajectoryRecord
-    batch: TrajectoryBatch
-    scored: ScoredTrajectory
-    turns: tuple[TurnView, ...]
-    texts: TokenTexts
-    formulas: CreditFormulas
-
-
 @dataclass(slots=True)
 class Selection:
     """The place in a run, moved by the keys."""
@@ -51,10 +37,10 @@ class Selection:
     file: Path
     batch: TrajectoryBatch = field(init=False)
     groups: list[Group] = field(default_factory=list)
-    opened: Opened | None = None
+    opened: OpenedTrajectory | None = None
     group: Group | None = None
     turn: int = 0
-    _readers: dict[Path, tuple[TokenTexts, CreditFormulas]] = field(default_factory=dict)  # by batch
+    _readers: dict[Path, TrajectoryReader] = field(default_factory=dict)  # by file of the batch
 
     def __post_init__(self) -> None:
         self.go_to(self.file)
@@ -114,7 +100,7 @@ class Selection:
         ]
         return self.go_to((near or same)[-1])
 
-    def show(self, record: TrajectoryRecord, turn: int = 0) -> Opened:
+    def show(self, record: TrajectoryRecord, turn: int = 0) -> OpenedTrajectory:
         """Open a trajectory at a turn.
 
         Raises:
@@ -126,21 +112,17 @@ class Selection:
         self.turn = max(0, min(turn, len(self.opened.turns) - 1))
         return self.opened
 
-    def read(self, record: TrajectoryRecord, group: Group) -> Opened:
+    def read(self, record: TrajectoryRecord, group: Group) -> OpenedTrajectory:
         """Read a trajectory, without showing it.
 
         Raises:
             CondenseError: its line is damaged.
         """
         file = record.place.file
-        batch = self.batch if file == self.batch.file else self.index.batch(file)
         if file not in self._readers:
-            self._readers[file] = TokenTexts(batch), CreditFormulas(self.index, batch)
-        texts, formulas = self._readers[file]
-        budget = budget_of(batch) or max(sibling.context for sibling in group.siblings)
-        scored = self.index.read(record)
-        views = turns(scored, record.credit, budget=budget, tokenizer=None, version_known=batch.version_known)
-        return Opened(record=record, batch=batch, scored=scored, turns=views, texts=texts, formulas=formulas)
+            batch = self.batch if file == self.batch.file else self.index.batch(file)
+            self._readers[file] = TrajectoryReader(self.index, batch)
+        return self._readers[file].open(record, largest=max(sibling.context for sibling in group.siblings))
 
     def sibling(self, by: int) -> TrajectoryRecord | None:
         """The sibling beside the trajectory that is shown, around the ends."""
@@ -151,15 +133,11 @@ class Selection:
 
     def command(self, listing: Listing | None) -> str:
         """The command that shows this again, beside the matches of a listing."""
-        parts = ["condensegrpo", "inspect", str(self.index.path)]
-        if self.opened is not None:
-            batch = self.opened.batch
-            if self.index.path.is_dir() and batch.number is not None:
-                parts += ["--step", str(batch.number)]
-            if self.index.path.is_dir() and not is_training(batch.file):
-                parts += ["--evaluation", batch.evaluation or batch.file.stem]
-            parts += ["--trajectory", self.opened.record.id, "--turn", str(self.turn)]
-        return shlex.join((*parts, *(listing.options if listing is not None else ())))
+        options = listing.options if listing is not None else ()
+        if self.opened is None:
+            return shlex.join(("condensegrpo", "inspect", str(self.index.path), *options))
+        shown = ("--trajectory", self.opened.record.id, "--turn", str(self.turn))
+        return shlex.join((*command_of(self.index.path, self.opened.batch), *shown, *options))
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:

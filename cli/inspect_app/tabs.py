@@ -13,7 +13,6 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from condensegrpo.cli.inspect_app.selection import Opened
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import SpanStatus
 from condensegrpo.core.wording import counted
@@ -22,7 +21,8 @@ from condensegrpo.display.context_bar import Mark
 from condensegrpo.display.neutral import neutral, one_line
 from condensegrpo.display.token_view import SURPRISING, token_grid
 from condensegrpo.inspection.batches import ranges
-from condensegrpo.inspection.history import HistoryPiece, PieceStatus, WordChange, difference, history
+from condensegrpo.inspection.history import HistoryPiece, PieceStatus, WordChange, difference
+from condensegrpo.inspection.opened import OpenedTrajectory
 from condensegrpo.inspection.panes import TokenView, TurnView
 from condensegrpo.inspection.records import Group
 
@@ -44,9 +44,9 @@ PALE, DEEP = (30, 30, 36), (120, 70, 140)  # backgrounds of a token that was cer
 DEEPEST = 4.0  # nats
 
 
-def shown(opened: Opened, turn: int) -> RenderableType:
+def shown(opened: OpenedTrajectory, turn: int) -> RenderableType:
     """Exactly what the policy was given: its tokens as text, or its messages where there is no tokenizer."""
-    view, prompt = opened.turns[turn], opened.texts.prompt(opened.scored.trajectory.turns[turn])
+    view, prompt = opened.turns[turn], opened.prompt(turn)
     head = Text(f"{counted(view.context.tokens, 'token', 'tokens')}, as sampled from\n", theme.DIM)
     if prompt is not None:
         return Text.assemble(head, neutral(prompt[:MOST]))
@@ -54,14 +54,12 @@ def shown(opened: Opened, turn: int) -> RenderableType:
     return Lines(head, *(_message(message) for message in view.messages))
 
 
-def full(opened: Opened, turn: int) -> RenderableType:
+def full(opened: OpenedTrajectory, turn: int) -> RenderableType:
     """The whole history before the turn, with what was dropped and rewritten in its place."""
-    trajectory = opened.scored.trajectory
-    statuses = opened.turns[turn].context.statuses
-    legend = Text.assemble((f"{_unseen(turn, statuses)}\n", "bold"))
+    legend = Text.assemble((f"{_unseen(turn, opened.turns[turn].context.statuses)}\n", "bold"))
     for mark in MARKS.values():
         legend.append(f"{mark.glyph} ", mark.style).append(f"{mark.word}   ", theme.DIM)
-    return Lines(legend, *(_piece(piece) for piece in history(trajectory, turn, statuses)))
+    return Lines(legend, *map(_piece, opened.pieces(turn)))
 
 
 def _unseen(turn: int, statuses: Mapping[int, SpanStatus]) -> str:
@@ -74,21 +72,20 @@ def _unseen(turn: int, statuses: Mapping[int, SpanStatus]) -> str:
     return f"turn {turn} did not see: {'; '.join(parts)}" if parts else f"turn {turn} saw the whole history"
 
 
-def reply(opened: Opened, turn: int, *, ids: bool) -> RenderableType:
+def reply(opened: OpenedTrajectory, turn: int, *, ids: bool) -> RenderableType:
     """The sampled tokens: darker where they surprised, underlined by the sign of the advantage; then what followed."""
-    view = opened.turns[turn]
-    tokens = opened.texts.views(opened.scored.trajectory.turns[turn])
+    view, tokens = opened.turns[turn], opened.tokens(turn)
     after = [_message(message) for message in view.observations]
     grid = token_grid(replace(view, tokens=tokens), abs(view.advantage or 1.0)) if ids else _inline(view, tokens)
     return Lines(_reply_head(view), grid, Text(), *after)
 
 
-def credit(opened: Opened, turn: int, group: Group) -> RenderableType:
+def credit(opened: OpenedTrajectory, turn: int, group: Group) -> RenderableType:
     """Reward parts, score, advantage and weight, with the formulas filled in."""
     parts: list[RenderableType] = []
     if opened.batch.is_evaluation:
         parts.append(Text("of an evaluation: nothing is learned from it\n", theme.WARN))
-    for line in opened.formulas.lines(opened.record, group, opened.turns[turn]):
+    for line in opened.credit(turn, group):
         head = Table.grid(expand=True)
         head.add_column(style="bold")
         head.add_column(justify="right", style="bold", no_wrap=True)
@@ -155,7 +152,7 @@ def _token_style(view: TurnView, token: TokenView) -> Style:
     )
 
 
-def comparison(first: Opened, second: Opened, turn: int) -> Iterator[RenderableType]:
+def comparison(first: OpenedTrajectory, second: OpenedTrajectory, turn: int) -> Iterator[RenderableType]:
     """The turn of both trajectories beside each other."""
     for opened in (first, second):
         record = opened.record

@@ -84,10 +84,9 @@ class InspectorThreads(InspectorLayout):
             self.call_from_thread(partial(self.notify, fault(error), severity="error", markup=False))
             return
         many = counted(sum(map(len, chosen.values())), "trajectory", "trajectories")
-        evaluation = (opened.batch.evaluation or opened.batch.file.stem) if opened.batch.is_evaluation else None
         place = {
             "step": opened.batch.number,
-            "evaluation": evaluation,
+            "evaluation": opened.batch.evaluation,
             "t": opened.record.id,
             "turn": self.selection.turn,
         }

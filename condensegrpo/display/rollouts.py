@@ -11,9 +11,9 @@ from condensegrpo.core.trajectory import Score, ScoredTrajectory, Trajectory
 from condensegrpo.display import theme
 from condensegrpo.display.inspect_tables import sibling_table
 from condensegrpo.display.trajectory_view import details, heading, overview
-from condensegrpo.inspection.batches import TrajectoryBatch, budget_of
+from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.index import Index
-from condensegrpo.inspection.panes import TokenTexts, turns
+from condensegrpo.inspection.opened import TrajectoryReader
 from condensegrpo.inspection.records import TrajectoryRecord
 from condensegrpo.reporting.frames import Library, Row, frame, trajectory_row, turn_rows
 
@@ -69,14 +69,8 @@ class Rollout:
         return f"Rollout({self.id!r}, correct={self.record.correct:g}, stop={self.record.stop!r})"
 
     def _draw(self, console: Console, *, turn: int | None = None, tokens: bool = False, full: bool = False) -> None:
-        budget = budget_of(self.batch)
-        views = turns(
-            self.scored,
-            self.record.credit,
-            budget=self.record.context if budget is None else budget,
-            tokenizer=TokenTexts(self.batch) if tokens else None,
-            version_known=self.batch.version_known,
-        )
+        reader = TrajectoryReader(self._index, self.batch)
+        views = reader.open(self.record, largest=self.record.context, tokens=tokens).turns
         console.print(heading(self.record, self.trajectory.detail, full=full))
         console.print()
         console.print(overview(views))

@@ -44,8 +44,17 @@ class TrajectoryBatch:
 
     @property
     def evaluation(self) -> str | None:
-        """The name of the evaluation; None: it is none, or has no name."""
-        return self.provenance.evaluation if self.provenance is not None else None
+        """The name of the evaluation, or of its file; None: it is a training batch."""
+        known = self.provenance.evaluation if self.provenance is not None else None
+        return (known or self.file.stem) if self.is_evaluation else None
+
+    @property
+    def title(self) -> str:
+        """``step 6``, or ``held-out, after step 6``."""
+        step = "" if self.number is None else f"step {self.number}"
+        if self.evaluation is None:
+            return step or "trajectories"
+        return f"{self.evaluation}, after {step}" if step else self.evaluation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +104,14 @@ def choose(path: Path, number: int | None, evaluation: str | None = None) -> Pat
     if not path.exists():
         raise RunError(f"reading {path}: there is no such run folder or trajectory file.")
     return path
+
+
+def command_of(path: Path, batch: TrajectoryBatch) -> tuple[str, ...]:
+    """The arguments of the command that shows a batch of a run, of a folder, or of a file."""
+    step = ("--step", str(batch.number)) if path.is_dir() and batch.number is not None else ()
+    evaluation = ("--evaluation", batch.evaluation or batch.file.stem)
+    named = evaluation if path.is_dir() and not is_training(batch.file) else ()
+    return ("condensegrpo", "inspect", str(path), *step, *named)
 
 
 def trajectory_files(path: Path) -> tuple[Path, ...]:

@@ -29,6 +29,12 @@ class ContextView:
     free: int  # up to the budget
     budget: int
 
+    @property
+    def strip(self) -> str:
+        """What the prompt shows of each earlier turn, a letter each: k kept, d dropped, r rewritten, - none."""
+        shown = (self.statuses.get(earlier, "-") for earlier in range(self.turn))
+        return "".join(status[0] for status in shown)
+
 
 def context_views(trajectory: Trajectory, budget: int) -> tuple[ContextView, ...]:
     """The make-up of every prompt of a trajectory against a budget in tokens."""

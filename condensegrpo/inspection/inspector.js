@@ -6,7 +6,7 @@ const STATUSES = { k: "kept", d: "dropped", r: "rewritten", "-": "no unit" };
 const KEYS = [
   ["[ ]", "step before, step after"], ["e", "training or evaluations"], ["↑ ↓", "group"], ["h l", "sibling"], ["j k", "turn"],
   ["1 … 5", "shown, full, reply, credit, raw"], ["t", "token ids"], ["v", "next ready view"],
-  ["/", "search all steps: letters in order (qck finds quick), and texts as they stand"], ["", "= score == 0 and turns > 3: a condition over all steps, of " + FIELDS.join(", ")],
+  ["/", "search all steps: letters in order (qck finds quick), and texts as they stand"], ["", "= score == 0 and turns > 3: a condition over all steps, of " + data.fields.join(", ")],
   ["d", "compare with the next sibling, from the first difference"], ["p", "this problem in all steps"], ["y", "copy the command that shows this"], ["Esc", "all groups"], ["f", "follow a live run: only on a terminal, condensegrpo inspect RUN"], ["?", "these keys"],
 ];
 let at = { batch: 0, group: 0, sibling: 0, turn: 0 }; // places in the lists
@@ -17,8 +17,6 @@ const batch = () => data.batches[at.batch];
 const group = () => batch().groups[at.group];
 const sibling = () => group().siblings[at.sibling];
 const signed = (value) => (value === null ? "–" : `${value > 0 ? "+" : ""}${digits(value, 3)}`);
-const numbers = (trajectory) => trajectory.figures.advantages;
-const titleOf = (each) => (each.evaluation === null ? (each.step === null ? "trajectories" : `step ${each.step}`) : `${each.evaluation}${each.step === null ? "" : `, after step ${each.step}`}`);
 
 function matches(trajectory) {
   return (!view || trajectory.views.includes(view)) && fit(trajectory) !== null;
@@ -79,14 +77,13 @@ function pick(name) {
 }
 
 function groupItem({ place, number, one }) {
-  const rate = one.siblings.reduce((sum, each) => sum + each.figures.correct, 0) / one.siblings.length;
-  const bar = h("span", { class: "rate", title: `${digits(rate, 3)} correct` }, h("i"));
-  bar.firstChild.style.width = `${100 * rate}%`;
+  const bar = h("span", { class: "rate", title: `${digits(one.success, 3)} correct` }, h("i"));
+  bar.firstChild.style.width = `${100 * one.success}%`;
   const current = place === at.batch && number === at.group;
   const wide = query || view || problem !== null;
   const first = wide ? bestOf(one) : 0;
   return h("button", { type: "button", class: "item", "aria-current": String(current), onclick: () => go({ batch: place, group: number, sibling: first }, false) },
-    h("span", { class: "row" }, h("span", {}, wide ? `${titleOf(data.batches[place])} · ${one.id}` : one.id), bar),
+    h("span", { class: "row" }, h("span", {}, wide ? `${data.batches[place].title} · ${one.id}` : one.id), bar),
     h("small", {}, [one.question, one.ground_truth === null ? null : `→ ${one.ground_truth}`].filter(Boolean).join(" ").slice(0, 160)),
     one.idle && h("small", { class: "warn" }, `○ ${one.idle}`));
 }
@@ -96,15 +93,8 @@ function verdict({ format, correct }) {
   return correct >= 1 ? h("b", { class: "good" }, "✓ correct") : correct > 0 ? h("b", { class: "warn" }, `◐ ${digits(correct, 2)}`) : h("b", { class: "bad" }, "✗ wrong");
 }
 
-function advantage(trajectory) {
-  const every = numbers(trajectory);
-  if (!every?.length) return null;
-  return `advantage ${signed(every.reduce((sum, each) => sum + each, 0) / every.length)}`;
-}
-
-function siblingItem(trajectory, place) {
-  const { figures } = trajectory;
-  const parts = [`score ${digits(figures.score, 3)}`, advantage(trajectory), counted(figures.turns, "turn", "turns"), `context ${digits(figures.context)}`, figures.stop.replaceAll("_", " ")];
+function siblingItem({ figures }, place) {
+  const parts = [`score ${digits(figures.score, 3)}`, figures.advantage === null ? null : `advantage ${signed(figures.advantage)}`, counted(figures.turns, "turn", "turns"), `context ${digits(figures.context)}`, figures.stop.replaceAll("_", " ")];
   return h("button", { type: "button", class: "item", "aria-current": String(place === at.sibling), onclick: () => go({ sibling: place }, false) },
     h("span", { class: "row" }, h("span", {}, `#${figures.sample}`), verdict(figures)), h("small", {}, parts.filter(Boolean).join(" · ")));
 }
@@ -133,7 +123,7 @@ function budgetBar(context) {
 function head() {
   const { figures, stored } = sibling();
   const line = (name, text) => text !== null && text !== "" && h("span", {}, h("span", { class: "dim" }, `${name}: `), marked(text, true));
-  const figure = [titleOf(batch()), sibling().turns.length ? `turn ${at.turn} of ${sibling().turns.length}` : null, `score ${digits(figures.score)}`, figures.stop.replaceAll("_", " ")];
+  const figure = [batch().title, sibling().turns.length ? `turn ${at.turn} of ${sibling().turns.length}` : null, `score ${digits(figures.score)}`, figures.stop.replaceAll("_", " ")];
   return h("div", { class: "about" }, h("p", {}, h("b", {}, figures.id), " ", verdict(figures), h("span", { class: "dim" }, ` ${figure.filter(Boolean).join(" · ")}`)),
     h("p", {}, line("question", figures.question)), h("p", {}, line("ground truth", figures.ground_truth), line("answer", figures.answer)), stored.detail && h("p", {}, line("failure", stored.detail)));
 }
@@ -223,7 +213,7 @@ function observed() {
 let compared = { other: 0, turn: 0 }; // the sibling and the turn that are compared
 
 /** Compare with another sibling, from the first turn that differs or from a turn. */
-function compare(other, turn = firstDifference(sibling(), group().siblings[other])?.turn ?? 0) {
+function compare(other, turn = sibling().parts_from[other]?.[0] ?? 0) {
   if (group().siblings.length < 2) return say("it has no sibling");
   compared = { other, turn };
   drawComparison();
@@ -233,13 +223,13 @@ function compare(other, turn = firstDifference(sibling(), group().siblings[other
 function drawComparison() {
   const sides = [sibling(), group().siblings[compared.other]];
   const [first, second] = sides.map(({ figures }) => figures.id);
-  const different = firstDifference(...sides);
+  const [where, part] = sibling().parts_from[compared.other] ?? [];
   const turns = Math.max(...sides.map((side) => side.turns.length));
   compared.turn = Math.max(0, Math.min(turns - 1, compared.turn));
   const replies = sides.map((side) => side.stored.turns[compared.turn] && side.stored.messages[side.stored.turns[compared.turn].reply].content);
   setAddress({ with: second, turn: compared.turn });
   comparing.replaceChildren(
-    h("h2", {}, `${first} and ${second}: ${different === null ? "equal" : `first difference: the ${different.where} of turn ${different.turn}`}`),
+    h("h2", {}, `${first} and ${second}: ${part === undefined ? "equal" : `first difference: the ${part} of turn ${where}`}`),
     h("p", { class: "dim" }, `turn ${compared.turn} of ${turns} · h l sibling, j k turn, Esc closes`),
     h("div", { class: "sides" }, sides.map((side, place) => h("section", {}, comparedSide(side, commonLength(...replies))))));
 }
@@ -255,17 +245,6 @@ function comparedSide(trajectory, common) {
   return [about, h("p", { class: "dim" }, `context ${counted(more.context.tokens, "token", "tokens")}${more.advantage === null ? "" : `, advantage ${signed(more.advantage)}`}`),
     prompted(stored, turn).slice(-2).map(shown), message("reply", "assistant", reply.slice(0, common), h("mark", {}, reply.slice(common))),
     messagesOf(stored, turn.observations).map(shown)];
-}
-
-/** The first turn whose prompt or reply differ; null: they are equal. */
-function firstDifference(...sides) {
-  const texts = ({ stored }) => stored.turns.map((turn) => [prompted(stored, turn).map((each) => [each.role, each.name, each.content]), [turn.output_ids, stored.messages[turn.reply].content]].map((part) => JSON.stringify(part)));
-  const [first, second] = sides.map(texts);
-  for (let turn = 0; turn < Math.min(first.length, second.length); turn += 1) {
-    const part = [0, 1].find((each) => first[turn][each] !== second[turn][each]);
-    if (part !== undefined) return { turn, where: ["prompt", "reply"][part] };
-  }
-  return first.length === second.length ? null : { turn: Math.min(first.length, second.length), where: "reply" };
 }
 
 function commonLength(first = "", second = "") {
@@ -287,18 +266,14 @@ const comparedKeys = {
   j: () => otherTurn(1), k: () => otherTurn(-1), d: () => comparing.close(), q: () => comparing.close(),
 };
 
-/** The shell command that shows what the page shows. */
-function commandLine() {
-  const kind = batch().evaluation === null ? "" : ` --evaluation '${batch().evaluation}'`;
-  return `condensegrpo inspect ${data.folder}${batch().step === null ? "" : ` --step ${batch().step}`}${kind} --trajectory ${sibling().figures.id} --turn ${at.turn}`;
-}
-
+/** Copy the shell command that shows what the page shows. */
 async function copyCommand() {
+  const line = `${batch().command} --trajectory ${sibling().figures.id} --turn ${at.turn}`;
   try {
-    await navigator.clipboard.writeText(commandLine());
+    await navigator.clipboard.writeText(line);
     say("copied");
   } catch {
-    say(commandLine());
+    say(line);
   }
 }
 
@@ -391,7 +366,7 @@ function pressed(event) {
 }
 
 const chooser = h("select", { "aria-label": "step or evaluation", onchange: () => go({ batch: Number(chooser.value) }) },
-  data.batches.map((each, place) => h("option", { value: String(place) }, titleOf(each))));
+  data.batches.map((each, place) => h("option", { value: String(place) }, each.title)));
 const box = h("input", { type: "search", placeholder: "search all texts (/)", "aria-label": "search all texts", oninput: () => find(box.value) });
 const chosenView = h("select", { "aria-label": "ready view", onchange: () => { view = chosenView.value; restrict(); } },
   h("option", { value: "" }, "all trajectories"), data.ready_views.map(([name, title]) => h("option", { value: name }, title)));

@@ -1,24 +1,26 @@
 """The trajectories of a run as one page: what ``condensegrpo inspect RUN --html FILE`` writes.
 
-It has the panes of the terminal's inspector. A trajectory is embedded as it is stored, every message once; what the
-page cannot compute from that (the history with what was dropped, the credit) stands beside it, by its messages.
+It has the panes of the terminal's inspector. A trajectory is embedded as it is stored, every message once. What the
+terminal shows beside that stands beside it, computed by the same functions: the script draws it. Only a search that is
+typed into the page is evaluated there, in ``search.js``.
 """
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 from condensegrpo.core.messages import Message
-from condensegrpo.core.trajectory import ScoredTrajectory
-from condensegrpo.inspection.batches import TrajectoryBatch, budget_of
+from condensegrpo.inspection.batches import TrajectoryBatch, command_of
 from condensegrpo.inspection.context_view import ContextView
-from condensegrpo.inspection.formula import CreditFormulas, CreditLine
-from condensegrpo.inspection.history import WordChange, difference, history
+from condensegrpo.inspection.filters import FIELDS, Value
+from condensegrpo.inspection.formula import CreditLine
+from condensegrpo.inspection.history import WordChange, difference
 from condensegrpo.inspection.index import Index
-from condensegrpo.inspection.page import page, shell_path
-from condensegrpo.inspection.panes import TokenTexts, turns
-from condensegrpo.inspection.records import TrajectoryRecord, groups
+from condensegrpo.inspection.opened import FirstDifference, OpenedTrajectory, TrajectoryReader, first_difference
+from condensegrpo.inspection.page import page, typed_path
+from condensegrpo.inspection.records import Group, TrajectoryRecord, groups
 from condensegrpo.inspection.views import READY_VIEWS, select
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.stored_trajectory import stored
@@ -28,7 +30,7 @@ Piece = tuple[str, int | None, int, int | None]  # status, turn, place of the me
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageTurn:
-    """What the page cannot compute of a turn."""
+    """What is shown of a turn beside what is stored of it."""
 
     strip: str  # what the prompt shows of each earlier turn: k kept, d dropped, r rewritten, - none
     context: ContextView
@@ -43,8 +45,9 @@ class PageTurn:
 class PageTrajectory:
     """One trajectory."""
 
-    figures: TrajectoryRecord
+    figures: Mapping[str, Value]  # ``filters.FIELDS``, truth values as numbers; sample and handling
     views: tuple[str, ...]  # the ready views that it belongs to
+    parts_from: tuple[FirstDifference | None, ...]  # each of its siblings, in their order
     stored: Mapping[str, object]  # as a line of its file has it
     turns: tuple[PageTurn, ...]
     differences: tuple[tuple[tuple[WordChange, str], ...], ...]  # of rewritten messages
@@ -59,6 +62,7 @@ class PageGroup:
     question: str | None
     ground_truth: str | None
     idle: str  # why it does not train; empty: it may train
+    success: float
     siblings: tuple[PageTrajectory, ...]
 
 
@@ -66,6 +70,8 @@ class PageGroup:
 class PageBatch:
     """A training step or an evaluation."""
 
+    title: str
+    command: str  # that shows it
     step: int | None
     evaluation: str | None  # None: a training batch
     groups: tuple[PageGroup, ...]
@@ -76,7 +82,7 @@ class InspectorPage:
     """The data of the page."""
 
     name: str
-    folder: str  # as a shell takes it
+    fields: tuple[str, ...]  # of conditions
     tokens: Mapping[int, str | None]  # texts of sampled tokens
     ready_views: tuple[tuple[str, str], ...]  # name and title
     batches: tuple[PageBatch, ...]
@@ -94,7 +100,7 @@ def write_inspector(
     tokens: dict[int, str | None] = {}
     data = InspectorPage(
         name=index.path.resolve().name,
-        folder=shell_path(index.path),
+        fields=FIELDS,
         tokens=tokens,
         ready_views=tuple((view.name, view.title) for view in READY_VIEWS),
         batches=tuple(_Reader(index, batch, records).page_batch(records, tokens) for batch, records in chosen),
@@ -111,8 +117,7 @@ class _Reader:
 
     def __init__(self, index: Index, batch: TrajectoryBatch, records: Sequence[TrajectoryRecord]) -> None:
         self._index, self._batch = index, batch
-        self._formulas, self._texts = CreditFormulas(index, batch), TokenTexts(batch)
-        self._budget = budget_of(batch) or max(record.context for record in records)
+        self._reader, self._largest = TrajectoryReader(index, batch), max(record.context for record in records)
         matching = ((view.name, select(records, where=view.where, most=len(records)).records) for view in READY_VIEWS)
         self._views = {name: {record.id for record in matches} for name, matches in matching}
 
@@ -120,8 +125,10 @@ class _Reader:
         """The batch with some of its trajectories; adds the texts of sampled tokens to ``tokens``."""
         batch = self._batch
         return PageBatch(
+            title=batch.title,
+            command=shlex.join(command_of(typed_path(self._index.path), batch)),
             step=batch.number,
-            evaluation=(batch.evaluation or batch.file.stem) if batch.is_evaluation else None,
+            evaluation=batch.evaluation,
             groups=tuple(
                 PageGroup(
                     id=group.id,
@@ -129,52 +136,63 @@ class _Reader:
                     question=group.question,
                     ground_truth=group.ground_truth,
                     idle=group.idle,
-                    siblings=tuple(self._trajectory(record, tokens) for record in group.siblings),
+                    success=group.success,
+                    siblings=tuple(self._trajectories(group, tokens)),
                 )
                 for group in groups(records)
             ),
         )
 
-    def _trajectory(self, record: TrajectoryRecord, tokens: dict[int, str | None]) -> PageTrajectory:
-        scored = self._index.read(record)
-        ids = {token for turn in scored.trajectory.turns for token in turn.output_ids}
-        tokens.update({token: self._texts.text(token) for token in ids - tokens.keys()})
-        kept = stored(scored.trajectory)
+    def _trajectories(self, group: Group, tokens: dict[int, str | None]) -> Iterator[PageTrajectory]:
+        every = [self._reader.open(record, largest=self._largest) for record in group.siblings]
+        whole = self._index.group(group.siblings[0])  # with siblings that the page leaves out
+        for opened in every:
+            ids = {token for turn in opened.scored.trajectory.turns for token in turn.output_ids}
+            tokens.update({token: self._reader.texts.text(token) for token in ids - tokens.keys()})
+            others = (other.scored.trajectory for other in every)
+            parts_from = tuple(first_difference(opened.scored.trajectory, other) for other in others)
+            yield self._trajectory(opened, whole, parts_from)
+
+    def _trajectory(
+        self, opened: OpenedTrajectory, group: Group, parts_from: tuple[FirstDifference | None, ...]
+    ) -> PageTrajectory:
+        kept, record = stored(opened.scored.trajectory), opened.record
+        fields = {name: int(value) if isinstance(value, bool) else value for name, value in record.fields.items()}
         messages = cast(list[Message], kept["messages"])
         places: dict[tuple[str, str], int] = {
             (message.role, message.text): place for place, message in enumerate(messages)
         }
         rewritings: dict[tuple[str, str], int] = {}
         return PageTrajectory(
-            figures=record,
+            figures={**fields, "sample": record.sample, "handling": record.handling},
             views=tuple(name for name, matches in self._views.items() if record.id in matches),
             stored=kept | {"messages": [replace(message, content=message.text) for message in messages]},
-            turns=tuple(self._turns(record, scored, places, rewritings)),
+            parts_from=parts_from,
+            turns=tuple(_turns(opened, group, places, rewritings)),
             differences=tuple(difference(*pair) for pair in rewritings),
         )
 
-    def _turns(
-        self,
-        record: TrajectoryRecord,
-        scored: ScoredTrajectory,
-        places: Mapping[tuple[str, str], int],
-        rewritings: dict[tuple[str, str], int],
-    ) -> Iterator[PageTurn]:
-        """The turns of a trajectory; adds what was rewritten, with its text before, to ``rewritings``."""
-        known, group = self._batch.version_known, self._index.group(record)  # with siblings that the page leaves out
-        for turn in turns(scored, record.credit, budget=self._budget, tokenizer=None, version_known=known):
-            statuses, pieces = turn.context.statuses, list[Piece]()
-            for piece in history(scored.trajectory, turn.turn, statuses):
-                rewriting = None
-                if piece.rewritten is not None:
-                    rewriting = rewritings.setdefault((piece.text, piece.rewritten), len(rewritings))
-                pieces.append((piece.status, piece.turn, places[piece.role, piece.text], rewriting))
-            yield PageTurn(
-                strip="".join(statuses[earlier][0] if earlier in statuses else "-" for earlier in range(turn.turn)),
-                context=turn.context,
-                version=turn.policy_version,
-                advantage=turn.advantage,
-                weight=turn.weight,
-                credit=self._formulas.lines(record, group, turn),
-                pieces=tuple(pieces),
-            )
+
+def _turns(
+    opened: OpenedTrajectory,
+    group: Group,
+    places: Mapping[tuple[str, str], int],
+    rewritings: dict[tuple[str, str], int],
+) -> Iterator[PageTurn]:
+    """The turns of a trajectory; adds what was rewritten, with its text before, to ``rewritings``."""
+    for number, turn in enumerate(opened.turns):
+        pieces = list[Piece]()
+        for piece in opened.pieces(number):
+            rewriting = None
+            if piece.rewritten is not None:
+                rewriting = rewritings.setdefault((piece.text, piece.rewritten), len(rewritings))
+            pieces.append((piece.status, piece.turn, places[piece.role, piece.text], rewriting))
+        yield PageTurn(
+            strip=turn.context.strip,
+            context=turn.context,
+            version=turn.policy_version,
+            advantage=turn.advantage,
+            weight=turn.weight,
+            credit=opened.credit(number, group),
+            pieces=tuple(pieces),
+        )

@@ -8,7 +8,6 @@ nothing and send nothing.
 import base64
 import hashlib
 import html
-import shlex
 from importlib.resources import files
 from pathlib import Path
 
@@ -48,10 +47,10 @@ def _joined(names: tuple[str, ...]) -> str:
     return "".join(folder.joinpath(name).read_text(encoding="utf-8") for name in names)
 
 
-def shell_path(path: Path) -> str:
+def typed_path(path: Path) -> Path:
     """A path as it is typed in the working directory: relative if it lies inside."""
     inside = path.resolve()
-    return shlex.quote(str(inside.relative_to(Path.cwd()) if inside.is_relative_to(Path.cwd()) else path))
+    return inside.relative_to(Path.cwd()) if inside.is_relative_to(Path.cwd()) else path
 
 
 def _source(text: str) -> str:

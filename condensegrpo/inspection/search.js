@@ -2,7 +2,6 @@
 
 const GAP = 2; // letters between two of the query, at most
 const MOST_MARKS = 200; // in one text
-const FIELDS = ["id", "group", "problem", "question", "ground_truth", "score", "correct", "format", "advantage", "turns", "context", "output", "condensations", "tool_errors", "truncated", "lost_fact", "stop", "answer", "seconds"];
 const TOKEN = /\s*(?:(?<number>\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)|(?<text>'[^']*'|"[^"]*")|(?<word>[a-z_]\w*)|(?<sign>[=!<>]=|[<>()[\],-]))/iy;
 const CONSTANTS = { True: 1, False: 0, None: null };
 
@@ -17,7 +16,7 @@ function searchOf(query) {
   if (!wanted) return { fit: () => 0, parts: () => [] };
   if (wanted.startsWith("=")) {
     const holds = condition(query.trim().slice(1));
-    return { fit: (trajectory) => (holds(fieldsOf(trajectory)) ? 0 : null), parts: () => [] };
+    return { fit: (trajectory) => (holds(trajectory.figures) ? 0 : null), parts: () => [] };
   }
   return {
     fit({ figures, stored }) {
@@ -50,32 +49,32 @@ function inOrder(text, query) {
   return [...ends].map(([end, first]) => [first, end]).reduce((best, part) => (best === null || part[1] - part[0] < best[1] - best[0] ? part : best), null);
 }
 
-/** The values of FIELDS; truth values as numbers. */
-function fieldsOf({ figures }) {
-  const every = figures.advantages;
-  const advantage = every?.length ? every.reduce((sum, each) => sum + each, 0) / every.length : null;
-  const all = { ...figures, advantage, truncated: ["output_length", "context_overflow"].includes(figures.stop) };
-  return Object.fromEntries(FIELDS.map((name) => [name, typeof all[name] === "boolean" ? Number(all[name]) : all[name]]));
-}
-
-/** The function of a condition, in the language of --where; an Error says what is wrong with it. */
+/** The function of a condition, in the language of --where, with truth values as numbers; an Error says what is wrong with it. */
 function condition(text) {
   const tokens = tokensOf(text);
   const take = (...wanted) => (wanted.includes(tokens[0]?.text) && tokens[0].kind !== "text" ? tokens.shift().text : null);
-  const joined = (part, word, all) => () => {
-    const parts = [part()];
-    while (take(word)) parts.push(part());
-    return all ? (fields) => parts.every((each) => each(fields)) : (fields) => parts.some((each) => each(fields));
-  };
-  const either = joined(joined(negation, "and", true), "or", false);
   const whole = either();
   if (tokens.length) throw Error(`condition: did not expect ${tokens[0].text}`);
   return whole;
 
+  function either() {
+    return joined(both, "or", (parts, holds) => parts.some(holds));
+  }
+
+  function both() {
+    return joined(negation, "and", (parts, holds) => parts.every(holds));
+  }
+
+  function joined(part, word, hold) {
+    const parts = [part()];
+    while (take(word)) parts.push(part());
+    return parts.length === 1 ? parts[0] : (fields) => Number(hold(parts, (each) => each(fields)));
+  }
+
   function negation() {
     if (!take("not")) return comparison();
     const part = negation();
-    return (fields) => !part(fields);
+    return (fields) => Number(!part(fields));
   }
 
   function comparison() {
@@ -85,7 +84,10 @@ function condition(text) {
       sides.push(value());
     }
     if (!signs.length) return sides[0];
-    return (fields) => signs.every((sign, place) => compares(sign, sides[place](fields), sides[place + 1](fields)));
+    return (fields) => {
+      const values = sides.map((side) => side(fields));
+      return Number(signs.every((sign, place) => compares(sign, values[place], values[place + 1])));
+    };
   }
 
   function compareSign() {
@@ -102,7 +104,7 @@ function condition(text) {
     if (word === "-" && tokens[0]?.kind === "number") return (number => () => number)(-Number(tokens.shift().text));
     if (word === "(" || word === "[") return bracketed(word === "(" ? ")" : "]");
     if (Object.hasOwn(CONSTANTS, word ?? "")) return () => CONSTANTS[word];
-    if (FIELDS.includes(word)) return (fields) => fields[word];
+    if (data.fields.includes(word)) return (fields) => fields[word];
     throw Error(`condition: found ${word ?? "its end"}, wanted a field, a number or a text; ? lists the fields`);
   }
 

@@ -138,9 +138,8 @@ def got_worse(index: Index) -> tuple[SuccessChange, ...]:
     """The problems that fewer trajectories solved later on, the largest fall first: in training and in evaluations."""
     every: dict[tuple[str | None, str], list[Visit]] = {}
     for batch in index.batches():
-        kind = (batch.evaluation or batch.file.stem) if batch.is_evaluation else None
         for problem, visit in index.visits(batch).items():
-            every.setdefault((kind, problem), []).append(visit)
+            every.setdefault((batch.evaluation, problem), []).append(visit)
     changes = []
     for (kind, problem), visits in every.items():
         if half := len(visits) // 2:

@@ -6,6 +6,7 @@ drawn at the end only, and last: of a run with a picture and its last evaluation
 
 import json
 import math
+import shlex
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from condensegrpo.config.resumed import recorded_changes
 from condensegrpo.config.yaml_tree import read_yaml
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.wording import counted
-from condensegrpo.inspection.page import page, shell_path
+from condensegrpo.inspection.page import page, typed_path
 from condensegrpo.inspection.samples import SampleReader, SampleSet
 from condensegrpo.reporting.curves import PANELS, SHARES, Metrics, Series, series, variants
 from condensegrpo.storage.files import write_atomically
@@ -137,7 +138,7 @@ def run_report(run: RunFolder, reader: SampleReader) -> RunReport:
     return RunReport(
         name=run.path.resolve().name,
         state=_state(metrics, dict(configuration).get("train.steps")),
-        folder=shell_path(run.path),
+        folder=shlex.quote(str(typed_path(run.path))),
         grids=tuple(grids),
         curves=curves,
         variants=variants(metrics),
