@@ -1,7 +1,10 @@
-"""``condensegrpo inspect --html``: which trajectories the page holds, and how large it becomes."""
+"""The page of ``condensegrpo inspect --html`` and of the key x: which trajectories it holds, how large it becomes."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
 
 import typer
 
@@ -12,8 +15,11 @@ from condensegrpo.inspection import views
 from condensegrpo.inspection.batches import TrajectoryBatch, trajectory_files
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.inspector_page import write_inspector
-from condensegrpo.inspection.records import TrajectoryRecord
+from condensegrpo.inspection.records import LinePlace, TrajectoryRecord
 from condensegrpo.inspection.samples import spread
+
+if TYPE_CHECKING:
+    from condensegrpo.cli.inspect_app.selection import Selection
 
 MEGABYTE = 10**6
 COMFORTABLE, LARGEST = 30 * MEGABYTE, 200 * MEGABYTE  # of stored lines; the page is about as large
@@ -72,6 +78,43 @@ def write_html(
         )
     if size > 2 * comfortable:
         typer.echo("a browser opens a page of this size slowly; --step, --group, --view or --where makes it smaller")
+
+
+def write_selection(selection: "Selection", listed: Sequence[TrajectoryRecord] | None) -> str:
+    """Write the page of what is listed and of the open group, as far as a browser opens it at once.
+
+    Args:
+        selection: what the application shows.
+        listed: trajectories of any steps; None: those of the batch.
+
+    Returns:
+        What was written, and the address at which it opens here; empty: nothing is open.
+
+    Raises:
+        CondenseError: a line is damaged, or a file cannot be read or written.
+    """
+    opened, group, index = selection.opened, selection.group, selection.index
+    if opened is None or group is None:
+        return ""
+    every = [*(index.records(selection.batch) if listed is None else listed)]
+    if sum(record.place.size for record in every) > COMFORTABLE:
+        every = []
+    chosen: dict[Path, dict[LinePlace, TrajectoryRecord]] = {}
+    for record in (*every, *group.siblings):
+        chosen.setdefault(record.place.file, {})[record.place] = record
+    name = re.sub(r"[^\w.-]+", "-", opened.record.id)
+    page = Path(f"inspect-{index.path.resolve().stem}-{name}.html")
+    batches = [(batch, [*chosen[batch.file].values()]) for batch in index.batches() if batch.file in chosen]
+    size = write_inspector(page, index, batches)
+    shown = {
+        "step": opened.batch.number,
+        "evaluation": opened.batch.evaluation,
+        "t": opened.record.id,
+        "turn": selection.turn,
+    }
+    address = urlencode({key: value for key, value in shown.items() if value is not None}, safe="/")
+    many = counted(_count(batches), "trajectory", "trajectories")
+    return f"{page.absolute()}: {many}, {size / MEGABYTE:.1f} MB. With #{address} behind its address it opens here."
 
 
 def chosen_batches(index: Index, files: Sequence[Path], choice: Choice) -> Batches:

@@ -15,7 +15,8 @@ from textual.pilot import Pilot
 from textual.widgets import OptionList, Static, TabbedContent
 
 from condensegrpo.cli.inspect_app.app import InspectorApp
-from condensegrpo.cli.inspect_app.selection import Listing, Selection, sparkline
+from condensegrpo.cli.inspect_app.rows import sparkline
+from condensegrpo.cli.inspect_app.selection import Listing, Selection
 from condensegrpo.core.trajectory import Stop
 from condensegrpo.inspection.index import Index
 from condensegrpo.storage.credit import Credit, CreditTerm, write_credit

@@ -1,56 +1,77 @@
-"""``condensegrpo inspect`` on a terminal: the keys of the application."""
+"""``condensegrpo inspect`` on a terminal: the layout, and what the keys do.
 
-from collections.abc import Callable
+Lists on the left, siblings and turns in the middle, the tabs of one turn on the right. ``Selection`` knows what is
+shown; ``rows`` and ``tabs`` draw it; indexing and searching run in threads and show what they found through the event
+loop.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from textual.binding import Binding, BindingType
-from textual.widgets import Input, OptionList, TabbedContent
+from rich.text import Text
+from textual import work
+from textual.app import App, ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.widgets import Footer, Input, OptionList, Static, TabbedContent, TabPane
 from textual.widgets.option_list import Option
+from textual.worker import get_current_worker
 
-from condensegrpo.cli.inspect_app import rows
-from condensegrpo.cli.inspect_app.dialogs import CompareDialog, KeysDialog, ViewsDialog
-from condensegrpo.cli.inspect_app.layout import TABS
-from condensegrpo.cli.inspect_app.selection import Listing, Selection, fault, sparkline
-from condensegrpo.cli.inspect_app.threads import InspectorThreads
+from condensegrpo.cli.inspect_app import listings, rows
+from condensegrpo.cli.inspect_app.dialogs import BINDINGS, CompareDialog, KeysDialog, ViewsDialog
+from condensegrpo.cli.inspect_app.listings import Listed
+from condensegrpo.cli.inspect_app.selection import PAGE, Listing, Selection, fault
+from condensegrpo.cli.inspect_app.tabs import TABS, tab_content
 from condensegrpo.cli.inspect_choice import Choice
 from condensegrpo.core.errors import CondenseError
+from condensegrpo.core.wording import counted
+from condensegrpo.display import theme
 from condensegrpo.display.neutral import neutral, one_line
+from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.records import TrajectoryRecord
-from condensegrpo.inspection.views import READY_VIEWS, select
+from condensegrpo.inspection.views import MOST, READY_VIEWS, Hit, search, select
 
 POLL_SECONDS = 2.0  # between looks at a live run
-LONGEST_PROBLEM = 30  # characters of a name in a title
-KEYS: list[BindingType] = [  # those in the line at the bottom first, the most needed ones at its left
-    Binding("question_mark", "keys", "help", key_display="?"),
-    Binding("left_square_bracket", "step(-1)", "step", key_display="[ ]"),
-    Binding("right_square_bracket", "step(1)", show=False),
-    Binding("h", "sibling(-1)", "sibling", key_display="h l"),
-    Binding("l", "sibling(1)", show=False),
-    Binding("j", "turn(1)", "turn", key_display="j k"),
-    Binding("k", "turn(-1)", show=False),
-    Binding("1", f"tab('{TABS[0]}')", "tab", key_display="1-5"),
-    *(Binding(str(number), f"tab('{name}')", show=False) for number, name in enumerate(TABS[1:], 2)),
-    Binding("slash", "search", "search"),
-    Binding("v", "views", "views"),
-    Binding("d", "compare", "compare"),
-    Binding("p", "problem", "problem"),
-    Binding("w", "worse", "worse"),
-    Binding("e", "kind", "evaluations"),
-    Binding("x", "export", "export"),
-    Binding("y", "copy", "copy"),
-    Binding("f", "live", "follow"),
-    Binding("q", "quit", "quit"),
-    Binding("t", "ids", "ids", show=False),
-    Binding("escape", "groups", show=False),
-]
+NOTE_SECONDS = 0.5  # between notes of how far the index is
+INDEXING = "indexing"  # begins the note of how far the index is
+HITS_AT_A_TIME = 50  # that a search shows at once
+NARROW = 110  # columns below which groups and turns lie above each other
+STYLE = """
+#top { height: 2; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }
+#body { height: 1fr; }
+#lists { width: 61%; }
+#left { width: 10fr; }
+#middle { width: 11fr; border-left: solid $panel; }
+.-narrow #lists { width: 50%; layout: vertical; }
+.-narrow #left, .-narrow #middle { width: 1fr; height: 2fr; border: none; }
+.-narrow #middle { height: 3fr; }
+#right { width: 1fr; border-left: solid $panel; }
+#search { display: none; }
+OptionList { border: none; text-wrap: nowrap; text-overflow: ellipsis; }
+#list, #turns { height: 1fr; }
+#siblings { height: auto; max-height: 40%; }
+.title { padding: 0 1; text-style: bold; height: auto; }
+TabPane { padding: 0 1; }
+ModalScreen { align: center middle; }
+.box { width: auto; max-width: 96%; height: auto; border: round $primary; padding: 1 2; background: $surface; }
+.wide { width: 96%; height: 90%; }
+.wide Horizontal { height: 1fr; }
+.wide VerticalScroll { width: 1fr; padding: 0 1; }
+.wide Static { width: 1fr; }
+"""
 
 
-class InspectorApp(InspectorThreads):
+class InspectorApp(App[None]):
     """The application: keys and the mouse move the ``Selection``."""
 
-    BINDINGS: ClassVar[list[BindingType]] = KEYS
+    CSS = STYLE
+    BINDINGS: ClassVar[list[BindingType]] = BINDINGS
+    ENABLE_COMMAND_PALETTE = False
+    HORIZONTAL_BREAKPOINTS: list[tuple[int, str]] | None = [(0, "-narrow"), (NARROW, "-wide")]  # noqa: RUF012  as in App
 
     def __init__(
         self,
@@ -63,14 +84,47 @@ class InspectorApp(InspectorThreads):
         """An application that begins with a place.
 
         Args:
+            selection: what is shown.
             record: the trajectory that is shown first; None: the first of a group with a signal.
+            turn: of the trajectory that is shown first.
             first: what is listed first, ``worse`` for the problems that got worse; None: the groups.
         """
-        super().__init__(selection)
+        super().__init__()
+        self.selection = selection
+        self.listed: Listed | None = None  # matches; None: the groups are listed
+        self.ids = False  # whether the reply is shown with the ids of its tokens
+        self.live = False  # whether a live run is followed
+        self.batches: list[TrajectoryBatch] = []  # of the kind that is shown, for the lines at the top
+        self.note = ""  # how far the index is
+        self.drawn = selection.batch  # whose groups were listed last
         self._record, self._turn, self._first = record, turn, first
 
+    @property
+    def listing(self) -> Listing | None:
+        """The condition that the list matches, if it was one."""
+        return self.listed.listing if self.listed is not None else None
+
+    def compose(self) -> ComposeResult:
+        """Top, left, middle, right, keys."""
+        yield Static(id="top")
+        with Horizontal(id="body"):
+            with Horizontal(id="lists"):
+                with Vertical(id="left"):
+                    yield Static(id="list-title", classes="title")
+                    yield Input(placeholder="text, or = score == 0 and turns > 3", id="search")
+                    yield OptionList(id="list", markup=False)
+                with Vertical(id="middle"):
+                    yield Static(id="head", classes="title")
+                    yield OptionList(id="siblings", markup=False)
+                    yield OptionList(id="turns", markup=False)
+            with TabbedContent(id="right"):
+                for name in TABS:
+                    with TabPane(name.title(), id=name), VerticalScroll():
+                        yield Static(id=f"{name}-text", markup=False)
+        yield Footer()
+
     def on_mount(self) -> None:
-        """Show the batch that was opened; the rest is indexed behind it."""
+        """Show the batch that was opened; the rest is indexed in a thread."""
         self.title = "condensegrpo inspect"
         self.show_groups(self._record, self._turn)
         self.query_one("#list").focus()
@@ -79,27 +133,122 @@ class InspectorApp(InspectorThreads):
         self.set_interval(POLL_SECONDS, self._poll)
         self.index_all(self._first)
 
-    def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
-        """Show what was chosen by the arrow keys or the mouse."""
-        place, group = event.option_index, self.selection.group
-        match event.option_list.id:
-            case "list" if self.listed is not None:
-                self.show(self.listed[place])
-            case "list":
-                if place == len(self.selection.groups) - 1 and self.selection.more_groups():
-                    added = self.selection.groups[place + 1 :]
-                    event.option_list.add_options(Option(rows.group_row(each)) for each in added)
-                self.show(self.selection.groups[place].siblings[0])
-            case "siblings" if group is not None:
-                self.show(group.siblings[place], self.selection.turn)
-            case "turns" if self.selection.opened is not None:
-                self.show_turn(place)
+    # what is shown
+
+    def show_groups(self, record: TrajectoryRecord | None = None, turn: int = 0) -> None:
+        """List the groups of the batch, and show a trajectory of one."""
+        groups = self.selection.groups
+        self.listed = None
+        self._read_batches()
+        self._fill("list", map(rows.group_row, groups))
+        more = "" if len(groups) % PAGE or not groups else " or more"
+        self._set_title(f"{counted(len(groups), 'group')}{more}")
+        self.drawn = self.selection.batch
+        if record is None:
+            record = next((group for group in groups if group.signal), groups[0]).siblings[0]
+        names = [group.id for group in groups]
+        if record.group in names:
+            self._highlight("list", names.index(record.group))
+        self.show(record, turn)
+
+    def show_listed(self, listed: Listed) -> None:
+        """List trajectories of any steps, and show the first, or the one that was asked for with the listing."""
+        self.listed = listed
+        self._fill("list", listed.rows)
+        self._set_title(f"{listed.title}   (Esc: groups)")
+        self.query_one("#list").focus()
+        first = self.listing.first if self.listing is not None else None
+        matches = [at for at, record in enumerate(listed.records) if first is not None and record.place == first.place]
+        if matches:
+            self._highlight("list", matches[0])
+        elif listed.records and first is None:
+            self._highlight("list", 0)
+            self.show(listed.records[0])
+
+    def show(self, record: TrajectoryRecord, turn: int = 0) -> None:
+        """Show a trajectory at a turn."""
+        try:
+            opened = self.selection.show(record, turn)
+        except CondenseError as error:
+            self._complain(error)
+            return
+        siblings = self.selection.group.siblings if self.selection.group else ()
+        self._fill("siblings", map(rows.sibling_row, siblings))
+        self._highlight("siblings", [sibling.id for sibling in siblings].index(record.id))
+        self._fill("turns", (rows.turn_row(opened, number) for number in range(len(opened.turns))))
+        self.draw()
 
     def show_turn(self, turn: int) -> None:
         """Go to a turn."""
         if self.selection.opened is not None:
             self.selection.show(self.selection.opened.record, turn)
             self.draw()
+
+    def draw(self) -> None:
+        """Draw the top, the head of the trajectory and the tab that is open."""
+        selection, opened = self.selection, self.selection.opened
+        note = f"{'following  ' if self.live else ''}{self.note}"
+        sparks = 16 if self.size.width < NARROW else 32
+        self.query_one("#top", Static).update(rows.top_line(selection.batch, self.batches, sparks, note=note))
+        if opened is None:
+            return
+        batch = opened.batch
+        where = "" if batch.file == selection.batch.file or batch.number is None else f"   step {batch.number}"
+        self.query_one("#head", Static).update(
+            Text(f"{one_line(opened.record.id, 60)}{where}   turn {selection.turn} of {len(opened.turns)}")
+        )
+        if opened.turns:
+            self._highlight("turns", selection.turn)
+        tab = self.query_one(TabbedContent).active or TABS[0]
+        try:
+            content = tab_content(tab, selection, opened, ids=self.ids)
+        except CondenseError as error:  # a file that was removed or replaced meanwhile
+            content = Text(fault(error), theme.BAD)
+        self.query_one(f"#{tab}-text", Static).update(content)
+
+    def _fill(self, name: str, prompts: Iterable[Text]) -> None:
+        with self.prevent(OptionList.OptionHighlighted):
+            self.query_one(f"#{name}", OptionList).set_options([Option(prompt) for prompt in prompts])
+
+    def _highlight(self, name: str, row: int) -> None:
+        """Mark a row of a list, without acting on it."""
+        options = self.query_one(f"#{name}", OptionList)
+        with self.prevent(OptionList.OptionHighlighted):
+            options.highlighted = row
+        self.call_after_refresh(options.scroll_to_highlight)  # now it may have no size yet
+
+    def _set_title(self, text: str) -> None:
+        self.query_one("#list-title", Static).update(Text(neutral(text)))
+
+    def _read_batches(self) -> None:
+        """Read the figures of the steps, or of the evaluations of this name."""
+        same = {*self.selection.files}
+        self.batches = [batch for batch in self.selection.index.batches() if batch.file in same]
+
+    def _complain(self, error: CondenseError) -> None:
+        self.notify(fault(error), severity="error", markup=False)
+
+    # what the keys and the mouse do
+
+    def on_tabbed_content_tab_activated(self) -> None:
+        """Draw the tab that was opened."""
+        self.draw()
+
+    def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
+        """Show what was chosen by the arrow keys or the mouse."""
+        row, group = event.option_index, self.selection.group
+        match event.option_list.id:
+            case "list" if self.listed is not None:
+                self.show(self.listed.records[row])
+            case "list":
+                if row == len(self.selection.groups) - 1 and self.selection.more_groups():
+                    added = self.selection.groups[row + 1 :]
+                    event.option_list.add_options(Option(rows.group_row(each)) for each in added)
+                self.show(self.selection.groups[row].siblings[0])
+            case "siblings" if group is not None:
+                self.show(group.siblings[row], self.selection.turn)
+            case "turns" if self.selection.opened is not None:
+                self.show_turn(row)
 
     def action_turn(self, by: int) -> None:
         """Go to another turn."""
@@ -126,7 +275,7 @@ class InspectorApp(InspectorThreads):
             else:
                 self.notify(otherwise)
         except CondenseError as error:
-            self.notify(fault(error), severity="error", markup=False)
+            self._complain(error)
 
     def action_tab(self, name: str) -> None:
         """Open a tab."""
@@ -155,20 +304,12 @@ class InspectorApp(InspectorThreads):
 
     def action_problem(self) -> None:
         """List the groups of this problem in all steps."""
-        if self.selection.opened is None:
-            return
-        problem = self.selection.opened.record.problem
-        followed = self.selection.index.follow(problem)
-        labels = [f"{batch.evaluation or 'step'} {batch.number}" for batch, _ in followed]
-        line = sparkline([group.success for _, group in followed], rows.SPARKS)
-        prompts = [rows.group_row(group, label) for label, (_, group) in zip(labels, followed, strict=True)]
-        self.show_matches(
-            f"{one_line(problem, LONGEST_PROBLEM)} {line}", [group.siblings[0] for _, group in followed], prompts
-        )
+        if self.selection.opened is not None:
+            self.show_listed(listings.visits(self.selection.index, self.selection.opened.record.problem))
 
     def action_worse(self) -> None:
         """List the problems that got worse."""
-        self.find_worse()
+        self.find(lambda: listings.worse(self.selection.index, self._so_far))
 
     def action_export(self) -> None:
         """Write what is shown as a page for somebody else."""
@@ -182,9 +323,9 @@ class InspectorApp(InspectorThreads):
             self.notify("it has no sibling")
             return
         names = [sibling.id for sibling in group.siblings]
-        own = names.index(opened.record.id)
+        first = names.index(opened.record.id)
         self.push_screen(
-            CompareDialog(opened, lambda by: self.selection.read(group.siblings[(own + by) % len(names)], group))
+            CompareDialog(opened, lambda by: self.selection.read(group.siblings[(first + by) % len(names)], group))
         )
 
     def action_keys(self) -> None:
@@ -197,20 +338,6 @@ class InspectorApp(InspectorThreads):
         if self.live and self.selection.files:
             self._go(lambda: self.selection.go_to(self.selection.files[-1]), "")
         self.draw()
-
-    def _poll(self) -> None:
-        """Look for what a live run wrote since."""
-        if self.live and not any(worker.group == "index" and worker.is_running for worker in self.workers):
-            self.index_all()
-
-    def noted(self, note: str) -> None:
-        """Show what is indexed; of a live run that is followed, its newest step as far as it is."""
-        super().noted(note)
-        newest, opened = self.batches[-1] if self.batches else self.drawn, self.selection.opened
-        if not self.live or self.listed is not None or newest == self.drawn:
-            return
-        same = newest.file == self.selection.file and opened is not None
-        self._go(lambda: self.selection.go_to(newest.file), "", opened.record if same and opened else None)
 
     def action_views(self) -> None:
         """Choose a ready view."""
@@ -229,7 +356,7 @@ class InspectorApp(InspectorThreads):
         field.focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Search for a text, or for a condition behind a =."""
+        """Search for a text, or for a condition after a =."""
         event.input.display = False
         query = event.value.strip()
         if query.startswith("="):
@@ -237,6 +364,94 @@ class InspectorApp(InspectorThreads):
             self.find_where(Listing(where, where, None, ("--where", where)))
         elif query:
             self.find_text(query)
+
+    # what runs in threads
+
+    def find_where(self, listing: Listing) -> None:
+        """List the trajectories for which a condition holds."""
+        self.find(lambda: listings.matching(self.selection.index, listing, self._so_far))
+
+    @work(thread=True, exclusive=True, group="search")
+    def find(self, search_for: Callable[[], Listed]) -> None:
+        """List what a function finds, unless another search began meanwhile."""
+        try:
+            listed = search_for()
+        except CondenseError as error:
+            self.call_from_thread(self._complain, error)
+            return
+        if not get_current_worker().is_cancelled:
+            self.call_from_thread(self.show_listed, listed)
+
+    @work(thread=True, exclusive=True, group="search")
+    def find_text(self, query: str) -> None:
+        """List the trajectories of all steps that a search finds, as they are found."""
+        found: list[Hit] = []
+        worker = get_current_worker()
+        try:
+            for hit in search(self.selection.index, query):
+                found.append(hit)
+                if worker.is_cancelled:
+                    return
+                if len(found) in (1, HITS_AT_A_TIME):
+                    self.call_from_thread(self.show_listed, listings.hits(query, found, " …"))
+                if len(found) == MOST:
+                    break
+        except CondenseError as error:
+            self.call_from_thread(self._complain, error)
+        self.call_from_thread(self.show_listed, listings.hits(query, found, ""))
+
+    @work(thread=True, exclusive=True, group="export")
+    def export(self) -> None:
+        """Write a page of what is listed and of the open group."""
+        from condensegrpo.cli.inspect_html import write_selection
+
+        try:
+            text = write_selection(self.selection, None if self.listed is None else self.listed.records)
+        except CondenseError as error:
+            self.call_from_thread(self._complain, error)
+            return
+        if text:
+            self.call_from_thread(partial(self.notify, text, title="page written", timeout=15, markup=False))
+
+    @work(thread=True, exclusive=True, group="index")
+    def index_all(self, first: Listing | Literal["worse"] | None = None) -> None:
+        """Index what is new in the whole run, say how far it is, and then list what is to be shown ``first``."""
+        worker, due = get_current_worker(), time.monotonic() + NOTE_SECONDS
+        try:
+            for progress in self.selection.index.extend():
+                if worker.is_cancelled:
+                    return
+                if time.monotonic() > due:
+                    percent = 100 * progress.done // max(progress.total, 1)
+                    self.call_from_thread(self._noted, f"{INDEXING} {percent} %")
+                    due = time.monotonic() + NOTE_SECONDS
+            self.call_from_thread(self._noted, "")
+        except CondenseError as error:
+            self.call_from_thread(self._noted, fault(error))
+        if first is not None:
+            self.call_from_thread(self.action_worse if first == "worse" else partial(self.find_where, first))
+
+    @property
+    def _so_far(self) -> str:
+        return ", so far" if self.note.startswith(INDEXING) else ""
+
+    def _noted(self, note: str) -> None:
+        """Show what is indexed, and how far the index is; of a live run that is followed, its newest step."""
+        self.note = note
+        self._read_batches()
+        shown = [batch for batch in self.batches if batch.file == self.selection.file]
+        self.selection.batch = shown[0] if shown else self.selection.batch  # its file was removed
+        self.draw()
+        newest, opened = self.batches[-1] if self.batches else self.drawn, self.selection.opened
+        if not self.live or self.listed is not None or newest == self.drawn:
+            return
+        same = newest.file == self.selection.file and opened is not None
+        self._go(lambda: self.selection.go_to(newest.file), "", opened.record if same and opened else None)
+
+    def _poll(self) -> None:
+        """Look for what a live run wrote since."""
+        if self.live and not any(worker.group == "index" and worker.is_running for worker in self.workers):
+            self.index_all()
 
 
 def run(

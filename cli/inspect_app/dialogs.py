@@ -1,4 +1,4 @@
-"""What covers the screen for a moment: the keys, the ready views, and two siblings beside each other."""
+"""The keys, and what covers the screen for a moment: their help, the ready views, two siblings beside each other."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -12,14 +12,37 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from condensegrpo.cli.inspect_app.selection import fault
-from condensegrpo.cli.inspect_app.tabs import comparison
+from condensegrpo.cli.inspect_app.tabs import TABS, comparison
 from condensegrpo.core.errors import CondenseError
 from condensegrpo.display import theme
 from condensegrpo.display.neutral import one_line
 from condensegrpo.inspection.opened import OpenedTrajectory, first_difference
 from condensegrpo.inspection.views import READY_VIEWS
 
-KEYS = """\
+BINDINGS: list[BindingType] = [  # those in the line at the bottom first, the most needed ones at its left
+    Binding("question_mark", "keys", "help", key_display="?"),
+    Binding("left_square_bracket", "step(-1)", "step", key_display="[ ]"),
+    Binding("right_square_bracket", "step(1)", show=False),
+    Binding("h", "sibling(-1)", "sibling", key_display="h l"),
+    Binding("l", "sibling(1)", show=False),
+    Binding("j", "turn(1)", "turn", key_display="j k"),
+    Binding("k", "turn(-1)", show=False),
+    Binding("1", f"tab('{TABS[0]}')", "tab", key_display="1-5"),
+    *(Binding(str(number), f"tab('{name}')", show=False) for number, name in enumerate(TABS[1:], 2)),
+    Binding("slash", "search", "search"),
+    Binding("v", "views", "views"),
+    Binding("d", "compare", "compare"),
+    Binding("p", "problem", "problem"),
+    Binding("w", "worse", "worse"),
+    Binding("e", "kind", "evaluations"),
+    Binding("x", "export", "export"),
+    Binding("y", "copy", "copy"),
+    Binding("f", "live", "follow"),
+    Binding("q", "quit", "quit"),
+    Binding("t", "ids", "ids", show=False),
+    Binding("escape", "groups", show=False),
+]
+HELP = """\
 [ ]   step before, step after          e    training or evaluations
 ↑ ↓   group                            f    follow a live run
 h l   sibling                          j k  turn
@@ -45,7 +68,7 @@ class KeysDialog(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         """One box of text."""
-        yield Static(Text(KEYS), classes="box")
+        yield Static(Text(HELP), classes="box")
 
 
 class ViewsDialog(ModalScreen[int | None]):

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from condensegrpo.cli.inspect_app.selection import sparkline
 from condensegrpo.core.wording import counted
 from condensegrpo.display import context_bar, theme
 from condensegrpo.display.inspect_tables import advantage, verdict
@@ -18,6 +17,18 @@ BAR = 8  # cells of a bar of passes
 STRIP = 14  # cells of a strip of turns
 SPARKS = 12  # cells of a problem's sparkline
 LONGEST = 200  # characters of a question
+
+
+def sparkline(values: Sequence[float | None], width: int) -> str:
+    """Values in [0, 1] as bars, the newest on the right; the mean of neighbours where there are more than fit."""
+    if not values or width < 1:
+        return ""
+    size = max(1, -(-len(values) // width))
+    line = ""
+    for first in range(0, len(values), size):
+        known = [value for value in values[first : first + size] if value is not None]
+        line += "▁▂▃▄▅▆▇█"[min(7, int(8 * sum(known) / len(known)))] if known else " "
+    return line
 
 
 def top_line(batch: TrajectoryBatch, batches: Sequence[TrajectoryBatch], sparks: int, *, note: str) -> Text:

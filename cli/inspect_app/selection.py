@@ -2,7 +2,6 @@
 
 import shlex
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -138,18 +137,6 @@ class Selection:
             return shlex.join(("condensegrpo", "inspect", str(self.index.path), *options))
         shown = ("--trajectory", self.opened.record.id, "--turn", str(self.turn))
         return shlex.join((*command_of(self.index.path, self.opened.batch), *shown, *options))
-
-
-def sparkline(values: Sequence[float | None], width: int) -> str:
-    """Values in [0, 1] as bars, the newest on the right; the mean of neighbours where there are more than fit."""
-    if not values or width < 1:
-        return ""
-    size = max(1, -(-len(values) // width))
-    line = ""
-    for first in range(0, len(values), size):
-        known = [value for value in values[first : first + size] if value is not None]
-        line += "▁▂▃▄▅▆▇█"[min(7, int(8 * sum(known) / len(known)))] if known else " "
-    return line
 
 
 def fault(error: CondenseError) -> str:

@@ -13,6 +13,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from condensegrpo.cli.inspect_app.selection import Selection
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import SpanStatus
 from condensegrpo.core.wording import counted
@@ -24,8 +25,10 @@ from condensegrpo.inspection.batches import ranges
 from condensegrpo.inspection.history import HistoryPiece, PieceStatus, WordChange, difference
 from condensegrpo.inspection.opened import OpenedTrajectory
 from condensegrpo.inspection.panes import TokenView, TurnView
+from condensegrpo.inspection.panes import raw as stored_json
 from condensegrpo.inspection.records import Group
 
+TABS = ("shown", "full", "reply", "credit", "raw")
 MOST = 200_000  # characters of a tab
 ADDED = Mark("+", theme.REWRITTEN, "added")
 MARKS = {
@@ -42,6 +45,27 @@ CHANGES = {
 }
 PALE, DEEP = (30, 30, 36), (120, 70, 140)  # backgrounds of a token that was certain, and of one that surprised
 DEEPEST = 4.0  # nats
+
+
+def tab_content(tab: str, selection: Selection, opened: OpenedTrajectory, *, ids: bool) -> RenderableType:
+    """What a tab shows of the turn that is selected; ``ids``: the reply with the ids of its tokens.
+
+    Raises:
+        CondenseError: a file was removed or replaced meanwhile.
+    """
+    turn = selection.turn
+    if not opened.turns:
+        return Text(neutral(opened.scored.trajectory.detail) or "no turn was sampled")
+    match tab:
+        case "full":
+            return full(opened, turn)
+        case "reply":
+            return reply(opened, turn, ids=ids)
+        case "credit" if selection.group is not None:
+            return credit(opened, turn, selection.group)
+        case "raw":
+            return raw(stored_json(selection.index.line(opened.record), turn))
+    return shown(opened, turn)
 
 
 def shown(opened: OpenedTrajectory, turn: int) -> RenderableType:
