@@ -7,8 +7,6 @@ from typing import Annotated
 import typer
 
 import condensegrpo
-from condensegrpo.cli.debugging import NAME as DEBUG
-from condensegrpo.cli.debugging import without_debug
 from condensegrpo.cli.doctor import doctor
 from condensegrpo.cli.evaluate import evaluate
 from condensegrpo.cli.export import export
@@ -16,8 +14,11 @@ from condensegrpo.cli.import_log import import_log
 from condensegrpo.cli.init import init
 from condensegrpo.cli.inspect_trajectory import inspect_trajectory
 from condensegrpo.cli.interrupts import end_with_launcher, exit_immediately, handle_first
-from condensegrpo.cli.launch import launch
+from condensegrpo.cli.launch_sagemaker import sagemaker
+from condensegrpo.cli.launch_skypilot import skypilot
+from condensegrpo.cli.launch_slurm import slurm
 from condensegrpo.cli.model import fetch
+from condensegrpo.cli.options import DEBUG, without_debug
 from condensegrpo.cli.plan import plan
 from condensegrpo.cli.plugins import plugins
 from condensegrpo.cli.quickstart import quickstart
@@ -77,6 +78,14 @@ app.command("export")(export)
 app.command("doctor")(doctor)
 app.command("plan")(plan)
 app.command("serve")(serve)
+launch = typer.Typer(
+    help="Write scripts that start a run on a cluster or in a cloud, and submit them.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+launch.command("slurm")(slurm)
+launch.command("sagemaker")(sagemaker)
+launch.command("skypilot")(skypilot)
 app.add_typer(launch, name="launch")
 app.command("plugins")(plugins)
 bench = typer.Typer(help="Benchmarks that need no training run.", no_args_is_help=True, rich_markup_mode="rich")

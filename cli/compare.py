@@ -22,7 +22,6 @@ from condensegrpo.storage.files import write_atomically
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
     from condensegrpo.evaluation.comparison import Comparison
-    from condensegrpo.metrics.estimates import Interval
 
 FILES = ("comparison.json", "comparison.png", "comparison.svg")
 
@@ -108,15 +107,15 @@ def compare(
     console = theme.console()
     console.print(figures_table(result, with_times=console.width >= 100))
     console.print(_differences_table(result))
-    steps = "" if result.step is None else f", after {counted(result.step, 'step', 'steps')}"
+    steps = "" if result.step is None else f", after {counted(result.step, 'step')}"
     console.print(f"model   {result.model}{steps}\nfolder  {out}: {', '.join(FILES)}", soft_wrap=True)
 
 
 def figures_table(result: "Comparison", *, with_times: bool) -> Table:
     """One line per contender, at most 100 columns, 80 without times; the JSON has turns, calls and more digits."""
     table = Table(
-        title=f"{counted(result.problems, 'held-out problem', 'held-out problems')} × "
-        f"{counted(result.samples, 'sample', 'samples')}, seed {result.seed}; means over trajectories",
+        title=f"{counted(result.problems, 'held-out problem')} × "
+        f"{counted(result.samples, 'sample')}, seed {result.seed}; means over trajectories",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,
@@ -130,7 +129,7 @@ def figures_table(result: "Comparison", *, with_times: bool) -> Table:
         table.add_row(
             figures.contender.label,
             "–" if figures.contender.budget is None else str(figures.contender.budget),
-            f"{figures.success.mean:.3f} {_bounds(figures.success, '{:.3f}')}",
+            f"{figures.success:.3f}",
             f"{figures.peak_tokens:.1f}",
             f"{figures.summed_tokens:.0f}",
             f"{figures.condensations:.1f}",
@@ -148,10 +147,6 @@ def _differences_table(result: "Comparison") -> Table:
     table.add_column("95 % interval", justify="right")
     for difference in result.differences:
         budget = "–" if difference.budget is None else str(difference.budget)
-        bounds = _bounds(difference.success, "{:+.3f}")
-        table.add_row(budget, difference.ours, difference.theirs, f"{difference.success.mean:+.3f}", bounds)
+        mean, bounds = f"{difference.success:+.3f}".split(" ", 1)
+        table.add_row(budget, difference.ours, difference.theirs, mean, bounds)
     return table
-
-
-def _bounds(interval: "Interval", form: str) -> str:
-    return f"[{form.format(interval.low)}, {form.format(interval.high)}]"

@@ -31,6 +31,7 @@ from condensegrpo.cli.doctor_machine import (
     sandbox_finding,
     warning,
 )
+from condensegrpo.cli.options import AsJson, Overrides
 from condensegrpo.core.errors import CondenseError, DataError, PluginError
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
@@ -58,9 +59,7 @@ def doctor(
     config: Annotated[
         str | None, typer.Argument(help="Also check what this needs: a YAML file, a shipped name or a run.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of its keys.")
-    ] = None,
+    overrides: Overrides = None,
     runs_dir: Annotated[Path, typer.Option(help="Folder for runs.")] = Path("runs"),
     sampler: Annotated[
         str | None,
@@ -71,7 +70,7 @@ def doctor(
     gpu: Annotated[
         bool, typer.Option("--gpu", help="Also try what a run does on the GPUs of this machine; takes minutes.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check Python, packages, devices, compilers, memory and disk, and say how to fix what is wrong.
 
@@ -116,8 +115,8 @@ def show(findings: Sequence[Finding], console: Console) -> None:
         table.add_row(Text(mark, style), Text(finding.area, theme.DIM), text)
     console.print(table)
     counts = {level: sum(finding.level is level for finding in findings) for level in Level}
-    warnings = counted(counts[Level.WARNING], "warning", "warnings")
-    problems = counted(counts[Level.PROBLEM], "problem", "problems")
+    warnings = counted(counts[Level.WARNING], "warning")
+    problems = counted(counts[Level.PROBLEM], "problem")
     console.print(Text(f"\n{counts[Level.OK]} ok, {warnings}, {problems}"))
 
 

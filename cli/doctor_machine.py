@@ -119,7 +119,7 @@ def usable_cores(quota: str) -> int:
 
 def thread_finding(threads: int, cores: int) -> Finding:
     """Check that torch has no more threads than cores."""
-    text = f"{counted(threads, 'thread', 'threads')} on {counted(cores, 'core', 'cores')}"
+    text = f"{counted(threads, 'thread')} on {counted(cores, 'core')}"
     if threads <= cores:
         return ok("threads", text)
     cure = f"export OMP_NUM_THREADS={cores}: more threads than cores can cost a factor of ten"
@@ -197,7 +197,7 @@ def hub_finding() -> Finding:
         models = 0
     fault = hub_fault()
     mode = "others are downloaded" if fault is None else f"{fault}: nothing is downloaded"
-    return ok("Hub cache", f"{counted(models, 'model', 'models')} in {constants.HF_HUB_CACHE}; {mode}")
+    return ok("Hub cache", f"{counted(models, 'model')} in {constants.HF_HUB_CACHE}; {mode}")
 
 
 def sandbox_finding(isolation: str = AUTO) -> Finding:

@@ -266,7 +266,7 @@ def try_learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
         cure = "condensegrpo plan … --device-memory SIZE prints settings that fit"
         return [problem("learner", f"a step takes more memory than the device has: {error}", cure)]
     text = (
-        f"two steps on {counted(size, 'rank', 'ranks')} in {time.monotonic() - began:.0f} s with loading, peak "
+        f"two steps on {counted(size, 'rank')} in {time.monotonic() - began:.0f} s with loading, peak "
         f"{measured / GIB:.2f} GiB, planned {planned / GIB:.2f} GiB ({planned / measured - 1:+.0%})"
     )
     if abs(planned / measured - 1) > OFF_BY:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from condensegrpo.cli.compare import compare as run_comparison
-from condensegrpo.cli.debugging import Debug
+from condensegrpo.cli.options import AsJson, Debug
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import counted
 from condensegrpo.display.console import PhaseDisplay
@@ -40,7 +40,7 @@ def evaluate(
         Path | None,
         typer.Option(metavar="FOLDER", help="Write trajectories and tokenizer into this new folder, not the run's."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
     compare: Annotated[
         str | None,
         typer.Option(
@@ -117,8 +117,8 @@ def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str, Path | 
 
 def _print(result: "Evaluation", model: str, step: int | None) -> None:
     table = Table(
-        title=f"{counted(result.problems, 'held-out problem', 'held-out problems')} × "
-        f"{counted(result.samples, 'sample', 'samples')}, seed {result.seed}",
+        title=f"{counted(result.problems, 'held-out problem')} × "
+        f"{counted(result.samples, 'sample')}, seed {result.seed}",
         title_justify="left",
     )
     table.add_column("metric")
@@ -151,5 +151,5 @@ def _print(result: "Evaluation", model: str, step: int | None) -> None:
     table.add_row("seconds", f"{result.seconds:.1f}")
     console = Console()
     console.print(table)
-    steps = "" if step is None else f", after {counted(step, 'step', 'steps')}"
+    steps = "" if step is None else f", after {counted(step, 'step')}"
     console.print(f"model: {model}{steps}", highlight=False, soft_wrap=True, markup=False)

@@ -1,12 +1,45 @@
 """``inspect-trajectory --check``: the invariants of a trajectory file, in words where they are broken."""
 
+import json
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import typer
+from rich.text import Text
 
 from condensegrpo.algorithms.segments import check
 from condensegrpo.core.trajectory import ScoredTrajectory
-from condensegrpo.inspection.batches import ReadBatch
+from condensegrpo.core.wording import counted
+from condensegrpo.display import theme
+from condensegrpo.display.neutral import neutral
+from condensegrpo.inspection.batches import ReadBatch, read_batch
 from condensegrpo.storage.credit import Credit
+
+
+def print_breaches(files: Sequence[Path], *, as_json: bool) -> None:
+    """Print what is wrong with trajectory files and their credit.
+
+    Raises:
+        TrajectoryFileError: a file is damaged.
+        Exit: something is wrong, code 1.
+    """
+    steps = [read_batch(file) for file in files]
+    by_file = {str(step.file): breaches(step) for step in steps}
+    if as_json:
+        typer.echo(json.dumps({"version": 1, "breaches": by_file}))
+    else:
+        screen = theme.console()
+        for step in steps:
+            breached = by_file[str(step.file)]
+            for breach in breached:
+                screen.print(Text(f"✗ {neutral(breach)}", theme.BAD), soft_wrap=True)
+            trajectories = counted(len(step.scored), "trajectory", "trajectories")
+            turns = counted(sum(len(scored.trajectory.turns) for scored in step.scored), "turn")
+            verdict = counted(len(breached), "breach", "breaches") if breached else "no breach"
+            screen.print(f"{step.file}: {trajectories}, {turns}, {verdict}", soft_wrap=True)
+    if any(by_file.values()):
+        raise typer.Exit(1)
 
 
 def breaches(step: ReadBatch) -> tuple[str, ...]:

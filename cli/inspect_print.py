@@ -124,7 +124,7 @@ def _purpose(view: View) -> str:
     if not view.evaluation:
         return "" if view.step is None else f"step {view.step} · "
     name = view.provenance.evaluation if view.provenance is not None else None
-    steps = "" if view.step is None else f" after {counted(view.step, 'step', 'steps')} of training"
+    steps = "" if view.step is None else f" after {counted(view.step, 'step')} of training"
     return f"evaluation{f' {one_line(name, 60)}' if name else ''}{steps} · "
 
 

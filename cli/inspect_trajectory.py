@@ -1,8 +1,6 @@
 """``condensegrpo inspect``: which trajectories there are, and what happened in one of them."""
 
-import json
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,12 +11,13 @@ from rich.text import Text
 
 from condensegrpo.cli.inspect_choice import Choice, page_and_picture, view_and_condition
 from condensegrpo.cli.inspect_print import parts_of, turns_to_show, view_of
+from condensegrpo.cli.options import AsJson
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 from condensegrpo.display.neutral import neutral, one_line
 from condensegrpo.inspection import views
-from condensegrpo.inspection.batches import ReadBatch, choose, read_batch, step_of, trajectory_files
+from condensegrpo.inspection.batches import choose, step_of, trajectory_files
 from condensegrpo.inspection.index import Index
 from condensegrpo.storage.codec import dump_line
 from condensegrpo.storage.files import write_atomically
@@ -55,7 +54,6 @@ Full = Annotated[bool, typer.Option("--full", help="Show whole contexts and text
 Check = Annotated[
     bool, typer.Option("--check", help="Only verify the invariants, of all steps without --step; exit code 1.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Print, also on a terminal.")]
 Output = Annotated[
     list[Path] | None,
@@ -93,9 +91,11 @@ def inspect_trajectory(
     Example: condensegrpo inspect runs/quickstart --where 'correct == 0' --sort -context --tokens
     """
     if check:
+        from condensegrpo.cli.inspect_check import print_breaches
+
         every_file = path.is_dir() and step is None and evaluation is None
         files = trajectory_files(path) if every_file else ()
-        _check([read_batch(file) for file in files or (choose(path, step, evaluation),)], as_json=as_json)
+        print_breaches(files or (choose(path, step, evaluation),), as_json=as_json)
         return
     view, condition = view_and_condition(where or [])
     choice = Choice(group=group, trajectory=trajectory or trajectory_id, where=condition, sort=sort)
@@ -145,7 +145,7 @@ def _print_worse(index: Index) -> None:
     index.update()
     changes = views.got_worse(index)
     screen = theme.console()
-    screen.print(f"{counted(len(changes), 'problem', 'problems')} got worse: first half of the steps → last half")
+    screen.print(f"{counted(len(changes), 'problem')} got worse: first half of the steps → last half")
     for change in changes[:MOST_WORSE]:
         visits, last = f"{change.evaluation or 'training'}, {len(change.visits)} times", change.visits[-1]
         worst = index.at(last.batch, last.worst)
@@ -183,24 +183,3 @@ def _print(
         picture = theme.recorder()
         theme.show(picture, parts)
         write_atomically(svg, theme.svg(picture, title=f"condensegrpo inspect {index.path}"))
-
-
-def _check(steps: Sequence[ReadBatch], *, as_json: bool) -> None:
-    from condensegrpo.cli.inspect_check import breaches
-
-    by_file = {str(step.file): breaches(step) for step in steps}
-    if as_json:
-        typer.echo(json.dumps({"version": 1, "breaches": by_file}))
-    else:
-        screen = theme.console()
-        for step in steps:
-            breached = by_file[str(step.file)]
-            for breach in breached:
-                screen.print(Text(f"✗ {neutral(breach)}", theme.BAD), soft_wrap=True)
-            turns = sum(len(scored.trajectory.turns) for scored in step.scored)
-            trajectories = counted(len(step.scored), "trajectory", "trajectories")
-            verdict = counted(len(breached), "breach", "breaches") if breached else "no breach"
-            turns_checked = counted(turns, "turn", "turns")
-            screen.print(f"{step.file}: {trajectories}, {turns_checked}, {verdict}", soft_wrap=True)
-    if any(by_file.values()):
-        raise typer.Exit(1)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from condensegrpo.cli.completion import config_names
+from condensegrpo.cli.options import config_names
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.wording import counted
 from condensegrpo.storage.files import make_folder, write_atomically
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 Config = Annotated[
     str, typer.Argument(help="A YAML file or the name of a shipped configuration.", autocompletion=config_names)
 ]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of its keys.")]
 Nodes = Annotated[int, typer.Option(min=1, help="Machines.")]
 Hours = Annotated[float, typer.Option(min=0.1, help="Time limit of a start.")]
 Setup = Annotated[list[str] | None, typer.Option(metavar="COMMAND", help="A line to run first. May be repeated.")]
@@ -140,13 +139,16 @@ def write(path: Path, text: str, *, overwrite: bool) -> None:
     typer.echo(f"wrote {path}")
 
 
-def submit(command: Sequence[str]) -> None:
-    """Run the command that submits a script.
+def submit(command: Sequence[str], *, now: bool) -> None:
+    """Run the command that submits a script, or only print it.
 
     Raises:
         RunError: it is not installed here, or it failed.
     """
     line = shlex.join(command)
+    if not now:
+        typer.echo(f"to submit it: {line}")
+        return
     if shutil.which(command[0]) is None:
         raise RunError(f"submitting the job: found no {command[0]} on the PATH. Where it is installed, run: {line}")
     code = subprocess.run(command, check=False).returncode

@@ -12,7 +12,8 @@ from typing import Annotated
 
 import typer
 
-from condensegrpo.cli.launch_job import Config, Hours, Job, Out, Overrides, Overwrite, cloud_name, template, write
+from condensegrpo.cli.launch_job import Config, Hours, Job, Out, Overwrite, cloud_name, template, write
+from condensegrpo.cli.options import Overrides
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.storage.files import make_folder
 

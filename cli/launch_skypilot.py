@@ -1,6 +1,5 @@
 """``condensegrpo launch skypilot``: the task file of a run."""
 
-import shlex
 from pathlib import Path
 from textwrap import indent
 from typing import Annotated
@@ -13,7 +12,6 @@ from condensegrpo.cli.launch_job import (
     Machines,
     Nodes,
     Out,
-    Overrides,
     Overwrite,
     Setup,
     cloud_name,
@@ -21,6 +19,7 @@ from condensegrpo.cli.launch_job import (
     template,
     write,
 )
+from condensegrpo.cli.options import Overrides
 from condensegrpo.core.errors import ConfigError
 
 SHARED = "/shared"  # where bucket or volume is mounted
@@ -66,11 +65,7 @@ def skypilot(
     )
     path = out or Path(f"{job.config.name}.sky.yaml")
     write(path, task(job, nodes, {"resources": resources, "workdir": ".", **mounts}, setup or ()), overwrite=overwrite)
-    command = ("sky", "jobs", "launch", "--yes", str(path))
-    if submit_:
-        submit(command)
-    else:
-        typer.echo(f"to submit it: {shlex.join(command)}")
+    submit(("sky", "jobs", "launch", "--yes", str(path)), now=submit_)
 
 
 def task(job: Job, nodes: int, settings: dict[str, object], setup: "list[str] | tuple[str, ...]") -> str:

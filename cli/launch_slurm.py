@@ -1,7 +1,6 @@
 """``condensegrpo launch slurm``: the batch script of a run."""
 
 import re
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,13 +13,13 @@ from condensegrpo.cli.launch_job import (
     Machines,
     Nodes,
     Out,
-    Overrides,
     Overwrite,
     Setup,
     submit,
     template,
     write,
 )
+from condensegrpo.cli.options import Overrides
 from condensegrpo.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,11 +62,7 @@ def slurm(
     limits = (f"time={_time(hours)}", f"signal=B:TERM@{60 * save_minutes}")
     path = out or Path(f"{job.config.name}.sbatch")
     write(path, script(job, machines, options=(*limits, *(sbatch or ())), setup=setup or ()), overwrite=overwrite)
-    command = ("sbatch", str(path))
-    if submit_:
-        submit(command)
-    else:
-        typer.echo(f"to submit it: {shlex.join(command)}")
+    submit(("sbatch", str(path)), now=submit_)
 
 
 def script(job: Job, machines: Machines, *, options: tuple[str, ...], setup: "list[str] | tuple[str, ...]") -> str:

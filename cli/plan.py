@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from condensegrpo.cli.options import AnyConfig, AsJson, Overrides
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
@@ -24,10 +25,8 @@ UNITS = {"": 1, "MB": 10**6, "GB": 10**9, "MIB": MIB, "GIB": GIB, "M": MIB, "G":
 
 
 def plan(
-    config: Annotated[str, typer.Argument(help="A YAML file, the name of a shipped one, or a run folder.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of its keys.")
-    ] = None,
+    config: AnyConfig,
+    overrides: Overrides = None,
     ranks: Annotated[int, typer.Option(min=1, help="Number of training processes, one per device.")] = 1,
     device: Annotated[
         Literal["cpu", "gpu"] | None, typer.Option(help="Device of each rank; by default what this machine has.")
@@ -38,7 +37,7 @@ def plan(
             metavar="SIZE", help="Memory of a GPU, such as 24GiB: check that the run fits. Exit code 1: it does not."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Predict the peak memory of each device and the tokens of a step. Loads no weights.
 

@@ -18,6 +18,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from condensegrpo.cli.options import AsJson
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.plugins import KINDS, installed, load
 from condensegrpo.display import theme
@@ -41,7 +42,7 @@ class InstalledPlugin:
 
 def plugins(
     kind: Annotated[str | None, typer.Argument(help=f"Only this kind: {', '.join(KINDS)}.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the plug-ins by kind: name, summary, object and package. Exit code 1 if a plug-in does not load."""
     if kind is not None and kind not in KINDS:

@@ -15,7 +15,7 @@ from rich.table import Table
 from condensegrpo.cli.compare import parsed_condensers
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.display import theme
-from condensegrpo.storage.files import write_atomically, write_error
+from condensegrpo.storage.files import make_folder, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,7 +68,7 @@ def retention(
     if scenarios is not None:
         questions = questions.of(scenarios.replace(" ", "").split(","))
     if out is not None:
-        _make_folder(out)
+        make_folder(out)
     with PhaseDisplay(Console(stderr=True, quiet=as_json)) as display:
         display.phase("loading the condensers", None)
         from condensegrpo.display.quiet import quiet_libraries
@@ -87,13 +87,6 @@ def retention(
         "figures": [{**asdict(each), "budget": str(each.budget)} for each in figures],
     }
     _show(report, figures, out, as_json=as_json)
-
-
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise write_error(out, error) from error
 
 
 def _show(report: dict[str, object], figures: "Sequence[Retention]", out: Path | None, *, as_json: bool) -> None:
@@ -142,8 +135,4 @@ def table_rows(figures: "Sequence[Retention]") -> tuple[list[str], list[list[str
 
 
 def _cell(figure: "Retention") -> str:
-    retained, difference = figure.retained, figure.difference
-    first = f"{retained.mean:.2f} [{retained.low:.2f}, {retained.high:.2f}]"
-    if difference is None:
-        return first
-    return f"{first}\n{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"
+    return f"{figure.retained:.2f}" if figure.difference is None else f"{figure.retained:.2f}\n{figure.difference:+.2f}"

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from condensegrpo.cli.completion import run_folders
+from condensegrpo.cli.options import AsJson, run_folders
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.display import theme
 from condensegrpo.storage.run_folder import RunFolder
@@ -19,7 +19,6 @@ from condensegrpo.storage.run_folder import RunFolder
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from condensegrpo.metrics.estimates import Interval
     from condensegrpo.reporting.runs import RunComparison, RunSummary
 
 STYLES = {"running": theme.HEAD, "finished": theme.GOOD, "failed": theme.BAD, "unreadable": theme.BAD}
@@ -36,7 +35,6 @@ UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 MOST_CELLS = 60  # characters of a curve
 LONGEST_VALUE = 40  # characters of a setting
 UNLIMITED = 10_000  # columns
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 runs = typer.Typer(help="List runs and compare them.", rich_markup_mode="rich", invoke_without_command=True)
 
@@ -47,7 +45,7 @@ def list_runs(
     runs_dir: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the runs, with those of sweeps.")] = Path(
         "runs"
     ),
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the runs of a folder: state, steps, held-out success with its 95 % interval, age and size.
 
@@ -73,7 +71,7 @@ def list_runs(
             run.name,
             Text(run.status, STYLES.get(run.status, "")),
             f"{run.step}/{'?' if run.steps is None else run.steps}",
-            "–" if run.success is None else _interval(run.success),
+            "–" if run.success is None else f"{run.success:.3f}",
             _age(run.age),
             _size(run.bytes),
         )
@@ -89,7 +87,7 @@ def compare_runs(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also draw the curves into this file (.svg or .png).")
     ] = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare runs: settings that differ, curves on one scale, evaluations with differences paired by problem.
 
@@ -150,8 +148,8 @@ def _print_evaluations(console: "Console", compared: "RunComparison") -> None:
             result.evaluation,
             result.run,
             str(result.step),
-            _interval(result.success),
-            missing if result.difference is None else _interval(result.difference, "{:+.3f}"),
+            f"{result.success:.3f}",
+            missing if result.difference is None else f"{result.difference:+.3f}",
             f"{result.metrics['context_tokens']:.1f}" if "context_tokens" in result.metrics else "–",
         )
     console.print()
@@ -191,10 +189,6 @@ def _show(console: "Console", table: Table, *, heads: int = 1) -> None:
 
 def _as_json(run: "RunSummary") -> Mapping[str, object]:
     return {**asdict(run), "success": run.success and run.success._asdict()}
-
-
-def _interval(interval: "Interval", form: str = "{:.3f}") -> str:
-    return f"{form.format(interval.mean)} [{form.format(interval.low)}, {form.format(interval.high)}]"
 
 
 def _short(value: object) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from condensegrpo.cli.options import AnyConfig
 from condensegrpo.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def serve(
-    config: Annotated[str, typer.Argument(help="A YAML file, the name of a shipped one, or a run folder.")],
+    config: AnyConfig,
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="On top of it.")] = None,
     model: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Serve this; by default model.path, or the policy of the run.")

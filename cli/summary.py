@@ -35,7 +35,7 @@ def print_summary(folder: RunFolder) -> None:
 
 
 def _table(before: dict[str, float], after: dict[str, float]) -> Table:
-    steps = counted(round(after["step"]), "step", "steps")
+    steps = counted(round(after["step"]), "step")
     title = f"held-out problems, before → after {steps}, [95 % interval]"
     table = Table(title=title, title_justify="left")
     table.add_column("evaluation")

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from condensegrpo.cli.completion import config_names
-from condensegrpo.cli.debugging import Debug
 from condensegrpo.cli.interrupts import StopRequest
+from condensegrpo.cli.options import Debug, config_names
 from condensegrpo.cli.summary import print_summary
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observers, Silent
@@ -130,7 +129,7 @@ def _print_dry_run(prepared: "PreparedRun", configuration: "Callable[[], str]") 
         typer.echo(f"# {line}")
     for split in SPLITS:
         problems = prepared.components.problems(split)
-        count = counted(len(problems), "problem", "problems")
+        count = counted(len(problems), "problem")
         typer.echo(f"# {split}: {count}, the first: {problems[0].question[:80]!r}")
     typer.echo(configuration(), nl=False)
 

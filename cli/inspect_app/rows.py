@@ -72,9 +72,7 @@ def match_row(record: TrajectoryRecord, note: str = "") -> Text:
     text = Text.assemble((f"{one_line(record.id, 30)} ", "bold"), verdict(record)[:1], f" {record.score:.2g}")
     if record.advantage is not None:
         text.append(" ").append_text(advantage(record, abs(record.advantage)))
-    text.append(
-        f"  {record.context} ctx  {counted(record.turns, 'turn', 'turns')}  {one_line(record.stop, 20)}", theme.DIM
-    )
+    text.append(f"  {record.context} ctx  {counted(record.turns, 'turn')}  {one_line(record.stop, 20)}", theme.DIM)
     return text.append(f"\n{one_line(note or record.question or record.problem, LONGEST)}", theme.DIM)
 
 
@@ -84,7 +82,7 @@ def sibling_row(record: TrajectoryRecord) -> Text:
     if record.advantages is not None:
         text.append_text(advantage(record, abs(record.advantage or 0))).append(" ")
     text.append(one_line(record.stop, 20) if record.answer is None else repr(one_line(record.answer, 16)))
-    return text.append(f"  {counted(record.turns, 'turn', 'turns')} {record.context} ctx", theme.DIM)
+    return text.append(f"  {counted(record.turns, 'turn')} {record.context} ctx", theme.DIM)
 
 
 def change_row(change: SuccessChange, record: TrajectoryRecord) -> Text:

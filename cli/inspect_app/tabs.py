@@ -71,7 +71,7 @@ def tab_content(tab: str, selection: Selection, opened: OpenedTrajectory, *, ids
 def shown(opened: OpenedTrajectory, turn: int) -> RenderableType:
     """Exactly what the policy was given: its tokens as text, or its messages where there is no tokenizer."""
     view, prompt = opened.turns[turn], opened.prompt(turn)
-    head = Text(f"{counted(view.context.tokens, 'token', 'tokens')}, as sampled from\n", theme.DIM)
+    head = Text(f"{counted(view.context.tokens, 'token')}, as sampled from\n", theme.DIM)
     if prompt is not None:
         return Text.assemble(head, neutral(prompt[:MOST]))
     head.append("no tokenizer.json was found: the messages without their template\n", theme.WARN)
@@ -142,7 +142,7 @@ def _piece(piece: HistoryPiece) -> Text:
 
 
 def _reply_head(view: TurnView) -> Text:
-    text = Text(f"{counted(view.output_tokens, 'token', 'tokens')}", theme.DIM)
+    text = Text(f"{counted(view.output_tokens, 'token')}", theme.DIM)
     if view.logprob is not None:
         text.append(f", {-view.logprob:.3f} nats of surprise a token", theme.DIM)
     if view.advantage is not None:

@@ -27,7 +27,7 @@ def group_table(groups: Sequence[Group], chosen: str, width: int) -> Table:
     """
     credited = any(group.signal is not None for group in groups)
     idle = f", {sum(group.signal is False for group in groups)} without signal" if credited else ""
-    table = _table(f"{counted(len(groups), 'group', 'groups')}{idle}")
+    table = _table(f"{counted(len(groups), 'group')}{idle}")
     wide = width >= WIDE
     asked = wide and any(group.question is not None for group in groups)
     table.add_column("", no_wrap=True)

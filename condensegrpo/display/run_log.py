@@ -113,7 +113,7 @@ def timestamp() -> str:
 def evaluation_line(step: int, result: "Evaluation") -> str:
     """An evaluation in words; what it was sampled from is in ``evaluations/``."""
     return (
-        f"after {counted(step, 'step', 'steps')}, {result.name}: success {result.success:.3f} "
+        f"after {counted(step, 'step')}, {result.name}: success {result.success:.3f} "
         f"[{result.success_low:.3f}, {result.success_high:.3f}], "
         f"context {result.metrics['context_tokens']:.1f} tokens, {result.seconds:.3g} s"
     )

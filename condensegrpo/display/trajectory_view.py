@@ -39,8 +39,8 @@ def heading(sibling: TrajectoryRecord, detail: str, *, full: bool) -> Text:
     parts = "   ".join(f"{one_line(name, 40)} {value:.4g}" for name, value in sibling.components.items())
     if parts:
         text.append(f"{'reward parts':13}", theme.DIM).append(f"{parts}\n")
-    turns, context = counted(sibling.turns, "turn", "turns"), counted(sibling.context, "token", "tokens")
-    output = counted(sibling.output, "output token", "output tokens")
+    turns, context = counted(sibling.turns, "turn"), counted(sibling.context, "token")
+    output = counted(sibling.output, "output token")
     text.append(f"stop {sibling.stop} · {turns} · largest context {context} · {output} · ", theme.DIM)
     text.append(f"{sibling.seconds:.1f} s", theme.DIM)
     handled = _handled(sibling)
@@ -142,7 +142,7 @@ def _rows(turn: TurnView, scale: float, *, full: bool) -> Iterator[tuple[str, Te
     for call in turn.calls:
         yield "call", Text(excerpt(f"{call.name}({call.arguments})", characters=size), theme.HEAD)
     if turn.tool_attempts:
-        yield "tools", Text(f"{turn.tool_successes} of {counted(turn.tool_attempts, 'call', 'calls')} succeeded")
+        yield "tools", Text(f"{turn.tool_successes} of {counted(turn.tool_attempts, 'call')} succeeded")
     yield from (_message("then", message, size) for message in turn.observations)
     for name, value in turn.turn_rewards.items():
         yield "reward", Text(f"{one_line(name, 40)} {value:.4g}")
@@ -178,7 +178,7 @@ def _spans(declared: Condensation) -> Text:
 
 
 def _credit(turn: TurnView, scale: float) -> Text:
-    text = Text(counted(turn.output_tokens, "token", "tokens"))
+    text = Text(counted(turn.output_tokens, "token"))
     if turn.logprob is not None:
         text.append(f"   mean log-probability {turn.logprob:.3f}", theme.DIM)
     if turn.advantage is not None:
@@ -189,7 +189,7 @@ def _credit(turn: TurnView, scale: float) -> Text:
         note = f"   weight {turn.weight:.3g} a token" if turn.weight else "   weight 0: not trained"
         text.append(note, theme.DIM)
     if turn.policy_version is not None:
-        text.append(f"   policy after {counted(turn.policy_version, 'step', 'steps')}", theme.DIM)
+        text.append(f"   policy after {counted(turn.policy_version, 'step')}", theme.DIM)
     return text
 
 

@@ -31,6 +31,10 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def __format__(self, form: str) -> str:
+        """``0.500 [0.401, 0.599]`` for the format ``.3f``."""
+        return f"{self.mean:{form}} [{self.low:{form}}, {self.high:{form}}]"
+
 
 def pass_at_k(successes: int, samples: int, k: int) -> float:
     """The chance that at least one of k samples, drawn without replacement from ``samples``, is a success; unbiased.

@@ -178,7 +178,7 @@ def _rounded(value: float) -> float | None:
 def _state(metrics: Metrics, steps: str | None) -> str:
     last = round(max(line["step"] for line in metrics))
     written = datetime.now().astimezone().isoformat(" ", "minutes")
-    return f"{counted(last, 'step', 'steps')}{f' of {steps}' if steps else ''}, written {written}"
+    return f"{counted(last, 'step')}{f' of {steps}' if steps else ''}, written {written}"
 
 
 def _diagrams(metrics: Metrics, measured: Collection[str]) -> Iterator[Diagram]:

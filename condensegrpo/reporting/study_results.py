@@ -23,7 +23,6 @@ from condensegrpo.evaluation.study import (
     evaluation_figures,
     learning_curve,
 )
-from condensegrpo.metrics.estimates import Interval
 from condensegrpo.reporting.study_plot import plot
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.run_folder import RunFolder
@@ -92,19 +91,19 @@ def _table(evaluation: EvaluationFigures, figures: StudyFigures) -> str:
     heads += [f"steps to {figures.reach:g}"] if curves else []
     rows = [_row(arm, compared.get(arm.arm), curves.get(arm.arm), metrics) for arm in evaluation.arms]
     lines = (f"| {' | '.join(cells)} |" for cells in ([*heads, *metrics], ["---"] * len([*heads, *metrics]), *rows))
-    title = f"## {evaluation.name}: {counted(evaluation.problems, 'problem', 'problems')}"
+    title = f"## {evaluation.name}: {counted(evaluation.problems, 'problem')}"
     return "\n".join([title, "", *lines])
 
 
 def _row(
     arm: ArmFigures, comparison: ArmComparison | None, curve: LearningCurve | None, metrics: Sequence[str]
 ) -> list[str]:
-    cells = [arm.arm, str(len(arm.seeds)), f"{arm.success_before:.3f}", _cell(arm.success), _cell(arm.success_iqm)]
-    cells += [f"{arm.context_before:.1f} → {_cell(arm.context, '{:.1f}')}"]
+    cells = [arm.arm, str(len(arm.seeds)), f"{arm.success_before:.3f}", f"{arm.success:.3f}", f"{arm.success_iqm:.3f}"]
+    cells += [f"{arm.context_before:.1f} → {arm.context:.1f}"]
     if comparison is None:
         cells += ["–"] * 3
     else:
-        cells += [_cell(comparison.difference, "{:+.3f}"), _cell(comparison.improvement, "{:.2f}")]
+        cells += [f"{comparison.difference:+.3f}", f"{comparison.improvement:.2f}"]
         cells += [f"{comparison.context_ratio:.2f}"]
     cells += [_reached(curve)] if curve else []
     return cells + [f"{arm.metrics[metric]:.3f}" if metric in arm.metrics else "–" for metric in metrics]
@@ -114,11 +113,6 @@ def _reached(curve: LearningCurve) -> str:
     """``40 (4 of 5)``: the median over the seeds that reached it, and how many did."""
     steps = [step for step in curve.reached.values() if step is not None]
     return f"{median(steps):g} ({len(steps)} of {len(curve.reached)})" if steps else f"– (0 of {len(curve.reached)})"
-
-
-def _cell(interval: Interval, form: str = "{:.3f}") -> str:
-    value, low, high = (form.format(each) for each in interval)
-    return f"{value} [{low}, {high}]"
 
 
 def _outcome(config: RunConfig, evaluation: str) -> SeedOutcome:

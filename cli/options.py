@@ -1,0 +1,34 @@
+"""Arguments and options that several commands have, and what the shell completes. Imports nothing heavy."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import condensegrpo.configs
+
+DEBUG = "--debug"  # of every command: tracebacks of errors, which are otherwise shown as one line
+DECLARED = ("train", "eval")  # the commands that declare it: they also show the tracebacks of failed trajectories
+Debug = Annotated[bool, typer.Option(DEBUG, help="Show the tracebacks of errors and of failed trajectories.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of its keys.")]
+AnyConfig = Annotated[str, typer.Argument(help="A YAML file, the name of a shipped one, or a run folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def without_debug(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a command without ``--debug``, unless the command declares it."""
+    declared = any(argument in DECLARED for argument in arguments[:1])
+    return [argument for argument in arguments if declared or argument != DEBUG]
+
+
+def config_names(incomplete: str) -> list[str]:
+    """The shipped configurations whose names begin so; where none does, the shell completes files."""
+    shipped = Path(condensegrpo.configs.__file__).parent.glob("*.yaml")
+    return sorted(file.stem for file in shipped if file.stem.startswith(incomplete))
+
+
+def run_folders(incomplete: str) -> list[str]:
+    """The runs in ``runs/`` whose paths begin so, sweeps' runs included."""
+    configurations = (file for pattern in ("*/config.yaml", "*/*/config.yaml") for file in Path("runs").glob(pattern))
+    return sorted(str(file.parent) for file in configurations if str(file.parent).startswith(incomplete))
