@@ -17,8 +17,8 @@ from condensegrpo.display import theme
 
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
+    from condensegrpo.planning import remedies
     from condensegrpo.planning.plan import Phase, Plan
-    from condensegrpo.planning.remedies import Overrides
 
 GIB, MIB = 1 << 30, 1 << 20
 UNITS = {"": 1, "MB": 10**6, "GB": 10**9, "MIB": MIB, "GIB": GIB, "M": MIB, "G": GIB}
@@ -136,7 +136,7 @@ def _sizes(phase: "Phase") -> dict[str, int]:
     return {part.name: part.bytes for part in phase.parts if part.bytes}
 
 
-def _verdict(predicted: "Plan", room: int, change: "tuple[Overrides, Plan] | None") -> None:
+def _verdict(predicted: "Plan", room: int, change: "tuple[remedies.Overrides, Plan] | None") -> None:
     console, needed = theme.console(), predicted.peak.bytes
     if predicted.fits(room):
         console.print(f"\nfits      {_size(needed)} of {_size(room)}", style=theme.GOOD)
@@ -158,7 +158,9 @@ def _verdict(predicted: "Plan", room: int, change: "tuple[Overrides, Plan] | Non
     typer.echo(f"  {' '.join(overrides)}")  # on one line, to be copied
 
 
-def _as_json(predicted: "Plan", room: int | None, change: "tuple[Overrides, Plan] | None") -> dict[str, object]:
+def _as_json(
+    predicted: "Plan", room: int | None, change: "tuple[remedies.Overrides, Plan] | None"
+) -> dict[str, object]:
     architecture = predicted.architecture
     return {
         "version": 1,

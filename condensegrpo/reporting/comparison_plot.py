@@ -4,16 +4,14 @@ from collections import defaultdict
 from pathlib import Path
 
 from condensegrpo.evaluation.comparison import Comparison, ContenderFigures
-from condensegrpo.reporting.run_plot import HELD_OUT, MARKERS, TRAIN, VARIANTS
+from condensegrpo.reporting.plotting import HELD_OUT, MARKERS, OTHERS, TRAIN, VARIANTS, bars, save, settings
 
-COLOURS = (HELD_OUT, TRAIN, *VARIANTS, "#000000", "#999999")
+COLOURS = (HELD_OUT, TRAIN, *VARIANTS, *OTHERS)
 
 
 def plot(comparison: Comparison, stem: Path) -> tuple[Path, ...]:
     """Write ``<stem>.png`` and ``<stem>.svg``: a line per condenser, a point per budget, 95 % intervals as bars."""
-    import matplotlib
-
-    with matplotlib.rc_context({"svg.hashsalt": "condensegrpo", "svg.fonttype": "none", "font.size": 9}):
+    with settings():
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(9, 4), layout="constrained")
@@ -22,17 +20,13 @@ def plot(comparison: Comparison, stem: Path) -> tuple[Path, ...]:
         for figures in comparison.figures:
             lines[figures.contender.label].append(figures)
         for index, (label, points) in enumerate(lines.items()):
-            means = [point.success.mean for point in points]
-            low, high = (
-                [abs(bound - mean) for bound, mean in zip(bounds, means, strict=True)]
-                for bounds in ([point.success.low for point in points], [point.success.high for point in points])
-            )
+            success = [point.success for point in points]
             peaks, sums = [point.peak_tokens for point in points], [point.summed_tokens for point in points]
             for panel, tokens in zip(panels, (peaks, sums), strict=True):
                 panel.errorbar(
                     tokens,
-                    means,
-                    yerr=[low, high],
+                    [interval.mean for interval in success],
+                    yerr=bars(success),
                     capsize=3,
                     markersize=5,
                     color=COLOURS[index % len(COLOURS)],
@@ -50,7 +44,4 @@ def plot(comparison: Comparison, stem: Path) -> tuple[Path, ...]:
             f"problems: {comparison.problems}, samples per problem: {comparison.samples}, seed: {comparison.seed}",
             fontsize=9,
         )
-        paths = (stem.with_suffix(".png"), stem.with_suffix(".svg"))
-        figure.savefig(paths[0], dpi=150)
-        figure.savefig(paths[1], metadata={"Date": None})
-    return paths
+        return save(figure, stem)

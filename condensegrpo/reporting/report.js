@@ -2,30 +2,9 @@
 
 const HEIGHT = 190, LEFT = 46, RIGHT = 10, TOP = 8, BOTTOM = 22;
 const NEAR = 16; // pixels within which a click means a point of an evaluation
-const bases = metricNames();
+const bases = Object.keys(data.metrics);
 const diagrams = []; // those on the page, each with draw() and point(step)
 let smoothing = "auto";
-
-/** The metrics without eval/, variant and interval: what can be drawn as one diagram. */
-function metricNames() {
-  const known = new Set(Object.keys(data.curves));
-  const names = [...known].filter((key) => !/_(low|high)$/.test(key) || !known.has(key.replace(/_(low|high)$/, "")));
-  return [...new Set(names.map((key) => placeOf(key)[1]))].sort();
-}
-
-/** Evaluation (null: training) and metric of a key: eval/K=20/success is K=20 and success. */
-function placeOf(key) {
-  if (!key.startsWith("eval/")) return [null, key];
-  const rest = key.slice(5);
-  const variant = data.variants.find((name) => rest.startsWith(`${name}/`));
-  return variant === undefined ? ["held-out", rest] : [variant, rest.slice(variant.length + 1)];
-}
-
-/** The lines of one metric: training, held-out and the variants. */
-function linesOf(metric) {
-  const places = [[metric, "training"], [`eval/${metric}`, "held-out"]];
-  return [...places, ...data.variants.map((name) => [`eval/${name}/${metric}`, name])];
-}
 
 /** Steps and values of a key, with its interval if it has one; null: not measured. */
 function curve(key) {
@@ -74,7 +53,7 @@ const lastStep = Math.max(firstStep + 1, ...data.grids.map((steps) => steps.at(-
 /** A diagram of some lines [key, label]; hovering shows values, a click the trajectories of the step. */
 function diagram(title, unit, keys, removed) {
   const lines = keys
-    .map(([key, label], place) => ({ key, label, place, evaluation: placeOf(key)[0], shown: true, ...curve(key) }))
+    .map(([key, label], place) => ({ key, label, place, evaluation: key.startsWith("eval/") ? label : null, shown: true, ...curve(key) }))
     .filter((line) => line.steps !== undefined);
   const steps = [...new Set(lines.flatMap((line) => line.steps))].sort((a, b) => a - b);
   const drawing = svg("svg", { role: "img", "aria-label": `${title}, ${unit}, over optimiser steps` });
@@ -234,7 +213,7 @@ function choose(metric, wanted = !added.has(metric)) {
     discard(added.get(metric));
     added.delete(metric);
   } else if (wanted && !added.has(metric) && bases.includes(metric)) {
-    const node = diagram(metric, "", linesOf(metric), () => choose(metric, false));
+    const node = diagram(metric, "", data.metrics[metric], () => choose(metric, false));
     added.set(metric, node);
     grid.prepend(node);
   }
@@ -243,7 +222,7 @@ function choose(metric, wanted = !added.has(metric)) {
 
 /** The table of every metric; a name adds its diagram. */
 function metricTable() {
-  const rows = bases.flatMap((metric) => linesOf(metric).map(([key, label]) => [metric, label, curve(key)])).filter(([, , line]) => line);
+  const rows = bases.flatMap((metric) => data.metrics[metric].map(([key, label]) => [metric, label, curve(key)])).filter(([, , line]) => line);
   const cell = (line, place) => h("td", {}, digits(line.values.at(place)), line.low && h("span", { class: "dim" }, ` [${digits(line.low.at(place))}, ${digits(line.high.at(place))}]`));
   const body = h("tbody", {}, rows.map(([metric, label, line]) =>
     h("tr", { "data-search": `${metric} ${label}`.toLowerCase() },
@@ -322,7 +301,7 @@ function turn(each) {
 
 function figures() {
   const cards = [];
-  for (const [key, label] of [...linesOf("success").slice(1), ["eval/context_tokens", "largest context, held-out"], ["success", "training"]]) {
+  for (const [key, label] of [...(data.metrics.success ?? []).slice(1), ["eval/context_tokens", "largest context, held-out"], ["success", "training"]]) {
     const line = curve(key);
     if (!line || cards.length >= 6) continue;
     const name = key.endsWith("success") ? `success, ${label}` : label;

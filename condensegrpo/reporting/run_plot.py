@@ -5,17 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from condensegrpo.config.resumed import Change
-from condensegrpo.reporting.curves import PANELS, SHARES, Metrics, Panel, Series, Shares, series, variants
+from condensegrpo.reporting.curves import PANELS, SHARES, Metrics, Panel, Shares, series, variants
+from condensegrpo.reporting.plotting import HELD_OUT, MARKERS, TRAIN, VARIANTS, smoothed, window
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette (https://jfly.uni-koeln.de/color/): distinguishable when colour-blind and in greyscale
-TRAIN = "#0072B2"
-HELD_OUT = "#D55E00"
-VARIANTS = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-MARKERS = ("s", "^", "D", "v")
 STYLES = ((TRAIN, "-"), (HELD_OUT, "--"), ("#009E73", "-."), ("#CC79A7", ":"))
 
 
@@ -53,12 +49,12 @@ def _mark(figure: "Figure", diagrams: "Iterable[Axes]", changes: Sequence[Change
 def _panel(axes: "Axes", panel: Panel, metrics: Metrics) -> None:
     train = series(metrics, panel.metric)
     if train.steps:
-        window = _window(train)
-        if window > 1:  # pale measured values under their running mean: a batch is a small sample
+        length = window(train)
+        if length > 1:  # pale measured values under their running mean: a batch is a small sample
             axes.plot(train.steps, train.values, color=TRAIN, alpha=0.25, linewidth=1)
         marker = "o" if len(train.steps) == 1 else ""
-        label = f"training, mean of {window} steps" if window > 1 else "training"
-        axes.plot(train.steps, smoothed(train.values, window), color=TRAIN, linewidth=1.8, marker=marker, label=label)
+        label = f"training, mean of {length} steps" if length > 1 else "training"
+        axes.plot(train.steps, smoothed(train.values, length), color=TRAIN, linewidth=1.8, marker=marker, label=label)
     _held_out(axes, panel, metrics)
     if panel.metric == "success":
         axes.set_ylim(-0.03, 1.03)
@@ -72,7 +68,7 @@ def _shares(axes: "Axes", shares: Shares, metrics: Metrics) -> None:
         line = series(metrics, metric)
         if line.steps:
             marker = "o" if len(line.steps) == 1 else ""
-            values = smoothed(line.values, _window(line))
+            values = smoothed(line.values, window(line))
             axes.plot(line.steps, values, color=colour, linestyle=style, linewidth=1.6, marker=marker, label=label)
     axes.set_ylim(-0.03, 1.3)  # the legend stands above the curves
     axes.set_yticks([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
@@ -98,11 +94,6 @@ def _finish(axes: "Axes", title: str, unit: str, *, columns: int = 1) -> None:
         axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes, color="#999999")
 
 
-def _window(line: Series) -> int:
-    """The length of the running mean, in steps."""
-    return max(1, len(line.values) // 12)
-
-
 def _held_out(axes: "Axes", panel: Panel, metrics: Metrics) -> None:
     held_out = series(metrics, f"eval/{panel.metric}")
     if held_out.steps:
@@ -119,10 +110,3 @@ def _held_out(axes: "Axes", panel: Panel, metrics: Metrics) -> None:
                 axes.plot(*line, color=colour, marker=marker, markersize=5, linewidth=1.2, linestyle=":", label=name)
             if line.steps and line.steps == low.steps == high.steps:
                 axes.vlines(line.steps, low.values, high.values, color=colour, linewidth=1.2)
-
-
-def smoothed(values: Sequence[float], window: int) -> tuple[float, ...]:
-    """The mean of each value and up to ``window`` − 1 values before it."""
-    return tuple(
-        sum(values[max(0, end - window) : end]) / (end - max(0, end - window)) for end in range(1, len(values) + 1)
-    )

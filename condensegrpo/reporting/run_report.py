@@ -8,11 +8,12 @@ import json
 import math
 import shlex
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from condensegrpo.config.load import HELD_OUT
 from condensegrpo.config.resumed import recorded_changes
 from condensegrpo.config.yaml_tree import read_yaml
 from condensegrpo.core.errors import ConfigError, RunError
@@ -56,6 +57,7 @@ class RunReport:
     folder: str  # as a shell takes it
     grids: tuple[tuple[float, ...], ...]  # the steps of curves
     curves: Mapping[str, tuple[int, tuple[float | None, ...]]]  # by metric: the place of its grid, and its values
+    metrics: Mapping[str, Pairs]  # by name: the lines of its diagram, each a key of ``curves`` and a label
     variants: tuple[str, ...]  # of the evaluation
     diagrams: tuple[Diagram, ...]
     changes: tuple[ChangeNote, ...]
@@ -130,6 +132,7 @@ def run_report(run: RunFolder, reader: SampleReader) -> RunReport:
     """
     metrics = _metrics(run)
     configuration = _settings(run.config)
+    varied = variants(metrics)
     grids: dict[tuple[float, ...], int] = {}
     curves: dict[str, tuple[int, tuple[float | None, ...]]] = {}
     for key in sorted({key for line in metrics for key in line} - {"step"}):
@@ -141,8 +144,9 @@ def run_report(run: RunFolder, reader: SampleReader) -> RunReport:
         folder=shlex.quote(str(typed_path(run.path))),
         grids=tuple(grids),
         curves=curves,
-        variants=variants(metrics),
-        diagrams=tuple(_diagrams(metrics, curves)),
+        metrics={name: _lines(name, varied) for name in sorted(_names(curves, varied))},
+        variants=varied,
+        diagrams=tuple(_diagrams(curves, varied)),
         changes=tuple(
             ChangeNote(first_step=change.first_step, text=str(change), learned=change.learned)
             for change in recorded_changes(run)
@@ -181,14 +185,25 @@ def _state(metrics: Metrics, steps: str | None) -> str:
     return f"{counted(last, 'step')}{f' of {steps}' if steps else ''}, written {written}"
 
 
-def _diagrams(metrics: Metrics, measured: Collection[str]) -> Iterator[Diagram]:
+def _names(measured: Collection[str], varied: Sequence[str]) -> set[str]:
+    """The metrics of which something was measured, without eval/, variant and interval."""
+    prefixes = (*(f"eval/{name}/" for name in varied), "eval/")
+    values = [key for key in measured if not (key.endswith(("_low", "_high")) and key.rpartition("_")[0] in measured)]
+    return {key.removeprefix(next(filter(key.startswith, prefixes), "")) for key in values}
+
+
+def _lines(metric: str, varied: Sequence[str]) -> Pairs:
+    """The lines of one metric: in training, on held-out problems and in the variants."""
+    variant_lines = ((f"eval/{name}/{metric}", name) for name in varied)
+    return ((metric, "training"), (f"eval/{metric}", HELD_OUT), *variant_lines)
+
+
+def _diagrams(measured: Collection[str], varied: Sequence[str]) -> Iterator[Diagram]:
     """The diagrams of ``report.png`` that something was measured for."""
-    varied = [(f"eval/{name}", name) for name in variants(metrics)]
     for panel in PANELS:
-        places = [("", "training"), ("eval", "held-out"), *(varied if panel.varied else ())]
-        lines = [(f"{place}/{panel.metric}".removeprefix("/"), label) for place, label in places]
+        lines = _lines(panel.metric, varied if panel.varied else ())
         if any(key in measured for key, _ in lines):
-            yield Diagram(title=panel.title, unit=panel.unit, lines=tuple(lines))
+            yield Diagram(title=panel.title, unit=panel.unit, lines=lines)
     for shares in SHARES:
         if any(key in measured for key, _ in shares.lines):
             yield Diagram(title=shares.title, unit=shares.unit, lines=shares.lines)

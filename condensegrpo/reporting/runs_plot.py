@@ -5,10 +5,10 @@ from pathlib import Path
 
 from condensegrpo.core.errors import RunError
 from condensegrpo.reporting.curves import series
-from condensegrpo.reporting.run_plot import HELD_OUT, TRAIN, VARIANTS, smoothed
+from condensegrpo.reporting.plotting import HELD_OUT, OTHERS, TRAIN, VARIANTS, settings, smoothed, window
 from condensegrpo.reporting.runs import RunComparison
 
-COLOURS = (TRAIN, HELD_OUT, *VARIANTS, "#000000", "#999999")
+COLOURS = (TRAIN, HELD_OUT, *VARIANTS, *OTHERS)
 STYLES = ("-", "--", "-.", ":")
 COLUMNS = 4
 
@@ -19,9 +19,7 @@ def draw(compared: RunComparison, curves: Sequence[tuple[str, str]], file: Path)
     Raises:
         RunError: the file cannot be written, or its ending names no format.
     """
-    import matplotlib
-
-    with matplotlib.rc_context({"svg.hashsalt": "condensegrpo", "svg.fonttype": "none", "font.size": 9}):
+    with settings():
         from matplotlib.figure import Figure
 
         measured = [each for each in curves if any(series(lines, each[0]).steps for lines in compared.metrics)]
@@ -31,7 +29,7 @@ def draw(compared: RunComparison, curves: Sequence[tuple[str, str]], file: Path)
         for panel, (metric, title) in zip(panels, measured, strict=False):
             for place, (run, lines) in enumerate(zip(compared.runs, compared.metrics, strict=True)):
                 line = series(lines, metric)
-                values = smoothed(line.values, max(1, len(line.values) // 12))
+                values = smoothed(line.values, window(line))
                 style = STYLES[place // len(COLOURS) % len(STYLES)]
                 panel.plot(line.steps, values, color=COLOURS[place % len(COLOURS)], linestyle=style, label=run)
             panel.set_title(title, loc="left")

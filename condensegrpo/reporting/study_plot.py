@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from condensegrpo.evaluation.study import StudyFigures
-from condensegrpo.metrics.estimates import Interval
 from condensegrpo.reporting.comparison_plot import COLOURS
-from condensegrpo.reporting.run_plot import MARKERS
+from condensegrpo.reporting.plotting import MARKERS, bars, save, settings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,9 +13,7 @@ if TYPE_CHECKING:
 
 def plot(figures: StudyFigures, stem: Path) -> tuple[Path, ...]:
     """Write ``<stem>.png`` and ``<stem>.svg``; intervals are 95 % over seeds and problems, bands over seeds."""
-    import matplotlib
-
-    with matplotlib.rc_context({"svg.hashsalt": "condensegrpo", "svg.fonttype": "none", "font.size": 9}):
+    with settings():
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(14, 4.2), layout="constrained")
@@ -30,10 +27,7 @@ def plot(figures: StudyFigures, stem: Path) -> tuple[Path, ...]:
         curves.set_ylabel("success on held-out problems")
         figure.legend(*lengths.get_legend_handles_labels(), loc="outside right upper")
         figure.suptitle(figures.study, fontsize=10, parse_math=False)
-        paths = (stem.with_suffix(".png"), stem.with_suffix(".svg"))
-        figure.savefig(paths[0], dpi=150)
-        figure.savefig(paths[1], metadata={"Date": None})
-    return paths
+        return save(figure, stem)
 
 
 def _style(figures: StudyFigures, arm: str) -> dict[str, Any]:
@@ -66,7 +60,7 @@ def _by_evaluation(axes: "Axes", figures: StudyFigures) -> None:
         axes.errorbar(
             [at + shift for at, _ in points],
             [interval.mean for interval in intervals],
-            yerr=_bars(intervals),
+            yerr=bars(intervals),
             capsize=3,
             markersize=5,
             linewidth=1,
@@ -82,15 +76,10 @@ def _frontier(axes: "Axes", figures: StudyFigures) -> None:
         axes.errorbar(
             [arm.context.mean],
             [arm.success.mean],
-            xerr=_bars([arm.context]),
-            yerr=_bars([arm.success]),
+            xerr=bars([arm.context]),
+            yerr=bars([arm.success]),
             capsize=3,
             markersize=6,
             **_style(figures, arm.arm),
         )
     axes.set_xlabel(f"largest context, tokens ({figures.evaluations[0].name})")
-
-
-def _bars(intervals: list[Interval]) -> list[list[float]]:
-    """The lengths of the bars below and above the means."""
-    return [[abs(i.mean - i.low) for i in intervals], [abs(i.high - i.mean) for i in intervals]]
