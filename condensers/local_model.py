@@ -5,12 +5,10 @@ that a batch chose by a margin within ``NEAR`` anywhere is written again alone, 
 rounding is a thousand times coarser, write one text at a time.
 """
 
-import asyncio
 import os
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -19,6 +17,7 @@ from jinja2 import TemplateError
 
 from condensegrpo.core.errors import SummaryRefused
 from condensegrpo.core.protocols import Written
+from condensegrpo.core.request_queue import Outcomes, QueuedRequest, RequestQueue
 from condensegrpo.core.trajectory import Finish
 
 if TYPE_CHECKING:
@@ -28,9 +27,8 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 32768  # of prompts and summaries, padded to the longest, that are processed at once
 NEAR = 1e-3  # margin of logits below which rounding might choose another token; it changes logits in fp32 by 1e-5 or so
-SETTLE_SECONDS = 0.005  # for which a request waits for others; a summary takes far longer
 
-_Waiting = tuple[str, Future[Written]]  # a text, and where its reply goes
+_Prompt = tuple[list[int], QueuedRequest[str, Written]]  # the ids of a request's text
 
 
 @dataclass(eq=False, kw_only=True)
@@ -43,8 +41,7 @@ class LocalModel:
     max_tokens: int  # of a summary
 
     def __post_init__(self) -> None:
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="summary_model")
-        self._waiting = deque[_Waiting]()
+        self._queue = RequestQueue(drive=self._write, worker=ThreadPoolExecutor(1, "summary_model"), settle=True)
 
     def check(self) -> None:
         """Check that the model is there. Loads no weights.
@@ -74,45 +71,29 @@ class LocalModel:
         Raises:
             SummaryRefused: the model cannot be loaded, fails, has no room for the text, or does not finish in time.
         """
-        reply = Future[Written]()
-        self._waiting.append((text, reply))
-        asyncio.get_running_loop().call_later(SETTLE_SECONDS, self._worker.submit, self._write_waiting)
         try:
-            return await asyncio.wrap_future(reply)
+            return await self._queue.submit(text)
         except (OSError, ValueError, RuntimeError, TemplateError) as error:  # out of memory is a RuntimeError
             raise SummaryRefused(f"writing with {self.model}: {type(error).__name__}: {error}") from error
 
-    def _write_waiting(self) -> None:
-        """Write all waiting summaries. In the thread, once per request: a later call finds what came meanwhile."""
-        batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
-        batch = [(text, reply) for text, reply in batch if reply.set_running_or_notify_cancel()]
-        try:
-            self._write(batch)
-        except Exception as error:  # the boundary to the model: every request that has no reply fails
-            for _, reply in batch:
-                if not reply.done():
-                    reply.set_exception(error)
-
-    def _write(self, batch: Sequence[_Waiting]) -> None:
+    def _write(self, requests: Sequence[QueuedRequest[str, Written]]) -> Outcomes[str, Written]:
+        """Driver: all summaries, in batches that fit."""
         model, tokenizer = _loaded(self.model, on_rank(self.device))
         most = getattr(model.config, "max_position_embeddings", None)
-        prompts = list[tuple[list[int], Future[Written]]]()
-        for text, reply in batch:
+        prompts = list[_Prompt]()
+        for request in requests:
             ids = tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=True
+                [{"role": "user", "content": request.value}], add_generation_prompt=True, return_dict=True
             )["input_ids"]
             if most is not None and len(ids) + self.max_tokens > most:
                 needed = f"{len(ids)} tokens and {self.max_tokens} of a summary, where {self.model} has room for {most}"
-                reply.set_exception(SummaryRefused(needed))
+                yield request, SummaryRefused(needed)
             else:
-                prompts.append((ids, reply))
+                prompts.append((ids, request))
         room = MAX_TOKENS if model.dtype.itemsize >= 4 else 0  # bytes of a number
         for part in _parts(prompts, self.max_tokens, room):
-            for (_, reply), written in zip(part, self._written([ids for ids, _ in part]), strict=True):
-                if isinstance(written, SummaryRefused):
-                    reply.set_exception(written)
-                else:
-                    reply.set_result(written)
+            written = self._written([ids for ids, _ in part])
+            yield from zip((request for _, request in part), written, strict=True)
 
     def _written(self, prompts: Sequence[Sequence[int]]) -> Iterator[Written | SummaryRefused]:
         """The replies that each prompt gets by itself.
@@ -169,9 +150,7 @@ class Margins:
         return min(step[row].item() for step in self._steps[:tokens])
 
 
-def _parts(
-    prompts: Sequence[tuple[list[int], Future[Written]]], new: int, room: int
-) -> Iterator[Sequence[tuple[list[int], Future[Written]]]]:
+def _parts(prompts: Sequence[_Prompt], new: int, room: int) -> Iterator[Sequence[_Prompt]]:
     """The prompts by length, in batches of at most ``room`` tokens with the ``new`` ones; one alone may have more."""
     rows = sorted(prompts, key=lambda prompt: len(prompt[0]))
     start = 0

@@ -234,15 +234,15 @@ def test_new_weights_drop_keys_and_values(folder: str) -> None:
     sampler = TransformersSampler(folder)
     asked = ([5, 6, 7], SamplingParams(max_tokens=8, trajectory="g/0"))
     before = asyncio.run(sampler.sample(*asked))
-    assert sampler._queue is not None
-    assert sampler._queue.decoder._slots.layers
+    assert sampler._decoder is not None
+    assert sampler._decoder._slots.layers
     other = {name: tensor.detach().clone() for name, tensor in qwen3(seed=1).named_parameters()}
     sampler.update_weights(other.items(), 1)
-    assert not sampler._queue.decoder._slots.layers
+    assert not sampler._decoder._slots.layers
     after = asyncio.run(sampler.sample(*asked))
     assert after.logprobs != before.logprobs
     sampler.sleep(keep_weights=True)
-    assert not sampler._queue.decoder._slots.layers
+    assert not sampler._decoder._slots.layers
     assert asyncio.run(sampler.sample(*asked)) == after
     sampler.close()
 

@@ -21,7 +21,7 @@ from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.learner import devices
 from condensegrpo.samplers.transformers import TransformersSampler
 from condensegrpo.samplers.vllm.engine import VllmEngine, check_ranks
-from condensegrpo.samplers.vllm.engine_queue import EngineQueue
+from condensegrpo.samplers.vllm.engine_driver import EngineDriver
 from condensegrpo.samplers.vllm.tensor_parallel import Command, LockstepEngine
 
 REPLY = Generation(token_ids=(7,), logprobs=(-0.5,), finish=Finish.LENGTH)
@@ -109,12 +109,12 @@ class StubEngine:
         pass
 
 
-def queue_of(engine: StubEngine) -> EngineQueue:
-    return EngineQueue(cast(VllmEngine, engine))
+def queue_of(engine: StubEngine) -> EngineDriver:
+    return EngineDriver(cast(VllmEngine, engine))
 
 
-def ask(queue: EngineQueue, max_tokens: int = 1) -> Generation:
-    return asyncio.run(queue.ask([5], SamplingParams(max_tokens=max_tokens)))
+def ask(queue: EngineDriver, max_tokens: int = 1) -> Generation:
+    return asyncio.run(queue.submit([5], SamplingParams(max_tokens=max_tokens)))
 
 
 def test_the_thread_that_steps_the_engine_uses_the_device_of_its_rank(gpu: Gpu) -> None:
@@ -198,14 +198,14 @@ class Ranks:
         self.together.wait()
         return commands
 
-    def queues(self, engines: Sequence[StubEngine]) -> list[EngineQueue]:
+    def queues(self, engines: Sequence[StubEngine]) -> list[EngineDriver]:
         return [
-            EngineQueue(LockstepEngine(cast(VllmEngine, engine), partial(self.exchange, place), place))
+            EngineDriver(LockstepEngine(cast(VllmEngine, engine), partial(self.exchange, place), place))
             for place, engine in enumerate(engines)
         ]
 
 
-def on_both(call: Callable[[EngineQueue], object], queues: Sequence[EngineQueue]) -> list[object]:
+def on_both(call: Callable[[EngineDriver], object], queues: Sequence[EngineDriver]) -> list[object]:
     with ThreadPoolExecutor(len(queues)) as ranks:
         return list(ranks.map(call, queues))
 

@@ -110,7 +110,7 @@ def test_asleep_the_base_is_kept_since_an_update_brings_the_adapters_alone(
     sampler: "VllmSampler", learner: DeepSpeedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The calls that reach vLLM, which cannot sleep on a CPU."""
-    vllm, calls = sampler._queue._engine._engine, []
+    vllm, calls = sampler._driver._engine._engine, []
     monkeypatch.setattr(vllm, "sleep", lambda **given: calls.append(("sleep", given)))
     monkeypatch.setattr(vllm, "wake_up", lambda tags: calls.append(("wake_up", tags)))
     monkeypatch.setattr(sampler, "_can_sleep", True)

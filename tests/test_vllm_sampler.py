@@ -516,7 +516,7 @@ def test_vllm_sleeps_at_the_level_of_what_is_kept_and_wakes_weights_load_cache(
     sampler: "VllmSampler", policy: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, keep_weights: bool, level: int
 ) -> None:
     """The calls that reach vLLM, which cannot sleep on a CPU; its weights are loaded all the same."""
-    vllm, calls = sampler._queue._engine._engine, []
+    vllm, calls = sampler._driver._engine._engine, []
     rpc = vllm.collective_rpc
     monkeypatch.setattr(vllm, "sleep", lambda **given: calls.append(("sleep", given)))
     monkeypatch.setattr(vllm, "wake_up", lambda tags: calls.append(("wake_up", tags)))

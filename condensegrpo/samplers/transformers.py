@@ -3,12 +3,12 @@
 It holds its own copy of the model. It runs everywhere and is exact; for throughput use vLLM.
 """
 
-import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from contextlib import contextmanager
+from functools import cached_property, partial
 from itertools import groupby
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from annotated_types import Ge
@@ -17,27 +17,22 @@ from torch import Tensor
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols import AttentionQuery, NamedTensors, TokenAttention
+from condensegrpo.core.request_queue import Outcomes, QueuedRequest, RequestQueue
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.devices import on_this_device
 from condensegrpo.learner.dtypes import DTYPES, DtypeName
 from condensegrpo.learner.policy import trained_steps
 from condensegrpo.samplers.measure import cut, logprobs_of
-from condensegrpo.samplers.reply_queue import ReplyQueue
-from condensegrpo.samplers.request_batcher import RequestBatcher, Waiting
 from condensegrpo.samplers.update_check import UpdateCheck
+
+if TYPE_CHECKING:  # imports transformers, which a dry run does not need
+    from condensegrpo.samplers.decoding import BatchRow, ContinuousBatch
 
 MAX_BATCH = 256  # replies under way at once, and trajectories whose keys and values are kept
 MAX_TOKENS = 32768  # of prompts, padded to the longest, that are processed at once
 
-_Request = tuple[tuple[int, ...], SamplingParams]  # prompt ids
-_Measured = tuple[tuple[int, ...], tuple[int, ...]]  # prompt and output ids
-
-
-class _Replies(Protocol):
-    """What samples: a ``ReplyQueue``, or a ``RequestBatcher`` for models that it does not support."""
-
-    async def ask(self, request: _Request) -> Generation:
-        """The reply to a request."""
+_Prompt = tuple[tuple[int, ...], SamplingParams]
+_Pair = tuple[tuple[int, ...], tuple[int, ...]]  # prompt and output ids
 
 
 class TransformersSampler:
@@ -73,23 +68,26 @@ class TransformersSampler:
         text_config = self._model.config.get_text_config().to_dict()
         self._positions: int | None = text_config.get("max_position_embeddings")  # None: not in its configuration
         self.version = trained_steps(model_path) or 0  # the optimiser step whose weights are in use
-        self._weights = threading.Lock()  # held while the weights are read or written
         # one thread: the model is not re-entrant
-        self._worker = worker = ThreadPoolExecutor(1, "sampler", initializer=on_this_device())
-        self._measured = RequestBatcher(
-            self._measure, worker=worker, most=max_batch, doing="measuring a batch of {} replies"
+        self._worker = ThreadPoolExecutor(1, "sampler", initializer=on_this_device())
+        batches = partial(RequestQueue, worker=self._worker, most=max_batch, settle=True)
+        self._measured: RequestQueue[_Pair, Sequence[float]] = batches(
+            drive=self._measure, failure=partial(_failure, "measuring a batch of {} replies")
         )
-        self._attention = RequestBatcher(
-            self._attend, worker=worker, most=max_batch, doing="capturing attention in a batch of {} queries"
+        self._attention: RequestQueue[AttentionQuery, TokenAttention] = batches(
+            drive=self._attend, failure=partial(_failure, "capturing attention in a batch of {} queries")
         )
-        self._queue = self._reply_queue(worker, max_batch)
-        self._replies: _Replies = self._queue or RequestBatcher(
-            self._draw, worker=worker, most=max_batch, doing="generating a batch of {} replies"
+        self._decoder = self._continuous_batch(max_batch)  # None: the model is not supported
+        self._rows: dict[BatchRow, QueuedRequest[_Prompt, Generation]] = {}  # of the decoder
+        self._replies: RequestQueue[_Prompt, Generation] = batches(
+            drive=self._draw if self._decoder is None else partial(self._step, self._decoder),
+            settle=self._decoder is None,
+            failure=partial(_failure, "generating a batch of {} replies"),
         )
 
     def describe(self) -> str:
         """How replies are sampled, which depends on the model."""
-        if self._queue is None:
+        if self._decoder is None:
             kind = self._model.config.model_type
             return f"transformers: padded batches, as keys and values of models of type {kind!r} are not kept"
         return "transformers: replies join and leave the batch between tokens; keys and values are kept between turns"
@@ -103,7 +101,7 @@ class TransformersSampler:
             SamplerError: the request cannot be met (the message has the numbers), or the model failed.
         """
         self._check(prompt_ids, params)
-        return await self._replies.ask((tuple(prompt_ids), params))
+        return await self._replies.submit((tuple(prompt_ids), params))
 
     async def measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
         """log π(output_ids[i] | prompt_ids, output_ids[:i]) for every i, (A,) nats at temperature 1.
@@ -112,7 +110,7 @@ class TransformersSampler:
             SamplerError: prompt or output are empty or too long together, or the model failed.
         """
         self._check(prompt_ids, SamplingParams(max_tokens=len(output_ids)))
-        return await self._measured.ask((tuple(prompt_ids), tuple(output_ids)))
+        return await self._measured.submit((tuple(prompt_ids), tuple(output_ids)))
 
     async def attend(self, query: AttentionQuery) -> TokenAttention:
         """The attention of one query, under the weights in use; see ``attention.capture``.
@@ -123,7 +121,7 @@ class TransformersSampler:
         self._check(
             query.prompt_ids, SamplingParams(max_tokens=max(len(query.question_ids), len(query.calibration_ids)))
         )
-        return await self._attention.ask(query)
+        return await self._attention.submit(query)
 
     def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
         """Copy the learner's weights by name, in place, one tensor at a time, and drop all keys and values.
@@ -135,8 +133,7 @@ class TransformersSampler:
         """
         own: dict[str, Tensor] = self._model.state_dict()
         check = UpdateCheck.of(self._model)
-        self._free()
-        with self._weights, torch.no_grad():
+        with self._paused(), torch.no_grad():
             for name, tensor in named_tensors:
                 if check.takes(name, tensor):
                     own[name].copy_(tensor)
@@ -145,19 +142,29 @@ class TransformersSampler:
 
     def sleep(self, *, keep_weights: bool) -> None:
         """Free the keys and values kept for the next turns, once no request is under way. Weights stay in any case."""
-        self._free()
+        with self._paused():
+            pass
 
     def close(self) -> None:
         """Free weights, keys and values. Later requests fail."""
         self._worker.shutdown(wait=True, cancel_futures=True)
-        if self._queue is not None:
-            self._queue.close()
+        for queue in (self._replies, self._measured, self._attention):
+            queue.close()
+        self._free()
         self._model.to("meta")
 
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
+        """Keys and values are free and nothing is computed, once no request is under way."""
+        with self._replies.paused(), self._measured.paused(), self._attention.paused():
+            self._free()
+            yield
+
     def _free(self) -> None:
-        """Free keys and values once no request is under way."""
-        if self._queue is not None:
-            self._queue.free()
+        """Drop replies under way and all keys and values."""
+        self._rows.clear()
+        if self._decoder is not None:
+            self._decoder.clear()
 
     def _check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         length, room = len(prompt_ids), self._positions
@@ -173,55 +180,62 @@ class TransformersSampler:
                 f"rollout.limits.max_context_tokens or rollout.limits.max_output_tokens, or use a longer model."
             )
 
-    def _reply_queue(self, worker: ThreadPoolExecutor, most: int) -> ReplyQueue | None:
-        """The queue of requests; None if the model is not supported."""
+    def _continuous_batch(self, most: int) -> "ContinuousBatch | None":
         from condensegrpo.samplers.decoding import ContinuousBatch, supports  # import transformers
 
-        if not supports(self._model):
-            return None
-        return ReplyQueue(
-            decoder=ContinuousBatch(self._model, most=most, decode=self._decode),
-            worker=worker,
-            weights=self._weights,
-            others=lambda: self._measured.busy or self._attention.busy,
-        )
+        return ContinuousBatch(self._model, most=most, decode=self._decode) if supports(self._model) else None
 
-    def _draw(self, batch: Sequence[Waiting[_Request, Generation]]) -> tuple[Generation, ...]:
-        """In the worker thread."""
+    def _step(
+        self, decoder: "ContinuousBatch", requests: Sequence[QueuedRequest[_Prompt, Generation]]
+    ) -> Outcomes[_Prompt, Generation]:
+        """Driver: one forward pass, which the requests join."""
+        try:
+            for request in requests:
+                prompt, params = request.value
+                self._rows[decoder.join(prompt, params, abandoned=request.abandoned)] = request
+            return [(self._rows.pop(row), generation) for row, generation in decoder.step()]
+        except Exception:
+            self._free()
+            raise
+
+    def _draw(self, batch: Sequence[QueuedRequest[_Prompt, Generation]]) -> Outcomes[_Prompt, Generation]:
+        """Driver: one padded batch."""
         from condensegrpo.samplers.batch import draw  # imports transformers, which a dry run does not need
 
-        with self._weights:
-            return draw(
-                self._model,
-                [waiting.request[0] for waiting in batch],
-                [waiting.request[1] for waiting in batch],
-                decode=self._decode,
-                abandoned=lambda: all(waiting.reply.done() for waiting in batch),
-            )
+        generations = draw(
+            self._model,
+            [request.value[0] for request in batch],
+            [request.value[1] for request in batch],
+            decode=self._decode,
+            abandoned=lambda: all(request.abandoned() for request in batch),
+        )
+        return zip(batch, generations, strict=True)
 
-    def _measure(self, batch: Sequence[Waiting[_Measured, Sequence[float]]]) -> list[Sequence[float]]:
-        """In the worker thread."""
-        pairs = [waiting.request for waiting in batch]
-        with self._weights:
-            return [
-                row
-                for part in cut([len(prompt) + len(output) for prompt, output in pairs], MAX_TOKENS)
-                for row in logprobs_of(self._model, pairs[part])
-            ]
+    def _measure(self, batch: Sequence[QueuedRequest[_Pair, Sequence[float]]]) -> Outcomes[_Pair, Sequence[float]]:
+        """Driver: one batch, in passes that fit."""
+        pairs = [request.value for request in batch]
+        rows = [
+            row
+            for part in cut([len(prompt) + len(output) for prompt, output in pairs], MAX_TOKENS)
+            for row in logprobs_of(self._model, pairs[part])
+        ]
+        return zip(batch, rows, strict=True)
 
-    def _attend(self, batch: Sequence[Waiting[AttentionQuery, TokenAttention]]) -> list[TokenAttention]:
-        """In the worker thread. Queries with the same layers share a batch."""
+    def _attend(
+        self, batch: Sequence[QueuedRequest[AttentionQuery, TokenAttention]]
+    ) -> Outcomes[AttentionQuery, TokenAttention]:
+        """Driver: one batch, in passes that fit. Queries with the same layers share a pass."""
         from condensegrpo.attention.capture import attend
 
-        queries = [waiting.request for waiting in batch]
-        with self._weights:
-            return [
-                attention
-                for _, alike in groupby(queries, key=lambda query: query.layers)
-                for same in [list(alike)]
-                for part in cut([query.length for query in same], MAX_TOKENS)
-                for attention in attend(self._model, same[part])
-            ]
+        queries = [request.value for request in batch]
+        attentions = [
+            attention
+            for _, alike in groupby(queries, key=lambda query: query.layers)
+            for same in [list(alike)]
+            for part in cut([query.length for query in same], MAX_TOKENS)
+            for attention in attend(self._model, same[part])
+        ]
+        return zip(batch, attentions, strict=True)
 
     def _decode(self, rows: list[list[int]]) -> list[str]:
         texts: list[str] = self._tokenizer.batch_decode(
@@ -248,3 +262,14 @@ def _load(path: str, dtype: torch.dtype, device: str) -> Any:  # noqa: ANN401  t
         ) from error
     model.generation_config = GenerationConfig()  # the folder's defaults would change the distribution
     return model.to(device).eval().requires_grad_(False)
+
+
+def _failure(doing: str, error: Exception, requests: int) -> SamplerError:
+    """The error of requests that a failing batch contained.
+
+    Args:
+        doing: what the batch was for, with a place for the number of requests.
+    """
+    if isinstance(error, SamplerError):
+        return error
+    return SamplerError(f"{doing.format(requests)}: {type(error).__name__}: {error}")

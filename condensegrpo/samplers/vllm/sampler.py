@@ -13,7 +13,7 @@ from condensegrpo.learner.dtypes import DtypeName
 from condensegrpo.learner.policy import trained_steps
 from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.vllm.engine import VllmEngine
-from condensegrpo.samplers.vllm.engine_queue import EngineQueue
+from condensegrpo.samplers.vllm.engine_driver import EngineDriver
 from condensegrpo.samplers.vllm.request import INSTALL, check_request
 from condensegrpo.samplers.vllm.settings import EngineSettings
 from condensegrpo.samplers.vllm.tensor_parallel import lockstep
@@ -55,7 +55,7 @@ class VllmSampler:
         self.takes_adapters = loaded.adapters is not None  # vLLM computes them beside the base
         self._room = loaded.max_model_len
         self._batches = loaded.batches
-        self._queue = EngineQueue(lockstep(loaded) if engine.tensor_parallel_size > 1 else loaded)
+        self._driver = EngineDriver(lockstep(loaded) if engine.tensor_parallel_size > 1 else loaded)
 
     @staticmethod
     def check_options(*, sleep: bool | None = None, **_: object) -> None:
@@ -83,7 +83,7 @@ class VllmSampler:
             SamplerError: the request cannot be met (the message has the numbers), or vLLM failed.
         """
         check_request(prompt_ids, params, room=self._room)
-        return await self._queue.ask(prompt_ids, params)
+        return await self._driver.submit(prompt_ids, params)
 
     async def measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
         """log π(output_ids[i] | prompt_ids, output_ids[:i]) for every i, (A,) nats at temperature 1.
@@ -94,7 +94,7 @@ class VllmSampler:
         check_request(prompt_ids, SamplingParams(max_tokens=len(output_ids)), room=self._room)
         tokens = (*prompt_ids, *output_ids)
         check_request(tokens, SamplingParams(max_tokens=1), room=self._room)  # the token that vLLM samples behind them
-        return (await self._queue.ask(tokens, None)).logprobs[-len(output_ids) :]
+        return (await self._driver.submit(tokens, None)).logprobs[-len(output_ids) :]
 
     def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
         """Load the learner's weights by name, or its adapters alone, and drop all cached keys and values.
@@ -102,15 +102,15 @@ class VllmSampler:
         Raises:
             SamplerError: a name is unknown or missing, a shape differs, or requests are in flight.
         """
-        self._queue.load(named_tensors, version)
+        self._driver.load(named_tensors, version)
         self.version = version
 
     def sleep(self, *, keep_weights: bool) -> None:
         """Free the GPU's memory until the next request or update; weights that are kept wait in main memory."""
         if self._can_sleep:
             # an update of adapters does not bring the base back
-            self._queue.sleep(keep_weights=keep_weights or self.takes_adapters)
+            self._driver.sleep(keep_weights=keep_weights or self.takes_adapters)
 
     def close(self) -> None:
         """Free engine and memory. Later requests fail."""
-        self._queue.close()
+        self._driver.close()
