@@ -35,8 +35,8 @@ def serve(
     from condensegrpo.config.load import named_config
 
     loaded = named_config(config, overrides or ())
-    from condensegrpo.samplers.vllm_server.guard import TOKEN_VARIABLE
     from condensegrpo.samplers.vllm_server.process import check_free, check_installed, command, environment
+    from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE
 
     line = command(*_served(loaded, model or _policy(loaded, Path(config))), host=host, port=port)
     if dry_run:

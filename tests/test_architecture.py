@@ -257,6 +257,13 @@ def test_the_core_loads_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60, cwd="/").returncode == 0
 
 
+def test_a_vllm_server_watches_for_the_end_of_its_run_before_torch_is_imported() -> None:
+    program = (
+        "import sys, condensegrpo.samplers.vllm_server.server; sys.exit(len({'torch', 'vllm'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60, cwd="/").returncode == 0
+
+
 def test_nothing_imports_the_command_line() -> None:
     others = [module for module in files() if folder(module) != "cli"]
     assert {module for module in others if any(folder(other) == "cli" for other in ours(module))} == {

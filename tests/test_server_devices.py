@@ -3,7 +3,7 @@
 import pytest
 
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.samplers.vllm_server.devices import devices_of, server_devices, visible_devices
+from condensegrpo.samplers.vllm_server.process import devices_of, server_devices, visible_devices
 from condensegrpo.samplers.vllm_server.settings import ServerSettings
 
 EIGHT = tuple("01234567")

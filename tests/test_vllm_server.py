@@ -25,8 +25,8 @@ from condensegrpo.learner.export import export
 from condensegrpo.learner.lora import add_adapters
 from condensegrpo.learner.policy import load_policy
 from condensegrpo.learner.settings import LoraSettings
-from condensegrpo.samplers.vllm_server.guard import TOKEN_VARIABLE
 from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
+from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE
 
 pytestmark = needs_vllm
 PROMPTS = ((5, 6, 7), (0, 0, 9), (2, 11, 12, 13, 14, 15, 16, 17, 18), (19,), LONG)
@@ -177,7 +177,7 @@ def test_adapters_alone_reach_a_running_server_whose_base_is_loaded_first(
 def test_a_server_ends_with_its_run_and_removes_its_folder(tmp_path: Path) -> None:
     weights = tmp_path / "weights"
     weights.mkdir()
-    program = [sys.executable, "-m", "condensegrpo.samplers.vllm_server.child", "--watched", str(weights), "--help"]
+    program = [sys.executable, "-m", "condensegrpo.samplers.vllm_server.server", "--watched", str(weights), "--help"]
     with subprocess.Popen(
         program, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     ) as server:

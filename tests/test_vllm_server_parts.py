@@ -15,7 +15,6 @@ from tiny import qwen3
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.samplers.vllm_server.client import reply_of, request_body
-from condensegrpo.samplers.vllm_server.guard import RequireToken
 from condensegrpo.samplers.vllm_server.process import (
     ServerProcess,
     check_free,
@@ -23,6 +22,7 @@ from condensegrpo.samplers.vllm_server.process import (
     environment,
     free_port,
 )
+from condensegrpo.samplers.vllm_server.server import RequireToken
 from condensegrpo.samplers.vllm_server.settings import ServedModel, ServerSettings
 from condensegrpo.samplers.vllm_server.weights import write_weights
 

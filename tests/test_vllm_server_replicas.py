@@ -28,9 +28,9 @@ from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.publish import FolderPublisher
 from condensegrpo.samplers.vllm_server.replica import WeightsLabel
 from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
+from condensegrpo.samplers.vllm_server.server import shape_of
 from condensegrpo.samplers.vllm_server.settings import TEMPORARY, RequestSettings, ServerSettings
 from condensegrpo.samplers.vllm_server.weights import free_bytes, write_weights
-from condensegrpo.samplers.vllm_server.worker import shape_of
 
 MODEL = qwen3()
 LORA = LoraSettings(rank=4, alpha=8.0, sampler="native")

@@ -13,7 +13,7 @@ import aiohttp
 from condensegrpo.core.errors import SamplerError, ServerUnreachable
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.samplers.vllm.adapters import NAME as ADAPTERS
-from condensegrpo.samplers.vllm_server.guard import TOKEN_VARIABLE
+from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE
 
 Json = dict[str, Any]  # a parsed body
 Body = Mapping[str, object] | None  # of a request
@@ -25,7 +25,7 @@ FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}
 class Description(NamedTuple):
     """A server's model and settings, as it reports them."""
 
-    shape: Mapping[str, str]  # see worker.shape_of
+    shape: Mapping[str, str]  # see server.shape_of
     logprobs_mode: str
     max_model_len: int  # tokens of prompt and output together
     world_size: int  # processes, one a GPU

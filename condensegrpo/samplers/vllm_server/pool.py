@@ -44,7 +44,7 @@ class ReplicaPool:
 
         Args:
             servers: the URL of each, and its process if the sampler starts it.
-            shape: of the model that each must serve, see ``worker.shape_of``.
+            shape: of the model that each must serve, see ``server.shape_of``.
             start_seconds: time limit of a start, and of loading weights.
         """
         self.replicas = tuple(

@@ -1,4 +1,4 @@
-"""A vLLM server as a child process: the flags it runs under, its start, its log and its end."""
+"""A vLLM server as a child process: the flags and devices it runs with, its start, its log and its end."""
 
 import os
 import re
@@ -15,11 +15,13 @@ import torch
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.learner.policy import positions
+from condensegrpo.learner.ranks import gather, rank
 from condensegrpo.samplers.vllm.adapters import native_rank, targets_of
 from condensegrpo.samplers.vllm.request import INSTALL
-from condensegrpo.samplers.vllm_server.guard import TOKEN_VARIABLE
+from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE
 from condensegrpo.samplers.vllm_server.settings import NCCL, ServedModel, ServerSettings
 
+DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 NAME = "policy"  # of the model in the server's API
 LOOPBACK = "127.0.0.1"
 GIB = 1 << 30
@@ -49,13 +51,13 @@ def command(model: ServedModel, settings: ServerSettings, *, host: str, port: in
     return [
         sys.executable,
         "-m",
-        "condensegrpo.samplers.vllm_server.child",
+        "condensegrpo.samplers.vllm_server.server",
         *("--model", model.path, "--served-model-name", NAME, "--dtype", model.dtype),
         *("--host", host, "--port", str(port)),
         *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
         *("--enable-scale-out", "--enable-prefix-caching", "--disable-uvicorn-access-log"),
-        *("--worker-extension-cls", "condensegrpo.samplers.vllm_server.worker.ServedWeights"),
-        *("--middleware", "condensegrpo.samplers.vllm_server.guard.RequireToken"),
+        *("--worker-extension-cls", "condensegrpo.samplers.vllm_server.server.ServedWeights"),
+        *("--middleware", "condensegrpo.samplers.vllm_server.server.RequireToken"),
         *_sizes(model, settings),
         *settings.flags,
     ]
@@ -69,7 +71,7 @@ def environment(token: str, *, device: str | None = None) -> dict[str, str]:
     """
     own = {TOKEN_VARIABLE: token, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
     if device is not None:
-        own["CUDA_VISIBLE_DEVICES"] = device
+        own[DEVICES_VARIABLE] = device
     quiet = {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # seconds; short ones may end a connection as a request starts
@@ -98,9 +100,9 @@ def _sizes(model: ServedModel, settings: ServerSettings) -> Iterator[str]:
     else:  # on a CPU a seeded request prefilled in two steps crashes the engine of vLLM 0.32
         longest = model.max_model_len or positions(model.path) or 0
         yield from ("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(longest, SHORTEST_BATCH)))
-    rank = native_rank(model.lora, dtype=model.dtype)
-    if model.lora is not None and rank is not None and settings.weights != NCCL:
-        yield from ("--enable-lora", "--max-lora-rank", str(rank))
+    lora_rank = native_rank(model.lora, dtype=model.dtype)
+    if model.lora is not None and lora_rank is not None and settings.weights != NCCL:
+        yield from ("--enable-lora", "--max-lora-rank", str(lora_rank))
         if targets := targets_of(model.lora):
             yield from ("--lora-target-modules", *targets)
     if settings.weights == NCCL:
@@ -203,3 +205,65 @@ class ServerProcess:
         process.wait()
         if process.stdin is not None:
             process.stdin.close()
+
+
+def server_devices(
+    visible: tuple[str, ...], *, ranks: int, rank: int, replicas: int, each: int
+) -> tuple[str | None, ...]:
+    """``CUDA_VISIBLE_DEVICES`` of every server that a rank starts; None: that of the rank.
+
+        visible   0 1 2 3 4 5 6 7        two ranks, each with one server of tensor_parallel_size 3
+        learner   0 1
+        servers       2 3 4|5 6 7
+
+    No server gets a device of the learner, and none is given out twice. One process with one device shares it with one
+    server. Where no device is visible, servers run on the CPU.
+
+    Args:
+        visible: names of the devices, as numbers or UUIDs. The ranks of this machine compute on the first ones.
+        ranks: of the learner on this machine.
+        rank: this one among them, from 0.
+        replicas: servers of every rank.
+        each: devices of a server (``tensor_parallel_size``).
+
+    Raises:
+        SamplerError: there are fewer devices than learner and servers need.
+    """
+    if not visible or (ranks == replicas == each == len(visible) == 1):
+        return (None,) * replicas
+    needed = ranks + ranks * replicas * each
+    if needed > len(visible):
+        raise SamplerError(
+            f"starting {replicas} servers for each of {ranks} ranks on this machine: found {len(visible)} devices "
+            f"({', '.join(visible)}), wanted {needed}: {ranks} for the learner and {replicas} x {each} for the servers "
+            f"of each rank. Show every rank all devices, start fewer servers (sampler.options.replicas, "
+            f"server.tensor_parallel_size), name devices to share (server.devices), or start the servers apart from "
+            f"the run: condensegrpo serve, sampler.options.urls."
+        )
+    first = ranks + rank * replicas * each
+    return tuple(",".join(visible[start : start + each]) for start in range(first, first + replicas * each, each))
+
+
+def visible_devices(mask: str | None, count: int) -> tuple[str, ...]:
+    """Names of the devices that this process sees, as a mask for another process can repeat them.
+
+    CUDA reads a mask up to its first invalid entry, such as -1; ``count`` is the number that it found.
+    """
+    if mask is None:
+        return tuple(map(str, range(count)))
+    return tuple(name.strip() for name in mask.split(",")[:count])
+
+
+def devices_of(settings: ServerSettings, replicas: int) -> tuple[str | None, ...]:
+    """The devices of this rank's servers: those that are set, or free ones. Every rank must call it."""
+    machines = gather(socket.gethostname())
+    if settings.devices:
+        return settings.devices
+    machine = machines[rank()]
+    return server_devices(
+        visible_devices(os.environ.get(DEVICES_VARIABLE), torch.cuda.device_count()),
+        ranks=machines.count(machine),
+        rank=machines[: rank()].count(machine),
+        replicas=replicas,
+        each=settings.tensor_parallel_size,
+    )

@@ -31,19 +31,17 @@ from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.vllm.adapters import native_rank
 from condensegrpo.samplers.vllm.request import check_request
 from condensegrpo.samplers.vllm.weights import ExpectedWeights
-from condensegrpo.samplers.vllm_server.devices import devices_of
-from condensegrpo.samplers.vllm_server.guard import TOKEN_VARIABLE
 from condensegrpo.samplers.vllm_server.nccl import NcclPublisher
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
-from condensegrpo.samplers.vllm_server.process import ServerProcess, check_installed
+from condensegrpo.samplers.vllm_server.process import ServerProcess, check_installed, devices_of
 from condensegrpo.samplers.vllm_server.publish import (
     FolderPublisher,
     publish_on_first_rank,
 )
 from condensegrpo.samplers.vllm_server.replica import STARTED_WITH, WeightsLabel
+from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE, shape_of
 from condensegrpo.samplers.vllm_server.settings import NCCL, TEMPORARY, RequestSettings, ServedModel, ServerSettings
 from condensegrpo.samplers.vllm_server.weights import free_bytes, free_bytes_each
-from condensegrpo.samplers.vllm_server.worker import shape_of
 
 SERVER, REQUESTS = ServerSettings(), RequestSettings()
 

@@ -1,0 +1,152 @@
+"""What runs inside the processes of a vLLM server: its program, the check of its token, and methods of its workers.
+
+    python -m condensegrpo.samplers.vllm_server.server [--watched FOLDER] FLAGS      vLLM's own server and flags
+    --middleware condensegrpo.samplers.vllm_server.server.RequireToken               for every route but /health
+    --worker-extension-cls condensegrpo.samplers.vllm_server.server.ServedWeights    for /collective_rpc
+
+With ``--watched`` the program removes the folder and kills itself and all its processes when standard input closes: the
+run that started it holds the other end of that pipe, so that a killed run leaves neither processes nor weights in
+memory behind.
+
+vLLM loads the classes by name, and the process of its engine imports this file again. The file imports the standard
+library only: the pipe is watched before the seconds that torch and vLLM take, and ``condensegrpo serve`` reads the
+name of the token's variable. What starts a server, and needs both, is in ``process.py``.
+"""
+
+import hmac
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PretrainedConfig
+
+TOKEN_VARIABLE = "VLLM_API_KEY"  # vLLM's own variable; a command line would be visible to every user of the machine
+OPEN = ("/health", "/ping")
+SHAPE_KEYS = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+
+Event = dict[str, Any]  # a message or scope of ASGI
+Receive = Callable[[], Awaitable[Event]]
+Send = Callable[[Event], Awaitable[None]]
+Application = Callable[[Event, Receive, Send], Awaitable[None]]
+
+
+def main() -> None:
+    """Serve until a signal ends the process."""
+    if "--watched" in sys.argv:
+        place = sys.argv.index("--watched")
+        folder = sys.argv[place + 1]
+        del sys.argv[place : place + 2]
+        threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
+    from vllm.entrypoints.launchers.api_server.entry import main as serve
+
+    serve()
+
+
+def _end_with_parent(folder: str) -> None:
+    while os.read(0, 4096):
+        pass
+    shutil.rmtree(folder, ignore_errors=True)  # another server of the run may be removing it too
+    os.killpg(0, signal.SIGKILL)  # the group of this server alone: it was started as the leader of a session
+
+
+class RequireToken:
+    """ASGI middleware: 401 for every request without ``Authorization: Bearer <token>``."""
+
+    def __init__(self, app: Application) -> None:
+        token = os.environ.get(TOKEN_VARIABLE, "")
+        if not token:
+            raise ValueError(f"guarding a vLLM server: {TOKEN_VARIABLE} is empty, wanted the token of the server")
+        self._app = app
+        self._wanted = f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
+        """Forward a request with the token, and refuse any other."""
+        given = next((value for name, value in scope.get("headers", ()) if name == b"authorization"), b"")
+        if scope["type"] == "lifespan" or scope.get("path") in OPEN or hmac.compare_digest(given, self._wanted):
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        body = b'{"error": {"message": "the token is missing or wrong", "code": 401}}'
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 401, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+def shape_of(config: "PretrainedConfig") -> dict[str, str]:
+    """The settings that identify a model, from a transformers configuration; learner and server compare them."""
+    known = config.get_text_config().to_dict()
+    return {key: str(known.get(key)) for key in SHAPE_KEYS}
+
+
+class ServedWeights:
+    """Methods of every worker of a server. Their names are prefixed to differ from vLLM's own."""
+
+    vllm_config: Any  # vLLM's, untyped
+    model_runner: Any  # likewise
+    reload_weights: Callable[..., None]  # vLLM's own
+
+    def condensegrpo_describe(self) -> dict[str, object]:
+        """The model and the settings of the server."""
+        model = self.vllm_config.model_config
+        return {
+            "shape": shape_of(model.hf_config),
+            "logprobs_mode": str(model.logprobs_mode),
+            "max_model_len": int(model.max_model_len),
+            "world_size": int(self.vllm_config.parallel_config.world_size),
+            "lora_rank": getattr(self.vllm_config.lora_config, "max_lora_rank", 0),
+            "nccl": self.vllm_config.weight_transfer_config is not None,
+            "head_size": int(model.get_head_size()),
+            "head_sizes": _head_sizes(),
+        }
+
+    def condensegrpo_load(self, folder: str) -> None:
+        """Load all weights of a checkpoint from the safetensors files of a folder.
+
+        Raises:
+            FileNotFoundError: this machine cannot read the folder, or it holds no safetensors file.
+        """
+        files = sorted(Path(folder).glob("*.safetensors"))
+        if not files:
+            raise FileNotFoundError(
+                f"loading weights from {folder}: this server sees no safetensors file there. Learner and servers must "
+                f"share the folder: set sampler.options.server.weights to one that both see."
+            )
+        from condensegrpo.samplers.vllm.weights import repack_heads
+
+        self.reload_weights(weights_iterator=_tensors(files))
+        repack_heads(self.model_runner.get_model())
+
+
+def _tensors(files: list[Path]) -> Iterator[tuple[str, "Tensor"]]:
+    """Every tensor of some safetensors files, one at a time."""
+    from safetensors import safe_open
+
+    for path in files:
+        with safe_open(str(path), framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  not a mapping
+                yield name, opened.get_tensor(name)
+
+
+def _head_sizes() -> list[int] | None:
+    """The head sizes that vLLM has kernels for; None: not known. Others crash it in its first step."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return None
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    sizes: list[int] = CPUAttentionBackend.get_supported_head_sizes()
+    return sizes
+
+
+if __name__ == "__main__":
+    main()
