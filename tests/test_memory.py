@@ -26,7 +26,6 @@ from condensegrpo.planning.formulas import (
     MicroBatch,
     Weights,
     activation_bytes,
-    adapted_activation_bytes,
     cache_bytes,
     checkpointed_bytes,
     chunked_head_bytes,
@@ -215,7 +214,7 @@ def test_adapters_keep_their_ranks_and_spare_what_frozen_norms_need(kind: str, d
     pattern, depth = laid_out((200, 50))
     sizes, batch = decoder(layers=3, normed=kind == "qwen3"), MicroBatch(tokens=250, length=200, trained=0)
     element = dtype.itemsize
-    predicted = adapted_activation_bytes(sizes, batch, element, width=4 * 7 * 3)
+    predicted = activation_bytes(sizes, batch, element, width=4 * 7 * 3)
     assert kept_along(policy, pattern, depth) == predicted + paths_bytes(sizes, batch, bucket_sizes(pattern), element)
 
 

@@ -23,8 +23,9 @@ from condensegrpo.learner.settings import LoraSettings, NewModel
 from condensegrpo.learner.targets import adapted_layers
 from condensegrpo.planning.architecture import architecture
 from condensegrpo.planning.formulas import Decoder, MicroBatch, branches_bytes, intervals_bytes
-from condensegrpo.planning.learning import _head
+from condensegrpo.planning.learning import head
 from condensegrpo.planning.plan import Phase, Plan, plan
+from condensegrpo.planning.planned_run import PlannedRun
 from condensegrpo.planning.remedies import Overrides, remedy
 
 # 2 problems × 3 samples × 4 turns of at most 30 + 10 tokens: 24 rows of 40 tokens
@@ -403,13 +404,14 @@ def test_adapters_that_vllm_computes_need_no_merged_weight() -> None:
 def test_objectives_of_whole_turns_take_chunks(whole: str) -> None:
     """195 trained tokens: chunks hold them all, three times 195·100; tiles of a GPU too, once, beside the gradient."""
 
-    def head(*overrides: str) -> int:
+    def of(*overrides: str) -> int:
         varied = vary(CONFIG, overrides)
-        return _head(varied, architecture(varied.model), planned().batch, "gpu").bytes
+        model = architecture(varied.model)
+        return head(PlannedRun(config=varied, model=model, ranks=1, device="gpu", memory=None), planned().batch)
 
     both = 2 * 4 * 195 * 16
-    assert head() == 4 * 195 * 100 + 4 * 100 * 16 + both
-    assert head(whole) == 3 * 4 * 195 * 100 + both
+    assert of() == 4 * 195 * 100 + 4 * 100 * 16 + both
+    assert of(whole) == 3 * 4 * 195 * 100 + both
 
 
 def test_eager_attention_takes_more() -> None:

@@ -31,7 +31,7 @@ def _check_anchors(config: RunConfig) -> None:
 def _check_lengths(config: RunConfig) -> None:
     """The longest row that a rollout can make is a full context and a full reply after it."""
     rollout = config.rollout
-    longest = rollout.limits.max_context_tokens + rollout.limits.max_output_tokens
+    longest = rollout.limits.turn_tokens
     made_of = f"rollout.limits.max_context_tokens + rollout.limits.max_output_tokens = {longest}"
     room = config.learner.tokens_per_micro_batch
     if longest > room:

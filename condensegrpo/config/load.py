@@ -47,8 +47,7 @@ def evaluations(config: RunConfig) -> dict[str, RunConfig]:
 
 def longest_request(config: RunConfig) -> int:
     """The most tokens that a prompt and its reply make, in training and in every evaluation."""
-    limits = [varied.rollout.limits for varied in evaluations(config).values()]
-    return max(each.max_context_tokens + each.max_output_tokens for each in limits)
+    return max(varied.rollout.limits.turn_tokens for varied in evaluations(config).values())
 
 
 def dump_config(config: RunConfig) -> str:

@@ -27,6 +27,11 @@ class Limits:
     reward_seconds: Annotated[float, Gt(0)] = 300.0
     """Time limit of one call of the reward; a trajectory whose reward exceeds it ends as reward_error."""
 
+    @property
+    def turn_tokens(self) -> int:
+        """Most tokens of a prompt with its reply, and of a row: the last context holds whatever the row began with."""
+        return self.max_context_tokens + self.max_output_tokens
+
 
 @dataclass(frozen=True, kw_only=True)
 class ToolLimits:

@@ -166,22 +166,20 @@ def ends_bytes(decoder: Decoder, element: int, *, trained: bool = True) -> int:
     return 2 * decoder.head_size * element + FLOAT * decoder.hidden + FLOAT + weights
 
 
-def activation_bytes(decoder: Decoder, batch: MicroBatch, element: int) -> int:
-    """What a forward pass keeps until backward where all weights train, with plain attention."""
-    return batch.tokens * (decoder.layers * layer_bytes(decoder, element) + ends_bytes(decoder, element))
+def activation_bytes(decoder: Decoder, batch: MicroBatch, element: int, *, width: int = 0) -> int:
+    """What a forward pass keeps until backward, with plain attention.
 
-
-def adapted_activation_bytes(decoder: Decoder, batch: MicroBatch, element: int, *, width: int) -> int:
-    """What a forward pass keeps where adapters train beside every linear layer of a frozen base.
-
-    Of every adapter its A·x, r numbers a token. Nothing before the first adapter takes a gradient: neither the token's
-    id nor x and 1/rms of the first norm is kept, and of the last norm no x̂.
+    Where adapters train beside every linear layer of a frozen base, it keeps A·x of every adapter, r numbers a token.
+    Nothing before the first adapter takes a gradient: neither the token's id nor x and 1/rms of the first norm is kept,
+    and of the last norm no x̂.
 
     Args:
-        width: the ranks of all adapters together.
+        width: the ranks of all adapters together; 0: all weights train.
     """
-    layers = decoder.layers * layer_bytes(decoder, element, trained=False) - FLOAT * (decoder.hidden + 1)
-    return batch.tokens * (layers + ends_bytes(decoder, element, trained=False) + element * width)
+    trained = not width
+    layers = decoder.layers * layer_bytes(decoder, element, trained=trained)
+    unneeded = 0 if trained else FLOAT * (decoder.hidden + 1)  # of the first norm
+    return batch.tokens * (layers - unneeded + ends_bytes(decoder, element, trained=trained) + element * width)
 
 
 def checkpointed_bytes(decoder: Decoder, batch: MicroBatch, element: int, *, trained: bool = True) -> int:

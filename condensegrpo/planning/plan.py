@@ -7,19 +7,18 @@ Loads neither weights nor tokenizer nor DeepSpeed. The bytes are those of ``lear
     loading, rolling out, learning, publishing   each at its largest moment; the peak is the largest of them
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.learner.dtypes import DTYPES
 from condensegrpo.planning import formulas, zero
 from condensegrpo.planning.architecture import Architecture
 from condensegrpo.planning.formulas import MicroBatch, Part, Weights
-from condensegrpo.planning.learning import largest_batch, learning, row_length, sharing
+from condensegrpo.planning.learning import learning, sharing
+from condensegrpo.planning.planned_run import PlannedRun
 from condensegrpo.planning.sampling import COLOCATED as COLOCATED
-from condensegrpo.planning.sampling import RankDevice, SamplerMemory, requests, sampler_memory
+from condensegrpo.planning.sampling import SamplerMemory, requests, sampler_memory
 from condensegrpo.planning.zero import DeepSpeedMemory, Device, deepspeed_memory
 
 SHARING_NOTED = 1 << 28  # bytes
@@ -87,30 +86,29 @@ def plan(config: RunConfig, model: Architecture, *, ranks: int, device: Device, 
         ConfigError: the problems of a step do not divide over the ranks.
     """
     _check_divides(config, ranks)
-    device_of_rank = RankDevice(ranks=ranks, kind=device, memory=memory if device == "gpu" else None)
-    tokens, weights, batch = _tokens(config, ranks), _weights(config, model), largest_batch(config, ranks)
-    sampler = sampler_memory(config, model.decoder, weights, device_of_rank)
+    run = PlannedRun(config=config, model=model, ranks=ranks, device=device, memory=memory if device == "gpu" else None)
+    tokens, sampler = _tokens(run), sampler_memory(run)
     learner = deepspeed_memory(
-        weights,
+        run.weights,
         stage=config.learner.zero_stage,
         ranks=ranks,
         device=device,
-        embedding=model.decoder.embedding if model.adapters is None else 0,  # an adapter is small
+        embedding=model.decoder.embedding if run.trained else 0,  # an adapter is small
         several=tokens.micro_batches > 1,
         offload=config.learner.offload.training,
     )
     return Plan(
         architecture=model,
-        weights=weights,
+        weights=run.weights,
         device=device,
         ranks=ranks,
-        memory=device_of_rank.memory,
-        batch=batch,
-        requests=requests(config, device_of_rank),
-        phases=_phases(config, model, weights, batch, sampler, learner, device_of_rank),
+        memory=run.memory,
+        batch=run.batch,
+        requests=requests(run),
+        phases=_phases(run, sampler, learner),
         tokens=tokens,
         refusal=sampler.refusal,
-        notes=(*sampler.notes, *_notes(config, model, batch, device)),
+        notes=(*sampler.notes, *_notes(run)),
     )
 
 
@@ -127,97 +125,75 @@ def _check_divides(config: RunConfig, ranks: int) -> None:
         )
 
 
-def _tokens(config: RunConfig, ranks: int) -> Tokens:
-    rollout, train = config.rollout, config.train
-    turns = train.problems_per_step * train.samples_per_problem * rollout.limits.max_turns
-    fitting = max(1, config.learner.tokens_per_micro_batch // row_length(config))  # rows of a micro-batch
+def _tokens(run: PlannedRun) -> Tokens:
+    limits, train, learner = run.config.rollout.limits, run.config.train, run.config.learner
+    turns = train.problems_per_step * train.samples_per_problem * limits.max_turns
+    fitting = max(1, learner.tokens_per_micro_batch // limits.turn_tokens)  # rows of a micro-batch
     return Tokens(
-        step=turns * row_length(config),
-        trained=turns * rollout.limits.max_output_tokens,
-        micro_batches=ceil(turns * config.learner.sequence_parallel / ranks / fitting),
-        optimiser_steps=train.steps * config.algorithm.updates_per_batch,
+        step=turns * limits.turn_tokens,
+        trained=turns * limits.max_output_tokens,
+        micro_batches=ceil(turns * learner.sequence_parallel / run.ranks / fitting),
+        optimiser_steps=train.steps * run.config.algorithm.updates_per_batch,
     )
 
 
-def _weights(config: RunConfig, model: Architecture) -> Weights:
-    """The learner's weights: all of them are trained, or adapters beside all of them."""
-    trained, frozen = (model.adapters or model).parameters, model.parameters if model.adapters else 0
-    return Weights(trainable=trained, frozen=frozen, element=DTYPES[config.model.dtype].itemsize)
-
-
-def _phases(
-    config: RunConfig,
-    model: Architecture,
-    weights: Weights,
-    batch: MicroBatch,
-    sampler: SamplerMemory,
-    learner: DeepSpeedMemory,
-    device: RankDevice,
-) -> tuple[Phase, ...]:
+def _phases(run: PlannedRun, sampler: SamplerMemory, learner: DeepSpeedMemory) -> tuple[Phase, ...]:
     """The phases in their order. With adapters the reference is the learner's base, and takes nothing more.
 
     The sampler is loaded first, and sleeps if it can while DeepSpeed opens. AdamW makes its moments later. A sampler
     that works ahead does not rest while the learner works.
     """
-    offload, on_gpu = config.learner.offload, device.kind == "gpu"
+    config, offload = run.config, run.config.learner.offload
     copied = config.algorithm.kl.coefficient and config.model.lora is None
-    reference = (Part("reference model", weights.bytes),) if copied else ()
-    moments = learning(config, model, batch, learner, device.kind)
-    if offload.reference and on_gpu:
-        layer = formulas.prefill_bytes(model.decoder, requests=1, length=batch.tokens, element=weights.element)
+    reference = (Part("reference model", run.weights.bytes),) if copied else ()
+    moments = learning(run, learner)
+    if offload.reference and run.on_gpu:
+        layer = formulas.prefill_bytes(run.model.decoder, requests=1, length=run.batch.tokens, element=run.element)
         moments["reference pass"] = (*reference, Part("reference: a layer", layer))
         reference = ()
     opening = (*learner.without(zero.MOMENTS).always, *learner.opening)
-    away = (zero.MASTERS, zero.MOMENTS, zero.SUMS) if on_gpu and offload.rollouts else ()
+    away = (zero.MASTERS, zero.MOMENTS, zero.SUMS) if run.on_gpu and offload.rollouts else ()
     while_learning = sampler.largest if config.rollout.staleness else sampler.resting
     return (
         Phase(name="loading", moment="DeepSpeed opens", parts=(*sampler.resting, *opening)),
         _largest("rolling out", sampler.moments, (*reference, *learner.without(*away).always)),
         _largest("learning", moments, (*while_learning, *reference, *learner.always)),
-        _publishing(config, model, weights, sampler, (*reference, *learner.always), device),
+        _largest("publishing", _publishing(run, sampler), (*reference, *learner.always)),
     )
 
 
-def _publishing(
-    config: RunConfig,
-    model: Architecture,
-    weights: Weights,
-    sampler: SamplerMemory,
-    always: Sequence[Part],
-    device: RankDevice,
-) -> Phase:
+def _publishing(run: PlannedRun, sampler: SamplerMemory) -> dict[str, tuple[Part, ...]]:
     """Weights go to the sampler one module at a time, the embedding is the largest; a saved policy is copied whole."""
-    sharded = config.learner.zero_stage == 3 and device.ranks > 1
-    gathered = Part("gathered weights", weights.element * model.decoder.embedding if sharded else 0)
-    merged = Part("merged weight", formulas.merging_bytes(model.decoder, weights.element) if model.adapters else 0)
-    parameters = weights.frozen or weights.trainable
-    copied = Part("policy to save", weights.element * parameters if device.kind == "cpu" else 0)  # else in main memory
-    moments = {
+    decoder, element = run.model.decoder, run.element
+    sharded = run.config.learner.zero_stage == 3 and run.ranks > 1
+    gathered = Part("gathered weights", element * decoder.embedding if sharded else 0)
+    merged = Part("merged weight", 0 if run.trained else formulas.merging_bytes(decoder, element))
+    copied = Part("policy to save", 0 if run.on_gpu else element * run.model.parameters)  # else in main memory
+    return {
         "new weights": (*sampler.updating, gathered, *([merged] if sampler.merges else [])),
         "a checkpoint": (*sampler.awake, gathered, merged, copied),
     }
-    return _largest("publishing", moments, always)
 
 
-def _largest(name: str, moments: dict[str, tuple[Part, ...]], always: Sequence[Part]) -> Phase:
+def _largest(name: str, moments: dict[str, tuple[Part, ...]], always: tuple[Part, ...]) -> Phase:
     phases = [Phase(name=name, moment=moment, parts=(*always, *parts)) for moment, parts in moments.items()]
     return max(phases, key=lambda phase: phase.bytes)
 
 
-def _notes(config: RunConfig, model: Architecture, batch: MicroBatch, device: Device) -> list[str]:
-    notes = []
+def _notes(run: PlannedRun) -> list[str]:
+    config, model, notes = run.config, run.model, []
+    row, budget = config.rollout.limits.turn_tokens, config.learner.tokens_per_micro_batch
     if not model.known:
         notes.append(f"activations of {model.kind} are estimated as those of a gated layer, which were never measured")
-    if row_length(config) > config.learner.tokens_per_micro_batch:
+    if row > budget:
         notes.append(
-            f"a row may have {row_length(config)} tokens, and is refused if it does: learner.tokens_per_micro_batch is "
-            f"{config.learner.tokens_per_micro_batch}"
+            f"a row may have {row} tokens, and is refused if it does: learner.tokens_per_micro_batch is {budget}"
         )
     if model.adapters is not None and model.adapters.layers != LINEAR_LAYERS * model.decoder.layers:
         notes.append("activations are counted as if every linear layer had an adapter")
     if config.model.lora is not None and config.warm_start.steps:
         notes.append("not counted: the warm start, which trains all weights")
-    copied = sharing(config, model, batch, device)
+    copied = sharing(run)
     if copied >= SHARING_NOTED:
         notes.append(
             f"where rows share a context, each of them gathers its keys anew, which takes up to {copied / 2**30:.2f} "

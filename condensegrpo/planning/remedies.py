@@ -12,7 +12,6 @@ from condensegrpo.config.load import vary
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.activation_checkpointing import is_on
-from condensegrpo.planning.learning import row_length
 from condensegrpo.planning.plan import Plan, plan
 from condensegrpo.planning.sampling import COLOCATED, VLLM
 
@@ -90,58 +89,38 @@ def _better(config: RunConfig, current: Changed) -> Iterator[Changed]:
             yield changed
 
 
-def _candidates(config: RunConfig, planned: Plan) -> Iterator[dict[str, str]]:
-    """Changes of what a run takes and not of what it learns, from mild to drastic; bfloat16 rounds."""
-    learner, gpu, row = config.learner, planned.device == "gpu", row_length(config)
-    tokens, waiting = planned.batch.tokens, planned.requests
-    if config.sampler.name == VLLM and planned.refusal is not None:
-        yield from ({SHARE: str(share)} for share in reversed(SHARES))
-    if tokens > max(row, LARGE_BATCH):
-        yield {TOKENS: str(max(row, LARGE_BATCH, tokens // 2))}
-    elif tokens > row and tokens <= LARGE_BATCH // 2:  # it is small already
-        yield {TOKENS: str(max(row, tokens // 2))}
-    if config.sampler.name == COLOCATED and waiting > 1:
-        yield {REQUESTS: str(waiting // 2)}
-    if config.sampler.name == VLLM and gpu:
-        yield from ({SHARE: str(share)} for share in SHARES)
-    if gpu and config.model.attention in ("sdpa", "eager"):  # which gather keys, or keep every pair
-        yield {"model.attention": "auto"}
-    if not is_on(learner.checkpoint_activations, gpu=gpu):
-        yield {"learner.checkpoint_activations": "on"}
-    if config.model.dtype == "float32":
-        yield {"model.dtype": "bfloat16"}
-    if tokens > row:
-        yield {TOKENS: str(max(row, tokens // 2))}
-    if gpu:
-        yield from _offloads(config)
-        yield from _parallel(config, planned)
+def _candidates(config: RunConfig, planned: Plan) -> list[dict[str, str]]:
+    """Changes of what a run takes and not of what it learns, from mild to drastic; bfloat16 rounds.
 
-
-def _offloads(config: RunConfig) -> Iterator[dict[str, str]]:
-    """To main memory: the reference, then the optimiser's state, and at last the weights."""
-    stage = max(config.learner.zero_stage, 2)  # DeepSpeed's optimiser of bfloat16 below it moves nothing
-    if config.algorithm.kl.coefficient and config.model.lora is None:
-        yield {"learner.offload.reference": "true"}
-    if config.learner.offload.training == "none" and not config.rollout.staleness:
-        yield {"learner.offload.rollouts": "true", "learner.zero_stage": str(stage)}
-    yield {
-        "learner.offload.rollouts": "false",
-        "learner.offload.training": "optimiser",
-        "learner.zero_stage": str(stage),
-    }
-    yield {
-        "learner.offload.rollouts": "false",
-        "learner.offload.training": "optimiser_and_weights",
-        "learner.zero_stage": "3",
-    }
-
-
-def _parallel(config: RunConfig, planned: Plan) -> Iterator[dict[str, str]]:
-    """Rows shared by several ranks, where ranks and heads divide."""
-    decoder, ranks = planned.architecture.decoder, 2 * config.learner.sequence_parallel
-    divides = not (decoder.heads % ranks or (decoder.kv_heads % ranks and ranks % decoder.kv_heads))
-    if divides and planned.ranks % ranks == 0:
-        yield {"learner.sequence_parallel": str(ranks)}
+    The last ones move to main memory the reference, then the optimiser's state, and at last the weights, and share rows
+    among several ranks, where ranks and heads divide.
+    """
+    learner, decoder, row = config.learner, planned.architecture.decoder, config.rollout.limits.turn_tokens
+    gpu, vllm = planned.device == "gpu", config.sampler.name == VLLM
+    tokens, waiting, ranks = planned.batch.tokens, planned.requests, 2 * learner.sequence_parallel
+    heads_divide = not (decoder.heads % ranks or (decoder.kv_heads % ranks and ranks % decoder.kv_heads))
+    copies_reference = config.algorithm.kl.coefficient and config.model.lora is None
+    stage = {"learner.zero_stage": str(max(learner.zero_stage, 2))}  # DeepSpeed's bfloat16 below it moves nothing
+    offload, rollouts = "learner.offload.training", "learner.offload.rollouts"
+    halved = {TOKENS: str(max(row, tokens // 2))}
+    table: list[tuple[object, dict[str, str]]] = [  # whether it applies, overrides
+        *((vllm and planned.refusal is not None, {SHARE: str(share)}) for share in reversed(SHARES)),
+        (tokens > max(row, LARGE_BATCH), {TOKENS: str(max(row, LARGE_BATCH, tokens // 2))}),
+        (row < tokens <= LARGE_BATCH // 2, halved),  # it is small already
+        (config.sampler.name == COLOCATED and waiting > 1, {REQUESTS: str(waiting // 2)}),
+        *((vllm and gpu, {SHARE: str(share)}) for share in SHARES),
+        # these two gather keys, or keep every pair
+        (gpu and config.model.attention in ("sdpa", "eager"), {"model.attention": "auto"}),
+        (not is_on(learner.checkpoint_activations, gpu=gpu), {"learner.checkpoint_activations": "on"}),
+        (config.model.dtype == "float32", {"model.dtype": "bfloat16"}),
+        (tokens > row, halved),
+        (gpu and copies_reference, {"learner.offload.reference": "true"}),
+        (gpu and learner.offload.training == "none" and not config.rollout.staleness, {rollouts: "true", **stage}),
+        (gpu, {rollouts: "false", offload: "optimiser", **stage}),
+        (gpu, {rollouts: "false", offload: "optimiser_and_weights", "learner.zero_stage": "3"}),
+        (gpu and heads_divide and planned.ranks % ranks == 0, {"learner.sequence_parallel": str(ranks)}),
+    ]
+    return [overrides for applies, overrides in table if applies]
 
 
 def _needed(config: RunConfig, start: Changed, current: Changed, room: int) -> Changed:
@@ -158,7 +137,7 @@ def _needed(config: RunConfig, start: Changed, current: Changed, room: int) -> C
 
 
 def _grown(config: RunConfig, current: Changed, room: int) -> Changed:
-    """With batches and the share of vLLM as large as they still fit."""
+    """With batches as large as they still fit."""
     for key in (TOKENS, REQUESTS):
         while key in current.overrides:
             changed = current.with_(config, current.overrides | {key: str(2 * int(current.overrides[key]))})
