@@ -49,7 +49,8 @@ from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.condensers.truncate import Truncate
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.protocols import Condenser, NamedTensors, Problem, Stage, Step
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Score, ScoredTrajectory, Trajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Score, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import problem_groups, rollout
 from condensegrpo.episodes.render import Renderer
@@ -194,7 +195,7 @@ def played(cell: Cell, file: Path, ended: Callable[[Trajectory], object] | None 
         if ended is not None:
             ended(trajectory)
         score = Score(total=0.0, components={}, format_valid=True, correct=0.0, context_tokens=0)
-        write_trajectory(file, ScoredTrajectory(trajectory=trajectory, score=score))
+        write_trajectory(file, ScoredTrajectory.of(trajectory, score))
 
     async def play() -> None:  # returns nothing: asyncio.run() makes the repr of a result, however large
         await rollout(

@@ -25,7 +25,8 @@ from tables import show
 
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.core.protocols import Problem, Sampler
-from condensegrpo.core.trajectory import ScoredTrajectory, Trajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import ProblemGroup, problem_groups
 from condensegrpo.episodes.player import LocalPlayer

@@ -22,17 +22,8 @@ from condensegrpo.algorithms.losses import token_weights, totals
 from condensegrpo.algorithms.prefix_tree import different
 from condensegrpo.algorithms.segments import segments
 from condensegrpo.core.messages import Message
-from condensegrpo.core.trajectory import (
-    Condensation,
-    Score,
-    ScoredTrajectory,
-    Segment,
-    Span,
-    SpanStatus,
-    Stop,
-    Trajectory,
-    Turn,
-)
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import Condensation, Score, Segment, Span, SpanStatus, Stop, Trajectory, Turn
 
 
 class Kind(StrEnum):
@@ -194,9 +185,9 @@ def _turn(prompt: tuple[int, ...], output: tuple[int, ...], condensation: Conden
 
 
 def _scored(trajectory: Trajectory, *, right: bool) -> ScoredTrajectory:
-    return ScoredTrajectory(
-        trajectory=trajectory,
-        score=Score(
+    return ScoredTrajectory.of(
+        trajectory,
+        Score(
             total=float(right),
             components={"correct": float(right)},
             format_valid=True,

@@ -9,11 +9,13 @@ import typer
 from rich.text import Text
 
 from condensegrpo.algorithms.segments import check
-from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.core.figures import figures_of
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 from condensegrpo.display.neutral import neutral
 from condensegrpo.inspection.batches import ReadBatch, read_batch
+from condensegrpo.storage.codec import fields_of
 from condensegrpo.storage.credit import Credit
 
 
@@ -51,12 +53,16 @@ def breaches(step: ReadBatch) -> tuple[str, ...]:
 
 
 def _of_score(scored: ScoredTrajectory) -> Iterator[str]:
-    """A score was finite when it was read; here it is held against its trajectory."""
+    """A score was finite when it was read; here score and figures are compared with the trajectory."""
     largest = scored.trajectory.max_context_tokens
     if scored.score.context_tokens != largest:
         yield f"the score counts {scored.score.context_tokens} context tokens, its largest prompt has {largest}"
     if not 0 <= scored.score.correct <= 1:
         yield f"correct is {scored.score.correct}, wanted a number from 0 to 1"
+    stored, computed = map(fields_of, (scored.figures, figures_of(scored.trajectory, scored.score)))
+    for name, value in computed.items():
+        if stored[name] != value:
+            yield f"its figures have {name} {stored[name]}, its trajectory and score have {value}"
 
 
 def _of_groups(trajectories: Sequence[ScoredTrajectory]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.inspection import views
 from condensegrpo.inspection.filters import FIELDS
-from condensegrpo.inspection.records import TrajectoryRecord, groups
+from condensegrpo.inspection.records import IndexedTrajectory, groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Choice:
         where = f"({view.where}) and ({self.where})" if self.where else view.where
         return Choice(group=self.group, trajectory=self.trajectory, where=where, sort=self.sort or view.sort)
 
-    def of(self, every: Sequence[TrajectoryRecord]) -> tuple[TrajectoryRecord, ...]:
+    def of(self, every: Sequence[IndexedTrajectory]) -> tuple[IndexedTrajectory, ...]:
         """The trajectories that match, in order. Without options: those of the first group with a signal.
 
         Raises:
@@ -59,15 +59,15 @@ class Choice:
             return next((each for each in by_group if each.signal), by_group[0]).siblings
         return matches
 
-    def named(self, every: Sequence[TrajectoryRecord]) -> list[TrajectoryRecord]:
+    def named(self, every: Sequence[IndexedTrajectory]) -> list[IndexedTrajectory]:
         """Those of the named group and with the named id; all if none is named.
 
         Raises:
             DataError: there is no such group or trajectory.
         """
-        group = _meant("group", self.group, [record.group for record in every])
+        group = _meant("group", self.group, [record.figures.group_id for record in every])
         named = _meant("trajectory", self.trajectory, [record.id for record in every])
-        return [record for record in every if group in (None, record.group) and named in (None, record.id)]
+        return [record for record in every if group in (None, record.figures.group_id) and named in (None, record.id)]
 
 
 def view_and_condition(given: Sequence[str]) -> tuple[str | None, str | None]:

@@ -15,7 +15,7 @@ from condensegrpo.inspection import views
 from condensegrpo.inspection.batches import TrajectoryBatch, trajectory_files
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.inspector_page import write_inspector
-from condensegrpo.inspection.records import LinePlace, TrajectoryRecord
+from condensegrpo.inspection.records import IndexedTrajectory, LinePlace
 from condensegrpo.inspection.samples import spread
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MEGABYTE = 10**6
 COMFORTABLE, LARGEST = 30 * MEGABYTE, 200 * MEGABYTE  # of stored lines; the page is about as large
 
-Batches = Sequence[tuple[TrajectoryBatch, Sequence[TrajectoryRecord]]]
+Batches = Sequence[tuple[TrajectoryBatch, Sequence[IndexedTrajectory]]]
 
 
 def export(file: Path, index: Index, single: Path | None, choice: Choice) -> None:
@@ -80,7 +80,7 @@ def write_html(
         typer.echo("a browser opens a page of this size slowly; --step, --group, --view or --where makes it smaller")
 
 
-def write_selection(selection: "Selection", listed: Sequence[TrajectoryRecord] | None) -> str:
+def write_selection(selection: "Selection", listed: Sequence[IndexedTrajectory] | None) -> str:
     """Write the page of what is listed and of the open group, as far as a browser opens it at once.
 
     Args:
@@ -99,7 +99,7 @@ def write_selection(selection: "Selection", listed: Sequence[TrajectoryRecord] |
     every = [*(index.records(selection.batch) if listed is None else listed)]
     if sum(record.place.size for record in every) > COMFORTABLE:
         every = []
-    chosen: dict[Path, dict[LinePlace, TrajectoryRecord]] = {}
+    chosen: dict[Path, dict[LinePlace, IndexedTrajectory]] = {}
     for record in (*every, *group.siblings):
         chosen.setdefault(record.place.file, {})[record.place] = record
     name = re.sub(r"[^\w.-]+", "-", opened.record.id)
@@ -124,8 +124,8 @@ def chosen_batches(index: Index, files: Sequence[Path], choice: Choice) -> Batch
     several = (batch for batch in index.batches() if batch.file in files)  # without those that hold nothing yet
     for batch in several if len(files) > 1 else map(index.batch, files):
         records = tuple(index.records(batch))
-        groups = {record.group for record in choice.named(records)}
-        meant = [record for record in records if record.group in groups]
+        groups = {record.figures.group_id for record in choice.named(records)}
+        meant = [record for record in records if record.figures.group_id in groups]
         if matches := views.select(meant, where=choice.where, most=len(records)).records:
             chosen.append((batch, matches))
     return chosen

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from condensegrpo.cli.inspect_choice import Choice
 from condensegrpo.core.errors import DataError
+from condensegrpo.core.information import changes, description
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 from condensegrpo.display.inspect_tables import group_table, sibling_table
@@ -17,8 +18,8 @@ from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.opened import TrajectoryReader
 from condensegrpo.inspection.panes import TurnView
-from condensegrpo.inspection.records import Group, TrajectoryRecord, groups
-from condensegrpo.metrics.information import changes, description
+from condensegrpo.inspection.records import Group, IndexedTrajectory, groups
+from condensegrpo.storage.codec import dump_line, fields_of
 from condensegrpo.storage.trajectories import Provenance
 
 MOST_MATCHES = 20  # rows
@@ -37,8 +38,8 @@ class View:
     budget: int | None  # of a context, in tokens; None: not known, and bars are drawn against the largest one
     problems: tuple[str, ...]
     groups: tuple[Group, ...]
-    matches: tuple[TrajectoryRecord, ...]  # after --group, --where and --sort; the first is shown
-    trajectory: TrajectoryRecord
+    matches: tuple[IndexedTrajectory, ...]  # after --group, --where and --sort; the first is shown
+    trajectory: IndexedTrajectory
     detail: str
     turns: tuple[TurnView, ...]
     information: tuple[str, ...]  # how condensations changed the information about the answer, a sentence each
@@ -48,8 +49,8 @@ class View:
 def view_of(
     index: Index,
     batch: TrajectoryBatch,
-    every: Sequence[TrajectoryRecord],
-    matches: tuple[TrajectoryRecord, ...],
+    every: Sequence[IndexedTrajectory],
+    matches: tuple[IndexedTrajectory, ...],
     *,
     tokens: bool,
 ) -> View:
@@ -60,7 +61,7 @@ def view_of(
     """
     chosen = matches[0]
     reader = TrajectoryReader(index, batch)
-    opened = reader.open(chosen, largest=max(record.context for record in every), tokens=tokens)
+    opened = reader.open(chosen, largest=max(record.figures.context_tokens for record in every), tokens=tokens)
     return View(
         version=4,
         file=str(batch.file),
@@ -78,6 +79,13 @@ def view_of(
         information=tuple(description(change) for change in changes(opened.scored.trajectory)),
         tokenizer=str(reader.texts.file) if tokens and reader.texts.file else None,
     )
+
+
+def view_json(view: View, shown: Sequence[TurnView]) -> str:
+    """The view as one JSON object, with some of its turns."""
+    groups = [fields_of(group) | {"siblings": [each.values for each in group.siblings]} for group in view.groups]
+    trajectories = {"matches": [each.values for each in view.matches], "trajectory": view.trajectory.values}
+    return dump_line(fields_of(view) | trajectories | {"groups": groups, "turns": shown})
 
 
 def turns_to_show(view: View, turn: int | None) -> tuple[TurnView, ...]:
@@ -112,8 +120,8 @@ def _listing_parts(view: View, *, asked: str, one_group: bool, width: int) -> It
         title = f"{counted(len(view.matches), 'trajectory', 'trajectories')}{neutral(asked)}{more}"
         yield sibling_table(title, view.matches[:MOST_MATCHES], chosen.id, width)
     elif not one_group:
-        yield group_table(view.groups, chosen.group, width)
-    group = next(group for group in view.groups if group.id == chosen.group)
+        yield group_table(view.groups, chosen.figures.group_id, width)
+    group = next(group for group in view.groups if group.id == chosen.figures.group_id)
     title = f"group {one_line(group.id, 60)}"
     idle = f": {group.idle}, nothing is learned from it" if group.idle else ""
     yield sibling_table(f"{title}{idle}", group.siblings, chosen.id, width)

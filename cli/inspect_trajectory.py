@@ -1,7 +1,6 @@
 """``condensegrpo inspect``: which trajectories there are, and what happened in one of them."""
 
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,7 @@ import typer
 from rich.text import Text
 
 from condensegrpo.cli.inspect_choice import Choice, page_and_picture, view_and_condition
-from condensegrpo.cli.inspect_print import parts_of, turns_to_show, view_of
+from condensegrpo.cli.inspect_print import parts_of, turns_to_show, view_json, view_of
 from condensegrpo.cli.options import AsJson
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import counted
@@ -19,7 +18,6 @@ from condensegrpo.display.neutral import neutral, one_line
 from condensegrpo.inspection import views
 from condensegrpo.inspection.batches import choose, step_of, trajectory_files
 from condensegrpo.inspection.index import Index
-from condensegrpo.storage.codec import dump_line
 from condensegrpo.storage.files import write_atomically
 
 if TYPE_CHECKING:
@@ -173,7 +171,7 @@ def _print(
     view = view_of(index, batch, every, choice.of(every), tokens=tokens)
     shown = turns_to_show(view, turn)
     if as_json:
-        typer.echo(dump_line(replace(view, turns=shown)))
+        typer.echo(view_json(view, shown))
         return
     parts, screen = partial(parts_of, view, choice=choice, shown=shown, tokens=tokens, full=full), theme.console()
     if index.note:

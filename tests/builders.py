@@ -8,16 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from condensegrpo.core.messages import Message
-from condensegrpo.core.trajectory import (
-    Condensation,
-    Score,
-    ScoredTrajectory,
-    Span,
-    SpanStatus,
-    Stop,
-    Trajectory,
-    Turn,
-)
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import Condensation, Score, Span, SpanStatus, Stop, Trajectory, Turn
 
 WORDS = (
     "<s>", "<end>", "<user>", "<assistant>", "<tool>", "start", "keep", "a", "note", "report", "done",
@@ -107,9 +99,9 @@ def scored(
     components: Mapping[str, float] | None = None,
     turn_rewards: Sequence[float] = (),
 ) -> ScoredTrajectory:
-    return ScoredTrajectory(
-        trajectory=one,
-        score=Score(
+    return ScoredTrajectory.of(
+        one,
+        Score(
             total=total,
             components=components if components is not None else {"correct": correct},
             format_valid=True,

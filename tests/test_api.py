@@ -17,7 +17,8 @@ import condensegrpo as cg
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.core.errors import CondenseError, ConfigError
 from condensegrpo.core.protocols import Problem, Split
-from condensegrpo.core.trajectory import ScoredTrajectory, Trajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.credit import Credit, write_credit
 from condensegrpo.storage.evaluations import stored_evaluations

@@ -12,7 +12,8 @@ from condensegrpo.core.errors import RolloutError
 from condensegrpo.core.failures import Failure
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import GroupReward, Problem, Reward
-from condensegrpo.core.trajectory import ScoredTrajectory, Stop, Trajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.collect import check_each_rank, collect, failures_of, report_failures
 from condensegrpo.episodes.group import problem_groups
 from condensegrpo.rewards.context import LinearPassRate

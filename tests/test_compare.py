@@ -14,7 +14,7 @@ from condensegrpo.config.load import validate
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.messages import Message
-from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.evaluation.compare import contenders
 from condensegrpo.evaluation.comparison import (
     Contender,
@@ -24,7 +24,6 @@ from condensegrpo.evaluation.comparison import (
     contender_result,
 )
 from condensegrpo.evaluation.figures import evaluation_of
-from condensegrpo.metrics.trajectories import facts_of
 from condensegrpo.reporting.comparison_plot import plot
 from condensegrpo.storage.trajectories import read_trajectories
 
@@ -116,7 +115,7 @@ def test_figures_count_contexts_condensations_and_refetches() -> None:
 
 
 def entrant(name: str, trajectories: Sequence[ScoredTrajectory], *, budget: int | None = 64) -> ContenderResult:
-    facts = [facts_of(each, turn_reward=0.0) for each in trajectories]
+    facts = [each.figures for each in trajectories]
     return contender_result(
         Contender(condenser=name, options={}, budget=budget),
         trajectories,

@@ -22,7 +22,7 @@ from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.settings import Confidence
-from condensegrpo.metrics.trajectories import facts_of, summarise
+from condensegrpo.metrics.trajectories import summarise
 from condensegrpo.rewards.matches import Matcher
 from condensegrpo.rewards.verdict import judge
 from condensegrpo.samplers.scripted import ScriptedSampler
@@ -155,12 +155,12 @@ def test_an_early_answer_is_judged_like_any_other() -> None:
 def test_metrics_count_the_tokens_of_drafts_beside_those_of_turns() -> None:
     model = Deciding(0.2, 0.9)
     one = played(model)
-    found = summarise([facts_of(scored(one, 1.0), turn_reward=0.0)])
+    found = summarise([scored(one, 1.0).figures])
     length = len(said(" 7 </answer>")) - 1
     assert (found["drafts"], found["draft_tokens"], found["stop/confident"]) == (2.0, length, 1.0)
     assert found["output_tokens"] == len(said("hello 0")) + len(said("hello 1")) + length
     assert found["confidence"] == pytest.approx(0.9)
-    assert "drafts" not in summarise([facts_of(scored(played(Deciding(), None), 1.0), turn_reward=0.0)])
+    assert "drafts" not in summarise([scored(played(Deciding(), None), 1.0).figures])
 
 
 def test_a_trajectory_with_drafts_is_stored_and_read_back(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from condensegrpo.algorithms.losses import token_weights, totals
 from condensegrpo.algorithms.settings import StopSettings
 from condensegrpo.algorithms.turn_facts import act_turns
 from condensegrpo.core.messages import Message
-from condensegrpo.core.trajectory import Rejected, ScoredTrajectory, Stop
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import Rejected, Stop
 
 
 def episode(
@@ -180,7 +181,7 @@ def test_turn_rewards_before_the_first_result_count_by_replies() -> None:
     result = Message(role="tool", content="4", tool_call_id="call_0", name="add")
     answered = replace(one.trajectory.turns[3], observations=(result,), turn_rewards={"hint": 1.0})
     turns = (*one.trajectory.turns[:3], answered, *one.trajectory.turns[4:])
-    with_result = replace(one, trajectory=replace(one.trajectory, turns=turns))
+    with_result = ScoredTrajectory.of(replace(one.trajectory, turns=turns), one.score)
     scores = scores_of([with_result, kinds("a", 1, "b")])
     assert scores.result_turn_N.tolist() == [1, -1]
     found = of_scores("ms_grpo")(scores)

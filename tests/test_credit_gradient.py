@@ -23,7 +23,8 @@ from condensegrpo.algorithms.losses import WEIGHTS, token_weights, totals
 from condensegrpo.algorithms.objective import MicroBatchLoss, Objective, ObjectiveFunction
 from condensegrpo.algorithms.packing import PackedBatch, blocks, micro_batches, pack
 from condensegrpo.algorithms.settings import Level, Mode
-from condensegrpo.core.trajectory import ScoredTrajectory, Segment, Turn
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import Segment, Turn
 
 OPTIONS = {"efficient": {"context_low": 2, "context_high": 30, "accuracy": "none"}}
 WIDE = {  # bounds that ratios of an untrained model stay within: a token beyond one would have no gradient to compare

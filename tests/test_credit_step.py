@@ -13,7 +13,7 @@ from condensegrpo.algorithms.credit import Estimator, rows_of
 from condensegrpo.algorithms.objective import MicroBatchLoss
 from condensegrpo.assembly.learning_signal import objective
 from condensegrpo.config.load import find_config, load_config
-from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.training.credit_step import give_credit
 
 

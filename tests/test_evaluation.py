@@ -1,16 +1,20 @@
 """The figures of an evaluation."""
 
+from dataclasses import replace
+
 import pytest
 from builders import scored, trajectory, turn
 from metrics_page import unexplained
 
+from condensegrpo.core.figures import TrajectoryFigures
 from condensegrpo.evaluation.figures import evaluation_metrics, evaluation_of
-from condensegrpo.metrics.trajectories import TrajectoryFacts, facts_of
 
 
-def sample(problem: str, number: int, correct: float, *, context: int = 3, turn_reward: float = 0.0) -> TrajectoryFacts:
+def sample(
+    problem: str, number: int, correct: float, *, context: int = 3, turn_reward: float = 0.0
+) -> TrajectoryFigures:
     one = trajectory(turn(range(context), [7]), id=f"{problem}/{number}", group=problem)
-    return facts_of(scored(one, correct, correct=correct), turn_reward=turn_reward)
+    return replace(scored(one, correct, correct=correct).figures, turn_reward=turn_reward)
 
 
 def test_success_is_the_mean_over_trajectories_and_pass_at_k_the_mean_over_problems() -> None:

@@ -28,7 +28,7 @@ def fields(**changed: Value) -> Fields:
         "answer": "7",
         "seconds": 1.5,
     }
-    assert tuple(plain) == FIELDS
+    assert tuple(plain) == tuple(FIELDS)
     return {**plain, **changed}
 
 

@@ -17,13 +17,13 @@ from condensegrpo.cli.app import app
 from condensegrpo.config.checks import check_figures
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.information import InformationChange, changes, description, lost, mean_curve
 from condensegrpo.core.protocols import Problem
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.information import AnswerProbe
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.evaluation.figures import evaluation_of
-from condensegrpo.metrics.information import InformationChange, changes, description, lost, mean_curve
-from condensegrpo.metrics.trajectories import facts_of, summarise
+from condensegrpo.metrics.trajectories import summarise
 from condensegrpo.storage.trajectories import write_trajectory
 
 PROBLEM = Problem(id="p", question="?", answer="7")
@@ -170,16 +170,16 @@ def test_the_mean_curve_is_over_those_that_got_there() -> None:
 def test_metrics_have_what_the_last_context_knew_and_what_was_lost() -> None:
     one = scored(knowing(-1.0, -2.0, -9.0, declared={2: DROPPED_0}), 1.0)
     other = scored(knowing(-1.0, -3.0), 1.0)
-    found = summarise([facts_of(each, turn_reward=0.0) for each in (one, other)])
+    found = summarise([each.figures for each in (one, other)])
     assert (found["answer_information"], found["answer_information_lost"]) == (-6.0, 3.5)
-    unmeasured = summarise([facts_of(scored(knowing(None), 1.0), turn_reward=0.0)])
+    unmeasured = summarise([scored(knowing(None), 1.0).figures])
     assert "answer_information" not in unmeasured
 
 
 def test_an_evaluation_has_the_curve_by_turn() -> None:
-    facts = [facts_of(scored(knowing(*nats), 1.0), turn_reward=0.0) for nats in ((-1.0, -2.0), (-3.0,))]
+    facts = [scored(knowing(*nats), 1.0).figures for nats in ((-1.0, -2.0), (-3.0,))]
     assert evaluation_of("e", facts, seed=0, seconds=0.0).information == (-2.0, -2.0)
-    unmeasured = [facts_of(scored(knowing(None), 1.0), turn_reward=0.0)]
+    unmeasured = [scored(knowing(None), 1.0).figures]
     assert evaluation_of("e", unmeasured, seed=0, seconds=0.0).information == ()
 
 

@@ -17,7 +17,8 @@ from condensegrpo.cli.inspect_check import breaches
 from condensegrpo.cli.inspect_trajectory import inspect_trajectory
 from condensegrpo.core.errors import CondenseError, ConfigError, DataError, RunError, TrajectoryFileError
 from condensegrpo.core.messages import Message, ToolCall
-from condensegrpo.core.trajectory import Rejected, Score, ScoredTrajectory, Stop
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import Rejected, Score, Stop
 from condensegrpo.display.neutral import excerpt, neutral, one_line
 from condensegrpo.display.theme import PLAIN_WIDTH, console, signed_style
 from condensegrpo.display.token_view import Glosses, token_grid
@@ -25,7 +26,7 @@ from condensegrpo.inspection.batches import choose, ranges, read_batch
 from condensegrpo.inspection.filters import FIELDS
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.panes import TokenTexts, TokenView, turns
-from condensegrpo.inspection.records import TrajectoryRecord, groups
+from condensegrpo.inspection.records import IndexedTrajectory, groups
 from condensegrpo.storage.credit import Credit, read_credit, write_credit
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import write_trajectory
@@ -268,9 +269,9 @@ def test_without_a_configuration_the_budget_is_the_largest_context(demo: Path) -
 
 def test_a_trajectory_without_turns_is_shown(tmp_path: Path) -> None:
     failed = trajectory(stop=Stop.SAMPLER_ERROR, answer=None)
-    one = ScoredTrajectory(
-        trajectory=replace(failed, detail="out of memory"),
-        score=Score(total=0.0, components={}, format_valid=False, correct=0.0, context_tokens=0),
+    one = ScoredTrajectory.of(
+        replace(failed, detail="out of memory"),
+        Score(total=0.0, components={}, format_valid=False, correct=0.0, context_tokens=0),
     )
     write_trajectory(tmp_path / "t.jsonl", one)
     text = inspect(tmp_path / "t.jsonl")
@@ -441,14 +442,15 @@ def test_json_is_one_object_with_everything(demo: Path) -> None:
 
 def test_every_field_of_the_filter_is_known_of_a_trajectory(demo: Path) -> None:
     every = records(demo)
-    assert all(tuple(one.fields) == FIELDS for one in every)
+    assert all(tuple(one.fields) == tuple(FIELDS) for one in every)
     assert [one.id for one in every] == ["p2/0", "p2/1", "p10/0", "p10/1"]
 
 
 def test_a_group_has_signal_if_any_advantage_is_not_zero(tmp_path: Path) -> None:
     def signal(*totals: float, advantage: float | None = None) -> bool | None:
-        known = None if advantage is None else (advantage,)
-        return groups([replace(one, score=total, advantages=known) for total in totals])[0].signal
+        known = None if advantage is None else Credit(trajectory="p0/0", advantages=(advantage,), weights=(1.0,))
+        every = [replace(one, figures=replace(one.figures, total=total), credit=known) for total in totals]
+        return groups(every)[0].signal
 
     write_trajectory(tmp_path / "t.jsonl", episode("p0", 0, 1.0))
     (one,) = records(tmp_path / "t.jsonl")
@@ -458,7 +460,7 @@ def test_a_group_has_signal_if_any_advantage_is_not_zero(tmp_path: Path) -> None
     assert signal(1.0, 1.0) is None  # no credit yet: an estimator may compare contexts where scores are equal
 
 
-def records(path: Path) -> list[TrajectoryRecord]:
+def records(path: Path) -> list[IndexedTrajectory]:
     """Those of the last step."""
     index, file = Index(path), choose(path, None)
     index.update([file])
@@ -511,10 +513,8 @@ def test_an_undeclared_condensation_is_a_breach(tmp_path: Path) -> None:
 
 def test_scores_groups_and_ids_that_do_not_fit_are_breaches(tmp_path: Path) -> None:
     one = scored(trajectory(turn([1, 2], [10]), id="a"), 0.5)
-    other = replace(one, trajectory=replace(one.trajectory, problem_id="another"))
-    odd = replace(
-        one, trajectory=replace(one.trajectory, id="b"), score=replace(one.score, context_tokens=9, correct=2.0)
-    )
+    other = ScoredTrajectory.of(replace(one.trajectory, problem_id="another"), one.score)
+    odd = ScoredTrajectory.of(replace(one.trajectory, id="b"), replace(one.score, context_tokens=9, correct=2.0))
     assert checked(one, other, odd, tmp_path=tmp_path) == (
         "b: the score counts 9 context tokens, its largest prompt has 2",
         "b: correct is 2.0, wanted a number from 0 to 1",

@@ -15,14 +15,15 @@ from typer.testing import CliRunner
 import condensegrpo as cg
 from condensegrpo.cli.app import app
 from condensegrpo.core.errors import ConfigError, TrajectoryFileError
+from condensegrpo.core.figures import holds
 from condensegrpo.core.messages import Message
-from condensegrpo.core.trajectory import ScoredTrajectory, SpanStatus, Stop
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import SpanStatus, Stop
 from condensegrpo.inspection import database
 from condensegrpo.inspection.context_view import context_views
 from condensegrpo.inspection.filters import FIELDS
 from condensegrpo.inspection.history import PieceStatus, WordChange, difference, history
 from condensegrpo.inspection.index import Index
-from condensegrpo.inspection.records import holds
 from condensegrpo.inspection.views import READY_VIEWS, find, fuzzy, got_worse, ready_view, search, select
 from condensegrpo.storage.credit import Credit, write_credit
 from condensegrpo.storage.run_folder import RunFolder
@@ -237,10 +238,9 @@ def test_a_fact_is_lost_if_an_earlier_prompt_states_it_and_the_last_does_not(tmp
     cases = {"+2": True, "done": False, "3": False, "7": False, "<note> 3 </note>": False}
     for number, truth in enumerate(cases):
         one = episode(1, number, 0, correct=0.0, truth=truth)
-        turns = [*one.trajectory.turns]
-        write_trajectory(tmp_path / "t.jsonl", replace(one, trajectory=replace(one.trajectory, turns=tuple(turns))))
+        write_trajectory(tmp_path / "t.jsonl", one)
     write_trajectory(tmp_path / "t.jsonl", episode(1, 9, 0, correct=1.0, truth="+2"))
-    assert [record.lost_fact for record in opened(tmp_path / "t.jsonl").records()] == [*cases.values(), False]
+    assert [record.figures.lost_fact for record in opened(tmp_path / "t.jsonl").records()] == [*cases.values(), False]
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_truncated_and_tool_errors_are_counted(tmp_path: Path) -> None:
     one = trajectory(replace(turn([1], [2]), tool_attempts=3, tool_successes=1), stop=Stop.OUTPUT_LENGTH, answer=None)
     write_trajectory(tmp_path / "t.jsonl", scored(one, 0.0, correct=0.0))
     (record,) = opened(tmp_path / "t.jsonl").records()
-    assert (record.tool_errors, record.truncated, record.fields["truncated"]) == (2, True, True)
+    assert (record.figures.tool_errors, record.figures.truncated, record.fields["truncated"]) == (2, True, True)
 
 
 def test_a_search_finds_figures_by_their_letters_and_texts_as_they_stand(run: RunFolder) -> None:

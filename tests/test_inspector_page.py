@@ -25,11 +25,11 @@ from condensegrpo.cli.app import app
 from condensegrpo.cli.inspect_choice import Choice
 from condensegrpo.cli.inspect_html import chosen_batches, write_html
 from condensegrpo.core.errors import ConfigError, DataError
-from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.inspection.batches import trajectory_files
 from condensegrpo.inspection.filters import FIELDS, parse_where
 from condensegrpo.inspection.index import Index
-from condensegrpo.inspection.records import TrajectoryRecord
+from condensegrpo.inspection.records import IndexedTrajectory
 from condensegrpo.inspection.views import search, select
 from condensegrpo.storage.credit import Credit, write_credit
 from condensegrpo.storage.run_folder import RunFolder
@@ -222,7 +222,7 @@ def test_the_search_finds_what_it_finds_on_the_terminal(watched: Watched, run: P
     records = (
         [hit.record for hit in search(index, query)] if where == query else select(index.records(), where=where)[0]
     )
-    found = dict.fromkeys((record.place.file, record.group) for record in records)
+    found = dict.fromkeys((record.place.file, record.figures.group_id) for record in records)
     tab = watched.open(file)
     tab.locator("input").fill(query)
     heading = tab.locator("section h2").first.inner_text()
@@ -263,10 +263,10 @@ def conditions(count: int) -> list[str]:
     return [condition(3) for _ in range(count)]
 
 
-def held(where: str, records: Sequence[TrajectoryRecord]) -> list[bool | None]:
+def held(where: str, records: Sequence[IndexedTrajectory]) -> list[bool | None]:
     """For which records a condition holds; None: it compares text with a number there."""
 
-    def holds(record: TrajectoryRecord) -> bool | None:
+    def holds(record: IndexedTrajectory) -> bool | None:
         try:
             return parse_where(where)(record.fields)
         except ConfigError:

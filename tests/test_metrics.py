@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from metrics_page import explained, missing, tables, unexplained
 
+from condensegrpo.core.figures import TrajectoryFigures
 from condensegrpo.core.messages import Message
-from condensegrpo.core.trajectory import Condensation, Rejected, Score, ScoredTrajectory, Stop, Trajectory, Turn
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import Condensation, Rejected, Score, Stop, Trajectory, Turn
 from condensegrpo.metrics.credit import Credited, credit_metrics
-from condensegrpo.metrics.trajectories import TrajectoryFacts, facts_of, summarise
+from condensegrpo.metrics.trajectories import summarise
 
 
 def turn(prompt: int, output: int, *, condensed: bool = False) -> Turn:
@@ -48,9 +50,9 @@ def scored(
         answer=None,
         seconds=0.5 * len(turns),
     )
-    return ScoredTrajectory(
-        trajectory=trajectory,
-        score=Score(
+    return ScoredTrajectory.of(
+        trajectory,
+        Score(
             total=total,
             components=components or {},
             format_valid=format_valid,
@@ -61,22 +63,20 @@ def scored(
 
 
 def summary(*some: ScoredTrajectory) -> dict[str, float]:
-    return summarise([facts_of(one, turn_reward=0.0) for one in some])
+    return summarise([one.figures for one in some])
 
 
-FACTS = st.builds(
-    TrajectoryFacts,
+FIGURES = st.builds(
+    replace,
+    st.just(scored(correct=1, total=1).figures),
     problem_id=st.sampled_from("pq"),
-    score=st.builds(
-        Score,
-        total=st.floats(-10, 10),
-        components=st.dictionaries(st.sampled_from(["correct", "format"]), st.floats(-1, 1)),
-        format_valid=st.booleans(),
-        correct=st.sampled_from([0.0, 0.3, 1.0]),
-        context_tokens=st.integers(0, 10**6),
-    ),
+    total=st.floats(-10, 10),
+    components=st.dictionaries(st.sampled_from(["correct", "format"]), st.floats(-1, 1)),
+    format_valid=st.booleans(),
+    correct=st.sampled_from([0.0, 0.3, 1.0]),
+    context_tokens=st.integers(0, 10**6),
     turn_reward=st.sampled_from([0.0, 0.1, -0.7]),
-    turns=st.integers(0, 50),
+    replies=st.integers(0, 50),
     output_tokens=st.integers(0, 10**5),
     condensations=st.integers(0, 50),
     tool_attempts=st.sampled_from([0, 1, 3]),
@@ -86,39 +86,64 @@ FACTS = st.builds(
 )
 
 
-def test_the_facts_of_a_trajectory_are_read_off_its_turns_and_its_score() -> None:
-    called = replace(turn(30, 2, condensed=True), tool_attempts=2, tool_successes=1)
+def test_the_figures_of_a_trajectory_are_read_off_its_turns_and_its_score() -> None:
+    called = replace(
+        turn(30, 2, condensed=True), tool_attempts=2, tool_successes=1, tools_abandoned=1, turn_rewards={"hint": 0.25}
+    )
     one = scored(turn(10, 4), called, correct=1, total=0.8, stop=Stop.TURN_LIMIT, components={"correct": 1.0})
-    assert facts_of(one, turn_reward=0.25) == TrajectoryFacts(
+    assert one.figures == TrajectoryFigures(
+        id="q/0",
         problem_id="q",
-        score=Score(total=0.8, components={"correct": 1.0}, format_valid=True, correct=1.0, context_tokens=30),
+        group_id="q#1",
+        sample=0,
+        stop=Stop.TURN_LIMIT,
+        truncated=False,
+        seconds=1.0,
+        total=0.8,
+        components={"correct": 1.0},
         turn_reward=0.25,
-        turns=2,
+        correct=1.0,
+        format_valid=True,
+        context_tokens=30,
         output_tokens=6,
+        turns=2,
+        replies=2,
+        summaries=0,
         condensations=1,
+        rejected=0,
+        rejected_tokens=0,
         tool_attempts=2,
         tool_successes=1,
-        stop=Stop.TURN_LIMIT,
-        seconds=1.0,
+        tool_errors=1,
+        tools_abandoned=1,
+        drafts=0,
+        draft_tokens=0,
+        confidence=None,
         information=(None, None),
+        information_lost=None,
+        lost_fact=False,
     )
+
+
+def test_a_trajectory_is_truncated_if_a_budget_of_tokens_was_used_up() -> None:
+    stops = {stop for stop in Stop if scored(turn(1, 1), correct=0, total=0, stop=stop).figures.truncated}
+    assert stops == {Stop.OUTPUT_LENGTH, Stop.CONTEXT_OVERFLOW}
 
 
 def test_summaries_are_no_replies_and_rejected_ones_are_counted_apart() -> None:
     wrote = replace(turn(20, 5), kind="condense")
     text = Rejected(before=2, prompt_ids=(1,), output_ids=(2, 3, 4), policy_version=0, text="x", reason="no")
     one = scored(turn(10, 4), wrote, turn(12, 4), correct=1, total=1)
-    one = replace(one, trajectory=replace(one.trajectory, rejected=(text, text)))
-    facts = facts_of(one, turn_reward=0.0)
-    assert (facts.turns, facts.summaries, facts.rejected, facts.rejected_tokens) == (2, 1, 2, 6)
-    assert (facts.output_tokens, facts.score.context_tokens) == (13, 20)
-    found = summarise([facts, facts_of(scored(turn(10, 4), correct=1, total=1), turn_reward=0.0)])
+    figures = ScoredTrajectory.of(replace(one.trajectory, rejected=(text, text)), one.score).figures
+    assert (figures.replies, figures.summaries, figures.rejected, figures.rejected_tokens) == (2, 1, 2, 6)
+    assert (figures.output_tokens, figures.context_tokens) == (13, 20)
+    found = summarise([figures, scored(turn(10, 4), correct=1, total=1).figures])
     assert (found["summaries"], found["summaries_rejected"], found["summary_tokens_rejected"]) == (0.5, 1.0, 3.0)
 
 
-def test_facts_are_small_whatever_the_length_of_the_trajectory() -> None:
+def test_figures_are_small_whatever_the_length_of_the_trajectory() -> None:
     """Ranks exchange them: contexts of a hundred thousand tokens must not travel."""
-    long = facts_of(scored(*[turn(100_000, 100)] * 3, correct=1, total=1), turn_reward=0.0)
+    long = scored(*[turn(100_000, 100)] * 3, correct=1, total=1).figures
     sent = pickle.dumps(long)
     assert len(sent) < 1000
     assert pickle.loads(sent) == long
@@ -190,7 +215,7 @@ def test_no_trajectories_have_their_number_only() -> None:
 
 def test_turn_rewards_are_told_only_where_a_turn_was_paid() -> None:
     one = scored(turn(1, 1), correct=0, total=0)
-    paid = [facts_of(one, turn_reward=value) for value in (0.5, -0.5, 0.3, 0.0)]
+    paid = [replace(one.figures, turn_reward=value) for value in (0.5, -0.5, 0.3, 0.0)]
     assert summarise(paid)["turn_reward"] == pytest.approx(0.075)  # 0.3 / 4
     assert summarise(paid[:2])["turn_reward"] == 0  # paid, though in balance
     assert "turn_reward" not in summarise(paid[3:])
@@ -199,26 +224,26 @@ def test_turn_rewards_are_told_only_where_a_turn_was_paid() -> None:
 def test_a_value_that_only_some_have_is_a_mean_over_those_and_not_over_ranks() -> None:
     """The mean of the means of ranks that hold 3 and 1 of 4 values is not the mean of the values."""
     parts = [{"style": 0.0}, {"style": 0.0}, {"style": 0.0}, {}, {}, {}, {"style": 1.0}, {}]
-    facts = [facts_of(scored(turn(1, 1), correct=0, total=0, components=part), turn_reward=0.0) for part in parts]
-    assert summarise(facts)["reward/style"] == 0.25  # the mean over two ranks of four: (0 + 1) / 2
-    assert summarise(facts[:3])["reward/style"] == 0
-    assert "reward/style" not in summarise(facts[3:6])
+    figures = [scored(turn(1, 1), correct=0, total=0, components=part).figures for part in parts]
+    assert summarise(figures)["reward/style"] == 0.25  # the mean over two ranks of four: (0 + 1) / 2
+    assert summarise(figures[:3])["reward/style"] == 0
+    assert "reward/style" not in summarise(figures[3:6])
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(FACTS, max_size=12), st.integers(1, 4), st.randoms(use_true_random=False))
+@given(st.lists(FIGURES, max_size=12), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_any_number_of_ranks_says_the_same_to_the_bit(
-    facts: list[TrajectoryFacts], ranks: int, draw: random.Random
+    figures: list[TrajectoryFigures], ranks: int, draw: random.Random
 ) -> None:
-    mixed = draw.sample(facts, len(facts))
+    mixed = draw.sample(figures, len(figures))
     gathered = [one for rank in range(ranks) for one in mixed[rank::ranks]]
-    assert summarise(gathered) == summarise(facts)
+    assert summarise(gathered) == summarise(figures)
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(FACTS, min_size=1, max_size=12))
-def test_shares_are_shares(facts: list[TrajectoryFacts]) -> None:
-    found = summarise(facts)
+@given(st.lists(FIGURES, min_size=1, max_size=12))
+def test_shares_are_shares(figures: list[TrajectoryFigures]) -> None:
+    found = summarise(figures)
     stops = [value for key, value in found.items() if key.startswith("stop/")]
     assert sum(stops) == pytest.approx(1)
     assert all(0 <= value <= 1 for value in (*stops, found["success"], found["format_valid"]))
@@ -229,8 +254,9 @@ def test_shares_are_shares(facts: list[TrajectoryFacts]) -> None:
 
 def test_the_page_explains_every_key_of_trajectories_and_credit() -> None:
     called = replace(turn(1, 1), tool_attempts=1, answer_logprob=-1.0)
-    facts = replace(
-        facts_of(scored(called, correct=1, total=1, components={"brevity": 1.0}), turn_reward=1.0),
+    figures = replace(
+        scored(called, correct=1, total=1, components={"brevity": 1.0}).figures,
+        turn_reward=1.0,
         summaries=1,
         drafts=1,
         confidence=0.5,
@@ -249,10 +275,10 @@ def test_the_page_explains_every_key_of_trajectories_and_credit() -> None:
         )
         for turns in (1, 2, 3, 100)
     ]
-    written = summarise([facts]) | credit_metrics(rows)
+    written = summarise([figures]) | credit_metrics(rows)
     assert unexplained([written]) == set()
-    assert unexplained([{f"eval/{key}": value for key, value in summarise([facts]).items()}]) == set()
-    assert unexplained([{f"eval/K=20/{key}": value for key, value in summarise([facts]).items()}]) == set()
+    assert unexplained([{f"eval/{key}": value for key, value in summarise([figures]).items()}]) == set()
+    assert unexplained([{f"eval/K=20/{key}": value for key, value in summarise([figures]).items()}]) == set()
     for section in ("Trajectories", "Credit"):
         for name, *_ in tables()[section]:
             assert any(explained_by(name, key) for key in written), f"{name} is explained and never written"

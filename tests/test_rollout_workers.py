@@ -24,7 +24,8 @@ from condensegrpo.config.resumed import Change
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.observer import Silent
 from condensegrpo.core.protocols import AttentionQuery, Problem, Sampler, TokenAttention
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, ScoredTrajectory, Stop
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop
 from condensegrpo.episodes.group import ProblemGroup, problem_groups
 from condensegrpo.episodes.settings import Workers
 from condensegrpo.episodes.workers.messages import PlayReport, Setup
@@ -106,7 +107,7 @@ def timeless(scored: Sequence[ScoredTrajectory]) -> list[ScoredTrajectory]:
     failures = [each.trajectory.failure for each in scored]
     shown = [None if failure is None else replace(failure, traceback="") for failure in failures]
     return [
-        replace(each, trajectory=replace(each.trajectory, seconds=0.0, failure=failure))
+        ScoredTrajectory.of(replace(each.trajectory, seconds=0.0, failure=failure), each.score)
         for each, failure in zip(scored, shown, strict=True)
     ]
 

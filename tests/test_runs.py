@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from condensegrpo.cli.app import app
 from condensegrpo.config.load import dump_config, load_config
 from condensegrpo.core.evaluation import Evaluation
-from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.reporting.runs import RunStatus, comparison, find_runs, sparklines, summary
 from condensegrpo.storage.evaluations import new_name, store_evaluation, stored_evaluations
 from condensegrpo.storage.files import start_file

@@ -12,7 +12,7 @@ from formats import TOOL_FORMATS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.algorithms.turn_facts import TurnSums, turn_sums
+from condensegrpo.algorithms.turn_facts import result_turn
 from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import GroupReward, Problem, RewardResult
@@ -319,45 +319,45 @@ def seeing(*observations: Message) -> Turn:
     return turn([1], [2], observations=observations)
 
 
-def sums(*turns: Turn, paid: Sequence[float] = ()) -> TurnSums:
-    return turn_sums(scored(trajectory(*turns), 1.0, turn_rewards=paid))
+def earned(*turns: Turn, paid: Sequence[float] = ()) -> float:
+    return scored(trajectory(*turns), 1.0, turn_rewards=paid).figures.turn_reward
 
 
 def test_turn_rewards_are_summed_over_turns_and_names() -> None:
-    assert sums(earning(hint=-0.5, brief=0.25), earning(hint=1.0), turn([1], [2])).total == 0.75
+    assert earned(earning(hint=-0.5, brief=0.25), earning(hint=1.0), turn([1], [2])) == 0.75
 
 
 def test_counts_of_tool_calls_are_no_rewards() -> None:
     called = replace(earning(hint=-0.5), tool_attempts=2, tool_successes=1)
-    assert sums(called, replace(called, turn_rewards={})).total == -0.5
+    assert earned(called, replace(called, turn_rewards={})) == -0.5
 
 
 def test_what_environment_and_reward_pay_turns_adds_up() -> None:
     """R^T = (0.5 − 1) + (0.25 + 0.125): all of it, whoever pays it."""
     turns = (earning(hint=0.5), earning(hint=-1.0))
-    assert sums(*turns, paid=(0.25, 0.125)).total == -0.125
+    assert earned(*turns, paid=(0.25, 0.125)) == -0.125
 
 
 @given(st.lists(st.tuples(st.integers(-8, 8), st.integers(-8, 8)), max_size=5))
 @settings(max_examples=50, deadline=None)
 def test_it_does_not_matter_who_pays_a_turn(pays: list[tuple[int, int]]) -> None:
-    by_both = sums(*[earning(hint=float(a)) for a, _ in pays], paid=[float(b) for _, b in pays])
-    by_one = sums(*[earning(hint=float(a), more=float(b)) for a, b in pays])
+    by_both = earned(*[earning(hint=float(a)) for a, _ in pays], paid=[float(b) for _, b in pays])
+    by_one = earned(*[earning(hint=float(a), more=float(b)) for a, b in pays])
     assert by_both == by_one
 
 
 @pytest.mark.parametrize("tool_format", ["native", "tagged"])
 def test_the_result_turn_is_the_first_that_a_tool_answered(tool_format: str) -> None:
     result = TOOL_FORMATS[tool_format].result("call_0", "calculator", "24")
-    assert sums(seeing(user("go on")), seeing(result), seeing(result)).result_turn == 1
-    assert sums(seeing(result), seeing(user("go on"))).result_turn == 0
+    assert result_turn(trajectory(seeing(user("go on")), seeing(result), seeing(result))) == 1
+    assert result_turn(trajectory(seeing(result), seeing(user("go on")))) == 0
 
 
 def test_an_error_that_answers_a_call_is_a_result() -> None:
     error = TOOL_FORMATS["tagged"].result("call_0", "", "Error: a tool call cannot be read")
-    assert sums(turn([1], [2]), seeing(error)).result_turn == 1
+    assert result_turn(trajectory(turn([1], [2]), seeing(error))) == 1
 
 
 def test_without_a_tool_there_is_no_result_turn() -> None:
-    assert sums(seeing(user("<result>24</result>"))).result_turn == -1
-    assert sums() == (0.0, -1)
+    assert result_turn(trajectory(seeing(user("<result>24</result>")))) == -1
+    assert (earned(), result_turn(trajectory())) == (0.0, -1)

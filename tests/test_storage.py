@@ -15,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from condensegrpo.core.errors import DataError, RunError, TrajectoryFileError
+from condensegrpo.core.figures import TrajectoryFigures
 from condensegrpo.core.messages import Message, ToolCall
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.shared_sequence import shared, shared_ids
-from condensegrpo.core.trajectory import Condensation, Score, ScoredTrajectory, Span, SpanStatus, Stop, Trajectory, Turn
+from condensegrpo.core.trajectory import Condensation, Score, Span, SpanStatus, Stop, Trajectory, Turn
 from condensegrpo.storage.codec import decode, dump_line
 from condensegrpo.storage.credit import Credit, read_credit, write_credit
 from condensegrpo.storage.files import append_line
@@ -98,6 +100,17 @@ SCORES = st.builds(
     context_tokens=st.integers(0, 9999),
     turn_rewards=st.lists(FINITE, max_size=3).map(tuple),
 )
+FIGURES = st.builds(
+    TrajectoryFigures,
+    seconds=FINITE,
+    total=FINITE,
+    components=st.dictionaries(TEXT, FINITE, max_size=3),
+    turn_reward=FINITE,
+    correct=FINITE,
+    confidence=st.none() | FINITE,
+    information=st.lists(st.none() | FINITE, max_size=3).map(tuple),
+    information_lost=st.none() | FINITE,
+)
 
 
 def example(id: str = "p0/0") -> ScoredTrajectory:  # noqa: A002  the field's name
@@ -114,7 +127,7 @@ def run_folder(tmp_path: Path) -> RunFolder:
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.builds(ScoredTrajectory, trajectory=TRAJECTORIES, score=SCORES))
+@given(st.builds(ScoredTrajectory, trajectory=TRAJECTORIES, score=SCORES, figures=FIGURES))
 def test_any_trajectory_reads_back_equal(one: ScoredTrajectory) -> None:
     line = dump_line(one)
     assert line.isascii()

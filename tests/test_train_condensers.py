@@ -22,13 +22,14 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core import plugins
 from condensegrpo.core.account import account
 from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.information import curve
 from condensegrpo.core.messages import History, Unit
 from condensegrpo.core.observer import Observer, Silent
 from condensegrpo.core.protocols import Budget
-from condensegrpo.core.trajectory import ScoredTrajectory, Trajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.display.quiet import quiet_libraries
 from condensegrpo.episodes.information import AnswerProbe
-from condensegrpo.metrics.information import curve
 from condensegrpo.samplers.transformers import TransformersSampler
 from condensegrpo.storage.credit import read_credit
 from condensegrpo.storage.run_folder import RunFolder

@@ -32,13 +32,14 @@ from condensegrpo.core.messages import History, Message
 from condensegrpo.core.observer import Silent
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols import Budget, Condensed, Problem, Reward, Step
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.thread_call import ABANDONED, MAX_ABANDONED, result_in_thread
-from condensegrpo.core.trajectory import ScoredTrajectory, Stop, Trajectory
+from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.collect import collect
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import problem_groups
 from condensegrpo.episodes.render import Renderer
-from condensegrpo.metrics.trajectories import facts_of, summarise
+from condensegrpo.metrics.trajectories import summarise
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage import codec
 from condensegrpo.storage.trackers import read_metrics
@@ -156,7 +157,7 @@ def test_a_failure_is_a_line_without_a_full_stop_so_that_a_sentence_may_go_on() 
 def test_failed_rewards_are_counted_and_leave_the_group(rewards: Path) -> None:
     """Two of seven are left: the statistics of the group are theirs alone."""
     found = collected(load("rewards", f"{rewards}:Moody")(), samples=7)
-    metrics = summarise([facts_of(one, turn_reward=0.0) for one in found])
+    metrics = summarise([one.figures for one in found])
     assert metrics["stop/reward_error"] == pytest.approx(5 / 7)
     kept, masked = split_masked(found, DEFAULT_STOPS)
     assert [one.trajectory.sample for one in masked] == [1, 2, 3, 4, 5]
@@ -325,7 +326,7 @@ def test_a_tool_that_holds_up_the_event_loop_is_an_observation() -> None:
     (one,) = collected(fine, samples=1, parts=parts)
     RELEASE.set()
     assert one.trajectory.answer == "Error: blocks did not finish within 0.2 seconds"
-    assert summarise([facts_of(one, turn_reward=0.0)])["tool_calls_abandoned"] == 1.0
+    assert summarise([one.figures])["tool_calls_abandoned"] == 1.0
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
@@ -368,7 +369,7 @@ def test_a_tool_that_ignores_its_cancellation_holds_up_nothing_and_is_counted() 
     release.set()
     assert time.monotonic() - began < 0.2 + PLUGIN_SECONDS + 1
     assert one.trajectory.answer == "Error: stubborn did not finish within 0.2 seconds"
-    assert summarise([facts_of(one, turn_reward=0.0)])["tool_calls_abandoned"] == 1.0
+    assert summarise([one.figures])["tool_calls_abandoned"] == 1.0
 
 
 def test_a_plain_function_that_returns_a_coroutine_is_a_faulty_tool() -> None:

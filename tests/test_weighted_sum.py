@@ -8,12 +8,12 @@ from builders import scored, trajectory, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.algorithms.turn_facts import turn_sums
 from condensegrpo.assembly.plugins import build
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.protocols import Problem, Reward, RewardResult, TurnReward
 from condensegrpo.core.reward_parts import RewardPart
-from condensegrpo.core.trajectory import ScoredTrajectory, Stop, Trajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.scoring import score
 from condensegrpo.rewards.context import InverseMaxContext
 from condensegrpo.rewards.format import Format
@@ -178,10 +178,10 @@ def test_outcome_and_turn_rewards_reach_the_credit_apart() -> None:
     reward = WeightedSum(parts=[part("correct", Correct()), part("tool_execution", ToolExecution(), 0.2)])
     called = replace(turn([1], [2]), tool_attempts=2, tool_successes=1, turn_rewards={"hint": 0.5})
     one = trajectory(called, turn([1], [2]), answer="7")
-    found = ScoredTrajectory(trajectory=one, score=score(one, SEVEN, reward))
+    found = ScoredTrajectory.of(one, score(one, SEVEN, reward))
     assert found.score.total == 1.0
-    assert turn_sums(found).total == pytest.approx(0.6)
-    assert turn_sums(scored(one, 1.0)).total == 0.5
+    assert found.figures.turn_reward == pytest.approx(0.6)
+    assert scored(one, 1.0).figures.turn_reward == 0.5
 
 
 def test_without_a_turn_reward_no_turn_is_paid() -> None:

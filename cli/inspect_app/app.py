@@ -32,7 +32,7 @@ from condensegrpo.display import theme
 from condensegrpo.display.neutral import neutral, one_line
 from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.index import Index
-from condensegrpo.inspection.records import TrajectoryRecord
+from condensegrpo.inspection.records import IndexedTrajectory
 from condensegrpo.inspection.views import MOST, READY_VIEWS, Hit, search, select
 
 POLL_SECONDS = 2.0  # between looks at a live run
@@ -77,7 +77,7 @@ class InspectorApp(App[None]):
         self,
         selection: Selection,
         *,
-        record: TrajectoryRecord | None = None,
+        record: IndexedTrajectory | None = None,
         turn: int = 0,
         first: Listing | Literal["worse"] | None = None,
     ) -> None:
@@ -135,7 +135,7 @@ class InspectorApp(App[None]):
 
     # what is shown
 
-    def show_groups(self, record: TrajectoryRecord | None = None, turn: int = 0) -> None:
+    def show_groups(self, record: IndexedTrajectory | None = None, turn: int = 0) -> None:
         """List the groups of the batch, and show a trajectory of one."""
         groups = self.selection.groups
         self.listed = None
@@ -147,8 +147,8 @@ class InspectorApp(App[None]):
         if record is None:
             record = next((group for group in groups if group.signal), groups[0]).siblings[0]
         names = [group.id for group in groups]
-        if record.group in names:
-            self._highlight("list", names.index(record.group))
+        if record.figures.group_id in names:
+            self._highlight("list", names.index(record.figures.group_id))
         self.show(record, turn)
 
     def show_listed(self, listed: Listed) -> None:
@@ -165,7 +165,7 @@ class InspectorApp(App[None]):
             self._highlight("list", 0)
             self.show(listed.records[0])
 
-    def show(self, record: TrajectoryRecord, turn: int = 0) -> None:
+    def show(self, record: IndexedTrajectory, turn: int = 0) -> None:
         """Show a trajectory at a turn."""
         try:
             opened = self.selection.show(record, turn)
@@ -268,7 +268,7 @@ class InspectorApp(App[None]):
         """Go to the evaluations, or back to training."""
         self._go(self.selection.other_kind, "there are no evaluations beside these trajectories")
 
-    def _go(self, move: Callable[[], bool], otherwise: str, record: TrajectoryRecord | None = None) -> None:
+    def _go(self, move: Callable[[], bool], otherwise: str, record: IndexedTrajectory | None = None) -> None:
         try:
             if move():
                 self.show_groups(record, self.selection.turn if record is not None else 0)
@@ -305,7 +305,7 @@ class InspectorApp(App[None]):
     def action_problem(self) -> None:
         """List the groups of this problem in all steps."""
         if self.selection.opened is not None:
-            self.show_listed(listings.visits(self.selection.index, self.selection.opened.record.problem))
+            self.show_listed(listings.visits(self.selection.index, self.selection.opened.record.figures.problem_id))
 
     def action_worse(self) -> None:
         """List the problems that got worse."""

@@ -14,7 +14,7 @@ from condensegrpo.core.wording import counted
 from condensegrpo.display.neutral import one_line
 from condensegrpo.inspection import views
 from condensegrpo.inspection.index import Index
-from condensegrpo.inspection.records import TrajectoryRecord
+from condensegrpo.inspection.records import IndexedTrajectory
 
 LONGEST_PROBLEM = 30  # characters of a name in a title
 WORST = 200  # problems that are listed
@@ -24,7 +24,7 @@ class Listed(NamedTuple):
     """Trajectories of any steps, with their rows."""
 
     title: str
-    records: Sequence[TrajectoryRecord]
+    records: Sequence[IndexedTrajectory]
     rows: Sequence[Text]
     listing: Listing | None = None  # the condition that they match, if it was one
 

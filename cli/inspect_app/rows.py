@@ -10,7 +10,7 @@ from condensegrpo.display.inspect_tables import advantage, verdict
 from condensegrpo.display.neutral import one_line
 from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.opened import OpenedTrajectory
-from condensegrpo.inspection.records import Group, TrajectoryRecord
+from condensegrpo.inspection.records import Group, IndexedTrajectory
 from condensegrpo.inspection.views import SuccessChange
 
 BAR = 8  # cells of a bar of passes
@@ -56,7 +56,7 @@ def group_row(group: Group, name: str | None = None) -> Text:
     filled = round(BAR * group.success)
     text = Text.assemble((f"{one_line(name or group.id, 30)} ", "bold"), ("█" * filled, theme.GOOD))
     text.append("░" * (BAR - filled), theme.FREE)
-    passed = sum(sibling.correct >= 1 for sibling in group.siblings)
+    passed = sum(sibling.figures.correct >= 1 for sibling in group.siblings)
     text.append(f" {passed}/{len(group.siblings)}")
     text.append(
         f"  ○ {group.idle}" if group.idle else "  ● signal" if group.signal else "",
@@ -67,25 +67,28 @@ def group_row(group: Group, name: str | None = None) -> Text:
     return text.append(f"\n{question}{truth}", theme.DIM)
 
 
-def match_row(record: TrajectoryRecord, note: str = "") -> Text:
+def match_row(record: IndexedTrajectory, note: str = "") -> Text:
     """Two lines: id, verdict and figures; what matched, or the question."""
-    text = Text.assemble((f"{one_line(record.id, 30)} ", "bold"), verdict(record)[:1], f" {record.score:.2g}")
+    figures = record.figures
+    text = Text.assemble((f"{one_line(figures.id, 30)} ", "bold"), verdict(figures)[:1], f" {figures.total:.2g}")
     if record.advantage is not None:
         text.append(" ").append_text(advantage(record, abs(record.advantage)))
-    text.append(f"  {record.context} ctx  {counted(record.turns, 'turn')}  {one_line(record.stop, 20)}", theme.DIM)
-    return text.append(f"\n{one_line(note or record.question or record.problem, LONGEST)}", theme.DIM)
+    turns, stop = counted(figures.turns, "turn"), one_line(figures.stop, 20)
+    text.append(f"  {figures.context_tokens} ctx  {turns}  {stop}", theme.DIM)
+    return text.append(f"\n{one_line(note or record.question or figures.problem_id, LONGEST)}", theme.DIM)
 
 
-def sibling_row(record: TrajectoryRecord) -> Text:
+def sibling_row(record: IndexedTrajectory) -> Text:
     """One line: sample, verdict, score, advantage, answer or stop, turns and largest context."""
-    text = Text.assemble(f"{record.sample:>2} ", verdict(record)[:1], f" {record.score:.3f} ")
+    figures = record.figures
+    text = Text.assemble(f"{figures.sample:>2} ", verdict(figures)[:1], f" {figures.total:.3f} ")
     if record.advantages is not None:
         text.append_text(advantage(record, abs(record.advantage or 0))).append(" ")
-    text.append(one_line(record.stop, 20) if record.answer is None else repr(one_line(record.answer, 16)))
-    return text.append(f"  {counted(record.turns, 'turn')} {record.context} ctx", theme.DIM)
+    text.append(one_line(figures.stop, 20) if record.answer is None else repr(one_line(record.answer, 16)))
+    return text.append(f"  {counted(figures.turns, 'turn')} {figures.context_tokens} ctx", theme.DIM)
 
 
-def change_row(change: SuccessChange, record: TrajectoryRecord) -> Text:
+def change_row(change: SuccessChange, record: IndexedTrajectory) -> Text:
     """Two lines: the success on a problem before and after; its visits and the question."""
     text = Text.assemble((f"{change.before:.2f} → {change.after:.2f} ", f"bold {theme.BAD}"))
     text.append(sparkline([visit.success for visit in change.visits], SPARKS), theme.GOOD)

@@ -11,7 +11,7 @@ from condensegrpo.display.neutral import neutral
 from condensegrpo.inspection.batches import TrajectoryBatch, command_of, is_training, trajectory_files
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.opened import OpenedTrajectory, TrajectoryReader
-from condensegrpo.inspection.records import Group, TrajectoryRecord
+from condensegrpo.inspection.records import Group, IndexedTrajectory
 
 PAGE = 300  # groups that are listed at a time
 PATIENCE = 0.4  # seconds that a batch may be read before what is known of it is shown
@@ -25,7 +25,7 @@ class Listing(NamedTuple):
     sort: str | None
     options: tuple[str, ...]  # of the command that lists them
     file: Path | None = None  # only of this file; None: of all
-    first: TrajectoryRecord | None = None  # is shown first; None: the first match
+    first: IndexedTrajectory | None = None  # is shown first; None: the first match
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class Selection:
         ]
         return self.go_to((near or same)[-1])
 
-    def show(self, record: TrajectoryRecord, turn: int = 0) -> OpenedTrajectory:
+    def show(self, record: IndexedTrajectory, turn: int = 0) -> OpenedTrajectory:
         """Open a trajectory at a turn.
 
         Raises:
@@ -111,7 +111,7 @@ class Selection:
         self.turn = max(0, min(turn, len(self.opened.turns) - 1))
         return self.opened
 
-    def read(self, record: TrajectoryRecord, group: Group) -> OpenedTrajectory:
+    def read(self, record: IndexedTrajectory, group: Group) -> OpenedTrajectory:
         """Read a trajectory, without showing it.
 
         Raises:
@@ -121,9 +121,11 @@ class Selection:
         if file not in self._readers:
             batch = self.batch if file == self.batch.file else self.index.batch(file)
             self._readers[file] = TrajectoryReader(self.index, batch)
-        return self._readers[file].open(record, largest=max(sibling.context for sibling in group.siblings))
+        return self._readers[file].open(
+            record, largest=max(sibling.figures.context_tokens for sibling in group.siblings)
+        )
 
-    def sibling(self, by: int) -> TrajectoryRecord | None:
+    def sibling(self, by: int) -> IndexedTrajectory | None:
         """The sibling beside the trajectory that is shown, around the ends."""
         if self.opened is None or self.group is None:
             return None

@@ -179,10 +179,10 @@ def _token_style(view: TurnView, token: TokenView) -> Style:
 def comparison(first: OpenedTrajectory, second: OpenedTrajectory, turn: int) -> Iterator[RenderableType]:
     """The turn of both trajectories beside each other."""
     for opened in (first, second):
-        record = opened.record
-        text = Text.assemble((f"{one_line(record.id, 60)}\n", "bold"))
-        stop = one_line(record.stop, 20)
-        text.append(f"score {record.score:.4g}   stop {stop}   turns {record.turns}\n", theme.DIM)
+        figures = opened.record.figures
+        text = Text.assemble((f"{one_line(figures.id, 60)}\n", "bold"))
+        stop = one_line(figures.stop, 20)
+        text.append(f"score {figures.total:.4g}   stop {stop}   turns {figures.turns}\n", theme.DIM)
         if turn >= len(opened.turns):
             yield text.append("it had ended before this turn", theme.WARN)
             continue

@@ -14,8 +14,9 @@ from torch import Tensor
 from condensegrpo.algorithms.advantages import Batch, Estimate, EstimatorPlugin
 from condensegrpo.algorithms.segments import segments
 from condensegrpo.algorithms.settings import DEFAULT_STOPS, StopSettings
-from condensegrpo.algorithms.turn_facts import TRUNCATED, act_turns, prompt_digests, turn_sums
-from condensegrpo.core.trajectory import ScoredTrajectory, Segment
+from condensegrpo.algorithms.turn_facts import act_turns, prompt_digests, result_turn
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import Segment
 
 T = TypeVar("T")
 
@@ -94,7 +95,6 @@ def scores_of(scored: Sequence[ScoredTrajectory], stops: StopSettings = DEFAULT_
     A penalised stop makes a trajectory incorrect with score 0, and subtracts ``stops.penalty`` from its total.
     """
     labels = _labels(each.trajectory.group_id for each in scored)
-    sums = [turn_sums(each) for each in scored]
     penalised = [stops.of(each.trajectory.stop) == "penalise" for each in scored]
     total = [each.score.total - stops.penalty * bad for each, bad in zip(scored, penalised, strict=True)]
     score = [each.score.total * (not bad) for each, bad in zip(scored, penalised, strict=True)]
@@ -103,12 +103,12 @@ def scores_of(scored: Sequence[ScoredTrajectory], stops: StopSettings = DEFAULT_
         total_N=torch.tensor(total, dtype=torch.float64),
         score_N=torch.tensor(score, dtype=torch.float64),
         correct_N=torch.tensor(correct, dtype=torch.float64),
-        context_N=torch.tensor([each.score.context_tokens for each in scored], dtype=torch.float64),
-        turn_N=torch.tensor([entry.total for entry in sums], dtype=torch.float64),
+        context_N=torch.tensor([each.figures.context_tokens for each in scored], dtype=torch.float64),
+        turn_N=torch.tensor([each.figures.turn_reward for each in scored], dtype=torch.float64),
         group_N=torch.tensor([labels[each.trajectory.group_id] for each in scored], dtype=torch.int64),
-        turns_N=torch.tensor([each.trajectory.replies for each in scored], dtype=torch.int64),
-        result_turn_N=torch.tensor([entry.result_turn for entry in sums], dtype=torch.int64),
-        truncated_N=torch.tensor([each.trajectory.stop in TRUNCATED for each in scored], dtype=torch.bool),
+        turns_N=torch.tensor([each.figures.replies for each in scored], dtype=torch.int64),
+        result_turn_N=torch.tensor([result_turn(each.trajectory) for each in scored], dtype=torch.int64),
+        truncated_N=torch.tensor([each.figures.truncated for each in scored], dtype=torch.bool),
         state_NK=_states(scored),
         act_NK=_table([act_turns(each.trajectory) for each in scored], beyond=-1),
     )

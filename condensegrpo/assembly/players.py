@@ -15,7 +15,7 @@ from condensegrpo.assembly.scorers import frozen_model
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.failures import Failure
 from condensegrpo.core.protocols import HoldsModel, Sampler
-from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.wording import counted
 from condensegrpo.episodes.collect import OnScored
 from condensegrpo.episodes.group import ProblemGroup

@@ -229,14 +229,6 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredTrajectory:
-    """A trajectory and its score."""
-
-    trajectory: Trajectory
-    score: Score
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedTurn:
     """What one turn samples in a row of training data: A tokens behind each other, with one advantage and weight."""
 

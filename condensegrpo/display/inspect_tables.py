@@ -6,11 +6,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from condensegrpo.core.trajectory import Stop
+from condensegrpo.core.figures import TrajectoryFigures
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 from condensegrpo.display.neutral import one_line
-from condensegrpo.inspection.records import Group, TrajectoryRecord
+from condensegrpo.inspection.records import Group, IndexedTrajectory
 
 MOST_COMPONENTS = 5  # columns; the rest is in --json
 WIDE = 110  # columns of a console that has room for everything
@@ -36,35 +36,37 @@ def group_table(groups: Sequence[Group], chosen: str, width: int) -> Table:
     for heading in ("question", "ground truth")[: 2 * asked]:
         table.add_column(heading, overflow="fold")
     narrow = width < NARROW
-    figures = ("context",) if narrow else ("turns", "context", "output")
-    for heading in ("n", "correct", "score", *(["advantage"] if credited else []), *figures):
+    sizes = ("context",) if narrow else ("turns", "context", "output")
+    for heading in ("n", "correct", "score", *(["advantage"] if credited else []), *sizes):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for group in groups:
         members = group.siblings
+        figures = [sibling.figures for sibling in members]
         advantages = [sibling.advantage for sibling in members if sibling.advantage is not None]
         table.add_row(
             Text(CHOSEN if group.id == chosen else " ", theme.HEAD),
             Text(one_line(group.id, 48)),
             *([_known(group.question, 32), _known(group.ground_truth, 16)] if asked else []),
             str(len(members)),
-            f"{sum(sibling.correct for sibling in members) / len(members):.2f}",
-            _span([sibling.score for sibling in members], ".3f", dots),
+            f"{sum(each.correct for each in figures) / len(figures):.2f}",
+            _span([each.total for each in figures], ".3f", dots),
             *([_span(advantages, "+.2f", dots)] if credited else []),
-            *([] if narrow else [_span([sibling.turns for sibling in members], "d", dots)]),
-            _span([sibling.context for sibling in members], "d", dots),
-            *([] if narrow else [_span([sibling.output for sibling in members], "d", dots)]),
+            *([] if narrow else [_span([each.turns for each in figures], "d", dots)]),
+            _span([each.context_tokens for each in figures], "d", dots),
+            *([] if narrow else [_span([each.output_tokens for each in figures], "d", dots)]),
             Text(f"○ {group.idle}"[: None if wide else 1] if group.idle else "", theme.WARN),
             style="bold" if group.id == chosen else "",
         )
     return table
 
 
-def sibling_table(title: str, members: Sequence[TrajectoryRecord], chosen: str, width: int) -> Table:
+def sibling_table(title: str, members: Sequence[IndexedTrajectory], chosen: str, width: int) -> Table:
     """One row for each trajectory. On a narrow console the components and the answer are left out."""
     wide = width >= WIDE
     table = _table(title)
-    names = list(dict.fromkeys(name for sibling in members for name in sibling.components))[: MOST_COMPONENTS * wide]
+    parts = dict.fromkeys(name for sibling in members for name in sibling.figures.components)
+    names = list(parts)[: MOST_COMPONENTS * wide]
     credited = any(sibling.advantages is not None for sibling in members)
     table.add_column("", no_wrap=True)
     table.add_column("#", justify="right", no_wrap=True)
@@ -78,20 +80,21 @@ def sibling_table(title: str, members: Sequence[TrajectoryRecord], chosen: str, 
         table.add_column(heading, overflow="fold")
     largest = max((abs(sibling.advantage) for sibling in members if sibling.advantage is not None), default=0.0)
     for sibling in members:
+        figures = sibling.figures
         table.add_row(
             Text(CHOSEN if sibling.id == chosen else " ", theme.HEAD),
             Text(str(sibling.number), theme.DIM),
             Text(one_line(sibling.id, 60)),
-            verdict(sibling) if wide else verdict(sibling)[:1],
-            f"{sibling.score:.3f}",
-            *(f"{sibling.components[name]:.3g}" if name in sibling.components else "–" for name in names),
+            verdict(figures) if wide else verdict(figures)[:1],
+            f"{figures.total:.3f}",
+            *(f"{figures.components[name]:.3g}" if name in figures.components else "–" for name in names),
             *([advantage(sibling, largest, "…" if narrow else DOTS)] if credited else []),
-            *([] if narrow else [str(sibling.turns)]),
-            str(sibling.context),
-            *([] if narrow else [str(sibling.output)]),
+            *([] if narrow else [str(figures.turns)]),
+            str(figures.context_tokens),
+            *([] if narrow else [str(figures.output_tokens)]),
             Text(
-                f"{sibling.stop}{HANDLED.get(sibling.handling or '', '')}",
-                "" if Stop(sibling.stop).gives_answer else theme.WARN,
+                f"{figures.stop}{HANDLED.get(sibling.handling or '', '')}",
+                "" if figures.stop.gives_answer else theme.WARN,
             ),
             *([_known(sibling.answer, 24)] if wide else []),
             style="bold" if sibling.id == chosen else "",
@@ -99,16 +102,16 @@ def sibling_table(title: str, members: Sequence[TrajectoryRecord], chosen: str, 
     return table
 
 
-def verdict(sibling: TrajectoryRecord) -> Text:
+def verdict(figures: TrajectoryFigures) -> Text:
     """Correct, wrong, partly correct or malformed, as a mark and a word."""
-    if not sibling.format:
+    if not figures.format_valid:
         return Text("✗ malformed", theme.BAD)
-    if sibling.correct >= 1:
+    if figures.correct >= 1:
         return Text("✓ correct", theme.GOOD)
-    return Text("✗ wrong", theme.BAD) if sibling.correct <= 0 else Text(f"◐ {sibling.correct:.2f}", theme.WARN)
+    return Text("✗ wrong", theme.BAD) if figures.correct <= 0 else Text(f"◐ {figures.correct:.2f}", theme.WARN)
 
 
-def advantage(sibling: TrajectoryRecord, largest: float, dots: str = DOTS) -> Text:
+def advantage(sibling: IndexedTrajectory, largest: float, dots: str = DOTS) -> Text:
     """The advantage, or its range where the turns differ."""
     if sibling.advantages is None or sibling.advantage is None:
         return Text("–", theme.DIM)

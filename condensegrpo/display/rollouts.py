@@ -7,14 +7,15 @@ from typing import Any, overload
 
 from rich.console import Console
 
-from condensegrpo.core.trajectory import Score, ScoredTrajectory, Trajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import Score, Trajectory
 from condensegrpo.display import theme
 from condensegrpo.display.inspect_tables import sibling_table
 from condensegrpo.display.trajectory_view import details, heading, overview
 from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.opened import TrajectoryReader
-from condensegrpo.inspection.records import TrajectoryRecord
+from condensegrpo.inspection.records import IndexedTrajectory
 from condensegrpo.reporting.frames import Library, Row, frame, trajectory_row, turn_rows
 
 HTML = '<pre style="overflow-x:auto;padding:1em;line-height:1.25;color:#d0d0d0;background:#16181d">{code}</pre>'
@@ -23,7 +24,7 @@ HTML = '<pre style="overflow-x:auto;padding:1em;line-height:1.25;color:#d0d0d0;b
 class Rollout:
     """One scored trajectory. Its turns are read from the file when they are first needed."""
 
-    def __init__(self, index: Index, batch: TrajectoryBatch, record: TrajectoryRecord) -> None:
+    def __init__(self, index: Index, batch: TrajectoryBatch, record: IndexedTrajectory) -> None:
         self._index = index
         self.batch = batch
         self.record = record  # the figures, with the credit that it was trained with
@@ -66,11 +67,12 @@ class Rollout:
         return _html(self._draw)
 
     def __repr__(self) -> str:
-        return f"Rollout({self.id!r}, correct={self.record.correct:g}, stop={self.record.stop!r})"
+        figures = self.record.figures
+        return f"Rollout({self.id!r}, correct={figures.correct:g}, stop={figures.stop.value!r})"
 
     def _draw(self, console: Console, *, turn: int | None = None, tokens: bool = False, full: bool = False) -> None:
         reader = TrajectoryReader(self._index, self.batch)
-        views = reader.open(self.record, largest=self.record.context, tokens=tokens).turns
+        views = reader.open(self.record, largest=self.record.figures.context_tokens, tokens=tokens).turns
         console.print(heading(self.record, self.trajectory.detail, full=full))
         console.print()
         console.print(overview(views))

@@ -18,31 +18,31 @@ from condensegrpo.display.token_view import token_grid
 from condensegrpo.inspection.batches import ranges
 from condensegrpo.inspection.context_view import newest_messages
 from condensegrpo.inspection.panes import TurnView
-from condensegrpo.inspection.records import TrajectoryRecord
+from condensegrpo.inspection.records import IndexedTrajectory
 
 KNOWN_WIDTH = 12  # columns of the bar of what a context knows of the answer
 EXCERPT = 600  # characters of a text without --full
 
 
-def heading(sibling: TrajectoryRecord, detail: str, *, full: bool) -> Text:
+def heading(sibling: IndexedTrajectory, detail: str, *, full: bool) -> Text:
     """Its id, question, ground truth, answer, score with its parts, and why it ended."""
-    size = 10**9 if full else EXCERPT // 2
+    size, figures = 10**9 if full else EXCERPT // 2, sibling.figures
     answer = f"answered {one_line(sibling.answer, 40)!r}" if sibling.answer is not None else "no answer"
-    text = Text.assemble((one_line(sibling.id, 80), "bold"), "   ", verdict(sibling))
-    text.append(f"   score {sibling.score:.4g}   {answer}\n")
+    text = Text.assemble((one_line(figures.id, 80), "bold"), "   ", verdict(figures))
+    text.append(f"   score {figures.total:.4g}   {answer}\n")
     truth = sibling.ground_truth
     if truth is None and sibling.question is not None:
         truth = "none in text: the environment or the reward judges"
-    for name, known in (("problem", sibling.problem), ("question", sibling.question), ("ground truth", truth)):
+    for name, known in (("problem", figures.problem_id), ("question", sibling.question), ("ground truth", truth)):
         if known is not None:
             text.append(f"{name:13}", theme.DIM).append(f"{excerpt(known, characters=size)}\n")
-    parts = "   ".join(f"{one_line(name, 40)} {value:.4g}" for name, value in sibling.components.items())
+    parts = "   ".join(f"{one_line(name, 40)} {value:.4g}" for name, value in figures.components.items())
     if parts:
         text.append(f"{'reward parts':13}", theme.DIM).append(f"{parts}\n")
-    turns, context = counted(sibling.turns, "turn"), counted(sibling.context, "token")
-    output = counted(sibling.output, "output token")
-    text.append(f"stop {sibling.stop} · {turns} · largest context {context} · {output} · ", theme.DIM)
-    text.append(f"{sibling.seconds:.1f} s", theme.DIM)
+    turns, context = counted(figures.turns, "turn"), counted(figures.context_tokens, "token")
+    output = counted(figures.output_tokens, "output token")
+    text.append(f"stop {figures.stop} · {turns} · largest context {context} · {output} · ", theme.DIM)
+    text.append(f"{figures.seconds:.1f} s", theme.DIM)
     handled = _handled(sibling)
     if handled:
         text.append(f"\n{handled}", theme.WARN)
@@ -51,17 +51,16 @@ def heading(sibling: TrajectoryRecord, detail: str, *, full: bool) -> Text:
     return text
 
 
-def _handled(sibling: TrajectoryRecord) -> str:
+def _handled(sibling: IndexedTrajectory) -> str:
     """Why it does not train normally; empty: it does, or that is not known."""
+    stop = sibling.figures.stop
     match sibling.handling:
         case "mask":
-            return (
-                f"masked: its stop, {sibling.stop}, trains nothing, counts in no statistics (algorithm.stops.handling)"
-            )
+            return f"masked: its stop, {stop}, trains nothing, counts in no statistics (algorithm.stops.handling)"
         case "drop":
             return "dropped: no trajectory of its group has an advantage (algorithm.resample_rounds)"
         case "penalise":
-            return f"penalised: its stop, {sibling.stop}, counts as wrong (algorithm.stops.handling)"
+            return f"penalised: its stop, {stop}, counts as wrong (algorithm.stops.handling)"
     if sibling.advantages and not any(sibling.advantages):
         return "no signal: it has no advantage at any turn"
     return ""

@@ -12,8 +12,9 @@ from condensegrpo.core.errors import RolloutError
 from condensegrpo.core.failures import Failure
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Environment, GroupReward, Problem, Reward
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.thread_call import awaited_in_thread
-from condensegrpo.core.trajectory import ScoredTrajectory, Stop, Trajectory
+from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import ProblemGroup, rollout
 from condensegrpo.episodes.scoring import named, score, score_group, with_score

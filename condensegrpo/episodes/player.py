@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from condensegrpo.core.protocols import Counted, Environment, GroupReward, Problem, Reward
-from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.episodes.collect import OnScored, collect
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import ProblemGroup

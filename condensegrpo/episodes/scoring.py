@@ -8,7 +8,8 @@ from types import FunctionType
 from condensegrpo.core.errors import ScoreError
 from condensegrpo.core.failures import Failure, failure_of
 from condensegrpo.core.protocols import GroupReward, Problem, Reward, RewardResult
-from condensegrpo.core.trajectory import Score, ScoredTrajectory, Stop, Trajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import Score, Stop, Trajectory
 from condensegrpo.core.wording import counted
 
 
@@ -61,18 +62,18 @@ def _score_of(given: object, trajectory: Trajectory, reward: Reward | GroupRewar
 
 
 def with_score(trajectory: Trajectory, outcome: Score | Failure) -> ScoredTrajectory:
-    """The trajectory with its score. If the reward failed, it scores 0 and stops as ``reward_error``.
+    """The trajectory with its score and figures. If the reward failed, it scores 0 and stops as ``reward_error``.
 
     A trajectory that had failed before, or was aborted, keeps that stop: its reward failed as a consequence.
     """
     if isinstance(outcome, Score):
-        return ScoredTrajectory(trajectory=trajectory, score=outcome)
+        return ScoredTrajectory.of(trajectory, outcome)
     nothing = Score(
         total=0.0, components={}, format_valid=False, correct=0.0, context_tokens=trajectory.max_context_tokens
     )
     if trajectory.failure is None and trajectory.stop is not Stop.ABORTED:
         trajectory = replace(trajectory, stop=Stop.REWARD_ERROR, answer=None, detail=str(outcome), failure=outcome)
-    return ScoredTrajectory(trajectory=trajectory, score=nothing)
+    return ScoredTrajectory.of(trajectory, nothing)
 
 
 def named(reward: Reward | GroupReward) -> str:

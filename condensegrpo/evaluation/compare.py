@@ -12,7 +12,7 @@ from condensegrpo.config.load import vary
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.evaluation.comparison import Comparison, Contender, ContenderResult, comparison, contender_result
 from condensegrpo.evaluation.evaluate import evaluate
 from condensegrpo.learner.policy import positions

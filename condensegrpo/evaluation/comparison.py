@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from condensegrpo.core.evaluation import Evaluation
-from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.metrics.estimates import Interval, paired_difference, success_interval
 from condensegrpo.metrics.refetches import Fetches, fetches
 
@@ -88,19 +88,17 @@ def contender_result(
     """The figures of a contender from its trajectories."""
     correct: dict[str, list[float]] = defaultdict(list)
     for each in scored:
-        correct[each.trajectory.problem_id].append(each.score.correct)
+        correct[each.figures.problem_id].append(each.figures.correct)
     trajectories = [each.trajectory for each in scored]
     counts = [fetches(trajectory) for trajectory in trajectories]
     total = Fetches(sum(count.calls for count in counts), sum(count.refetches for count in counts))
     figures = ContenderFigures(
         contender=contender,
         success=success_interval(correct),
-        peak_tokens=fmean(trajectory.max_context_tokens for trajectory in trajectories),
+        peak_tokens=fmean(each.figures.context_tokens for each in scored),
         summed_tokens=fmean(sum(len(turn.prompt_ids) for turn in trajectory.turns) for trajectory in trajectories),
-        turns=fmean(len(trajectory.turns) for trajectory in trajectories),
-        condensations=fmean(
-            sum(turn.condensation is not None for turn in trajectory.turns) for trajectory in trajectories
-        ),
+        turns=fmean(each.figures.turns for each in scored),
+        condensations=fmean(each.figures.condensations for each in scored),
         refetches=total.refetches / len(trajectories),
         refetch_rate=total.rate,
         seconds=evaluation.seconds,

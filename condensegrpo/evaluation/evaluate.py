@@ -5,19 +5,17 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from condensegrpo.algorithms.turn_facts import turn_sums
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.players import Players
 from condensegrpo.assembly.runtime import evaluation_temperature, provenance
 from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.episodes.collect import failures_of, report_failures
 from condensegrpo.episodes.group import problem_groups
 from condensegrpo.evaluation.figures import evaluation_of
 from condensegrpo.learner import ranks
-from condensegrpo.metrics.trajectories import facts_of
 from condensegrpo.storage.background_writer import BackgroundWriter
 from condensegrpo.storage.files import start_file
 from condensegrpo.storage.trajectories import write_trajectory
@@ -72,7 +70,6 @@ def evaluate(
             )
         )
     report_failures(ranks.gather(failures_of(scored)), observer)
-    of_rank = [facts_of(trajectory, turn_reward=turn_sums(trajectory).total) for trajectory in scored]
-    facts = [trajectory for rank_facts in ranks.gather(of_rank) for trajectory in rank_facts]
+    figures = [each for of_rank in ranks.gather([each.figures for each in scored]) for each in of_rank]
     seconds = time.monotonic() - began
-    return evaluation_of(name, facts, seed=config.seed, seconds=seconds, condensing=player.condensing_seconds)
+    return evaluation_of(name, figures, seed=config.seed, seconds=seconds, condensing=player.condensing_seconds)

@@ -6,13 +6,14 @@ from statistics import fmean
 
 from condensegrpo.config.load import HELD_OUT
 from condensegrpo.core.evaluation import Evaluation
+from condensegrpo.core.figures import TrajectoryFigures
+from condensegrpo.core.information import mean_curve
 from condensegrpo.metrics.estimates import pass_at_k, success_interval
-from condensegrpo.metrics.information import mean_curve
-from condensegrpo.metrics.trajectories import TrajectoryFacts, summarise
+from condensegrpo.metrics.trajectories import summarise
 
 
 def evaluation_of(
-    name: str, facts: Sequence[TrajectoryFacts], *, seed: int, seconds: float, condensing: float = 0.0
+    name: str, figures: Sequence[TrajectoryFigures], *, seed: int, seconds: float, condensing: float = 0.0
 ) -> Evaluation:
     """The figures of some trajectories, equally many of each problem, in any order.
 
@@ -20,15 +21,15 @@ def evaluation_of(
         ValueError: nothing was sampled, or problems have different numbers of trajectories.
     """
     correct: dict[str, list[float]] = defaultdict(list)
-    for trajectory in facts:
-        correct[trajectory.problem_id].append(trajectory.score.correct)
+    for trajectory in figures:
+        correct[trajectory.problem_id].append(trajectory.correct)
     counts = {problem: len(values) for problem, values in correct.items()}
     if len(set(counts.values())) != 1:
         raise ValueError(f"evaluating {name!r}: wanted equally many trajectories of each problem, found {counts}")
     samples = next(iter(counts.values()))
     solved = [sum(value >= 1 for value in values) for values in correct.values()]
     mean, low, high = success_interval(correct)
-    information = mean_curve([trajectory.information for trajectory in facts])
+    information = mean_curve([trajectory.information for trajectory in figures])
     return Evaluation(
         name=name,
         problems=len(solved),
@@ -41,7 +42,7 @@ def evaluation_of(
             k: fmean(pass_at_k(successes, samples, k) for successes in solved)
             for k in (1 << power for power in range(samples.bit_length()))
         },
-        metrics=summarise(facts),
+        metrics=summarise(figures),
         information=information if any(value is not None for value in information) else (),
         seconds=seconds,
         condensing=condensing,

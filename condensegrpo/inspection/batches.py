@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from condensegrpo.core.errors import CondenseError, ConfigError, RunError
-from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.storage.credit import Credit, read_credit
 from condensegrpo.storage.run_folder import RunFolder, evaluation_file
 from condensegrpo.storage.trajectories import Provenance, read_trajectories

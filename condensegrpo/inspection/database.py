@@ -11,30 +11,31 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 from weakref import finalize
+from zlib import crc32
 
-from condensegrpo.inspection.figures import TrajectoryFigures
-from condensegrpo.inspection.new_lines import NewLines
-from condensegrpo.inspection.records import LinePlace, TrajectoryRecord
+from condensegrpo.core.figures import TrajectoryFigures
+from condensegrpo.inspection.new_lines import LineContent, NewLines
+from condensegrpo.inspection.records import IndexedTrajectory, LinePlace, natural
+from condensegrpo.storage.codec import decode, dump_line
 from condensegrpo.storage.credit import Credit
 
 NAME = ".inspection.sqlite"
-VERSION = 2  # of the tables and what they hold
 PAGE = 1000  # rows that are read at a time
-FIGURES = ", ".join(TrajectoryFigures._fields)
-CREDIT = "advantages, weights, handling"
-COLUMNS = f"line, start, size, {FIGURES}, {CREDIT}"
+FIGURES = get_type_hints(TrajectoryFigures)  # a column for each
+CONTENT = f"{', '.join(FIGURES)}, question, ground_truth, answer"
+COLUMNS = f"line, start, size, {CONTENT}, advantages, weights, handling"
 TABLES = f"""
 CREATE TABLE files (
     file INTEGER PRIMARY KEY, name TEXT UNIQUE, size, modified, end, lines, tail, problem, provenance,
     count DEFAULT 0, success, signal, credit);
-CREATE TABLE trajectories (file INTEGER, {COLUMNS}, taught, PRIMARY KEY (file, start));
+CREATE TABLE trajectories (file INTEGER, natural, {COLUMNS}, taught, PRIMARY KEY (file, start));
 CREATE INDEX by_group ON trajectories (file, natural, sample, id);
 CREATE INDEX by_id ON trajectories (file, id);
-CREATE INDEX by_problem ON trajectories (problem);
-PRAGMA user_version = {VERSION};
+CREATE INDEX by_problem ON trajectories (problem_id);
 """
+VERSION = crc32(TABLES.encode()) >> 1  # an index of other tables is built again
 
 
 class Database:
@@ -72,15 +73,16 @@ class Database:
 
     def add(self, key: int, new: NewLines) -> None:
         """Add a part of a file."""
-        rows = [(key, *line[:3], *map(_storable, line.figures)) for line in new.lines]
-        marks = ", ".join("?" * (4 + len(TrajectoryFigures._fields)))
-        correct = sum(line.figures.correct for line in new.lines)
+        rows = [(key, *line[:3], *_columns(line.content)) for line in new.lines]
+        correct = sum(line.content.figures.correct for line in new.lines)
         with self._lock, self._connection:
             if new.replaces:
                 self._connection.execute("DELETE FROM trajectories WHERE file = ?", (key,))
                 self._connection.execute("UPDATE files SET count = 0, success = 0 WHERE file = ?", (key,))
             self._connection.executemany(
-                f"INSERT OR REPLACE INTO trajectories (file, line, start, size, {FIGURES}) VALUES ({marks})", rows
+                f"INSERT OR REPLACE INTO trajectories (file, line, start, size, natural, {CONTENT}) "
+                f"VALUES (?, ?, ?, ?, ?, {', '.join('?' * (len(FIGURES) + 3))})",
+                rows,
             )
             self._connection.execute(
                 "UPDATE files SET size = ?, modified = ?, end = ?, lines = ?, tail = ?, problem = ?, "
@@ -121,7 +123,7 @@ class Database:
                 "UPDATE files SET (count, success) = "
                 "(SELECT count(*), avg(correct) FROM trajectories WHERE file = files.file), "
                 "signal = (SELECT avg(has_signal) FROM (SELECT max(taught) AS has_signal FROM trajectories "
-                "WHERE file = ? AND advantages IS NOT NULL GROUP BY grp)) WHERE file = ?",
+                "WHERE file = ? AND advantages IS NOT NULL GROUP BY group_id)) WHERE file = ?",
                 (key, key),
             )
 
@@ -140,37 +142,41 @@ class Database:
             self._connection.close()
 
 
-def record(file: Path, number: int, row: tuple[Any, ...]) -> TrajectoryRecord:
-    """The record of a row of ``COLUMNS``, which is that ``number`` in its file."""
-    line, start, size, *columns = row
-    figures = TrajectoryFigures(*map(restored, columns[: len(TrajectoryFigures._fields)]))
-    advantages, weights, handling = columns[len(TrajectoryFigures._fields) :]
-    return TrajectoryRecord(
+def record(file: Path, number: int, row: tuple[Any, ...]) -> IndexedTrajectory:
+    """The trajectory of a row of ``COLUMNS``, which is that ``number`` in its file."""
+    (line, start, size), rest = row[:3], row[3:]
+    figures = decode(TrajectoryFigures, dict(zip(FIGURES, map(_figure, FIGURES.values(), rest), strict=False)))
+    question, ground_truth, answer, advantages, weights, handling = rest[len(FIGURES) :]
+    credit = None
+    if advantages is not None:
+        numbers = {"advantages": tuple(json.loads(advantages)), "weights": tuple(json.loads(weights))}
+        credit = Credit(trajectory=figures.id, handling=handling, **numbers)
+    return IndexedTrajectory(
         number=number,
-        id=figures.id,
-        group=figures.grp,
-        sample=figures.sample,
-        problem=figures.problem,
-        question=figures.question,
-        ground_truth=figures.ground_truth,
-        score=figures.score,
-        correct=figures.correct,
-        format=bool(figures.format),
-        components=json.loads(figures.components),
-        advantages=_numbers(advantages),
-        weights=_numbers(weights),
-        handling=handling,
-        turns=figures.turns,
-        context=figures.context,
-        output=figures.output,
-        condensations=figures.condensations,
-        tool_errors=figures.tool_errors,
-        lost_fact=bool(figures.lost_fact),
-        stop=figures.stop,
-        answer=figures.answer,
-        seconds=figures.seconds,
+        figures=figures,
+        question=restored(question),
+        ground_truth=restored(ground_truth),
+        answer=restored(answer),
+        credit=credit,
         place=LinePlace(file=file, line=line, start=start, size=size),
     )
+
+
+def _columns(content: LineContent) -> Iterator[object]:
+    """The values of ``natural``, the sort key of the group, and ``CONTENT``."""
+    figures, *texts = content
+    yield _storable(natural(figures.group_id))
+    for name in FIGURES:
+        value = getattr(figures, name)
+        yield dump_line(value) if isinstance(value, Mapping | tuple) else _storable(value)
+    yield from map(_storable, texts)
+
+
+def _figure(kind: Any, value: Any) -> object:  # noqa: ANN401  a type of a figure, and its column
+    """A figure as parsed JSON has it."""
+    if get_origin(kind) in (tuple, Mapping):
+        return json.loads(value)
+    return bool(value) if kind is bool else restored(value)
 
 
 def _storable(value: object) -> object:
@@ -184,14 +190,6 @@ def _storable(value: object) -> object:
 def restored(value: Any) -> Any:  # noqa: ANN401  a column
     """A value as it was before ``_storable``."""
     return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else value
-
-
-def _credit(credit: Credit) -> tuple[str, str, str]:
-    return json.dumps(credit.advantages), json.dumps(credit.weights), credit.handling
-
-
-def _numbers(text: str | None) -> tuple[float, ...] | None:
-    return None if text is None else tuple(json.loads(text))
 
 
 def _connected(folder: Path) -> tuple[sqlite3.Connection, Path | None]:
@@ -221,8 +219,7 @@ def _prepared(place: Path | str) -> sqlite3.Connection:
                 for table in ("files", "trajectories"):
                     connection.execute(f"DROP TABLE IF EXISTS {table}")
                 connection.executescript(TABLES)
-            else:
-                connection.execute(f"PRAGMA user_version = {VERSION}")  # fails where it cannot be written
+            connection.execute(f"PRAGMA user_version = {VERSION}")  # fails where it cannot be written
     except sqlite3.Error:
         connection.close()
         raise

@@ -18,28 +18,27 @@ Where = Callable[[Fields], bool]
 Term = Callable[[Fields], object]  # a value of Value, or a tuple of them
 Comparison = Callable[[object, object], bool]
 
-# the names in a condition: properties of records.TrajectoryRecord
-FIELDS = (
-    "id",
-    "group",
-    "problem",
-    "question",
-    "ground_truth",
-    "score",
-    "correct",
-    "format",
-    "advantage",
-    "turns",
-    "context",
-    "output",
-    "condensations",
-    "tool_errors",
-    "truncated",
-    "lost_fact",
-    "stop",
-    "answer",
-    "seconds",
-)
+FIELDS = {  # the names in a condition, and the attributes of records.IndexedTrajectory that they stand for
+    "id": "figures.id",
+    "group": "figures.group_id",
+    "problem": "figures.problem_id",
+    "question": "question",
+    "ground_truth": "ground_truth",
+    "score": "figures.total",
+    "correct": "figures.correct",
+    "format": "figures.format_valid",
+    "advantage": "advantage",
+    "turns": "figures.turns",
+    "context": "figures.context_tokens",
+    "output": "figures.output_tokens",
+    "condensations": "figures.condensations",
+    "tool_errors": "figures.tool_errors",
+    "truncated": "figures.truncated",
+    "lost_fact": "figures.lost_fact",
+    "stop": "figures.stop",
+    "answer": "answer",
+    "seconds": "figures.seconds",
+}
 LONGEST = 1000  # characters, since the parser recurses
 
 

@@ -19,7 +19,7 @@ from condensegrpo.core.wording import counted
 from condensegrpo.inspection.batches import TrajectoryBatch, config_of, credit_file
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.panes import TurnView
-from condensegrpo.inspection.records import Group, TrajectoryRecord
+from condensegrpo.inspection.records import Group, IndexedTrajectory
 from condensegrpo.storage.credit import Credit, read_credit
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class CreditFormulas:
         file = credit_file(self._batch.file)
         return read_credit(file) if file is not None and file.is_file() else {}
 
-    def lines(self, record: TrajectoryRecord, group: Group, turn: TurnView) -> tuple[CreditLine, ...]:
+    def lines(self, record: IndexedTrajectory, group: Group, turn: TurnView) -> tuple[CreditLine, ...]:
         """The steps from the reward to the weight of a turn's tokens.
 
         Raises:
@@ -67,7 +67,7 @@ class CreditFormulas:
             *_weight(record, turn, self._config),
         )
 
-    def _advantage(self, record: TrajectoryRecord, group: Group, turn: TurnView) -> Iterator[CreditLine]:
+    def _advantage(self, record: IndexedTrajectory, group: Group, turn: TurnView) -> Iterator[CreditLine]:
         if turn.advantage is None:
             yield CreditLine("advantage", "the run's credit/ has none of this trajectory", "not known")
             return
@@ -75,7 +75,7 @@ class CreditFormulas:
         if record.handling in NOT_TRAINED:
             yield CreditLine("advantage", NOT_TRAINED[record.handling], recorded)
             return
-        compared = [sibling.score for sibling in group.siblings if sibling.handling != "mask"]
+        compared = [sibling.figures.total for sibling in group.siblings if sibling.handling != "mask"]
         scores = "  ".join(f"{score:.4g}" for score in compared)
         yield CreditLine("group", f"{counted(len(compared), 'trajectory', 'trajectories')}, scores {scores}", "")
         credit = self._credit.get(record.id)
@@ -105,15 +105,15 @@ def _at(values: tuple[Number, ...], turn: int) -> Number:
     return values[0] if len(values) == 1 else values[turn]
 
 
-def _reward(record: TrajectoryRecord, turn: TurnView) -> Iterator[CreditLine]:
-    parts = "   ".join(f"{name} {value:.4g}" for name, value in record.components.items())
-    yield CreditLine("score", parts, f"{record.score:.4g}")
+def _reward(record: IndexedTrajectory, turn: TurnView) -> Iterator[CreditLine]:
+    parts = "   ".join(f"{name} {value:.4g}" for name, value in record.figures.components.items())
+    yield CreditLine("score", parts, f"{record.figures.total:.4g}")
     paid = {**turn.turn_rewards} | ({"of the turn": turn.paid} if turn.paid is not None else {})
     if paid:
         yield CreditLine("turn reward", "   ".join(f"{name} {value:.4g}" for name, value in paid.items()), "")
 
 
-def _weight(record: TrajectoryRecord, turn: TurnView, config: "RunConfig | None") -> Iterator[CreditLine]:
+def _weight(record: IndexedTrajectory, turn: TurnView, config: "RunConfig | None") -> Iterator[CreditLine]:
     if turn.weight is None:
         return
     value = f"{turn.weight:.4g} a token" if turn.weight else "0: not trained"
@@ -122,16 +122,17 @@ def _weight(record: TrajectoryRecord, turn: TurnView, config: "RunConfig | None"
         return
     mode, limits = config.algorithm.aggregation.mode, config.rollout.limits
     length = config.algorithm.aggregation.max_tokens or limits.max_turns * limits.max_output_tokens
+    output = record.figures.output_tokens
     known = {
         "trajectory_constant": length,
-        "trajectory_mean": record.output,
+        "trajectory_mean": output,
         "token_mean": 1,
         "turn_mean": turn.output_tokens,
     }
     counted = 1 / (turn.weight * max(known[mode], 1))
     filled = {
         "trajectory_constant": f"1 / (B·L) = 1 / ({counted:.4g} trajectories · {length} tokens)",
-        "trajectory_mean": f"1 / (B·N) = 1 / ({counted:.4g} trajectories · {record.output} tokens of this one)",
+        "trajectory_mean": f"1 / (B·N) = 1 / ({counted:.4g} trajectories · {output} tokens of this one)",
         "token_mean": f"1 / ΣN = 1 / {counted:.4g} tokens of the batch",
         "turn_mean": f"1 / (ΣK·n) = 1 / ({counted:.4g} turns of the batch · {turn.output_tokens} tokens of this one)",
     }[mode]

@@ -3,7 +3,7 @@
     index = Index(Path("runs/quickstart"))      # or a folder of `eval --save`, or one trajectory file
     for _ in index.extend(): ...                # reads what is new, in parts; `index.update()` in one go
     index.batches()                             # the steps in order, then the evaluations
-    index.groups(batch), index.records(batch)   # figures: TrajectoryRecord
+    index.groups(batch), index.records(batch)   # figures: IndexedTrajectory
     index.read(record)                          # the trajectory itself, from its place in the file
 
 The index is an SQLite file beside the trajectories, ``.inspection.sqlite``; in the user's cache where that folder is
@@ -17,23 +17,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from condensegrpo.algorithms.turn_facts import TRUNCATED
 from condensegrpo.core.errors import DataError
-from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.inspection.batches import TrajectoryBatch, credit_file, is_training, run_of, trajectory_files
 from condensegrpo.inspection.database import COLUMNS, Database, record, restored
-from condensegrpo.inspection.filters import Value
+from condensegrpo.inspection.filters import FIELDS, Value
 from condensegrpo.inspection.new_lines import KnownFile, read_new_lines
-from condensegrpo.inspection.records import Group, TrajectoryRecord, groups, natural
+from condensegrpo.inspection.records import Group, IndexedTrajectory, groups, natural
 from condensegrpo.storage.codec import decode
 from condensegrpo.storage.credit import read_credit
 from condensegrpo.storage.trajectories import Provenance, read_trajectory
 
 BATCH = "name, problem, provenance, count, success, signal"  # columns
-EXPRESSIONS = {  # of ``filters.FIELDS``, where they are no column
-    "group": "grp",
-    "advantage": "(SELECT avg(value) FROM json_each(iif(json_valid(advantages), advantages, NULL)))",
-    "truncated": f"stop IN {tuple(map(str, sorted(TRUNCATED)))}",
+ADVANTAGE = "(SELECT avg(value) FROM json_each(iif(json_valid(advantages), advantages, NULL)))"
+EXPRESSIONS = {  # of ``filters.FIELDS``: columns, except the mean advantage
+    name: ADVANTAGE if name == "advantage" else attribute.removeprefix("figures.") for name, attribute in FIELDS.items()
 }
 
 
@@ -41,7 +39,7 @@ class RecordKey(NamedTuple):
     """What a record is read by."""
 
     file: Path
-    number: int  # TrajectoryRecord.number
+    number: int  # IndexedTrajectory.number
     start: int  # LinePlace.start
 
 
@@ -136,21 +134,21 @@ class Index:
         )  # fmt: skip
         return groups(tuple(self._span(batch.file, str(names[0][0]), str(names[-1][0])))) if names else ()
 
-    def group(self, record: TrajectoryRecord) -> Group:
+    def group(self, record: IndexedTrajectory) -> Group:
         """The group of a trajectory."""
-        key = natural(record.group)
+        key = natural(record.figures.group_id)
         same = groups(tuple(self._span(record.place.file, key, key)))
-        return next(group for group in same if group.id == record.group)
+        return next(group for group in same if group.id == record.figures.group_id)
 
-    def find(self, batch: TrajectoryBatch, name: str) -> TrajectoryRecord | None:
+    def find(self, batch: TrajectoryBatch, name: str) -> IndexedTrajectory | None:
         """The trajectory of an id; None: the batch has none."""
         return self._where(batch, "id", name)
 
-    def at(self, batch: TrajectoryBatch, start: int) -> TrajectoryRecord | None:
+    def at(self, batch: TrajectoryBatch, start: int) -> IndexedTrajectory | None:
         """The trajectory whose line begins at a byte of the file; None: the index has none."""
         return self._where(batch, "start", start)
 
-    def records(self, batch: TrajectoryBatch | None = None) -> Iterator[TrajectoryRecord]:
+    def records(self, batch: TrajectoryBatch | None = None) -> Iterator[IndexedTrajectory]:
         """The trajectories of a batch by groups and samples; without one, of all batches in order."""
         for each in (batch,) if batch is not None else self.batches():
             yield from self._span(each.file)
@@ -159,13 +157,13 @@ class Index:
         self, names: Sequence[str], batch: TrajectoryBatch | None = None
     ) -> Iterator[tuple[RecordKey, dict[str, Value]]]:
         """Some of ``filters.FIELDS`` of the trajectories, in the order of ``records``: faster than whole records."""
-        columns = "".join(f", {EXPRESSIONS.get(name, name)}" for name in names)
+        columns = "".join(f", {EXPRESSIONS[name]}" for name in names)
         query = f"SELECT start{columns} FROM trajectories WHERE file = ? ORDER BY natural, sample, id"
         for each in (batch,) if batch is not None else self.batches():
             for number, (start, *values) in enumerate(self._database.pages(query, self._key(each.file))):
                 yield RecordKey(each.file, number, start), dict(zip(names, map(restored, values), strict=True))
 
-    def record_of(self, key: RecordKey) -> TrajectoryRecord | None:
+    def record_of(self, key: RecordKey) -> IndexedTrajectory | None:
         """The record of a key; None: the file was replaced meanwhile."""
         query = f"SELECT {COLUMNS} FROM trajectories WHERE file = ? AND start = ?"
         rows = self._database.rows(query, self._key(key.file), key.start)
@@ -173,13 +171,15 @@ class Index:
 
     def visits(self, batch: TrajectoryBatch) -> Mapping[str, Visit]:
         """The problems of a batch."""
-        query = "SELECT problem, avg(correct), start, min(correct) FROM trajectories WHERE file = ? GROUP BY problem"
-        rows = self._database.rows(query, self._key(batch.file))  # SQLite takes ``start`` from the row of the minimum
+        rows = self._database.rows(  # SQLite takes ``start`` from the row of the minimum
+            "SELECT problem_id, avg(correct), start, min(correct) FROM trajectories WHERE file = ? GROUP BY problem_id",
+            self._key(batch.file),
+        )
         return {restored(problem): Visit(batch, success, start) for problem, success, start, _ in rows}
 
     def follow(self, problem: str) -> tuple[tuple[TrajectoryBatch, Group], ...]:
         """What became of one problem: its groups in all batches, in order."""
-        query = "SELECT DISTINCT name, natural FROM trajectories JOIN files USING (file) WHERE trajectories.problem = ?"
+        query = "SELECT DISTINCT name, natural FROM trajectories JOIN files USING (file) WHERE problem_id = ?"
         places = {(str(name), str(key)) for name, key in self._database.rows(query, problem)}
         return tuple(
             (batch, group)
@@ -190,7 +190,7 @@ class Index:
             if group.problem == problem
         )
 
-    def read(self, record: TrajectoryRecord) -> ScoredTrajectory:
+    def read(self, record: IndexedTrajectory) -> ScoredTrajectory:
         """The trajectory of a record, from its file.
 
         Raises:
@@ -199,7 +199,7 @@ class Index:
         """
         return read_trajectory(record.place.file, self.line(record), record.place.line)[0]
 
-    def line(self, record: TrajectoryRecord) -> bytes:
+    def line(self, record: IndexedTrajectory) -> bytes:
         """The line of a record, as it is stored.
 
         Raises:
@@ -217,7 +217,7 @@ class Index:
         """Close the index file."""
         self._database.close()
 
-    def _span(self, file: Path, low: str = "", high: str = "\U0010ffff") -> Iterator[TrajectoryRecord]:
+    def _span(self, file: Path, low: str = "", high: str = "\U0010ffff") -> Iterator[IndexedTrajectory]:
         """The trajectories of some groups that follow each other in a file, by their sort keys."""
         key = self._key(file)
         ((before,),) = self._database.rows("SELECT count(*) FROM trajectories WHERE file = ? AND natural < ?", key, low)
@@ -229,7 +229,7 @@ class Index:
         for number, row in enumerate(rows, int(before or 0)):
             yield record(file, number, row)
 
-    def _where(self, batch: TrajectoryBatch, column: str, value: str | int) -> TrajectoryRecord | None:
+    def _where(self, batch: TrajectoryBatch, column: str, value: str | int) -> IndexedTrajectory | None:
         query = f"SELECT natural, start FROM trajectories WHERE file = ? AND {column} = ?"
         for key, start in self._database.rows(query, self._key(batch.file), value):
             return next(each for each in self._span(batch.file, key, key) if each.place.start == start)

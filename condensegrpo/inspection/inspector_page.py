@@ -20,7 +20,7 @@ from condensegrpo.inspection.history import WordChange, difference
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.opened import FirstDifference, OpenedTrajectory, TrajectoryReader, first_difference
 from condensegrpo.inspection.page import page, typed_path
-from condensegrpo.inspection.records import Group, TrajectoryRecord, groups
+from condensegrpo.inspection.records import Group, IndexedTrajectory, groups
 from condensegrpo.inspection.views import READY_VIEWS, select
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.stored_trajectory import stored
@@ -89,7 +89,7 @@ class InspectorPage:
 
 
 def write_inspector(
-    file: Path, index: Index, chosen: Sequence[tuple[TrajectoryBatch, Sequence[TrajectoryRecord]]]
+    file: Path, index: Index, chosen: Sequence[tuple[TrajectoryBatch, Sequence[IndexedTrajectory]]]
 ) -> int:
     """Write the page of some trajectories; returns its size in bytes.
 
@@ -100,7 +100,7 @@ def write_inspector(
     tokens: dict[int, str | None] = {}
     data = InspectorPage(
         name=index.path.resolve().name,
-        fields=FIELDS,
+        fields=tuple(FIELDS),
         tokens=tokens,
         ready_views=tuple((view.name, view.title) for view in READY_VIEWS),
         batches=tuple(_Reader(index, batch, records).page_batch(records, tokens) for batch, records in chosen),
@@ -115,13 +115,16 @@ def write_inspector(
 class _Reader:
     """Reads the trajectories of one batch for the page."""
 
-    def __init__(self, index: Index, batch: TrajectoryBatch, records: Sequence[TrajectoryRecord]) -> None:
+    def __init__(self, index: Index, batch: TrajectoryBatch, records: Sequence[IndexedTrajectory]) -> None:
         self._index, self._batch = index, batch
-        self._reader, self._largest = TrajectoryReader(index, batch), max(record.context for record in records)
+        self._reader, self._largest = (
+            TrajectoryReader(index, batch),
+            max(record.figures.context_tokens for record in records),
+        )
         matching = ((view.name, select(records, where=view.where, most=len(records)).records) for view in READY_VIEWS)
         self._views = {name: {record.id for record in matches} for name, matches in matching}
 
-    def page_batch(self, records: Sequence[TrajectoryRecord], tokens: dict[int, str | None]) -> PageBatch:
+    def page_batch(self, records: Sequence[IndexedTrajectory], tokens: dict[int, str | None]) -> PageBatch:
         """The batch with some of its trajectories; adds the texts of sampled tokens to ``tokens``."""
         batch = self._batch
         return PageBatch(
@@ -164,7 +167,7 @@ class _Reader:
         }
         rewritings: dict[tuple[str, str], int] = {}
         return PageTrajectory(
-            figures={**fields, "sample": record.sample, "handling": record.handling},
+            figures={**fields, "sample": record.figures.sample, "handling": record.handling},
             views=tuple(name for name, matches in self._views.items() if record.id in matches),
             stored=kept | {"messages": [replace(message, content=message.text) for message in messages]},
             parts_from=parts_from,

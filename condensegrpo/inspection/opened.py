@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from condensegrpo.core.trajectory import ScoredTrajectory, Trajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.inspection.batches import TrajectoryBatch, budget_of
 from condensegrpo.inspection.formula import CreditFormulas, CreditLine
 from condensegrpo.inspection.history import HistoryPiece, history
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.panes import TokenTexts, TokenView, TurnView, turns
-from condensegrpo.inspection.records import Group, TrajectoryRecord
+from condensegrpo.inspection.records import Group, IndexedTrajectory
 
 
 class TrajectoryReader:
@@ -37,7 +38,7 @@ class TrajectoryReader:
         """The context budget in tokens; None: it is not known."""
         return budget_of(self.batch)
 
-    def open(self, record: TrajectoryRecord, *, largest: int, tokens: bool = False) -> "OpenedTrajectory":
+    def open(self, record: IndexedTrajectory, *, largest: int, tokens: bool = False) -> "OpenedTrajectory":
         """Read a trajectory.
 
         Args:
@@ -64,7 +65,7 @@ class TrajectoryReader:
 class OpenedTrajectory:
     """A trajectory that was read from its file."""
 
-    record: TrajectoryRecord
+    record: IndexedTrajectory
     scored: ScoredTrajectory
     turns: tuple[TurnView, ...]
     reader: TrajectoryReader

@@ -3,7 +3,7 @@
 shown    what the policy was given: ``TurnView.messages``, or its tokens by ``TokenTexts.prompt``
 full     ``history.history``: the same with what was dropped and rewritten in its place
 reply    ``TurnView.tokens``: each with its surprise, beside the advantage of the turn
-credit   ``TrajectoryRecord``: reward parts and score; ``TurnView``: advantage and weight
+credit   ``IndexedTrajectory``: reward parts and score; ``TurnView``: advantage and weight
 raw      ``raw``: the turn as it is stored
 """
 
@@ -16,7 +16,8 @@ from functools import cache
 
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message, ToolCall
-from condensegrpo.core.trajectory import Condensation, Draft, ScoredTrajectory, Turn
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import Condensation, Draft, Turn
 from condensegrpo.inspection.batches import TrajectoryBatch, tokenizer_files
 from condensegrpo.inspection.context_view import ContextView, context_views
 from condensegrpo.storage.credit import Credit

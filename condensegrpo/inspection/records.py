@@ -1,4 +1,4 @@
-"""The figures of one trajectory, as the index keeps them, and of the trajectories of one problem in one step."""
+"""One trajectory as the index knows it, and the trajectories of one problem in one step."""
 
 import math
 import re
@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Literal
 
-from condensegrpo.algorithms.turn_facts import TRUNCATED
+from condensegrpo.core.figures import TrajectoryFigures
 from condensegrpo.inspection.filters import FIELDS, Fields
 from condensegrpo.storage.credit import Credit
 
@@ -24,33 +23,26 @@ class LinePlace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrajectoryRecord:
-    """The figures of one trajectory."""
+class IndexedTrajectory:
+    """A trajectory as the index knows it: its figures, the texts that lists show, its credit and its place."""
 
-    number: int  # its place in the file by groups and samples, from 0; --trajectory takes it
-    id: str
-    group: str
-    sample: int
-    problem: str
+    number: int  # its index in the file by groups and samples, from 0; --trajectory takes it
+    figures: TrajectoryFigures
     question: str | None  # None: not known
     ground_truth: str | None  # None: there is no answer in text, or it is not known
-    score: float
-    correct: float
-    format: bool
-    components: Mapping[str, float]
-    advantages: tuple[float, ...] | None  # (K,); None: not known
-    weights: tuple[float, ...] | None  # (K,) of one trained token of the turn; None: not known
-    handling: Literal["train", "mask", "penalise", "drop"] | None  # Credit.handling; None: not known
-    turns: int
-    context: int  # the largest, in tokens
-    output: int  # tokens of all turns
-    condensations: int  # turns whose prompt was condensed
-    tool_errors: int  # tool calls that did not succeed
-    lost_fact: bool  # not correct; its ground truth was told in an earlier prompt, and is not in the last
-    stop: str
     answer: str | None
-    seconds: float
+    credit: Credit | None  # what its turns were trained with; None: not known
     place: LinePlace
+
+    @property
+    def id(self) -> str:
+        """Its name."""
+        return self.figures.id
+
+    @property
+    def advantages(self) -> tuple[float, ...] | None:
+        """(K,) of its turns; None: not known."""
+        return self.credit.advantages if self.credit is not None else None
 
     @property
     def advantage(self) -> float | None:
@@ -58,21 +50,28 @@ class TrajectoryRecord:
         return math.fsum(self.advantages) / len(self.advantages) if self.advantages else None
 
     @property
-    def truncated(self) -> bool:
-        """Whether it stopped because a token budget was used up."""
-        return self.stop in TRUNCATED
+    def handling(self) -> str | None:
+        """``Credit.handling``; None: not known."""
+        return self.credit.handling if self.credit is not None else None
 
     @property
     def fields(self) -> Fields:
         """The values of ``filters.FIELDS``, for ``--where`` and ``--sort``."""
-        return dict(zip(FIELDS, attrgetter(*FIELDS)(self), strict=True))
+        return dict(zip(FIELDS, attrgetter(*FIELDS.values())(self), strict=True))
 
     @property
-    def credit(self) -> Credit | None:
-        """What its turns were trained with; None: not known."""
-        if self.advantages is None or self.weights is None or self.handling is None:
-            return None
-        return Credit(trajectory=self.id, advantages=self.advantages, weights=self.weights, handling=self.handling)
+    def values(self) -> Mapping[str, object]:
+        """What ``--json`` prints of it: the fields of conditions, its reward parts, its credit and its place."""
+        return {
+            "number": self.number,
+            **self.fields,
+            "sample": self.figures.sample,
+            "components": self.figures.components,
+            "advantages": self.advantages,
+            "weights": self.credit.weights if self.credit is not None else None,
+            "handling": self.handling,
+            "place": self.place,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +83,7 @@ class Group:
     question: str | None  # None: not known
     ground_truth: str | None  # None: there is no answer in text, or it is not known
     signal: bool | None  # False: it does not train, no member has an advantage; None: no credit was given (yet)
-    siblings: tuple[TrajectoryRecord, ...]  # by sample
+    siblings: tuple[IndexedTrajectory, ...]  # by sample
 
     @property
     def idle(self) -> str:
@@ -99,18 +98,18 @@ class Group:
     @property
     def success(self) -> float:
         """The mean of ``correct``."""
-        return math.fsum(sibling.correct for sibling in self.siblings) / len(self.siblings)
+        return math.fsum(sibling.figures.correct for sibling in self.siblings) / len(self.siblings)
 
 
-def groups(every: Sequence[TrajectoryRecord]) -> tuple[Group, ...]:
+def groups(every: Sequence[IndexedTrajectory]) -> tuple[Group, ...]:
     """The trajectories by group, in order of appearance."""
-    by_group: dict[str, list[TrajectoryRecord]] = {}
+    by_group: dict[str, list[IndexedTrajectory]] = {}
     for record in every:
-        by_group.setdefault(record.group, []).append(record)
+        by_group.setdefault(record.figures.group_id, []).append(record)
     return tuple(
         Group(
             id=name,
-            problem=members[0].problem,
+            problem=members[0].figures.problem_id,
             question=members[0].question,
             ground_truth=members[0].ground_truth,
             signal=_has_signal(members),
@@ -120,7 +119,7 @@ def groups(every: Sequence[TrajectoryRecord]) -> tuple[Group, ...]:
     )
 
 
-def _has_signal(members: Sequence[TrajectoryRecord]) -> bool | None:
+def _has_signal(members: Sequence[IndexedTrajectory]) -> bool | None:
     """Whether an advantage is not 0. Scores do not tell: an estimator may compare contexts where scores are equal."""
     known = [member.advantages for member in members if member.advantages is not None]
     return any(advantage != 0 for advantages in known for advantage in advantages) if known else None
@@ -129,9 +128,3 @@ def _has_signal(members: Sequence[TrajectoryRecord]) -> bool | None:
 def natural(text: str) -> str:
     """A sort key that compares numbers in names by value: p2 before p10."""
     return re.sub(r"[0-9]+", lambda digits: digits[0].zfill(12), text.encode("utf-8", "replace").decode())
-
-
-def holds(fact: str, text: str) -> bool:
-    """Whether a fact stands in a text by itself, in letters of either case: 7 in "it is 7.", not in 17, +7 or 7.5."""
-    edges = (r"(?<![\w+−-])(?<!\d[.,])", r"(?!\w|[.,]\d)")
-    return re.search(re.escape(fact).join(edges), text, re.IGNORECASE) is not None

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from condensegrpo.core.errors import TrajectoryFileError
-from condensegrpo.core.trajectory import ScoredTrajectory, SpanStatus
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import SpanStatus
 from condensegrpo.core.wording import counted
 from condensegrpo.storage.credit import Credit, read_credit
 from condensegrpo.storage.run_folder import RunFolder

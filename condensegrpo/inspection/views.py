@@ -9,12 +9,12 @@ from statistics import fmean
 from typing import NamedTuple, TypeVar
 
 from condensegrpo.core.errors import ConfigError, DataError
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.suggestions import did_you_mean
-from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.filters import Fields, fields_in, parse_where, sort_key
 from condensegrpo.inspection.index import Index, RecordKey, Visit
-from condensegrpo.inspection.records import LinePlace, TrajectoryRecord
+from condensegrpo.inspection.records import IndexedTrajectory, LinePlace
 
 T = TypeVar("T")
 SEARCHED = ("id", "problem", "question", "ground_truth", "answer")  # fields of a fuzzy search
@@ -58,7 +58,7 @@ GOT_WORSE = "got-worse"  # the view that lists problems
 class Matches(NamedTuple):
     """The trajectories for which a condition holds."""
 
-    records: tuple[TrajectoryRecord, ...]  # in order
+    records: tuple[IndexedTrajectory, ...]  # in order
     total: int  # of all
 
 
@@ -75,7 +75,7 @@ class SuccessChange(NamedTuple):
 class Hit(NamedTuple):
     """A trajectory that a search found."""
 
-    record: TrajectoryRecord
+    record: IndexedTrajectory
     turn: int | None  # the first that shows the text; None: found in the figures
     excerpt: str
 
@@ -94,7 +94,7 @@ def ready_view(name: str) -> ReadyView:
 
 
 def select(
-    records: Iterable[TrajectoryRecord], *, where: str | None = None, sort: str | None = None, most: int = MOST
+    records: Iterable[IndexedTrajectory], *, where: str | None = None, sort: str | None = None, most: int = MOST
 ) -> Matches:
     """The trajectories for which a condition holds, at most ``most``, sorted by a field if one is given.
 
@@ -217,7 +217,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise DataError(f"reading {path}: {error.strerror}.") from error
 
 
-def _hit(scored: ScoredTrajectory, record: TrajectoryRecord, wanted: str) -> Hit | None:
+def _hit(scored: ScoredTrajectory, record: IndexedTrajectory, wanted: str) -> Hit | None:
     for number, turn in enumerate(scored.trajectory.turns):
         for message in (*(turn.context if number == 0 else ()), turn.reply, *turn.observations):
             place = message.text.lower().find(wanted)

@@ -22,7 +22,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from condensegrpo.core.errors import DataError
-from condensegrpo.core.trajectory import Score, ScoredTrajectory, Trajectory, Turn
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import Score, Trajectory, Turn
 from condensegrpo.integrations import inspect_ai, trl, verifiers
 from condensegrpo.integrations.episodes import TEXT_ONLY, LogFormat, LoggedEpisode
 
@@ -111,7 +112,7 @@ def _scored(episode: LoggedEpisode, group: str, sample: int, note: str) -> Score
         correct=episode.correct,
         context_tokens=trajectory.max_context_tokens,
     )
-    return ScoredTrajectory(trajectory=trajectory, score=score)
+    return ScoredTrajectory.of(trajectory, score)
 
 
 def _problem_id(problem: str) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.trajectory import ScoredTrajectory, SpanStatus
-from condensegrpo.inspection.records import TrajectoryRecord
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import SpanStatus
+from condensegrpo.inspection.records import IndexedTrajectory
 from condensegrpo.storage.credit import Credit
 
 Library = Literal["pandas", "polars"]
@@ -48,30 +49,31 @@ def step_rows(lines: Iterable[Mapping[str, float]]) -> list[dict[str, float]]:
     return [{**row, "step": int(step)} for step, row in sorted(rows.items())]
 
 
-def trajectory_row(record: TrajectoryRecord) -> dict[str, object]:
-    """The figures of one trajectory."""
+def trajectory_row(record: IndexedTrajectory) -> dict[str, object]:
+    """The figures of one trajectory, the texts of lists, and its credit."""
+    figures = record.figures
     return {
-        "id": record.id,
-        "problem": record.problem,
-        "group": record.group,
-        "sample": record.sample,
+        "id": figures.id,
+        "problem": figures.problem_id,
+        "group": figures.group_id,
+        "sample": figures.sample,
         "question": record.question,
         "ground_truth": record.ground_truth,
         "answer": record.answer,
-        "correct": record.correct,
-        "score": record.score,
-        "format_valid": record.format,
-        "stop": record.stop,
-        "turns": record.turns,
-        "context_tokens": record.context,
-        "output_tokens": record.output,
-        "condensations": record.condensations,
-        "tool_errors": record.tool_errors,
-        "lost_fact": record.lost_fact,
-        "seconds": record.seconds,
+        "correct": figures.correct,
+        "score": figures.total,
+        "format_valid": figures.format_valid,
+        "stop": figures.stop.value,
+        "turns": figures.turns,
+        "context_tokens": figures.context_tokens,
+        "output_tokens": figures.output_tokens,
+        "condensations": figures.condensations,
+        "tool_errors": figures.tool_errors,
+        "lost_fact": figures.lost_fact,
+        "seconds": figures.seconds,
         "advantage": record.advantage,  # mean over turns
         "handling": record.handling,
-        **{f"reward/{name}": value for name, value in record.components.items()},
+        **{f"reward/{name}": value for name, value in figures.components.items()},
     }
 
 

@@ -120,8 +120,9 @@ def _outcome(config: RunConfig, evaluation: str) -> SeedOutcome:
     folder = RunFolder(Path(config.runs_dir) / config.name)
     success, context = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for scored in read_trajectories(folder.evaluation(config.train.steps, evaluation)).trajectories:
-        success[scored.trajectory.problem_id].append(scored.score.correct)
-        context[scored.trajectory.problem_id].append(float(scored.trajectory.max_context_tokens))
+        figures = scored.figures
+        success[figures.problem_id].append(figures.correct)
+        context[figures.problem_id].append(float(figures.context_tokens))
     lines = {line["step"]: line for line in _evaluated(folder)}
     before, after = (_metrics(lines[step], evaluation) for step in (0, config.train.steps))
     return SeedOutcome(seed=config.seed, success=_means(success), context=_means(context), before=before, after=after)

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from condensegrpo.core.errors import TrajectoryFileError
-from condensegrpo.core.trajectory import Score, ScoredTrajectory, Trajectory
+from condensegrpo.core.figures import TrajectoryFigures
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import Score, Trajectory
 from condensegrpo.storage.files import append_line
 from condensegrpo.storage.records import read_record, read_records, record_line
 from condensegrpo.storage.stored_trajectory import stored
@@ -37,7 +39,12 @@ class ReadResult:
 class _TrajectoryLine:
     trajectory: Trajectory
     score: Score
+    figures: TrajectoryFigures
     provenance: Provenance | None = None
+
+    @property
+    def scored(self) -> ScoredTrajectory:
+        return ScoredTrajectory(trajectory=self.trajectory, score=self.score, figures=self.figures)
 
 
 def write_trajectory(path: Path, scored: ScoredTrajectory, provenance: Provenance | None = None) -> None:
@@ -47,7 +54,8 @@ def write_trajectory(path: Path, scored: ScoredTrajectory, provenance: Provenanc
         RunError: the disk is full or the file cannot be written.
     """
     trajectory = stored(scored.trajectory)
-    append_line(path, record_line({"provenance": provenance, "trajectory": trajectory, "score": scored.score}))
+    line = {"provenance": provenance, "figures": scored.figures, "trajectory": trajectory, "score": scored.score}
+    append_line(path, record_line(line))
 
 
 def read_trajectories(path: Path) -> ReadResult:
@@ -58,7 +66,7 @@ def read_trajectories(path: Path) -> ReadResult:
     """
     lines, problems = read_records(_TrajectoryLine, path)
     return ReadResult(
-        trajectories=tuple(ScoredTrajectory(trajectory=line.trajectory, score=line.score) for line in lines),
+        trajectories=tuple(line.scored for line in lines),
         provenance=lines[-1].provenance if lines else None,
         problems=problems,
     )
@@ -76,7 +84,7 @@ def read_trajectory(path: Path, line: bytes, number: int) -> tuple[ScoredTraject
     except ValueError as error:
         raise TrajectoryFileError(f"{doing}: not a line of JSON ({error}). Remove the line.") from error
     read = read_record(_TrajectoryLine, parsed, doing)
-    return ScoredTrajectory(trajectory=read.trajectory, score=read.score), read.provenance
+    return read.scored, read.provenance
 
 
 def sample_trajectories(path: Path, count: int) -> list[ScoredTrajectory]:

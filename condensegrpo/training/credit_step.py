@@ -13,15 +13,14 @@ from condensegrpo.algorithms.credit import Scores, condense_turns, scores_of, tu
 from condensegrpo.algorithms.losses import Totals, share_of_summaries, token_weights, totals, with_share
 from condensegrpo.algorithms.settings import Aggregation, AggregationSettings, StopSettings
 from condensegrpo.algorithms.staleness import staleness_of
-from condensegrpo.algorithms.turn_facts import turn_sums
 from condensegrpo.core.failures import Failure
 from condensegrpo.core.observer import Observer
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.thread_call import result_in_thread
-from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.episodes.player import COUNT_SECONDS
 from condensegrpo.learner import ranks
 from condensegrpo.metrics.credit import Credited, credit_metrics
-from condensegrpo.metrics.trajectories import facts_of, multi_turn, summarise
+from condensegrpo.metrics.trajectories import multi_turn, summarise
 from condensegrpo.storage.credit import Credit, CreditTerm, write_credit
 from condensegrpo.training.rollout_step import StepBatch
 
@@ -147,12 +146,12 @@ def step_metrics(
         counts: of ``GroupPlayer``.
         outcome_N: the outcome that the estimator compares within a group, of the trajectories that train.
     """
-    facts = _over_ranks([facts_of(scored, turn_reward=turn_sums(scored).total) for scored in batch.trajectories])
+    figures = _over_ranks([scored.figures for scored in batch.trajectories])
     rows = [*_credited(batch.kept, credit, outcome_N, stops), *_without_credit(batch, stops)]
     ages = _over_ranks([staleness_of(scored.trajectory, step) for scored in batch.trajectories])
     return {
-        **summarise(facts),
-        **multi_turn(facts),
+        **summarise(figures),
+        **multi_turn(figures),
         **credit_metrics(_over_ranks(rows)),
         **condenser_counts(counts, observer),
         "staleness": fmean(ages),
@@ -187,10 +186,10 @@ def _credited(
     ):
         turns = len(scored.trajectory.turns)
         yield Credited(
-            group_id=scored.trajectory.group_id,
+            group_id=scored.figures.group_id,
             outcome=outcome,
             correct=correct,
-            tokens=scored.trajectory.output_tokens,
+            tokens=scored.figures.output_tokens,
             advantages=tuple(advantage_K[:turns]),
             turn_weights=tuple(weight_K[:turns]),
             condense=tuple(turn.kind == "condense" for turn in scored.trajectory.turns),
@@ -204,10 +203,10 @@ def _without_credit(batch: StepBatch, stops: StopSettings) -> Iterator[Credited]
     for number, scored in enumerate((*batch.masked, *batch.dropped)):
         zeros = (0.0,) * len(scored.trajectory.turns)
         yield Credited(
-            group_id=scored.trajectory.group_id,
-            outcome=scored.score.total,
-            correct=scored.score.correct,
-            tokens=scored.trajectory.output_tokens,
+            group_id=scored.figures.group_id,
+            outcome=scored.figures.total,
+            correct=scored.figures.correct,
+            tokens=scored.figures.output_tokens,
             advantages=zeros,
             turn_weights=zeros,
             handling=stops.of(scored.trajectory.stop),

@@ -9,7 +9,7 @@ from operator import add
 from pathlib import Path
 
 from condensegrpo.core.errors import CheckpointError
-from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.learner import ranks
 from condensegrpo.storage.trajectories import read_trajectories, write_trajectory
 from condensegrpo.training.rollout_step import StepBatch

@@ -15,7 +15,7 @@ from typing import Any, Self
 from condensegrpo.algorithms.staleness import check_staleness, last_prefetched, sampler_gets_weights
 from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.training.rollout_step import BatchFilter, BatchRollout, Round, StepBatch, complete_batch
 
 Scored = tuple[ScoredTrajectory, ...]

@@ -17,7 +17,7 @@ from condensegrpo.assembly.runtime import provenance
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Problem
-from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.episodes.collect import check_each_rank, failures_of, report_failures
 from condensegrpo.episodes.group import ProblemGroup, problem_groups
 from condensegrpo.episodes.player import GroupPlayer

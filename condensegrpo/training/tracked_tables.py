@@ -5,8 +5,9 @@ from pathlib import Path
 
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.messages import Message
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.table import Table
-from condensegrpo.core.trajectory import ScoredTrajectory, Trajectory, Turn
+from condensegrpo.core.trajectory import Trajectory, Turn
 from condensegrpo.evaluation.figures import evaluation_metrics, metric_prefix
 from condensegrpo.storage.trajectories import sample_trajectories
 
@@ -39,17 +40,17 @@ def trajectory_table(file: Path) -> Table:
 
 
 def _row(scored: ScoredTrajectory) -> tuple[str | int | float | None, ...]:
-    trajectory, score = scored.trajectory, scored.score
+    trajectory, figures = scored.trajectory, scored.figures
     return (
-        trajectory.id,
+        figures.id,
         trajectory.question,
         trajectory.ground_truth,
         trajectory.answer,
-        score.correct,
-        score.total,
-        trajectory.stop.value,
-        len(trajectory.turns),
-        trajectory.max_context_tokens,
+        figures.correct,
+        figures.total,
+        figures.stop.value,
+        figures.turns,
+        figures.context_tokens,
         _shortened("\n\n".join(_context(number, turn) for number, turn in enumerate(trajectory.turns))),
         _shortened("\n".join(_spans(trajectory))),
     )

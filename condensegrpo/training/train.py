@@ -22,7 +22,7 @@ from condensegrpo.assembly.runtime import open_sampler, use_threads
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Describes, Sampler, Sleeps
-from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.episodes.player import GroupPlayer
 from condensegrpo.evaluation.evaluate import evaluate
 from condensegrpo.learner import ranks

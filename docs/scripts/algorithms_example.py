@@ -12,7 +12,8 @@ from condensegrpo.algorithms.credit import Estimator, Scores, scores_of, turn_to
 from condensegrpo.algorithms.losses import KL, WEIGHTS, importance, token_weights, totals
 from condensegrpo.assembly.learning_signal import declared
 from condensegrpo.core.plugins import load
-from condensegrpo.core.trajectory import Score, ScoredTrajectory, Stop, Trajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import Score, Stop, Trajectory
 
 
 class Told(NamedTuple):
@@ -188,4 +189,4 @@ def _told(name: str, right: float, turns: Sequence[Told]) -> ScoredTrajectory:
         context_tokens=trajectory.max_context_tokens,
         turn_rewards=tuple(turn.reward for turn in turns),
     )
-    return ScoredTrajectory(trajectory=trajectory, score=score)
+    return ScoredTrajectory.of(trajectory, score)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from condensegrpo.core.errors import CondenseError
 from condensegrpo.core.failures import Failure
 from condensegrpo.core.protocols import AttentionQuery
-from condensegrpo.core.trajectory import Finish, SamplingParams, ScoredTrajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import Finish, SamplingParams
 from condensegrpo.episodes.group import ProblemGroup
 
 PLAIN_DATA = "Make Problem.data of plain values, or set rollout.workers.processes=0"

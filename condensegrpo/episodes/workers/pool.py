@@ -11,7 +11,7 @@ from itertools import count
 from typing import Protocol
 
 from condensegrpo.core.protocols import Attends, Sampler
-from condensegrpo.core.trajectory import ScoredTrajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.episodes.collect import OnScored
 from condensegrpo.episodes.group import ProblemGroup
 from condensegrpo.episodes.workers.messages import Play, PlayReport, Setup

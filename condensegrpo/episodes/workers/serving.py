@@ -10,8 +10,8 @@ from functools import partial
 
 from condensegrpo.core.errors import CondenseError, RolloutError
 from condensegrpo.core.failures import failure_of
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.thread_call import awaited_in_thread
-from condensegrpo.core.trajectory import ScoredTrajectory
 from condensegrpo.episodes.player import COUNT_SECONDS, GroupPlayer
 from condensegrpo.episodes.workers.connection import Connection
 from condensegrpo.episodes.workers.messages import (

@@ -12,8 +12,9 @@ from typing import NamedTuple, cast
 from condensegrpo.core.errors import CondenseError, RolloutError
 from condensegrpo.core.failures import Failure, failure_of
 from condensegrpo.core.protocols import Attends, AttentionQuery, Measures, Sampler, TokenAttention
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.shared_sequence import SharedSequence
-from condensegrpo.core.trajectory import SamplingParams, ScoredTrajectory, Stop, Trajectory
+from condensegrpo.core.trajectory import SamplingParams, Stop, Trajectory
 from condensegrpo.episodes.boundary import Ended, guarded
 from condensegrpo.episodes.collect import OnScored
 from condensegrpo.episodes.group import ProblemGroup

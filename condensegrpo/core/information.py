@@ -1,6 +1,6 @@
 """Information of contexts about the answer, turn by turn: curves and losses. Pure functions; standard library only.
 
-Legend: I_t = log π(ground truth | c_t) in nats, see rollout/information.py; None where it was not measured.
+Legend: I_t = log π(ground truth | c_t) in nats, see episodes/information.py; None where it was not measured.
 """
 
 import math

@@ -1,0 +1,115 @@
+"""The record of a scored trajectory's figures: made when it is scored, stored in its line, read by everything after.
+
+Metrics, the console, the tables of trackers, the inspector, the report and DataFrames take a figure from here; only
+what needs texts or contexts reads the trajectory. A new figure is a field here, its computation in ``figures_of``, and
+a line in the table that shows it. Standard library only.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from condensegrpo.core.information import curve, lost
+from condensegrpo.core.trajectory import Score, Stop, Trajectory
+
+TRUNCATED = frozenset({Stop.OUTPUT_LENGTH, Stop.CONTEXT_OVERFLOW})  # stops because a token budget was used up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoryFigures:
+    """The figures of one scored trajectory: some hundred bytes when pickled, whatever its length."""
+
+    id: str
+    problem_id: str
+    group_id: str
+    sample: int
+    stop: Stop
+    truncated: bool  # it stopped because a token budget was used up
+    seconds: float
+    total: float  # R^O, of its score
+    components: Mapping[str, float]  # of its score
+    turn_reward: float  # R^T: what environment and reward functions pay single turns
+    correct: float  # in [0, 1]
+    format_valid: bool
+    context_tokens: int  # of the largest prompt
+    output_tokens: int  # sampled in all turns, condense turns among them
+    turns: int
+    replies: int  # turns in which the policy acted
+    summaries: int  # turns in which it wrote a text that a condenser used
+    condensations: int  # turns whose prompt was condensed
+    rejected: int  # texts that it wrote for a condenser and that were not used
+    rejected_tokens: int  # of these texts
+    tool_attempts: int  # calls that it wrote, malformed ones included
+    tool_successes: int  # of these, calls that a tool answered without an error
+    tool_errors: int  # of these, the others
+    tools_abandoned: int  # of these, calls that exceeded their time limit
+    drafts: int  # of its answer, the one that was taken included
+    draft_tokens: int  # of those that were not taken
+    confidence: float | None  # probability of the last draft; None: there was none
+    information: tuple[float | None, ...]  # (K,) nats, of information.curve; None: not measured
+    information_lost: float | None  # nats, of information.lost
+    lost_fact: bool  # not correct; the ground truth stood in an earlier prompt, and is not in the last
+
+
+def figures_of(trajectory: Trajectory, score: Score) -> TrajectoryFigures:
+    """The figures of a trajectory and its score.
+
+    R^T = Σ Score.turn_rewards + Σ Turn.turn_rewards:
+
+        turn 0: hint 0.5; the score pays 0.2 and 0   ─▶   R^T = 0.7
+    """
+    turns = trajectory.turns
+    paid = [value for turn in turns for value in turn.turn_rewards.values()]
+    attempts, successes = sum(turn.tool_attempts for turn in turns), sum(turn.tool_successes for turn in turns)
+    drafts = [turn.draft for turn in turns if turn.draft is not None]
+    return TrajectoryFigures(
+        id=trajectory.id,
+        problem_id=trajectory.problem_id,
+        group_id=trajectory.group_id,
+        sample=trajectory.sample,
+        stop=trajectory.stop,
+        truncated=trajectory.stop in TRUNCATED,
+        seconds=trajectory.seconds,
+        total=score.total,
+        components=dict(score.components),  # other mappings may not pickle
+        turn_reward=math.fsum([*paid, *score.turn_rewards]),
+        correct=score.correct,
+        format_valid=score.format_valid,
+        context_tokens=score.context_tokens,
+        output_tokens=trajectory.output_tokens,
+        turns=len(turns),
+        replies=trajectory.replies,
+        summaries=len(turns) - trajectory.replies,
+        condensations=sum(turn.condensation is not None for turn in turns),
+        rejected=len(trajectory.rejected),
+        rejected_tokens=sum(len(text.output_ids) for text in trajectory.rejected),
+        tool_attempts=attempts,
+        tool_successes=successes,
+        tool_errors=attempts - successes,
+        tools_abandoned=sum(turn.tools_abandoned for turn in turns),
+        drafts=len(drafts),
+        draft_tokens=sum(draft.tokens for draft in (drafts[:-1] if trajectory.stop is Stop.CONFIDENT else drafts)),
+        confidence=drafts[-1].probability if drafts else None,
+        information=curve(trajectory),
+        information_lost=lost(trajectory),
+        lost_fact=score.correct < 1 and _lost_fact(trajectory),
+    )
+
+
+def _lost_fact(trajectory: Trajectory) -> bool:
+    """Whether the ground truth stood in an earlier prompt, and is not in the last one in which the policy acted.
+
+    It stood there in a message of another role: what the policy computes may stand in its reply by chance.
+    """
+    fact, contexts = trajectory.ground_truth, [turn.context for turn in trajectory.turns if turn.kind == "act"]
+    if not fact or not contexts or any(holds(fact, message.text) for message in contexts[-1]):
+        return False
+    earlier = {id(message): message for context in contexts for message in context}.values()
+    return any(message.role != "assistant" and holds(fact, message.text) for message in earlier)
+
+
+def holds(fact: str, text: str) -> bool:
+    """Whether a fact stands in a text by itself, in letters of either case: 7 in "it is 7.", not in 17, +7 or 7.5."""
+    edges = (r"(?<![\w+−-])(?<!\d[.,])", r"(?!\w|[.,]\d)")
+    return re.search(re.escape(fact).join(edges), text, re.IGNORECASE) is not None
