@@ -121,9 +121,8 @@ class Selection:
         if file not in self._readers:
             batch = self.batch if file == self.batch.file else self.index.batch(file)
             self._readers[file] = TrajectoryReader(self.index, batch)
-        return self._readers[file].open(
-            record, largest=max(sibling.figures.context_tokens for sibling in group.siblings)
-        )
+        largest = max(sibling.figures.context_tokens for sibling in group.siblings)
+        return self._readers[file].open(record, largest=largest)
 
     def sibling(self, by: int) -> IndexedTrajectory | None:
         """The sibling beside the trajectory that is shown, around the ends."""

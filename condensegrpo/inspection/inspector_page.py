@@ -117,10 +117,8 @@ class _Reader:
 
     def __init__(self, index: Index, batch: TrajectoryBatch, records: Sequence[IndexedTrajectory]) -> None:
         self._index, self._batch = index, batch
-        self._reader, self._largest = (
-            TrajectoryReader(index, batch),
-            max(record.figures.context_tokens for record in records),
-        )
+        self._reader = TrajectoryReader(index, batch)
+        self._largest = max(record.figures.context_tokens for record in records)
         matching = ((view.name, select(records, where=view.where, most=len(records)).records) for view in READY_VIEWS)
         self._views = {name: {record.id for record in matches} for name, matches in matching}
 
